@@ -6,6 +6,7 @@ import pytest
 
 from hansa.config import ConfigError, from_yaml
 from hansa.config.sections import ENGINE_NAMES
+from hansa.core.errors import HansaError
 from hansa.engine import ENGINES, RayPool, Serial
 from hansa.runs.experiment import _engine_factory, config_digest
 
@@ -14,8 +15,15 @@ def test_a_name_chooses_the_engine():
     config = from_yaml("engine: ray\nworkers: 3")
     factory = _engine_factory(config, 0)
     assert factory.func is RayPool  # type: ignore[attr-defined]
-    assert factory.keywords == {"workers": 3, "address": None}  # type: ignore[attr-defined]
+    assert factory.keywords == {"workers": 3, "address": None, "gpus": None}  # type: ignore[attr-defined]
     assert from_yaml("engine: {kind: ray, address: 'ray://here:1'}").engine.address == "ray://here:1"
+    shared = from_yaml("engine: {kind: ray, gpus: 0.25}")
+    assert _engine_factory(shared, 0).keywords["gpus"] == 0.25  # type: ignore[attr-defined]
+    with pytest.raises(HansaError, match=r"engine\.gpus: 0\.25: engine pool has no actors. Use device, or kind: ray"):
+        _engine_factory(from_yaml("engine: {gpus: 0.25}"), 0)
+    for fraction in (0, 2):
+        with pytest.raises(HansaError, match=r"engine\.gpus"):
+            from_yaml(f"engine: {{kind: ray, gpus: {fraction}}}")
     assert config_digest(config) == config_digest(from_yaml(""))
 
 

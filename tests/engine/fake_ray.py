@@ -11,12 +11,14 @@ class RayError(Exception):
     """What Ray raises for an actor that is gone."""
 
 
-class RayTaskError(RayError):
-    """What Ray raises for an error inside an actor."""
+class ActorDiedError(RayError):
+    """What Ray raises at every call of an actor that could not be created."""
+
+    actor_init_failed = True
 
 
 class _Errors:
-    RayError, RayTaskError = RayError, RayTaskError
+    RayError = RayError
 
 
 class Ref:
@@ -44,8 +46,9 @@ class FakeRay:
 
     exceptions = _Errors
 
-    def __init__(self, deaths: Sequence[bool] = (), room: int = 100, cpus: int = 2) -> None:
-        self.deaths, self.room, self.cpus = iter(deaths), room, cpus
+    def __init__(self, deaths: Sequence[bool] = (), room: int = 100, cpus: int = 2, gpus: int = 0) -> None:
+        self.deaths, self.room, self.cpus, self.gpus = iter(deaths), room, cpus, gpus
+        self.reserved: dict[str, Any] = {}
         self.puts, self.spawned, self.killed, self.ended = 0, 0, 0, False
 
     def is_initialized(self) -> bool:
@@ -57,7 +60,7 @@ class FakeRay:
         self.ended = True
 
     def cluster_resources(self) -> dict[str, float]:
-        return {"CPU": float(self.cpus)}
+        return {"CPU": float(self.cpus), **({"GPU": float(self.gpus)} if self.gpus else {})}
 
     available_resources = cluster_resources
 
@@ -78,6 +81,7 @@ class FakeRay:
         self.killed += 1
 
     def remote(self, **words: Any) -> Callable[[type], Any]:
+        self.reserved = words
         return lambda kind: _Remote(self, kind)
 
 
@@ -107,7 +111,13 @@ class _Handle:
                 self._dead = True
                 raise RayError("the actor died")
             if self._living is None:
-                self._living = self._kind(*(_looked_up(arg) for arg in self._args))
+                try:
+                    self._living = self._kind(*(_looked_up(arg) for arg in self._args))
+                except Exception as error:
+                    cause = "The actor died because of an error raised in its creation task"
+                    raise ActorDiedError(
+                        f"{cause}, ray::init()\n  File ...\n{type(error).__name__}: {error}"
+                    ) from error
             return _frozen(getattr(self._living, name)(*(_looked_up(arg) for arg in sent)))
 
         ref = Ref(made)

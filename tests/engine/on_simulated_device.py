@@ -15,9 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hansa
 from engine import problems
+from engine.fake_ray import FakeRay
 from engine.simulated_device import TRAFFIC, simulated_device
 from engine.test_devices import EVERY, METHODS, Residual
-from hansa.engine import Pool
+from hansa.engine import Pool, ray_pool
+from hansa.engine.ray_pool import RayPool
 from hansa.runs.driver import Run
 
 BOTH = {**EVERY, **{f"all clients: {name}": method for name, method in METHODS.items()}}
@@ -110,6 +112,16 @@ def test_threads_on_the_device_share_its_data_and_have_the_bits_of_one(device):
     model = problems.convolution
     expected = Run(method, task(model), device=device).advance(2)
     same(Run(method, task(model), device=device, engine=partial(Pool, workers=2, kind="thread")).advance(2), expected)
+
+
+@pytest.mark.parametrize("name", ["scaffold, clip", "gossip"])
+def test_ray_actors_with_a_fraction_of_the_device_have_the_bits_of_the_cpu(name, device, monkeypatch):
+    monkeypatch.setenv("HANSA_WORKER", "")  # which actors set, here in this process
+    monkeypatch.setattr(ray_pool, "_import_ray", lambda: FakeRay(gpus=1))
+    expected = Run(METHODS[name], task()).advance(2)
+    TRAFFIC.reset()
+    same(Run(METHODS[name], task(), engine=partial(RayPool, workers=2, gpus=0.5)).advance(2), expected)
+    assert TRAFFIC.calls > 100
 
 
 def test_a_run_resumed_on_the_device_has_the_bits_of_one_that_was_not(device, tmp_path):

@@ -28,9 +28,9 @@ def no_worker(monkeypatch):
     monkeypatch.setenv("HANSA_WORKER", "")
 
 
-def on(ray, method, rounds=3, workers=2, monkeypatch=None):
+def on(ray, method, rounds=3, workers=2, monkeypatch=None, **words):
     monkeypatch.setattr(ray_pool, "_import_ray", lambda: ray)
-    return Run(method, clients(tested=20), engine=partial(RayPool, workers=workers)).advance(rounds)
+    return Run(method, clients(tested=20), engine=partial(RayPool, workers=workers, **words)).advance(rounds)
 
 
 def same(run, expected):
@@ -129,8 +129,31 @@ def test_invalid_arguments_are_refused(monkeypatch):
     monkeypatch.setattr(ray_pool, "_import_ray", FakeRay)
     with pytest.raises(HansaError, match="workers=0"):
         RayPool(METHOD, clients(tested=20), torch.float32, torch.device("cpu"), workers=0)
-    with pytest.raises(HansaError, match="expected cpu"):
+    for fraction in (0, 1.5, -1):
+        with pytest.raises(
+            HansaError, match=rf"gpus={fraction}\): expected 0 < gpus <= 1. 0.25 lets four actors share"
+        ):
+            RayPool(METHOD, clients(tested=20), torch.float32, torch.device("cpu"), gpus=fraction)
+    with pytest.raises(HansaError, match=r"expected cpu. Set gpus \(engine.gpus\) to the fraction of a GPU"):
         RayPool(METHOD, clients(tested=20), torch.float32, torch.device("meta"))
+
+
+@pytest.mark.parametrize(
+    ("cpus", "gpus", "fraction", "actors"),
+    [(16, 2, 0.25, 8), (16, 2, 0.4, 4), (3, 2, 0.25, 3), (16, 1, 1.0, 1), (16, 0, 0.5, 1), (4, 2, None, 4)],
+)
+def test_actors_reserve_fractions_of_a_gpu_and_are_as_many_as_fit(cpus, gpus, fraction, actors, monkeypatch):
+    ray = FakeRay(cpus=cpus, gpus=gpus)
+    monkeypatch.setattr(ray_pool, "_import_ray", lambda: ray)
+    RayPool(METHOD, clients(tested=20), torch.float32, torch.device("cpu"), gpus=fraction)
+    assert ray.spawned == actors
+    assert ray.reserved == {"num_cpus": 1, "max_restarts": 0} | ({} if fraction is None else {"num_gpus": fraction})
+
+
+def test_a_node_whose_torch_finds_no_gpu_is_named(monkeypatch):
+    monkeypatch.setattr(ray_pool, "available_devices", lambda: {torch.device("cpu"): "CPU"})
+    with pytest.raises(HansaError, match=r"actor could not start: .*gpus=0\.5: Ray assigned a GPU .* torch finds none"):
+        on(FakeRay(gpus=1), METHOD, monkeypatch=monkeypatch, gpus=0.5)
 
 
 def test_an_address_without_a_cluster_is_an_immediate_error():

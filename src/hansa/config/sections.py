@@ -282,6 +282,8 @@ class EngineSection(ConfigSection):
     data, over Flower (pip install 'hansa[flower]', `hansa serve`)."""
     address: str | None = None
     """The address of the Ray cluster; by default one is started on this machine."""
+    gpus: Annotated[float, Field(gt=0, le=1)] | None = None
+    """The fraction of a GPU that every Ray actor reserves and trains on, such as 0.25; by default actors use CPUs."""
     sites: dict[str, Positive | list[NonNegative]] = {}
     """The sites of a federation: names, each with the number of its clients, or a list of them."""
     deadline: Annotated[float, Field(gt=0)] = 600.0

@@ -46,6 +46,7 @@ class EngineOptions:
     rounds: int = 1
     devices: Sequence[torch.device] = ()
     address: str | None = None
+    gpus: float | None = None
 
 
 def auto_engine(
@@ -86,7 +87,7 @@ ENGINES: dict[str, Callable[[EngineOptions], EngineFactory]] = {
     "pool": lambda options: auto_engine(options.workers, options.rounds, devices=options.devices),
     "serial": lambda options: Serial,
     "loopback": lambda options: Loopback,
-    "ray": lambda options: partial(RayPool, workers=options.workers, address=options.address),
+    "ray": lambda options: partial(RayPool, workers=options.workers, address=options.address, gpus=options.gpus),
     "flower": _flower,
 }
 """The engines by name. Add an entry to make a custom engine available as ``engine: {kind: NAME}``."""

@@ -21,7 +21,8 @@ import torch
 from numpy.typing import NDArray
 
 from hansa.algorithm import Algorithm
-from hansa.core.errors import HansaError, check_integer
+from hansa.core.devices import CPU, available_devices, check_dtype
+from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.types import Vector, Vectors
 from hansa.core.vectors import arithmetic
 from hansa.engine.requests import (
@@ -42,6 +43,7 @@ from hansa.engine.worker_group import Job
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.training import TaskLike
 from hansa.training.client_evaluation import ClientMetrics, EvaluationJob
+from hansa.training.random_state import use_deterministic_cudnn
 
 log = logging.getLogger("hansa")
 
@@ -85,13 +87,16 @@ def _as_array(memory: SharedMemory, packed: PackedObject) -> Bytes:
 class _ActorWorker:
     """The code of an actor: it holds the algorithm, the task and a trainer."""
 
-    def __init__(self, packed: PackedObject, setup: Bytes) -> None:
+    def __init__(self, packed: PackedObject, setup: Bytes, gpus: float | None) -> None:
         os.environ["HANSA_WORKER"] = "1"
+        device = CPU if gpus is None else _assigned_accelerator(gpus)
         memory = ObjectStoreMemory(setup, copy=False)
         algorithm, task, dtype, settings = unpack_object(packed, [memory], copy=False)  # type: ignore[list-item]
         settings.apply()
+        use_deterministic_cudnn([device])
+        check_dtype(device, dtype)
         self.algorithm, self.task = algorithm, task
-        self.trainer = task.trainer(dtype, torch.device("cpu"))
+        self.trainer = task.trainer(dtype, device)
         self._buffer = SharedMemory()
 
     def execute(self, packed: PackedObject, own: Bytes, shared: Bytes) -> tuple[PackedObject, Bytes]:
@@ -104,6 +109,17 @@ class _ActorWorker:
     def pid(self) -> int:
         """Return the process id; an answer shows that the actor has started."""
         return os.getpid()
+
+
+def _assigned_accelerator(gpus: float) -> torch.device:
+    """Return the accelerator of an actor: the first, as Ray shows an actor only those that it was assigned."""
+    accelerators = [device for device in available_devices() if device.type != "cpu"]
+    if not accelerators:
+        raise HansaError(
+            f"engine.gpus={gpus:g}: Ray assigned a GPU to an actor on {socket.gethostname()}, and torch finds none "
+            "there. Install torch with support for it on every node, or leave gpus out to train on CPUs."
+        )
+    return accelerators[0]
 
 
 @dataclass(slots=True, eq=False)
@@ -129,15 +145,17 @@ class RayPool:
 
     A running cluster is used and left as it is; one that is started here ends with the run. Actors join as they start,
     so a cluster with fewer free CPUs, or one that has lost a node, uses those it has. Updates are aggregated in
-    client order on this machine.
+    client order on this machine, on its CPU.
 
     Args:
         algorithm: The algorithm of the run.
         task: The task of the run.
         dtype: The dtype of the model.
-        device: Must be a CPU.
-        workers: The number of actors; None uses one per CPU of the cluster.
+        device: Must be a CPU, unless ``gpus`` is given: actors use the device that Ray assigns.
+        workers: The number of actors; None uses one per CPU of the cluster, or as many as its GPUs have room for.
         address: The address of the cluster; None starts one on this machine.
+        gpus: The fraction of a GPU that every actor reserves and trains on, such as 0.25 for four actors per GPU; None
+            trains on CPUs. Ray counts the fractions and does not divide a GPU's memory.
     """
 
     def __init__(
@@ -149,11 +167,17 @@ class RayPool:
         *,
         workers: int | None = None,
         address: str | None = None,
+        gpus: float | None = None,
     ) -> None:
         if workers is not None:
             check_integer("RayPool", "workers", workers)
-        if device.type != "cpu":
-            raise HansaError(f"RayPool(device={device}): expected cpu. Use `Pool` with kind='thread' for {device}.")
+        if gpus is not None and not 0 < gpus <= 1:
+            raise invalid_argument("RayPool", "gpus", gpus, "0 < gpus <= 1", "0.25 lets four actors share a GPU.")
+        if device.type != "cpu" and gpus is None:
+            raise HansaError(
+                f"RayPool(device={device}): expected cpu. Set gpus (engine.gpus) to the fraction of a GPU of each "
+                f"actor, or use `Pool` with kind='thread' for {device}."
+            )
         self.ray = ray = _import_ray()
         self.task = task
         self._owns_cluster = not ray.is_initialized()
@@ -161,9 +185,11 @@ class RayPool:
             _connect(ray, workers, address)
         self._buffer, setup = SharedMemory(), SharedMemory()
         packed = CodePacker(setup).pack((algorithm, task, dtype, NumericSettings.current()))
-        self._setup = packed, ray.put(_as_array(setup, packed))
-        count = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        self._remote = ray.remote(num_cpus=1, max_restarts=0)(_ActorWorker)
+        self._setup = packed, ray.put(_as_array(setup, packed)), gpus
+        self._gpus = gpus
+        count = workers or _fitting_actors(ray.cluster_resources(), gpus)
+        reserved: dict[str, float] = {"num_cpus": 1} if gpus is None else {"num_cpus": 1, "num_gpus": gpus}
+        self._remote = ray.remote(**reserved, max_restarts=0)(_ActorWorker)
         self._actors = [self._spawn() for _ in range(count)]
         self._pending: deque[Job] = deque()
         self._aggregators = arithmetic.parallel_sums(os.cpu_count() or 1)
@@ -260,13 +286,17 @@ class RayPool:
                     actor.jobs[actor.handle.execute.remote(packed, own, shared.data)] = job
 
     def _warn_waiting(self) -> None:
-        free = self.ray.available_resources().get("CPU", 0)
-        log.warning("no actor has started: the cluster has %g free CPUs for %d; waiting", free, len(self._actors))
+        free = self.ray.available_resources()
+        gpus = (
+            "" if self._gpus is None else f" and {free.get('GPU', 0):g} free GPUs, of which each needs {self._gpus:g}"
+        )
+        shown = f"{free.get('CPU', 0):g} free CPUs{gpus}"
+        log.warning("no actor has started: the cluster has %s for %d; waiting", shown, len(self._actors))
 
     def _replace(self, actor: _Actor, error: Exception) -> None:
         """Replace a failed actor and execute its jobs again. The oldest job counts as the cause."""
         message = str(error).strip() or type(error).__name__
-        if actor.starting is not None and isinstance(error, self.ray.exceptions.RayTaskError):
+        if actor.starting is not None and getattr(error, "actor_init_failed", False):
             raise HansaError(f"RayPool: an actor could not start: {message.splitlines()[-1]}") from error
         jobs = list(actor.jobs.values())
         cause = message.splitlines()[0]
@@ -288,6 +318,18 @@ class RayPool:
         self._actors = []
         if self._owns_cluster:
             self.ray.shutdown()
+
+
+def _fitting_actors(resources: dict[str, float], gpus: float | None) -> int:
+    """Return how many actors a cluster has room for, at least one; each needs a CPU, and the fraction of one GPU.
+
+    >>> _fitting_actors({"CPU": 16.0, "GPU": 2.0}, 0.25), _fitting_actors({"CPU": 16.0, "GPU": 2.0}, 0.4)
+    (8, 4)
+    """
+    room = int(resources.get("CPU", 1))
+    if gpus is not None:
+        room = min(room, int(resources.get("GPU", 0)) * int(1 / gpus + 1e-9))
+    return max(1, room)
 
 
 def _connect(ray: Any, workers: int | None, address: str | None) -> None:

@@ -336,7 +336,10 @@ def _engine_factory(config: Config, done: int) -> EngineFactory:
         raise HansaError(f"evaluate.where: {config.evaluate.where}: engine {kind} has no sites. Use server.")
     workers = None if config.workers == "auto" else config.workers
     rounds = config.rounds - done
-    return build_engine(kind, EngineOptions(workers, rounds, resolve_devices(config.device), config.engine.address))
+    if config.engine.gpus is not None and kind != "ray":
+        raise HansaError(f"engine.gpus: {config.engine.gpus:g}: engine {kind} has no actors. Use device, or kind: ray.")
+    devices = resolve_devices(config.device)
+    return build_engine(kind, EngineOptions(workers, rounds, devices, config.engine.address, config.engine.gpus))
 
 
 @allow_code()
