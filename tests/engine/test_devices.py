@@ -19,6 +19,9 @@ from engine import problems
 from hansa.core import devices as places
 from hansa.engine import Serial, auto_engine
 from hansa.engine.processes import ProcessGroup
+from hansa.engine.requests import NumericSettings
+from hansa.engine.worker import WorkerSetup, WorkerState
+from hansa.local import BaseTrainer
 from hansa.rounds import round
 from hansa.runs.driver import Run
 from hansa.training.module_state import ModuleState
@@ -237,6 +240,59 @@ def test_workers_take_the_devices_in_turn(kind, caplog):
         found = Run(method, task, device=["cpu", "cpu"], engine=auto_engine(None, 2, kind, several)).advance(2)
     assert f"2 workers: {'threads' if kind == 'thread' else 'processes'}" in caplog.text
     assert torch.equal(found.params, expected.params)
+
+
+TWO = (GPU, torch.device("cuda:1"))
+
+
+@pytest.mark.parametrize(
+    ("found", "kinds"),
+    [(TWO, ["process", "thread"]), ((GPU, GPU), ["thread", "process"]), ((GPU,), ["thread", "process"])],
+)
+def test_several_accelerators_have_a_process_each_and_one_has_threads(found, kinds, monkeypatch):
+    """In one process Python's lock would let the workers of two devices start work in turn."""
+
+    class Built:
+        def __init__(self, *arguments) -> None:
+            self.trainer = BaseTrainer()
+
+    monkeypatch.setattr("hansa.engine.auto.Serial", Built)
+    task = problems.task(problems.perceptron, native=False)
+    engine = auto_engine(2, 2, devices=found)(hansa.presets.fedavg(), task, torch.float32, found[0])
+    assert list(engine._worker_kinds()) == kinds
+
+
+def test_a_worker_process_has_its_own_device_and_makes_it_the_default_one(monkeypatch):
+    default, trained = [], []
+
+    class Recorded:
+        def trainer(self, dtype, device):
+            trained.append(device)
+
+    setup = WorkerSetup(hansa.presets.fedavg(), Recorded(), torch.float32, NumericSettings.current(), TWO)
+    monkeypatch.setattr("hansa.engine.worker.unpack_object", lambda *arguments, **options: setup)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", default.append)
+    threads = torch.get_num_threads()
+    for number in range(3):
+        WorkerState(None, None, number)
+    torch.set_num_threads(threads)
+    assert trained == [TWO[0], TWO[1], TWO[0]]
+    assert default == [0, 1, 0]
+    places.use_device(places.CPU)
+    assert len(default) == 3
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices here")
+@pytest.mark.parametrize("name", METHODS)
+def test_on_two_gpus_two_processes_give_the_bits_of_one(name, caplog):
+    task = problems.task(Residual, native=False)
+    plain = Run(METHODS[name], task, device="cuda:0").advance(2)
+    with caplog.at_level(logging.INFO, "hansa"):
+        both = Run(METHODS[name], task, device=["cuda:0", "cuda:1"], engine=auto_engine(None, 2, devices=TWO)).advance(
+            2
+        )
+    assert "2 workers: processes" in caplog.text
+    assert torch.equal(both.params, plain.params)
 
 
 class Idle:

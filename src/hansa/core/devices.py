@@ -115,6 +115,18 @@ def index_on_device(device: torch.device, positions: Any) -> torch.Tensor:
     return copy_to_device(torch.as_tensor(positions, dtype=torch.int64), device)
 
 
+def use_device(device: torch.device) -> None:
+    """Make an accelerator the default one of this process, so that nothing is allocated on another."""
+    if device.type != "cpu" and device.index is not None:
+        torch.accelerator.set_device_index(device.index)
+
+
+def release_cached_memory(device: torch.device) -> None:
+    """Return memory of an accelerator that this process no longer uses, so that other processes can."""
+    if device.type != "cpu" and (release := getattr(torch.get_device_module(device), "empty_cache", None)) is not None:
+        release()
+
+
 def has_float64(device: torch.device) -> bool:
     """Return whether a device computes in float64."""
     return device.type != "mps"

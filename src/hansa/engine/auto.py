@@ -14,6 +14,7 @@ from typing import TypeAlias
 import torch
 
 from hansa.algorithm import Algorithm
+from hansa.core.devices import release_cached_memory
 from hansa.core.errors import HansaError, check_integer, invalid_argument, suggestion
 from hansa.core.protocols import with_defaults
 from hansa.core.types import Vectors
@@ -62,7 +63,8 @@ def auto_engine(
         workers: The number of workers; None chooses it, or uses that of an enclosing `workers` block. On accelerators
             it is one per device.
         rounds: The number of rounds of the run.
-        kind: ``"process"`` or ``"thread"``; None uses threads for native training and for GPUs, else processes.
+        kind: ``"process"`` or ``"thread"``; None uses threads for native training and for one GPU, else processes, of
+            which each has one of several GPUs.
         devices: Devices, assigned to workers in turn.
     """
     refuse_inside_worker()
@@ -193,6 +195,7 @@ class AutoEngine:
                 _warn_once(f"{self._arguments[1].name}: runs serially, without workers: {error}")
                 return False
             self._serial = None
+            release_cached_memory(self._arguments[3])
         return True
 
     def _start_requested(self, orders: Sequence[WorkOrder]) -> None:
@@ -257,6 +260,8 @@ class AutoEngine:
         assert self._serial is not None
         if self._kind is not None:
             yield self._kind
+        elif len(set(self._devices)) > 1 and device.type != "cpu":
+            yield from ("process", "thread")  # in one process the interpreter lock would let them start work in turn
         elif device.type != "cpu" or with_defaults(self._serial.trainer, BaseTrainer).releases_gil:
             yield from ("thread", "process")
         else:

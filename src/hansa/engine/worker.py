@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import torch
 
 from hansa.algorithm import Algorithm
+from hansa.core.devices import use_device
 from hansa.engine.requests import NumericSettings, Request, execute
 from hansa.engine.shared_memory import PackedObject, Packer, SharedMemory, unpack_object
 from hansa.training import TaskLike
@@ -65,7 +66,9 @@ class WorkerState:
         setup: WorkerSetup = unpack_object(packed, [memory], copy=False)
         setup.settings.apply()
         self.algorithm, self.task = setup.algorithm, setup.task
-        self.trainer = setup.task.trainer(setup.dtype, setup.devices[number % len(setup.devices)])
+        device = setup.devices[number % len(setup.devices)]
+        use_device(device)
+        self.trainer = setup.task.trainer(setup.dtype, device)
 
     def execute(self, request: Request) -> Any:
         return execute(request, self.algorithm, self.task, self.trainer)
