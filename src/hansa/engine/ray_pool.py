@@ -43,7 +43,7 @@ from hansa.engine.worker_group import Job
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.training import TaskLike
 from hansa.training.client_evaluation import ClientMetrics, EvaluationJob
-from hansa.training.random_state import use_deterministic_cudnn
+from hansa.training.determinism import DeterminismSettings
 
 log = logging.getLogger("hansa")
 
@@ -93,7 +93,8 @@ class _ActorWorker:
         memory = ObjectStoreMemory(setup, copy=False)
         algorithm, task, dtype, settings = unpack_object(packed, [memory], copy=False)  # type: ignore[list-item]
         settings.apply()
-        use_deterministic_cudnn([device])
+        if device.type != "cpu":
+            DeterminismSettings.current().for_training().apply()
         check_dtype(device, dtype)
         self.algorithm, self.task = algorithm, task
         self.trainer = task.trainer(dtype, device)
