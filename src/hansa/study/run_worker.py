@@ -172,9 +172,9 @@ class WorkerDisplay(ProgressDisplay):
     def skip(self, rounds: int) -> None:
         self.send({"kind": SKIPPED, "rounds": rounds})
 
-    def print_once(self, text: str) -> None:
+    def print_once(self, text: str, topic: str = "") -> None:
         if text:
-            self.send({"kind": NOTE, "text": text})
+            self.send({"kind": NOTE, "text": text, "topic": topic})
 
 
 class _SentProgress(RunProgress):

@@ -266,7 +266,7 @@ class StudyScheduler(Generic[J, R]):
             elif kind == run_worker.SKIPPED:
                 self._display.skip(message["rounds"])
             elif kind == run_worker.NOTE:
-                self._display.print_once(message["text"])
+                self._display.print_once(message["text"], message["topic"])
             elif kind == run_worker.LOG:
                 logging.getLogger(message["name"]).log(message["level"], "%s", message["text"])
         if progress is not None:

@@ -82,7 +82,8 @@ class LatestMetrics:
             main.append(f"worst site {worst} {formats.formatter_of(self.site_metric)(self.sites[worst])}")
         peers = f" + {formats.format_bits(self.peer_bits)} to peers" if self.peer_bits else ""
         sent = f"sent {formats.format_bits(self.bits)}{peers}"
-        return [*main, f"loss {formats.format_number(self.loss)}", sent, f"dropped {self.dropped}"]
+        dropped = [f"dropped {self.dropped}"] * bool(self.dropped)
+        return [*main, f"loss {formats.format_number(self.loss)}", *dropped, sent]
 
 
 class RunProgress:
@@ -95,7 +96,8 @@ class RunProgress:
         self._metrics.update(record, main_metric(record, run.history.facts))
         if not self._begun:
             self._begun = True
-            self._display.print_once(unweighted_note(run.algorithm, run.task.population))
+            note = unweighted_note(run.algorithm, run.task.population)
+            self._display.print_once(note, topic="weights" if note else "")
         self.update(int(record["round"]), self._metrics)
         return None
 
@@ -133,11 +135,11 @@ class ProgressDisplay:
         """Return a context without a thread of this display."""
         return nullcontext()
 
-    def print_once(self, text: str) -> None:
-        """Print a line above the progress, once however many runs have the same to say."""
+    def print_once(self, text: str, topic: str = "") -> None:
+        """Print a line above the progress, once however many runs have the same to say, or something on a topic."""
         printed: set[str] = self.__dict__.setdefault("_printed", set())
-        if text and text not in printed:
-            printed.add(text)
+        if text and (topic or text) not in printed:
+            printed.add(topic or text)
             if self.console is not None:
                 self.console.print(text, style="dim", soft_wrap=True, markup=False)
 
@@ -182,12 +184,14 @@ class ProgressBars(ProgressDisplay):
 
     def __init__(self, console: Console) -> None:
         self.console: Console = console
+        title = Column(no_wrap=True, overflow="ellipsis", max_width=max(16, 2 * console.width // 5))
+        self._bar_width = 24 if console.width >= 100 else 10
         self.bars = Progress(
-            TextColumn("{task.description}", style="bold", markup=False, table_column=Column(no_wrap=True)),
-            BarColumn(bar_width=24),
+            TextColumn("{task.description}", style="bold", markup=False, table_column=title),
+            BarColumn(bar_width=self._bar_width),
             MofNCompleteColumn(),
-            _MetricsColumn(),
-            TimeRemainingColumn(compact=True),
+            _MetricsColumn(self),
+            _TimeLeftColumn(),
             console=console,
             auto_refresh=False,  # by a thread that can be paused
         )
@@ -195,6 +199,7 @@ class ProgressBars(ProgressDisplay):
         self._ended = threading.Event()
         self.all_runs: TaskID | None = None
         self._total = 0
+        self.finished_runs = 0
 
     def expect(self, rounds: int) -> None:
         if self.all_runs is None:
@@ -205,6 +210,14 @@ class ProgressBars(ProgressDisplay):
     def skip(self, rounds: int) -> None:
         if self.all_runs is not None:
             self.expect(-rounds)
+
+    @property
+    def metrics_width(self) -> int:
+        """The characters that the other columns leave for the numbers of a run."""
+        tasks = [task for task in self.bars.tasks if task.visible]
+        title = min(max(16, 2 * self.console.width // 5), max((len(task.description) for task in tasks), default=0))
+        counts = max((2 * len(f"{task.total or 0:.0f}") + 1 for task in tasks), default=0)
+        return self.console.width - title - self._bar_width - counts - len("0:00:00 left") - 4
 
     def __enter__(self) -> ProgressDisplay:
         self.bars.start()
@@ -259,8 +272,9 @@ class _RunBar(RunProgress):
         bars.advance(all_runs, round - self._done)
         self._done = round
         if round == self._rounds:
+            self._bars.finished_runs += 1
             bars.update(self._bar, visible=False)
-            line = "  ".join([f"{self._title}: {round} rounds", *metrics.texts()])
+            line = texts_that_fit([f"{self._title}: {round} rounds", *metrics.texts()], self._bars.console.width)
             self._bars.console.print(line, style="dim", soft_wrap=True, markup=False)
 
     def close(self) -> None:
@@ -307,9 +321,43 @@ class _RunLines(RunProgress):
 
 
 class _MetricsColumn(ProgressColumn):
+    """The numbers of a run that fit beside its bar; for all runs, how many are finished."""
+
+    def __init__(self, display: ProgressBars) -> None:
+        super().__init__(table_column=Column(no_wrap=True))
+        self._display = display
+
     def render(self, task: Task) -> Text:
+        if task.id == self._display.all_runs:
+            return Text(f"{self._display.finished_runs} runs finished", style="cyan")
         metrics: LatestMetrics | None = task.fields["metrics"]
-        return Text("" if metrics is None else "  ".join(metrics.texts()), style="cyan")
+        texts = [] if metrics is None else metrics.texts()
+        return Text(texts_that_fit(texts, self._display.metrics_width), style="cyan")
+
+
+class _TimeLeftColumn(TimeRemainingColumn):
+    """The time left, as in the lines of logs."""
+
+    def __init__(self) -> None:
+        super().__init__(compact=True, table_column=Column(no_wrap=True))
+
+    def render(self, task: Task) -> Text:
+        return super().render(task).append(" left")
+
+
+def texts_that_fit(texts: Sequence[str], width: int) -> str:
+    """Join the first of some texts, as many as fit into a width; always one.
+
+    >>> texts_that_fit(["accuracy 74.0%", "loss 0.718", "sent 4.07 Gbit"], 32)
+    'accuracy 74.0%  loss 0.718'
+    """
+    line = ""
+    for text in texts:
+        longer = f"{line}  {text}" if line else text
+        if line and len(longer) > width:
+            break
+        line = longer
+    return line
 
 
 def progress_display(console: Console | None = None, quiet: bool = False) -> ProgressDisplay:

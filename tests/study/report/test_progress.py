@@ -1,0 +1,92 @@
+"""The progress of a study on a terminal: one line for all runs, one for each run under way, whatever the width."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+from rich.console import Console
+
+from hansa.study.report.progress import LatestMetrics, ProgressBars
+
+
+def lines(display: ProgressBars) -> list[str]:
+    page = Console(width=display.console.width, file=io.StringIO(), force_terminal=False)
+    page.print(display.bars.get_renderable())
+    assert isinstance(page.file, io.StringIO)
+    return page.file.getvalue().splitlines()
+
+
+def numbers(dropped: int = 0) -> LatestMetrics:
+    metrics = LatestMetrics()
+    metrics.update({"test_accuracy": 0.7423, "test_loss": 0.7181, "up_bytes": 5e8, "lost": dropped}, "test_accuracy")
+    return metrics
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (80, "accuracy 74.2%  loss 0.718"),
+        (120, "accuracy 74.2%  loss 0.718  dropped 3  sent 4 Gbit"),
+    ],
+)
+def test_the_bars_of_24_runs_have_a_line_each_and_one_for_all(width: int, shown: str) -> None:
+    written = io.StringIO()
+    display = ProgressBars(Console(width=width, file=written, force_terminal=True, color_system=None))
+    display.expect(24 * 40)
+    with display:
+        for number in (0, 1):
+            display.follow(f"local.lr=0.05, seed {number}", 40).update(40, numbers())
+        runs = [display.follow(f"local.lr=0.05, seed {number}", 40) for number in (2, 3)]
+        for run in runs:
+            run.update(20, numbers(dropped=3))
+        total, *others = lines(display)
+        assert len(others) == 2
+        assert total.startswith("all runs")
+        assert "120/960 2 runs finished" in total
+        assert total.endswith(" left")
+        for line in others:
+            assert len(line) <= width
+            assert f" {shown} " in line
+            assert " 20/40 " in line
+            assert line.endswith(" left")
+    finished = [line for line in written.getvalue().splitlines() if ": 40 rounds" in line]
+    assert len(finished) == 2
+    assert all("accuracy 74.2%  loss 0.718  sent 4 Gbit" in line for line in finished)
+
+
+def test_long_titles_leave_room_for_numbers() -> None:
+    display = ProgressBars(Console(width=80, file=io.StringIO(), force_terminal=True))
+    display.follow("server.options.momentum=0.9, local.lr=0.05, sample.participation=0.1, seed 3", 400).update(
+        7, numbers()
+    )
+    (line,) = lines(display)
+    assert "…" in line
+    assert "accuracy 74.2%" in line
+
+
+def test_a_paused_display_has_no_thread_and_continues() -> None:
+    def names() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name == "hansa progress"]
+
+    display = ProgressBars(Console(file=io.StringIO(), force_terminal=True))
+    with display.paused():
+        pass
+    assert names() == []
+    with display:
+        assert len(names()) == 1
+        with display.paused():
+            assert names() == []
+        assert len(names()) == 1
+    assert names() == []
+
+
+def test_notes_on_a_topic_are_printed_once() -> None:
+    """Every seed draws clients of other sizes: a study says once that they count equally."""
+    written = io.StringIO()
+    display = ProgressBars(Console(file=written, width=80))
+    for text, topic in (("clients of 3 to 5 rows", "weights"), ("clients of 2 to 6 rows", "weights"), ("kernels", "")):
+        display.print_once(text, topic)
+        display.print_once(text, topic)
+    assert written.getvalue().splitlines() == ["clients of 3 to 5 rows", "kernels"]
