@@ -7,6 +7,7 @@ import functools
 import json
 import logging
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -258,7 +259,7 @@ def test_several_accelerators_have_a_process_each_and_one_has_threads(found, kin
 
     monkeypatch.setattr("hansa.engine.auto.Serial", Built)
     task = problems.task(problems.perceptron, native=False)
-    engine = auto_engine(2, 2, devices=found)(hansa.presets.fedavg(), task, torch.float32, found[0])
+    engine: Any = auto_engine(2, 2, devices=found)(hansa.presets.fedavg(), task, torch.float32, found[0])
     assert list(engine._worker_kinds()) == kinds
 
 

@@ -8,7 +8,6 @@ from typing import ClassVar
 import pytest
 import torch
 from torch import nn
-from torch.utils import deterministic
 
 import hansa
 from engine import problems
@@ -90,7 +89,7 @@ def test_workers_copy_the_settings():
         settings.apply()
         assert DeterminismSettings.current() == inside
         assert os.environ[CUBLAS] == ":4096:8"
-        assert (torch.backends.cudnn.deterministic, deterministic.fill_uninitialized_memory) == (True, False)
+        assert (torch.backends.cudnn.deterministic, inside.fill_memory) == (True, False)
     finally:
         before.apply()
         torch.set_num_threads(threads)

@@ -23,6 +23,8 @@ METHOD = hansa.presets.fedavg(local_lr=0.1, steps=3, batch_size=5, participation
 class Adapted(nn.Module):
     """A frozen bfloat16 base, a large constant buffer in float16, a trained low-rank path and a trained head."""
 
+    table: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         base = torch.Generator().manual_seed(5)
