@@ -215,8 +215,8 @@ def recipe_progress(plans: Iterable[RecipePlan], records: RunRecords) -> list[Re
 def _count_runs(plan: RecipePlan, runs: Sequence[Config], records: RunRecords) -> RecipeProgress:
     left = [records.seconds_left(each) for each in runs]
     known = [each for each in left if each is not None]
-    found = [record for record in map(records.find, runs) if record is not None]
-    finished, failed = sum(record.finished for record in found), sum(record.failed for record in found)
+    recorded = [record for record in map(records.find, runs) if record is not None]
+    finished, failed = sum(record.finished for record in recorded), sum(record.failed for record in recorded)
     return RecipeProgress(plan, len(runs), finished, sum(known), len(left) - len(known), failed)
 
 
