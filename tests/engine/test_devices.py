@@ -68,7 +68,7 @@ class Pretended(TorchDispatchMode):
         aten, kwargs = torch.ops.aten, kwargs or {}
         if func in (aten._local_scalar_dense.default, aten._to_copy.default):
             there, target = args[0].device == META, kwargs.get("device")
-            self.reads += there and (func is aten._local_scalar_dense.default or target == places.CPU)
+            self.reads += there and (func is aten._local_scalar_dense.default or target == torch.device("cpu"))
             self.sent += (goes := not there and target == META)
             behind = goes and kwargs.get("non_blocking") and args[0].data_ptr() in self.pinned
             self.waits += goes and not behind
@@ -76,7 +76,7 @@ class Pretended(TorchDispatchMode):
                 self.staged.append((args[0], args[0]._version))
         if func is aten._local_scalar_dense.default and args[0].device == META:
             return True if args[0].dtype == torch.bool else 1.0 if args[0].is_floating_point() else 1
-        if func is aten._to_copy.default and args[0].device == META and kwargs.get("device") == places.CPU:
+        if func is aten._to_copy.default and args[0].device == META and kwargs.get("device") == torch.device("cpu"):
             return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
         return func(*args, **kwargs)
 
@@ -196,7 +196,7 @@ class Adapted(nn.Module):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_trainers_on_one_device_share_one_copy_of_data_and_frozen_weights(dtype):
     task = hansa.Task(Adapted, nn.functional.cross_entropy, problems.data(), native=False)
-    first, second = (task.trainer(dtype, places.CPU) for _ in range(2))
+    first, second = (task.trainer(dtype, torch.device("cpu")) for _ in range(2))
     assert second.source is first.source
     assert second.module.base.weight.data_ptr() == first.module.base.weight.data_ptr()
     assert second.module.head.weight.data_ptr() != first.module.head.weight.data_ptr()
@@ -204,7 +204,7 @@ def test_trainers_on_one_device_share_one_copy_of_data_and_frozen_weights(dtype)
     scores = [task.evaluate(trainer, vectors) for trainer in (first, second)]
     assert scores[0] == scores[1]
     assert second.evaluator._source("")[0] is first.evaluator._source("")[0]
-    other = task.trainer(torch.float32 if dtype == torch.float64 else torch.float64, places.CPU)
+    other = task.trainer(torch.float32 if dtype == torch.float64 else torch.float64, torch.device("cpu"))
     assert other.source is not first.source
 
 
@@ -219,7 +219,7 @@ def test_everything_that_leaves_a_client_crosses_over(monkeypatch):
 
     def train(algorithm, orders, got, trainer, population):
         crossed.append(1)
-        results = round._train_there(algorithm, *round.to_device(places.CPU, orders, got), trainer, population)
+        results = round._train_there(algorithm, *round.to_device(torch.device("cpu"), orders, got), trainer, population)
         return [round.to_cpu(result) for result in results]
 
     method = METHODS["scaffold, clip"]
@@ -279,7 +279,7 @@ def test_a_worker_process_has_its_own_device_and_makes_it_the_default_one(monkey
     torch.set_num_threads(threads)
     assert trained == [TWO[0], TWO[1], TWO[0]]
     assert default == [0, 1, 0]
-    places.use_device(places.CPU)
+    places.use_device(torch.device("cpu"))
     assert len(default) == 3
 
 
@@ -321,12 +321,12 @@ def test_a_worker_that_is_replaced_leaves_its_place_among_the_devices(monkeypatc
 
 
 def test_the_task_says_a_device_and_the_run_another(monkeypatch):
-    monkeypatch.setattr(places, "available_devices", lambda: {places.CPU: "CPU", GPU: "pretended"})
+    monkeypatch.setattr(places, "available_devices", lambda: {torch.device("cpu"): "CPU", GPU: "pretended"})
     task = hansa.Task(problems.perceptron, nn.functional.cross_entropy, problems.data(), device="cuda")
     assert Run(hansa.presets.fedavg(), task).devices == (GPU,)
     run = Run(hansa.presets.fedavg(), task, device=["cpu", "cuda:0"])
-    assert run.devices == (places.CPU, GPU)
-    assert run.params.device == places.CPU
+    assert run.devices == (torch.device("cpu"), GPU)
+    assert run.params.device == torch.device("cpu")
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_the_task_says_a_device_and_the_run_another(monkeypatch):
     ],
 )
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(monkeypatch, asked, told):
-    monkeypatch.setattr(places, "available_devices", lambda: {places.CPU: "CPU"})
+    monkeypatch.setattr(places, "available_devices", lambda: {torch.device("cpu"): "CPU"})
     with pytest.raises(hansa.HansaError, match=told):
         hansa.run(hansa.presets.fedavg(), problems.task(), rounds=1, device=asked)
 
@@ -355,4 +355,4 @@ def test_on_a_gpu_any_number_of_workers_gives_the_same_bits_near_those_of_the_cp
         method = METHODS[name]
         again = Run(method, task, device="cuda", engine=auto_engine(2, 2, kind, plain.devices)).advance(2)
         assert torch.equal(again.params, plain.params)
-    assert plain.params.device == places.CPU
+    assert plain.params.device == torch.device("cpu")

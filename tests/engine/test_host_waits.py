@@ -193,7 +193,7 @@ def test_data_on_the_host_is_asked_for_rows_there_and_copied_from_pinned_memory(
         rows = trainer.batches(0, hansa.local.Work(4, 5), hansa.Key(0))
         batches = [trainer.batch(0, rows[step]) for step in range(4)]
         trainer.evaluate({name: vector.to(META) for name, vector in vectors.items()}, 0, 40)
-    assert data.asked == {places.CPU}
+    assert data.asked == {torch.device("cpu")}
     assert {leaf.device for batch in batches for leaf in batch} == {META}
     batches_sent = [memory for memory, _ in pretended.staged if memory.ndim == 4]
     assert len({memory.data_ptr() for memory in batches_sent}) == len(batches_sent) == 5
@@ -213,7 +213,7 @@ def test_a_copy_that_gets_smaller_is_converted_first_and_otherwise_on_the_device
         assert pretended.waits == 0
     monkeypatch.undo()
     values = torch.arange(3)
-    assert places.copy_to_device(values, places.CPU) is values
+    assert places.copy_to_device(values, torch.device("cpu")) is values
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")

@@ -14,14 +14,13 @@ import torch
 from hansa.core.errors import HansaError, invalid_argument, short_repr
 
 Device: TypeAlias = "str | torch.device | Sequence[str | torch.device]"
-CPU = torch.device("cpu")
 PINNED_DEVICES = frozenset({"cuda", "xpu"})
 """Types of devices that copy from pinned memory of the host while the host continues."""
 
 
 def available_devices() -> dict[torch.device, str]:
     """Return the devices of this machine and their names."""
-    devices = {CPU: "CPU"}
+    devices = {torch.device("cpu"): "CPU"}
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None:
         return devices
@@ -62,7 +61,7 @@ def _resolve_device(requested: str | torch.device, available: dict[torch.device,
     else:
         match = wanted if wanted in available else None
         if wanted.type == "cpu" and wanted.index == 0:
-            match = CPU
+            match = torch.device("cpu")
     if match is None:
         shown = short_repr(str(requested) if isinstance(requested, torch.device) else requested)
         raise HansaError(f"{component}(device={shown}): there is no such device here. There is: {listed}.")
@@ -85,7 +84,7 @@ def copy_to_device(tensor: torch.Tensor, device: torch.device, dtype: torch.dtyp
         device: The device.
         dtype: The dtype on the device; None keeps that of the tensor.
 
-    >>> copy_to_device(torch.tensor([1, 2]), CPU, torch.float64)
+    >>> copy_to_device(torch.tensor([1, 2]), torch.device("cpu"), torch.float64)
     tensor([1., 2.], dtype=torch.float64)
     """
     if device.type not in PINNED_DEVICES or tensor.device.type != "cpu":
@@ -109,7 +108,7 @@ def index_on_device(device: torch.device, positions: Any) -> torch.Tensor:
         device: The device of the tensor to be indexed.
         positions: A list or an array of integers.
 
-    >>> index_on_device(CPU, [2, 0])
+    >>> index_on_device(torch.device("cpu"), [2, 0])
     tensor([2, 0])
     """
     return copy_to_device(torch.as_tensor(positions, dtype=torch.int64), device)

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from hansa.algorithm import Algorithm
-from hansa.core.devices import CPU
 from hansa.core.errors import check_integer
 from hansa.core.types import Vector
 from hansa.engine.requests import NumericSettings, OrderBundle
@@ -102,12 +101,14 @@ class ProcessGroup:
             self.spawn()
 
     def set_up(
-        self, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype, devices: Sequence[torch.device] = (CPU,)
+        self, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype, devices: Sequence[torch.device] = ()
     ) -> None:
-        """Send the algorithm and the task to all workers, through shared memory; devices are assigned in turn."""
+        """Send the algorithm and the task to all workers, through shared memory; devices are assigned in turn, and are
+        the CPU if there are none."""
         memory = SharedMemory()
         try:
-            setup = WorkerSetup(algorithm, task, dtype, NumericSettings.current(), tuple(devices))
+            chosen = tuple(devices) or (torch.device("cpu"),)
+            setup = WorkerSetup(algorithm, task, dtype, NumericSettings.current(), chosen)
             packed = CodePacker(memory).pack(setup)
         except Exception as error:
             raise WorkersUnsupported(_unpicklable(algorithm, task, error)) from error

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from hansa.algorithm import Algorithm
-from hansa.core.devices import CPU, available_devices, check_dtype
+from hansa.core.devices import available_devices, check_dtype
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.types import Vector, Vectors
 from hansa.core.vectors import arithmetic
@@ -89,7 +89,7 @@ class _ActorWorker:
 
     def __init__(self, packed: PackedObject, setup: Bytes, gpus: float | None) -> None:
         os.environ["HANSA_WORKER"] = "1"
-        device = CPU if gpus is None else _assigned_accelerator(gpus)
+        device = torch.device("cpu") if gpus is None else _assigned_accelerator(gpus)
         memory = ObjectStoreMemory(setup, copy=False)
         algorithm, task, dtype, settings = unpack_object(packed, [memory], copy=False)  # type: ignore[list-item]
         settings.apply()

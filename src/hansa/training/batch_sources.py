@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import torch
 
-from hansa.core.devices import CPU, copy_to_device
+from hansa.core.devices import copy_to_device
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 
@@ -144,7 +144,7 @@ class TensorSource:
         )
         """The inputs if inputs and targets are one tensor each, which native code reads directly."""
         in_memory = all(isinstance(store.values, torch.Tensor) for store in (*self._inputs, *self._targets))
-        self.index_device = device if in_memory else CPU
+        self.index_device = device if in_memory else torch.device("cpu")
 
     @property
     def labels(self) -> torch.Tensor:
@@ -164,7 +164,7 @@ class FetchSource:
     """Samples that the data loads batch by batch, on the host."""
 
     native_inputs: SampleStore | None = None
-    index_device = CPU
+    index_device = torch.device("cpu")
 
     def __init__(
         self, fetch: Callable[[Any, torch.Tensor], Any], dtype: torch.dtype, device: torch.device, channels_last: bool
