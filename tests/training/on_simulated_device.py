@@ -1,5 +1,5 @@
-"""Frozen weights and determinism on the simulated accelerator; test_on_simulated_device.py runs this in a process of
-its own, since torch must know a device before the first gradient of a process."""
+"""Frozen weights and determinism on the simulated accelerator. tests/engine/test_simulated_device.py runs this in a
+process of its own, since torch must know a device before the first gradient of a process."""
 
 from __future__ import annotations
 
