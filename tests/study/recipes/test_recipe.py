@@ -203,6 +203,36 @@ def test_a_paper_is_all_its_recipes() -> None:
     assert {recipe.name for recipe in find_recipes("hafed")} == {name for name in RECIPES if name.startswith("hafed-")}
 
 
+def test_a_row_can_be_limited_to_columns(tmp_path: Path) -> None:
+    text = """
+paper: mcmahan2017
+settings:
+  small: {data: {clients: 10}, model: logistic, rounds: 1}
+recipes:
+  limited:
+    reference: Table 1
+    summary: One row has one column.
+    use: [small]
+    columns: {left: {}, right: {}}
+    rows:
+      both: {}
+      one: {columns: [right], published: {right: {accuracy: 50}}}
+    measures: {accuracy: {metric: test_accuracy, statistic: last}}
+    scales:
+      cpu: {seeds: 3}
+"""
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    cells = [(cell.row, cell.column) for cell in read_recipes(path)["limited"].cells("cpu")]
+    assert cells == [("both", "left"), ("both", "right"), ("one", "right")]
+    path.write_text(text.replace("columns: [right]", "columns: [left]"))  # its number is of a column it does not have
+    with pytest.raises(HansaError, match=r"rows\.one\.published: 'right' is not known"):
+        read_recipes(path)
+    paper = {(cell.row, cell.column) for cell in library()["afga-table-5"].cells("paper")}
+    assert {row for row, column in paper if column in ("Setting 1", "Setting 2")} == {"AFGA", "AFGA (a)"}
+    assert {row for row, column in paper if column in ("Setting 3", "Setting 4")} == {"CAFGA", "CAFGA (a)"}
+
+
 def test_sections_are_laid_over_key_by_key_and_parts_whole() -> None:
     document = {"sample": {"count": 3}, "local": {"lr": 0.1, "steps": {"kind": "fixed", "steps": 3}}}
     merge_fragment(document, {"sample": {"participation": 0.5}, "local": {"steps": {"kind": "epochs", "epochs": 1}}})

@@ -74,6 +74,8 @@ class RecipeRow(ConfigFragment):
     A published number is a number, a pair [number, standard deviation], or "500+" for a target not reached within 500.
     """
 
+    columns: tuple[str, ...] = ()
+    """The columns that have it; by default all."""
     published: dict[str, dict[str, Any]] = {}
     overrides: dict[str, dict[str, Any]] = {}
     """Additional keys in some columns."""
@@ -170,10 +172,12 @@ class Recipe(ConfigFragment):
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
         for row_name, row in self.rows.items():
+            for column in row.columns:
+                _known(column, self.columns, f"rows.{row_name}.columns")
             for column in row.overrides:
-                _known(column, self.columns, f"rows.{row_name}.by")
+                _known(column, row.columns or self.columns, f"rows.{row_name}.overrides")
             for column, numbers in row.published.items():
-                _known(column, self.columns, f"rows.{row_name}.published")
+                _known(column, row.columns or self.columns, f"rows.{row_name}.published")
                 for measure, value in numbers.items():
                     _known(measure, self.measures, f"rows.{row_name}.published.{column}")
                     parse_published(value)
@@ -212,6 +216,8 @@ class Recipe(ConfigFragment):
         for column, settings in self.columns.items():
             for row, method in self.rows.items():
                 if (scaled.columns and column not in scaled.columns) or (scaled.rows and row not in scaled.rows):
+                    continue
+                if method.columns and column not in method.columns:
                     continue
                 document: dict[str, Any] = {}
                 for fragment in (self, settings, method, ConfigFragment(set=method.overrides.get(column, {})), scaled):
