@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
 import sys
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -168,3 +170,20 @@ def test_a_folder_written_by_the_version_before_is_refused_by_its_version(tmp_pa
     shutil.copytree(Path(__file__).parents[1] / "golden" / "folder-0.2", folder)
     with pytest.raises(hansa.HansaError, match=r"written by Hansa 0\.2\.0; this is Hansa .*start a new run"):
         Experiment.resume(folder)
+
+
+@pytest.mark.parametrize("native", ["auto", "off"])
+def test_a_finished_run_frees_its_data_without_a_search_for_garbage(native, tmp_path, monkeypatch):
+    """A study runs one after the other in this process: the data of each must go with it, not some runs later."""
+    monkeypatch.setenv("HANSA_NATIVE", native)
+    config = from_preset("fedavg", ["rounds=2", "data.name=synthetic", "data.clients=4", "model.name=mlp", "workers=1"])
+    gc.collect()
+    gc.disable()
+    try:
+        experiment = Experiment.new(config, tmp_path / "run")
+        rows = weakref.ref(experiment.run.task.data.inputs)
+        experiment.execute([])
+        del experiment
+        assert rows() is None
+    finally:
+        gc.enable()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 from torch.utils import _pytree as trees
@@ -111,9 +112,16 @@ class Evaluator:
     """Scores a trainer's model on rows of the task's test sets; ``like`` is another's whose copies it shares."""
 
     def __init__(self, trainer: ModuleTrainer, like: Evaluator | None = None) -> None:
-        self.trainer, self.task = trainer, trainer.task
+        self._trainer, self.task = ref(trainer), trainer.task  # weak: a cycle would keep the data of finished runs
         self._sources: dict[str, tuple[BatchSource, bool]] = {} if like is None else like._sources
         self._preparing: threading.Lock = threading.Lock() if like is None else like._preparing
+
+    @property
+    def trainer(self) -> ModuleTrainer:
+        """The trainer that owns it."""
+        trainer = self._trainer()
+        assert trainer is not None
+        return trainer
 
     def score(self, name: str, rows: torch.Tensor, seed: int) -> PartialScore:
         """Return the score of the current model on some rows of a test set."""
