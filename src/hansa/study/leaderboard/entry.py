@@ -211,9 +211,9 @@ def check_same_data(entries: Sequence[tuple[Path, Entry]]) -> None:
             config = from_yaml(yaml.safe_dump(row.config), (), where, building=False)
             setting = config.model_dump_json(include={"data"}, exclude_defaults=True)
             for one in row.seeds:
-                found = one.data_sha256, one.partition_sha256, where
-                known = facts.setdefault((setting, one.seed), found)
-                for name, mine, theirs in zip(("data", "partition"), found, known, strict=False):
+                digests = one.data_sha256, one.partition_sha256, where
+                known = facts.setdefault((setting, one.seed), digests)
+                for name, mine, theirs in zip(("data", "partition"), digests, known, strict=False):
                     if mine != theirs:
                         raise HansaError(
                             f"{where}: seed {one.seed}: {name}_sha256 is {mine[:12]}..., for the same setting "
