@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hansa.cli import options as opt
 from hansa.cli.console import FAILED, note, report_errors, say
 from hansa.core.errors import HansaError
+
+if TYPE_CHECKING:
+    from hansa.study.leaderboard import Entry
 
 app = typer.Typer(no_args_is_help=True, help="Write, check and show entries of the leaderboard.")
 Entries = Annotated[list[Path], typer.Argument(help="Entries, or folders of entries.")]
@@ -52,7 +55,8 @@ def check(entries: Entries) -> None:
     """Check entries: fields, hashes, settings and seeds; of several, also that they have the same data."""
     from hansa.study.leaderboard.entry import check_same_data, entries_in, read_entry
 
-    refused, passed = 0, []
+    refused = 0
+    passed: list[tuple[Path, Entry]] = []
     for path in entries_in(entries):
         try:
             read = read_entry(path)
