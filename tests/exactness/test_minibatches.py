@@ -102,10 +102,14 @@ def finish(run: hansa.Run, replayed: Replayed, expected: np.ndarray) -> None:
         (presets.fedavg, server.fedavg, {"server_lr": 0.7}, {"eta": 0.7}),
         (presets.fedprox, local.fedprox, {"mu": 0.7, "server_lr": 0.9}, {"mu": 0.7, "eta": 0.9}),
         (presets.fednova, local.fednova, {"server_lr": 0.8}, {"eta": 0.8}),
+        (presets.fedavgm, server.fedavgm, {"server_lr": 0.5, "momentum": 0.7}, {"eta": 0.5, "beta": 0.7}),
+        (presets.fedadagrad, server.fedadagrad, {"server_lr": 0.3, "eps": 0.02}, {"eta": 0.3, "eps": 0.02}),
+        (presets.fedadam, server.fedadam, {"server_lr": 0.3, **ADAM}, {"eta": 0.3, **ADAM}),
+        (presets.fedamsgrad, server.fedamsgrad, {"server_lr": 0.3, **ADAM}, {"eta": 0.3, **ADAM}),
         (presets.fedams, server.fedams, {"server_lr": 0.3, **ADAM}, {"eta": 0.3, **ADAM}),
         (presets.fedyogi, server.fedyogi, {"server_lr": 0.3, **ADAM}, {"eta": 0.3, **ADAM}),
     ],
-    ids=["fedavg", "fedprox", "fednova", "fedams", "fedyogi"],
+    ids=["fedavg", "fedprox", "fednova", "fedavgm", "fedadagrad", "fedadam", "fedamsgrad", "fedams", "fedyogi"],
 )
 def test_averaging_and_adaptive_methods(preset, reference, mine, theirs, weights):
     run, replayed = recorded(preset(**words(weights=weights, **mine)))
@@ -163,6 +167,46 @@ def test_gossip_in_unequal_clusters(name):
             presets.cafga(**common, reporters=replay, active=activity, server_lr=0.05, **numbers), ROUNDS * steps * 4
         )
         expected, _ = gossip.cafga(replayed, np.zeros(DIM), GROUPS, W, reporters, active, steps, LOCAL_LR, **theirs)
+    finish(run, replayed, expected)
+
+
+def test_one_graph_over_all_clients():
+    draw = np.random.default_rng(4)
+    steps = 5
+    reporters = [draw.permutation(CLIENTS)[:3].tolist() for _ in range(ROUNDS)]
+    active = [[sorted(draw.permutation(CLIENTS)[:3].tolist()) for _ in range(steps)] for _ in range(ROUNDS)]
+    numbers = {"b1": 0.8, "b2": 0.95, "eps": 1e-4}
+    run, replayed = recorded(
+        presets.afga(
+            local_lr=LOCAL_LR, steps=steps, batch_size=BATCH, topology=ring(), server_lr=0.05, **numbers,
+            reporters=hansa.sample.replay(reporters), active=hansa.gossip.replay(active),
+        ),
+        ROUNDS * steps * 3,
+    )  # fmt: skip
+    W = gossip.ring(CLIENTS)
+    expected, _ = gossip.afga(replayed, np.zeros(DIM), W, reporters, active, steps, LOCAL_LR, eta=0.05, **numbers)
+    finish(run, replayed, expected)
+
+
+@pytest.mark.parametrize(
+    ("preset", "reference", "mine", "theirs"),
+    [
+        (presets.dsgd, gossip.dsgd, {}, {}),
+        (presets.dadam, gossip.dadam, {"b1": 0.8, "b2": 0.95, "eps": 0.02}, {"b1": 0.8, "b2": 0.95, "eps": 0.02}),
+        (
+            presets.d_amsgrad,
+            gossip.d_amsgrad,
+            {"b1": 0.8, "b2": 0.95, "eps": 0.02},
+            {"b1": 0.8, "b2": 0.95, "eps": 0.02},
+        ),
+    ],
+    ids=["dsgd", "dadam", "d_amsgrad"],
+)
+def test_methods_without_a_server(preset, reference, mine, theirs):
+    steps = 3
+    made = preset(local_lr=LOCAL_LR, steps=steps, batch_size=BATCH, topology=ring(), **mine)
+    run, replayed = recorded(made, ROUNDS * steps * CLIENTS)
+    expected, _ = reference(replayed, np.zeros(DIM), gossip.ring(CLIENTS), ROUNDS, steps, LOCAL_LR, **theirs)
     finish(run, replayed, expected)
 
 

@@ -13,7 +13,10 @@ from hansa.core.errors import HansaError
 from hansa.runs.folder import RunFolder
 from hansa.study.leaderboard import collect_entry, leaderboard_page, read_entry, write_entry
 from hansa.study.leaderboard.entry import recipe_digest, seal_of
+from hansa.study.leaderboard.page import _table, rank_rows
 from hansa.study.recipes import library
+from hansa.study.recipes.reading import read_measure
+from hansa.study.recipes.recipe import RecipeMeasure
 
 DOCS = Path(__file__).parents[2] / "docs"
 ENTRIES = sorted((DOCS / "leaderboard").glob("*.json"))
@@ -82,7 +85,23 @@ CHANGES = {
     "an address that is code": (lambda c: c.update(url="javascript:x"), ["url is 'javascript:x'"]),
     "other data": (
         lambda c: c["rows"][2]["seeds"][0].update(data_sha256="2" * 64),
-        ["its data are not those of the other rows"],
+        ["data_sha256 is", "such rows cannot be compared"],
+    ),
+    "another partition": (
+        lambda c: c["rows"][2]["seeds"][0].update(partition_sha256="2" * 64),
+        ["partition_sha256 is 222222222222", "for the same setting", "such rows cannot be compared"],
+    ),
+    "more than everything": (
+        lambda c: c["rows"][0]["seeds"][0]["values"].update(accuracy=137.0),
+        ["accuracy is 137: expected 0 to 100"],
+    ),
+    "less than nothing": (
+        lambda c: c["rows"][0]["seeds"][0]["values"].update(accuracy=-0.5),
+        ["accuracy is -0.5: expected 0 to 100"],
+    ),
+    "a target that is none": (
+        lambda c: c["rows"][0]["seeds"][0].update(not_reached=["accuracy"]),
+        ["'accuracy' has no target"],
     ),
     "a row twice": (lambda c: c["rows"].append(c["rows"][0]), ["is there twice"]),
     "no such column": (lambda c: c["rows"][0].update(column="x"), ["column 'x'", "no such column"]),
@@ -101,14 +120,72 @@ def test_what_was_tampered_with_is_refused_with_the_value_and_the_remedy(
         assert part in message
 
 
-def test_another_setting_cannot_be_compared(content: dict[str, Any], tmp_path: Path) -> None:
+def with_digest(row: dict[str, Any]) -> None:
     from hansa.config import from_yaml
     from hansa.runs.experiment import config_digest
 
-    row = content["rows"][0]
-    row["config"]["rounds"] = 10 * row["config"]["rounds"]
     row["config_sha256"] = config_digest(from_yaml(json.dumps(row["config"]), building=False))
-    assert "are not those of flamby-heart-disease" in refusal(content, tmp_path)
+
+
+def test_another_setting_cannot_be_compared(content: dict[str, Any], tmp_path: Path) -> None:
+    row = content["rows"][0]
+    for changes in ({"rounds": 10 * row["config"]["rounds"]}, {"evaluate": {"every": 3}}):
+        changed = copy.deepcopy(content)
+        changed["rows"][0]["config"].update(changes)
+        with_digest(changed["rows"][0])
+        assert "are not those of flamby-heart-disease" in refusal(changed, tmp_path)
+
+
+def test_seeds_that_were_chosen_cannot_be_compared(content: dict[str, Any], tmp_path: Path) -> None:
+    row, chosen = content["rows"][0], [3, 8, 21, 34, 55]
+    row["config"]["seeds"] = chosen
+    with_digest(row)
+    for one, seed in zip(row["seeds"], chosen, strict=True):
+        one["seed"] = seed
+    assert "chosen seeds cannot be compared. Run it with --seeds 5, which are 0 to 4" in refusal(content, tmp_path)
+
+
+def test_entries_of_other_data_are_not_on_one_page(content: dict[str, Any], tmp_path: Path) -> None:
+    content["rows"] = content["rows"][:1]
+    for one in content["rows"][0]["seeds"]:
+        one["data_sha256"] = "4" * 64
+    write_entry(content, tmp_path / "other.json")  # by itself nothing is wrong with it
+    (tmp_path / "heart.json").write_text(HEART.read_text())
+    checked = called("leaderboard", "check", str(tmp_path))
+    assert checked.exit_code == 1
+    assert "data_sha256 is 444444444444" in " ".join(checked.stderr.split())
+    assert called("leaderboard", "build", str(tmp_path), "-o", str(tmp_path / "page.md")).exit_code == 2
+    assert not (tmp_path / "page.md").exists()
+
+
+def test_a_row_that_did_not_reach_the_target_is_not_before_one_that_did() -> None:
+    measure = RecipeMeasure(statistic="hours_to", target=0.8, factor=1, smaller_is_better=True)
+    entry = read_entry(HEART)
+    rows = []
+    for row, hours, reached in zip(entry.rows, (50.0, 60.0, 40.0), (False, True, True), strict=False):
+        missed = () if reached else ("hours",)
+        seeds = [
+            one.model_copy(update={"values": {"hours": hours + one.seed}, "not_reached": missed}) for one in row.seeds
+        ]
+        rows.append((row.model_copy(update={"row": f"{hours:g}", "seeds": tuple(seeds)}), entry))
+    ranked = rank_rows(rows, "hours", measure)
+    assert [(place.row.row, place.reached) for place in ranked] == [("40", True), ("60", True), ("50", False)]
+    lines = list(_table("", "hours", measure, ranked))
+    assert "50 (target not reached by all seeds) | over 52" in lines[-1]
+
+
+def test_what_a_run_did_not_reach_is_in_its_entry(tmp_path: Path) -> None:
+    recipe = library()["afga-table-7"]
+    done = called("reproduce", recipe.name, "--scale", "smoke", "--out", str(tmp_path), "--workers", "1", "--quiet")
+    assert done.exit_code == 0, done.output
+    content = collect_entry(recipe, "smoke", tmp_path / "smoke" / "runs", title="T", authors=["A"])
+    runs = {run.config.title: run for run in map(RunFolder, (tmp_path / "smoke" / "runs").glob("*/seed-0"))}
+    for row in content["rows"]:
+        history, first = runs[row["row"]].history, row["seeds"][0]
+        measures = recipe.measured("smoke").items()
+        missed = {name for name, measure in measures if read_measure(history, measure) is None}
+        assert {*first.get("not_reached", ())} == missed
+        assert missed  # two rounds
 
 
 def test_another_method_in_the_same_setting_takes_its_place(content: dict[str, Any], tmp_path: Path) -> None:

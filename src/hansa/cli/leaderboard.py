@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hansa.cli import options as opt
 from hansa.cli.console import FAILED, note, report_errors, say
 from hansa.core.errors import HansaError
+
+if TYPE_CHECKING:
+    from hansa.study.leaderboard import Entry
 
 app = typer.Typer(no_args_is_help=True, help="Write, check and show entries of the leaderboard.")
 Entries = Annotated[list[Path], typer.Argument(help="Entries, or folders of entries.")]
@@ -49,17 +52,20 @@ def entry(
 @app.command()
 @report_errors
 def check(entries: Entries) -> None:
-    """Check entries: fields, hashes, settings and seeds."""
-    from hansa.study.leaderboard.entry import entries_in, read_entry
+    """Check entries: fields, hashes, settings and seeds; of several, also that they have the same data."""
+    from hansa.study.leaderboard.entry import check_same_data, entries_in, read_entry
 
     refused = 0
+    passed: list[tuple[Path, Entry]] = []
     for path in entries_in(entries):
         try:
             read = read_entry(path)
+            check_same_data([*passed, (path, read)])
         except HansaError as error:
             refused += 1
             note(f"refused: {error}", "yellow")
         else:
+            passed.append((path, read))
             say(f"{path}: {read.title}: {read.recipe}, {len(read.rows)} rows, all checks passed")
     if refused:
         raise typer.Exit(FAILED)
@@ -73,9 +79,10 @@ def build(
 ) -> None:
     """Build the page of all entries; an entry that does not pass the checks ends the command."""
     from hansa.runs.store.io import write_file
-    from hansa.study.leaderboard import leaderboard_page, read_entry
+    from hansa.study.leaderboard import check_same_data, leaderboard_page, read_entry
     from hansa.study.leaderboard.entry import entries_in
 
-    checked = [read_entry(path) for path in entries_in(entries)]
-    write_file(out, leaderboard_page(checked).encode())
+    checked = {path: read_entry(path) for path in entries_in(entries)}
+    check_same_data(list(checked.items()))
+    write_file(out, leaderboard_page(list(checked.values())).encode())
     say(f"{out}: {len(checked)} entries")

@@ -59,7 +59,8 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> MeanInte
 def paired_interval(first: Sequence[float], second: Sequence[float], confidence: float = 0.95) -> MeanInterval:
     """Return the interval of the mean of ``first[seed] - second[seed]``.
 
-    The difference within a seed cancels what both methods share: the partition and the first model.
+    The difference within a seed cancels what both methods share: the partition and the first model. Numbers that are
+    equal up to rounding have the difference 0.
 
     Args:
         first: The numbers of one method, by seed.
@@ -73,4 +74,8 @@ def paired_interval(first: Sequence[float], second: Sequence[float], confidence:
         raise HansaError(
             f"paired_interval: {len(first)} and {len(second)} numbers; expected one of each for every seed."
         )
-    return mean_interval([one - other for one, other in zip(first, second, strict=True)], confidence)
+    differences = [
+        0.0 if math.isclose(one, other, rel_tol=1e-12) else one - other
+        for one, other in zip(first, second, strict=True)
+    ]
+    return mean_interval(differences, confidence)

@@ -280,6 +280,69 @@ def test_rates_and_setting_of_afga(name: str, doubled: float) -> None:
             assert config.gossip.clusters == 5
 
 
+SETTINGS_OF_AFGA = {"Setting 1": (100, 0.05), "Setting 2": (50, 0.1), "Setting 3": (100, 0.1), "Setting 4": (50, 0.2)}
+
+
+@pytest.mark.parametrize("name", ["afga-table-4", "afga-table-5", "afga-table-6", "afga-table-7", "afga-table-8"])
+def test_rates_and_setting_of_the_other_tables_of_afga(name: str) -> None:
+    local = {"fedavg": 0.1, "scaffold": 0.1, "fedprox": 0.1, "feddyn": 0.1, "fedadam": 1.0, "fedamsgrad": 1.0}
+    local |= {"afga": 2.0, "cafga": 2.0}
+    server = {"feddyn": None} | dict.fromkeys(("fedadam", "fedamsgrad", "afga", "cafga"), 0.01)
+    for (row, column), config in configs(name).items():
+        clients, share = SETTINGS_OF_AFGA[column or ("Setting 1" if name == "afga-table-7" else "Setting 2")]
+        assert (config.data.clients, config.rounds) == (clients, 500), (row, column)
+        assert (config.local.steps, config.local.batch_size) == (24, 50)
+        assert part(config.data.partition) == {"kind": "dirichlet", "alpha": 0.6}
+        if (preset := config.algorithm.preset) not in local:
+            assert name == "afga-table-8"  # the methods without a server, whose rates the paper does not give
+            continue
+        assert rates(config)[:2] == (local[preset], server.get(preset, 1.0)), (row, column)
+        if preset == "cafga":
+            reporters = config.gossip.reporters
+            assert isinstance(reporters, int)
+            assert (config.gossip.clusters, 5 * reporters) == (5, round(share * clients)), (row, column)
+        else:
+            assert part(config.sample)["participation"] == share
+
+
+def test_rates_and_forms_of_the_ninth_figure_of_hafed() -> None:
+    cells = {row: config for (row, _), config in configs("hafed-figure-9").items()}
+    assert {rates(config) for config in cells.values()} == {(0.1, 0.01, 1e-8)}
+    forms = {row: (config.gossip.active, config.gossip.gossip_every) for row, config in cells.items()}
+    assert forms["p_c = 1/2, q = 4"] == (0.5, 4)
+    assert forms["p_c = 1/4, q = 8"] == (0.25, 8)
+    assert {config.gossip.reporters for config in cells.values()} == {2}
+
+
+REDDI = {  # logarithms of base 10: the local rate, the server's, eps; in the order of the authors' tables
+    "reddi-cifar-100": ((-1, -1.5, -1.5, -1.5, -1), (-1, 0, 0, 0, 0.5), (-2, -1, -1)),
+    "reddi-emnist": ((-1.5, -1.5, -1.5, -1.5, -1), (-1, -2.5, -2.5, -0.5, 0), (-2, -4, -4)),
+    "reddi-shakespeare": ((0, 0, 0, 0, 0), (-0.5, -2, -2, -0.5, 0), (-1, -3, -3)),
+}
+REDDI_SETTINGS = {"reddi-cifar-100": (20, 4000), "reddi-emnist": (20, 1500), "reddi-shakespeare": (4, 1200)}
+REDDI_BEST = {
+    "reddi-cifar-100": ("FedYogi",),
+    "reddi-emnist": ("FedAdam", "FedYogi", "FedAvgM"),
+    "reddi-shakespeare": ("FedAdagrad", "FedYogi", "FedAvgM"),
+}
+
+
+@pytest.mark.parametrize("name", REDDI)
+def test_rates_settings_and_best_methods_of_reddi(name: str) -> None:
+    cells = {row: config for (row, _), config in configs(name).items()}
+    local, server, eps = REDDI[name]
+    for place, row in enumerate(("FedAdagrad", "FedAdam", "FedYogi", "FedAvgM", "FedAvg")):
+        *found, offset = rates(cells[row])
+        assert found == pytest.approx([10 ** local[place], 10 ** server[place]], rel=1e-3), row
+        assert offset == (pytest.approx(10 ** eps[place]) if place < 3 else None), row
+        assert (cells[row].local.batch_size, cells[row].rounds) == REDDI_SETTINGS[name]
+        assert (part(cells[row].sample)["count"], cells[row].local.epochs) == (10, 1)
+        assert cells[row].server.weights == "samples"
+    (claim,) = library()[name].claims
+    assert set(claim.better) == set(REDDI_BEST[name])
+    assert set(claim.than or cells.keys() - set(claim.better)) == cells.keys() - set(claim.better)
+
+
 def test_the_diversity_figure_is_fedavg_alone_in_the_hybrid_setting() -> None:
     cells = configs("aware-figure-2")
     alphas = {}

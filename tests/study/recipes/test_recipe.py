@@ -185,6 +185,16 @@ def test_a_wrong_recipe_is_told_exactly(tmp_path: Path, change: tuple[str, str],
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("own", ["seeds: [3, 4, 5]", "seed: 1", "seeds: 4"])
+def test_rows_of_other_seeds_are_refused_before_anything_is_trained(tmp_path: Path, own: str) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(OWN.replace("shy: {set: {local: {lr: 0.0001}}", f"shy: {{set: {{local: {{lr: 0.0001}}, {own}}}"))
+    result = called(str(mine), "--scale", "cpu", "--out", str(tmp_path / "out"), "--quiet")
+    assert result.exit_code == 2
+    assert "runs, shy: its seeds are" in " ".join(result.stderr.split())
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hansa.runs.metrics_log import HistoryColumns
 from hansa.study.recipes import library
 from hansa.study.recipes.reading import read_measure
 from hansa.study.recipes.recipe import Recipe, RecipeMeasure
@@ -92,14 +93,32 @@ def test_what_a_scale_cannot_judge() -> None:
     assert verdicts(recipe({"a": 80.0, "b": 70.0}, "order"), ours) == dict.fromkeys("ab", "same order")
 
 
-def test_not_reached_agrees_with_not_reached() -> None:
-    requested = recipe(
-        {"a": "500+", "b": 100},
-        measures={
-            "accuracy": {"statistic": "rounds_to", "target": 0.5, "factor": 1, "tolerance": 0.2, "relative": True}
-        },
-    )
-    assert verdicts(requested, {"a": [0.4], "b": [0.4]}) == {"a": "agrees", "b": "not comparable"}
+ROUNDS = {"statistic": "rounds_to", "target": 0.5, "factor": 1, "tolerance": 0.2, "relative": True}
+
+
+@pytest.mark.parametrize(
+    ("published", "reached", "rounds", "expected"),
+    [
+        ("50+", [None, None, None], 50, "agrees"),
+        ("50+", [None, None, None], 49, "not comparable"),  # nobody knows what the fiftieth would have been
+        ("50+", [55, None, 60], 60, "agrees"),
+        ("50+", [40, 41, 42], 60, "differs"),
+        ("50+", [40], 60, "undecided"),
+        ("50+", [40, None, 42], 60, "undecided"),
+        (30, [None, None, None], 50, "differs"),
+        (30, [None], 50, "undecided"),
+        (30, [None, None, None], 36, "not comparable"),  # 30 + 20% had not passed
+        (30, [30, None, 30], 50, "undecided"),
+        (30, [29, 30, 31], 50, "agrees"),
+    ],
+)
+def test_targets_that_somebody_did_not_reach(
+    published: Any, reached: list[int | None], rounds: int, expected: str
+) -> None:
+    requested = recipe({"a": published}, measures={"accuracy": ROUNDS})
+    ours = [history(*([0.1] * rounds if at is None else [0.1] * (at - 1) + [0.6])) for at in reached]
+    (comparison,), _ = compare_with_paper(requested, "cpu", {("a", ""): ours})
+    assert comparison.verdict == expected
 
 
 @pytest.mark.parametrize(
@@ -237,12 +256,97 @@ def test_rounds_to_a_target_that_some_do_not_reach() -> None:
     assert [None if one.ours is None else one.ours.mean for one in comparisons] == [6.0, None, None]
 
 
+def test_a_run_that_ended_early_without_the_target_is_not_the_faster_one() -> None:
+    claims = [{"statement": "s", "measure": "accuracy", "order": ["a", "b"]}]
+    requested = recipe({"a": 1, "b": 1}, measures={"accuracy": {**ROUNDS, "smaller_is_better": True}}, claims=claims)
+    ours = {("a", ""): [history(*[0.1] * late, 0.6) for late in (4, 5, 6)], ("b", ""): [history(0.1, 0.1)] * 3}
+    _, (check,) = compare_with_paper(requested, "cpu", ours)
+    assert check.holds is None
+    assert "ended without the target" in check.evidence
+
+
+@pytest.mark.parametrize("lost", [math.nan, math.inf, None])
+@pytest.mark.parametrize("statistic", ["last", "last5", "mean", "max", "jitter", "growth"])
+def test_a_run_that_diverges_is_not_judged_by_what_it_was_before(lost: float | None, statistic: str) -> None:
+    measure = {"metric": "loss", "statistic": statistic, "factor": 1, "smaller_is_better": True}
+    claims = [{"statement": "s", "measure": "accuracy", "order": ["a", "b"]}]
+    requested = recipe({"a": 1, "b": 1}, measures={"accuracy": measure}, claims=claims)
+    good = [[{"round": place, "loss": each} for place, each in enumerate((0.9, 0.8, 0.7, 0.6), 1)]] * 3
+    bad = [{"round": place, "loss": each} for place, each in enumerate((0.3, 0.2, 0.1, lost), 1)]
+    for columns in (list, HistoryColumns):
+        ours = {("a", ""): [*good[:2], columns(bad)], ("b", ""): good}
+        comparisons, (check,) = compare_with_paper(requested, "cpu", ours)
+        assert (comparisons[0].ours, check.holds) == (None, None)
+        assert "a: run 3 of 3 has no finite loss in its last round" in check.evidence
+
+
+def test_the_best_value_of_a_run_remains_its_best() -> None:
+    curve = [{"round": 1, "loss": 0.5}, {"round": 2, "loss": math.nan}]
+    measure = RecipeMeasure(metric="loss", statistic="best", factor=1, smaller_is_better=True)
+    assert read_measure(curve, measure) == 0.5
+
+
+def test_numbers_that_are_equal_up_to_rounding_decide_nothing() -> None:
+    ours = {"a": [0.1 + 0.2] * 3, "b": [0.3] * 3}
+    assert ours["a"] != ours["b"]
+    assert claimed(ours, {"order": ["a", "b"]}) is None
+    assert claimed(ours, {"order": ["b", "a"]}) is None
+    assert claimed(ours, {"similar": ["a", "b"], "tolerance": 0.0}) is True
+
+
+def test_rows_with_different_numbers_of_seeds_are_not_paired() -> None:
+    claims = [{"statement": "s", "measure": "accuracy", "order": ["a", "b"]}]
+    ours = {"a": around(0.9), "b": [0.1, 0.2]}
+    _, (check,) = compare_with_paper(recipe({"a": 1, "b": 1}, claims=claims), "cpu", runs(ours))
+    assert (check.holds, "3 and 2 seeds" in check.evidence) == (None, True)
+
+
+def test_a_bound_needs_every_row_and_every_target() -> None:
+    only = {"cpu": {"compares": "order", "rows": ["a"]}}
+    claims = [{"statement": "s", "measure": "accuracy", "at_most": 90.0}]
+    _, (check,) = compare_with_paper(
+        recipe({"a": 1, "b": 1}, claims=claims, scales=only), "cpu", runs({"a": [0.5] * 3})
+    )
+    assert check.holds is None
+    assert "no run of b" in check.evidence
+    never = {("a", ""): [history(*[0.1] * 30)] * 3}
+    for claim, holds in (({"at_most": 40}, None), ({"at_most": 20}, False), ({"at_least": 20}, True)):
+        claims = [{"statement": "s", "measure": "accuracy", **claim}]
+        _, (check,) = compare_with_paper(recipe({"a": 1}, measures={"accuracy": ROUNDS}, claims=claims), "cpu", never)
+        assert check.holds is holds, claim
+    counted = {"accuracy": {"statistic": "last", "counted": True}}
+    assert claimed({"a": [0.5]}, {"at_most": 90.0}, measures=counted) is True
+    assert claimed({"a": [0.5]}, {"at_most": 90.0}) is None
+
+
+def test_a_target_of_other_data_is_left_out_and_its_claims_are_undecided() -> None:
+    measures = {"accuracy": {"statistic": "last"}, "rounds": ROUNDS}
+    claims = [{"statement": "s", "measure": "rounds", "order": ["a", "b"]}]
+    paper = {"compares": "numbers", "set": {"data": {"name": "cifar10"}}}
+    requested = recipe({"a": 50.0, "b": 40.0}, measures=measures, claims=claims)
+    for name, targets, measured in (
+        ("fashion-mnist", {}, ["accuracy"]),
+        ("fashion-mnist", {"rounds": 0.8}, ["accuracy", "rounds"]),
+        ("cifar10", {}, ["accuracy", "rounds"]),
+    ):
+        cpu = {"compares": "order", "set": {"data": {"name": name}}, "targets": targets}
+        scaled = Recipe.model_validate({**requested.model_dump(), "scales": {"paper": paper, "cpu": cpu}})
+        assert list(scaled.measured("cpu")) == measured
+        comparisons, (check,) = compare_with_paper(scaled, "cpu", runs({"a": around(0.9), "b": around(0.7)}))
+        assert {one.measure for one in comparisons} == set(measured)
+        if "rounds" not in measured:
+            assert (check.holds, check.evidence) == (None, "the target is that of other data")
+        same = name == "cifar10"
+        assert [one.difference is not None for one in comparisons if one.measure == "accuracy"] == [same, same]
+
+
 @pytest.mark.parametrize(
     ("claim", "message"),
     [
         ({}, "expected exactly one"),
         ({"order": ["a", "b"], "better": ["a"]}, "expected exactly one"),
         ({"at_most": 1.0, "at_least": 0.0}, "expected exactly one"),
+        ({"at_most": 1.0, "across": "columns"}, "across rows only"),
         ({"order": ["a"]}, "at least two names"),
         ({"order": ["a", "b"], "than": ["a"]}, "with better only"),
         ({"better": ["a"], "than": ["a", "b"]}, "'a' is in both"),

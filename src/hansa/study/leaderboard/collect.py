@@ -53,12 +53,16 @@ def collect_entry(
                     f"reproduce {recipe.name} --scale {scale}` runs it."
                 )
             first = run if first is None else first
-            values = {}
+            values, not_reached = {}, []
             for name, measure in measures.items():
                 if (numbers := seed_values([run.history], measure)) is None:
-                    raise HansaError(f"{run}: {name} was not measured. Run the recipe again.")
+                    raise HansaError(
+                        f"{run}: {name}: {measure.metric} has no finite value in the last round: it was not "
+                        "measured, or the run diverged. Leave its row out of a copy of the recipe."
+                    )
                 values[name] = numbers[0].value
-            results.append(_seed_result(run, values))
+                not_reached += [name] * (not numbers[0].reached)
+            results.append(_seed_result(run, values, not_reached))
         rows.append(
             {
                 "row": cell.row,
@@ -103,11 +107,12 @@ def _as_run(config: Config) -> Config:
     return config.model_copy(update={"seeds": None})
 
 
-def _seed_result(run: RunFolder, values: dict[str, float]) -> dict[str, Any]:
+def _seed_result(run: RunFolder, values: dict[str, float], not_reached: Sequence[str]) -> dict[str, Any]:
     summary, facts = run.summary, run.data_facts
     return {
         "seed": run.config.seed,
         "values": values,
+        **({"not_reached": list(not_reached)} if not_reached else {}),
         "bits": int(summary["bits"]),
         "seconds": float(summary["wall_seconds"]),
         "data_sha256": facts["data"],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,7 +22,7 @@ from hansa.core.errors import HansaError, short_repr, suggestion
 from hansa.runs.experiment import config_digest
 from hansa.runs.seed_group import expand_seeds
 from hansa.runs.store.io import make_folder, write_file
-from hansa.study.recipes.recipe import Recipe, StrictModel, library
+from hansa.study.recipes.recipe import Recipe, RecipeMeasure, StrictModel, library
 
 FORMAT = 1
 MAX_BYTES = 4_000_000
@@ -29,7 +30,10 @@ MAX_BYTES = 4_000_000
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^<>\x00-\x1f|]*$")]
 SETTING = ("data", "model", "rounds", "dtype")
-"""The parts of a configuration that a recipe fixes. Rates, methods and participation are an entry's own."""
+"""The parts of a configuration that a recipe fixes, besides how often it evaluates. Rates, methods and participation
+are an entry's own."""
+SHARES = ("accuracy", "c_index")
+"""Metrics between 0 and 1, by the end of their names."""
 
 
 class SeedResult(StrictModel):
@@ -38,6 +42,8 @@ class SeedResult(StrictModel):
     seed: Annotated[int, Field(ge=0)]
     values: dict[str, float]
     """The number of each measure of the recipe, in its unit."""
+    not_reached: tuple[str, ...] = ()
+    """The measures whose target the run did not reach: their number is what had passed by its end."""
     bits: Annotated[int, Field(ge=0)]
     """All bits sent: up, down and between clients."""
     seconds: Annotated[float, Field(gt=0)]
@@ -177,7 +183,6 @@ def check_entry(entry: Entry, path: Path) -> None:
     places = [(row.row, row.column) for row in entry.rows]
     if doubled := [place for place in places if places.count(place) > 1]:
         raise HansaError(f"{path}: the row {doubled[0]} is there twice. Give each method its own name.")
-    facts: dict[tuple[str, int], tuple[str, str]] = {}
     for row in entry.rows:
         where = f"{path}: row {row.row!r}" + (f", column {row.column!r}" if row.column else "")
         if row.column not in settings:
@@ -185,14 +190,35 @@ def check_entry(entry: Entry, path: Path) -> None:
         config = _config_of(row, where)
         if _setting(config) not in settings[row.column]:
             raise HansaError(
-                f"{where}: {', '.join(SETTING)} of the configuration are not those of {entry.recipe} at scale "
-                f"{entry.scale}: such a result cannot be compared. Take them from the recipe."
+                f"{where}: {', '.join(SETTING)} and evaluate.every of the configuration are not those of "
+                f"{entry.recipe} at scale {entry.scale}: such a result cannot be compared. Take them from the recipe."
             )
         _check_seeds(row, config, recipe, entry.scale, where)
-        for one in row.seeds:
-            drawn = facts.setdefault((row.column, one.seed), (one.data_sha256, one.partition_sha256))
-            if drawn[0] != one.data_sha256:
-                raise HansaError(f"{where}: seed {one.seed}: its data are not those of the other rows. Run both again.")
+        _check_values(row, config, recipe.measured(entry.scale), where)
+    check_same_data([(path, entry)])
+
+
+def check_same_data(entries: Sequence[tuple[Path, Entry]]) -> None:
+    """Refuse entries in which equal data settings and seeds have different data or partitions.
+
+    Args:
+        entries: Files and what they hold.
+    """
+    facts: dict[tuple[str, int], tuple[str, str, str]] = {}
+    for path, entry in entries:
+        for row in entry.rows:
+            where = f"{path}: row {row.row!r}" + (f", column {row.column!r}" if row.column else "")
+            config = from_yaml(yaml.safe_dump(row.config), (), where, building=False)
+            setting = config.model_dump_json(include={"data"}, exclude_defaults=True)
+            for one in row.seeds:
+                digests = one.data_sha256, one.partition_sha256, where
+                known = facts.setdefault((setting, one.seed), digests)
+                for name, mine, theirs in zip(("data", "partition"), digests, known, strict=False):
+                    if mine != theirs:
+                        raise HansaError(
+                            f"{where}: seed {one.seed}: {name}_sha256 is {mine[:12]}..., for the same setting "
+                            f"{theirs[:12]}... in {known[2]}: such rows cannot be compared. Run both again."
+                        )
 
 
 def _config_of(row: EntryRow, where: str) -> Config:
@@ -216,20 +242,49 @@ def _check_seeds(row: EntryRow, config: Config, recipe: Recipe, scale: str, wher
     least = recipe.at(scale).seeds
     if len(present) < least:
         raise HansaError(f"{where}: {len(present)} seeds: the recipe has {least}. Run it with --seeds {least}.")
+    if sorted(present) != list(range(len(present))):
+        raise HansaError(
+            f"{where}: it has the seeds {present}: chosen seeds cannot be compared. Run it with --seeds "
+            f"{len(present)}, which are 0 to {len(present) - 1}."
+        )
     models = [one.model_sha256 for one in row.seeds]
     if len(set(models)) < len(models):
         raise HansaError(f"{where}: two seeds have the same model, which no two runs give. Run it again.")
-    measures = recipe.measured(scale)
+
+
+def _check_values(row: EntryRow, config: Config, measures: Mapping[str, RecipeMeasure], where: str) -> None:
     for one in row.seeds:
         if missing := [name for name in measures if name not in one.values]:
             raise HansaError(f"{where}: seed {one.seed}: {missing[0]!r} is missing. Expected {', '.join(measures)}.")
         if unknown := [name for name in one.values if name not in measures]:
             raise HansaError(f"{where}: seed {one.seed}: {unknown[0]!r}: {suggestion(unknown[0], measures)}")
+        for name, value in one.values.items():
+            low, high = _range(measures[name], config.rounds)
+            if not low <= value <= high:
+                raise HansaError(
+                    f"{where}: seed {one.seed}: {name} is {value:g}: expected {low:g} to {high:g}. Write the entry "
+                    "again from the runs."
+                )
+        if wrong := [name for name in one.not_reached if name not in measures or measures[name].target is None]:
+            raise HansaError(
+                f"{where}: seed {one.seed}: not_reached: {wrong[0]!r} has no target. Write the entry again."
+            )
+
+
+def _range(measure: RecipeMeasure, rounds: int) -> tuple[float, float]:
+    """Return the smallest and the largest possible value of a measure."""
+    if measure.statistic == "rounds_to":
+        return 1, rounds
+    if measure.statistic in ("hours_to", "per_round", "jitter") and not measure.metric.endswith(SHARES):
+        return 0, math.inf
+    if measure.metric.endswith(SHARES) and measure.statistic not in ("growth", "hours_to", "per_round"):
+        return 0, measure.factor
+    return -math.inf, math.inf
 
 
 def _setting(config: Config) -> str:
     dump = config.model_dump(mode="json", exclude_defaults=True, include=set(SETTING))
-    return json.dumps(dump, sort_keys=True)
+    return json.dumps([dump, config.evaluate.every], sort_keys=True)
 
 
 def entries_in(paths: Sequence[Path]) -> list[Path]:

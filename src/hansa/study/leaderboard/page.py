@@ -49,6 +49,8 @@ class RankedRow(NamedTuple):
     row: EntryRow
     entry: Entry
     statistics: SeedStatistics
+    reached: bool
+    """Whether all seeds reached the target, if the measure has one."""
     decided: bool
     """Whether it is worse than the best by more than chance explains."""
 
@@ -82,7 +84,7 @@ def leaderboard_page(entries: Sequence[Entry]) -> str:
 
 
 def rank_rows(rows: Sequence[tuple[EntryRow, Entry]], name: str, measure: RecipeMeasure) -> list[RankedRow]:
-    """Rank rows by the mean over seeds of a measure.
+    """Rank rows by the mean over seeds of a measure; those of which a seed did not reach its target are last.
 
     Args:
         rows: The rows with their entries.
@@ -91,14 +93,16 @@ def rank_rows(rows: Sequence[tuple[EntryRow, Entry]], name: str, measure: Recipe
     """
     sign = 1 if measure.smaller_is_better or measure.statistic in ("rounds_to", "hours_to", "jitter") else -1
     values = [{one.seed: one.values[name] for one in row.seeds} for row, _ in rows]
-    order = sorted(range(len(rows)), key=lambda place: sign * fmean(values[place].values()))
+    reached = [all(name not in one.not_reached for one in row.seeds) for row, _ in rows]
+    order = sorted(range(len(rows)), key=lambda place: (not reached[place], sign * fmean(values[place].values())))
     best = values[order[0]]
     places = []
     for rank, place in enumerate(order, 1):
         row, entry = rows[place]
         statistics = seed_statistics(list(values[place].values()))
         assert statistics is not None
-        places.append(RankedRow(rank, row, entry, statistics, _worse(values[place], best, sign)))
+        decided = reached[place] and _worse(values[place], best, sign)
+        places.append(RankedRow(rank, row, entry, statistics, reached[place], decided))
     return places
 
 
@@ -116,10 +120,11 @@ def _table(column: str, name: str, measure: RecipeMeasure, places: Sequence[Rank
     for place in places:
         row, spread = place.row, place.statistics
         note = "" if place.rank == 1 or place.decided else " (undecided)"
+        note = note if place.reached else " (target not reached by all seeds)"
         cells = [
             str(place.rank),
             _cell(row.row) + note,
-            f"{spread.mean:.4g} ± {spread.std:.2g}",
+            f"{'' if place.reached else 'over '}{spread.mean:.4g} ± {spread.std:.2g}",
             f"{spread.min:.4g} to {spread.max:.4g}",
             str(len(row.seeds)),
             format_bits(fmean(one.bits for one in row.seeds)),

@@ -7,7 +7,7 @@ from itertools import combinations, pairwise, product
 from typing import NamedTuple, TypeAlias
 
 from hansa.runs.paired import MIN_SEEDS, MeanInterval, mean_interval, paired_interval
-from hansa.study.recipes.reading import History, SeedValue, seed_values
+from hansa.study.recipes.reading import History, SeedValue, seed_values, why_not_measured
 from hansa.study.recipes.recipe import PaperClaim, Recipe, RecipeMeasure
 
 Histories: TypeAlias = Mapping[tuple[str, str], Sequence[History]]
@@ -39,13 +39,19 @@ class ClaimCheck(NamedTuple):
 def difference(
     first: Sequence[SeedValue] | None, second: Sequence[SeedValue] | None
 ) -> tuple[MeanInterval | None, str]:
-    """Return the interval of the paired differences, or None and the reason why there is none."""
+    """Return the interval of the paired differences, or None and the reason why there is none.
+
+    A run that ended without its target counts with what had passed by then, where that is more than the other run took.
+    """
     if first is None or second is None:
         return None, "not measured"
     if len(first) != len(second):
         return None, f"{len(first)} and {len(second)} seeds"
-    if any(not one.reached and not other.reached for one, other in zip(first, second, strict=True)):
-        return None, "neither reaches the target"
+    for one, other in zip(first, second, strict=True):
+        if not one.reached and not other.reached:
+            return None, "neither reaches the target"
+        if (not one.reached and one.value < other.value) or (not other.reached and other.value < one.value):
+            return None, "a run ended without the target before the other one reached it"
     return paired_interval([one.value for one in first], [other.value for other in second]), ""
 
 
@@ -105,7 +111,7 @@ def _check(
 ) -> tuple[bool | None, str]:
     values = {name: seed_values(histories, measure) for name, histories in cells.items()}
     if claim.at_most is not None or claim.at_least is not None:
-        return _check_bound(claim, values)
+        return _check_bound(claim, recipe, measure, cells)
     sign = -1.0 if measure.smaller_is_better else 1.0
     outcomes: list[int] = []
     evidence = []
@@ -115,6 +121,8 @@ def _check(
             evidence.append(f"no run of {missing[0]}")
             continue
         interval, reason = difference(values[first], values[second])
+        if unmeasured := [name for name in (first, second) if values[name] is None]:
+            reason = f"{unmeasured[0]}: {why_not_measured(cells[unmeasured[0]], measure)}"
         if interval is None:
             outcomes.append(0)
             evidence.append(f"{_mean(first, values[first])}, {_mean(second, values[second])}: {reason}")
@@ -137,19 +145,28 @@ def _equivalent(interval: MeanInterval, tolerance: float) -> int:
     return -1 if abs(interval.mean) - interval.half > tolerance else 0
 
 
-def _check_bound(claim: PaperClaim, values: Mapping[str, list[SeedValue] | None]) -> tuple[bool | None, str]:
+def _check_bound(
+    claim: PaperClaim, recipe: Recipe, measure: RecipeMeasure, cells: Mapping[str, Sequence[History]]
+) -> tuple[bool | None, str]:
     bound, sign = (claim.at_most, -1.0) if claim.at_most is not None else (claim.at_least, 1.0)
     assert bound is not None
     outcomes: list[int] = []
     evidence = []
-    for name, each in values.items():
+    for name in claim.rows or tuple(recipe.rows):
+        each = seed_values(cells[name], measure) if name in cells else None
         if each is None:
             outcomes.append(0)
-            evidence.append(f"{name}: not measured")
+            missing = name not in cells
+            evidence.append(f"no run of {name}" if missing else f"{name}: {why_not_measured(cells[name], measure)}")
             continue
         interval = mean_interval([one.value for one in each])
-        outcomes.append(interval._replace(mean=sign * (interval.mean - bound)).sign)
-        evidence.append(f"{name} {_interval(interval)}")
+        if measure.counted:
+            interval = interval._replace(half=0.0)
+        outcome = interval._replace(mean=sign * (interval.mean - bound)).sign
+        reached = all(one.reached for one in each)
+        # what had passed at the end of a run without its target is a lower bound: it can only exceed a limit
+        outcomes.append(outcome if reached or outcome == sign else 0)
+        evidence.append(f"{name} {'' if reached else 'over '}{_interval(interval)}")
     holds = False if -1 in outcomes else True if all(one == 1 for one in outcomes) else None
     return holds, "; ".join(evidence)
 

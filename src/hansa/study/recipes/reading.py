@@ -16,6 +16,9 @@ History: TypeAlias = Sequence[Mapping[str, Any]]
 def read_measure(history: History, measure: RecipeMeasure) -> float | None:
     """Return one run's number in the unit of the paper; None if not measured, or if the target was not reached.
 
+    A curve that is not finite in the last round has no number, except its best: a run that diverges would otherwise be
+    judged by what it was before.
+
     >>> rounds = [{"round": r, "test_accuracy": r / 10, "simulated_seconds": 1800.0} for r in (1, 2, 3)]
     >>> read_measure(rounds, RecipeMeasure())
     30.0
@@ -37,11 +40,14 @@ def read_measure(history: History, measure: RecipeMeasure) -> float | None:
         totals = [float(record.get(measure.metric, math.nan)) for record in metrics.running_totals(history)]
         added = totals[-1] - totals[-2] if len(totals) > 1 else sum(totals, 0.0)
         return None if not totals or math.isnan(added) else added * measure.factor
-    values = [value for _, value in metrics.series(history, measure.metric)]
+    points = metrics.series(history, measure.metric)
+    values = [value for _, value in points]
     if not values:
         return None
     if measure.statistic == "best":
         return measure.factor * (min(values) if measure.smaller_is_better else max(values))
+    if points[-1][0] != int(history[-1]["round"]):
+        return None
     if measure.statistic == "max":
         return measure.factor * max(values)
     if measure.statistic in ("jitter", "growth"):
@@ -85,6 +91,19 @@ def seed_values(histories: Sequence[History], measure: RecipeMeasure) -> list[Se
             return None
         values.append(SeedValue(value, reached))
     return values or None
+
+
+def why_not_measured(histories: Sequence[History], measure: RecipeMeasure) -> str:
+    """Return why `seed_values` has no numbers.
+
+    >>> runs = [[{"round": 1, "loss": 0.5}, {"round": 2, "loss": last}] for last in (0.4, math.nan)]
+    >>> why_not_measured(runs, RecipeMeasure(metric="loss", statistic="last"))
+    'run 2 of 2 has no finite loss in its last round'
+    """
+    for place, history in enumerate(histories, 1):
+        if seed_values([history], measure) is None:
+            return f"run {place} of {len(histories)} has no finite {measure.metric} in its last round"
+    return "no runs"
 
 
 def _passed(history: History, measure: RecipeMeasure) -> float | None:

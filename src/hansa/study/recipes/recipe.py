@@ -119,6 +119,8 @@ class PaperClaim(StrictModel):
             raise ValueError(f"better and than: {sorted(overlap)[0]!r} is in both.")
         if (self.tolerance is not None) != bool(self.similar):
             raise ValueError("tolerance: expected with similar only.")
+        if bounds and self.across == "columns":
+            raise ValueError("at_most and at_least: expected with claims across rows only.")
         if self.columns and self.across == "columns":
             raise ValueError("columns: expected with claims across rows only; name the columns in order or better.")
         if self.rows and self.across == "rows" and not bounds:

@@ -116,6 +116,13 @@ def plan_recipe(recipe: Recipe, scale: str, overrides: Sequence[str] = (), *, bu
         )
         for cell in recipe.cells(scale)
     ]
+    seeds = [[each.seed for each in expand_seeds(config)] for _, config in cells]
+    for planned, own in zip(cells, seeds, strict=True):
+        if own != seeds[0]:
+            raise HansaError(
+                f"{recipe.name}, {planned.cell.label}: its seeds are {own}, those of {cells[0].cell.label} {seeds[0]}. "
+                "Rows are compared within seeds: set the same ones for all, in the scale or with --seeds."
+            )
     return RecipePlan(recipe, cells)
 
 

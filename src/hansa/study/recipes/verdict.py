@@ -94,9 +94,9 @@ def _verdict(measure: RecipeMeasure, compares: str, one: _Measured, column: Sequ
     if compares == "nothing" or published is None or one.seeds is None:
         return "not comparable"
     numbers = compares == "numbers"
-    if ours is None and published.exceeded:
-        return "agrees" if numbers and not any(each.reached for each in one.seeds) else "not comparable"
-    if numbers and ours is not None and not published.exceeded:
+    if numbers and published.exceeded:
+        return _verdict_on_bound(one.seeds, published.value)
+    if numbers and ours is not None:
         allowed = _allowed(measure, ours, len(one.seeds), published)
         if abs(ours.mean - published.value) <= allowed:
             return "agrees"
@@ -105,9 +105,31 @@ def _verdict(measure: RecipeMeasure, compares: str, one: _Measured, column: Sequ
         return "differs"
     if signs:
         return "same order" if all(sign == 1 for sign in signs) else "undecided"
-    if not numbers or ours is None:
+    if not numbers:
         return "not comparable"
+    if ours is None:
+        return _verdict_without_target(measure, one.seeds, published)
     return "differs" if measure.counted or len(one.seeds) >= MIN_SEEDS else "undecided"
+
+
+def _verdict_on_bound(seeds: Sequence[SeedValue], bound: float) -> Verdict:
+    """Return the verdict on a target that the paper did not reach within ``bound``: agrees if no run did either."""
+    within = [one.reached and one.value <= bound for one in seeds]
+    if all(within):
+        return "differs" if len(seeds) >= MIN_SEEDS else "undecided"
+    if any(within):
+        return "undecided"
+    # a run that ended earlier without the target says nothing about the time until the bound
+    return "agrees" if all(one.reached or one.value >= bound for one in seeds) else "not comparable"
+
+
+def _verdict_without_target(measure: RecipeMeasure, seeds: Sequence[SeedValue], published: PublishedValue) -> Verdict:
+    """Return the verdict if some runs ended without the target that the paper reached: differs if all took longer."""
+    tolerance = measure.tolerance * abs(published.value) if measure.relative else measure.tolerance
+    longer = [one.value > published.value + tolerance + 2 * published.standard_error for one in seeds]
+    if all(longer):
+        return "differs" if len(seeds) >= MIN_SEEDS else "undecided"
+    return "undecided" if any(one.reached for one in seeds) else "not comparable"
 
 
 def _order(measure: RecipeMeasure, one: _Measured, other: _Measured) -> int | None:
