@@ -59,6 +59,7 @@ class _Server:
 
     def close(self) -> None:
         if self.owner == os.getpid():
+            self.control.shutdown(socket.SHUT_RDWR)  # a fork of this process may hold it too
             self.control.close()
             self.process.wait()
 
