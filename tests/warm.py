@@ -175,6 +175,12 @@ def _become(request: dict[str, Any], received: list[int], base: list[str]) -> No
     for descriptor, wanted in zip(above, request["descriptors"], strict=True):
         os.dup2(descriptor, wanted)
         os.close(descriptor)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):  # anew: a stream knows whether its file can seek
+        before = getattr(sys, name)
+        options = {"encoding": before.encoding, "errors": before.errors, "closefd": False}
+        stream = open(number, "w" if number else "r", 1 if number == 2 else -1, **options)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(request["environment"])
