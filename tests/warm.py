@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 IMPORTED = ("torch", "hansa", "hansa.engine.worker", "hansa.study.run_worker", "hansa.runs.experiment", "hansa.cli.app")
-AT_START = ("PYTHON", "LANG", "LC_", "OMP_", "MKL_", "OPENBLAS_", "LD_", "TORCH")
+AT_START = ("PYTHON", "LANG", "LC_", "OMP_", "MKL_", "OPENBLAS_", "LD_")
 """Prefixes of variables that count when an interpreter or a library starts. ``PYTHONPATH`` is applied by the server."""
 
 SUBREAPER, MESSAGE_BYTES = 36, 1 << 17
