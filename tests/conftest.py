@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextvars
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+import warm
 
 NOT_FAST = [
     "aggregate/test_min_norm.py",
@@ -83,8 +87,30 @@ def _key_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         os.environ["HANSA_KEY"] = before
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _warm_workers() -> Iterator[None]:
+    """Worker processes of the tests are forks of an interpreter that has imported: see tests/warm.py."""
+    from hansa.engine import processes
+    from hansa.study import worker_process
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (processes, worker_process):
+            patch.setattr(module, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": warm.Popen}))
+        yield
+
+
+@pytest.fixture
+def new_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes are new interpreters, as those of users are."""
+    from hansa.engine import processes
+    from hansa.study import worker_process
+
+    for module in (processes, worker_process):
+        monkeypatch.setattr(module, "subprocess", subprocess)
+
+
 @pytest.fixture(scope="session")
-def _worker_processes() -> Iterator[object]:
+def _worker_processes(_warm_workers: None) -> Iterator[object]:
     from hansa.engine import workers
 
     block = workers()

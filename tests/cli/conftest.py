@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+import warm
+
 SMALL = """\
 name: small
 rounds: 3
@@ -52,7 +54,7 @@ def process(folder):
         # under nohup a hangup is ignored, and children inherit that: the command starts with the default
         program = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); from hansa.cli import main; main()"
         command = [sys.executable, "-c", program, *map(str, arguments)]
-        child = subprocess.Popen(
+        child = warm.Popen(
             command,
             cwd=cwd or folder,
             stdout=subprocess.PIPE,

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+import warm
 from hansa.runs.folder import RunFolder
 
 from .test_resume import LONG, wait_for_rounds
@@ -17,7 +18,7 @@ from .test_resume import LONG, wait_for_rounds
 
 def start(folder, *arguments, **options):
     command = [sys.executable, "-c", "from hansa.cli import main; main()", *map(str, arguments)]
-    return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, **options)
+    return warm.Popen(command, cwd=folder, stderr=subprocess.PIPE, **options)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")

@@ -9,7 +9,7 @@ from hansa.engine.processes import ProcessGroup
 
 
 @pytest.fixture(scope="session")
-def group() -> Iterator[ProcessGroup]:
+def group(_warm_workers: None) -> Iterator[ProcessGroup]:
     """Three worker processes for all tests: their start takes seconds."""
     with ProcessGroup(3) as group:
         yield group

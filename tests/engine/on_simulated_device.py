@@ -51,9 +51,9 @@ def same(found: Run, expected: Run) -> None:
 @pytest.mark.parametrize("name", BOTH)
 def test_every_preset_has_the_bits_of_the_cpu(name, device):
     words = {"augment": (hansa.augment.crop(1), hansa.augment.flip())} if "momentum" in name else {}
-    expected = Run(BOTH[name], task(**words)).advance(2)
+    expected = Run(BOTH[name], task(**words), evaluate_every=2).advance(2)
     assert (TRAFFIC.calls, TRAFFIC.copies_to_device) == (0, 0)
-    found = Run(BOTH[name], task(**words), device=device).advance(2)
+    found = Run(BOTH[name], task(**words), device=device, evaluate_every=2).advance(2)
     assert TRAFFIC.calls > 100
     same(found, expected)
 
@@ -134,7 +134,8 @@ def test_a_run_resumed_on_the_device_has_the_bits_of_one_that_was_not(device, tm
 
 def waits(method, steps: int, device: torch.device) -> tuple[int, int]:
     """Return how often the host waits, and how often it copies to the device, in the second of two rounds."""
-    run = Run(method.with_local(steps=hansa.local.fixed(steps)), task(problems.convolution), device=device).advance(1)
+    timed = method.with_local(steps=hansa.local.fixed(steps))
+    run = Run(timed, task(problems.convolution), device=device, evaluate_every=2).advance(1)
     TRAFFIC.reset()
     run.advance(1)
     return TRAFFIC.waits, TRAFFIC.copies_to_device
@@ -142,7 +143,7 @@ def waits(method, steps: int, device: torch.device) -> tuple[int, int]:
 
 @pytest.mark.parametrize("name", [name for name, method in EVERY.items() if method.local.mixing is None])
 def test_the_host_waits_once_a_round_and_not_once_a_step(name, device):
-    assert waits(EVERY[name], 2, device) == waits(EVERY[name], 6, device)
+    assert waits(EVERY[name], 1, device) == waits(EVERY[name], 3, device)
 
 
 def test_the_device_counts_what_the_host_waits_for_and_refuses_what_a_device_refuses(device):

@@ -54,6 +54,7 @@ if __name__ == "__main__":
     main()
 '''
 
+pytestmark = pytest.mark.usefixtures("new_interpreters")
 on_linux = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks into /proc")
 
 

@@ -21,6 +21,7 @@ from hansa.engine.serial import Serial
 from hansa.engine.shared_memory import CodePacker, Packer, SharedMemory, unpack_object
 
 auto = import_module("hansa.engine.auto")
+pytestmark = pytest.mark.usefixtures("new_interpreters")
 
 SCRIPT = """
 import logging

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import warm
 from examples.test_models import columns, run
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def test_the_code_of_the_page_runs(number: int, tmp_path: Path) -> None:
             need(package)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-W", "error", "-c", BLOCKS[number]]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, check=False)
+    done = warm.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
 
 

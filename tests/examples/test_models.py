@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import warm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -17,7 +18,7 @@ def run(folder, name, *arguments, **more):
     assert len(script.read_text(encoding="utf-8").splitlines()) <= 40
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **more}
     command = [sys.executable, "-W", "error", str(script), *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=False)
+    done = warm.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

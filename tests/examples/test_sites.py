@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+import warm
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
@@ -19,7 +21,7 @@ EXAMPLES = ROOT / "examples"
 def run(folder, script, *arguments, rounds=2):
     environment = {**os.environ, "ROUNDS": str(rounds), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-W", "error", str(script), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=False)
+    return warm.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=False)
 
 
 def test_sites_of_csv_files_with_their_aucs_an_export_and_predictions(tmp_path):

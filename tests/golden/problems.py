@@ -405,8 +405,7 @@ def _shifts() -> list[Any]:
     return [hansa.augment.crop(2), hansa.augment.flip()]
 
 
-TASKS: dict[str, Callable[[], Any]] = {
-    # native stages
+NATIVE: dict[str, Callable[[], Any]] = {
     "mlp": lambda: hansa.Task(Mlp, cross_entropy, federated(VECTOR)),
     "cnn": lambda: hansa.Task(Cnn, cross_entropy, federated(GREY)),
     "colour": lambda: hansa.Task(Colour, cross_entropy, federated(COLOUR)),
@@ -449,6 +448,11 @@ TASKS: dict[str, Callable[[], Any]] = {
         hansa.data.federate("fashion-mini", clients=15, seed=2),
     ),
     "hidden layers": lambda: built("mlp", GREY, hidden=(12, 7)),
+}
+"""Tasks that native stages train."""
+
+TASKS: dict[str, Callable[[], Any]] = {
+    **NATIVE,
     # eager PyTorch
     "mlp, eager": lambda: hansa.Task(Mlp, cross_entropy, federated(VECTOR), native=False),
     "cnn, eager": lambda: hansa.Task(Cnn, cross_entropy, federated(GREY), native=False),

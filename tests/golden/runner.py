@@ -1,4 +1,4 @@
-"""Runs the golden cases in a process of its own, since the kernels in use are chosen once in a process.
+"""Runs the golden cases: in this process, as the tests do, or in one of its own, as record.py does.
 
 ``python -m golden.runner OUT.json`` with ``tests`` on the path runs all cases with the kernels that ``HANSA_NATIVE``
 names and writes their digests. The digests depend on the machine's arithmetic, which `arithmetic` describes.
@@ -234,31 +234,56 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--describe", action="store_true", help="only say what the arithmetic is")
     parser.add_argument("--only", default="*", help="a pattern of names")
-    parser.add_argument("--every", type=int, default=1, help="of the cases beside the presets, run one in so many")
-    parser.add_argument("--first", type=int, default=0, help="of these, the first to run")
     parser.add_argument("--workers", type=int, default=1)
     asked = parser.parse_args()
+    logging.getLogger("hansa").setLevel(logging.ERROR)
     answer: dict[str, Any] = {"arithmetic": arithmetic()}
     if not asked.describe:
-        answer |= run_all(asked.only, asked.workers, asked.every, asked.first)
+        answer |= run_all(asked.only, asked.workers)
     asked.out.write_text(json.dumps(answer), encoding="utf-8")
 
 
-def run_all(pattern: str, workers: int, every: int = 1, first: int = 0) -> dict[str, Any]:
+def run_all(pattern: str, workers: int) -> dict[str, Any]:
     """The digests of the cases whose name matches, or the error that a case ended with."""
-    import hansa
+    from golden.cases import CASES
+
+    return run_cases([name for name in CASES if fnmatch.fnmatchcase(name, pattern)], workers)
+
+
+def sampled(kernels: str, every: int) -> list[str]:
+    """The names of the cases for a run with one kind of kernels; ``every`` = 1 names all.
+
+    With an instruction set, presets have ``mlp`` (native), ``norm`` (eager) and the other tasks of native stages.
+    Without kernels all are eager, and a preset has one of ``mlp`` and ``norm``. For the rest of the presets' cases the
+    kinds take turns. Of the cases beside the presets, one in ``every`` is run, a different one with each kind.
+    """
+    from golden import problems
     from golden.cases import CASES, CATALOGUE
 
-    logging.getLogger("hansa").setLevel(logging.ERROR)
+    turn, kinds = KERNELS.index(kernels), len(KERNELS)
+
+    def belongs(at: int, name: str, task: str) -> bool:
+        if name.split(" / ")[0] not in CATALOGUE:
+            return at % every == turn * every // kinds
+        if kernels == "off" and task in ("mlp", "norm"):
+            return CATALOGUE.index(name.split(" / ")[0]) % 2 == (task == "norm")
+        if kernels != "off" and (task in problems.NATIVE or task == "norm"):
+            return True
+        return at % kinds == turn
+
+    return [name for at, (name, case) in enumerate(CASES.items()) if every == 1 or belongs(at, name, case.task)]
+
+
+def run_cases(names: Sequence[str], workers: int = 1) -> dict[str, Any]:
+    """The digests of these cases, or the error that a case ended with."""
+    import hansa
+    from golden.cases import CASES
+
     found: dict[str, Any] = {}
     seconds: dict[str, float] = {}
     with hansa.workers(workers) if workers > 1 else contextlib.nullcontext():
-        for at, (name, case) in enumerate(CASES.items()):
-            if not fnmatch.fnmatchcase(name, pattern):
-                continue
-            if at % every != first and name.split(" / ")[0] not in CATALOGUE:
-                continue
-            began = time.perf_counter()
+        for name in names:
+            case, began = CASES[name], time.perf_counter()
             try:
                 found[name] = carry_out(case, workers if workers == 1 else None)
             except Exception as error:

@@ -7,15 +7,19 @@ record them.
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
+import warnings
 
 import pytest
+import torch
 
-from golden import cases, runner
+from golden import cases, problems, runner
 from hansa import presets
 
 EVERY = 12
-"""All cases of presets run, and of the others one in so many, a different one with each kind of kernels;
+"""`runner.sampled` names the cases that run with each kind of kernels, of those beside the presets one in so many;
 HANSA_GOLDEN=all runs all of them."""
 
 ALL = os.environ.get("HANSA_GOLDEN") == "all"
@@ -36,31 +40,55 @@ def test_every_preset_has_golden_cases():
     assert set(cases.CATALOGUE) == set(presets.catalogue())
 
 
-@pytest.mark.parametrize("kernels", runner.KERNELS)
-def test_results_are_bit_identical_to_the_recorded_ones(kernels, tmp_path):
-    every = 1 if ALL else EVERY
-    first = runner.KERNELS.index(kernels) * every // len(runner.KERNELS)
-    answer = runner.results(kernels, tmp_path, "--every", str(every), "--first", str(first))
-    entry, found = expected(answer["arithmetic"]), answer["cases"]
-    assert len(found) >= len(entry["cases"]) // every
-    assert {name.split(" / ")[0] for name in found} >= set(cases.CATALOGUE)
+def test_every_kind_of_kernels_has_every_preset_and_all_kinds_together_every_case_of_one():
+    chosen = {kernels: set(runner.sampled(kernels, EVERY)) for kernels in runner.KERNELS}
+    for kernels in ("avx512", "avx2"):
+        assert chosen[kernels] >= {f"{name} / {task}" for name in cases.CATALOGUE for task in ("mlp", "norm")}
+    for name in cases.CATALOGUE:
+        assert chosen["off"] & {f"{name} / mlp", f"{name} / norm"}
+    assert set().union(*chosen.values()) >= {name for name in cases.CASES if name.split(" / ")[0] in cases.CATALOGUE}
+    assert all(runner.sampled(kernels, 1) == list(cases.CASES) for kernels in runner.KERNELS)
+
+
+@pytest.fixture
+def kernels(request, monkeypatch):
+    """One kind of kernels in this process, tasks that were not made for another, and one thread."""
+    monkeypatch.setenv(runner.VARIABLE, request.param)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    problems.task.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield request.param
+    problems.task.cache_clear()
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("kernels", runner.KERNELS, indirect=True)
+def test_results_are_bit_identical_to_the_recorded_ones(kernels, caplog):
+    caplog.set_level(logging.ERROR, logger="hansa")
+    entry = expected(runner.arithmetic())
+    found = runner.run_cases(runner.sampled(kernels, 1 if ALL else EVERY))["cases"]
     wrong = runner.differences({name: one for name, one in entry["cases"].items() if name in found}, found)
     assert not wrong, f"{len(wrong)} of {len(found)} cases ({entry['recorded']}):\n" + "\n".join(wrong)
 
 
-@pytest.mark.parametrize("kernels", runner.KERNELS if ALL else runner.KERNELS[-1:])
+@pytest.mark.parametrize("kernels", runner.KERNELS if ALL else runner.KERNELS[-1:], indirect=True)
 @pytest.mark.parametrize("arguments", [(), ("--accept-changes", "version")], ids=["plain", "version accepted"])
 def test_a_run_of_version_0_2_is_finished_to_the_bit_or_refused_by_its_version(arguments, kernels, tmp_path):
     """These two outcomes and no other: a traceback, a refusal that does not say why, or other bits are failures.
 
     A refusal comes before any arithmetic, so one kind of kernels shows it.
     """
-    done = runner.resumed(kernels, runner.FOLDER, tmp_path / "run", *arguments)
-    said = done.stdout + done.stderr
-    assert "Traceback" not in said, said
-    if done.returncode == 0:
-        entry = expected(runner.results(kernels, tmp_path, "--describe")["arithmetic"])
-        assert runner.of_folder(tmp_path / "run") == entry["folder"], said
+    from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
+    from typer.testing import CliRunner
+
+    shutil.copytree(runner.FOLDER, tmp_path / "run")
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["resume", str(tmp_path / "run"), "-q", *arguments])
+    said = done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit), said
+    if done.exit_code == 0:
+        assert runner.of_folder(tmp_path / "run") == expected(runner.arithmetic())["folder"], said
     else:
         assert "version" in said, said
         assert "0.2" in said, said

@@ -7,7 +7,6 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-import subprocess
 import sys
 import weakref
 from functools import partial
@@ -17,6 +16,7 @@ import pytest
 import torch
 
 import hansa
+import warm
 from contracts.small import small
 from engine import problems
 from hansa.config import from_preset
@@ -106,7 +106,7 @@ def test_a_run_that_dies_before_any_call_to_the_disk_goes_on_to_the_same_result(
 
 def test_runs_killed_by_sigkill_go_on_to_the_same_result(tmp_path):
     tests = Path(__file__).parents[1]
-    found = subprocess.run(
+    found = warm.run(
         [sys.executable, "-m", "torture.kill", "2", "--first", "3", "--jobs", "1"],
         env={**os.environ, "PYTHONPATH": str(tests), "TMPDIR": str(tmp_path)},
         capture_output=True,

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import hansa
+import warm
 from hansa.config import from_preset
 from hansa.runs import folder_lock
 from hansa.runs.experiment import Experiment
@@ -60,7 +61,7 @@ def test_runs_started_at_once_by_processes_all_live(tmp_path):
         "'runs/fedavg', numbered=True); made.execute(); print(made.folder)"
     )
     children = [
-        subprocess.Popen(
+        warm.Popen(
             [sys.executable, "-c", script, str(seed)],
             cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 
 import pytest
 
 import hansa
+import warm
 from hansa import HansaError
 from hansa.config import from_preset
 from hansa.runs import metrics, metrics_log
@@ -187,7 +187,7 @@ def test_a_hundred_thousand_rounds_are_shown_in_little_memory(done):
         "hansa.study.report.rank([entry]); entry.series()\n"
         "print(told['rounds'], tracemalloc.get_traced_memory()[1])"
     )
-    answer = subprocess.run([sys.executable, "-c", script, str(done)], capture_output=True, text=True, check=True)
+    answer = warm.run([sys.executable, "-c", script, str(done)], capture_output=True, text=True, check=True)
     rounds, most = map(int, answer.stdout.split())
     assert rounds == 20_000
     assert most < 8e6  # for two readings at a time; 100,000 rounds are five times that

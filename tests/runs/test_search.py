@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 import hansa
+import warm
 from hansa.runs.search import DONE, FAILED, PRUNED, SEARCH, Search, parse_range, search_range
 from hansa.training import quadratic
 
@@ -122,10 +122,11 @@ def test_a_search_from_python_finds_the_rate_and_keeps_its_runs(tmp_path):
 
 
 def test_a_killed_search_ends_with_the_file_of_an_unbroken_one():
-    """Byte for byte, killed before a pruned and before a failed trial end, and halfway; `torture.search` goes on."""
+    """Byte for byte, killed before a pruned and before a failed trial end, and as it is resumed; `torture.search` has
+    the long form."""
     tests = Path(__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, "-m", "torture.search", "3"], cwd=tests, text=True, capture_output=True, check=False
+    done = warm.run(
+        [sys.executable, "-m", "torture.search", "2"], cwd=tests, text=True, capture_output=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "every search.json equal" in done.stdout

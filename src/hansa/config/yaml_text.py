@@ -133,7 +133,7 @@ def parse_document(text: str, source: str = "config") -> Document:
     return replace(document, data=deepcopy(document.data), lines=dict(document.lines), changes={})
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=128)
 def _parse_cached(text: str, source: str) -> Document:
     try:
         node, data = _construct(text, lambda node: _refuse_duplicate_keys(node, source, text))
