@@ -29,7 +29,7 @@ def test_rare_numbers_are_drawn_again_as_numpy_does():
     out, differ = np.empty(1, np.int64), set()
     for seed in range(60):
         key = Key(seed).child("rare")
-        table.choose(key.digest(16), most + 1, 1, out.ctypes.data)
+        table.choose(key.digest(16), 1, most + 1, 1, out.ctypes.data)
         raw = key.numpy().integers(0, 2**32, dtype=np.uint32)
         differ.add(int(raw) * (most + 1) >> 32 != int(out[0]))
         bits = np.random.Philox(key=np.frombuffer(key.digest(16), "<u8"))

@@ -118,24 +118,25 @@ INLINE void mix_block(const int KIND, const int LATER, const mixing_t *m, ptrdif
     }
 }
 
-INLINE void mix_pass(const int KIND, const int LATER, const int EVENLY, const mixing_t *given) {
+INLINE void mix_pass(const int KIND, const int LATER, const int EVENLY, const mixing_t *given, ptrdiff_t i,
+                     ptrdiff_t stop) {
     const mixing_t m = *given; /* in registers: no store can reach it */
     /* public copies are read from where they are, so that the longest block is best that keeps all rows in the cache */
     const ptrdiff_t most = at_most(512, at_least(64, 32 * 1024 / m.rows / 64 * 64));
     const ptrdiff_t block = EVENLY || KIND == HANSA_MIX ? MIX_VECTORS * VL : most;
-    ptrdiff_t i = 0;
-    for (; !EVENLY && i < m.d; i += block) mix_block(KIND, LATER, &m, i, at_most(block, m.d - i));
-    for (; i + block <= m.d; i += block) mix_evenly(KIND, LATER, MIX_VECTORS, 0, &m, i, VL);
-    for (; i < m.d; i += VL) mix_evenly(KIND, LATER, 1, 1, &m, i, m.d - i);
+    for (; !EVENLY && i < stop; i += block) mix_block(KIND, LATER, &m, i, at_most(block, stop - i));
+    for (; i + block <= stop; i += block) mix_evenly(KIND, LATER, MIX_VECTORS, 0, &m, i, VL);
+    for (; i < stop; i += VL) mix_evenly(KIND, LATER, 1, 1, &m, i, stop - i);
 }
 
-/* One exchange of all rows: HANSA_MIX, HANSA_PULL or HANSA_SIGNS. Without links of groups all rows hear all. */
-static void exchange_rows(int64_t kind, const mixing_t *m) {
+/* One exchange of all rows, columns `i` to `stop`: HANSA_MIX, HANSA_PULL or HANSA_SIGNS. Without links of groups all rows
+ * hear all. */
+static void exchange_rows(int64_t kind, const mixing_t *m, ptrdiff_t i, ptrdiff_t stop) {
     const int even = !m->groups;
-    if (kind == HANSA_MIX && m->later) even ? mix_pass(HANSA_MIX, 1, 1, m) : mix_pass(HANSA_MIX, 1, 0, m);
-    else if (kind == HANSA_MIX) even ? mix_pass(HANSA_MIX, 0, 1, m) : mix_pass(HANSA_MIX, 0, 0, m);
-    else if (kind == HANSA_PULL) even ? mix_pass(HANSA_PULL, 0, 1, m) : mix_pass(HANSA_PULL, 0, 0, m);
-    else even ? mix_pass(HANSA_SIGNS, 0, 1, m) : mix_pass(HANSA_SIGNS, 0, 0, m);
+    if (kind == HANSA_MIX && m->later) even ? mix_pass(HANSA_MIX, 1, 1, m, i, stop) : mix_pass(HANSA_MIX, 1, 0, m, i, stop);
+    else if (kind == HANSA_MIX) even ? mix_pass(HANSA_MIX, 0, 1, m, i, stop) : mix_pass(HANSA_MIX, 0, 0, m, i, stop);
+    else if (kind == HANSA_PULL) even ? mix_pass(HANSA_PULL, 0, 1, m, i, stop) : mix_pass(HANSA_PULL, 0, 0, m, i, stop);
+    else even ? mix_pass(HANSA_SIGNS, 0, 1, m, i, stop) : mix_pass(HANSA_SIGNS, 0, 0, m, i, stop);
 }
 
 /* The links of a cohort by groups, or one weight `share` if every row that takes part hears all of them. */

@@ -89,23 +89,22 @@ INLINE void ring_columns(const int KIND, const int LINKS, const int N, const int
 #undef GIVE
 }
 
-INLINE void ring_pass(const int KIND, const int LINKS, const ring_t *given) {
+INLINE void ring_pass(const int KIND, const int LINKS, const ring_t *given, ptrdiff_t i, ptrdiff_t stop) {
     const ring_t ring = *given; /* in registers: no store can reach it */
-    ptrdiff_t i = 0;
-    for (; i + RING_VECTORS * VL <= ring.d; i += RING_VECTORS * VL)
+    for (; i + RING_VECTORS * VL <= stop; i += RING_VECTORS * VL)
         ring_columns(KIND, LINKS, RING_VECTORS, 0, &ring, i, VL);
-    for (; i < ring.d; i += VL) ring_columns(KIND, LINKS, 1, 1, &ring, i, ring.d - i);
+    for (; i < stop; i += VL) ring_columns(KIND, LINKS, 1, 1, &ring, i, stop - i);
 }
 
-/* One exchange of all rows: HANSA_MIX, HANSA_PULL or HANSA_SIGNS. */
-static void ring_gossip(int64_t kind, const ring_t *ring) {
+/* One exchange of all rows, columns `i` to `stop`: HANSA_MIX, HANSA_PULL or HANSA_SIGNS. */
+static void ring_gossip(int64_t kind, const ring_t *ring, ptrdiff_t i, ptrdiff_t stop) {
     int pair = ring->rows == 2;
-    if (kind == HANSA_MIX && pair) ring_pass(HANSA_MIX, 2, ring);
-    else if (kind == HANSA_MIX) ring_pass(HANSA_MIX, 3, ring);
-    else if (kind == HANSA_PULL && pair) ring_pass(HANSA_PULL, 2, ring);
-    else if (kind == HANSA_PULL) ring_pass(HANSA_PULL, 3, ring);
-    else if (pair) ring_pass(HANSA_SIGNS, 2, ring);
-    else ring_pass(HANSA_SIGNS, 3, ring);
+    if (kind == HANSA_MIX && pair) ring_pass(HANSA_MIX, 2, ring, i, stop);
+    else if (kind == HANSA_MIX) ring_pass(HANSA_MIX, 3, ring, i, stop);
+    else if (kind == HANSA_PULL && pair) ring_pass(HANSA_PULL, 2, ring, i, stop);
+    else if (kind == HANSA_PULL) ring_pass(HANSA_PULL, 3, ring, i, stop);
+    else if (pair) ring_pass(HANSA_SIGNS, 2, ring, i, stop);
+    else ring_pass(HANSA_SIGNS, 3, ring, i, stop);
 }
 
 #endif
