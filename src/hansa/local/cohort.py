@@ -66,6 +66,14 @@ class CohortSchedule:
                 self._active[each, len(survivors)] = [self._position[client] for client in active]
         return self._active[drawn]
 
+    def active_from(self, first: int, survivors: Sequence[int]) -> list[list[int]]:
+        """Return `active` of each step from ``first`` on."""
+        if first >= self.steps:
+            return []
+        self.active(first, survivors)
+        count = len(survivors)
+        return [self._active[step, count] for step in range(first, self.steps)]
+
     def run_step(self, step: int) -> int:
         """Return the number of a step, counted from 1 over the whole run."""
         return self.round * self.steps + step + 1
@@ -165,6 +173,10 @@ class Cohort:
         """Return the positions of the survivors that take a local step."""
         return self.schedule.active(step, self.mixer.positions)
 
+    def active_from(self, first: int) -> list[list[int]]:
+        """Return `active` of each step from ``first`` on."""
+        return self.schedule.active_from(first, self.mixer.positions)
+
     def local_step(self, client: int) -> LocalStep:
         """Return a client's local step, one object for the whole round."""
         if client not in self._steps:
@@ -195,7 +207,7 @@ class Cohort:
             return "separate"
         if self.judges_messages:
             return "dense"
-        active = [len(self.active(step)) for step in range(self.schedule.steps)]
+        active = [len(positions) for positions in self.active_from(0)]
         sizes = (len(self.clients), active, mixing.gossip_every, self.mixer.nonzero, self.start.numel())
         return "lazy" if lazy_pays(*sizes, native) else "dense"
 
@@ -211,7 +223,7 @@ class Cohort:
         return CohortOutcome(DenseRows(rows), copies)
 
     def lazy_rows(self) -> LazyRows:
-        changes = sum(len(self.active(step)) for step in range(self.schedule.steps))
+        changes = sum(len(positions) for positions in self.active_from(0))
         return LazyRows(self.start, len(self.clients), changes)
 
     def dense_rows(self) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -251,8 +263,9 @@ class Cohort:
         each = math.ceil(2 * (len(alive) - 1) / len(alive) * size) * averages if averages else 0
         if gossips and self.mixing.compressor is not None:  # sign packets all have the same length
             size = self.mixing.compressor.max_nbytes(self.start.numel(), self.start.dtype)
-        sent = (self.mixer.degrees * size * gossips + each).tolist()
-        outcome.peer_bytes.update(dict(zip(alive, sent, strict=True)))
+        size *= gossips
+        degrees = self.mixer.degrees.tolist()
+        outcome.peer_bytes.update({c: degree * size + each for c, degree in zip(alive, degrees, strict=True)})
 
     def exchange(self, outcome: CohortOutcome, step: int, pull: Callable[[], None] | None = None) -> None:
         """Exchange after a step if scheduled; ``pull`` replaces the product of compressed gossip."""

@@ -77,7 +77,7 @@ def _draw_all(cohorts: Sequence[Cohort], draw_rows: DrawRows | None) -> dict[int
         if cohort.batch_sizes is None:
             continue
         schedule, batches = cohort.schedule, drawn.setdefault(id(cohort), {})
-        steps = Counter(chain.from_iterable(map(cohort.active, range(schedule.steps))))
+        steps = Counter(chain.from_iterable(cohort.active_from(0)))
         stepping = [cohort.clients[position] for position in steps]
         clients += stepping
         keys += schedule.key.child("local", schedule.round).digests(stepping, "batch")
@@ -279,12 +279,12 @@ class _DenseRun:
 
     def _turns(self, steps: range, pending: list[int] | None) -> _DenseTurns:
         """Return the turns of some steps: for each, the stepping clients, then the exchange if it is native."""
-        plan = _DenseTurns([], [], [])
-        for step in steps:
-            first = step == steps[0] and pending is not None
-            turns = self.batches.turns(pending if first and pending is not None else self.cohort.active(step))
-            plan.turns.extend(turns)
-            plan.kinds.extend([None] * len(turns))
+        plan, active = _DenseTurns([], [], []), self.cohort.active_from(steps[0])[: len(steps)]
+        if pending is not None:
+            active[0] = pending
+        for step, positions in zip(steps, active, strict=True):
+            plan.turns.extend(self.batches.turns(positions))
+            plan.kinds.extend([None] * len(positions))
             if self._native and (exchange := self._native_exchange(step)) is not None:
                 plan.turns.append((exchange, 1, 0))
                 plan.kinds.append(self.schedule.exchange(step))

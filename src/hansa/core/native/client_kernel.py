@@ -224,7 +224,7 @@ def shuffled_rows(
     fits = index.dtype == torch.int64 and index.is_contiguous() and index.device.type == "cpu"
     if not fits or len(keys) != len(samples) or spans.min() < 0 or samples.min() < 1 or spans.max() > index.numel():
         raise HansaError(
-            f"shuffled_rows: {len(keys)} clients' rows in {index.dtype} {list(index.shape)}: expected int64 row numbers."
+            f"shuffled_rows: {len(keys)} clients in {index.dtype} {list(index.shape)}: expected int64 row numbers."
         )
     return _shuffled(keys, (index.data_ptr() + 8 * spans[:, 0]).astype(np.uint64), samples, lengths, isa)
 
@@ -239,9 +239,10 @@ def _shuffled(
     words, samples = np.frombuffer(b"".join(keys), "<u8").astype(np.uint64), samples.astype(np.int64)
     lengths, order = lengths.astype(np.int64), np.empty(int(samples.max()), np.int64)
     out = np.empty(int(lengths.sum()), np.int64)
+    addresses = None if own is None else own.ctypes.data
     native.load(isa).draw(
-        words.ctypes.data, None if own is None else own.ctypes.data, samples.ctypes.data, lengths.ctypes.data, len(keys),
-        order.ctypes.data, out.ctypes.data,
+        words.ctypes.data, addresses, samples.ctypes.data, lengths.ctypes.data, len(keys), order.ctypes.data,
+        out.ctypes.data,
     )  # fmt: skip
     return out
 

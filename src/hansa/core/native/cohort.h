@@ -54,14 +54,24 @@ static int stayed(const hansa_cohort *c, int64_t row, ptrdiff_t d, double moved)
 
 INLINE int alive(const hansa_cohort *c, int64_t row) { return c->starts[row] < c->starts[row + 1]; }
 
-/* Initialize rows to `start` on first use: the row `only`, or all remaining ones. */
-static void begin_rows(const hansa_cohort *c, ptrdiff_t d, int64_t only) {
-    for (int64_t row = only < 0 ? 0 : only; c->start && row < (only < 0 ? c->rows : only + 1); row++) {
-        if (c->begun[row]) continue;
-        memcpy(c->x + row * d, c->start, sizeof(float) * (size_t)d);
-        if (c->public_copies) memcpy(c->public_copies + row * d, c->start, sizeof(float) * (size_t)d);
-        c->begun[row] = 1;
+/* What of a row is initialized; the rest has the value of `start`. */
+enum { BEGUN_MODEL = 1, BEGUN_COPY = 2 };
+
+INLINE int has_begun(const hansa_cohort *c, int64_t row, int what) { return !c->start || c->begun[row] & what; }
+
+/* Initialize models or public copies to `start`: of the row `only`, or of all remaining ones. */
+static void begin_rows(const hansa_cohort *c, ptrdiff_t d, int64_t only, int what) {
+    float *to = what == BEGUN_MODEL ? c->x : c->public_copies;
+    for (int64_t row = only < 0 ? 0 : only; to && row < (only < 0 ? c->rows : only + 1); row++) {
+        if (has_begun(c, row, what)) continue;
+        memcpy(to + row * d, c->start, sizeof(float) * (size_t)d);
+        c->begun[row] |= what;
     }
+}
+
+static void begin_all(const hansa_cohort *c, ptrdiff_t d) {
+    begin_rows(c, d, -1, BEGUN_MODEL);
+    begin_rows(c, d, -1, BEGUN_COPY);
 }
 
 /* Apply the steps in `later` without mixing. */
@@ -78,7 +88,8 @@ INLINE uint8_t *bits_of(const hansa_cohort *c, ptrdiff_t d, int64_t row) {
 
 /* C(x - public_copies) of a row after its step, as scale and bits. */
 static int sign_row(const hansa_cohort *c, ptrdiff_t d, int64_t row) {
-    float scale = sign_difference(c->x + row * d, c->public_copies + row * d, d, bits_of(c, d, row));
+    const float *copy = has_begun(c, row, BEGUN_COPY) ? c->public_copies + row * d : c->start;
+    float scale = sign_difference(c->x + row * d, copy, d, bits_of(c, d, row));
     scales_of(c)[row] = scale;
     return (int)(c->stepped[row] = isfinite(scale) != 0);
 }
@@ -98,14 +109,25 @@ static int look_up_exchange(const hansa_cohort *c, ptrdiff_t d, int64_t kind, mi
     const ptrdiff_t bits_row = round_up((d + 7) / 8, 64);
     out->kind = kind == HANSA_AVERAGE ? HANSA_MIX : kind;
     out->on_ring = kind != HANSA_AVERAGE && !c->later && ring_of(c, c->scratch);
+    if (kind != HANSA_AVERAGE && !out->on_ring && !make_plan(c, plan)) return 0;
+    if (!plan->from && !(plan->from = malloc((size_t)c->rows * sizeof *plan->from))) return 0;
+    /* rings and complete graphs read what is not initialized from `start` */
+    if (c->later || kind == HANSA_PULL || (kind != HANSA_AVERAGE && !out->on_ring && plan->groups)) begin_all(c, d);
+    const int what = out->kind == HANSA_MIX ? BEGUN_MODEL : BEGUN_COPY;
+    if (what == BEGUN_COPY) begin_rows(c, d, -1, BEGUN_MODEL);
+    for (int64_t row = 0; row < c->rows; row++) {
+        const float *own = (what == BEGUN_MODEL ? c->x : c->public_copies) + row * d;
+        plan->from[row] = has_begun(c, row, what) ? own : c->start;
+        if (c->start && alive(c, row)) c->begun[row] |= what;
+    }
     if (out->on_ring) {
-        out->ring = (ring_t){c->x, c->public_copies, c->scratch, scales_of(c), bits_of(c, d, 0), c->rows, d, bits_row,
+        out->ring = (ring_t){c->x, c->public_copies, plan->from, c->scratch, scales_of(c), bits_of(c, d, 0), c->rows, d, bits_row,
                              splat((float)c->rate)};
         return 1;
     }
     mixing_t *mixing = &out->mixing;
-    *mixing = (mixing_t){.x = c->x, .open = c->public_copies, .later = c->later, .stepped = c->stepped, .starts = c->starts,
-                         .scales = scales_of(c), .bits = bits_of(c, d, 0), .sent = c->scratch, .rows = c->rows, .d = d,
+    *mixing = (mixing_t){.x = c->x, .open = c->public_copies, .from = plan->from, .later = c->later, .stepped = c->stepped,
+                         .starts = c->starts, .scales = scales_of(c), .bits = bits_of(c, d, 0), .sent = c->scratch, .rows = c->rows, .d = d,
                          .bits_row = bits_row, .rate = (float)c->rate, .none = -0.0f};
     if (kind == HANSA_AVERAGE) {
         int64_t left = 0;
@@ -114,7 +136,6 @@ static int look_up_exchange(const hansa_cohort *c, ptrdiff_t d, int64_t kind, mi
         mixing->none = 0;
         return 1;
     }
-    if (!make_plan(c, plan)) return 0;
     mixing->links = plan->links;
     mixing->groups = plan->groups;
     mixing->share = plan->share;
@@ -204,9 +225,9 @@ static int64_t run_turns(hansa_network *network, const hansa_data *data, const h
         if (row >= 0) {
             float *x = c->x + row * d;
             /* an uninitialized row: the step reads `start` and writes the row */
-            int fresh = c->start && !c->begun[row] && !c->public_copies && !c->later;
-            if (fresh) c->begun[row] = 1;
-            else begin_rows(c, d, row);
+            int fresh = !c->later && !has_begun(c, row, BEGUN_MODEL);
+            if (fresh) c->begun[row] |= BEGUN_MODEL;
+            else begin_rows(c, d, row, BEGUN_MODEL);
             step.y = c->later ? c->later + row * d : fresh ? (float *)c->start : x;
             step.to = fresh ? x : NULL;
             step.velocity = c->velocities ? c->velocities[row] : NULL;
@@ -222,14 +243,16 @@ static int64_t run_turns(hansa_network *network, const hansa_data *data, const h
                                 : stayed(c, row, d, reach_of_step(network, c->turns[at].batch, &step, update->max_grad_norm));
             if (!fine) {
                 c->dropped = row;
-                begin_rows(c, d, -1);
+                begin_all(c, d);
                 return HANSA_OK;
             }
         } else {
-            begin_rows(c, d, -1);
+            if (row == HANSA_SIGNS) begin_rows(c, d, -1, BEGUN_MODEL);
             if (row == HANSA_SIGNS && (c->dropped = sign_rest(c, d)) >= 0) return HANSA_BAD_SUM;
-            if (row == HANSA_SETTLE) settle_rows(c, d);
-            else {
+            if (row == HANSA_SETTLE) {
+                begin_all(c, d);
+                settle_rows(c, d);
+            } else {
                 exchange_t exchange;
                 if (!look_up_exchange(c, d, row, plan, &exchange)) return HANSA_NO_MEMORY;
                 finished = c->origin && c->done == c->count;
@@ -242,7 +265,7 @@ static int64_t run_turns(hansa_network *network, const hansa_data *data, const h
         if (now() >= end) break;
     }
     if (c->done < c->count) return HANSA_OK;
-    begin_rows(c, d, -1);
+    begin_all(c, d);
     return !c->origin || finished || finish_rows(c, d, NULL) ? HANSA_OK : HANSA_NO_MEMORY;
 }
 

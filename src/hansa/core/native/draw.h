@@ -85,8 +85,8 @@ static inline uint32_t philox_half(philox_t *draw) {
 
 /* An integer from 0 to `most`, by masks and rejection. */
 static inline uint64_t philox_within(philox_t *draw, uint64_t most) {
-    uint64_t mask = most, value;
-    for (int shift = 1; shift < 64; shift *= 2) mask |= mask >> shift;
+    const uint64_t mask = most ? UINT64_MAX >> __builtin_clzll(most) : 0;
+    uint64_t value;
     do value = (most <= 0xffffffffu ? philox_half(draw) : philox_next(draw)) & mask;
     while (value > most);
     return value;

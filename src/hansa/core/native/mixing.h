@@ -22,7 +22,8 @@ typedef struct {
 /* An exchange. Rows without links take no part. */
 typedef struct {
     float *x, *open;
-    const float *later; /* or null */
+    const float *const *from; /* per row: where what it sends is read, if all hear all */
+    const float *later;       /* or null */
     const int64_t *stepped, *starts;
     const float *scales;
     const uint8_t *bits;
@@ -39,12 +40,12 @@ INLINE int takes_part(const mixing_t *m, ptrdiff_t row) { return m->starts[row] 
  * signs. */
 INLINE void mix_take(const int KIND, const int N, const int PART, const mixing_t *m, ptrdiff_t row, ptrdiff_t i,
                      ptrdiff_t lanes, vf *out) {
-    float *from = (KIND == HANSA_MIX ? m->x : m->open) + row * m->d + i;
+    const float *from = m->from[row] + i;
     UNROLL for (int j = 0; j < N; j++) {
         out[j] = load_part(from + j * VL, PART ? lanes : VL);
         if (KIND != HANSA_SIGNS) continue;
         out[j] = out[j] + signed_scale(m->bits + row * m->bits_row, i + j * VL, m->scales[row]);
-        store_part(from + j * VL, out[j], PART ? lanes : VL);
+        store_part(m->open + row * m->d + i + j * VL, out[j], PART ? lanes : VL);
     }
 }
 
@@ -143,6 +144,7 @@ static void exchange_rows(int64_t kind, const mixing_t *m, ptrdiff_t i, ptrdiff_
 typedef struct {
     mix_link_t *links;
     int64_t *groups;
+    const float **from; /* per row */
     float share;
     int made;
 } mix_plan_t;
@@ -164,6 +166,7 @@ static int hears_all(const hansa_cohort *c, float *share) {
 static void free_plan(mix_plan_t *plan) {
     free(plan->links);
     free(plan->groups);
+    free(plan->from);
 }
 
 /* Fills the plan once; returns 0 if there is no memory. */

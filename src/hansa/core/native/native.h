@@ -93,7 +93,7 @@ typedef struct {
     float *scratch; /* HANSA_CUT entries per row, followed by a row's bits and one scale per row */
     double rate, seconds;
     const float *start; /* initial value of rows and public copies, or null if they are initialized */
-    int64_t *begun;     /* per row: whether it is initialized */
+    int64_t *begun;     /* per row: bits of what is initialized, its model and its public copy */
     const float *origin;  /* if not null, the call that ends the turns also computes `deltas` and `spread` */
     float *const *deltas; /* per row: receives x - origin, or null */
     double spread;        /* sum of the squared distances of the surviving rows to their mean */

@@ -11,6 +11,7 @@
 
 typedef struct {
     float *x, *open;
+    const float *const *from;      /* per row: where what it sends is read */
     const float *weights, *scales; /* weights: three per row, in the order of places */
     const uint8_t *bits;
     ptrdiff_t rows, d, bits_row;
@@ -38,12 +39,12 @@ static int ring_of(const hansa_cohort *c, float *weights) {
  * signs. */
 INLINE void ring_take(const int KIND, const int N, const int PART, const ring_t *ring, ptrdiff_t row, ptrdiff_t i,
                       ptrdiff_t lanes, vf *out) {
-    float *from = (KIND == HANSA_MIX ? ring->x : ring->open) + row * ring->d + i;
+    const float *from = ring->from[row] + i;
     UNROLL for (int j = 0; j < N; j++) {
         out[j] = load_part(from + j * VL, PART ? lanes : VL);
         if (KIND != HANSA_SIGNS) continue;
         out[j] = out[j] + signed_scale(ring->bits + row * ring->bits_row, i + j * VL, ring->scales[row]);
-        store_part(from + j * VL, out[j], PART ? lanes : VL);
+        store_part(ring->open + row * ring->d + i + j * VL, out[j], PART ? lanes : VL);
     }
 }
 
