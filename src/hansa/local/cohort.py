@@ -264,8 +264,9 @@ class Cohort:
         if gossips and self.mixing.compressor is not None:  # sign packets all have the same length
             size = self.mixing.compressor.max_nbytes(self.start.numel(), self.start.dtype)
         size *= gossips
-        degrees = self.mixer.degrees.tolist()
-        outcome.peer_bytes.update({c: degree * size + each for c, degree in zip(alive, degrees, strict=True)})
+        peer_bytes = outcome.peer_bytes
+        for client, degree in zip(alive, self.mixer.degrees.tolist(), strict=True):
+            peer_bytes[client] += degree * size + each
 
     def exchange(self, outcome: CohortOutcome, step: int, pull: Callable[[], None] | None = None) -> None:
         """Exchange after a step if scheduled; ``pull`` replaces the product of compressed gossip."""

@@ -41,6 +41,7 @@ class ClientKernel:
         self.use(inputs, labels)
         self.update = abi.StepParameters()
         self._workspace: Workspace | None = None
+        self._scratch = torch.empty(0)
 
     def use(self, inputs: Tensor, labels: Tensor) -> None:
         """Continue with other examples of the same shape."""
@@ -181,6 +182,12 @@ class ClientKernel:
         if self._workspace is None or self._workspace.batch < batch:
             self._workspace = Workspace(self.network, batch)
         return self._workspace
+
+    def scratch(self, entries: int) -> Tensor:
+        """Return reusable memory of at least so many floats, for what need not outlive a call."""
+        if self._scratch.numel() < entries:
+            self._scratch = torch.empty(entries)
+        return self._scratch
 
     def use_step(self, step: AffineStep) -> None:
         """Set the step of later calls; velocities are passed separately."""

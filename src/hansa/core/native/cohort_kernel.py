@@ -71,7 +71,7 @@ class CohortKernel:
         n, bits = len(rows), -(-network.dim // 512) * 64
         self._clients, self._update = clients, abi.StepParameters()
         fill_update(network, self._update, step, step.anchor, None)
-        self._scratch = torch.empty(n * abi.CUT + n + n * bits // 4)
+        self._scratch = clients.scratch(n * abi.CUT + n + n * bits // 4)
         per_row = np.zeros((4, n), np.int64)
         self._stepped, self._reach, self._delta_addresses = per_row[0], per_row[2].view(np.float64), per_row[3]
         address = per_row.ctypes.data
