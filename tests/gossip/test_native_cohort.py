@@ -210,16 +210,16 @@ def test_models_made_from_changes_have_the_same_bits_with_any_number_of_workers(
 def test_cohorts_planned_together_are_those_trained_alone_to_the_bit(name, spoilt, monkeypatch):
     """Clusters of three share memory, that of two has its own, and one loses a client."""
     method = METHODS[name]().with_local(batch_size=4)
-    clusters = [[0, 1, 2], [5, 6, 7], [3, 4]]
-    method = method.with_local(mixing=replace(method.local.mixing, clusters=clusters))
+    mixing = method.local.mixing
+    assert mixing is not None
+    method = method.with_local(mixing=replace(mixing, clusters=[[0, 1, 2], [5, 6, 7], [3, 4]]))
     sizes = []
     real = ModuleTrainer.train_cohorts
     monkeypatch.setattr(
         ModuleTrainer, "train_cohorts", lambda self, cohorts: sizes.append(len(cohorts)) or real(self, cohorts)
     )
     together = run(method, spoilt=spoilt)
-    kept = method.local.mixing.keep_local_models
-    assert (max(sizes) > 1) != kept
+    assert (max(sizes) > 1) != mixing.keep_local_models
     monkeypatch.setattr(BatchSizer, "size", lambda *_: 1)
     sizes.clear()
     alone = run(method, spoilt=spoilt)
