@@ -18,6 +18,7 @@ import numpy as np
 from hansa.core.counts import round_share
 from hansa.core.errors import HansaError, check_fraction, check_integer, invalid_argument
 from hansa.core.keys import Key
+from hansa.core.native.random_draws import draw_without_replacement
 from hansa.core.protocols import check_component, with_defaults
 from hansa.core.types import Population
 from hansa.gossip.activity import count_of
@@ -424,8 +425,7 @@ class per_cluster(BaseSampler):
         for cluster in self.clusters:
             m = count_of("per_cluster", "reporters", self.reporters, len(cluster))
             address = key.child("sample", round, "cluster", min(cluster))
-            drawn = address.numpy().choice(len(cluster), m, replace=False, shuffle=False)
-            chosen += [cluster[i] for i in drawn.tolist()]
+            chosen += [cluster[i] for i in draw_without_replacement(address.digest(16), len(cluster), m)]
         return tuple(sorted(chosen))
 
 

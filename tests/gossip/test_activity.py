@@ -157,3 +157,19 @@ def test_traces_of_unknown_clients_and_empty_ones_are_refused() -> None:
     for trace in ([], [["a"]]):
         with pytest.raises(HansaError, match="trace"):
             gossip.available(trace)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_draws_of_several_steps_are_those_of_each(rule):
+    clients = [9, 3, 7, 0, 5]
+    steps = range(1) if isinstance(rule, gossip.replay) else range(2, 9)
+    expected = [rule.draw(4, step, clients, Key(1)) for step in steps]
+    assert rule.draw_steps(4, steps, clients, Key(1)) == expected
+
+
+def test_a_subclass_that_draws_otherwise_is_asked_at_every_step():
+    class first(gossip.resample):
+        def draw(self, round, step, clients, key):
+            return sorted(clients)[: 1 + step]
+
+    assert first(2).draw_steps(0, range(3), [5, 4, 6], Key(0)) == [[4], [4, 5], [4, 5, 6]]

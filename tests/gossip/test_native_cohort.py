@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from hansa.algorithm import Mixing
 from hansa.compress import identity, random_k, sign, top_k
 from hansa.core import native
 from hansa.data.federated import FederatedData
+from hansa.engine.requests import BatchSizer
 from hansa.gossip import bernoulli, complete, isolated, resample, ring, star, unbalanced_complete
 from hansa.local import native_cohort
 from hansa.training.trainer import ModuleTrainer
@@ -53,7 +56,7 @@ def run(method, rounds=3, **words):
 
 
 def step_by_step(monkeypatch):
-    monkeypatch.setattr(ModuleTrainer, "train_cohort", lambda *words: None)
+    monkeypatch.setattr(ModuleTrainer, "train_cohorts", lambda self, cohorts: [None] * len(cohorts))
 
 
 METHODS = {
@@ -200,3 +203,28 @@ def test_models_made_from_changes_have_the_same_bits_with_any_number_of_workers(
     lazily(monkeypatch, True)
     one, two = (run(IDLE[name](), workers=workers) for workers in (1, 2))
     assert torch.equal(one.trajectory, two.trajectory)
+
+
+@pytest.mark.parametrize("spoilt", [None, 1, 5])
+@pytest.mark.parametrize("name", ["ha_fed", "cafga", "sign", "top_k", "momentum, decay, clip", "dsgd", "gossip_pga"])
+def test_cohorts_planned_together_are_those_trained_alone_to_the_bit(name, spoilt, monkeypatch):
+    """Clusters of three share memory, that of two has its own, and one loses a client."""
+    method = METHODS[name]().with_local(batch_size=4)
+    mixing = method.local.mixing
+    assert mixing is not None
+    method = method.with_local(mixing=replace(mixing, clusters=[[0, 1, 2], [5, 6, 7], [3, 4]]))
+    sizes = []
+    real = ModuleTrainer.train_cohorts
+    monkeypatch.setattr(
+        ModuleTrainer, "train_cohorts", lambda self, cohorts: sizes.append(len(cohorts)) or real(self, cohorts)
+    )
+    together = run(method, spoilt=spoilt)
+    assert (max(sizes) > 1) != mixing.keep_local_models
+    monkeypatch.setattr(BatchSizer, "size", lambda *_: 1)
+    sizes.clear()
+    alone = run(method, spoilt=spoilt)
+    assert max(sizes) == 1
+    assert spoilt is None or sum(record["lost"] for record in alone.history) > 0
+    assert torch.equal(together.trajectory, alone.trajectory)
+    for found, expected in zip(together.history, alone.history, strict=True):
+        assert {**found, "seconds": 0} == {**expected, "seconds": 0}

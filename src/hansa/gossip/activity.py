@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 from hansa.core.counts import round_share
 from hansa.core.errors import HansaError, check_fraction, check_integer, invalid_argument
 from hansa.core.keys import Key
-from hansa.core.native.random_draws import draw_without_replacement
+from hansa.core.native.random_draws import draws_without_replacement
 from hansa.core.protocols import check_component, missing_methods, with_defaults
 
 
@@ -48,6 +48,10 @@ class BaseActivity(Activity):
     def among(self, reporters: Sequence[int]) -> Activity:
         """Return the rule for a round with these reporters."""
         return self
+
+    def draw_steps(self, round: int, steps: Sequence[int], clients: Sequence[int], key: Key) -> list[list[int]]:
+        """Return `draw` of each of the steps; a rule may draw them together."""
+        return [self.draw(round, step, clients, key) for step in steps]
 
 
 def require_activity(owner: str, argument: str, value: object) -> None:
@@ -161,15 +165,23 @@ class resample(BaseActivity):
 
     def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
         """Draw m of the cohort without replacement, or all of it if dropouts leave fewer."""
+        return self._draw(round, [step], clients, key)[0]
+
+    def draw_steps(self, round: int, steps: Sequence[int], clients: Sequence[int], key: Key) -> list[list[int]]:
+        """Draw for each of the steps, in one native call."""
+        if type(self).draw is not resample.draw:  # of a subclass
+            return BaseActivity.draw_steps(self, round, steps, clients, key)
+        return self._draw(round, steps, clients, key)
+
+    def _draw(self, round: int, steps: Sequence[int], clients: Sequence[int], key: Key) -> list[list[int]]:
         cohort = sorted(clients)
         m = count_of("resample", "m", self.m, len(cohort)) if isinstance(self.m, float) else self.m
         if m is None:
             raise HansaError("resample(): how many report is not known here. resample(2) draws two.")
         if m >= len(cohort):
-            return cohort
-        return sorted(
-            cohort[i] for i in draw_without_replacement(_address(key, round, step, cohort).digest(16), len(cohort), m)
-        )
+            return [cohort] * len(steps)
+        keys = key.child("active", round, cohort[0]).digests(steps)
+        return [sorted([cohort[i] for i in drawn]) for drawn in draws_without_replacement(keys, len(cohort), m)]
 
 
 @dataclass(frozen=True, slots=True)

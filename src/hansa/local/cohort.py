@@ -56,13 +56,23 @@ class CohortSchedule:
         return self._position[client]
 
     def active(self, step: int, survivors: Sequence[int]) -> list[int]:
-        """Return the survivors' positions that take a local step; drawn once."""
+        """Return the survivors' positions that take a local step; drawn once, with those of all later steps."""
         drawn = (step, len(survivors))  # survivors only ever get fewer
         if drawn not in self._active:
             clients = [self.clients[position] for position in survivors]
-            active = self._activity.draw(self.round, step, clients, self.key)
-            self._active[drawn] = [self._position[client] for client in active]
+            later = range(step, self.steps)
+            steps = with_defaults(self._activity, BaseActivity).draw_steps(self.round, later, clients, self.key)
+            for each, active in zip(later, steps, strict=True):
+                self._active[each, len(survivors)] = [self._position[client] for client in active]
         return self._active[drawn]
+
+    def active_from(self, first: int, survivors: Sequence[int]) -> list[list[int]]:
+        """Return `active` of each step from ``first`` on."""
+        if first >= self.steps:
+            return []
+        self.active(first, survivors)
+        count = len(survivors)
+        return [self._active[step, count] for step in range(first, self.steps)]
 
     def run_step(self, step: int) -> int:
         """Return the number of a step, counted from 1 over the whole run."""
@@ -81,7 +91,7 @@ class CohortSchedule:
 class CohortOutcome:
     """The result of a cohort's steps and exchanges: its final rows, losses, dropped clients and traffic."""
 
-    rows: Rows
+    _rows: Rows | None
     public_copies: torch.Tensor | None = None
     losses: list[float] = field(default_factory=list)
     dropped: list[tuple[int, int]] = field(default_factory=list)
@@ -90,6 +100,27 @@ class CohortOutcome:
     exchanges: int = 0
     taken: Counter[int] = field(default_factory=Counter)
     """The steps that each client took."""
+    deltas: list[Vector] | None = None
+    """The changes of the surviving reporters' rows, in their order; see `finish`."""
+    spread: float = 0.0
+    """The consensus distance of the survivors."""
+
+    @property
+    def rows(self) -> Rows:
+        """The final rows, unless they were released."""
+        assert self._rows is not None, "the rows of a finished cohort are kept only if it keeps them"
+        return self._rows
+
+    def finish(self, cohort: Cohort) -> None:
+        """Compute the reporters' changes and the spread, unless native code did, and release rows that nobody reads."""
+        if not cohort.mixer.positions:
+            self.deltas = []
+        elif self.deltas is None:
+            self.deltas, self.spread = self.rows.deltas(
+                cohort.mixer, cohort.dim, cohort.start, cohort.reporting_positions()
+            )
+        if not cohort.keeps_rows:
+            self._rows = self.public_copies = None
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +129,8 @@ class Cohort:
 
     ``new_step`` makes a client's local step, ``batches`` draws its batches, ``saved_row`` reads a row of its memory,
     ``shared_state`` names the optimizer state that is exchanged with the models, and ``attack`` is a fault plan's.
+    ``keeps_rows`` says whether the final rows are read after the changes of the reporters. ``batch_sizes`` are those of
+    all members if their batches are the trainer's own full ones, which it may draw for several clients in one call.
     """
 
     schedule: CohortSchedule
@@ -109,8 +142,11 @@ class Cohort:
     saved_row: Callable[[int, str], Vector | None]
     shared_state: tuple[str, ...] = ()
     attack: Attack | None = None
+    keeps_rows: bool = True
+    batch_sizes: Sequence[int] | None = None
     _steps: dict[int, LocalStep] = field(default_factory=dict)
     _storage: Storage | None = None
+    _common_step: LocalStep | None = None
 
     @property
     def mixing(self) -> Mixing:
@@ -125,6 +161,11 @@ class Cohort:
         """Whether messages are combined one by one: there is a mixing rule or an attack. Such exchanges are eager."""
         return self.mixing.robust is not None or self.attack is not None
 
+    def reporting_positions(self) -> list[int]:
+        """Return the positions of the surviving reporters."""
+        position, alive = self.schedule.position, self.mixer.alive
+        return [at for at in map(position, self.schedule.reporters) if alive[at]]
+
     def survivors(self) -> list[int]:
         return [self.clients[position] for position in self.mixer.positions]
 
@@ -132,11 +173,22 @@ class Cohort:
         """Return the positions of the survivors that take a local step."""
         return self.schedule.active(step, self.mixer.positions)
 
+    def active_from(self, first: int) -> list[list[int]]:
+        """Return `active` of each step from ``first`` on."""
+        return self.schedule.active_from(first, self.mixer.positions)
+
     def local_step(self, client: int) -> LocalStep:
         """Return a client's local step, one object for the whole round."""
         if client not in self._steps:
             self._steps[client] = self.new_step(client)
         return self._steps[client]
+
+    @property
+    def common_step(self) -> LocalStep:
+        """A step whose numbers are those of all clients; it is not taken."""
+        if self._common_step is None:
+            self._common_step = self.new_step(self.clients[0])
+        return self._common_step
 
     def has_stepped(self, client: int) -> bool:
         return client in self._steps
@@ -155,7 +207,7 @@ class Cohort:
             return "separate"
         if self.judges_messages:
             return "dense"
-        active = [len(self.active(step)) for step in range(self.schedule.steps)]
+        active = [len(positions) for positions in self.active_from(0)]
         sizes = (len(self.clients), active, mixing.gossip_every, self.mixer.nonzero, self.start.numel())
         return "lazy" if lazy_pays(*sizes, native) else "dense"
 
@@ -171,7 +223,7 @@ class Cohort:
         return CohortOutcome(DenseRows(rows), copies)
 
     def lazy_rows(self) -> LazyRows:
-        changes = sum(len(self.active(step)) for step in range(self.schedule.steps))
+        changes = sum(len(positions) for positions in self.active_from(0))
         return LazyRows(self.start, len(self.clients), changes)
 
     def dense_rows(self) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -211,8 +263,10 @@ class Cohort:
         each = math.ceil(2 * (len(alive) - 1) / len(alive) * size) * averages if averages else 0
         if gossips and self.mixing.compressor is not None:  # sign packets all have the same length
             size = self.mixing.compressor.max_nbytes(self.start.numel(), self.start.dtype)
-        sent = (self.mixer.degrees * size * gossips + each).tolist()
-        outcome.peer_bytes.update(dict(zip(alive, sent, strict=True)))
+        size *= gossips
+        peer_bytes = outcome.peer_bytes
+        for client, degree in zip(alive, self.mixer.degrees.tolist(), strict=True):
+            peer_bytes[client] += degree * size + each
 
     def exchange(self, outcome: CohortOutcome, step: int, pull: Callable[[], None] | None = None) -> None:
         """Exchange after a step if scheduled; ``pull`` replaces the product of compressed gossip."""

@@ -1,10 +1,12 @@
-"""The native executor of a cohort's schedule: all turns in one call, on dense or lazy rows."""
+"""The native executor of cohorts' schedules: all turns in one call, on dense or lazy rows."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,6 +18,7 @@ from hansa.core.native import abi
 from hansa.core.native.client_kernel import ClientKernel
 from hansa.core.native.cohort_kernel import GROUP, TURN, ChangeSums, CohortKernel, LazyCohortKernel, MixingLinks
 from hansa.core.types import Vector
+from hansa.core.vectors import allocator
 from hansa.gossip.rows import DenseRows, LazyRows, Mixer
 from hansa.gossip.topology import Topology
 from hansa.local.cohort import Cohort, CohortOutcome
@@ -23,27 +26,90 @@ from hansa.local.cohort import Cohort, CohortOutcome
 Array: TypeAlias = np.ndarray[Any, Any]
 Turn: TypeAlias = tuple[int, int, int]
 """The fields of `TURN`."""
+DrawRows: TypeAlias = Callable[[Sequence[int], Sequence[bytes], Array], Array]
+"""From clients, the keys of their batches and the rows that each needs: the row numbers, one client after the other."""
 MOST_EVEN = 1024  # clients up to which the n^2 links of compressed gossip on a complete graph are made
 LINKS = 64  # links per client up to which sums over links are faster than a matrix product
 
 
-def train_cohort_natively(cohort: Cohort, clients: ClientKernel) -> CohortOutcome | None:
-    """Run a cohort's schedule natively; None if its rows are separate or its exchange has no native form."""
+def train_cohorts_natively(
+    cohorts: Sequence[Cohort], clients: ClientKernel, draw_rows: DrawRows | None = None
+) -> list[CohortOutcome | None]:
+    """Run cohorts' schedules natively; None for one whose rows are separate or whose exchange has no native form.
+
+    All schedules are planned before the first step, because Python code between native steps is slow: the steps evict
+    it from the cache. Cohorts that keep no rows run in the same memory, one after the other. ``draw_rows`` draws the
+    batches of several clients in one call, where these are the trainer's own.
+    """
+    able = [cohort for cohort in cohorts if _runs_natively(cohort)]
+    drawn = _draw_all(able, draw_rows)
+    memory: dict[int, _RowMemory] = {}
+    runs: list[_DenseRun | _LazyRun] = []
+    for cohort in able:
+        batches = _TurnBatches(cohort, drawn.get(id(cohort), {}))
+        if cohort.storage(native=True) == "lazy":
+            runs.append(_LazyRun(cohort, clients, batches))
+        else:
+            runs.append(_DenseRun(cohort, clients, batches, memory))
+    for run in runs:
+        run.run()
+    outcomes = {id(run.cohort): run.result() for run in runs}
+    return [outcomes.get(id(cohort)) for cohort in cohorts]
+
+
+def _runs_natively(cohort: Cohort) -> bool:
     if cohort.judges_messages:
-        return None
+        return False
     storage = cohort.storage(native=True)
     if storage == "lazy":
-        return _run_lazy(cohort, clients)
-    if storage == "separate" or (cohort.schedule.steps_after_exchange and not _exchanges_natively(cohort)):
-        return None
-    return _DenseRun(cohort, clients).run()
+        return True
+    return storage == "dense" and (not cohort.schedule.steps_after_exchange or _exchanges_natively(cohort))
+
+
+def _draw_all(cohorts: Sequence[Cohort], draw_rows: DrawRows | None) -> dict[int, dict[int, _Drawn]]:
+    """Draw the batches of all cohorts' stepping clients in one call; by cohort and position."""
+    drawn: dict[int, dict[int, _Drawn]] = {}
+    members: list[tuple[dict[int, _Drawn], int, int]] = []
+    clients: list[int] = []
+    keys: list[bytes] = []
+    lengths: list[int] = []
+    for cohort in cohorts if draw_rows is not None else ():
+        if cohort.batch_sizes is None:
+            continue
+        schedule, batches = cohort.schedule, drawn.setdefault(id(cohort), {})
+        steps = Counter(chain.from_iterable(cohort.active_from(0)))
+        stepping = [cohort.clients[position] for position in steps]
+        clients += stepping
+        keys += schedule.key.child("local", schedule.round).digests(stepping, "batch")
+        for position, count in steps.items():
+            size = cohort.batch_sizes[position]
+            members.append((batches, position, size))
+            lengths.append(count * size)
+    if draw_rows is not None and clients:
+        rows = draw_rows(clients, keys, np.array(lengths, np.int64))
+        address = rows.ctypes.data
+        for (batches, position, size), length in zip(members, lengths, strict=True):
+            batches[position] = _Drawn(rows, size, address)
+            address += 8 * length
+    return drawn
+
+
+class _Drawn(NamedTuple):
+    """The batches of one client's steps: the array that they are in, the rows per batch, the address of the first."""
+
+    owner: Array
+    size: int
+    address: int
 
 
 class _TurnBatches:
-    """The turns of the clients' steps: the address of each client's next batch, and the number taken."""
+    """The turns of the clients' steps: the address of each client's next batch, and the number taken.
 
-    def __init__(self, cohort: Cohort) -> None:
-        self._cohort = cohort
+    ``drawn`` has the batches of the steps that clients take if none drops out; others are drawn when they are needed.
+    """
+
+    def __init__(self, cohort: Cohort, drawn: dict[int, _Drawn]) -> None:
+        self._cohort, self._drawn = cohort, drawn
         self._batches: dict[int, Any] = {}
         self._turns: dict[int, list[tuple[int, int]]] = {}
         self.taken = [0] * len(cohort.clients)
@@ -52,20 +118,26 @@ class _TurnBatches:
         """Return the next turn of each position."""
         turns = []
         for position in positions:
+            taken = self.taken[position]
+            self.taken[position] = taken + 1
+            if position in self._drawn:
+                _, size, address = self._drawn[position]
+                turns.append((position, size, address + 8 * size * taken))
+                continue
             if position not in self._turns:
                 batches = self._batches[position] = self._cohort.batches(self._cohort.clients[position])
                 self._turns[position] = _widths_and_addresses(batches)
-            turns.append((position, *self._turns[position][self.taken[position]]))
-            self.taken[position] += 1
+            turns.append((position, *self._turns[position][taken]))
         return turns
 
     def taken_by_client(self) -> Counter[int]:
         """Return the steps that each client took."""
         return Counter(dict(zip(self._cohort.clients, self.taken, strict=True)))
 
-    def rewind(self, taken: Sequence[int], rows: Array) -> None:
-        """Return to an earlier ``taken``, with the given steps taken since."""
-        self.taken = (np.array(taken) + np.bincount(rows, minlength=len(taken))).tolist()
+    def rewind(self, taken: Sequence[int], rows: Sequence[int] | Array) -> None:
+        """Return to an earlier ``taken``, with the given steps taken since. The survivors may take other steps now."""
+        self.taken = (np.array(taken) + np.bincount(np.array(rows, np.int64), minlength=len(taken))).tolist()
+        self._drawn = {}
 
 
 def _widths_and_addresses(batches: Any) -> list[tuple[int, int]]:
@@ -85,87 +157,139 @@ def _velocities(cohort: Cohort, positions: Sequence[int]) -> dict[int, Vector]:
 
 
 class _DenseTurns(NamedTuple):
-    """Turns of several steps, the step that each belongs to, and which of them are exact averages."""
+    """Turns of several steps, the step that each belongs to, and the kind of exchange that each is, None for steps."""
 
-    turns: Array
-    steps: Array
-    averages: Array
+    turns: list[Turn]
+    steps: list[int]
+    kinds: list[str | None]
 
     def exchanges(self, done: int) -> tuple[int, int]:
         """Count the gossips and the exact averages among the first ``done`` turns."""
-        kinds, averages = self.turns["row"][:done], self.averages[:done]
-        return int(((kinds < 0) & (kinds != abi.SETTLE) & ~averages).sum()), int(averages.sum())
+        kinds = self.kinds[:done]
+        return kinds.count("gossip"), kinds.count("average")
+
+    def stepped(self, done: int) -> list[int]:
+        """Return the places of the steps among the first ``done`` turns."""
+        return [place for place, turn in enumerate(self.turns[:done]) if turn[0] >= 0]
 
     def remaining(self, done: int) -> list[int]:
         """Return the rows that have not yet stepped in the step of the last of ``done`` turns."""
-        same = self.steps[done:] == self.steps[done - 1]
-        return [int(row) for row in self.turns["row"][done:][same] if row >= 0]
+        same = self.steps[done - 1]
+        pairs = zip(self.turns[done:], self.steps[done:], strict=True)
+        return [turn[0] for turn, step in pairs if step == same and turn[0] >= 0]
+
+
+class _RowMemory(NamedTuple):
+    """The rows, and the public copies of compressed gossip, in which cohorts run one after the other."""
+
+    rows: torch.Tensor
+    copies: torch.Tensor | None
 
 
 class _DenseRun:
-    """Runs all turns in one call, or one call per step if the exchange is not native; restarts after a dropout."""
+    """Runs all turns in one call, or one call per step if the exchange is not native; restarts after a dropout.
 
-    def __init__(self, cohort: Cohort, clients: ClientKernel) -> None:
-        self.cohort, self.schedule, self.batches = cohort, cohort.schedule, _TurnBatches(cohort)
-        rows, copies = cohort.dense_rows()
-        self.rows = DenseRows(rows)
-        self.outcome = CohortOutcome(self.rows, copies)
+    ``memory`` has the memory of cohorts that keep no rows, by their number of clients.
+    """
+
+    def __init__(
+        self, cohort: Cohort, clients: ClientKernel, batches: _TurnBatches, memory: dict[int, _RowMemory]
+    ) -> None:
+        self.cohort, self.schedule, self.batches = cohort, cohort.schedule, batches
         start = None if cohort.mixing.keep_local_models or not self.schedule.steps else cohort.start
+        own = None if start is None or cohort.keeps_rows else memory.get(len(cohort.clients))
+        if own is None:
+            own = _RowMemory(*cohort.dense_rows())
         if start is None:
-            cohort.fill(rows, copies)
-        self.step = cohort.new_step(cohort.clients[0])
+            cohort.fill(*own)
+        elif not cohort.keeps_rows:
+            memory[len(cohort.clients)] = own
+        self.rows = DenseRows(own.rows)
+        self.outcome = CohortOutcome(self.rows, own.copies)
+        self.step = cohort.common_step
         late = self.schedule.steps_after_exchange
-        self.kernel = CohortKernel(clients, rows, self.step, after_exchange=late, start=start)
+        self.kernel = CohortKernel(clients, own.rows, self.step, after_exchange=late, start=start)
+        self._deltas: dict[int, Vector] = {}
+        self._native = _exchanges_natively(cohort)
+        if self._native:
+            self._deltas = {position: allocator.empty_like(cohort.start) for position in cohort.reporting_positions()}
+            self.kernel.set_deltas(cohort.start, self._deltas)
+        self._plan = self._prepare(0, None) if self.schedule.steps and cohort.mixer.positions else None
 
-    def run(self) -> CohortOutcome:
+    def run(self) -> None:
+        """Run the schedule; the turns of the first call are prepared, and those of the last recorded by `result`."""
         step, pending = 0, None
         while step < self.schedule.steps and self.cohort.mixer.positions:
-            step, pending = self._run_from(step, pending)
-        self.outcome.taken = self.batches.taken_by_client()
-        return self.outcome
+            plan = self._plan or self._prepare(step, pending)
+            losses, done = self.kernel.run_prepared()
+            if self._native and self.kernel.dropped is None:
+                self._plan, self._losses = plan, losses
+                break
+            step, pending = self._record(plan, step, losses, done)
+            self._plan = None
+        if self._plan is None:
+            self.outcome.finish(self.cohort)
 
-    def _run_from(self, first: int, pending: list[int] | None) -> tuple[int, list[int] | None]:
-        """Run to the end, to the next dropout, or for one step if the exchange is not native; return where to continue.
-        ``pending`` are the remaining rows of a first step that a dropout interrupted."""
-        cohort, outcome = self.cohort, self.outcome
-        native = _exchanges_natively(cohort)
-        stop = self.schedule.steps if native else first + 1
-        taken = self.batches.taken.copy()
-        plan = self._turns(range(first, stop), pending, native)
-        self._set_up(plan)
-        losses, done = self.kernel.run(plan.turns)
-        stepped = plan.turns["row"][:done] >= 0
-        if self.kernel.dropped is not None:
-            stepped[-1] = False
-        outcome.losses += losses[:done][stepped].tolist()
+    def result(self) -> CohortOutcome:
+        """Return the outcome, with the turns since the last dropout."""
+        cohort, outcome, plan = self.cohort, self.outcome, self._plan
+        if plan is not None:
+            outcome.losses += self._losses[plan.stepped(len(plan.turns))].tolist()
+            cohort.count(outcome, *plan.exchanges(len(plan.turns)))
+            outcome.deltas = [self._deltas[position] for position in cohort.reporting_positions()]
+            outcome.spread = math.sqrt(self.kernel.spread / len(cohort.mixer.positions))
+            outcome.finish(cohort)
+        outcome.taken = self.batches.taken_by_client()
+        return outcome
+
+    def _record(self, plan: _DenseTurns, first: int, losses: Array, done: int) -> tuple[int, list[int] | None]:
+        """Record the turns done: to the next dropout, or of one step if the exchange is not native. Return where to
+        continue: the step, and its remaining rows if a dropout interrupted it."""
+        cohort, outcome, stepped = self.cohort, self.outcome, plan.stepped(done)
+        dropped, rows = self.kernel.dropped, [plan.turns[place][0] for place in stepped]
+        outcome.losses += losses[stepped if dropped is None else stepped[:-1]].tolist()
         cohort.count(outcome, *plan.exchanges(done))
-        if self.kernel.dropped is not None:
-            rows = plan.turns["row"][:done]
-            self.batches.rewind(taken, rows[rows >= 0])
-            first = int(plan.steps[done - 1])
-            cohort.drop(outcome, self.kernel.dropped, first)
+        if dropped is not None:
+            self.batches.rewind(self._taken, rows)
+            first = plan.steps[done - 1]
+            cohort.drop(outcome, dropped, first)
             pending = plan.remaining(done)
-            if native or pending:
+            if self._native or pending:
                 return first, pending
-        if not native and cohort.mixer.positions:
+        if cohort.mixer.positions:
             cohort.exchange(outcome, first, self._pull if _has_few_links(cohort) else None)
-        return stop, None
+        return first + 1, None
 
-    def _turns(self, steps: range, pending: list[int] | None, native: bool) -> _DenseTurns:
+    def _prepare(self, first: int, pending: list[int] | None) -> _DenseTurns:
+        """Plan the turns to the end, or of one step if the exchange is not native, and pass the current W, the public
+        copies and the velocities of the stepping clients to the kernel. ``pending`` are the remaining rows of a first
+        step that a dropout interrupted."""
+        self._taken = self.batches.taken.copy()
+        plan = self._turns(range(first, self.schedule.steps if self._native else first + 1), pending)
+        copies = self.outcome.public_copies
+        self.kernel.set_links(_links_of(self.cohort.mixer, uniform=copies is not None))
+        if copies is not None:
+            self.kernel.set_public_copies(copies, self.cohort.mixing.consensus_rate)
+        if self.step.momentum:
+            stepping = sorted({turn[0] for turn in plan.turns if turn[0] >= 0})
+            self.kernel.set_velocities(_velocities(self.cohort, stepping))
+        self.kernel.rows = self.rows.rows
+        self.kernel.prepare(_as_array(plan.turns))
+        return plan
+
+    def _turns(self, steps: range, pending: list[int] | None) -> _DenseTurns:
         """Return the turns of some steps: for each, the stepping clients, then the exchange if it is native."""
-        turns: list[Turn] = []
-        places: list[int] = []
-        averages: list[bool] = []
-        for step in steps:
-            first = step == steps[0] and pending is not None
-            turns += self.batches.turns(pending if first and pending is not None else self.cohort.active(step))
-            averages += [False] * (len(turns) - len(averages))
-            exchange = self._native_exchange(step) if native else None
-            if exchange is not None:
-                turns.append((exchange, 1, 0))
-                averages.append(self.schedule.exchange(step) == "average")
-            places += [step] * (len(averages) - len(places))
-        return _DenseTurns(_as_array(turns), np.array(places), np.array(averages, bool))
+        plan, active = _DenseTurns([], [], []), self.cohort.active_from(steps[0])[: len(steps)]
+        if pending is not None:
+            active[0] = pending
+        for step, positions in zip(steps, active, strict=True):
+            plan.turns.extend(self.batches.turns(positions))
+            plan.kinds.extend([None] * len(positions))
+            if self._native and (exchange := self._native_exchange(step)) is not None:
+                plan.turns.append((exchange, 1, 0))
+                plan.kinds.append(self.schedule.exchange(step))
+            plan.steps.extend([step] * (len(plan.turns) - len(plan.steps)))
+        return plan
 
     def _native_exchange(self, step: int) -> int | None:
         """Return the native code of the exchange after a step."""
@@ -177,17 +301,6 @@ class _DenseRun:
         if self.cohort.mixing.compressor is not None:
             return abi.SIGNS
         return abi.AVERAGE if self.cohort.mixer.weights is None else abi.MIX
-
-    def _set_up(self, plan: _DenseTurns) -> None:
-        """Pass the current W, the public copies and the velocities of the stepping clients to the kernel."""
-        copies = self.outcome.public_copies
-        self.kernel.set_links(_links_of(self.cohort.mixer, uniform=copies is not None))
-        if copies is not None:
-            self.kernel.set_public_copies(copies, self.cohort.mixing.consensus_rate)
-        if self.step.momentum:
-            stepping = sorted({int(row) for row in plan.turns["row"] if row >= 0})
-            self.kernel.set_velocities(_velocities(self.cohort, stepping))
-        self.kernel.rows = self.rows.rows
 
     def _pull(self) -> None:
         self.kernel.run(np.array([(abi.PULL, 1, 0)], TURN))
@@ -249,44 +362,54 @@ class _BrokenStep(NamedTuple):
     pending: list[int]
 
 
-def _run_lazy(cohort: Cohort, clients: ClientKernel) -> CohortOutcome:
-    """Run all steps in one call; after a dropout, continue with another."""
-    rows, batches, steps = cohort.lazy_rows(), _TurnBatches(cohort), cohort.schedule.steps
-    step_of_all = cohort.new_step(cohort.clients[0])
-    outcome, kernel = CohortOutcome(rows), LazyCohortKernel(clients, cohort.start, step_of_all)
-    first, counted, broken = 0, 0, None
-    while first < steps and cohort.mixer.positions:
-        checkpoint, taken = rows.checkpoint(), batches.taken.copy()
-        plan = _lazy_turns(cohort, range(first, steps), rows, batches, broken)
-        rows.reserve(0)  # for all planned steps
-        stepping = sorted({int(row) for row in plan.turns["row"][plan.steps >= 0]}) if step_of_all.momentum else []
-        changes_before = checkpoint[1] + (len(broken.stepped) if broken else 0)
-        losses, done = kernel.run(rows.changes, changes_before, plan.turns, plan.sums, _velocities(cohort, stepping))
-        stepped = plan.steps[:done] >= 0
-        if kernel.dropped is None:
+class _LazyRun:
+    """Runs all steps in one call; after a dropout, continues with another."""
+
+    def __init__(self, cohort: Cohort, clients: ClientKernel, batches: _TurnBatches) -> None:
+        self.cohort, self.batches = cohort, batches
+        self.kernel = LazyCohortKernel(clients, cohort.start, cohort.common_step)
+
+    def run(self) -> None:
+        cohort, batches, kernel = self.cohort, self.batches, self.kernel
+        rows, steps = cohort.lazy_rows(), cohort.schedule.steps
+        self.outcome = outcome = CohortOutcome(rows)
+        first, counted, broken = 0, 0, None
+        while first < steps and cohort.mixer.positions:
+            checkpoint, taken = rows.checkpoint(), batches.taken.copy()
+            plan = _lazy_turns(cohort, range(first, steps), rows, batches, broken)
+            rows.reserve(0)  # for all planned steps
+            momentum = cohort.common_step.momentum
+            stepping = sorted({int(row) for row in plan.turns["row"][plan.steps >= 0]}) if momentum else []
+            before = checkpoint[1] + (len(broken.stepped) if broken else 0)
+            losses, done = kernel.run(rows.changes, before, plan.turns, plan.sums, _velocities(cohort, stepping))
+            stepped = plan.steps[:done] >= 0
+            if kernel.dropped is None:
+                outcome.losses += losses[:done][stepped].tolist()
+                break
+            stepped[-1] = False
             outcome.losses += losses[:done][stepped].tolist()
-            break
-        stepped[-1] = False
-        outcome.losses += losses[:done][stepped].tolist()
-        step = int(plan.steps[done - 1])
-        turns = np.flatnonzero(plan.steps == step)
-        before = plan.turns["row"][turns[turns < done - 1]].tolist()
-        if broken and step == first:
-            before = [*broken.stepped, *before]
-        batches.rewind(taken, plan.turns["row"][:done][plan.steps[:done] >= 0])
-        rows.rewind(checkpoint)
-        for earlier in range(first, step):
-            whole = broken or _BrokenStep([], cohort.active(earlier))
-            _advance_coefficients(cohort, earlier, [*whole.stepped, *whole.pending], rows)
-            broken = None
-        broken, first = _BrokenStep(before, plan.turns["row"][turns[turns >= done]].tolist()), step
-        _count_exchanges(cohort, outcome, range(counted, step))
-        counted = step
-        cohort.drop(outcome, kernel.dropped, step)
-    if cohort.mixer.positions:
-        _count_exchanges(cohort, outcome, range(counted, steps))
-    outcome.taken = batches.taken_by_client()
-    return outcome
+            step = int(plan.steps[done - 1])
+            turns = np.flatnonzero(plan.steps == step)
+            earlier_rows = plan.turns["row"][turns[turns < done - 1]].tolist()
+            if broken and step == first:
+                earlier_rows = [*broken.stepped, *earlier_rows]
+            batches.rewind(taken, plan.turns["row"][:done][plan.steps[:done] >= 0])
+            rows.rewind(checkpoint)
+            for earlier in range(first, step):
+                whole = broken or _BrokenStep([], cohort.active(earlier))
+                _advance_coefficients(cohort, earlier, [*whole.stepped, *whole.pending], rows)
+                broken = None
+            broken, first = _BrokenStep(earlier_rows, plan.turns["row"][turns[turns >= done]].tolist()), step
+            _count_exchanges(cohort, outcome, range(counted, step))
+            counted = step
+            cohort.drop(outcome, kernel.dropped, step)
+        if cohort.mixer.positions:
+            _count_exchanges(cohort, outcome, range(counted, steps))
+        outcome.finish(cohort)
+
+    def result(self) -> CohortOutcome:
+        self.outcome.taken = self.batches.taken_by_client()
+        return self.outcome
 
 
 def _lazy_turns(

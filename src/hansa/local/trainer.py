@@ -161,9 +161,9 @@ class BaseTrainer:
         """
         return None
 
-    def train_cohort(self, cohort: Cohort) -> CohortOutcome | None:
-        """Train and mix a gossiping cohort; None, with nothing changed, if there is no fast path."""
-        return None
+    def train_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortOutcome | None]:
+        """Train and mix gossiping cohorts; None for one, with nothing changed, if there is no fast path for it."""
+        return [None] * len(cohorts)
 
     def interrupt(self) -> None:
         """Interrupt a fast path that runs in another thread; it raises there."""

@@ -39,18 +39,39 @@ class CohortResult:
 
 
 @torch.no_grad()
-def train_cohort(
-    phase: LocalPhase, order: WorkOrder, received: Vectors, trainer: Trainer, samples: Sequence[int]
+def train_cohorts(
+    phase: LocalPhase,
+    orders: Sequence[WorkOrder],
+    received: Sequence[Vectors],
+    trainer: Trainer,
+    samples: Sequence[int],
+) -> list[CohortResult]:
+    """Train cohorts: at every step the active clients take a local step and all exchange, in the mixing's order.
+
+    The trainer's fast path gets all cohorts at once. Those whose final rows are read later are trained one by one, so
+    that the rows of only one are in memory.
+    """
+    cohorts = [_new_cohort(phase, order, got, trainer, samples) for order, got in zip(orders, received, strict=True)]
+    fast = with_defaults(trainer, BaseTrainer).train_cohorts
+    together = not any(cohort.keeps_rows for cohort in cohorts)
+    outcomes = fast(cohorts) if together else [None] * len(cohorts)
+    results = []
+    for cohort, order, got, trained in zip(cohorts, orders, received, outcomes, strict=True):
+        outcome = trained if together else fast([cohort])[0]
+        if outcome is None and defers_checks(trainer.y.device):
+            outcome = _DeferredExecutor(cohort, trainer).run_if_finite()
+            if outcome is None:  # a model became non-finite: once more, to drop its client at the step where it did
+                cohort = _new_cohort(phase, order, got, trainer, samples)
+        if outcome is None:
+            outcome = _EagerExecutor(cohort, trainer).run()
+        results.append(_result(cohort, outcome, order, phase, samples))
+    return results
+
+
+def _result(
+    cohort: Cohort, outcome: CohortOutcome, order: WorkOrder, phase: LocalPhase, samples: Sequence[int]
 ) -> CohortResult:
-    """Train a cohort: at every step the active clients take a local step and all exchange, in the mixing's order."""
-    cohort = _new_cohort(phase, order, received, trainer, samples)
-    outcome = with_defaults(trainer, BaseTrainer).train_cohort(cohort)
-    if outcome is None and defers_checks(trainer.y.device):
-        outcome = _DeferredExecutor(cohort, trainer).run_if_finite()
-        if outcome is None:  # a model became non-finite: once more, to drop its client at the step where it did
-            cohort = _new_cohort(phase, order, received, trainer, samples)
-    if outcome is None:
-        outcome = _EagerExecutor(cohort, trainer).run()
+    """Return the result of a cohort that has trained."""
     result = CohortResult(exchanges=outcome.exchanges)
     if not cohort.mixing.keep_local_models:
         alive = len(cohort.mixer.positions) + len(outcome.dropped)
@@ -86,6 +107,7 @@ def _new_cohort(
         key, place = order.key.child("local", order.round, client, "batch"), phase.place(order.memory.get(client, {}))
         return draw_batches(trainer, phase.division, client, samples[client], work, key, order.key, place)
 
+    sizes = [min(order.work.batch_size, samples[client]) for client in order.clients]
     return Cohort(
         schedule,
         mixer,
@@ -96,6 +118,8 @@ def _new_cohort(
         lambda client, name: order.memory.get(client, {}).get(name),
         with_defaults(phase.optimizer, BaseServerTransform).shared,
         order.attack,
+        order.mean or mixing.keep_local_models,
+        sizes if phase.division.is_default else None,
     )
 
 
@@ -235,23 +259,22 @@ def _add_updates(
     samples: Sequence[int],
 ) -> None:
     """Add the surviving reporters' updates, the consensus distance and, if requested, the mean model."""
-    mixer, dim = cohort.mixer, cohort.dim
-    reporters = [client for client in order.reporters if mixer.alive[cohort.schedule.position(client)]]
+    dim = cohort.dim
     loss = math.fsum(outcome.losses) / len(outcome.losses) if outcome.losses else None
-    positions = [cohort.schedule.position(client) for client in reporters]
-    deltas, spread = outcome.rows.deltas(mixer, dim, cohort.start, positions)
-    for client, position, delta in zip(reporters, positions, deltas, strict=True):
+    outcome.finish(cohort)
+    for position, delta in zip(cohort.reporting_positions(), outcome.deltas or (), strict=True):
+        client = cohort.clients[position]
         buffers = delta[dim:] if delta.numel() > dim else None
         memory = _memory(cohort, outcome, client, position)
         if memory:
             size = min(order.work.batch_size, samples[client])
             before = order.memory.get(client, {})
             memory |= phase.memory_of_place(samples[client], size, outcome.taken[client], before)
-        result.updates[client] = LocalUpdate(delta[:dim], buffers, loss, memory)
-    result.info["consensus"] = spread
+        result.updates[client] = LocalUpdate(delta if buffers is None else delta[:dim], buffers, loss, memory)
+    result.info["consensus"] = outcome.spread
     if order.mean:
-        result.mean = outcome.rows.mean(mixer).to(cohort.start)
-        result.alive = len(mixer.positions)
+        result.mean = outcome.rows.mean(cohort.mixer).to(cohort.start)
+        result.alive = len(cohort.mixer.positions)
 
 
 def _memory(cohort: Cohort, outcome: CohortOutcome, client: int, position: int) -> Vectors:

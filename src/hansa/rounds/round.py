@@ -21,7 +21,7 @@ from hansa.local.mixing import Mixing
 from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult, Trainer, draw_batches, train, train_by_steps
 from hansa.pace.clock import RoundTiming
 from hansa.rounds.aggregation import ClosedRound, RoundAggregation, ServerState, expected_upload
-from hansa.rounds.cohort import CohortResult, train_cohort
+from hansa.rounds.cohort import CohortResult, train_cohorts
 from hansa.rounds.many_clients import OrderColumns, ReportColumns, shared, train_columns
 from hansa.rounds.messages import Broadcast, DroppedClient, LocalUpdate, Report, Upload, WorkOrder, scoped
 from hansa.rounds.scale_warning import warn_of_dominated_scale
@@ -194,9 +194,7 @@ def _train_there(
     population: Population,
 ) -> list[CohortResult]:
     if algorithm.local.mixing is not None:
-        samples = population.samples
-        pairs = zip(orders, received, strict=True)
-        return [train_cohort(algorithm.local, order, got, trainer, samples) for order, got in pairs]
+        return train_cohorts(algorithm.local, orders, received, trainer, population.samples)
     jobs = _with_batches(algorithm, orders, _jobs(algorithm, orders, received), trainer, population)
     keeps_model = algorithm.local.private_blocks is not None or any(order.mean for order in orders)
     results = None if keeps_model else with_defaults(trainer, BaseTrainer).train_clients(jobs)

@@ -170,7 +170,7 @@ def _encode_column(name: str, values: Array, body: list[bytes]) -> list[Any]:
 
 
 def _encode_integers(values: Array, maximum: int, body: list[bytes]) -> str:
-    width = next(dtype for dtype in _WIDTHS if maximum <= np.iinfo(dtype).max)
+    width = next(dtype for dtype in _WIDTHS if maximum < 1 << 8 * int(dtype[2:]))
     body.append(values.astype(width).tobytes())
     return str(width)
 

@@ -405,8 +405,11 @@ class Task:
 
     def evaluate(self, trainer: ModuleTrainer, vectors: Vectors) -> dict[str, float]:
         """Return test loss, accuracy and metrics of the given vectors; empty without a test set."""
+        chunks = self.test_chunks()
+        if not chunks:
+            return self.compute_metrics([])
         with random_state.preserve_rng():
-            return self.compute_metrics([trainer.evaluate(vectors, *chunk) for chunk in self.test_chunks()])
+            return self.compute_metrics([trainer.evaluate(vectors, *chunk) for chunk in chunks])
 
     @property
     def client_test_sizes(self) -> dict[int, int]:

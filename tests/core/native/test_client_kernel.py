@@ -15,7 +15,13 @@ from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.native import network as network_module
-from hansa.core.native.client_kernel import ClientKernel, NativeJob, shuffled_batches, shuffles_like_numpy
+from hansa.core.native.client_kernel import (
+    ClientKernel,
+    NativeJob,
+    shuffled_batches,
+    shuffled_rows,
+    shuffles_like_numpy,
+)
 from hansa.core.native.network import AffineStep
 from hansa.training.trainer import batch_stream
 
@@ -174,3 +180,20 @@ def test_clients_may_start_from_different_models():
         kernel.train_clients([start], torch.empty_like(x), torch.arange(ROWS), [alone], step)
         assert torch.equal(alone.delta, job.delta)
     assert not torch.equal(jobs[0].delta, jobs[1].delta)
+
+
+@pytest.mark.parametrize("isa", each_set())
+def test_rows_of_several_clients_are_shuffled_like_those_of_each(isa):
+    index = torch.randperm(60, generator=torch.Generator().manual_seed(1))
+    spans, lengths = np.array([[0, 7], [7, 8], [20, 60]]), np.array([15, 3, 90])
+    keys = [Key(2).child(client).digest(16) for client in range(3)]
+    drawn = np.split(shuffled_rows(keys, index, spans, lengths, isa), np.cumsum(lengths)[:-1])
+    for key, (first, stop), length, found in zip(keys, spans.tolist(), lengths.tolist(), drawn, strict=True):
+        own = index[first:stop]
+        assert found.tolist() == shuffled_batches(key, stop - first, length, isa, own=own).tolist()
+        generator = np.random.Generator(np.random.Philox(key=np.frombuffer(key, "<u8")))
+        passes = [generator.permutation(stop - first) for _ in range(-(-length // (stop - first)))]
+        assert found.tolist() == own.numpy()[np.concatenate(passes)[:length]].tolist()
+    for wrong in (np.array([[0, 61]]), np.array([[-1, 5]]), np.array([[5, 5]])):
+        with pytest.raises(HansaError, match="shuffled_rows"):
+            shuffled_rows(keys[:1], index, wrong, lengths[:1])

@@ -354,3 +354,42 @@ def test_vector_instruction_sets_mix_with_the_same_bits(kind, later, topology, n
     found = [exchanged(kind, later, weights, rows, copies, isa) for isa in VECTOR_SETS]
     assert torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("start", [False, True], ids=["rows", "start"])
+@pytest.mark.parametrize("kind", [abi.MIX, abi.AVERAGE, abi.SIGNS, abi.SETTLE, None])
+@pytest.mark.parametrize("topology", [ring(), complete(), star()])
+def test_the_last_turn_also_computes_changes_and_spread_with_the_same_bits(topology, kind, start, isa):
+    """The third row hears nobody: it takes no part in the spread. None: the turns end with a step."""
+    weights = np.zeros((N, N))
+    others = [0, 1, 3, 4]
+    weights[np.ix_(others, others)] = topology.sparse(N - 1).toarray()
+    for used in (weights, np.asarray(topology.sparse(N).toarray())):
+        found = []
+        for ends in (False, True):
+            clients, rows, index = laboratory(isa)
+            begin, copies = rows.mean(dim=0), rows + 0.01 * torch.sin(torch.arange(float(rows.shape[1])))
+            kernel = CohortKernel(
+                clients, rows, AffineStep(0.05), after_exchange=kind == abi.SETTLE, start=begin if start else None
+            )
+            kernel.set_links(mixing_links(used))
+            if kind == abi.SIGNS:
+                kernel.set_public_copies(copies, 0.3)
+            deltas = {row: torch.full_like(begin, 7.0) for row in (0, 4)}
+            if ends:
+                kernel.set_deltas(begin, deltas)
+            plan = [(0, index[0][0]), (1, index[1][0]), (kind, None)]
+            kernel.run(turns(*(plan if kind is not None else plan[:2])))
+            found.append((rows.clone(), copies.clone(), deltas, kernel.spread))
+        (plain, plain_copies, _, _), (rows, copies, deltas, spread) = found
+        assert torch.equal(plain, rows)
+        assert kind != abi.SIGNS or torch.equal(plain_copies, copies)
+        chosen = [row for row in range(N) if used[row].any()]
+        expected = {row: torch.empty_like(begin) for row in deltas}
+        total = squared_spread(rows, chosen, rows.shape[1], isa, start=begin, deltas=expected)
+        assert spread == total
+        assert total > 0 or kind in (abi.AVERAGE, abi.MIX)
+        for row, delta in deltas.items():
+            assert torch.equal(delta, expected[row])
+            assert torch.equal(delta, rows[row] - begin)

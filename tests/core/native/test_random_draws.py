@@ -7,7 +7,7 @@ import pytest
 
 from hansa.core import native
 from hansa.core.keys import Key
-from hansa.core.native.random_draws import draw_without_replacement, draws_like_numpy
+from hansa.core.native.random_draws import draw_without_replacement, draws_like_numpy, draws_without_replacement
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
 
@@ -29,7 +29,7 @@ def test_rare_numbers_are_drawn_again_as_numpy_does():
     out, differ = np.empty(1, np.int64), set()
     for seed in range(60):
         key = Key(seed).child("rare")
-        table.choose(key.digest(16), most + 1, 1, out.ctypes.data)
+        table.choose(key.digest(16), 1, most + 1, 1, out.ctypes.data)
         raw = key.numpy().integers(0, 2**32, dtype=np.uint32)
         differ.add(int(raw) * (most + 1) >> 32 != int(out[0]))
         bits = np.random.Philox(key=np.frombuffer(key.digest(16), "<u8"))
@@ -37,3 +37,11 @@ def test_rare_numbers_are_drawn_again_as_numpy_does():
         wanted = next(v * (most + 1) >> 32 for v in halves if v * (most + 1) % 2**32 >= 2**32 % (most + 1))
         assert int(out[0]) == wanted
     assert differ == {True, False}
+
+
+def test_draws_with_several_keys_are_those_with_each():
+    keys = [Key(3).child(step).digest(16) for step in range(7)]
+    for many, some in ((5, 2), (9, 9), (40, 1), (70, 65), (10_001, 3)):
+        expected = [draw_without_replacement(key, many, some) for key in keys]
+        assert draws_without_replacement(keys, many, some) == expected
+    assert draws_without_replacement(keys, 40, 3)[0] != draws_without_replacement(keys, 40, 3)[1]

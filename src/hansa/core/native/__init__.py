@@ -12,6 +12,7 @@ import ctypes
 import logging
 import os
 import platform
+from collections.abc import Mapping
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -30,6 +31,9 @@ log = logging.getLogger("hansa")
 _ARM = platform.machine().lower() in ("aarch64", "arm64")
 NAMES = ("neon", "base") if _ARM else ("avx512", "avx2", "base")
 """The instruction sets of this kind of processor, best first."""
+_ENVIRONMENT: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
+"""The dict below ``os.environ``, if there is one: it takes a tenth of the time to read, and every kernel call does."""
+_VARIABLE = getattr(os.environ, "encodekey", str)("HANSA_NATIVE")
 TITLES = {"avx512": "AVX-512", "avx2": "AVX2", "neon": "NEON", "base": "base (plain C)"}
 
 
@@ -98,7 +102,8 @@ def load(isa: str = "") -> Any:
 
 
 def _requested_set() -> str:
-    return os.environ.get("HANSA_NATIVE", "")
+    raw = _ENVIRONMENT.get(_VARIABLE, "")
+    return raw if isinstance(raw, str) else os.fsdecode(raw)
 
 
 @cache

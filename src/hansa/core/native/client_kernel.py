@@ -41,6 +41,7 @@ class ClientKernel:
         self.use(inputs, labels)
         self.update = abi.StepParameters()
         self._workspace: Workspace | None = None
+        self._scratch = torch.empty(0)
 
     def use(self, inputs: Tensor, labels: Tensor) -> None:
         """Continue with other examples of the same shape."""
@@ -182,6 +183,12 @@ class ClientKernel:
             self._workspace = Workspace(self.network, batch)
         return self._workspace
 
+    def scratch(self, entries: int) -> Tensor:
+        """Return reusable memory of at least so many floats, for what need not outlive a call."""
+        if self._scratch.numel() < entries:
+            self._scratch = torch.empty(entries)
+        return self._scratch
+
     def use_step(self, step: AffineStep) -> None:
         """Set the step of later calls; velocities are passed separately."""
         fill_update(self.network, self.update, step, step.anchor, None)
@@ -206,9 +213,44 @@ def shuffled_batches(
             f"shuffled_batches: own is {own.dtype} {list(own.shape)}, expected {samples} int64 on the CPU."
         )
     own = None if own is None else own.contiguous()
-    words, order, out = np.frombuffer(key, "<u8").copy(), np.empty(samples, np.int64), np.empty(length, np.int64)
-    address = None if own is None else own.data_ptr()
-    native.load(isa).draw(words.ctypes.data, address, samples, length, order.ctypes.data, out.ctypes.data)
+    first = None if own is None else np.array([own.data_ptr()], np.uint64)
+    return _shuffled([key], first, np.array([samples]), np.array([length]), isa)
+
+
+def shuffled_rows(
+    keys: Sequence[bytes], index: Tensor, spans: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any], isa: str = ""
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return `shuffled_batches` of several clients, one after the other: ``lengths`` entries of each one's range
+    ``spans`` [clients, 2] of the index.
+
+    >>> drawn = shuffled_rows([bytes(16)] * 2, torch.arange(5), np.array([[0, 2], [2, 5]]), np.array([2, 3]))
+    >>> sorted(drawn[:2].tolist()), sorted(drawn[2:].tolist())
+    ([0, 1], [2, 3, 4])
+    """
+    samples = spans[:, 1] - spans[:, 0]
+    fits = index.dtype == torch.int64 and index.is_contiguous() and index.device.type == "cpu"
+    if not fits or len(keys) != len(samples) or spans.min() < 0 or samples.min() < 1 or spans.max() > index.numel():
+        raise HansaError(
+            f"shuffled_rows: {len(keys)} clients in {index.dtype} {list(index.shape)}: expected int64 row numbers."
+        )
+    return _shuffled(keys, (index.data_ptr() + 8 * spans[:, 0]).astype(np.uint64), samples, lengths, isa)
+
+
+def _shuffled(
+    keys: Sequence[bytes],
+    own: np.ndarray[Any, Any] | None,
+    samples: np.ndarray[Any, Any],
+    lengths: np.ndarray[Any, Any],
+    isa: str,
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    words, samples = np.frombuffer(b"".join(keys), "<u8").astype(np.uint64), samples.astype(np.int64)
+    lengths, order = lengths.astype(np.int64), np.empty(int(samples.max()), np.int64)
+    out = np.empty(int(lengths.sum()), np.int64)
+    addresses = None if own is None else own.ctypes.data
+    native.load(isa).draw(
+        words.ctypes.data, addresses, samples.ctypes.data, lengths.ctypes.data, len(keys), order.ctypes.data,
+        out.ctypes.data,
+    )  # fmt: skip
     return out
 
 

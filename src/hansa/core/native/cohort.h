@@ -6,6 +6,7 @@
 #include "mixing.h"
 #include "ring.h"
 #include "signs.h"
+#include "spread.h"
 #include "network.h"
 
 /* Whether all entries are finite: 0 x is then 0. */
@@ -53,14 +54,24 @@ static int stayed(const hansa_cohort *c, int64_t row, ptrdiff_t d, double moved)
 
 INLINE int alive(const hansa_cohort *c, int64_t row) { return c->starts[row] < c->starts[row + 1]; }
 
-/* Initialize rows to `start` on first use: the row `only`, or all remaining ones. */
-static void begin_rows(const hansa_cohort *c, ptrdiff_t d, int64_t only) {
-    for (int64_t row = only < 0 ? 0 : only; c->start && row < (only < 0 ? c->rows : only + 1); row++) {
-        if (c->begun[row]) continue;
-        memcpy(c->x + row * d, c->start, sizeof(float) * (size_t)d);
-        if (c->public_copies) memcpy(c->public_copies + row * d, c->start, sizeof(float) * (size_t)d);
-        c->begun[row] = 1;
+/* What of a row is initialized; the rest has the value of `start`. */
+enum { BEGUN_MODEL = 1, BEGUN_COPY = 2 };
+
+INLINE int has_begun(const hansa_cohort *c, int64_t row, int what) { return !c->start || c->begun[row] & what; }
+
+/* Initialize models or public copies to `start`: of the row `only`, or of all remaining ones. */
+static void begin_rows(const hansa_cohort *c, ptrdiff_t d, int64_t only, int what) {
+    float *to = what == BEGUN_MODEL ? c->x : c->public_copies;
+    for (int64_t row = only < 0 ? 0 : only; to && row < (only < 0 ? c->rows : only + 1); row++) {
+        if (has_begun(c, row, what)) continue;
+        memcpy(to + row * d, c->start, sizeof(float) * (size_t)d);
+        c->begun[row] |= what;
     }
+}
+
+static void begin_all(const hansa_cohort *c, ptrdiff_t d) {
+    begin_rows(c, d, -1, BEGUN_MODEL);
+    begin_rows(c, d, -1, BEGUN_COPY);
 }
 
 /* Apply the steps in `later` without mixing. */
@@ -77,41 +88,87 @@ INLINE uint8_t *bits_of(const hansa_cohort *c, ptrdiff_t d, int64_t row) {
 
 /* C(x - public_copies) of a row after its step, as scale and bits. */
 static int sign_row(const hansa_cohort *c, ptrdiff_t d, int64_t row) {
-    float scale = sign_difference(c->x + row * d, c->public_copies + row * d, d, bits_of(c, d, row));
+    const float *copy = has_begun(c, row, BEGUN_COPY) ? c->public_copies + row * d : c->start;
+    float scale = sign_difference(c->x + row * d, copy, d, bits_of(c, d, row));
     scales_of(c)[row] = scale;
     return (int)(c->stepped[row] = isfinite(scale) != 0);
 }
 
-/* An exchange on a ring without steps in `later`; returns whether it applied. */
-static int on_a_ring(const hansa_cohort *c, ptrdiff_t d, int64_t kind) {
-    if (c->later || !(kind == HANSA_MIX || kind == HANSA_PULL || kind == HANSA_SIGNS) || !ring_of(c, c->scratch)) return 0;
-    ring_t ring = {c->x, c->public_copies, c->scratch, scales_of(c), bits_of(c, d, 0), c->rows, d, round_up((d + 7) / 8, 64),
-                   splat((float)c->rate)};
-    ring_gossip(kind, &ring);
-    return 1;
-}
+/* An exchange that was looked up: on a ring, or by the links of groups. */
+typedef struct {
+    int64_t kind;
+    int on_ring;
+    ring_t ring;
+    mixing_t mixing;
+} exchange_t;
 
 /* X <- W X, or the mean of the surviving rows; for rows that stepped in `later`, X <- later + (W X - X), which equals
  * `later` without neighbours. With public copies X <- X + rate (W - I) public_copies, after the signs of x -
  * public_copies were added to them (CHOCO) or not. Returns 0 if there is no memory. */
-static int mix_rows(const hansa_cohort *c, ptrdiff_t d, int64_t kind, mix_plan_t *plan) {
-    mixing_t mixing = {.x = c->x, .open = c->public_copies, .later = c->later, .stepped = c->stepped, .starts = c->starts,
-                       .scales = scales_of(c), .bits = bits_of(c, d, 0), .sent = c->scratch, .rows = c->rows, .d = d,
-                       .bits_row = round_up((d + 7) / 8, 64), .rate = (float)c->rate, .none = -0.0f};
+static int look_up_exchange(const hansa_cohort *c, ptrdiff_t d, int64_t kind, mix_plan_t *plan, exchange_t *out) {
+    const ptrdiff_t bits_row = round_up((d + 7) / 8, 64);
+    out->kind = kind == HANSA_AVERAGE ? HANSA_MIX : kind;
+    out->on_ring = kind != HANSA_AVERAGE && !c->later && ring_of(c, c->scratch);
+    if (kind != HANSA_AVERAGE && !out->on_ring && !make_plan(c, plan)) return 0;
+    if (!plan->from && !(plan->from = malloc((size_t)c->rows * sizeof *plan->from))) return 0;
+    /* rings and complete graphs read what is not initialized from `start` */
+    if (c->later || kind == HANSA_PULL || (kind != HANSA_AVERAGE && !out->on_ring && plan->groups)) begin_all(c, d);
+    const int what = out->kind == HANSA_MIX ? BEGUN_MODEL : BEGUN_COPY;
+    if (what == BEGUN_COPY) begin_rows(c, d, -1, BEGUN_MODEL);
+    for (int64_t row = 0; row < c->rows; row++) {
+        const float *own = (what == BEGUN_MODEL ? c->x : c->public_copies) + row * d;
+        plan->from[row] = has_begun(c, row, what) ? own : c->start;
+        if (c->start && alive(c, row)) c->begun[row] |= what;
+    }
+    if (out->on_ring) {
+        out->ring = (ring_t){c->x, c->public_copies, plan->from, c->scratch, scales_of(c), bits_of(c, d, 0), c->rows, d, bits_row,
+                             splat((float)c->rate)};
+        return 1;
+    }
+    mixing_t *mixing = &out->mixing;
+    *mixing = (mixing_t){.x = c->x, .open = c->public_copies, .from = plan->from, .later = c->later, .stepped = c->stepped,
+                         .starts = c->starts, .scales = scales_of(c), .bits = bits_of(c, d, 0), .sent = c->scratch, .rows = c->rows, .d = d,
+                         .bits_row = bits_row, .rate = (float)c->rate, .none = -0.0f};
     if (kind == HANSA_AVERAGE) {
         int64_t left = 0;
         for (int64_t row = 0; row < c->rows; row++) left += alive(c, row);
-        mixing.share = (float)(1.0 / (double)left);
-        mixing.none = 0;
-        kind = HANSA_MIX;
-    } else {
-        if (!make_plan(c, plan)) return 0;
-        mixing.links = plan->links;
-        mixing.groups = plan->groups;
-        mixing.share = plan->share;
+        mixing->share = (float)(1.0 / (double)left);
+        mixing->none = 0;
+        return 1;
     }
-    exchange_rows(kind, &mixing);
+    mixing->links = plan->links;
+    mixing->groups = plan->groups;
+    mixing->share = plan->share;
     return 1;
+}
+
+static void exchange_columns(const exchange_t *e, ptrdiff_t i, ptrdiff_t stop) {
+    if (e->on_ring) ring_gossip(e->kind, &e->ring, i, stop);
+    else exchange_rows(e->kind, &e->mixing, i, stop);
+}
+
+/* The end of a cohort's turns: the changes of some rows and the spread of all, in the pass of the last exchange if there
+ * is one. Returns 0 if there is no memory. */
+static int finish_rows(hansa_cohort *c, ptrdiff_t d, const exchange_t *last) {
+    int64_t *chosen = malloc((size_t)c->rows * sizeof *chosen), count = 0;
+    float **moved = malloc((size_t)c->rows * sizeof *moved);
+    if (chosen && moved) {
+        for (int64_t row = 0; row < c->rows; row++) {
+            if (!alive(c, row)) continue;
+            chosen[count] = row;
+            moved[count++] = c->deltas[row];
+        }
+        spread_t spread = {.x = c->x, .chosen = chosen, .count = count, .d = d, .stride = d, .start = c->origin, .moved = moved};
+        spread_begin(&spread);
+        for (ptrdiff_t i = 0; i < d;) {
+            if (last) exchange_columns(last, i, at_most(d, i + SPREAD_CUT));
+            i = spread_cut(&spread, i);
+        }
+        c->spread = spread_end(&spread);
+    }
+    free(chosen);
+    free(moved);
+    return chosen && moved;
 }
 
 /* Update the bounds after an operation on all rows. Means of rows do not exceed the bounds of the rows. */
@@ -160,6 +217,7 @@ static int64_t run_turns(hansa_network *network, const hansa_data *data, const h
     if (wrong) return wrong;
     step_t step = step_on(NULL, update);
     double end = now() + c->seconds;
+    int finished = 0;
     network->keep = NULL;
     c->dropped = -1;
     while (c->done < c->count) {
@@ -167,9 +225,9 @@ static int64_t run_turns(hansa_network *network, const hansa_data *data, const h
         if (row >= 0) {
             float *x = c->x + row * d;
             /* an uninitialized row: the step reads `start` and writes the row */
-            int fresh = c->start && !c->begun[row] && !c->public_copies && !c->later;
-            if (fresh) c->begun[row] = 1;
-            else begin_rows(c, d, row);
+            int fresh = !c->later && !has_begun(c, row, BEGUN_MODEL);
+            if (fresh) c->begun[row] |= BEGUN_MODEL;
+            else begin_rows(c, d, row, BEGUN_MODEL);
             step.y = c->later ? c->later + row * d : fresh ? (float *)c->start : x;
             step.to = fresh ? x : NULL;
             step.velocity = c->velocities ? c->velocities[row] : NULL;
@@ -185,21 +243,30 @@ static int64_t run_turns(hansa_network *network, const hansa_data *data, const h
                                 : stayed(c, row, d, reach_of_step(network, c->turns[at].batch, &step, update->max_grad_norm));
             if (!fine) {
                 c->dropped = row;
-                begin_rows(c, d, -1);
+                begin_all(c, d);
                 return HANSA_OK;
             }
         } else {
-            begin_rows(c, d, -1);
+            if (row == HANSA_SIGNS) begin_rows(c, d, -1, BEGUN_MODEL);
             if (row == HANSA_SIGNS && (c->dropped = sign_rest(c, d)) >= 0) return HANSA_BAD_SUM;
-            if (row == HANSA_SETTLE) settle_rows(c, d);
-            else if (!on_a_ring(c, d, row) && !mix_rows(c, d, row, plan)) return HANSA_NO_MEMORY;
+            if (row == HANSA_SETTLE) {
+                begin_all(c, d);
+                settle_rows(c, d);
+            } else {
+                exchange_t exchange;
+                if (!look_up_exchange(c, d, row, plan, &exchange)) return HANSA_NO_MEMORY;
+                finished = c->origin && c->done == c->count;
+                if (!finished) exchange_columns(&exchange, 0, d);
+                else if (!finish_rows(c, d, &exchange)) return HANSA_NO_MEMORY;
+            }
             reach_after(c, row);
             memset(c->stepped, 0, sizeof(int64_t) * (size_t)c->rows);
         }
         if (now() >= end) break;
     }
-    if (c->done == c->count) begin_rows(c, d, -1);
-    return HANSA_OK;
+    if (c->done < c->count) return HANSA_OK;
+    begin_all(c, d);
+    return !c->origin || finished || finish_rows(c, d, NULL) ? HANSA_OK : HANSA_NO_MEMORY;
 }
 
 static int64_t run_cohort(hansa_network *network, const hansa_data *data, const hansa_update *update, hansa_cohort *c) {

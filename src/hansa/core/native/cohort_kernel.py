@@ -18,7 +18,7 @@ from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.native import abi
 from hansa.core.native.client_kernel import ClientKernel
-from hansa.core.native.network import SLICE, AffineStep
+from hansa.core.native.network import SLICE, AffineStep, fill_update
 
 Array = np.ndarray[Any, Any]
 TURN = abi.record(abi.Turn)
@@ -68,24 +68,24 @@ class CohortKernel:
                 f"CohortKernel: rows are {list(rows.shape)}, expected contiguous [clients, {network.dim}]."
             )
         network.check_vector("a row", rows[0])
-        self._clients, self._step = clients, step
         n, bits = len(rows), -(-network.dim // 512) * 64
-        self._cohort = abi.DenseCohort(rows=n, seconds=SLICE, rate=1.0)
-        self._scratch = torch.empty(n * abi.CUT + n + n * bits // 4)
-        self._cohort.scratch = self._scratch.data_ptr()
+        self._clients, self._update = clients, abi.StepParameters()
+        fill_update(network, self._update, step, step.anchor, None)
+        self._scratch = clients.scratch(n * abi.CUT + n + n * bits // 4)
+        per_row = np.zeros((4, n), np.int64)
+        self._stepped, self._reach, self._delta_addresses = per_row[0], per_row[2].view(np.float64), per_row[3]
+        address = per_row.ctypes.data
+        self._cohort = abi.DenseCohort(
+            rows=n, seconds=SLICE, rate=1.0, stepped=address, reach=address + 16 * n, scratch=self._scratch.data_ptr()
+        )
         self._later = torch.empty_like(rows) if after_exchange else None
-        self._stepped = np.zeros(n, np.int64)
-        self._cohort.stepped = self._stepped.ctypes.data
-        self._reach = np.empty(n)
-        self._cohort.reach = self._reach.ctypes.data
         if self._later is not None:
             self._cohort.later = self._later.data_ptr()
-        self._owners: dict[str, Any] = {}
+        self._owners: dict[str, Any] = {"step": step}
         if start is not None:
             network.check_vector("start", start)
-            begun = np.zeros(n, np.int64)
-            self._owners["start"] = (start, begun)
-            self._cohort.start, self._cohort.begun = start.data_ptr(), begun.ctypes.data
+            self._owners["start"] = start
+            self._cohort.start, self._cohort.begun = start.data_ptr(), address + 8 * n
         self.rows = rows
         self.dropped: int | None = None
         """The row whose step became non-finite and ended the call, if any."""
@@ -112,23 +112,49 @@ class CohortKernel:
         self._owners["velocities"] = (pointers, dict(velocities))
         self._cohort.velocities = pointers.ctypes.data if velocities else None
 
+    def set_deltas(self, origin: Tensor, deltas: Mapping[int, Tensor]) -> None:
+        """Let the call that ends the turns compute `squared_spread` of the rows with links, in the pass of the last
+        exchange. ``deltas`` maps rows to the vectors that receive x_i - origin."""
+        for vector in (origin, *deltas.values()):
+            self._clients.network.check_vector("delta", vector)
+        self._owners["deltas"] = (origin, deltas)
+        self._delta_addresses.fill(0)
+        for row, vector in deltas.items():
+            self._delta_addresses[row] = vector.data_ptr()
+        self._cohort.origin, self._cohort.deltas = origin.data_ptr(), self._cohort.stepped + 24 * len(self.rows)
+
+    @property
+    def spread(self) -> float:
+        """The spread that `set_deltas` asked for, once all turns are done."""
+        return float(self._cohort.spread)
+
     def run(self, turns: Array) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int]:
         """Run the turns up to the first non-finite step; return the loss of each and the number of turns done.
         ``dropped`` is then the row of that step."""
-        clients, cohort = self._clients, self._cohort
+        self.prepare(turns)
+        return self.run_prepared()
+
+    def prepare(self, turns: Array) -> None:
+        """Validate turns and get them ready for `run_prepared`."""
+        cohort = self._cohort
         if turns.dtype != TURN or (cohort.starts is None and np.any(turns["row"] < 0)):
             raise HansaError("CohortKernel.run: turns of all rows need set_links().")
-        workspace = clients.workspace(int(turns["batch"].max(initial=1)))
-        clients.use_step(self._step)
         losses = np.zeros(len(turns), np.float32)
-        self._reach.fill(-1)
+        self._turns = (turns, losses, int(turns["batch"].max(initial=1)))
         if self._later is None:
             self._stepped.fill(0)
+        self._reach.fill(-1)
         cohort.x, cohort.turns, cohort.losses = self.rows.data_ptr(), turns.ctypes.data, losses.ctypes.data
         cohort.count, cohort.done, cohort.dropped = len(turns), 0, -1
+
+    def run_prepared(self) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int]:
+        """Run the prepared turns, as in `run`."""
+        clients, cohort = self._clients, self._cohort
+        _, losses, batch = self._turns
+        workspace = clients.workspace(batch)
         while True:
             code = workspace.kernels.run_cohort(
-                workspace.handle, byref(clients.data), byref(clients.update), byref(cohort)
+                workspace.handle, byref(clients.data), byref(self._update), byref(cohort)
             )
             if code == abi.BAD_SUM:
                 raise HansaError(

@@ -85,8 +85,8 @@ static inline uint32_t philox_half(philox_t *draw) {
 
 /* An integer from 0 to `most`, by masks and rejection. */
 static inline uint64_t philox_within(philox_t *draw, uint64_t most) {
-    uint64_t mask = most, value;
-    for (int shift = 1; shift < 64; shift *= 2) mask |= mask >> shift;
+    const uint64_t mask = most ? UINT64_MAX >> __builtin_clzll(most) : 0;
+    uint64_t value;
     do value = (most <= 0xffffffffu ? philox_half(draw) : philox_next(draw)) & mask;
     while (value > most);
     return value;
@@ -102,20 +102,22 @@ static inline uint64_t philox_below(philox_t *draw, uint32_t most) {
     return product >> 32;
 }
 
-/* `some` of the numbers below `many`, at most 10,000, as Generator.choice without replacement or shuffle (Floyd's
- * algorithm): number j, or a lower one if that is not taken yet. */
-static void choose(const char *key, int64_t many, int64_t some, int64_t *out) {
-    uint64_t words[2];
-    memcpy(words, key, sizeof words);
-    philox_t draw = philox_new(words);
-    for (int64_t i = 0; i < some; i++) {
-        int64_t j = many - some + i, value = (int64_t)philox_below(&draw, (uint32_t)j);
-        for (int64_t k = 0; k < i; k++)
-            if (out[k] == value) {
-                value = j;
-                break;
-            }
-        out[i] = value;
+/* For each of `count` keys `some` of the numbers below `many`, at most 10,000, as Generator.choice without replacement or
+ * shuffle (Floyd's algorithm): number j, or a lower one if that is not taken yet. */
+static void choose(const char *keys, int64_t count, int64_t many, int64_t some, int64_t *out) {
+    for (int64_t at = 0; at < count; at++, out += some) {
+        uint64_t words[2];
+        memcpy(words, keys + at * (int64_t)sizeof words, sizeof words);
+        philox_t draw = philox_new(words);
+        for (int64_t i = 0; i < some; i++) {
+            int64_t j = many - some + i, value = (int64_t)philox_below(&draw, (uint32_t)j);
+            for (int64_t k = 0; k < i; k++)
+                if (out[k] == value) {
+                    value = j;
+                    break;
+                }
+            out[i] = value;
+        }
     }
 }
 
@@ -134,6 +136,14 @@ static void draw_batches(const uint64_t *key, const int64_t *own, int64_t sample
         int64_t some = length - done < samples ? length - done : samples;
         for (int64_t i = 0; i < some; i++) out[done + i] = own ? own[order[i]] : order[i];
     }
+}
+
+/* `draw_batches` of `count` clients, one after the other in `out`. `own` may be null, or null for a client; `order` has
+ * room for the most samples. */
+static void draw_clients(const uint64_t *keys, const int64_t *const *own, const int64_t *samples, const int64_t *lengths,
+                         int64_t count, int64_t *order, int64_t *out) {
+    for (int64_t c = 0; c < count; out += lengths[c++])
+        draw_batches(keys + 2 * c, own ? own[c] : NULL, samples[c], lengths[c], order, out);
 }
 
 #endif

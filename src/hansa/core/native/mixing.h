@@ -22,7 +22,8 @@ typedef struct {
 /* An exchange. Rows without links take no part. */
 typedef struct {
     float *x, *open;
-    const float *later; /* or null */
+    const float *const *from; /* per row: where what it sends is read, if all hear all */
+    const float *later;       /* or null */
     const int64_t *stepped, *starts;
     const float *scales;
     const uint8_t *bits;
@@ -39,12 +40,12 @@ INLINE int takes_part(const mixing_t *m, ptrdiff_t row) { return m->starts[row] 
  * signs. */
 INLINE void mix_take(const int KIND, const int N, const int PART, const mixing_t *m, ptrdiff_t row, ptrdiff_t i,
                      ptrdiff_t lanes, vf *out) {
-    float *from = (KIND == HANSA_MIX ? m->x : m->open) + row * m->d + i;
+    const float *from = m->from[row] + i;
     UNROLL for (int j = 0; j < N; j++) {
         out[j] = load_part(from + j * VL, PART ? lanes : VL);
         if (KIND != HANSA_SIGNS) continue;
         out[j] = out[j] + signed_scale(m->bits + row * m->bits_row, i + j * VL, m->scales[row]);
-        store_part(from + j * VL, out[j], PART ? lanes : VL);
+        store_part(m->open + row * m->d + i + j * VL, out[j], PART ? lanes : VL);
     }
 }
 
@@ -118,30 +119,32 @@ INLINE void mix_block(const int KIND, const int LATER, const mixing_t *m, ptrdif
     }
 }
 
-INLINE void mix_pass(const int KIND, const int LATER, const int EVENLY, const mixing_t *given) {
+INLINE void mix_pass(const int KIND, const int LATER, const int EVENLY, const mixing_t *given, ptrdiff_t i,
+                     ptrdiff_t stop) {
     const mixing_t m = *given; /* in registers: no store can reach it */
     /* public copies are read from where they are, so that the longest block is best that keeps all rows in the cache */
     const ptrdiff_t most = at_most(512, at_least(64, 32 * 1024 / m.rows / 64 * 64));
     const ptrdiff_t block = EVENLY || KIND == HANSA_MIX ? MIX_VECTORS * VL : most;
-    ptrdiff_t i = 0;
-    for (; !EVENLY && i < m.d; i += block) mix_block(KIND, LATER, &m, i, at_most(block, m.d - i));
-    for (; i + block <= m.d; i += block) mix_evenly(KIND, LATER, MIX_VECTORS, 0, &m, i, VL);
-    for (; i < m.d; i += VL) mix_evenly(KIND, LATER, 1, 1, &m, i, m.d - i);
+    for (; !EVENLY && i < stop; i += block) mix_block(KIND, LATER, &m, i, at_most(block, stop - i));
+    for (; i + block <= stop; i += block) mix_evenly(KIND, LATER, MIX_VECTORS, 0, &m, i, VL);
+    for (; i < stop; i += VL) mix_evenly(KIND, LATER, 1, 1, &m, i, stop - i);
 }
 
-/* One exchange of all rows: HANSA_MIX, HANSA_PULL or HANSA_SIGNS. Without links of groups all rows hear all. */
-static void exchange_rows(int64_t kind, const mixing_t *m) {
+/* One exchange of all rows, columns `i` to `stop`: HANSA_MIX, HANSA_PULL or HANSA_SIGNS. Without links of groups all rows
+ * hear all. */
+static void exchange_rows(int64_t kind, const mixing_t *m, ptrdiff_t i, ptrdiff_t stop) {
     const int even = !m->groups;
-    if (kind == HANSA_MIX && m->later) even ? mix_pass(HANSA_MIX, 1, 1, m) : mix_pass(HANSA_MIX, 1, 0, m);
-    else if (kind == HANSA_MIX) even ? mix_pass(HANSA_MIX, 0, 1, m) : mix_pass(HANSA_MIX, 0, 0, m);
-    else if (kind == HANSA_PULL) even ? mix_pass(HANSA_PULL, 0, 1, m) : mix_pass(HANSA_PULL, 0, 0, m);
-    else even ? mix_pass(HANSA_SIGNS, 0, 1, m) : mix_pass(HANSA_SIGNS, 0, 0, m);
+    if (kind == HANSA_MIX && m->later) even ? mix_pass(HANSA_MIX, 1, 1, m, i, stop) : mix_pass(HANSA_MIX, 1, 0, m, i, stop);
+    else if (kind == HANSA_MIX) even ? mix_pass(HANSA_MIX, 0, 1, m, i, stop) : mix_pass(HANSA_MIX, 0, 0, m, i, stop);
+    else if (kind == HANSA_PULL) even ? mix_pass(HANSA_PULL, 0, 1, m, i, stop) : mix_pass(HANSA_PULL, 0, 0, m, i, stop);
+    else even ? mix_pass(HANSA_SIGNS, 0, 1, m, i, stop) : mix_pass(HANSA_SIGNS, 0, 0, m, i, stop);
 }
 
 /* The links of a cohort by groups, or one weight `share` if every row that takes part hears all of them. */
 typedef struct {
     mix_link_t *links;
     int64_t *groups;
+    const float **from; /* per row */
     float share;
     int made;
 } mix_plan_t;
@@ -163,6 +166,7 @@ static int hears_all(const hansa_cohort *c, float *share) {
 static void free_plan(mix_plan_t *plan) {
     free(plan->links);
     free(plan->groups);
+    free(plan->from);
 }
 
 /* Fills the plan once; returns 0 if there is no memory. */

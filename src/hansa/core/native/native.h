@@ -11,7 +11,7 @@
 #define HANSA_EXPORT __attribute__((visibility("default")))
 #endif
 
-#define HANSA_ABI 13
+#define HANSA_ABI 14
 #define HANSA_SUM_LANES 1024 /* of sign_pack's sum of magnitudes */
 
 enum { HANSA_CONV = 0, HANSA_LINEAR = 1 };
@@ -93,7 +93,10 @@ typedef struct {
     float *scratch; /* HANSA_CUT entries per row, followed by a row's bits and one scale per row */
     double rate, seconds;
     const float *start; /* initial value of rows and public copies, or null if they are initialized */
-    int64_t *begun;     /* per row: whether it is initialized */
+    int64_t *begun;     /* per row: bits of what is initialized, its model and its public copy */
+    const float *origin;  /* if not null, the call that ends the turns also computes `deltas` and `spread` */
+    float *const *deltas; /* per row: receives x - origin, or null */
+    double spread;        /* sum of the squared distances of the surviving rows to their mean */
 } hansa_cohort;
 
 #define HANSA_CUT 1024
@@ -151,9 +154,9 @@ typedef struct {
                     const float *weights, int64_t count, int64_t d, float *out);
     double (*squared_spread)(const float *x, const int64_t *chosen, int64_t count, int64_t d, int64_t stride,
                      const float *start, float *const *moved);
-    void (*choose)(const char *key, int64_t many, int64_t some, int64_t *out);
-    void (*draw)(const uint64_t *key, const int64_t *own, int64_t samples, int64_t length, int64_t *order,
-                 int64_t *out);
+    void (*choose)(const char *keys, int64_t count, int64_t many, int64_t some, int64_t *out);
+    void (*draw)(const uint64_t *keys, const int64_t *const *own, const int64_t *samples, const int64_t *lengths,
+                 int64_t count, int64_t *order, int64_t *out);
     int64_t (*gradient)(hansa_network *, const float *y, const hansa_data *, const hansa_batches *, float *g,
                         float *loss);
     int64_t (*evaluate)(hansa_network *, const float *y, const hansa_data *, int64_t from, int64_t to, hansa_score *);

@@ -11,6 +11,7 @@
 
 typedef struct {
     float *x, *open;
+    const float *const *from;      /* per row: where what it sends is read */
     const float *weights, *scales; /* weights: three per row, in the order of places */
     const uint8_t *bits;
     ptrdiff_t rows, d, bits_row;
@@ -38,12 +39,12 @@ static int ring_of(const hansa_cohort *c, float *weights) {
  * signs. */
 INLINE void ring_take(const int KIND, const int N, const int PART, const ring_t *ring, ptrdiff_t row, ptrdiff_t i,
                       ptrdiff_t lanes, vf *out) {
-    float *from = (KIND == HANSA_MIX ? ring->x : ring->open) + row * ring->d + i;
+    const float *from = ring->from[row] + i;
     UNROLL for (int j = 0; j < N; j++) {
         out[j] = load_part(from + j * VL, PART ? lanes : VL);
         if (KIND != HANSA_SIGNS) continue;
         out[j] = out[j] + signed_scale(ring->bits + row * ring->bits_row, i + j * VL, ring->scales[row]);
-        store_part(from + j * VL, out[j], PART ? lanes : VL);
+        store_part(ring->open + row * ring->d + i + j * VL, out[j], PART ? lanes : VL);
     }
 }
 
@@ -89,23 +90,22 @@ INLINE void ring_columns(const int KIND, const int LINKS, const int N, const int
 #undef GIVE
 }
 
-INLINE void ring_pass(const int KIND, const int LINKS, const ring_t *given) {
+INLINE void ring_pass(const int KIND, const int LINKS, const ring_t *given, ptrdiff_t i, ptrdiff_t stop) {
     const ring_t ring = *given; /* in registers: no store can reach it */
-    ptrdiff_t i = 0;
-    for (; i + RING_VECTORS * VL <= ring.d; i += RING_VECTORS * VL)
+    for (; i + RING_VECTORS * VL <= stop; i += RING_VECTORS * VL)
         ring_columns(KIND, LINKS, RING_VECTORS, 0, &ring, i, VL);
-    for (; i < ring.d; i += VL) ring_columns(KIND, LINKS, 1, 1, &ring, i, ring.d - i);
+    for (; i < stop; i += VL) ring_columns(KIND, LINKS, 1, 1, &ring, i, stop - i);
 }
 
-/* One exchange of all rows: HANSA_MIX, HANSA_PULL or HANSA_SIGNS. */
-static void ring_gossip(int64_t kind, const ring_t *ring) {
+/* One exchange of all rows, columns `i` to `stop`: HANSA_MIX, HANSA_PULL or HANSA_SIGNS. */
+static void ring_gossip(int64_t kind, const ring_t *ring, ptrdiff_t i, ptrdiff_t stop) {
     int pair = ring->rows == 2;
-    if (kind == HANSA_MIX && pair) ring_pass(HANSA_MIX, 2, ring);
-    else if (kind == HANSA_MIX) ring_pass(HANSA_MIX, 3, ring);
-    else if (kind == HANSA_PULL && pair) ring_pass(HANSA_PULL, 2, ring);
-    else if (kind == HANSA_PULL) ring_pass(HANSA_PULL, 3, ring);
-    else if (pair) ring_pass(HANSA_SIGNS, 2, ring);
-    else ring_pass(HANSA_SIGNS, 3, ring);
+    if (kind == HANSA_MIX && pair) ring_pass(HANSA_MIX, 2, ring, i, stop);
+    else if (kind == HANSA_MIX) ring_pass(HANSA_MIX, 3, ring, i, stop);
+    else if (kind == HANSA_PULL && pair) ring_pass(HANSA_PULL, 2, ring, i, stop);
+    else if (kind == HANSA_PULL) ring_pass(HANSA_PULL, 3, ring, i, stop);
+    else if (pair) ring_pass(HANSA_SIGNS, 2, ring, i, stop);
+    else ring_pass(HANSA_SIGNS, 3, ring, i, stop);
 }
 
 #endif

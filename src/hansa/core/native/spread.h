@@ -72,32 +72,52 @@ INLINE void spread_tile(const int N, const int PART, const float *const *rows, i
 
 /* The same for up to SPREAD_ROWS rows to about seven digits: differences to the first row and sums over a cut in
  * float32, sums over all cuts in float64. If the squares exceed the range of float32, all in float64. `moved` (may be
- * null) has for each chosen row the destination of its x - start, or null. */
+ * null) has for each chosen row the destination of its x - start, or null. The cuts are taken one after the other, so
+ * that a pass which changes the rows can call `spread_cut` while they are in the cache. */
+typedef struct {
+    const float *x;
+    const int64_t *chosen;
+    int64_t count, d, stride; /* of the `stride` entries of a row, the first d are compared */
+    const float *start;
+    float *const *moved;
+    const float *rows[SPREAD_ROWS];
+    wide_t all[4 * VL / WIDE];
+} spread_t;
+
+static void spread_begin(spread_t *s) {
+    memset(s->all, 0, sizeof s->all);
+    for (int64_t r = 0; s->count <= SPREAD_ROWS && r < s->count; r++) s->rows[r] = s->x + s->chosen[r] * s->stride;
+}
+
+/* The cut from entry i, a multiple of SPREAD_CUT or d; returns the next. */
+static ptrdiff_t spread_cut(spread_t *s, ptrdiff_t i) {
+    const ptrdiff_t stop = i + at_most(SPREAD_CUT, (i < s->d ? s->d : s->stride) - i);
+    for (int64_t r = 0; s->moved && r < s->count; r++)
+        moved_part(s->x + s->chosen[r] * s->stride + i, s->start + i, s->moved[r] ? s->moved[r] + i : NULL, stop - i);
+    if (s->count > SPREAD_ROWS || i >= s->d) return stop;
+    vf squares[4] = {zero(), zero(), zero(), zero()};
+    float lanes[4 * VL];
+    for (; i + 4 * VL <= stop; i += 4 * VL) spread_tile(4, 0, s->rows, s->count, i, VL, squares);
+    for (; i < stop; i += VL) spread_tile(1, 1, s->rows, s->count, i, stop - i, squares);
+    UNROLL for (int k = 0; k < 4; k++) store(lanes + k * VL, squares[k]);
+    UNROLL for (int k = 0; k < 4 * VL / WIDE; k++) s->all[k] += widened(lanes + k * WIDE);
+    return stop;
+}
+
+static double spread_end(const spread_t *s) {
+    double sums[4 * VL], total = 0;
+    memcpy(sums, s->all, sizeof sums);
+    for (int k = 0; k < 4 * VL; k++) total += sums[k];
+    if (s->count <= SPREAD_ROWS && isfinite(total) && total > 1e-20) return total;
+    return spread64(s->x, s->chosen, s->count, s->d, s->stride);
+}
+
 static double squared_spread(const float *x, const int64_t *chosen, int64_t count, int64_t d, int64_t stride, const float *start,
                      float *const *moved) {
-    const float *rows[SPREAD_ROWS];
-    const int few = count <= SPREAD_ROWS;
-    double total = 0;
-    wide_t all[4 * VL / WIDE];
-    memset(all, 0, sizeof all);
-    for (int64_t r = 0; few && r < count; r++) rows[r] = x + chosen[r] * stride;
-    for (ptrdiff_t i = 0, some; i < stride; i += some) {
-        some = at_most(SPREAD_CUT, (i < d ? d : stride) - i);
-        for (int64_t r = 0; moved && r < count; r++)
-            moved_part(x + chosen[r] * stride + i, start + i, moved[r] ? moved[r] + i : NULL, some);
-        if (!few || i >= d) continue;
-        vf squares[4] = {zero(), zero(), zero(), zero()};
-        float lanes[4 * VL];
-        ptrdiff_t j = i;
-        for (; j + 4 * VL <= i + some; j += 4 * VL) spread_tile(4, 0, rows, count, j, VL, squares);
-        for (; j < i + some; j += VL) spread_tile(1, 1, rows, count, j, i + some - j, squares);
-        UNROLL for (int k = 0; k < 4; k++) store(lanes + k * VL, squares[k]);
-        UNROLL for (int k = 0; k < 4 * VL / WIDE; k++) all[k] += widened(lanes + k * WIDE);
-    }
-    double sums[4 * VL];
-    memcpy(sums, all, sizeof sums);
-    for (int k = 0; k < 4 * VL; k++) total += sums[k];
-    return few && isfinite(total) && total > 1e-20 ? total : spread64(x, chosen, count, d, stride);
+    spread_t spread = {.x = x, .chosen = chosen, .count = count, .d = d, .stride = stride, .start = start, .moved = moved};
+    spread_begin(&spread);
+    for (ptrdiff_t i = 0; i < stride;) i = spread_cut(&spread, i);
+    return spread_end(&spread);
 }
 
 #endif

@@ -164,6 +164,11 @@ static void cohort(const hansa_kernels *k, hansa_network *network, const net *ma
                       .rate = 0.5, .seconds = 1e9, .start = random_model(made), .begun = begun};
     if (operation == HANSA_SETTLE) c.later = floats(CLIENTS * d, 0);
     if (operation == HANSA_PULL || operation == HANSA_SIGNS) c.public_copies = floats(CLIENTS * d, 0);
+    float *deltas[CLIENTS] = {floats(d, 0)}; /* of the first row */
+    if (operation != HANSA_PULL) {
+        c.origin = c.start;
+        c.deltas = deltas;
+    }
     refuse(k->run_cohort(network, data, &update, &c));
     if (c.done != COUNT || c.dropped != -1) exit(7);
     give_floats("run_cohort losses", TRAINED, c.losses, CLIENTS);
@@ -174,6 +179,8 @@ static void cohort(const hansa_kernels *k, hansa_network *network, const net *ma
         give_doubles("run_cohort signs", TRAINED, sums, CLIENTS);
     } else {
         give_floats("run_cohort", TRAINED, c.x, CLIENTS * d);
+        if (c.origin) give_floats("run_cohort deltas", TRAINED, deltas[0], d);
+        if (c.origin) give_doubles("run_cohort spread", TRAINED, &c.spread, 1);
     }
 }
 

@@ -261,18 +261,18 @@ static void words(const hansa_kernels *k, int64_t n) {
 }
 
 static void draws(const hansa_kernels *k) {
-    for (int64_t samples = 1; samples <= 300; samples += 1 + samples / 4, free_all()) {
-        seed(700 + (uint64_t)samples);
-        uint64_t key[2] = {3, (uint64_t)samples};
-        char bytes[16];
-        int64_t length = 1 + below(3 * samples), some = 1 + below(samples);
-        int64_t *own = numbers(samples, 1000), *order = numbers(samples, 1), *out = numbers(length, 1);
-        int64_t *chosen = numbers(some, 1);
-        memcpy(bytes, key, sizeof bytes);
-        k->draw(key, samples % 2 ? own : NULL, samples, length, order, out);
+    for (int64_t most = 1; most <= 300; most += 1 + most / 4, free_all()) {
+        seed(700 + (uint64_t)most);
+        uint64_t keys[4] = {3, (uint64_t)most, 4, (uint64_t)most};
+        char bytes[32];
+        int64_t samples[2] = {most, (most + 1) / 2}, lengths[2] = {1 + below(3 * most), 1 + below(most)}, some = 1 + below(most);
+        int64_t *own[2] = {numbers(most, 1000), NULL}, *order = numbers(most, 1), length = lengths[0] + lengths[1];
+        int64_t *out = numbers(length, 1), *chosen = numbers(2 * some, 1);
+        memcpy(bytes, keys, sizeof bytes);
+        k->draw(keys, most % 2 ? (const int64_t *const *)own : NULL, samples, lengths, 2, order, out);
         give_bytes("draw", out, 8 * length);
-        k->choose(bytes, samples, some, chosen);
-        give_bytes("choose", chosen, 8 * some);
+        k->choose(bytes, 2, most, some, chosen);
+        give_bytes("choose", chosen, 16 * some);
     }
 }
 
