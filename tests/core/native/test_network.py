@@ -152,7 +152,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("isa", each_set())
-@pytest.mark.parametrize("name", ["MLP on colour", "grey, 3x3"])
+@pytest.mark.parametrize("name", ["MLP on colour", "grey, 3x3", "residuals", "layer norms"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_a_local_phase_follows_its_equation(name: str, options: dict[str, Any], isa: str) -> None:
     stack, module, y, inputs, labels = case(name, isa, smooth)

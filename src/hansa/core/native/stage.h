@@ -16,8 +16,8 @@ typedef struct {
     hansa_stage is;
     int plan;
     ptrdiff_t weight, bias;       /* offsets into the flat parameters; bias is -1 for none */
-    ptrdiff_t features;           /* linear: inputs */
-    ptrdiff_t in_step, out_step;  /* convolution: channels as stored; linear: length of a stored row */
+    ptrdiff_t features;           /* inputs */
+    ptrdiff_t in_step, out_step;  /* convolution: channels as stored; on rows: length of a stored row */
     ptrdiff_t padded_h, padded_w; /* convolution: the input with its border */
     ptrdiff_t conv_h, conv_w;     /* before the pool */
     ptrdiff_t out_h, out_w;       /* after it */
@@ -29,11 +29,14 @@ typedef struct {
     winograd_t winograd;
     filters_t backward[MOST_STRIDE * MOST_STRIDE];    /* by phase of the input's place; one for stride one */
     ptrdiff_t backward_at[MOST_STRIDE * MOST_STRIDE]; /* offset of its weights */
-    float *in;                           /* [batch][padded_h][padded_w][in_step] or [batch][in_step] */
-    float *out;                          /* the next stage's `in`, or logits, or the values to be flattened */
+    float *in;                           /* [batch][padded_h][padded_w][in_step], or [batch][in_step] of its source */
+    float *out;                          /* the next convolution's `in`, the values to be flattened, or `flat` */
     ptrdiff_t out_image, out_row, out_0; /* strides of `out` between images and rows, and the offset of its interior */
-    float *out_gradient;                 /* [batch][out_step] of a linear stage */
-    float *in_gradient;                  /* one padded image of a convolution stage, [batch][in_step] of a linear one */
+    float *flat, *out_gradient;          /* output and its gradient as rows [batch][flat_step], but of inner convolutions */
+    ptrdiff_t flat_step;
+    float *in_gradient;                  /* one padded image of a convolution stage, else what is to be added */
+    int taken, adds, addend_adds;        /* whether stages take its output, and whether it adds to its inputs' gradients */
+    float *saved, *scales;               /* derivatives; normalised values, and factors per row */
     float *whole;                        /* [conv_h][conv_w][out_step] before a pool that is not the fast one */
     ptrdiff_t whole_image;               /* its stride between images, 0 if only the current one is kept */
     int32_t *which;                      /* [batch][out_h][out_w][out_step], the pool's choice */
