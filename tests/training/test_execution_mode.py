@@ -77,7 +77,7 @@ def test_what_people_write_is_recognised_and_native_equals_eager_to_rounding(nam
     [
         *("layers in a loop", "LeNet-5", "LEAF's FEMNIST CNN", "weights of its own", "LeNet-5 with means"),
         *("all convolutional", "FEMNIST CNN with dropout", "the old MNIST example", "drops everywhere"),
-        "residual block behind a convolution",
+        *("residual block behind a convolution", "convolutions with SiLU"),
     ],
 )
 def test_a_recognised_model_gives_the_same_bits_with_any_number_of_workers(name):

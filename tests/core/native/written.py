@@ -232,6 +232,34 @@ class DropsAndViews(DropsEverywhere):
         return x.view(x.size(0), -1)
 
 
+class LeNet5Tanh(nn.Module):
+    """LeNet-5 with tanh throughout: before a mean, after it, and in its dense layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(1, 6, 5, padding=2), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.AvgPool2d(2), nn.Tanh()
+        )
+        self.fc1, self.fc2, self.fc3 = nn.Linear(400, 120), nn.Linear(120, 84), nn.Linear(84, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.fc1(self.features(x).flatten(1)))
+        return self.fc3(torch.tanh(self.fc2(x)))
+
+
+class SiluConvolutions(nn.Module):
+    """SiLU and LeakyReLU on images, with channels that are dropped, strides and a mean at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 10, 3), nn.Conv2d(10, 20, 3, stride=2, padding=1)
+        self.drop, self.head = nn.Dropout2d(0.2), nn.Linear(20, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.drop(F.silu(self.conv1(x))), 2)
+        return self.head(F.leaky_relu(self.conv2(x), 0.2).mean((2, 3)))
+
+
 class FluteRegression(nn.Module):
     """FLUTE's logistic regression, whose outputs pass a sigmoid before cross-entropy."""
 
@@ -307,6 +335,8 @@ WRITTEN: dict[str, Case] = {
     "the old MNIST example": (OldMnist, F.nll_loss, (1, 28, 28), 10),
     "drops everywhere": (DropsEverywhere, F.cross_entropy, (3, 12, 12), 4),
     "drops and views": (DropsAndViews, own_loss, (3, 12, 12), 4),
+    "LeNet-5 with tanh": (LeNet5Tanh, F.cross_entropy, (1, 28, 28), 10),
+    "convolutions with SiLU": (SiluConvolutions, F.cross_entropy, (3, 14, 14), 7),
     "FLUTE's logistic regression": (FluteRegression, F.cross_entropy, (28, 28), 10),
     "tabular residual network": (TabularResidual, F.cross_entropy, (32,), 5),
     "pre-activation blocks": (PreActivation, F.nll_loss, (21,), 4),

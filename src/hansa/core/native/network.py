@@ -56,8 +56,8 @@ class DropoutKind:
 
 @dataclass(frozen=True, slots=True)
 class LayerStage:
-    """One convolution or linear layer with the ReLU, pool and dropout that follow it; or an activation, a layer
-    normalisation or an addition of two stages' outputs, with dropout.
+    """One convolution with the activation, pool and dropout that follow it, or linear layer with ReLU and dropout; or
+    an activation, a layer normalisation or an addition of two stages' outputs, with dropout.
 
     ``shape`` is its input as (channels, height, width). ``weight`` and ``bias`` are the offsets of its parameters in
     the flat vector; -1 is none. ``planar``: images and convolution weights are contiguous, not channels-last.
@@ -81,6 +81,7 @@ class LayerStage:
     source: int = -1
     addend: int = -1
     activation: int = 0
+    activation_after_pool: bool = False
     alpha: float = 0.0
     eps: float = 0.0
 
@@ -116,7 +117,7 @@ class LayerStage:
         place.planar, place.stride = self.planar, self.stride
         place.weight, place.bias, place.drop = self.weight, self.bias, 0 if self.drop is None else self.drop.kind
         place.source, place.addend, place.activation = self.source, self.addend, self.activation
-        place.alpha, place.eps = self.alpha, self.eps
+        place.alpha, place.eps, place.after_pool = self.alpha, self.eps, self.activation_after_pool
         if self.pool is not None:
             place.pool, (place.pool_h, place.pool_w) = self.pool.kind, self.pool.size
             place.step_h, place.step_w = self.pool.step

@@ -268,8 +268,17 @@ class _Watch(TorchFunctionMode):
         if kind == abi.RELU and self.at >= 0 and self.stages[self.at].kind == abi.CONV:
             last = self._complete(name)
             assert last is not None
+            if last.activation:
+                raise NotEligible("ReLU follows another activation of an image")
             mean = last.pool is not None and last.pool.kind == abi.MEAN
             self.stages[self.at] = last if last.relu else replace(last, relu=True, relu_after_pool=mean)
+            return
+        if len(self.shape) == 3 and self.at >= 0 and self.stages[self.at].kind == abi.CONV:
+            last = self._complete(name)
+            if last is None or last.relu or last.activation or last.drop is not None:
+                raise NotEligible(f"{name} follows ReLU, another activation or dropout of an image")
+            after = last.pool is not None
+            self.stages[self.at] = replace(last, activation=kind, alpha=alpha, activation_after_pool=after)
             return
         rows = self._rows(name, self.value)
         stage = LayerStage(abi.ACTIVATION, rows, math.prod(rows), weight=-1, source=self.at, activation=kind)
@@ -339,7 +348,10 @@ class _Watch(TorchFunctionMode):
             raise NotEligible("a pool does not follow a convolution")
         if last.drop is not None and last.drop.kind != abi.DROP_CHANNELS:
             raise NotEligible("a pool follows dropout")
-        self.stages[self.at] = replace(last, pool=pool)
+        rising = last.activation in (abi.SIGMOID, abi.TANH)
+        rising |= last.activation in (abi.LEAKY_RELU, abi.ELU) and last.alpha >= 0
+        after = rising and pool.kind == abi.MAX  # the maximum of f(x) is f of the maximum
+        self.stages[self.at] = replace(last, pool=pool, activation_after_pool=after)
         self.shape = self.stages[self.at].out_shape
 
     def reshape(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:

@@ -143,6 +143,7 @@ static void conv_buffers(hansa_network *network, stage_t *s) {
         s->whole_image = relu_inside(is) ? s->conv_h * s->conv_w * s->out_step : 0;
         s->whole = take(network, (relu_inside(is) ? network->batch : 1) * s->conv_h * s->conv_w * s->out_step);
     }
+    if (is->activation) s->saved = take(network, network->batch * slopes_of(s));
     if (is->pool != HANSA_MAX) return;
     s->which = take(network, network->batch * positions(s) * s->out_step);
     s->base = take(network, round_up(positions(s), VL));

@@ -103,6 +103,12 @@ static net random_net(int64_t number) {
             height = (height - s->pool_h) / s->step_h + 1;
             width = (width - s->pool_w) / s->step_w + 1;
         }
+        if (number >= PLAIN && below(2)) {
+            s->relu = 0;
+            s->activation = 1 + below(8);
+            s->alpha = 0.3;
+            s->after_pool = s->pool && below(2);
+        }
         s->drop = below(3) ? 0 : below(2) ? HANSA_DROP_CHANNELS : i + 1 < convolutions ? HANSA_DROP : HANSA_DROP_FLAT;
         if (s->drop) made.keeps += s->out * (s->drop == HANSA_DROP_CHANNELS ? 1 : height * width);
         channels = s->out;
