@@ -22,16 +22,16 @@ enum { HANSA_DROP = 1, HANSA_DROP_FLAT = 2, HANSA_DROP_CHANNELS = 3 }; /* dropou
 enum { HANSA_RELU = 1, HANSA_LEAKY_RELU = 2, HANSA_ELU = 3, HANSA_SIGMOID = 4, HANSA_TANH = 5, HANSA_SILU = 6 };
 enum { HANSA_GELU = 7, HANSA_GELU_TANH = 8 };
 
-/* One stage: convolution [ReLU or activation] [pool] [dropout], or on rows linear [ReLU] [dropout], activation [dropout], layer
- * normalisation [dropout], addition [dropout]. Convolutions come first, each takes the output of the one before. Stages
- * on rows take the output of stage `source`, of the last convolution or on rows, or with -1 the network's input; an
- * addition adds that of stage `addend`. Their kernel = stride = padding = 0, and channels, height, width are the shape
- * that was flattened, in torch's C, H, W order. The last stage gives the logits. A pool has
- * windows of pool_h x pool_w, step_h and step_w apart; `relu` is 2 if it follows a mean pool and not the convolution,
- * and `after_pool` is set if another activation does.
- * Dropout has a factor per value in H, W, C order, in C, H, W order of flattened values, or per channel. `weight` and
- * `bias` are the offsets of its parameters in the flat vector, -1 for none; `planar` means that convolution weights
- * are stored as O, I, H, W and not as O, H, W, I. */
+/* One stage: convolution [ReLU or activation] [pool] [dropout], or on rows of values linear [ReLU] [dropout],
+ * activation [dropout], layer normalisation [dropout], addition [dropout]. Convolutions come first, and each takes the
+ * output of the one before. A stage on rows takes the output of stage `source`, which is the last convolution or an
+ * earlier stage on rows, or with -1 the network's input; an addition adds that of stage `addend`. Its kernel = stride =
+ * padding = 0, and channels, height, width are the shape that was flattened, in torch's C, H, W order. The last stage
+ * gives the logits. A pool has windows of pool_h x pool_w, step_h and step_w apart; `relu` is 2 if it follows a mean
+ * pool and not the convolution, and `after_pool` is set if another activation follows the pool. Dropout has a factor per
+ * value in H, W, C order, in C, H, W order of flattened values, or per channel. `weight` and `bias` are the offsets of
+ * its parameters in the flat vector, -1 for none; `planar` means that convolution weights are stored as O, I, H, W and
+ * not as O, H, W, I. */
 typedef struct {
     int64_t kind, channels, height, width, out, kernel, stride, padding, relu, pool, pool_h, pool_w, step_h, step_w;
     int64_t drop, weight, bias, planar, source, addend, activation, after_pool;
