@@ -1,9 +1,10 @@
-"""Clients trained together in one program and one after the other, in processor time, for models without a native form.
+"""Clients trained together in one program, one after the other, and by native code if it has the stages.
 
     python batched_clients.py TURNS ANSWER.json [MODEL ...]
 
-Both run the same rounds of 32 clients in one process on one thread, in alternation. The result is the ratio of their
-times, medians of the turns after the first, beside the ratio that Hansa predicts and what it chooses.
+All run the same rounds of 32 clients in one process on one thread, in alternation. The results are microseconds of
+processor time per client step and the ratio of the first two, medians of the turns after the first, beside the ratio
+that Hansa predicts and what it chooses without native code.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ CASES = {
 }
 
 
-def build_task(case: Case, together: bool | None) -> hansa.Task:
+def build_task(case: Case, together: bool | None, native: bool | None = False) -> hansa.Task:
     """Noise of the model's shape, dealt to clients of unequal size."""
     draw = hansa.Key(0).child("rows").numpy()
     rows = [20 + client for client in range(CLIENTS)]
@@ -193,11 +194,11 @@ def build_task(case: Case, together: bool | None) -> hansa.Task:
     owners = torch.repeat_interleave(torch.arange(CLIENTS), torch.tensor(rows))
     data = hansa.data.from_arrays(inputs, torch.from_numpy(targets), clients=owners.numpy())
     loss = mse_loss if case.regression else cross_entropy
-    return hansa.Task(case.model, loss, data, native=False, batch_clients=together)
+    return hansa.Task(case.model, loss, data, native=native, batch_clients=together)
 
 
 def measure(case: Case, turns: int) -> dict[str, Any]:
-    """The choice and its prediction, and the measured ratio where clients can be trained together."""
+    """The choice and its prediction, the measured ratio where clients can be trained together, and the times."""
     method = hansa.presets.fedavg(local_lr=0.01, steps=case.steps, batch_size=case.batch)
     task = build_task(case, None)
     try:
@@ -209,16 +210,21 @@ def measure(case: Case, turns: int) -> dict[str, Any]:
         predicted = choose_client_batching(task, method, task.dtype, CPU, required=True).gain
     except NotBatchable as reason:
         return {"chosen": False, "refused": str(reason)}
-    runs = {together: hansa.Run(method, build_task(case, together)) for together in (True, False)}
-    times: dict[bool, list[float]] = {True: [], False: []}
+    tasks = {"together": build_task(case, True), "one by one": build_task(case, False)}
+    natively = build_task(case, False, native=None)
+    if natively.network is not None:
+        tasks["native"] = natively
+    runs = {name: hansa.Run(method, each) for name, each in tasks.items()}
+    times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(turns + 1):
-        for together, run in runs.items():
+        for name, run in runs.items():
             start = time.process_time()
             run.advance(1)
             if turn:
-                times[together].append(time.process_time() - start)
-    ratio = statistics.median(times[False]) / statistics.median(times[True])
-    return {"chosen": chosen, "predicted": predicted, "ratio": ratio}
+                times[name].append((time.process_time() - start) / (CLIENTS * case.steps) * 1e6)
+    spent = {name: statistics.median(values) for name, values in times.items()}
+    ratio = spent["one by one"] / spent["together"]
+    return {"chosen": chosen, "predicted": predicted, "ratio": ratio, "times": spent}
 
 
 def main() -> None:
@@ -232,7 +238,10 @@ def main() -> None:
         if "refused" in row:
             print(f"{name:36} {chosen:10} {row['refused']}")
             continue
-        print(f"{name:36} {chosen:10} predicted {row['predicted']:.2f}, measured {row['ratio']:.2f}")
+        times = ", ".join(f"{name} {value:.0f}" for name, value in row["times"].items())
+        print(
+            f"{name:36} {chosen:10} predicted {row['predicted']:.2f}, measured {row['ratio']:.2f}; us a step: {times}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Run the job of ``peers/job.py`` with Hansa, in a variant "workers=2 catalogue", "workers=2 own" or "... eager".
 
-"own" is a user-defined class with forward(); "catalogue" is `hansa.models`; "eager" is without native code, "sigmoid"
-with native code if there is any.
+"own" is a user-defined class with forward(); "catalogue" is `hansa.models`; "eager" is without native code.
 
 With "bare" in the variant, each round's steps are repeated without the engine; the difference in time is the engine's
 overhead.
@@ -138,9 +137,7 @@ def main() -> None:
         arrays = {name: torch.from_numpy(held[name]) for name in held.files}
     dealt = data.FederatedData(**arrays, classes=10, name="bench")
     factory = partial(first_model, job.model, job.start, "own" in words, job.dropout)
-    form = (
-        False if "eager" in words else None if "sigmoid" in words else True
-    )  # True: an error if there is no native form
+    form = "eager" not in words  # True: an error if there is no native form
     task = hansa.Task(factory, cross_entropy, dealt, native=form)
     algorithm = hansa.presets.fedavg(
         local_lr=job.lr, steps=job.steps, batch_size=job.batch, participation=job.cohort / job.clients

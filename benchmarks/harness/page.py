@@ -32,8 +32,8 @@ Settings of other projects' benchmarks, with their models. W3 is `simple_cnn` on
 1,000 users with 50 images each, a cohort of 50, one epoch in batches of 10, with dropout. W4 is lr_mnist of FLUTE
 ([configuration](https://github.com/microsoft/msrflute/tree/main/experiments/cv_lr_mnist)): logistic regression, two
 digits a client, one epoch in batches of 10. FLUTE's clients have unequal numbers of images; here all have 60. Its class
-also has a sigmoid before cross-entropy, for which Hansa has no native code: the row that says so has it, the others
-have not. Some contenders are left out of W3 for time."""
+also has a sigmoid before cross-entropy: the row that says so has it, the others have not. Some contenders are left out
+of W3 for time."""
 
 PUBLISHED = (  # of lr_mnist on CPU, README.md of github.com/microsoft/msrflute
     ("published by FLUTE: Flower 1.0.0 (Ray), CPU, another machine", 30 * 60 + 14),

@@ -231,7 +231,7 @@ class Dropping(nn.Module):
 
 
 class Norm(nn.Module):
-    """LayerNorm and tanh, which no native stage computes: eager PyTorch trains it."""
+    """LayerNorm and tanh, trained by eager PyTorch here."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -459,10 +459,10 @@ TASKS: dict[str, Callable[[], Any]] = {
     "colour, eager, augmented": lambda: hansa.Task(
         Colour, cross_entropy, federated(COLOUR), native=False, augment=_shifts()
     ),
-    "norm": lambda: hansa.Task(Norm, cross_entropy, federated(VECTOR)),
+    "norm": lambda: hansa.Task(Norm, cross_entropy, federated(VECTOR), native=False),
     "norm, own loss": lambda: hansa.Task(Norm, smooth_l1_of_classes, federated(VECTOR)),
-    "norm, tested by client": lambda: hansa.Task(Norm, cross_entropy, federated(VECTOR, owned=True)),
-    "norm, weighted rows": lambda: hansa.Task(Norm, cross_entropy, weighted_rows()),
+    "norm, tested by client": lambda: hansa.Task(Norm, cross_entropy, federated(VECTOR, owned=True), native=False),
+    "norm, weighted rows": lambda: hansa.Task(Norm, cross_entropy, weighted_rows(), native=False),
     "double": lambda: hansa.Task(double, cross_entropy, federated(VECTOR, dtype=torch.float64)),
     "noisy": lambda: hansa.Task(Noisy, cross_entropy, federated(VECTOR)),
     "batch": lambda: hansa.Task(Batch, cross_entropy, federated(VECTOR)),
@@ -475,7 +475,7 @@ TASKS: dict[str, Callable[[], Any]] = {
     "remembering": lambda: hansa.Task(Remembering, cross_entropy, federated(VECTOR)),
     "binary": lambda: hansa.Task(Binary, first_half, federated(VECTOR)),
     "bytes, on disk": lambda: hansa.Task(Bytes, cross_entropy, mapped()),
-    "collated": lambda: hansa.Task(Norm, cross_entropy, collated()),
+    "collated": lambda: hansa.Task(Norm, cross_entropy, collated(), native=False),
     "huber": lambda: hansa.Task(Regression, hansa.losses.huber(0.5), numbers()),
     "weighted classes": lambda: hansa.Task(
         Norm, hansa.losses.cross_entropy([1.0, 2.0, 0.5, 1.5], label_smoothing=0.1), federated(VECTOR)

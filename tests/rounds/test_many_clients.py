@@ -33,7 +33,20 @@ class Own(nn.Module):
         return logits
 
 
-def task(scale: float = 1.0) -> hansa.Task:
+class Normalised(Own):
+    """LayerNorm, SiLU and a residual sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.block = nn.LayerNorm(7), nn.Linear(7, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.silu(self.norm(self.inside(x)))
+        logits: torch.Tensor = self.out(x + torch.tanh(self.block(x)))
+        return logits
+
+
+def task(scale: float = 1.0, model: type[nn.Module] = Own) -> hansa.Task:
     """Clients of one to seven rows; ``scale`` multiplies the inputs of client 17."""
     draw = hansa.Key(3).numpy()
     sizes = torch.tensor([1 + client % 7 for client in range(CLIENTS)])
@@ -43,7 +56,7 @@ def task(scale: float = 1.0) -> hansa.Task:
     inputs[offsets[17] : offsets[18]] *= scale
     targets = torch.from_numpy(draw.integers(0, 3, rows))
     held = data.FederatedData(inputs, targets, torch.arange(rows), offsets, classes=3, name="columns")
-    return hansa.Task(Own, cross_entropy, held)
+    return hansa.Task(model, cross_entropy, held)
 
 
 def run_both(monkeypatch, algorithm: hansa.Algorithm, made: hansa.Task, **options: Any) -> tuple[Run, Run, list[int]]:
@@ -92,8 +105,9 @@ def assert_same(one: Run, other: Run) -> None:
     ],
     ids=["fedavg", "fedavg by samples", "fedprox", "fedams"],
 )
-def test_columns_give_the_bits_and_records_of_single_orders(monkeypatch, algorithm) -> None:
-    columns, single, batches = run_both(monkeypatch, algorithm, task())
+@pytest.mark.parametrize("model", [Own, Normalised])
+def test_columns_give_the_bits_and_records_of_single_orders(monkeypatch, model, algorithm) -> None:
+    columns, single, batches = run_both(monkeypatch, algorithm, task(model=model))
     assert sum(batches) >= 3 * 15  # all rounds but the first
     assert_same(columns, single)
 

@@ -77,6 +77,7 @@ def test_what_people_write_is_recognised_and_native_equals_eager_to_rounding(nam
     [
         *("layers in a loop", "LeNet-5", "LEAF's FEMNIST CNN", "weights of its own", "LeNet-5 with means"),
         *("all convolutional", "FEMNIST CNN with dropout", "the old MNIST example", "drops everywhere"),
+        *("residual block behind a convolution", "convolutions with SiLU"),
     ],
 )
 def test_a_recognised_model_gives_the_same_bits_with_any_number_of_workers(name):
@@ -179,9 +180,9 @@ class Remembers(Net):
         return super().forward(x)
 
 
-class Residual(Net):
+class Softplus(Net):
     def forward(self, x):
-        return self.fc2(x + F.relu(self.fc1(x)))
+        return self.fc2(F.softplus(self.fc1(x)))
 
 
 class Jumps(Net):
@@ -292,8 +293,7 @@ REFUSED = {
     "training differs": (OtherInTraining, plain, "another one in training"),
     "counts": (Counts, plain, "writes to Counts.calls"),
     "remembers": (Remembers, plain, "writes to Remembers.seen"),
-    "residual": (Residual, plain, "torch.Tensor.add"),
-    "leaves a layer out": (Jumps, plain, "something else than what the layer before gave"),
+    "leaves a layer out": (Jumps, plain, "computes something that it does not use"),
     "scaled": (Scaled, plain, "torch.Tensor.mul"),
     "chance": (Chance, plain, "random numbers"),
     "half frozen": (HalfFrozen, plain, "_set_grad_enabled"),
@@ -303,7 +303,7 @@ REFUSED = {
     "detached": (Detached, plain, "detach"),
     "mixes rows": (MixesRows, plain, "mixes the rows"),
     "own backward": (OwnBackward, plain, ""),
-    "tanh": (lambda: nn.Sequential(nn.Linear(12, 3), nn.Tanh()), plain, "tanh"),
+    "other activation": (Softplus, plain, "softplus"),
     "dropout of inputs": (lambda: nn.Sequential(nn.Dropout(0.2), nn.Linear(12, 3)), plain, "drops out"),
     "dropout in evaluation": (DropsAlways, plain, "in evaluation too"),
     "other loss": (Net, lambda out, y: F.multi_margin_loss(out, y), "multi_margin_loss"),
@@ -513,6 +513,29 @@ def test_a_client_without_samples_is_named_among_a_million():
 
     with pytest.raises(HansaError, match="client 765432 has no samples"):
         hansa.Task(lambda: nn.Linear(4, 2), F.cross_entropy, Gap())
+
+
+METHODS = {
+    "fedprox": presets.fedprox(mu=0.5, local_lr=0.05, steps=3, batch_size=4, local_momentum=0.5, weight_decay=0.01),
+    "clipped": presets.fedavg(local_lr=0.05, steps=3, batch_size=4).with_local(max_grad_norm=0.1),
+    "scaffold": presets.scaffold(local_lr=0.05, steps=3, batch_size=4),
+    "feddyn": presets.feddyn(local_lr=0.05, steps=3, batch_size=4),
+    "ha_fed": presets.ha_fed(local_lr=0.05, steps=3, batch_size=4, clusters=1, reporters=2),
+    "choco": presets.choco_sgd(local_lr=0.05, steps=3, batch_size=4),
+}
+
+
+@WITH_NATIVE
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["pre-activation blocks", "tabular residual network", "FLUTE's logistic regression"])
+def test_norms_activations_and_sums_are_native_under_any_method_and_equal_eager_to_rounding(name, method):
+    ours, eager = (
+        hansa.run(METHODS[method], made(name, native=choice), rounds=3, workers=1) for choice in (True, False)
+    )
+    scale = float((eager.params - made(name).start(hansa.Key(0), torch.float32)["model"]).norm())
+    assert float((ours.params - eager.params).norm()) < 1e-3 * scale
+    two = hansa.run(METHODS[method], made(name, native=True), rounds=3, workers=2)
+    assert torch.equal(ours.params, two.params)
 
 
 @WITH_NATIVE

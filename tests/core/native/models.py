@@ -91,6 +91,57 @@ def other_pools() -> nn.Sequential:
     return Sequential(*first, *last, nn.AdaptiveAvgPool2d(1), Flatten(), Linear(16, 4))
 
 
+class Residual(nn.Sequential):
+    """x + f(x)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
+def activations() -> nn.Sequential:
+    """Every activation, at widths that fill no vector, and one on the logits."""
+    first = [
+        Linear(19, 34),
+        nn.SiLU(),
+        Linear(34, 33),
+        nn.GELU(),
+        Linear(33, 21),
+        nn.Tanh(),
+        Linear(21, 40),
+        nn.ELU(0.7),
+    ]
+    then = [Linear(40, 9), nn.LeakyReLU(0.2), Linear(9, 18), nn.GELU("tanh"), nn.ELU(), Linear(18, 5), nn.Sigmoid()]
+    return Sequential(*first, *then)
+
+
+def image_activations() -> nn.Sequential:
+    """Without a pool, before and after maxima and means, with the fast pool and others, at odd numbers of channels."""
+    first = [Conv(3, 9, 3, padding=1), nn.SiLU(), Conv(9, 20, 3, padding=1), nn.Tanh(), pool(), Conv(20, 18, 3), pool()]
+    then = [nn.GELU(), Conv(18, 7, 2), nn.ELU(0.5), nn.AvgPool2d(2, 1), Conv(7, 33, 1, bias=False), nn.AvgPool2d(2)]
+    return Sequential(*first, *then, nn.Sigmoid(), Flatten(), nn.LeakyReLU(0.3), Linear(33, 5))
+
+
+def bent_before_pools() -> nn.Sequential:
+    """Activations that fall somewhere, before a maximum; slopes below 0."""
+    first = [Conv(1, 8, 5, padding=2), nn.GELU("tanh"), pool(), Conv(8, 17, 3), nn.SiLU(), nn.MaxPool2d(3, stride=2)]
+    last = [Conv(17, 6, 3, stride=2), nn.LeakyReLU(-0.4), nn.MaxPool2d((1, 2)), nn.Dropout(0.0), Flatten()]
+    return Sequential(*first, *last, Linear(12, 4))
+
+
+def layer_norms() -> nn.Sequential:
+    """Of the inputs, of what a convolution gave, without parameters, without bias, of the logits."""
+    first = [Conv(2, 5, 3, padding=1), ReLU(), Flatten(), nn.LayerNorm(60), Linear(60, 33), nn.LayerNorm(33, eps=1e-2)]
+    then = [ReLU(), Linear(33, 20), nn.LayerNorm(20, elementwise_affine=False), nn.SiLU(), nn.LayerNorm(20, bias=False)]
+    return Sequential(*first, *then, Linear(20, 6), nn.LayerNorm(6))
+
+
+def residuals() -> nn.Sequential:
+    """Sums with the inputs, within sums, with ReLU before and after."""
+    inner = Residual(Linear(35, 35), ReLU(), Linear(35, 35, bias=False))
+    outer = Residual(nn.LayerNorm(35), Linear(35, 35), nn.SiLU(), inner, Linear(35, 35))
+    return Sequential(Residual(Linear(23, 23)), nn.LayerNorm(23), Linear(23, 35), ReLU(), outer, ReLU(), Linear(35, 4))
+
+
 STACKS: dict[str, tuple[Callable[[], nn.Module], Shape]] = {
     "logistic regression": (lambda: Sequential(Flatten(), Linear(784, 10)), (1, 28, 28)),
     "single linear layer": (lambda: Linear(37, 3), (37,)),
@@ -109,6 +160,11 @@ STACKS: dict[str, tuple[Callable[[], nn.Module], Shape]] = {
     "strides": (strides, (3, 32, 35)),
     "wide strides": (wide_strides, (2, 21, 25)),
     "other pools": (other_pools, (3, 19, 22)),
+    "activations": (activations, (19,)),
+    "activations of images": (image_activations, (3, 26, 27)),
+    "activations before maxima": (bent_before_pools, (1, 32, 34)),
+    "layer norms": (layer_norms, (2, 3, 4)),
+    "residuals": (residuals, (23,)),
 }
 
 

@@ -58,8 +58,9 @@ def train_one(kernel, x, y, delta, own, steps, batch, key, step):
 
 @pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_a_round_in_one_call_is_the_loop_over_its_batches_to_the_bit(momentum, isa):
-    network, x, inputs, labels = made(isa=isa)
+@pytest.mark.parametrize("name", ["CNN-29k", "residuals"])
+def test_a_round_in_one_call_is_the_loop_over_its_batches_to_the_bit(name, momentum, isa):
+    network, x, inputs, labels = made(name, isa)
     own, key = torch.tensor([3, 4, 7, 11, 12, 20, 29]), Key(5).child("batch")
     s = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)) * 1e-3
     options = {

@@ -51,9 +51,11 @@ RING = np.asarray(ring().sparse(N).toarray())
 
 @pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("seconds", [10.0, 0.0])
-def test_steps_are_those_of_each_client_alone_to_the_bit_and_gossip_over_itself_changes_none(momentum, seconds, isa):
-    clients, rows, index = laboratory(isa)
+@pytest.mark.parametrize(("seconds", "name"), [(10.0, "CNN-29k"), (0.0, "CNN-29k"), (10.0, "residuals")])
+def test_steps_are_those_of_each_client_alone_to_the_bit_and_gossip_over_itself_changes_none(
+    momentum, seconds, name, isa
+):
+    clients, rows, index = laboratory(isa, name)
     anchor = rows.mean(dim=0)
     settings = AffineStep(
         0.05, anchor, prox_weight=0.1, shift=anchor * 1e-3, weight_decay=0.01, momentum=momentum, max_grad_norm=0.5

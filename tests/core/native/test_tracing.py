@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from core.native.models import STACKS, cnn_29k
+from core.native.models import STACKS, Residual, cnn_29k, distance, parameters_of
+from hansa.core.native.network import Network
 from hansa.core.native.tracing import NotEligible, stages_of
 
 SHAPE = (1, 8, 8)
@@ -21,11 +24,6 @@ def conv(**options: object) -> nn.Conv2d:
     return nn.Conv2d(1, 4, 3, **{"padding": 1, **options})  # type: ignore[arg-type]
 
 
-class Residual(nn.Sequential):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + super().forward(x)
-
-
 class DropsAlways(nn.Sequential):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.dropout(super().forward(x))
@@ -35,6 +33,29 @@ class MeanOfChannels(nn.Sequential):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mean: torch.Tensor = self[1](self[0](x).mean(1).flatten(1))
         return mean
+
+
+class Calls(nn.Module):
+    """A layer and a function that calls it."""
+
+    def __init__(self, function: Callable[[nn.Linear, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.function = nn.Linear(64, 2), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.layer, x)
+
+
+def drops_one_use(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    x = layer(x.flatten(1))
+    return x.tanh() + nn.functional.dropout(x, 0.5, layer.training)
+
+
+def changes_in_place(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    x = layer(x.flatten(1))
+    before = x.view(-1, 2)
+    x.relu_()
+    return x + before
 
 
 def frozen() -> nn.Module:
@@ -68,7 +89,7 @@ NOT_STACKS = {
     "alpha dropout": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2), nn.AlphaDropout()),
     "dropout in evaluation": lambda: DropsAlways(nn.Flatten(), nn.Linear(64, 2)),
     "batch norm": lambda: around(conv(), nn.BatchNorm2d(4), nn.MaxPool2d(2)),
-    "other activation": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Tanh(), nn.Linear(3, 2)),
+    "other activation": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Softplus(), nn.Linear(3, 2)),
     "long stride": lambda: around(conv(stride=5), side=2),
     "oblong stride": lambda: nn.Sequential(conv(stride=(1, 2)), nn.Flatten(), nn.Linear(128, 2)),
     "even kernel, padding of the same": lambda: around(nn.Conv2d(1, 4, 4, padding="same"), side=8),
@@ -95,7 +116,24 @@ NOT_STACKS = {
     "wrong channels": lambda: around(nn.Conv2d(2, 4, 3, padding=1), side=8),
     "image eaten up": lambda: around(nn.Conv2d(1, 4, 9), side=1),
     "float64": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2)).double(),
-    "another forward": lambda: Residual(nn.Flatten(), nn.Linear(64, 2)),
+    "sum of other shapes": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 1), Residual(nn.Linear(1, 3))),
+    "sum of images": lambda: around(conv(), Residual(nn.Conv2d(4, 4, 3, padding=1)), side=8),
+    "sum with a number": lambda: Calls(lambda layer, x: layer(x.flatten(1)) + 1.0),
+    "sum with a weight": lambda: Calls(lambda layer, x: layer(x.flatten(1)) + layer.bias),
+    "sum with a factor": lambda: Calls(lambda layer, x: torch.add(layer(x.flatten(1)), layer(x.flatten(1)), alpha=2)),
+    "dropout of one of two uses": lambda: Calls(drops_one_use),
+    "a view of what changes in place": lambda: Calls(changes_in_place),
+    "a stage that is not used": lambda: Calls(lambda layer, x: (layer(x.flatten(1)), x.flatten(1)[:, :2])[1]),
+    "two activations of an image": lambda: around(conv(), nn.SiLU(), nn.Tanh(), side=8),
+    "ReLU of an activation of an image": lambda: around(conv(), nn.SiLU(), nn.ReLU(), side=8),
+    "activation of a dropped image": lambda: around(conv(), nn.Dropout2d(), nn.Tanh(), side=8),
+    "activation first, of an image": lambda: nn.Sequential(nn.Tanh(), nn.Flatten(), nn.Linear(64, 2)),
+    "norm of images": lambda: around(conv(), nn.LayerNorm((4, 8, 8)), side=8),
+    "norm of a part": lambda: nn.Sequential(nn.LayerNorm(8), nn.Flatten(), nn.Linear(64, 2)),
+    "norm that is shared": lambda: (lambda norm: nn.Sequential(nn.Flatten(), norm, norm, nn.Linear(64, 2)))(
+        nn.LayerNorm(64)
+    ),
+    "group norm": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.GroupNorm(2, 8), nn.Linear(8, 2)),
     "a module of its own": lambda: nn.Bilinear(2, 2, 2),
     "parametrised": lambda: nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(64, 2))),
     "frozen": frozen,
@@ -133,3 +171,43 @@ def test_layers_that_do_nothing_are_skipped_and_relu_twice_is_relu() -> None:
 def test_a_pooled_side_is_rounded_down() -> None:
     stages = stages_of(nn.Sequential(conv(padding=0), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 2)), (1, 9, 8))
     assert stages[0].out_shape == (4, 3, 3)
+
+
+def test_relu_is_merged_with_the_layer_before_unless_that_output_is_used_elsewhere() -> None:
+    merged = stages_of(nn.Sequential(nn.Flatten(), nn.Linear(64, 2), nn.ReLU()), SHAPE)
+    assert [stage.relu for stage in merged] == [True]
+    apart = stages_of(Calls(lambda layer, x: (lambda h: h + torch.relu(h))(layer(x.flatten(1)))), SHAPE)
+    assert [(stage.relu, stage.source, stage.addend) for stage in apart] == [
+        (False, -1, -1),
+        (False, 0, -1),
+        (False, 0, 1),
+    ]
+
+
+WRITINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sigmoid": lambda x: torch.sigmoid(x),
+    "sigmoid, method": lambda x: x.sigmoid(),
+    "sigmoid, in place": lambda x: torch.sigmoid_(x),
+    "tanh": lambda x: nn.functional.tanh(x),
+    "tanh, in place": lambda x: x.tanh_(),
+    "silu": lambda x: nn.functional.silu(x, inplace=True),
+    "gelu": lambda x: nn.functional.gelu(x, approximate="tanh"),
+    "leaky": lambda x: nn.functional.leaky_relu_(x, 0.3),
+    "elu": lambda x: nn.functional.elu(x, alpha=0.3),
+    "sum in place": lambda x: x.add_(torch.tanh(x)),
+    "sum of itself": lambda x: torch.add(x, x),
+    "norm": lambda x: nn.functional.layer_norm(x, (2,), eps=0.1),
+    "norm of torch": lambda x: torch.layer_norm(x, [2], eps=0.2),
+}
+
+
+@pytest.mark.parametrize("name", WRITINGS)
+def test_functions_and_methods_are_stages_and_give_torchs_gradient(name: str) -> None:
+    torch.manual_seed(0)
+    module = Calls(lambda layer, x: WRITINGS[name](layer(x.flatten(1))))
+    inputs, labels = torch.randn(5, *SHAPE), torch.tensor([0, 1, 1, 0, 1])
+    network = Network(stages_of(module, SHAPE), SHAPE)
+    _, gradient = network.gradient(parameters_of(module), inputs, labels, torch.arange(5))
+    loss = nn.functional.cross_entropy(module(inputs), labels)
+    wanted = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
+    assert distance(gradient, wanted) < 2e-6

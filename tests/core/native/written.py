@@ -232,6 +232,89 @@ class DropsAndViews(DropsEverywhere):
         return x.view(x.size(0), -1)
 
 
+class LeNet5Tanh(nn.Module):
+    """LeNet-5 with tanh throughout: before a mean, after it, and in its dense layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(1, 6, 5, padding=2), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.AvgPool2d(2), nn.Tanh()
+        )
+        self.fc1, self.fc2, self.fc3 = nn.Linear(400, 120), nn.Linear(120, 84), nn.Linear(84, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.fc1(self.features(x).flatten(1)))
+        return self.fc3(torch.tanh(self.fc2(x)))
+
+
+class SiluConvolutions(nn.Module):
+    """SiLU and LeakyReLU on images, with channels that are dropped, strides and a mean at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 10, 3), nn.Conv2d(10, 20, 3, stride=2, padding=1)
+        self.drop, self.head = nn.Dropout2d(0.2), nn.Linear(20, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.drop(F.silu(self.conv1(x))), 2)
+        return self.head(F.leaky_relu(self.conv2(x), 0.2).mean((2, 3)))
+
+
+class FluteRegression(nn.Module):
+    """FLUTE's logistic regression, whose outputs pass a sigmoid before cross-entropy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(784, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self.linear(x.reshape(-1, 784)))
+
+
+class TabularResidual(nn.Module):
+    """A tabular network with LayerNorm, SiLU, a residual sum and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 40), nn.Linear(40, 40)
+        self.norms, self.head = nn.ModuleList([nn.LayerNorm(40), nn.LayerNorm(40)]), nn.Linear(40, 5)
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.silu(self.norms[0](self.first(x)))
+        x = x + self.drop(F.silu(self.norms[1](self.second(x))))
+        return self.head(x)
+
+
+class PreActivation(nn.Module):
+    """Blocks that normalise first, with a projection where the width changes, sums in place and GELU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.fc1, self.fc2 = nn.LayerNorm(21), nn.Linear(21, 50), nn.Linear(50, 17)
+        self.short, self.norm2, self.fc3 = nn.Linear(21, 17, bias=False), nn.LayerNorm(17, eps=1e-3), nn.Linear(17, 17)
+        self.last = nn.Linear(17, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.short(x) + self.fc2(F.gelu(self.fc1(self.norm1(x))))
+        block = self.fc3(F.relu(self.norm2(x)))
+        block += x
+        return self.last(F.leaky_relu(block, 0.1)).log_softmax(-1)
+
+
+class ConvResidual(nn.Module):
+    """A residual block on the features of a convolution, tanh as in LeNet's dense layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc1, self.fc2 = nn.Conv2d(1, 6, 5), nn.Linear(150, 150), nn.Linear(150, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv(x)), 2).flatten(1)
+        x = torch.relu(x + torch.tanh(self.fc1(x)))
+        return self.fc2(x)
+
+
 def own_loss(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output, target)
 
@@ -252,5 +335,11 @@ WRITTEN: dict[str, Case] = {
     "the old MNIST example": (OldMnist, F.nll_loss, (1, 28, 28), 10),
     "drops everywhere": (DropsEverywhere, F.cross_entropy, (3, 12, 12), 4),
     "drops and views": (DropsAndViews, own_loss, (3, 12, 12), 4),
+    "LeNet-5 with tanh": (LeNet5Tanh, F.cross_entropy, (1, 28, 28), 10),
+    "convolutions with SiLU": (SiluConvolutions, F.cross_entropy, (3, 14, 14), 7),
+    "FLUTE's logistic regression": (FluteRegression, F.cross_entropy, (28, 28), 10),
+    "tabular residual network": (TabularResidual, F.cross_entropy, (32,), 5),
+    "pre-activation blocks": (PreActivation, F.nll_loss, (21,), 4),
+    "residual block behind a convolution": (ConvResidual, own_loss, (1, 14, 14), 10),
     "weights of its own": (OwnWeights, lambda out, y: F.nll_loss(F.log_softmax(out, 1), y), (8, 8), 4),
 }

@@ -53,7 +53,9 @@ def _constants() -> dict[str, int]:
 
 _C = _constants()
 ABI, SUM_LANES, CUT = _C["ABI"], _C["SUM_LANES"], _C["CUT"]
-CONV, LINEAR = _C["CONV"], _C["LINEAR"]
+CONV, LINEAR, ACTIVATION, NORM, ADD = (_C[name] for name in ("CONV", "LINEAR", "ACTIVATION", "NORM", "ADD"))
+RELU, LEAKY_RELU, ELU, SIGMOID = _C["RELU"], _C["LEAKY_RELU"], _C["ELU"], _C["SIGMOID"]
+TANH, SILU, GELU, GELU_TANH = _C["TANH"], _C["SILU"], _C["GELU"], _C["GELU_TANH"]
 MAX, MEAN = _C["MAX"], _C["MEAN"]
 DROP, DROP_FLAT, DROP_CHANNELS = _C["DROP"], _C["DROP_FLAT"], _C["DROP_CHANNELS"]
 OK, NO_MEMORY, BAD_ROW = _C["OK"], _C["NO_MEMORY"], _C["BAD_ROW"]

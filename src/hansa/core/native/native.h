@@ -14,19 +14,28 @@
 #define HANSA_ABI 14
 #define HANSA_SUM_LANES 1024 /* of sign_pack's sum of magnitudes */
 
-enum { HANSA_CONV = 0, HANSA_LINEAR = 1 };
+enum { HANSA_CONV = 0, HANSA_LINEAR = 1, HANSA_ACTIVATION = 2, HANSA_NORM = 3, HANSA_ADD = 4 };
 enum { HANSA_MAX = 1, HANSA_MEAN = 2 };                                 /* pools */
 enum { HANSA_DROP = 1, HANSA_DROP_FLAT = 2, HANSA_DROP_CHANNELS = 3 }; /* dropouts */
 
-/* One stage: convolution [ReLU] [pool] [dropout], or linear [ReLU] [dropout]. A linear stage has kernel = stride =
- * padding = 0, and channels, height, width are the shape that was flattened, in torch's C, H, W order. A pool has
- * windows of pool_h x pool_w, step_h and step_w apart; `relu` is 2 if it follows a mean pool and not the convolution.
- * Dropout has a factor per value in H, W, C order, in C, H, W order of flattened values, or per channel. `weight` and
- * `bias` are the offsets of its parameters in the flat vector, -1 for no bias; `planar` means that convolution weights
- * are stored as O, I, H, W and not as O, H, W, I. */
+/* Activations; alpha is the slope of LeakyReLU below 0, or the scale of ELU. */
+enum { HANSA_RELU = 1, HANSA_LEAKY_RELU = 2, HANSA_ELU = 3, HANSA_SIGMOID = 4, HANSA_TANH = 5, HANSA_SILU = 6 };
+enum { HANSA_GELU = 7, HANSA_GELU_TANH = 8 };
+
+/* One stage: convolution [ReLU or activation] [pool] [dropout], or on rows of values linear [ReLU] [dropout],
+ * activation [dropout], layer normalisation [dropout], addition [dropout]. Convolutions come first, and each takes the
+ * output of the one before. A stage on rows takes the output of stage `source`, which is the last convolution or an
+ * earlier stage on rows, or with -1 the network's input; an addition adds that of stage `addend`. Its kernel = stride =
+ * padding = 0, and channels, height, width are the shape that was flattened, in torch's C, H, W order. The last stage
+ * gives the logits. A pool has windows of pool_h x pool_w, step_h and step_w apart; `relu` is 2 if it follows a mean
+ * pool and not the convolution, and `after_pool` is set if another activation follows the pool. Dropout has a factor per
+ * value in H, W, C order, in C, H, W order of flattened values, or per channel. `weight` and `bias` are the offsets of
+ * its parameters in the flat vector, -1 for none; `planar` means that convolution weights are stored as O, I, H, W and
+ * not as O, H, W, I. */
 typedef struct {
     int64_t kind, channels, height, width, out, kernel, stride, padding, relu, pool, pool_h, pool_w, step_h, step_w;
-    int64_t drop, weight, bias, planar;
+    int64_t drop, weight, bias, planar, source, addend, activation, after_pool;
+    double alpha, eps;
 } hansa_stage;
 
 /* Rows of examples: float32, or uint8 with the value of each byte in `table`[channel][256]. `planar` rows are stored

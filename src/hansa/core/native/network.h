@@ -6,6 +6,7 @@
 
 #include "draw.h"
 #include "platform.h"
+#include "row_stage.h"
 #include "server.h"
 #include "workspace.h"
 
@@ -95,19 +96,16 @@ static void forward(const hansa_network *network, const float *y, ptrdiff_t size
             if (keep && s->is.drop != HANSA_DROP_FLAT) conv_drop(s, keep, s->out + n * s->out_image + s->out_0);
         }
         if (i == 0) break;
-        const stage_t *last = network->stage + i - 1, *flat = network->stage + i;
-        transpose(last->out + n * last->out_image, last->out_step, flat->in + n * flat->in_step, positions(last),
-                  positions(last), last->is.out);
-        if (keep && last->is.drop == HANSA_DROP_FLAT) drop(flat->in + n * flat->in_step, keep, last->keeps);
+        const stage_t *last = network->stage + i - 1;
+        float *flat = last->flat + n * last->flat_step;
+        transpose(last->out + n * last->out_image, last->out_step, flat, positions(last), positions(last),
+                  last->is.out);
+        if (keep && last->is.drop == HANSA_DROP_FLAT) drop(flat, keep, last->keeps);
     }
     for (; i < network->stages; i++) {
         const stage_t *s = network->stage + i;
-        const float *bias = s->bias >= 0 ? y + s->bias : NULL;
-        linear_forward(s->in, s->in_step, size, y + s->weight, bias, s->features, s->is.out, s->out, s->out_row);
-        for (ptrdiff_t b = 0; s->is.relu && b < size; b++) {
-            float *row = s->out + b * s->out_row;
-            relu_row(row, row, s->out_step, 1);
-        }
+        const float *addend = s->is.addend < 0 ? network->stage->in : network->stage[s->is.addend].flat;
+        row_forward(s, addend, y, size);
         if (!keep_of(network, s, size, 0)) continue;
         for (ptrdiff_t b = 0; b < size; b++) drop(s->out + b * s->out_row, keep_of(network, s, size, b), s->is.out);
     }
@@ -130,28 +128,9 @@ static double cross_entropy(const float *z, ptrdiff_t classes, int64_t label, fl
     return (double)(logf(total) + most - z[label]);
 }
 
-/* dW and db of a linear stage, stored at `gradient` or, if that is null, applied at once. */
-static void linear_gradient(const stage_t *s, ptrdiff_t size, float *gradient, const step_t *step,
-                            const scratch_t *scratch, const ahead_t *ahead) {
-    const sparse_t *list = &scratch->list;
-    outer_t job = {s->out_gradient, 1, s->out_step, s->in, s->in_step, size, gradient ? gradient + s->weight : NULL,
-                   s->features,     step, s->weight};
-    if (s->is.relu) {
-        outer_list_t some = {list->value, list->place, list->start};
-        list_outer(s->out_gradient, s->out_step, s->is.out, size, scratch->turned, list->value, list->place,
-                   list->start);
-        outer_listed(&job, &some, s->is.out, s->features, ahead);
-    } else {
-        outer(&job, s->is.out, s->features);
-    }
-    if (s->bias < 0) return;
-    for (ptrdiff_t o = 0; o < s->is.out; o += VL) {
-        ptrdiff_t lanes = at_most(VL, s->is.out - o);
-        vf sum = zero();
-        for (ptrdiff_t b = 0; b < size; b++) sum = sum + load(s->out_gradient + b * s->out_step + o);
-        if (gradient) store_part(gradient + s->bias + o, sum, lanes);
-        else store_part(target(step) + s->bias + o, stepped(step, s->bias + o, lanes, sum), lanes);
-    }
+/* The gradient of a stage's output as rows, or null for the network's input. */
+INLINE float *gradient_of(const hansa_network *network, int64_t stage) {
+    return stage < 0 ? NULL : network->stage[stage].out_gradient;
 }
 
 /* The gradient of the mean loss, stored at `gradient` or, if that is null, applied stage by stage. */
@@ -166,35 +145,22 @@ static float backward(const hansa_network *network, const float *y, const hansa_
                               1.0f / (float)size, g);
     }
     ptrdiff_t i = network->stages - 1;
-    for (; i >= 0 && network->stage[i].is.kind == HANSA_LINEAR; i--) {
+    for (; i >= 0 && network->stage[i].is.kind != HANSA_CONV; i--) {
         const stage_t *s = network->stage + i;
         for (ptrdiff_t b = 0; keep_of(network, s, size, 0) && b < size; b++)
             drop(s->out_gradient + b * s->out_step, keep_of(network, s, size, b), s->is.out);
-        if (s->is.relu)
-            for (ptrdiff_t b = 0; b < size; b++)
-                for (ptrdiff_t o = 0; o < s->out_step; o += VL) {
-                    float *g = s->out_gradient + b * s->out_step + o;
-                    store(g, where_positive(load(s->out + b * s->out_row + o), load(g)));
-                }
-        if (i > 0) { /* before the weights change */
-            int below_linear = s[-1].is.kind == HANSA_LINEAR;
-            outer_t job = {s->out_gradient, s->out_step, 1, y + s->weight, s->features, s->is.out,
-                           below_linear ? s[-1].out_gradient : s->in_gradient,
-                           below_linear ? s[-1].out_step : s->in_step, NULL, 0};
-            outer(&job, size, s->features);
-        }
-        linear_gradient(s, size, gradient, step, scratch, i == 0 ? &network->ahead : &(ahead_t){0});
+        row_backward(s, gradient_of(network, s->is.source), gradient_of(network, s->is.addend), y, size, gradient, step,
+                     scratch, i == 0 ? &network->ahead : &(ahead_t){0});
     }
     if (i >= 0) {
-        const stage_t *last = network->stage + i, *flat = last + 1;
+        const stage_t *last = network->stage + i;
         ptrdiff_t line = last->out_w * last->out_step;
         for (ptrdiff_t n = 0; n < size; n++) {
             const float *g = scratch->turned, *keep = keep_of(network, last, size, n);
             ptrdiff_t row = line;
-            if (keep && last->is.drop == HANSA_DROP_FLAT)
-                drop(flat->in_gradient + n * flat->in_step, keep, last->keeps);
-            transpose(flat->in_gradient + n * flat->in_step, positions(last), scratch->turned, last->out_step,
-                      last->is.out, positions(last));
+            float *flat = last->out_gradient + n * last->flat_step;
+            if (keep && last->is.drop == HANSA_DROP_FLAT) drop(flat, keep, last->keeps);
+            transpose(flat, positions(last), scratch->turned, last->out_step, last->is.out, positions(last));
             for (const stage_t *s = last; s >= network->stage; s--) {
                 keep = s->is.drop == HANSA_DROP_FLAT ? NULL : keep_of(network, s, size, n);
                 conv_backward(s, n, g, row, keep, s == network->stage, scratch);

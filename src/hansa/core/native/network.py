@@ -1,4 +1,6 @@
-"""Native training of small networks: convolutions, ReLU, pools, dropout, linear layers, mean cross-entropy, in float32.
+"""Native training of small networks with mean cross-entropy, in float32.
+
+Stages are convolutions, ReLU and pools; linear layers, activations, layer normalisation, residual additions; dropout.
 
 The flat vector has Hansa's layout: parameters in module order, convolution weights channels-last. Calls release the
 GIL. Results agree with eager PyTorch to float rounding and are bit-reproducible on one instruction set.
@@ -54,10 +56,13 @@ class DropoutKind:
 
 @dataclass(frozen=True, slots=True)
 class LayerStage:
-    """One convolution or linear layer with the ReLU, pool and dropout that follow it.
+    """One convolution with the activation, pool and dropout that follow it, or linear layer with ReLU and dropout; or
+    an activation, a layer normalisation or an addition of two stages' outputs, with dropout.
 
     ``shape`` is its input as (channels, height, width). ``weight`` and ``bias`` are the offsets of its parameters in
-    the flat vector; -1 is no bias. ``planar``: images and convolution weights are contiguous, not channels-last.
+    the flat vector; -1 is none. ``planar``: images and convolution weights are contiguous, not channels-last.
+    ``source`` is the number of the stage whose output it takes, ``addend`` of the one whose output an addition adds;
+    -1 is the network's input. ``alpha`` is the slope of LeakyReLU below 0, or the scale of ELU.
     """
 
     kind: int
@@ -73,18 +78,29 @@ class LayerStage:
     stride: int = 1
     relu_after_pool: bool = False
     drop: DropoutKind | None = None
+    source: int = -1
+    addend: int = -1
+    activation: int = 0
+    activation_after_pool: bool = False
+    alpha: float = 0.0
+    eps: float = 0.0
 
     @property
     def out_shape(self) -> tuple[int, int, int]:
-        if self.kind == abi.LINEAR:
+        if self.kind != abi.CONV:
             return self.out, 1, 1
         high, wide = ((side + 2 * self.padding - self.kernel) // self.stride + 1 for side in self.shape[1:])
         return self.out, *((high, wide) if self.pool is None else self.pool.output_sides((high, wide)))
 
     @property
     def dim(self) -> int:
-        inputs = self.kernel**2 * self.shape[0] if self.kind == abi.CONV else math.prod(self.shape)
-        return self.out * (inputs + (self.bias >= 0))
+        inputs = {abi.CONV: self.kernel**2 * self.shape[0], abi.LINEAR: math.prod(self.shape)}.get(self.kind, 1)
+        return self.out * (inputs * (self.weight >= 0) + (self.bias >= 0))
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The numbers of the stages whose output it takes; -1 is the network's input."""
+        return (self.source, self.addend) if self.kind == abi.ADD else (self.source,)
 
     @property
     def dropout_numbers(self) -> int:
@@ -100,6 +116,8 @@ class LayerStage:
         place.relu = 2 if self.relu and self.relu_after_pool else int(self.relu)
         place.planar, place.stride = self.planar, self.stride
         place.weight, place.bias, place.drop = self.weight, self.bias, 0 if self.drop is None else self.drop.kind
+        place.source, place.addend, place.activation = self.source, self.addend, self.activation
+        place.alpha, place.eps, place.after_pool = self.alpha, self.eps, self.activation_after_pool
         if self.pool is not None:
             place.pool, (place.pool_h, place.pool_w) = self.pool.kind, self.pool.size
             place.step_h, place.step_w = self.pool.step
@@ -108,7 +126,7 @@ class LayerStage:
         """Draw the dropout factors, 0 or 1 / (1 - p), that eager torch draws for as many rows, in the order in which
         torch stores the values. ``out`` is flat, in the kernels' order."""
         assert self.drop is not None
-        if self.kind == abi.LINEAR or self.drop.kind != abi.DROP:
+        if self.kind != abi.CONV or self.drop.kind != abi.DROP:
             _bernoulli(out, self.drop.p, generator)
             return
         channels, height, width = self.out_shape

@@ -2,6 +2,7 @@
 #ifndef HANSA_STAGE_H
 #define HANSA_STAGE_H
 
+#include "elementwise.h"
 #include "few_channels.h"
 #include "linear.h"
 #include "native.h"
@@ -16,8 +17,8 @@ typedef struct {
     hansa_stage is;
     int plan;
     ptrdiff_t weight, bias;       /* offsets into the flat parameters; bias is -1 for none */
-    ptrdiff_t features;           /* linear: inputs */
-    ptrdiff_t in_step, out_step;  /* convolution: channels as stored; linear: length of a stored row */
+    ptrdiff_t features;           /* inputs */
+    ptrdiff_t in_step, out_step;  /* convolution: channels as stored; on rows: length of a stored row */
     ptrdiff_t padded_h, padded_w; /* convolution: the input with its border */
     ptrdiff_t conv_h, conv_w;     /* before the pool */
     ptrdiff_t out_h, out_w;       /* after it */
@@ -29,11 +30,14 @@ typedef struct {
     winograd_t winograd;
     filters_t backward[MOST_STRIDE * MOST_STRIDE];    /* by phase of the input's place; one for stride one */
     ptrdiff_t backward_at[MOST_STRIDE * MOST_STRIDE]; /* offset of its weights */
-    float *in;                           /* [batch][padded_h][padded_w][in_step] or [batch][in_step] */
-    float *out;                          /* the next stage's `in`, or logits, or the values to be flattened */
+    float *in;                           /* [batch][padded_h][padded_w][in_step], or [batch][in_step] of its source */
+    float *out;                          /* the next convolution's `in`, the values to be flattened, or `flat` */
     ptrdiff_t out_image, out_row, out_0; /* strides of `out` between images and rows, and the offset of its interior */
-    float *out_gradient;                 /* [batch][out_step] of a linear stage */
-    float *in_gradient;                  /* one padded image of a convolution stage, [batch][in_step] of a linear one */
+    float *flat, *out_gradient;          /* output and its gradient as rows [batch][flat_step], but of inner convolutions */
+    ptrdiff_t flat_step;
+    float *in_gradient;                  /* one padded image of a convolution stage, else what is to be added */
+    int taken, adds, addend_adds;        /* whether stages take its output, and whether it adds to its inputs' gradients */
+    float *saved, *scales;               /* derivatives; normalised values, and factors per row */
     float *whole;                        /* [conv_h][conv_w][out_step] before a pool that is not the fast one */
     ptrdiff_t whole_image;               /* its stride between images, 0 if only the current one is kept */
     int32_t *which;                      /* [batch][out_h][out_w][out_step], the pool's choice */
@@ -59,13 +63,21 @@ INLINE ptrdiff_t gradient_sums(const stage_t *s) { /* the length of dw */
 }
 INLINE pool_t pool_of(const hansa_stage *is) { return (pool_t){is->pool_h, is->pool_w, is->step_h, is->step_w}; }
 
+/* Whether an activation other than ReLU comes between the convolution and a pool. */
+INLINE int activated_inside(const hansa_stage *is) { return is->activation && is->pool && !is->after_pool; }
+
 /* Whether the pool is the 2x2 maximum, which has a special form. */
 INLINE int quartered(const hansa_stage *is) {
-    return is->pool == HANSA_MAX && is->pool_h == 2 && is->pool_w == 2 && is->step_h == 2 && is->step_w == 2;
+    return !activated_inside(is) && is->pool == HANSA_MAX && is->pool_h == 2 && is->pool_w == 2 && is->step_h == 2 && is->step_w == 2;
 }
 
 /* Whether ReLU comes between the convolution and a mean pool, whose output does not determine ReLU's mask. */
 INLINE int relu_inside(const hansa_stage *is) { return is->pool == HANSA_MEAN && is->relu == 1; }
+
+/* The length of the derivatives of an activation for one image. */
+INLINE ptrdiff_t slopes_of(const stage_t *s) {
+    return (activated_inside(&s->is) ? s->conv_h * s->conv_w : positions(s)) * s->out_step;
+}
 
 /* `count` matrices [rows][columns], each transposed. */
 static void reorder(const float *from, ptrdiff_t count, ptrdiff_t rows, ptrdiff_t columns, float *to) {
@@ -114,7 +126,7 @@ static void conv_drop(const stage_t *s, const float *keep, float *out) {
             }
 }
 
-static void conv_forward(const stage_t *s, ptrdiff_t n, const scratch_t *scratch) {
+static void conv_outputs(const stage_t *s, ptrdiff_t n, const scratch_t *scratch) {
     const float *x = s->in + n * image(s);
     float *out = s->out + n * s->out_image + s->out_0;
     ptrdiff_t row = s->is.stride * s->padded_w * s->in_step, line = s->out_w * s->out_step;
@@ -125,6 +137,8 @@ static void conv_forward(const stage_t *s, ptrdiff_t n, const scratch_t *scratch
             conv_row(&s->forward, x + y * row, whole + y * before, s->conv_w);
             if (relu_inside(&s->is)) relu_row(whole + y * before, whole + y * before, before, 1);
         }
+        if (activated_inside(&s->is))
+            activate(s->is.activation, s->is.alpha, whole, whole, s->saved + n * slopes_of(s), s->conv_h * before);
         if (s->is.pool == HANSA_MEAN)
             pool_mean(pool_of(&s->is), whole, before, s->out_step, s->out_h, s->out_w, s->is.relu == 2, out,
                       s->out_row);
@@ -157,33 +171,48 @@ static void conv_forward(const stage_t *s, ptrdiff_t n, const scratch_t *scratch
     }
 }
 
-/* The gradient after dropout (if `keep` is not null) and ReLU's mask, [positions][out_step], and its sums for the
- * bias. */
+static void conv_forward(const stage_t *s, ptrdiff_t n, const scratch_t *scratch) {
+    const ptrdiff_t line = s->out_w * s->out_step;
+    conv_outputs(s, n, scratch);
+    if (!s->is.activation || activated_inside(&s->is)) return;
+    for (ptrdiff_t y = 0; y < s->out_h; y++) {
+        float *row = s->out + n * s->out_image + s->out_0 + y * s->out_row;
+        activate(s->is.activation, s->is.alpha, row, row, s->saved + n * slopes_of(s) + y * line, line);
+    }
+}
+
+/* The gradient after dropout (if `keep` is not null), the activation's derivative (if `slopes` is not null) and ReLU's
+ * mask, [positions][out_step], and its sums for the bias. */
 static void conv_mask(const stage_t *s, const float *g, ptrdiff_t g_row, const float *out, const float *keep,
-                      float *masked) {
+                      const float *slopes, float *masked) {
     for (ptrdiff_t c = 0; c < s->out_step; c += VL) {
         vf sum = load(s->db + c);
         for (ptrdiff_t y = 0; y < s->out_h; y++) {
             for (ptrdiff_t x = 0; x < s->out_w; x++) {
                 vf v = load(g + y * g_row + x * s->out_step + c);
                 if (keep) v = v * kept(s, keep, y * s->out_w + x, c);
+                if (slopes) v = v * load(slopes + (y * s->out_w + x) * s->out_step + c);
                 if (s->is.relu) v = where_positive(load(out + y * s->out_row + x * s->out_step + c), v);
                 store(masked + (y * s->out_w + x) * s->out_step + c, v);
                 sum = sum + v;
             }
         }
-        if (!relu_inside(&s->is)) store(s->db + c, sum);
+        if (!relu_inside(&s->is) && !activated_inside(&s->is)) store(s->db + c, sum);
     }
 }
 
-/* ReLU's mask between the convolution and a mean pool, and the sums for the bias. */
-static void conv_mask_inside(const stage_t *s, const float *whole, float *inside, ptrdiff_t row) {
+/* ReLU's mask between the convolution and a mean pool, or with `slopes` an activation's derivative before any pool, and
+ * the sums for the bias. */
+static void conv_mask_inside(const stage_t *s, const float *whole, const float *slopes, float *inside, ptrdiff_t row) {
     for (ptrdiff_t c = 0; c < s->out_step; c += VL) {
         vf sum = load(s->db + c);
         for (ptrdiff_t y = 0; y < s->conv_h; y++)
             for (ptrdiff_t x = 0; x < s->conv_w; x++) {
                 float *at = inside + y * row + x * s->out_step + c;
-                vf v = where_positive(load(whole + (y * s->conv_w + x) * s->out_step + c), load(at));
+                ptrdiff_t place = (y * s->conv_w + x) * s->out_step + c;
+                vf v = load(at);
+                if (slopes) v = v * load(slopes + place);
+                else v = where_positive(load(whole + place), v);
                 store(at, v);
                 sum = sum + v;
             }
@@ -198,7 +227,8 @@ static void conv_spread(const stage_t *s, ptrdiff_t n, const float *masked, cons
     memset(dense, 0, sizeof(float) * s->dense_h * row);
     if (s->is.pool && !quartered(&s->is)) {
         pool_spread(pool_of(&s->is), masked, which, s->out_step, s->out_h, s->out_w, inside, row);
-        if (relu_inside(&s->is)) conv_mask_inside(s, s->whole + n * s->whole_image, inside, row);
+        if (relu_inside(&s->is)) conv_mask_inside(s, s->whole + n * s->whole_image, NULL, inside, row);
+        if (activated_inside(&s->is)) conv_mask_inside(s, NULL, s->saved + n * slopes_of(s), inside, row);
         return;
     }
     for (ptrdiff_t y = 0; y < s->out_h; y++) {
@@ -243,7 +273,8 @@ static void conv_backward(const stage_t *s, ptrdiff_t n, const float *g, ptrdiff
     const float *x = s->in + n * image(s);
     const int32_t *which = s->is.pool == HANSA_MAX ? s->which + n * positions(s) * s->out_step : NULL;
     ptrdiff_t row = s->padded_w * s->in_step, K = s->is.kernel;
-    conv_mask(s, g, g_row, s->out + n * s->out_image + s->out_0, keep, scratch->masked);
+    const float *slopes = s->is.activation && !activated_inside(&s->is) ? s->saved + n * slopes_of(s) : NULL;
+    conv_mask(s, g, g_row, s->out + n * s->out_image + s->out_0, keep, slopes, scratch->masked);
     if (s->plan != DENSE) {
         list_by_filter(scratch->masked, which, positions(s), s->out_step, s->is.out, s->base, s->in_step, row,
                        scratch->turned, scratch->turned_which, scratch->list);

@@ -1,33 +1,31 @@
 """Tracing: recognise modules that the native kernels can train, however they are written.
 
 ``forward()`` and the loss run on a small batch while every torch call is traced. Equivalent layers, functions and
-tensor methods are treated alike. A module that is not a chain of stages with mean cross-entropy is refused.
+tensor methods are treated alike. Convolutions form a chain; the stages on rows behind it may also be added. What is not
+made of stages with mean cross-entropy is refused.
 """
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Iterator, Sequence, Sized
-from contextlib import contextmanager
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from hansa.core.native import abi
+from hansa.core.native.call_arguments import activation_of, dropout_of, equal_pair, given_arguments, pair_of
+from hansa.core.native.eligibility import NotEligible, check_pure, parameter_offsets
 from hansa.core.native.network import DropoutKind, LayerStage, PoolWindow
 
+__all__ = ["NotEligible", "stages_of"]
+
 Loss: TypeAlias = Callable[[Any, Tensor], Tensor]
-
-
-class NotEligible(Exception):
-    """The reason why a module has no native form."""
 
 
 def stages_of(
@@ -60,7 +58,25 @@ def stages_of(
         raise NotEligible("its forward() is another one in training")
     if sum(stage.dim for stage in traced[0]) != sum(p.numel() for p in module.parameters()):
         raise NotEligible("it has parameters that its forward() does not use")
-    return traced[0]
+    return _fuse_relu(traced[0])
+
+
+def _fuse_relu(stages: Sequence[LayerStage]) -> tuple[LayerStage, ...]:
+    """Merge each ReLU with the linear stage before it, unless that stage's own output is also used."""
+    uses = Counter(number for stage in stages for number in stage.inputs)
+    fused: list[LayerStage] = []
+    places = {-1: -1}
+    for number, stage in enumerate(stages):
+        source = places[stage.source]
+        last = fused[source] if source >= 0 else stage
+        relu = stage.kind == abi.ACTIVATION and stage.activation == abi.RELU
+        if relu and last.kind == abi.LINEAR and uses[stage.source] == 1 and None in (last.drop, stage.drop):
+            fused[source] = replace(last, relu=True, drop=last.drop or stage.drop)
+            places[number] = source
+            continue
+        places[number] = len(fused)
+        fused.append(replace(stage, source=source, addend=places[stage.addend]))
+    return tuple(fused)
 
 
 class _Batch(int):
@@ -74,21 +90,37 @@ class _Batch(int):
     __hash__ = int.__hash__
 
 
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A traced tensor, which is kept so that its ``id`` stays its own: the output of a stage, or the input (-1), in
+    some shape. ``parts`` counts the ReLU, pool and dropout that the stage had when it gave this."""
+
+    tensor: Tensor
+    stage: int
+    shape: tuple[int, ...]
+    parts: int = 0
+    ended: bool = False  # in log_softmax
+
+
 class _Watch(TorchFunctionMode):
-    """Traces the tensor that passes from layer to layer."""
+    """Traces the tensors that pass from layer to layer."""
 
     def __init__(self, places: dict[int, tuple[Tensor, int]], input_shape: tuple[int, ...], planar: bool) -> None:
         super().__init__()
         self.places, self.input_shape, self.planar = places, input_shape, planar
         self.stages: list[LayerStage] = []
+        self.parts: Counter[int] = Counter()  # by stage
         self.used: set[int] = set()
-        self.now, self.target, self.done = torch.empty(0), torch.empty(0), False
-        self.shape: tuple[int, ...] = input_shape
-        self.ended = False  # in log_softmax
+        self.values: dict[int, _Value] = {}
+        self.target, self.done = torch.empty(0), False
+        # The current call: what it takes, and the stage and shape of its result.
+        self.value = _Value(self.target, -1, input_shape)
+        self.now, self.at, self.shape, self.ended = self.target, -1, input_shape, False
 
     def run(self, module: nn.Module, loss: Loss, batch: int) -> tuple[LayerStage, ...]:
-        self.now = inputs = torch.zeros(batch, *self.input_shape)
+        inputs = torch.zeros(batch, *self.input_shape)
         self.target = torch.zeros(batch, dtype=torch.int64)
+        self.values[id(inputs)] = _Value(inputs, -1, self.input_shape)
         try:
             with torch.enable_grad(), self:
                 result = loss(module(inputs), self.target)
@@ -98,6 +130,9 @@ class _Watch(TorchFunctionMode):
             raise NotEligible(f"its forward() fails on a small batch: {error}") from error
         if not self.done or result is not self.now:
             raise NotEligible("its loss is not plain cross-entropy")
+        taken = {number for stage in self.stages for number in stage.inputs}
+        if not taken.issuperset(range(len(self.stages) - 1)):
+            raise NotEligible("its forward() computes something that it does not use")
         return tuple(self.stages)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -109,20 +144,61 @@ class _Watch(TorchFunctionMode):
         rule = _RULES.get(short)
         if rule is None:
             raise NotEligible(f"it calls {name}, which is not a native stage")
-        if not args or args[0] is not self.now or self.done:
-            raise NotEligible(f"{name} takes something else than what the layer before gave")
+        value = self.value = self._traced(name, args[0] if args else None)
+        if value.ended and rule not in (_Watch.loss, _Watch.log_softmax, _Watch.same):
+            raise NotEligible(f"{name} follows log_softmax")
+        self.now, self.at, self.shape, self.ended = value.tensor, value.stage, value.shape, value.ended
+        version = value.tensor._version
         out = self._call(short, func, args, kwargs)
         if not isinstance(out, Tensor) or out.dtype != torch.float32:
             raise NotEligible(f"{name} gives {getattr(out, 'dtype', type(out).__name__)}")
+        if value.tensor.requires_grad and not out.requires_grad:
+            raise NotEligible(f"{name} runs without gradients")
         rule(self, name, out, args[1:], kwargs)
+        if value.tensor._version != version or (short in _DROPOUTS and out is value.tensor):
+            self._forget(value.tensor)
         self.now = out
+        self.values[id(out)] = _Value(out, self.at, self.shape, self.parts[self.at], self.ended)
         return out
+
+    def _traced(self, name: str, tensor: Any) -> _Value:
+        """Return what is known of a tensor, unless its stage has changed since."""
+        value = self.values.get(id(tensor))
+        if value is None or self.done or value.parts != self.parts[value.stage]:
+            raise NotEligible(f"{name} takes something else than what a layer gave")
+        return value
+
+    def _forget(self, changed: Tensor) -> None:
+        """Forget the tensors that share memory with one that was changed in place."""
+        memory = changed.untyped_storage().data_ptr()
+        for key, value in [*self.values.items()]:
+            if value.tensor.untyped_storage().data_ptr() == memory:
+                del self.values[key]
+
+    def _append(self, stage: LayerStage) -> None:
+        self.stages.append(stage)
+        self.at, self.shape = len(self.stages) - 1, (stage.out,) if stage.kind != abi.CONV else stage.out_shape
+
+    def _complete(self, name: str) -> LayerStage | None:
+        """Return the stage that gave the current value, to be replaced by one with another part; None for the input."""
+        if any(self.at in stage.inputs for stage in self.stages):
+            raise NotEligible(f"a value is used both before and after {name}")
+        self.parts[self.at] += 1
+        return self.stages[self.at] if self.at >= 0 else None
+
+    def _rows(self, name: str, value: _Value) -> tuple[int, int, int]:
+        """Return the shape of a value that a stage on rows takes, before it was flattened."""
+        if len(value.shape) != 1 or value.tensor.ndim != 2:
+            raise NotEligible(f"{name} takes inputs that are not flat")
+        if self.stages[value.stage + 1 :] and self.stages[value.stage + 1].kind == abi.CONV:
+            raise NotEligible(f"{name} takes what a convolution takes")
+        return self.stages[value.stage].out_shape if value.stage >= 0 else self._image(value.shape)
 
     def _call(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of a call; for dropout, which would draw random numbers, a copy of its input."""
         if name not in _DROPOUTS:
             return func(*args, **kwargs)
-        return args[0] if _dropout_of(args[1:], kwargs)[2] else args[0].clone()
+        return args[0] if dropout_of(args[1:], kwargs)[2] else args[0].clone()
 
     def _fact(self, name: str, fact: Any, args: Any) -> Any:
         """Return an attribute of a tensor to forward(), with the batch size wrapped so that nothing depends on it."""
@@ -141,72 +217,102 @@ class _Watch(TorchFunctionMode):
         return self.places[id(value)][1]
 
     def _layer(self, name: str, out: Tensor, weight: Any, bias: Any) -> tuple[int, int]:
-        if self.ended or not out.requires_grad:
-            raise NotEligible(f"{name} runs without gradients, or after the end")
+        if not out.requires_grad:
+            raise NotEligible(f"{name} runs without gradients")
         return self._parameter(name, weight), -1 if bias is None else self._parameter(name, bias)
 
     def linear(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        weight, bias = _given(args, kwargs, weight=None, bias=None)
-        if len(self.shape) != 1 or self.now.ndim != 2:
-            raise NotEligible("a linear layer takes inputs that are not flat")
+        weight, bias = given_arguments(args, kwargs, weight=None, bias=None)
+        rows = self._rows("a linear layer", self.value)
         at = self._layer(name, out, weight, bias)
-        shape = self.stages[-1].out_shape if self.stages else self._image()
-        self.stages.append(LayerStage(abi.LINEAR, shape, out.shape[1], weight=at[0], bias=at[1]))
-        self.shape = (out.shape[1],)
+        self._append(LayerStage(abi.LINEAR, rows, out.shape[1], weight=at[0], bias=at[1], source=self.at))
 
     def conv2d(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        weight, bias, stride, padding, dilation, groups = _given(
+        weight, bias, stride, padding, dilation, groups = given_arguments(
             args, kwargs, weight=None, bias=None, stride=1, padding=0, dilation=1, groups=1
         )
-        if len(self.shape) != 3 or self.now.ndim != 4 or (self.stages and self.stages[-1].kind == abi.LINEAR):
+        if len(self.shape) != 3 or self.now.ndim != 4 or (self.stages and self.stages[-1].kind != abi.CONV):
             raise NotEligible("a convolution takes inputs that are not images")
+        if self.at != len(self.stages) - 1:
+            raise NotEligible("two convolutions take the same image")
         at = self._layer(name, out, weight, bias)
         kernel = weight.shape[2]
         if isinstance(padding, str) and (padding == "valid" or kernel % 2):
             padding = kernel // 2 if padding == "same" else 0
-        if weight.shape[3] != kernel or not _both(padding) or not 0 <= _both(padding)[0] < kernel:
+        if weight.shape[3] != kernel or not equal_pair(padding) or not 0 <= equal_pair(padding)[0] < kernel:
             raise NotEligible(f"a convolution has kernel {tuple(weight.shape[2:])} and padding {padding}")
-        steps = _both(stride)
-        if not steps or steps[0] > abi.MOST_STRIDE or _both(dilation) != (1, 1) or groups != 1:
+        steps = equal_pair(stride)
+        if not steps or steps[0] > abi.MOST_STRIDE or equal_pair(dilation) != (1, 1) or groups != 1:
             raise NotEligible(f"a convolution has stride {stride}, dilation {dilation}, groups {groups}")
         if not self.stages:
-            self._image()
+            self._image(self.shape)
         shape = (self.shape[0], self.shape[1], self.shape[2])
-        kind, pad = (abi.CONV, shape, out.shape[1], kernel), _both(padding)[0]
-        self.stages.append(
-            LayerStage(*kind, padding=pad, weight=at[0], bias=at[1], planar=self.planar, stride=steps[0])
-        )
-        self.shape = self.stages[-1].out_shape
+        kind, pad = (abi.CONV, shape, out.shape[1], kernel), equal_pair(padding)[0]
+        stage = LayerStage(*kind, padding=pad, weight=at[0], bias=at[1], planar=self.planar, source=self.at)
+        self._append(replace(stage, stride=steps[0]))
 
-    def _image(self) -> tuple[int, int, int]:
+    def _image(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
         """Return the shape of the first stage's input; images may only be used directly or flattened."""
         if len(self.input_shape) == 3:
             channels, height, width = self.input_shape
-            if self.shape not in (self.input_shape, (math.prod(self.input_shape),)):
+            if shape not in (self.input_shape, (math.prod(self.input_shape),)):
                 raise NotEligible("it takes images in another shape")
             return channels, height, width
-        if len(self.shape) == 3:
-            channels, height, width = self.shape
+        if len(shape) == 3:
+            channels, height, width = shape
             return channels, height, width
-        return 1, 1, math.prod(self.shape)
+        return 1, 1, math.prod(shape)
 
-    def relu(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        if not self.stages or self.ended:
-            raise NotEligible("ReLU comes before a layer")
-        last = self.stages[-1]
-        mean = last.pool is not None and last.pool.kind == abi.MEAN
-        self.stages[-1] = last if last.relu else replace(last, relu=True, relu_after_pool=mean)
+    def activation(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+        kind, alpha = activation_of(name, args, kwargs)
+        if kind == abi.RELU and self.at >= 0 and self.stages[self.at].kind == abi.CONV:
+            last = self._complete(name)
+            assert last is not None
+            if last.activation:
+                raise NotEligible("ReLU follows another activation of an image")
+            mean = last.pool is not None and last.pool.kind == abi.MEAN
+            self.stages[self.at] = last if last.relu else replace(last, relu=True, relu_after_pool=mean)
+            return
+        if len(self.shape) == 3 and self.at >= 0 and self.stages[self.at].kind == abi.CONV:
+            last = self._complete(name)
+            if last is None or last.relu or last.activation or last.drop is not None:
+                raise NotEligible(f"{name} follows ReLU, another activation or dropout of an image")
+            after = last.pool is not None
+            self.stages[self.at] = replace(last, activation=kind, alpha=alpha, activation_after_pool=after)
+            return
+        rows = self._rows(name, self.value)
+        stage = LayerStage(abi.ACTIVATION, rows, math.prod(rows), weight=-1, source=self.at, activation=kind)
+        self._append(replace(stage, alpha=alpha))
+
+    def layer_norm(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+        shape, weight, bias, eps, _cudnn = given_arguments(
+            args, kwargs, normalized_shape=(), weight=None, bias=None, eps=1e-5, cudnn_enable=True
+        )
+        rows = self._rows(name, self.value)
+        if tuple(shape) != self.shape:
+            raise NotEligible(f"{name} normalises {tuple(shape)} of {self.shape}")
+        at = [-1 if given is None else self._parameter(name, given) for given in (weight, bias)]
+        stage = LayerStage(abi.NORM, rows, math.prod(rows), weight=at[0], bias=at[1], source=self.at)
+        self._append(replace(stage, eps=float(eps)))
+
+    def add(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+        other, alpha = given_arguments(args, kwargs, other=None, alpha=1)
+        addend = self._traced(name, other)
+        rows = self._rows(name, self.value)
+        if alpha != 1 or math.prod(self._rows(name, addend)) != math.prod(rows) or addend.ended:
+            raise NotEligible(f"{name} adds something else than two values of one shape")
+        self._append(LayerStage(abi.ADD, rows, math.prod(rows), weight=-1, source=self.at, addend=addend.stage))
 
     def max_pool2d(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        size, stride, padding, dilation, up, indices = _given(
+        size, stride, padding, dilation, up, indices = given_arguments(
             args, kwargs, kernel_size=None, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False
         )
-        if _both(padding) != (0, 0) or _both(dilation) != (1, 1) or up or indices:
+        if equal_pair(padding) != (0, 0) or equal_pair(dilation) != (1, 1) or up or indices:
             raise NotEligible(f"{name} has padding {padding}, dilation {dilation}, ceil_mode {up} or gives its choices")
-        self._pool(PoolWindow(abi.MAX, _two(size), _two(stride or size)))
+        self._pool(PoolWindow(abi.MAX, pair_of(size), pair_of(stride or size)))
 
     def avg_pool2d(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        size, stride, padding, up, _border, divisor = _given(
+        size, stride, padding, up, _border, divisor = given_arguments(
             args,
             kwargs,
             kernel_size=None,
@@ -216,9 +322,9 @@ class _Watch(TorchFunctionMode):
             count_include_pad=True,
             divisor_override=None,
         )
-        if _both(padding) != (0, 0) or up or divisor is not None:
+        if equal_pair(padding) != (0, 0) or up or divisor is not None:
             raise NotEligible(f"{name} has padding {padding}, ceil_mode {up}, divisor {divisor}")
-        self._pool(PoolWindow(abi.MEAN, _two(size), _two(stride or size)))
+        self._pool(PoolWindow(abi.MEAN, pair_of(size), pair_of(stride or size)))
 
     def adaptive_avg_pool2d(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         sides, wanted = self.shape[1:], tuple(out.shape[2:])
@@ -228,7 +334,7 @@ class _Watch(TorchFunctionMode):
         self._pool(PoolWindow(abi.MEAN, size, size))
 
     def mean(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        dim, _keep, _dtype = _given(args, kwargs, dim=None, keepdim=False, dtype=None)
+        dim, _keep, _dtype = given_arguments(args, kwargs, dim=None, keepdim=False, dtype=None)
         axes = sorted(axis % 4 for axis in dim) if isinstance(dim, (tuple, list)) and self.now.ndim == 4 else []
         if axes != [2, 3]:
             raise NotEligible(f"it calls {name}, which is not one over the sides of images")
@@ -237,20 +343,23 @@ class _Watch(TorchFunctionMode):
         self.shape = tuple(out.shape[1:])
 
     def _pool(self, pool: PoolWindow) -> None:
-        last = self.stages[-1] if self.stages else None
+        last = self._complete("a pool")
         if last is None or last.kind != abi.CONV or last.pool or len(self.shape) != 3 or self.now.ndim != 4:
             raise NotEligible("a pool does not follow a convolution")
         if last.drop is not None and last.drop.kind != abi.DROP_CHANNELS:
             raise NotEligible("a pool follows dropout")
-        self.stages[-1] = replace(last, pool=pool)
-        self.shape = self.stages[-1].out_shape
+        rising = last.activation in (abi.SIGMOID, abi.TANH)
+        rising |= last.activation in (abi.LEAKY_RELU, abi.ELU) and last.alpha >= 0
+        after = rising and pool.kind == abi.MAX  # the maximum of f(x) is f of the maximum
+        self.stages[self.at] = replace(last, pool=pool, activation_after_pool=after)
+        self.shape = self.stages[self.at].out_shape
 
     def reshape(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         """Accept any reshape that keeps the order of each row's entries."""
-        if out.ndim < 1 or out.shape[0] != self.now.shape[0] or out.numel() != self.now.numel() or self.ended:
+        if out.ndim < 1 or out.shape[0] != self.now.shape[0] or out.numel() != self.now.numel():
             raise NotEligible(f"{name} mixes the rows of the batch")
         shape = tuple(out.shape[1:])
-        if self.stages and shape not in (self.shape, (math.prod(self.shape),)):
+        if self.at >= 0 and shape not in (self.shape, (math.prod(self.shape),)):
             raise NotEligible(f"{name} gives {shape}, which is not what a layer gave")
         self.shape = shape
 
@@ -259,27 +368,27 @@ class _Watch(TorchFunctionMode):
             raise NotEligible(f"{name} changes its tensor")
 
     def dropout(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        p, training, _inplace = _dropout_of(args, kwargs)
+        p, training, _inplace = dropout_of(args, kwargs)
         if not p or not training:
             return
-        last = self.stages[-1] if self.stages else None
-        if last is None or last.drop is not None or self.ended or p >= 1:
+        last = self._complete(name)
+        if last is None or last.drop is not None or p >= 1:
             raise NotEligible(f"it drops out (p={p}) before a layer, twice or after the end")
         kind = abi.DROP_FLAT if len(self.shape) == 1 and last.kind == abi.CONV else abi.DROP
         if not name.endswith(".dropout"):
             if len(self.shape) != 3 or self.now.ndim != 4:
                 raise NotEligible(f"{name} is of something else than images")
             kind = abi.DROP_CHANNELS
-        self.stages[-1] = replace(last, drop=DropoutKind(kind, float(p)))
+        self.stages[self.at] = replace(last, drop=DropoutKind(kind, float(p)))
 
     def log_softmax(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        dim, _level, _dtype = _given(args, kwargs, dim=None, _stacklevel=3, dtype=None)
-        if not self.stages or self.stages[-1].kind != abi.LINEAR or dim not in (1, -1):
+        dim, _level, _dtype = given_arguments(args, kwargs, dim=None, _stacklevel=3, dtype=None)
+        if not self._last() or dim not in (1, -1):
             raise NotEligible(f"{name} does not end a stack of layers")
         self.ended = True
 
     def loss(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        target, *options = _given(
+        target, *options = given_arguments(
             args,
             kwargs,
             target=None,
@@ -294,9 +403,15 @@ class _Watch(TorchFunctionMode):
             raise NotEligible("its loss is cross-entropy with options, or of other targets")
         if name.endswith("nll_loss") and not self.ended:
             raise NotEligible("its loss is nll_loss, but the model does not end in log_softmax")
-        if not self.stages or self.stages[-1].kind != abi.LINEAR:
-            raise NotEligible("it does not end in a linear layer")
+        if not self._last():
+            raise NotEligible("it does not end in a layer on rows")
         self.done = True
+
+    def _last(self) -> bool:
+        """Return whether the current value is what the last stage gives, one row per example."""
+        last = self.stages[-1] if self.stages else None
+        ends = last is not None and last.kind != abi.CONV and self.shape == (last.out,) and self.now.ndim == 2
+        return ends and self.at == len(self.stages) - 1
 
 
 class _Size(tuple[int, ...]):
@@ -308,34 +423,6 @@ class _Size(tuple[int, ...]):
         return math.prod(self)
 
 
-def _given(args: Any, kwargs: Any, **defaults: Any) -> list[Any]:
-    """Return the arguments of a call after the first, positional or by keyword."""
-    unknown = set(kwargs) - set(defaults)
-    if unknown or len(args) > len(defaults):
-        raise NotEligible(f"a call with {', '.join(sorted(unknown)) or 'more arguments'}")
-    return list({**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}.values())
-
-
-def _dropout_of(args: Any, kwargs: Any) -> list[Any]:
-    return _given(args, kwargs, p=0.5, training=True, inplace=False)
-
-
-def _two(value: Any) -> tuple[int, int]:
-    """Return a pair from one number or two."""
-    if isinstance(value, int):
-        return value, value
-    sides = tuple(value)
-    return (sides[0], sides[-1])
-
-
-def _both(value: Any) -> tuple[int, ...]:
-    """Return the pair if both sides are equal, otherwise (); also () for a string."""
-    if isinstance(value, str):
-        return ()
-    sides = _two(value)
-    return sides if sides[0] == sides[1] else ()
-
-
 _FACTS = frozenset(
     (
         *("size", "dim", "ndimension", "numel", "nelement", "__len__"),
@@ -343,6 +430,7 @@ _FACTS = frozenset(
         *(f"{name}.__get__" for name in ("shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout")),
     )
 )
+_ACTIVATIONS = ("relu", "leaky_relu", "elu", "sigmoid", "tanh", "silu", "gelu")
 _DROPOUTS = ("dropout", "dropout2d", "feature_dropout")
 _RULES: dict[str, Callable[[_Watch, str, Tensor, Any, Any], None]] = {
     "linear": _Watch.linear,
@@ -354,56 +442,10 @@ _RULES: dict[str, Callable[[_Watch, str, Tensor, Any, Any], None]] = {
     "log_softmax": _Watch.log_softmax,
     "cross_entropy": _Watch.loss,
     "nll_loss": _Watch.loss,
-    **dict.fromkeys(("relu", "relu_"), _Watch.relu),
+    "layer_norm": _Watch.layer_norm,
+    **dict.fromkeys(("add", "add_"), _Watch.add),
+    **dict.fromkeys((*_ACTIVATIONS, *(f"{name}_" for name in _ACTIVATIONS)), _Watch.activation),
     **dict.fromkeys(("view", "reshape", "flatten", "unsqueeze", "squeeze"), _Watch.reshape),
     **dict.fromkeys(("contiguous", "float", "to", "clone"), _Watch.same),
     **dict.fromkeys(_DROPOUTS, _Watch.dropout),
 }
-
-
-def parameter_offsets(module: nn.Module) -> dict[int, tuple[Tensor, int]]:
-    """Return each parameter with its offset in the flat vector, keyed by ``id``."""
-    if any(getattr(torch_module, name, None) for name in _GLOBAL_HOOKS):
-        raise NotEligible("there are hooks for all modules")
-    for part in module.modules():
-        if any(getattr(part, name, None) for name in _HOOKS):
-            raise NotEligible(f"{type(part).__name__} has a hook")
-    if any(True for _ in module.buffers()):
-        raise NotEligible("it has buffers")
-    places: dict[int, tuple[Tensor, int]] = {}
-    offset = 0
-    for name, parameter in module.named_parameters():
-        if not parameter.requires_grad:
-            raise NotEligible(f"{name} is frozen")
-        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
-            raise NotEligible(f"{name} is {parameter.dtype} on {parameter.device}")
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise NotEligible(f"{name} has a hook")
-        places[id(parameter)] = (parameter, offset)
-        offset += parameter.numel()
-    return places
-
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
-
-
-@contextmanager
-def check_pure(module: nn.Module) -> Iterator[None]:
-    """Refuse a forward() that writes to its module or draws random numbers, which native code would not do."""
-    before = [(part, {name: (value, _size(value)) for name, value in vars(part).items()}) for part in module.modules()]
-    drawn = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 - it is only looked at
-    yield
-    for part, had in before:
-        now = {name: value for name, value in vars(part).items() if name != "training"}
-        for name, value in now.items():
-            if name not in had or value is not had[name][0] or _size(value) != had[name][1]:
-                raise NotEligible(f"its forward() writes to {type(part).__name__}.{name}")
-    same = torch.equal(drawn[0], torch.get_rng_state()) and drawn[1] == random.getstate()
-    state, after = drawn[2], np.random.get_state()  # noqa: NPY002
-    if not same or any(not np.array_equal(a, b) for a, b in zip(state, after, strict=True)):
-        raise NotEligible("its forward() draws random numbers")
-
-
-def _size(value: object) -> int | None:
-    return len(value) if isinstance(value, (list, dict, set)) and isinstance(value, Sized) else None

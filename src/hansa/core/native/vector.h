@@ -56,7 +56,10 @@ INLINE vf where_equal(vi a, vi b, vf v) { return _mm512_maskz_mov_ps(_mm512_cmpe
 INLINE vf where_positive(vf test, vf v) { /* v where test > 0 or test is NaN, else 0 */
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test, zero(), _CMP_NLE_UQ), v);
 }
-INLINE vf larger(vf a, vf b) { return _mm512_max_ps(a, b); } /* either if one is NaN, as in `smaller` */
+INLINE vf select_positive(vf test, vf a, vf b) { /* a where test > 0, else b */
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(test, zero(), _CMP_GT_OQ), b, a);
+}
+INLINE vf larger(vf a, vf b) { return _mm512_max_ps(a, b); } /* NaN if b is, as in `smaller` */
 INLINE vf smaller(vf a, vf b) { return _mm512_min_ps(a, b); }
 INLINE int any_within(vf a, vf reach) { /* whether some lane is not above reach: not greater, or NaN */
     return _mm512_cmp_ps_mask(a, reach, _CMP_NGT_UQ) != 0;
@@ -95,6 +98,7 @@ INLINE vi where_bit(vi test, int32_t bit, vi v) {
 }
 INLINE vf where_equal(vi a, vi b, vf v) { return _mm256_and_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(a, b)), v); }
 INLINE vf where_positive(vf test, vf v) { return _mm256_and_ps(_mm256_cmp_ps(test, zero(), _CMP_NLE_UQ), v); }
+INLINE vf select_positive(vf test, vf a, vf b) { return _mm256_blendv_ps(b, a, _mm256_cmp_ps(test, zero(), _CMP_GT_OQ)); }
 INLINE vf larger(vf a, vf b) { return _mm256_max_ps(a, b); }
 INLINE vf smaller(vf a, vf b) { return _mm256_min_ps(a, b); }
 INLINE int any_within(vf a, vf reach) { return _mm256_movemask_ps(_mm256_cmp_ps(a, reach, _CMP_NGT_UQ)) != 0; }
@@ -141,6 +145,7 @@ INLINE vi where_bit(vi test, int32_t bit, vi v) {
 }
 INLINE vf where_equal(vi a, vi b, vf v) { return where_mask(vceqq_s32(a, b), v); }
 INLINE vf where_positive(vf test, vf v) { return where_mask(vmvnq_u32(vcleq_f32(test, zero())), v); }
+INLINE vf select_positive(vf test, vf a, vf b) { return vbslq_f32(vcgtq_f32(test, zero()), a, b); }
 INLINE vf larger(vf a, vf b) { return vmaxq_f32(a, b); }
 INLINE vf smaller(vf a, vf b) { return vminq_f32(a, b); }
 INLINE int any_within(vf a, vf reach) { return vminvq_u32(vcgtq_f32(a, reach)) == 0; }
@@ -185,6 +190,10 @@ INLINE vi add_int(vi a, vi b) { return a + b; }
 INLINE vi where_bit(vi test, int32_t bit, vi v) { return (vi)((test & splat_int(bit)) != splat_int(0)) & v; }
 INLINE vf where_equal(vi a, vi b, vf v) { return (vf)((vi)(a == b) & (vi)v); }
 INLINE vf where_positive(vf test, vf v) { return (vf)(~(vi)(test <= zero()) & (vi)v); }
+INLINE vf select_positive(vf test, vf a, vf b) {
+    vi above = (vi)(test > zero());
+    return (vf)((above & (vi)a) | (~above & (vi)b));
+}
 INLINE vf larger(vf a, vf b) { return (vf)(((vi)(a > b) & (vi)a) | (~(vi)(a > b) & (vi)b)); }
 INLINE vf smaller(vf a, vf b) { return (vf)(((vi)(a < b) & (vi)a) | (~(vi)(a < b) & (vi)b)); }
 INLINE int any_within(vf a, vf reach) {

@@ -52,12 +52,13 @@ static void shape_stage(stage_t *s, const hansa_stage *is, int first, ptrdiff_t 
     s->features = is->channels * is->height * is->width;
     s->weight = is->weight;
     s->bias = is->bias;
-    *parameters += is->out * (is->kind == HANSA_CONV ? K * K * is->channels : s->features);
-    *parameters += is->bias >= 0 ? is->out : 0;
+    ptrdiff_t each = is->kind == HANSA_CONV ? K * K * is->channels : is->kind == HANSA_LINEAR ? s->features : 1;
+    *parameters += (is->weight >= 0 ? is->out * each : 0) + (is->bias >= 0 ? is->out : 0);
     s->out_step = round_up(is->out, VL);
     s->keeps = is->drop ? is->out : 0;
-    if (is->kind == HANSA_LINEAR) {
+    if (is->kind != HANSA_CONV) {
         s->in_step = round_up(s->features, VL);
+        s->flat_step = s->out_step;
         return;
     }
     s->in_step = first && is->channels < VL ? is->channels : round_up(is->channels, VL);
@@ -142,12 +143,56 @@ static void conv_buffers(hansa_network *network, stage_t *s) {
         s->whole_image = relu_inside(is) ? s->conv_h * s->conv_w * s->out_step : 0;
         s->whole = take(network, (relu_inside(is) ? network->batch : 1) * s->conv_h * s->conv_w * s->out_step);
     }
+    if (is->activation) s->saved = take(network, network->batch * slopes_of(s));
     if (is->pool != HANSA_MAX) return;
     s->which = take(network, network->batch * positions(s) * s->out_step);
     s->base = take(network, round_up(positions(s), VL));
     if (!s->base) return;
     for (ptrdiff_t p = 0; p < positions(s); p++)
         s->base[p] = (int32_t)((2 * (p / s->out_w) * s->padded_w + 2 * (p % s->out_w)) * s->in_step);
+}
+
+/* Where a convolution stores its output: in the next one's input, or in images that are then flattened. */
+static void conv_output(hansa_network *network, stage_t *s) {
+    const stage_t *next = s + 1;
+    if (next->is.kind == HANSA_CONV) {
+        s->out = next->in;
+        s->out_image = image(next);
+        s->out_row = next->padded_w * next->in_step;
+        s->out_0 = next->is.padding * (s->out_row + next->in_step);
+        return;
+    }
+    s->out_row = s->out_w * s->out_step;
+    s->out_image = s->out_h * s->out_row;
+    s->out = take(network, network->batch * s->out_image);
+    s->flat_step = round_up(s->is.out * positions(s), VL);
+    s->flat = take(network, network->batch * s->flat_step);
+    s->out_gradient = take(network, network->batch * s->flat_step);
+}
+
+static void row_buffers(hansa_network *network, stage_t *s) {
+    s->flat = s->out = take(network, network->batch * s->flat_step);
+    s->out_gradient = take(network, network->batch * s->flat_step);
+    s->out_row = s->flat_step;
+    if (s->is.kind == HANSA_ACTIVATION || s->is.kind == HANSA_NORM) s->saved = take(network, network->batch * s->in_step);
+    if (s->is.kind == HANSA_NORM) s->scales = take(network, network->batch);
+}
+
+/* Connects stages on rows to their sources. Of the stages that take one value, the last, which is the first in the
+ * backward pass, stores its gradient and the others add to it. */
+static void share_gradients(hansa_network *network) {
+    stage_t *stage = network->stage;
+    if (stage->is.kind != HANSA_CONV) stage->in = take(network, network->batch * stage->in_step);
+    for (ptrdiff_t i = network->stages - 1; i >= 0 && stage[i].is.kind != HANSA_CONV; i--) {
+        stage_t *s = stage + i, *from = s->is.source < 0 ? NULL : stage + s->is.source;
+        s->in = from ? from->flat : stage->in;
+        s->adds = from && from->taken;
+        if (s->adds) s->in_gradient = take(network, network->batch * s->in_step);
+        if (from) from->taken = 1;
+        if (s->is.kind != HANSA_ADD || s->is.addend < 0) continue;
+        s->addend_adds = stage[s->is.addend].taken;
+        stage[s->is.addend].taken = 1;
+    }
 }
 
 static void shared_buffers(hansa_network *network) {
@@ -198,34 +243,16 @@ static hansa_network *network_new(const hansa_stage *spec, int64_t stages, int64
         shape_stage(s, spec + i, i == 0, &network->parameters);
         s->keep_at = network->keeps;
         network->keeps += s->keeps;
-        if (s->is.kind == HANSA_CONV) {
-            conv_buffers(network, s);
-        } else {
-            s->in = take(network, batch * s->in_step);
-            s->in_gradient = take(network, batch * s->in_step);
-            s->out_gradient = take(network, batch * s->out_step);
-        }
+        if (s->is.kind == HANSA_CONV) conv_buffers(network, s);
+        else row_buffers(network, s);
     }
-    network->classes = spec[stages - 1].out;
-    network->logits_row = round_up(network->classes, VL);
-    network->logits = take(network, batch * network->logits_row);
+    for (ptrdiff_t i = 0; network->stage[i].is.kind == HANSA_CONV; i++) conv_output(network, network->stage + i);
+    share_gradients(network);
+    const stage_t *top = network->stage + stages - 1;
+    network->classes = top->is.out;
+    network->logits_row = top->flat_step;
+    network->logits = top->flat;
     network->gradient = take(network, network->parameters);
-    for (ptrdiff_t i = 0; i < stages; i++) {
-        stage_t *s = network->stage + i, *next = i + 1 < stages ? s + 1 : NULL;
-        if (s->is.kind == HANSA_LINEAR) {
-            s->out = next ? next->in : network->logits;
-            s->out_row = next ? next->in_step : network->logits_row;
-        } else if (next->is.kind == HANSA_CONV) {
-            s->out = next->in;
-            s->out_image = image(next);
-            s->out_row = next->padded_w * next->in_step;
-            s->out_0 = next->is.padding * (s->out_row + next->in_step);
-        } else {
-            s->out_row = s->out_w * s->out_step;
-            s->out_image = s->out_h * s->out_row;
-            s->out = take(network, batch * s->out_image);
-        }
-    }
     shared_buffers(network);
     if (network->failed) {
         network_free(network);

@@ -1,7 +1,7 @@
 /* The kernels over networks of random shapes: gradients, predictions, local training, gossip. */
 #include "results.h"
 
-enum { MOST_STAGES = 5, ROWS = 23, BATCH = 7, STEPS = 3, CLIENTS = 4 };
+enum { MOST_STAGES = 16, PLAIN = 60, NETWORKS = 100, ROWS = 23, BATCH = 7, STEPS = 3, CLIENTS = 4 };
 
 typedef struct {
     hansa_stage stage[MOST_STAGES];
@@ -14,7 +14,68 @@ static int64_t parameters_at(net *made, int64_t count) {
     return at;
 }
 
-/* One or two convolutions, or none; then one or two linear layers. */
+static hansa_stage *add_stage(net *made, hansa_stage stage) {
+    stage.weight = stage.bias = stage.addend = -1;
+    stage.source = made->stages - 1;
+    made->stage[made->stages] = stage;
+    return made->stage + made->stages++;
+}
+
+static void give_parameters(net *made, hansa_stage *s, int64_t each) {
+    s->weight = parameters_at(made, s->out * each);
+    if (below(4)) s->bias = parameters_at(made, s->out);
+}
+
+static hansa_stage *add_linear(net *made, int64_t channels, int64_t height, int64_t width, int64_t out) {
+    hansa_stage linear = {.kind = HANSA_LINEAR, .channels = channels, .height = height, .width = width, .out = out};
+    hansa_stage *s = add_stage(made, linear);
+    give_parameters(made, s, channels * height * width);
+    return s;
+}
+
+/* Linear layers of one width, activations, layer normalisations and sums with earlier stages, in any order. */
+static void random_rows(net *made, int64_t channels, int64_t height, int64_t width) {
+    int64_t features = 1 + below(41), first = made->stages;
+    add_linear(made, channels, height, width, features);
+    for (int64_t i = 0, count = 2 + below(7); i < count; i++) {
+        hansa_stage *s, on = {.channels = features, .height = 1, .width = 1, .out = features};
+        int64_t choice = below(8);
+        if (choice < 2) {
+            s = add_linear(made, features, 1, 1, features);
+            s->relu = below(2);
+        } else if (choice < 5) {
+            on.kind = HANSA_ACTIVATION;
+            on.activation = 1 + below(8);
+            on.alpha = 0.3;
+            s = add_stage(made, on);
+        } else if (choice == 5) {
+            on.kind = HANSA_NORM;
+            on.eps = 0.01;
+            s = add_stage(made, on);
+            if (below(4)) give_parameters(made, s, 1);
+        } else if (choice == 6) {
+            on.kind = HANSA_ADD;
+            s = add_stage(made, on);
+            s->addend = first + below(made->stages - 1 - first);
+        } else { /* a sum with a linear layer of an earlier stage */
+            int64_t last = made->stages - 1, earlier = first + below(made->stages - first);
+            add_linear(made, features, 1, 1, features)->source = earlier;
+            on.kind = HANSA_ADD;
+            s = add_stage(made, on);
+            s->addend = last;
+            i++;
+        }
+        if (!below(6)) s->drop = HANSA_DROP, made->keeps += s->out;
+    }
+    made->classes = 2 + below(11);
+    add_linear(made, features, 1, 1, made->classes);
+    if (below(2)) return;
+    hansa_stage on = {.kind = HANSA_ACTIVATION, .channels = made->classes, .height = 1, .width = 1,
+                      .out = made->classes, .activation = HANSA_SIGMOID};
+    add_stage(made, on);
+}
+
+/* One or two convolutions, or none; then one or two linear layers, or, from PLAIN on, other stages on rows. */
 static net random_net(int64_t number) {
     net made = {0};
     int64_t channels = number % 3 == 0 ? 3 : 1 + below(4), height = 7 + below(7), width = 7 + below(7);
@@ -26,7 +87,8 @@ static net random_net(int64_t number) {
         if (kernel > most) kernel = 1;
         *s = (hansa_stage){.kind = HANSA_CONV, .channels = channels, .height = height, .width = width,
                            .out = 1 + below(i ? 19 : 37), .kernel = kernel, .stride = number % 5 ? 1 : 1 + below(3),
-                           .padding = below(kernel / 2 + 1), .planar = below(2), .weight = -1, .bias = -1};
+                           .padding = below(kernel / 2 + 1), .planar = below(2), .weight = -1, .bias = -1,
+                           .source = i - 1, .addend = -1};
         s->weight = parameters_at(&made, s->out * kernel * kernel * channels);
         if (below(4)) s->bias = parameters_at(&made, s->out);
         height = (height + 2 * s->padding - kernel) / s->stride + 1;
@@ -41,16 +103,24 @@ static net random_net(int64_t number) {
             height = (height - s->pool_h) / s->step_h + 1;
             width = (width - s->pool_w) / s->step_w + 1;
         }
+        if (number >= PLAIN && below(2)) {
+            s->relu = 0;
+            s->activation = 1 + below(8);
+            s->alpha = 0.3;
+            s->after_pool = s->pool && below(2);
+        }
         s->drop = below(3) ? 0 : below(2) ? HANSA_DROP_CHANNELS : i + 1 < convolutions ? HANSA_DROP : HANSA_DROP_FLAT;
         if (s->drop) made.keeps += s->out * (s->drop == HANSA_DROP_CHANNELS ? 1 : height * width);
         channels = s->out;
     }
+    if (number >= PLAIN) {
+        random_rows(&made, channels, height, width);
+        return made;
+    }
     for (int64_t i = 0, linear = 1 + below(2); i < linear; i++) {
-        hansa_stage *s = made.stage + made.stages++;
-        *s = (hansa_stage){.kind = HANSA_LINEAR, .channels = channels, .height = height, .width = width,
-                           .out = i + 1 < linear ? 1 + below(41) : 2 + below(11), .relu = i + 1 < linear, .bias = -1};
-        s->weight = parameters_at(&made, s->out * channels * height * width);
-        if (below(4)) s->bias = parameters_at(&made, s->out);
+        int64_t out = i + 1 < linear ? 1 + below(41) : 2 + below(11);
+        hansa_stage *s = add_linear(&made, channels, height, width, out);
+        s->relu = i + 1 < linear;
         if (i + 1 < linear && below(2)) s->drop = HANSA_DROP, made.keeps += s->out;
         channels = made.classes = s->out;
         height = width = 1;
@@ -63,13 +133,14 @@ static float *random_model(const net *made) {
     for (int64_t i = 0; i < made->stages; i++) {
         const hansa_stage *s = made->stage + i;
         int64_t fan = s->channels * (s->kind == HANSA_CONV ? s->kernel * s->kernel : s->height * s->width);
+        if (s->kind > HANSA_LINEAR) continue;
         for (int64_t j = 0; j < s->out * fan; j++) y[s->weight + j] *= sqrtf(3.0f / (float)fan);
     }
     return y;
 }
 
 /* Small whole numbers, so that sums are exact and pools have many equal maxima, of which the first counts. */
-static int with_ties(int64_t number) { return number % 4 == 1; }
+static int with_ties(int64_t number) { return number % 4 == 1 && number < PLAIN; }
 
 static float *model_of(const net *made, int64_t number) {
     float *y = random_model(made);
@@ -200,7 +271,7 @@ static void lazy_cohort(const hansa_kernels *k, hansa_network *network, const ne
 }
 
 void network_results(const hansa_kernels *k) {
-    for (int64_t number = 0; number < 60; number++, free_all()) {
+    for (int64_t number = 0; number < NETWORKS; number++, free_all()) {
         seed(1000 + (uint64_t)number);
         net made = random_net(number);
         hansa_network *network = k->network_new(made.stage, made.stages, BATCH);
