@@ -241,6 +241,11 @@ def _on_own_storage(op: Any) -> Callable[..., Any]:
     return lambda *args: op._op_dk(CPU_KEY, *args)
 
 
+def _view_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    made = torch._C._acc.create_empty_tensor((0,), dtype)
+    return _set(made, tensor.untyped_storage(), to_memory(tensor).view(dtype))
+
+
 def _convolution(*args: Any) -> Any:
     return _call_on_cpu(aten.convolution.default, *args)
 
@@ -261,6 +266,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "_local_scalar_dense": _read_number,
     "as_strided": _on_own_storage(aten.as_strided.default),
     "view": _on_own_storage(aten.view.default),
+    "view.dtype": _view_dtype,
     "_reshape_alias": _on_own_storage(aten._reshape_alias.default),
     "set_.source_Storage_storage_offset": _on_own_storage(aten.set_.source_Storage_storage_offset),
     "convolution_overrideable": _convolution,

@@ -115,7 +115,7 @@ def test_training_stays_on_its_device_and_comes_home(name, monkeypatch):
         (update, *_) = result.updates.values()
         assert update.delta.device == META
         assert result.mean.device == META
-        back = round.to_cpu(result)
+        back = round.bring_home(result, torch.device("cpu"))
         score = trainer.evaluate(got, 0, 40)
     (update, *_) = back.updates.values()
     rows = [update.delta, update.buffers, back.mean, *update.memory.values()]
@@ -139,7 +139,7 @@ def traffic(method, steps, monkeypatch):
         pretended.reset()
         moved = round.to_device(META, [order], [got])
         (result,) = round._train_there(run.algorithm, *moved, trainer, task.population)
-        round.to_cpu(result)
+        round.bring_home(result, torch.device("cpu"))
     assert result.updates
     assert all(memory._version == version for memory, version in pretended.staged)  # not overwritten under way
     return pretended
@@ -220,7 +220,7 @@ def test_everything_that_leaves_a_client_crosses_over(monkeypatch):
     def train(algorithm, orders, got, trainer, population):
         crossed.append(1)
         results = round._train_there(algorithm, *round.to_device(torch.device("cpu"), orders, got), trainer, population)
-        return [round.to_cpu(result) for result in results]
+        return [round.bring_home(result, torch.device("cpu")) for result in results]
 
     method = METHODS["scaffold, clip"]
     expected = Run(method, task).advance(2)
