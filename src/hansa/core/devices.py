@@ -62,13 +62,15 @@ def resolve_server_device(requested: str | torch.device) -> torch.device:
     return found
 
 
-def device_name(device: torch.device) -> str:
-    """Return a device and what it is, for records.
+def device_name(device: torch.device, *, numbered: bool = True) -> str:
+    """Return a device and what it is, for records; without its number if that means nothing elsewhere.
 
     >>> device_name(torch.device("cpu"))
     'cpu'
     """
-    return "cpu" if device.type == "cpu" else f"{device} ({available_devices().get(device, '?')})"
+    if device.type == "cpu":
+        return "cpu"
+    return f"{device if numbered else device.type} ({available_devices().get(device, '?')})"
 
 
 def _resolve_device(

@@ -56,11 +56,14 @@ class OpenedRound(NamedTuple):
     def on_host(self) -> OpenedRound:
         """Return the round with every vector that is sent on the CPU, for clients that do not train on the server's
         device."""
-        copies, columns = _HostCopies(), isinstance(self.orders, OrderColumns)
-        each = (self.orders,) if isinstance(self.orders, OrderColumns) else self.orders
-        orders = tuple(replace(order, broadcasts=copies.broadcasts(order.broadcasts)) for order in each)
+        copies = _HostCopies()
+        orders: Sequence[WorkOrder]
+        if isinstance(self.orders, OrderColumns):
+            orders = replace(self.orders, broadcasts=copies.broadcasts(self.orders.broadcasts))
+        else:
+            orders = tuple(replace(order, broadcasts=copies.broadcasts(order.broadcasts)) for order in self.orders)
         sent = {name: copies.server_broadcast(broadcast) for name, broadcast in self.broadcasts.items()}
-        return self._replace(orders=orders[0] if columns else orders, broadcasts=sent)
+        return self._replace(orders=orders, broadcasts=sent)
 
 
 class _HostCopies:

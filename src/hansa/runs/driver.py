@@ -24,7 +24,7 @@ from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, State, Vector, Vectors
 from hansa.core.vectors.placement import vectors_to
-from hansa.engine import Engine, MeteredEngine, ObservedEngine, RemoteEngine, Serial
+from hansa.engine import DeviceEngine, Engine, MeteredEngine, ObservedEngine, RemoteEngine, Serial
 from hansa.pace import synchronous
 from hansa.pace.clock import VirtualClock
 from hansa.rounds import (
@@ -147,6 +147,7 @@ class Run:
         self._engine_task: TaskLike | None = None
         self.recorded_batching: bool | None = None  # of the run's checkpoint: whether clients are trained together
         self.remote_devices: list[str] = []  # of the machines on which an engine trains, as they report them
+        self.recorded_devices: list[str] | None = None  # the same, of the run's checkpoint
 
     @property
     def engine_task(self) -> TaskLike:
@@ -291,6 +292,7 @@ class Run:
             try:
                 while self.state.round < last:
                     record = self._round(engine, final=self.state.round + 1 == last)
+                    self._record_devices(engine.device_names() if isinstance(engine, DeviceEngine) else [])
                     answers = [callback(self, record) for callback in callbacks]
                     if any(answers):
                         break
@@ -370,6 +372,19 @@ class Run:
         record["seconds"] = time.perf_counter() - start
         self.history.append(record)
         return record
+
+    def _record_devices(self, names: Sequence[str]) -> None:
+        """Record the devices of an engine's workers; warn, once, if they are not those before a resume."""
+        varying = "" if self.deterministic else ", not deterministic"
+        found = [name if name == "cpu" else f"{name}{varying}" for name in names]
+        self.remote_devices = sorted({*self.remote_devices, *found})
+        before, now = self.recorded_devices, self.remote_devices
+        if before is not None and (not set(now) <= set(before) or bool(before) != bool(now)):
+            logging.getLogger("hansa").warning(
+                "clients trained on %s before the resume, now on %s: the result may differ in its last bits from that "
+                "of an uninterrupted run", ", ".join(before) or "the run's machine", ", ".join(self.training_devices),
+            )  # fmt: skip
+        self.recorded_devices = None
 
     def _evaluate_clients(self, engine: Engine) -> dict[str, Array]:
         """Evaluate every client that owns test rows with its own model; sites do not send these results."""
