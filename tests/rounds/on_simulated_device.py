@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import hansa
 from engine import problems
@@ -21,7 +22,7 @@ from engine.simulated_device import TRAFFIC, simulated_device
 from engine.test_devices import EVERY, METHODS, Residual
 from hansa import aggregate, presets, server
 from hansa.aggregate.base import Combined
-from hansa.cli import app
+from hansa.cli.app import app
 from hansa.compress import Packet
 from hansa.core.vectors.fingerprint import fingerprint
 from hansa.engine import Loopback, Pool, ray_pool
@@ -30,7 +31,7 @@ from hansa.local.solvers import Correction, SolverResult
 from hansa.runs import checkpoint
 from hansa.runs.driver import Run
 from hansa.runs.folder import RunFolder
-from typer.testing import CliRunner
+from hansa.runs.folder_lock import CHECKPOINT
 
 BOTH = {**EVERY, **{f"all clients: {name}": method for name, method in METHODS.items()}}
 
@@ -59,6 +60,10 @@ class Wide(nn.Module):
         return self.last(torch.tanh(self.first(x)))
 
 
+def squared_error(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output - target).square().mean()
+
+
 @cache
 def regression() -> hansa.Task:
     """Five clients with unequal numbers of rows."""
@@ -66,7 +71,7 @@ def regression() -> hansa.Task:
     x, y = torch.randn(60, 6, generator=draw), torch.randn(60, 24, generator=draw)
     owners = [min(row // 3 % 7, 4) for row in range(60)]
     held = hansa.data.from_arrays(x, y, clients=owners, test=(x[:9], y[:9]))
-    return hansa.Task(Wide, nn.functional.mse_loss, held, batch_clients=False, native=False)
+    return hansa.Task(Wide, squared_error, held, batch_clients=False, native=False)
 
 
 def tensors(tree: Any) -> Iterator[torch.Tensor]:
@@ -90,7 +95,7 @@ def same(found: Run, expected: Run) -> None:
         assert torch.equal(found.host_vectors[name], vector), name
     assert found.store.digest() == expected.store.digest()
     for a, b in zip(found.history, expected.history, strict=True):
-        assert repr({**a, "seconds": 0}) == repr({**b, "seconds": 0})
+        assert json.dumps({**a, "seconds": 0}) == json.dumps({**b, "seconds": 0})  # as files have them
 
 
 def pair(method: hansa.Algorithm, device: torch.device, rounds: int = 3, made: Any = None, **words: Any) -> Run:
@@ -155,7 +160,7 @@ AGGREGATORS = {
 
 @pytest.mark.parametrize("name", AGGREGATORS)
 def test_every_aggregator_has_the_bits_of_the_cpu(name, device):
-    method = presets.fedams(steps=2, batch_size=5).with_channel("model", aggregate=AGGREGATORS[name])
+    method = presets.fedams(steps=2, batch_size=5).on("model", aggregate=AGGREGATORS[name])
     if name == "nova":
         method = method.with_local(steps=hansa.local.epochs(1))
     pair(method, device)
@@ -228,11 +233,15 @@ class numpy_solver:
 
 def test_own_components_that_use_numpy_are_given_tensors_of_the_cpu(device):
     SEEN.clear()
-    method = presets.fedavg(steps=2, batch_size=5, participation=0.7).with_channel(
-        "model", aggregate=numpy_mean(), server=numpy_momentum(), uplink=halving()
+    method = presets.fedavg(steps=2, batch_size=5, participation=0.7).exchange(
+        local={"solver": numpy_solver()},
+        channels={
+            "model": {"aggregate": numpy_mean(), "server": numpy_momentum(), "uplink": halving()},
+            "control": {"server": server.scale(0.5)},
+        },
     )
-    found = pair(method.with_local(solver=numpy_solver()), device)
-    assert SEEN == {name: {"cpu"} for name in ("aggregate", "server", "uplink", "solver")}
+    found = pair(method, device)
+    assert {name: {"cpu"} for name in ("aggregate", "server", "uplink", "solver")} == SEEN
     assert found.state.server["model"]["m"].device == torch.device("cpu")
 
 
@@ -275,7 +284,7 @@ UNCOMPRESSED = {
     "fedavg": presets.fedavg(steps=2, batch_size=4),
     "fedams": presets.fedams(steps=2, batch_size=4, weights="samples"),
     "fedprox": presets.fedprox(mu=0.1, steps=2, batch_size=4),
-    "median": presets.fedavg(steps=2, batch_size=4).with_channel("model", aggregate=aggregate.median()),
+    "median": presets.fedavg(steps=2, batch_size=4).on("model", aggregate=aggregate.median()),
     "gossip": presets.ha_fed(steps=2, batch_size=4, clusters=2),
     "fedbuff": presets.fedbuff(steps=2, batch_size=4),
 }
@@ -288,18 +297,22 @@ def test_neither_the_model_nor_an_uncompressed_update_visits_the_host(name, devi
     assert home < 0.01
     assert out < 0.02  # of 5 clients: positions of batches
     home, out = traffic(UNCOMPRESSED[name], device)
-    assert home > 2
-    assert out > 1
+    assert home >= 1
+    assert out >= 1
 
 
 def test_declared_copies_of_compressed_uplinks_and_of_client_memory(device):
     """An update is copied to the host to be encoded, and as often to the device as it is decoded; SCAFFOLD's control
-    variates are the clients' memory, which is on the host."""
+    variates are the clients' memory, which is on the host; FedAWARE's aggregate is made there."""
     compressed = traffic(presets.fedcams(steps=2, batch_size=4), device, server_device=device)
     assert 5 <= compressed[0] < 5.02
     assert 10 <= compressed[1] < 10.02
     controlled = traffic(presets.scaffold(steps=2, batch_size=4), device, server_device=device)
     assert 5 <= controlled[0] < 5.02
+    assert 10 <= controlled[1] < 10.02
+    on_host = traffic(presets.fedaware(steps=2, batch_size=4), device, server_device=device)
+    assert 5 <= on_host[0] < 5.02
+    assert 1 <= on_host[1] < 1.02
 
 
 def test_a_checkpoint_copies_every_vector_once(device, tmp_path):
@@ -321,7 +334,7 @@ def test_a_run_that_died_after_a_checkpoint_is_resumed_with_the_same_bits(name, 
 
     with pytest.raises(KeyError):
         hansa.run(method, task(), rounds=5, out=tmp_path / "run", checkpoint_every=2, callbacks=[die], **words)
-    point, meta = checkpoint.load(tmp_path / "run" / "checkpoints")
+    point, meta = checkpoint.load(tmp_path / "run" / CHECKPOINT)
     assert meta["round"] == 2
     assert all(tensor.device.type == "cpu" for tensor in tensors(point))
     same(hansa.resume(tmp_path / "run", method, task(), rounds=5, **words), expected)
@@ -414,7 +427,7 @@ def test_private_blocks_are_evaluated_with_the_servers_model(device):
         test_clients=[row % 5 for row in range(40)],
     )
     made = hansa.Task(Residual, nn.functional.cross_entropy, held, batch_clients=False, native=False)
-    method = presets.fedavg(steps=2, batch_size=5).with_local(private_blocks=("head.*",))
+    method = presets.fedavg(steps=2, batch_size=5).with_local(private_blocks=hansa.local.blocks("head*"))
     pair(method, device, made=made, per_client=True, personalise={"steps": 2})
 
 

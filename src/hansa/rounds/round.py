@@ -273,9 +273,16 @@ def _add_places(algorithm: Algorithm, order: WorkOrder, result: CohortResult, po
 def to_device(
     device: torch.device, orders: Sequence[WorkOrder], received: Sequence[Vectors]
 ) -> tuple[list[WorkOrder], list[Vectors]]:
-    """Copy the clients' received vectors, each once, and their memory to a device."""
+    """Copy the clients' received vectors, each once, and the memory that training reads to a device."""
+
+    def read_in_training(rows: Vectors) -> Vectors:
+        return {name: row for name, row in rows.items() if not name.startswith("uplink/")}
+
     copied = [
-        replace(order, memory={client: vectors_to(rows, device) for client, rows in order.memory.items()})
+        replace(
+            order,
+            memory={client: vectors_to(read_in_training(rows), device) for client, rows in order.memory.items()},
+        )
         for order in orders
     ]
     once = {id(got): vectors_to(got, device) for got in received}

@@ -178,13 +178,15 @@ def _check_contents(upload: Upload, expected: ExpectedUpload) -> ValidUpload:
         device = expected.devices.get(name, like.device)
         try:
             packet = _rebuild_packet(packets[name])
-            decode = partial(_decode, link, packet, like, device)
+            decode: Callable[[], Vector] = partial(_decode, link, packet, like, device)
             vector = decode()
         except HansaError as error:
             raise RefusedUpdate("payload", f"channel {name!r}: {error}") from error
         wanted = (like.dtype, like.shape, like.layout, device)
         if (found := (vector.dtype, vector.shape, vector.layout, vector.device)) != wanted:
             raise RefusedUpdate("shape", f"channel {name!r}: {found}, expected {wanted}")
+        if isinstance(packet.content, Tensor) and packet.content.device != device:
+            decode = partial(_moved, vector)  # whole vectors travel between devices once
         admitted.vectors[name], admitted.nbytes[name] = decode, packet.nbytes
         admitted.norms[name] = _check_norm(name, vector, expected.max_norm)
     return admitted
@@ -197,6 +199,10 @@ def _rebuild_packet(packet: object) -> Packet:
     if isinstance(packet.content, Tensor):
         return Packet.of(packet.content)
     return Packet.parse(packet.content)
+
+
+def _moved(vector: Vector) -> Vector:
+    return vector
 
 
 def _decode(link: Uplink, packet: Packet, like: Vector, device: torch.device) -> Vector:

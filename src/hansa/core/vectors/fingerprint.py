@@ -60,6 +60,11 @@ def _keys() -> Words:
     return np.random.Philox(key=0).random_raw((_BLOCK + _SHIFT) // 2).astype("<u8").view("<u4").astype(np.uint32)
 
 
+@cache
+def _keys_on_device(device: torch.device) -> Vector:
+    return copy_to_device(torch.from_numpy(_keys().astype(np.int64)), device)
+
+
 def _native_sums(words: Words, isa: str) -> Sums:
     sums = np.empty((-(-len(words) // _BLOCK), 2), np.uint64)
     native.load(isa).digest(words.ctypes.data, len(words), _keys().ctypes.data, sums.ctypes.data)
@@ -79,7 +84,7 @@ def _numpy_sums(words: Words) -> Sums:
 
 def _sums_on_device(words: Vector) -> Sums:
     """Compute the sums with torch, whose products and sums of int64 are modulo 2^64, and read them at once."""
-    keys = copy_to_device(torch.from_numpy(_keys().astype(np.int64)), words.device)
+    keys = _keys_on_device(words.device)
     full = len(words) // _BLOCK
     parts = []
     for place in range(0, full, _ON_DEVICE):
