@@ -18,6 +18,7 @@ import hansa
 from contracts import small
 from engine import problems
 from hansa.cli.options import changes
+from hansa.config import build
 from hansa.core import devices as places
 from hansa.engine import Serial, auto_engine
 from hansa.engine.processes import ProcessGroup
@@ -373,8 +374,10 @@ def test_the_servers_device_is_the_cpu_unless_another_one_is_named(monkeypatch):
     ):
         with pytest.raises(hansa.HansaError, match=told):
             hansa.run(hansa.presets.fedavg(), task, rounds=1, server_device=asked)
+    config = hansa.config.from_yaml("{server_device: cuda, data: {name: synthetic, clients: 4}, model: logistic}")
+    held = build.load_data(config)
     with pytest.raises(hansa.HansaError, match=r"Without server_device the server computes on the CPU"):
-        build_run(hansa.config.from_yaml("server_device: cuda"), hansa.data.embedded())
+        build_run(config, held)
 
 
 def test_a_server_on_a_device_without_float64_is_refused_for_such_models(monkeypatch):
