@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 import hansa
 from engine import problems
@@ -358,6 +357,8 @@ def test_resuming_keeps_the_servers_device_or_says_that_another_one_rounds_diffe
 
 
 def test_files_and_the_command_line_name_the_servers_device_and_records_say_it(device, tmp_path):
+    from typer.testing import CliRunner  # after hansa.cli, which silences a warning of its import
+
     words = ["--preset", "fedams", "--rounds", "2", "-s", "data.clients=4", "-s", "model=logistic", "--quiet"]
     run = CliRunner().invoke(app, ["run", *words, "--server-device", "simulated", "--out", str(tmp_path / "run")])
     assert run.exit_code == 0, run.output
