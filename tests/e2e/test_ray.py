@@ -151,6 +151,9 @@ def test_actors_reserve_fractions_of_a_gpu_and_the_run_ends_where_torch_finds_no
 
             return ray.get_gpu_ids()
 
+        def device(self) -> str:
+            return "cuda"
+
     if torch.accelerator.is_available():
         pytest.skip("torch finds an accelerator here")
     ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)

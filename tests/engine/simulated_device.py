@@ -39,16 +39,18 @@ INDEXING = {aten.index, aten.index_put_, aten.index_put, aten._index_put_impl_}
 
 @dataclass
 class Traffic:
-    """What was counted: numbers read and copies to the CPU (``waits``), copies to the CPU and to the device, and calls
-    of kernels."""
+    """What was counted: numbers read and copies to the CPU (``waits``), copies to the CPU and to the device and their
+    bytes, and calls of kernels."""
 
     waits: int = 0
     copies_to_cpu: int = 0
     copies_to_device: int = 0
+    bytes_to_cpu: int = 0
+    bytes_to_device: int = 0
     calls: int = 0
 
     def reset(self) -> None:
-        self.waits = self.copies_to_cpu = self.copies_to_device = self.calls = 0
+        self.__init__()  # type: ignore[misc]
 
 
 TRAFFIC = Traffic()
@@ -227,6 +229,8 @@ def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = 
     TRAFFIC.copies_to_cpu += there and here
     TRAFFIC.waits += there and here
     TRAFFIC.copies_to_device += not there
+    TRAFFIC.bytes_to_cpu += source.nbytes if there and here else 0
+    TRAFFIC.bytes_to_device += 0 if there else source.nbytes
     (target if here else to_memory(target)).copy_(to_memory(source) if there else source)
     return target
 
@@ -239,6 +243,11 @@ def _read_number(tensor: torch.Tensor) -> Any:
 def _on_own_storage(op: Any) -> Callable[..., Any]:
     """Return a kernel that makes a view: that of the CPU looks only at sizes and strides."""
     return lambda *args: op._op_dk(CPU_KEY, *args)
+
+
+def _view_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    made = torch._C._acc.create_empty_tensor((0,), dtype)
+    return _set(made, tensor.untyped_storage(), to_memory(tensor).view(dtype))
 
 
 def _convolution(*args: Any) -> Any:
@@ -261,6 +270,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "_local_scalar_dense": _read_number,
     "as_strided": _on_own_storage(aten.as_strided.default),
     "view": _on_own_storage(aten.view.default),
+    "view.dtype": _view_dtype,
     "_reshape_alias": _on_own_storage(aten._reshape_alias.default),
     "set_.source_Storage_storage_offset": _on_own_storage(aten.set_.source_Storage_storage_offset),
     "convolution_overrideable": _convolution,

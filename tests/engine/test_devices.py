@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hansa
 from contracts import small
 from engine import problems
+from hansa.cli.options import changes
+from hansa.config import build
 from hansa.core import devices as places
 from hansa.engine import Serial, auto_engine
 from hansa.engine.processes import ProcessGroup
@@ -25,6 +27,7 @@ from hansa.engine.worker import WorkerSetup, WorkerState
 from hansa.local import BaseTrainer
 from hansa.rounds import round
 from hansa.runs.driver import Run
+from hansa.runs.experiment import build_run
 from hansa.training.module_state import ModuleState
 
 META, GPU = torch.device("meta"), torch.device("cuda:0")
@@ -115,7 +118,7 @@ def test_training_stays_on_its_device_and_comes_home(name, monkeypatch):
         (update, *_) = result.updates.values()
         assert update.delta.device == META
         assert result.mean.device == META
-        back = round.to_cpu(result)
+        back = round.bring_home(result, torch.device("cpu"))
         score = trainer.evaluate(got, 0, 40)
     (update, *_) = back.updates.values()
     rows = [update.delta, update.buffers, back.mean, *update.memory.values()]
@@ -139,7 +142,7 @@ def traffic(method, steps, monkeypatch):
         pretended.reset()
         moved = round.to_device(META, [order], [got])
         (result,) = round._train_there(run.algorithm, *moved, trainer, task.population)
-        round.to_cpu(result)
+        round.bring_home(result, torch.device("cpu"))
     assert result.updates
     assert all(memory._version == version for memory, version in pretended.staged)  # not overwritten under way
     return pretended
@@ -220,7 +223,7 @@ def test_everything_that_leaves_a_client_crosses_over(monkeypatch):
     def train(algorithm, orders, got, trainer, population):
         crossed.append(1)
         results = round._train_there(algorithm, *round.to_device(torch.device("cpu"), orders, got), trainer, population)
-        return [round.to_cpu(result) for result in results]
+        return [round.bring_home(result, torch.device("cpu")) for result in results]
 
     method = METHODS["scaffold, clip"]
     expected = Run(method, task).advance(2)
@@ -356,3 +359,42 @@ def test_on_a_gpu_any_number_of_workers_gives_the_same_bits_near_those_of_the_cp
         again = Run(method, task, device="cuda", engine=auto_engine(2, 2, kind, plain.devices)).advance(2)
         assert torch.equal(again.params, plain.params)
     assert plain.params.device == torch.device("cpu")
+
+
+def test_the_servers_device_is_the_cpu_unless_another_one_is_named(monkeypatch):
+    monkeypatch.setattr(places, "available_devices", lambda: {torch.device("cpu"): "CPU"})
+    task = problems.task(problems.perceptron)
+    assert Run(hansa.presets.fedavg(), task).server_device == torch.device("cpu")
+    assert hansa.config.from_yaml("rounds: 3").server_device == "cpu"
+    assert changes([], server_device="cuda:1") == ["server_device=cuda:1"]
+    for asked, told in (
+        ("cuda", r"run\(server_device='cuda'\): there is no such device here. There is: cpu \(CPU\). Without"),
+        ("gpu", r"run\(server_device='gpu'\): torch knows no such device. There is: cpu"),
+        (["cpu", "cpu"], r"run\(server_device=\['cpu', 'cpu'\]\): expected one device"),
+    ):
+        with pytest.raises(hansa.HansaError, match=told):
+            hansa.run(hansa.presets.fedavg(), task, rounds=1, server_device=asked)
+    config = hansa.config.from_yaml("{server_device: cuda, data: {name: synthetic, clients: 4}, model: logistic}")
+    held = build.load_data(config)
+    with pytest.raises(hansa.HansaError, match=r"Without server_device the server computes on the CPU"):
+        build_run(config, held)
+
+
+def test_a_server_on_a_device_without_float64_is_refused_for_such_models(monkeypatch):
+    mps = torch.device("mps:0")
+    monkeypatch.setattr(places, "available_devices", lambda: {torch.device("cpu"): "CPU", mps: "pretended"})
+    with pytest.raises(hansa.HansaError, match=r"server_device='mps:0', dtype=torch.float64\): this device has no"):
+        Run(hansa.presets.fedavg(), problems.task(problems.perceptron), dtype=torch.float64, server_device="mps")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("name", ["scaffold, clip", "gossip"])
+def test_on_a_gpu_the_server_has_the_same_bits_for_any_number_of_threads_and_nearly_those_of_the_cpu(name):
+    task, method = problems.task(Residual, native=False), METHODS[name].with_server(hansa.server.adam())
+    plain = Run(method, task, device="cuda", server_device="cuda").advance(2)
+    for workers in (2, 3):
+        engine = auto_engine(workers, 2, "thread", plain.devices)
+        again = Run(method, task, device="cuda", server_device="cuda", engine=engine).advance(2)
+        assert torch.equal(again.params, plain.params)
+    assert plain.state.vectors["model"].is_cuda
+    torch.testing.assert_close(plain.params, Run(method, task, device="cuda").advance(2).params, rtol=1e-3, atol=1e-4)

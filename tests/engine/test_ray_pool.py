@@ -159,3 +159,21 @@ def test_a_node_whose_torch_finds_no_gpu_is_named(monkeypatch):
 def test_an_address_without_a_cluster_is_an_immediate_error():
     with pytest.raises(HansaError, match=r"engine\.address='127\.0\.0\.1:1': no Ray cluster answers there"):
         ray_pool._connect(FakeRay(), 2, "127.0.0.1:1")
+
+
+def test_the_actors_devices_are_recorded(monkeypatch):
+    assert on(FakeRay(), METHOD, monkeypatch=monkeypatch).remote_devices == ["cpu"]
+
+
+@pytest.mark.parametrize("wanted", [None, True, False])
+def test_the_runs_choice_of_determinism_goes_to_every_actor(wanted, monkeypatch):
+    sent, whole = [], ray_pool.NumericSettings.apply_on
+
+    def noted(settings, device):
+        sent.append(settings.deterministic)
+        whole(settings, device)
+
+    monkeypatch.setattr(ray_pool.NumericSettings, "apply_on", noted)
+    monkeypatch.setattr(ray_pool, "_import_ray", FakeRay)
+    Run(METHOD, clients(tested=20), deterministic=wanted, engine=partial(RayPool, workers=2)).advance(1)
+    assert sent == [wanted is not False] * 2

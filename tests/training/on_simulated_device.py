@@ -3,12 +3,19 @@ process of its own, since torch must know a device before the first gradient of 
 
 from __future__ import annotations
 
+import json
+from functools import partial
+
 import pytest
 import torch
 
 import hansa
+from engine.fake_ray import FakeRay
 from engine.simulated_device import simulated_device
+from hansa.engine import ray_pool
+from hansa.engine.ray_pool import RayPool
 from hansa.runs.driver import Run
+from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder, arithmetic_description
 from hansa.training.determinism import DeterminismSettings
 from training import test_frozen_weights as frozen
@@ -72,3 +79,66 @@ def test_the_choice_is_recorded_and_kept_on_resume(tmp_path, caplog):
         assert "not deterministic" in caplog.text  # started so, resumed otherwise: the last bits may differ
         assert arithmetic_description([device], False).endswith(", not deterministic")
     assert arithmetic_description([torch.device("cpu")], False) == arithmetic_description([torch.device("cpu")])
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    """A cluster in this process with one accelerator, whose actors change our settings."""
+    monkeypatch.setenv("HANSA_WORKER", "")
+    monkeypatch.setattr(ray_pool, "_import_ray", lambda: FakeRay(gpus=1))
+    before, threads = DeterminismSettings.current(), torch.get_num_threads()
+    yield partial(RayPool, workers=2, gpus=0.5)
+    before.apply()
+    torch.set_num_threads(threads)
+
+
+def test_ray_actors_with_accelerators_are_deterministic_unless_that_is_switched_off(ray):
+    mine, before = task(), DeterminismSettings.current()
+    for wanted, expected in (
+        (False, before),
+        (None, before.for_training()),
+        (False, before),
+        (True, before.for_training()),
+    ):
+        Watching.seen.clear()
+        with simulated_device():
+            run = Run(METHOD, mine, deterministic=wanted, engine=ray).advance(1)
+        assert set(Watching.seen) == {expected}
+        varying = ", not deterministic" if wanted is False else ""
+        assert run.training_devices == [f"simulated (simulated accelerator){varying}"]
+        before.apply()
+
+
+def test_ray_actors_name_the_remedy_for_an_operation_without_a_deterministic_form(ray):
+    mine, before = task(Puts), DeterminismSettings.current()
+    with simulated_device():
+        with pytest.raises(hansa.HansaError, match=r"round 0, client \d, step 0: .*put_.*deterministic=False"):
+            Run(METHOD, mine, engine=ray).advance(1)
+        before.apply()  # which the actors, here in this process, have changed
+        assert Run(METHOD, mine, deterministic=False, engine=ray).advance(1).state.round == 1
+
+
+CONFIG = """
+name: small
+rounds: 2
+engine: {kind: ray, gpus: 0.5}
+workers: 2
+deterministic: false
+data: {name: synthetic, clients: 6, options: {largest: 60}}
+model: logistic
+local: {lr: 0.05, steps: 2, batch_size: 10}
+"""
+
+
+def test_a_run_on_ray_actors_records_their_devices_and_says_when_they_change(ray, tmp_path, caplog):
+    folder = tmp_path / "run"
+    with simulated_device():
+        Experiment.new(hansa.config.from_yaml(CONFIG), folder).execute()
+        summary = json.loads((folder / "summary.json").read_text())
+        assert summary["devices"] == ["simulated (simulated accelerator), not deterministic"]
+        assert summary["server_device"] == "cpu"
+        Experiment.resume(folder, rounds=3).execute()
+        assert not caplog.text
+        Experiment.resume(folder, rounds=4, deterministic=True).execute()
+        assert "trained on simulated (simulated accelerator), not deterministic before the resume" in caplog.text
+        assert json.loads((folder / "summary.json").read_text())["devices"] == ["simulated (simulated accelerator)"]

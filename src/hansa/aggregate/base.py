@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runt
 
 import torch
 
+from hansa.core.devices import has_float64
 from hansa.core.errors import HansaError, invalid_argument, suggestion
 from hansa.core.protocols import check_component
 from hansa.core.types import RoundContext, State, Update, Vector
@@ -105,6 +106,11 @@ class BaseAggregator(Aggregator):
     @property
     def is_mean(self) -> bool:
         """Whether the aggregate is the mean of the updates with these weights."""
+        return False
+
+    @property
+    def on_device(self) -> bool:
+        """Whether it computes with torch on the device of the updates; otherwise they are given to it on the CPU."""
         return False
 
     @property
@@ -215,10 +221,12 @@ def sum_updates(updates: Sequence[Update], weights: Sequence[float]) -> Vector:
 
 
 def gram_matrix(vectors: Sequence[Vector], block: int = 1 << 16) -> torch.Tensor:
-    """Return the Gram matrix in float64, computed in blocks of coordinates to avoid a copy of the rows."""
+    """Return the Gram matrix in float64 on the CPU, computed where the vectors are, in blocks of coordinates to avoid a
+    copy of the rows."""
     n, dim = len(vectors), vectors[0].numel()
-    total = torch.zeros(n, n, dtype=torch.float64)
+    place = vectors[0].device if has_float64(vectors[0].device) else torch.device("cpu")
+    total = torch.zeros(n, n, dtype=torch.float64, device=place)
     for start in range(0, dim, block):
-        rows = torch.stack([v[start : start + block] for v in vectors]).to(torch.float64)
+        rows = torch.stack([v[start : start + block] for v in vectors]).to(place).to(torch.float64)
         total.addmm_(rows, rows.T)
-    return total
+    return total.cpu()

@@ -41,6 +41,7 @@ class mean(BaseAggregator):
 
     weights: Weights = "uniform"
     cites: ClassVar[tuple[str, ...]] = ("mcmahan2017",)
+    on_device: ClassVar[bool] = True
     is_mean: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -138,6 +139,7 @@ class nova(BaseAggregator):
 
     weights: Weights = "uniform"
     cites: ClassVar[tuple[str, ...]] = ("wang2020",)
+    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", check_weights("nova", self.weights))

@@ -32,6 +32,7 @@ class mgda(BaseAggregator):
 
     epsilon: float = 1.0
     cites: ClassVar[tuple[str, ...]] = ("hu2022",)
+    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_fraction("mgda", "epsilon", self.epsilon, "1 leaves the weights free on the simplex.", above_zero=False)

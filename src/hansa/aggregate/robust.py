@@ -22,6 +22,7 @@ from hansa.core.counts import floor_share
 from hansa.core.errors import HansaError, check_integer, check_positive, invalid_argument
 from hansa.core.protocols import with_defaults
 from hansa.core.types import RoundContext, State, Update, Vector, in_client_order
+from hansa.core.vectors.arithmetic import norm_on_device
 
 _BLOCK = 1 << 18
 
@@ -49,6 +50,7 @@ class median(BaseAggregator):
     """
 
     cites: ClassVar[tuple[str, ...]] = ("yin2018",)
+    on_device: ClassVar[bool] = True
 
     def init(self, dim: int, population: int) -> State:
         return {}
@@ -76,6 +78,7 @@ class trimmed_mean(BaseAggregator):
 
     trim: float = 0.1
     cites: ClassVar[tuple[str, ...]] = ("yin2018",)
+    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.trim, (int, float)) or not 0 <= self.trim < 0.5:
@@ -112,6 +115,7 @@ class krum(BaseAggregator):
     byzantine: int = 1
     keep: int = 1
     cites: ClassVar[tuple[str, ...]] = ("blanchard2017",)
+    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_integer("krum", "byzantine", self.byzantine, minimum=0)
@@ -183,6 +187,11 @@ class clipped(BaseAggregator):
         return with_defaults(self.inner, BaseAggregator).weights
 
     @property
+    def on_device(self) -> bool:
+        """Whether the wrapped aggregator computes on the device of the updates."""
+        return with_defaults(self.inner, BaseAggregator).on_device
+
+    @property
     def momentum_storage(self) -> Literal["ram", "disk"]:
         """Row storage of the wrapped aggregator."""
         return with_defaults(self.inner, BaseAggregator).momentum_storage
@@ -193,7 +202,7 @@ class clipped(BaseAggregator):
     def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
         bounded, count = [], 0
         for update in in_client_order(updates):
-            length = float(torch.linalg.vector_norm(update.vector, dtype=torch.float64))
+            length = float(norm_on_device(update.vector))
             if length > self.norm:
                 shorter = update.vector * (self.norm / length)
                 update = Update(update.client, update.cohort, shorter, update.samples, update.steps, update.loss)

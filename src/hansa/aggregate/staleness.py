@@ -124,6 +124,7 @@ class discounted(BaseAggregator):
     weights: Weights = "uniform"
     normalize: bool = False
     cites: ClassVar[tuple[str, ...]] = ("nguyen2022",)
+    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_discount("discounted", "staleness", self.staleness)
@@ -164,6 +165,7 @@ class mixed_models(BaseAggregator):
     alpha: float = 0.6
     staleness: Discount = field(default_factory=polynomial)
     cites: ClassVar[tuple[str, ...]] = ("xie2019",)
+    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_fraction("mixed_models", "alpha", self.alpha, "1 replaces the model by the client's.")

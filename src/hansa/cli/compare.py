@@ -49,6 +49,7 @@ def compare(
     parallel: opt.Parallel = None,
     device: opt.Device = None,
     deterministic: opt.Deterministic = None,
+    server_device: opt.ServerDevice = None,
     folder: Annotated[Path, opt.output("--out", "-o", help="Folder for new runs.")] = Path("runs/compare"),
     report: opt.Report = Path("report.html"),
     metric: opt.Metric = None,
@@ -64,7 +65,7 @@ def compare(
     """
     from hansa.study.report.run_discovery import is_run_folder, unique_name
 
-    overrides = opt.changes(sets, rounds, seed, workers, seeds, device, deterministic)
+    overrides = opt.changes(sets, rounds, seed, workers, seeds, device, deterministic, server_device)
     folders = [name for name in runs if is_run_folder(name)]
     finished, problems = read_entries(folders, alone=len(folders) == len(runs))
     requested: dict[str, Config | ReportEntry] = dict(finished)

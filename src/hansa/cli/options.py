@@ -59,6 +59,10 @@ Deterministic = Annotated[
         show_default=False,
     ),
 ]
+ServerDevice = Annotated[
+    str | None,
+    execution("--server-device", help="Device of aggregation and of the server's optimizer; cpu by default."),
+]
 Quiet = Annotated[bool, output("--quiet", "-q", help="Do not show progress.")]
 Report = Annotated[Path, output("--report", help="Where to write the report page.")]
 Track = Annotated[
@@ -113,6 +117,7 @@ def changes(
     seeds: str | None = None,
     device: str | None = None,
     deterministic: bool | None = None,
+    server_device: str | None = None,
 ) -> list[str]:
     """Return the overrides of a configuration that a command line asks for.
 
@@ -129,7 +134,8 @@ def changes(
         name: f"[{each}]" if each and "," in each else each for name, each in (("seeds", seeds), ("device", device))
     }
     switch = None if deterministic is None else str(deterministic).lower()
-    short = {"rounds": rounds, "seed": seed, "workers": workers, **lists, "deterministic": switch}
+    short = {"rounds": rounds, "seed": seed, "workers": workers, **lists}
+    short |= {"deterministic": switch, "server_device": server_device}
     return [*(sets or []), *(f"{key}={value}" for key, value in short.items() if value is not None)]
 
 

@@ -44,6 +44,7 @@ def run(
     parallel: opt.Parallel = None,
     device: opt.Device = None,
     deterministic: opt.Deterministic = None,
+    server_device: opt.ServerDevice = None,
     engine: Annotated[str | None, opt.execution("--engine", help="Engine: pool, or ray for a cluster.")] = None,
     address: Annotated[
         str | None,
@@ -68,7 +69,7 @@ def run(
     from hansa.runs.trackers import check_trackers
 
     check_trackers(track or [])
-    overrides = opt.changes(sets, rounds, seed, workers, seeds, device, deterministic)
+    overrides = opt.changes(sets, rounds, seed, workers, seeds, device, deterministic, server_device)
     overrides += [f"engine.kind={engine}"] if engine else ["engine.kind=ray"] if address else []
     overrides += [f"engine.address={address}"] if address else []
     if resume and overwrite:
@@ -86,6 +87,7 @@ def run(
             workers=requested.workers,
             device=requested.device,
             deterministic=requested.deterministic,
+            server_device=requested.server_device,
             trust=trust or not from_folder,  # a file of the user names the same code
             **resuming,
         )
@@ -123,6 +125,7 @@ def resume(
     parallel: opt.Parallel = None,
     device: opt.Device = None,
     deterministic: opt.Deterministic = None,
+    server_device: opt.ServerDevice = None,
     fallback: opt.Fallback = False,
     accept: opt.Accept = None,
     trust: opt.Trust = False,
@@ -143,6 +146,7 @@ def resume(
         "workers": workers,
         "device": opt.parse_devices(device),
         "deterministic": deterministic,
+        "server_device": server_device,
     }
     resuming: dict[str, Any] = {"fallback": fallback, "accept": accept or []}
     group = SeedGroupFolder(folder)
@@ -155,12 +159,12 @@ def resume(
 
 
 def refuse_changed_settings(folder: Path, saved: Config, requested: Config) -> None:
-    """Refuse to resume with different settings; rounds, workers, engine, device and determinism may change."""
+    """Refuse to resume with different settings; rounds, workers, engine, devices and determinism may change."""
     from hansa.config import to_dict
     from hansa.runs.trackers import flatten
 
     before, after = flatten(to_dict(saved)), flatten(to_dict(requested))
-    keys = sorted({*before, *after} - {"rounds", "workers", "engine", "device", "deterministic"})
+    keys = sorted({*before, *after} - {"rounds", "workers", "engine", "device", "deterministic", "server_device"})
     changed = [
         f"{key} is {before.get(key, 'not set')!s:.60}, requested {after.get(key, 'not set')!s:.60}"
         for key in keys

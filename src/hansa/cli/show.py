@@ -188,6 +188,9 @@ def summary_table(
             if value is None:
                 text = f"reached by {summary['reached']} runs" if summary.get("reached") else "never"
             table.add_row(f"{key.partition('_')[0]} to {format_target(summary['target'], main)}", text)
+    if "server_device" in summary:
+        devices = ", ".join(summary.get("devices") or ["cpu"])
+        table.add_row("devices", escape(f"clients {devices}; server {summary['server_device']}"))
     for change in summary.get("accepted_changes") or []:
         table.add_row("accepted change", escape(change))
     for reason, count in (summary.get("lost_by_reason") or {}).items():

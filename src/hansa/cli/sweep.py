@@ -58,6 +58,7 @@ def sweep(
     parallel: opt.Parallel = None,
     device: opt.Device = None,
     deterministic: opt.Deterministic = None,
+    server_device: opt.ServerDevice = None,
     folder: Annotated[Path, opt.output("--out", "-o", help="Folder of the sweep.")] = Path("runs/sweep"),
     report: Annotated[
         Path | None,
@@ -86,7 +87,8 @@ def sweep(
     axes, listed = split_seeds(grid)
     if listed is not None and (seed is not None or seeds is not None):
         raise _duplicate_seeds()
-    overrides = opt.changes(sets, rounds, seed, workers, listed if seeds is None else seeds, device, deterministic)
+    several = listed if seeds is None else seeds
+    overrides = opt.changes(sets, rounds, seed, workers, several, device, deterministic, server_device)
     message = ""
     if search is None:
         points = [

@@ -54,6 +54,11 @@ class BaseUplink(Uplink):
         """Names of the rows stored per client."""
         return ()
 
+    @property
+    def on_device(self) -> bool:
+        """Whether it sends and receives vectors on a device as they are; otherwise it is given vectors on the CPU."""
+        return False
+
 
 def require_uplink(owner: str, argument: str, value: object) -> None:
     """Raise unless the value is an uplink."""
@@ -74,6 +79,7 @@ class direct:
 
     memory: ClassVar[tuple[str, ...]] = ()
     cites: ClassVar[tuple[str, ...]] = ()
+    on_device: ClassVar[bool] = True
 
     def send(self, x: Tensor, memory: Mapping[str, Tensor], key: Key) -> tuple[Packet, dict[str, Tensor]]:
         return Packet.of(x), {}

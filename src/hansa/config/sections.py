@@ -381,6 +381,8 @@ class Config(ConfigSection):
     """The device of local training: cpu, cuda, cuda:1, ..., or a list of which each worker takes one in turn."""
     deterministic: bool = True
     """Whether accelerators use deterministic algorithms only; an operation without one is an error. CPUs always do."""
+    server_device: str = "cpu"
+    """The device of aggregation and of the server's optimizer, for large models: cpu, cuda, cuda:1, ..."""
     dtype: Literal["float32", "float64"] = "float32"
     """The dtype of all arithmetic."""
     data: DataSection = DataSection()

@@ -1,7 +1,7 @@
-"""Devices on which clients train: the CPU, or accelerators supported by torch.
+"""Devices on which clients train and the server computes: the CPU, or accelerators supported by torch.
 
-Only local training and evaluation use them. The server's vectors, client state and packets stay on the CPU, so that
-compression, aggregation, run folders and exact resume do not depend on the device.
+Client memory and encoded packets are on the CPU always, the server's vectors by default, so that compression,
+aggregation, run folders and exact resume do not depend on the device.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def available_devices() -> dict[torch.device, str]:
     return devices
 
 
-def resolve_devices(requested: Device, component: str = "run") -> tuple[torch.device, ...]:
+def resolve_devices(requested: Device, component: str = "run", argument: str = "device") -> tuple[torch.device, ...]:
     """Return the requested devices; raise if one is not available. Workers are assigned several in turn.
 
     >>> resolve_devices("cpu:0"), resolve_devices(["cpu", "cpu"])
@@ -42,18 +42,48 @@ def resolve_devices(requested: Device, component: str = "run") -> tuple[torch.de
     """
     each = [requested] if isinstance(requested, (str, torch.device)) else list(requested)
     if not each:
-        raise invalid_argument(component, "device", requested, "a device such as 'cpu' or 'cuda:0', or several")
+        raise invalid_argument(component, argument, requested, "a device such as 'cpu' or 'cuda:0', or several")
     there = available_devices()
-    return tuple(_resolve_device(word, there, component) for word in each)
+    return tuple(_resolve_device(word, there, component, argument) for word in each)
 
 
-def _resolve_device(requested: str | torch.device, available: dict[torch.device, str], component: str) -> torch.device:
+def resolve_server_device(requested: str | torch.device) -> torch.device:
+    """Return the device of the server's arithmetic; raise if it is not available.
+
+    >>> resolve_server_device("cpu")
+    device(type='cpu')
+    >>> resolve_server_device("cuda:9")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    hansa.core.errors.HansaError: run(server_device='cuda:9'): there is no such device here. There is: cpu (CPU)...
+    """
+    if not isinstance(requested, (str, torch.device)):
+        raise invalid_argument("run", "server_device", requested, "one device such as 'cpu' or 'cuda:0'")
+    (found,) = resolve_devices(requested, argument="server_device")
+    return found
+
+
+def device_name(device: torch.device, *, numbered: bool = True) -> str:
+    """Return a device and what it is, for records; without its number if that means nothing elsewhere.
+
+    >>> device_name(torch.device("cpu"))
+    'cpu'
+    """
+    if device.type == "cpu":
+        return "cpu"
+    return f"{device if numbered else device.type} ({available_devices().get(device, '?')})"
+
+
+def _resolve_device(
+    requested: str | torch.device, available: dict[torch.device, str], component: str, argument: str
+) -> torch.device:
     listed = ", ".join(f"{device} ({name})" for device, name in available.items())
+    if argument == "server_device":
+        listed += ". Without server_device the server computes on the CPU"
     try:
         wanted = torch.device(requested)
     except (RuntimeError, TypeError) as error:
         raise HansaError(
-            f"{component}(device={short_repr(requested)}): torch knows no such device. There is: {listed}."
+            f"{component}({argument}={short_repr(requested)}): torch knows no such device. There is: {listed}."
         ) from error
     if wanted.index is None:
         same = [device for device in available if device.type == wanted.type]
@@ -64,7 +94,7 @@ def _resolve_device(requested: str | torch.device, available: dict[torch.device,
             match = torch.device("cpu")
     if match is None:
         shown = short_repr(str(requested) if isinstance(requested, torch.device) else requested)
-        raise HansaError(f"{component}(device={shown}): there is no such device here. There is: {listed}.")
+        raise HansaError(f"{component}({argument}={shown}): there is no such device here. There is: {listed}.")
     return match
 
 
@@ -136,7 +166,7 @@ def where_float64(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if has_float64(tensor.device) else tensor.cpu()
 
 
-def check_dtype(device: torch.device, dtype: torch.dtype, component: str = "run") -> None:
+def check_dtype(device: torch.device, dtype: torch.dtype, component: str = "run", argument: str = "device") -> None:
     """Raise if a device does not support a dtype."""
     if dtype == torch.float64 and not has_float64(device):
-        raise HansaError(f"{component}(device={str(device)!r}, dtype=torch.float64): this device has no float64.")
+        raise HansaError(f"{component}({argument}={str(device)!r}, dtype=torch.float64): this device has no float64.")

@@ -6,6 +6,7 @@ from hansa.engine.processes import ProcessGroup, reuse_workers, workers
 from hansa.engine.ray_pool import RayPool
 from hansa.engine.serial import (
     ClientEvaluationEngine,
+    DeviceEngine,
     Engine,
     Loopback,
     MeteredEngine,
@@ -17,6 +18,7 @@ from hansa.engine.serial import (
 __all__ = [
     "ENGINES",
     "ClientEvaluationEngine",
+    "DeviceEngine",
     "Engine",
     "EngineFactory",
     "EngineOptions",

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from hansa.algorithm import Algorithm
-from hansa.core.devices import available_devices, check_dtype
+from hansa.core.devices import available_devices, check_dtype, device_name
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.types import Vector, Vectors
 from hansa.core.vectors import arithmetic
@@ -43,7 +43,7 @@ from hansa.engine.worker_group import Job
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.training import TaskLike
 from hansa.training.client_evaluation import ClientMetrics, EvaluationJob
-from hansa.training.determinism import DeterminismSettings
+from hansa.training.determinism import naming_the_remedy
 
 log = logging.getLogger("hansa")
 
@@ -92,12 +92,11 @@ class _ActorWorker:
         device = torch.device("cpu") if gpus is None else _assigned_accelerator(gpus)
         memory = ObjectStoreMemory(setup, copy=False)
         algorithm, task, dtype, settings = unpack_object(packed, [memory], copy=False)  # type: ignore[list-item]
-        settings.apply()
-        if device.type != "cpu":
-            DeterminismSettings.current().for_training().apply()
+        settings.apply_on(device)
         check_dtype(device, dtype)
         self.algorithm, self.task = algorithm, task
         self.trainer = task.trainer(dtype, device)
+        self._device = device_name(device, numbered=False)
         self._buffer = SharedMemory()
 
     def execute(self, packed: PackedObject, own: Bytes, shared: Bytes) -> tuple[PackedObject, Bytes]:
@@ -107,8 +106,12 @@ class _ActorWorker:
         reply = Packer(self._buffer).pack(execute(request, self.algorithm, self.task, self.trainer))
         return reply, _as_array(self._buffer, reply)
 
+    def device(self) -> str:
+        """Return the name of the device that it trains on; an answer shows that the actor has started."""
+        return self._device
+
     def pid(self) -> int:
-        """Return the process id; an answer shows that the actor has started."""
+        """Return the process id."""
         return os.getpid()
 
 
@@ -193,16 +196,21 @@ class RayPool:
         self._remote = ray.remote(**reserved, max_restarts=0)(_ActorWorker)
         self._actors = [self._spawn() for _ in range(count)]
         self._pending: deque[Job] = deque()
+        self._devices: set[str] = set()
         self._aggregators = arithmetic.parallel_sums(os.cpu_count() or 1)
 
     def _spawn(self) -> _Actor:
         handle = self._remote.remote(*self._setup)
-        return _Actor(handle, handle.pid.remote())
+        return _Actor(handle, handle.device.remote())
 
     def wait_until_ready(self) -> RayPool:
         """Wait until all actors have started; only timing needs this."""
         self.ray.get([actor.starting for actor in self._actors if actor.starting is not None])
         return self
+
+    def device_names(self) -> list[str]:
+        """Return the names of the devices of all actors that have trained."""
+        return sorted(self._devices)
 
     def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
         """Yield the reports in the order of completion."""
@@ -262,13 +270,15 @@ class RayPool:
                         break
                     if future in starting:
                         actor.starting = None
+                        self._devices.add(result)
                         continue
                     job = actor.jobs.pop(future)
                     packed, data = result
                     answer = unpack_object(packed, [ObjectStoreMemory(data, copy=True)], copy=False)  # type: ignore[list-item]
                     for each in answer if isinstance(answer, list) else [answer]:
                         if isinstance(each, RemoteError):
-                            raise each.to_exception()
+                            with naming_the_remedy():
+                                raise each.to_exception()
                     left -= 1
                     yield job, answer
         finally:

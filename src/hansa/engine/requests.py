@@ -21,7 +21,7 @@ from hansa.rounds.many_clients import OrderColumns
 from hansa.rounds.messages import WorkOrder
 from hansa.training import TaskLike
 from hansa.training.client_evaluation import EvaluationJob, run_evaluation
-from hansa.training.determinism import DeterminismSettings
+from hansa.training.determinism import REQUESTED, DeterminismSettings
 
 
 @runtime_checkable
@@ -115,6 +115,8 @@ class NumericSettings(NamedTuple):
     mkldnn: bool
     determinism: DeterminismSettings
     flush_denormal: bool
+    deterministic: bool
+    """Whether the run wants deterministic algorithms on accelerators, which the run's own device may not be."""
 
     @classmethod
     def current(cls) -> NumericSettings:
@@ -126,6 +128,7 @@ class NumericSettings(NamedTuple):
             bool(torch.backends.mkldnn.enabled),
             DeterminismSettings.current(),
             float(denormal.mul(1.0).sum()) == 0.0,
+            REQUESTED.get(),
         )
 
     def apply(self) -> None:
@@ -135,6 +138,12 @@ class NumericSettings(NamedTuple):
         torch.backends.mkldnn.set_flags(self.mkldnn)  # type: ignore[no-untyped-call]
         self.determinism.apply()
         self.apply_to_thread()
+
+    def apply_on(self, device: torch.device) -> None:
+        """Set them for training on a device of another kind than the run's."""
+        self.apply()
+        if device.type != "cpu" and self.deterministic:
+            self.determinism.for_training().apply()
 
     def apply_to_thread(self) -> None:
         """Set the per-thread ones, and one intra-op thread, since the number of threads changes the last bits."""

@@ -57,6 +57,15 @@ class RemoteEngine(Protocol):
 
 
 @runtime_checkable
+class DeviceEngine(Protocol):
+    """An engine whose workers train on devices of their own, which the run does not know."""
+
+    def device_names(self) -> list[str]:
+        """Return the names of the devices on which workers have trained."""
+        ...
+
+
+@runtime_checkable
 class MeteredEngine(Protocol):
     """An engine that counts the bytes sent to, from and inside each site."""
 

@@ -32,7 +32,7 @@ from hansa.engine.requests import (
 )
 from hansa.engine.worker_group import Event, Job, JobDone, WorkersUnsupported
 from hansa.local import BaseTrainer
-from hansa.rounds.messages import WorkOrder
+from hansa.rounds.messages import Report, WorkOrder
 from hansa.training import TaskLike, random_state
 
 _DRAWS = "its model draws random numbers (dropout?) from a generator that threads share: use worker processes"
@@ -178,6 +178,7 @@ class ThreadGroup:
         worker.batch_sizer.record(len(batch), time.perf_counter() - start)
         if stream is not None:
             stream.synchronize()
+            _lend_to_server(answers)
         last = isinstance(requests[0], WorkOrder) and not self._queue  # reading the generators takes time
         if last and random_state.rng_changed(self._generators[device], device):
             answers = [RemoteError(f"{describe_request(request)}: {_DRAWS}", "") for request in requests]
@@ -228,6 +229,15 @@ def probe_step(algorithm: Algorithm, task: TaskLike, trainer: Any, dtype: torch.
 
 def _no_seed(key: Key) -> None:
     """Replaces a trainer's `seed`: threads do not seed torch's generator."""
+
+
+def _lend_to_server(answers: Sequence[Any]) -> None:
+    """Let the server read the uploads of a worker's stream: their memory is not reused before it has."""
+    for report in answers:
+        for upload in report.uploads if isinstance(report, Report) else ():
+            for packet in upload.packets.values():
+                if isinstance(packet.content, torch.Tensor) and packet.content.is_cuda:
+                    packet.content.record_stream(torch.cuda.default_stream(packet.content.device))
 
 
 @contextmanager

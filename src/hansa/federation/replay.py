@@ -91,4 +91,5 @@ def replay_run(path: Path | str, *, trust: bool = False) -> Replay:
     run.options = replace(run.options, faults=_RecordedLosses(frozenset(lost)))  # type: ignore[arg-type]
     run.advance(steps)
     recorded: dict[str, torch.Tensor] = state["server"]["vectors"]
-    return Replay(run, {name: torch.equal(run.state.vectors[name], vector) for name, vector in recorded.items()})
+    vectors = run.host_vectors
+    return Replay(run, {name: torch.equal(vectors[name], vector) for name, vector in recorded.items()})

@@ -83,6 +83,8 @@ class BaseSolver(Solver):
     """Names of the rows that each client keeps."""
     uniform_only: ClassVar[bool] = False
     """Whether the method is defined for equally weighted updates only."""
+    on_device: ClassVar[bool] = False
+    """Whether ``finish`` computes with torch on the device of its arguments; otherwise they are on the CPU."""
 
     def check_composition(self, owner: str, phase: Any, channels: Mapping[str, Any]) -> None:
         """Raise for a local phase or channels with which the method would be something else.
@@ -127,6 +129,8 @@ class sgd(BaseSolver):
     ()
     """
 
+    on_device: ClassVar[bool] = True
+
     def correction(self, got: Vectors, memory: Vectors) -> Correction:
         return Correction()
 
@@ -147,6 +151,7 @@ class prox(BaseSolver):
 
     mu: float
     cites: ClassVar[tuple[str, ...]] = ("li2020",)
+    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_non_negative("prox", "mu", self.mu, "0.01 to 10 were tried in the papers; 0 is plain SGD.")
@@ -174,6 +179,7 @@ class scaffold(BaseSolver):
     """
 
     cites: ClassVar[tuple[str, ...]] = ("karimireddy2020",)
+    on_device: ClassVar[bool] = True
     channels: ClassVar[tuple[str, ...]] = (CONTROL,)
     memory: ClassVar[tuple[str, ...]] = (CONTROL,)
 
@@ -209,6 +215,7 @@ class scaffold_derived(BaseSolver):
     """
 
     cites: ClassVar[tuple[str, ...]] = ("karimireddy2020",)
+    on_device: ClassVar[bool] = True
     receives: ClassVar[tuple[str, ...]] = (CONTROL,)
     memory: ClassVar[tuple[str, ...]] = (CONTROL,)
 
@@ -268,6 +275,7 @@ class dyn(BaseSolver):
 
     alpha: float
     cites: ClassVar[tuple[str, ...]] = ("acar2021",)
+    on_device: ClassVar[bool] = True
     memory: ClassVar[tuple[str, ...]] = ("dual",)
     uniform_only: ClassVar[bool] = True
 
@@ -301,6 +309,7 @@ class sam(BaseSolver):
 
     rho: float = 0.05
     cites: ClassVar[tuple[str, ...]] = ("qu2022",)
+    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive("sam", "rho", self.rho, "0.05 is usual.")

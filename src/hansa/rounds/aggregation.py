@@ -32,6 +32,7 @@ from hansa.core.types import (
 )
 from hansa.core.vectors import allocator
 from hansa.core.vectors.arithmetic import all_finite
+from hansa.core.vectors.placement import computes_on, tree_to, vectors_to, where_computed
 from hansa.local import effective_steps
 from hansa.local.solvers import BaseSolver
 from hansa.rounds.many_clients import AnyReport, OrderColumns, ReportColumns
@@ -84,6 +85,22 @@ class ServerState:
     def population_with_stats(self, population: Population) -> Population:
         """Return the population as samplers and aggregators see it."""
         return replace(population, stats=ClientStats(**self.heard)) if self.heard else population
+
+    def on_device(self, algorithm: Algorithm, device: torch.device) -> ServerState:
+        """Return the state with the vectors on a device, and each component's state where the component computes."""
+
+        def placed(states: State, component: str) -> State:
+            components = ((name, getattr(algorithm.channels[name], component)) for name in states)
+            return {name: tree_to(states[name], computes_on(each, device)) for name, each in components}
+
+        return replace(
+            self,
+            vectors=vectors_to(self.vectors, device),
+            server=placed(self.server, "server"),
+            aggregate=placed(self.aggregate, "aggregate"),
+            downlink=placed(self.downlink, "downlink"),
+            pace=tree_to(self.pace, device),
+        )
 
     def tree(self) -> State:
         """Return the state as one plain tree, for a checkpoint."""
@@ -293,9 +310,9 @@ class RoundAggregation:
 
     def _base_change(self, name: str, order: WorkOrder) -> Vector:
         """Return the version that an order started from minus the server's vector."""
-        base = order.broadcasts[name].packets[0].content
+        base, vector = order.broadcasts[name].packets[0].content, self.state.vectors[name]
         assert isinstance(base, torch.Tensor), "the server's own orders hold whole vectors"
-        return base - self.state.vectors[name]
+        return where_computed(self.algorithm.channels[name].aggregate, base.to(vector.device) - vector)
 
     def close(self) -> ClosedRound:
         """Aggregate and step. Below the quorum neither the model nor the server state changes."""
@@ -314,19 +331,19 @@ class RoundAggregation:
         combined = {name: self._combine(name, ctx) for name in (*self._vectors, *self._running)}
         vectors, server, aggregate, downlink = {}, {}, dict(state.aggregate), {}
         for name, channel in self.algorithm.channels.items():
-            before = state.vectors[name]
+            before, source = state.vectors[name], name if channel.follows is None else channel.follows
+            change = where_computed(channel.server, combined[source].vector)
+            result, server[name] = channel.server.update(change, state.server[name], ctx)
+            result = result.to(before.device)
             if channel.follows is not None:
-                vectors[name], server[name] = channel.server.update(
-                    combined[channel.follows].vector, state.server[name], ctx
-                )
+                vectors[name] = result
             else:
                 aggregate[name] = combined[name].state
-                step, server[name] = channel.server.update(combined[name].vector, state.server[name], ctx)
-                vectors[name] = torch.add(before, step, out=allocator.empty_like(before))
+                vectors[name] = torch.add(before, result, out=allocator.empty_like(before))
             downlink[name] = channel.downlink.acknowledge(state.downlink[name], admitted, state.round)
         for channel_result in combined.values():
             for client, rows in channel_result.rows.items():
-                self._memory.setdefault(client, {}).update(rows)
+                self._memory.setdefault(client, {}).update(vectors_to(dict(rows), torch.device("cpu")))
         heard = ClientStats(**state.heard).updated(self._losses, self._norms)._asdict() if state.heard else {}
         after = ServerState(state.round + 1, vectors, server, aggregate, downlink, heard, state.pace)
         diagnostics = RoundDiagnostics(
@@ -343,10 +360,11 @@ class RoundAggregation:
         return ClosedRound(after, self._memory, self._outcome(admitted, combined[MODEL].info), diagnostics)
 
     def _combine(self, name: str, ctx: RoundContext) -> Combined:
-        state = self.state.aggregate[name]
+        state, device = self.state.aggregate[name], self.state.vectors[name].device
         if name in self._running:
-            return Combined(self._running[name].vector(), state, {})
-        return self.algorithm.channels[name].aggregate.combine(self._vectors[name], state, ctx)
+            return Combined(self._running[name].vector().to(device), state, {})
+        combined = self.algorithm.channels[name].aggregate.combine(self._vectors[name], state, ctx)
+        return combined if combined.vector.device == device else combined._replace(vector=combined.vector.to(device))
 
     def _outcome(self, admitted: tuple[int, ...], info: Mapping[str, Any]) -> Outcome:
         losses = [loss for client in admitted if (loss := self._losses[client]) is not None]
@@ -391,7 +409,7 @@ class LocalModelMean:
             return None
         vectors, at = {}, 0
         for name, like in self._like.items():
-            vectors[name] = (self._total[at : at + like.numel()] / self._count).to(like)
+            vectors[name] = (self._total[at : at + like.numel()] / self._count).to(like.dtype)
             at += like.numel()
         return vectors
 
@@ -414,6 +432,7 @@ def expected_upload(
         {client: (order.round, order.base) for order in orders for client in order.reporters}
         if algorithm.pace.asynchronous
         else {},
+        {name: computes_on(algorithm.channels[name].aggregate, x.device) for name, x in state.vectors.items()},
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
+
 from hansa.aggregate import BaseAggregator
 from hansa.aggregate.base import Participant, Weights, normalize_weights, sum_updates
 from hansa.aggregate.diversity import diversity
@@ -12,6 +14,7 @@ from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
 from hansa.core.types import MODEL, Vectors
 from hansa.core.vectors.arithmetic import norm
+from hansa.core.vectors.placement import vectors_to
 from hansa.rounds.aggregation import RoundDiagnostics
 from hansa.rounds.measures import Measure, Probe, take_measures
 from hansa.rounds.round import decode_broadcasts
@@ -37,7 +40,7 @@ def diagnose(
     uploads: dict[int, Vectors] = {}
     for name, updates in closed.updates.items():
         for update in updates:
-            uploads.setdefault(update.client, {})[name] = update.vector
+            uploads.setdefault(update.client, {})[name] = update.vector.cpu()
     first = next(iter(closed.orders.values()))
     got = decode_broadcasts(algorithm, first, {})
     assert got is not None
@@ -45,7 +48,7 @@ def diagnose(
         closed.round,
         algorithm,
         key,
-        got,
+        vectors_to(got, torch.device("cpu")),
         uploads,
         {client: before(client) for client in uploads},
         after,

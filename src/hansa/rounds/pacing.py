@@ -15,6 +15,7 @@ from hansa.core.errors import HansaError, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.types import MODEL, Population, State, Vectors
 from hansa.core.vectors.fingerprint import fingerprint
+from hansa.core.vectors.placement import where_computed
 from hansa.local.work import Work
 from hansa.pace import buffered
 from hansa.pace.clock import RoundTiming, VirtualClock
@@ -164,7 +165,11 @@ class _ServerStep:
         jobs = {job.client: job for job in (*arrivals.jobs, *arrivals.refused)}
         broadcasts = {
             name: channel.downlink.broadcast(
-                state.vectors[name], state.downlink[name], sorted(jobs), version, self.key
+                where_computed(channel.downlink, state.vectors[name]),
+                state.downlink[name],
+                sorted(jobs),
+                version,
+                self.key,
             )[0]
             for name, channel in self.algorithm.channels.items()
         }

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import torch
 
 from hansa.algorithm import Algorithm
-from hansa.compress import ServerBroadcast
+from hansa.compress import Packet, ServerBroadcast
 from hansa.core.errors import add_step
 from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, Population, Vector, Vectors
 from hansa.core.vectors.fingerprint import fingerprint
+from hansa.core.vectors.placement import computes_on, vectors_to, where_computed
 from hansa.local.mixing import Mixing
 from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult, Trainer, draw_batches, train, train_by_steps
 from hansa.pace.clock import RoundTiming
@@ -52,14 +53,57 @@ class OpenedRound(NamedTuple):
         }
         return replace(order, broadcasts=packets)
 
+    def on_host(self) -> OpenedRound:
+        """Return the round with every vector that is sent on the CPU, for clients that do not train on the server's
+        device."""
+        copies = _HostCopies()
+        orders: Sequence[WorkOrder]
+        if isinstance(self.orders, OrderColumns):
+            orders = replace(self.orders, broadcasts=copies.broadcasts(self.orders.broadcasts))
+        else:
+            orders = tuple(replace(order, broadcasts=copies.broadcasts(order.broadcasts)) for order in self.orders)
+        sent = {name: copies.server_broadcast(broadcast) for name, broadcast in self.broadcasts.items()}
+        return self._replace(orders=orders, broadcasts=sent)
+
+
+class _HostCopies:
+    """Copies of what is sent on the CPU, one of each vector; what was shared stays shared."""
+
+    def __init__(self) -> None:
+        self._vectors: dict[int, Vector] = {}
+        self._broadcasts: dict[int, Mapping[str, Broadcast]] = {}
+
+    def vector(self, x: Vector) -> Vector:
+        if id(x) not in self._vectors:
+            self._vectors[id(x)] = x.cpu()
+        return self._vectors[id(x)]
+
+    def packets(self, packets: Sequence[Packet]) -> tuple[Packet, ...]:
+        return tuple(
+            Packet.of(self.vector(packet.content), packet.kind) if isinstance(packet.content, torch.Tensor) else packet
+            for packet in packets
+        )
+
+    def broadcasts(self, sent: Mapping[str, Broadcast]) -> Mapping[str, Broadcast]:
+        if id(sent) not in self._broadcasts:
+            self._broadcasts[id(sent)] = {
+                name: each._replace(packets=self.packets(each.packets)) for name, each in sent.items()
+            }
+        return self._broadcasts[id(sent)]
+
+    def server_broadcast(self, sent: ServerBroadcast) -> ServerBroadcast:
+        messages = {client: self.packets(packets) for client, packets in sent.messages.items()}
+        return replace(sent, vector=self.vector(sent.vector), messages=messages)
+
 
 def open_round(algorithm: Algorithm, state: ServerState, population: Population, run: str, key: Key) -> OpenedRound:
     """Select the participants, draw their work and make the broadcasts."""
     clients = algorithm.sampler.select(state.round, state.population_with_stats(population), key)
     broadcasts, after, sent = {}, {}, dict.fromkeys(clients, 0)
     for name, channel in algorithm.channels.items():
+        x = where_computed(channel.downlink, state.vectors[name])
         broadcasts[name], after[name] = channel.downlink.broadcast(
-            state.vectors[name], state.downlink[name], clients, state.round, key.child("downlink", name, state.round)
+            x, state.downlink[name], clients, state.round, key.child("downlink", name, state.round)
         )
         for client in clients:
             sent[client] += 0 if algorithm.serverless else broadcasts[name].nbytes(client)
@@ -138,7 +182,7 @@ def client_round_columns(algorithm: Algorithm, orders: OrderColumns, trainer: Tr
         trainer: Where the clients train.
     """
     got = decode_broadcasts(algorithm, orders[0], {})
-    if got is None or trainer.y.device.type != "cpu":
+    if got is None or trainer.y.device.type != "cpu" or not got[MODEL].is_cpu:
         return None
     return train_columns(trainer, orders, _job(algorithm, orders[0], got))
 
@@ -178,12 +222,13 @@ def _train(
     trainer: Trainer,
     population: Population,
 ) -> list[CohortResult]:
-    """Train on the trainer's device; inputs and results are on the CPU. ``received`` has the vectors of each order."""
-    device = trainer.y.device
-    if device.type == "cpu":
+    """Train on the trainer's device. ``received`` has the vectors of each order; the updates return to where these are:
+    on the CPU, or on the server's device."""
+    device, home = trainer.y.device, received[0][MODEL].device
+    if device.type == home.type == "cpu":
         return _train_there(algorithm, orders, received, trainer, population)
     orders, received = to_device(device, orders, received)
-    return [to_cpu(result) for result in _train_there(algorithm, orders, received, trainer, population)]
+    return [bring_home(result, home) for result in _train_there(algorithm, orders, received, trainer, population)]
 
 
 def _train_there(
@@ -226,31 +271,35 @@ def _add_places(algorithm: Algorithm, order: WorkOrder, result: CohortResult, po
 def to_device(
     device: torch.device, orders: Sequence[WorkOrder], received: Sequence[Vectors]
 ) -> tuple[list[WorkOrder], list[Vectors]]:
-    """Copy the clients' received vectors, each once, and their memory to a device."""
+    """Copy the clients' received vectors, each once, and the memory that training reads to a device."""
+
+    def read_in_training(rows: Vectors) -> Vectors:
+        return {name: row for name, row in rows.items() if not name.startswith("uplink/")}
+
     copied = [
-        replace(order, memory={client: _to(rows, device) for client, rows in order.memory.items()}) for order in orders
+        replace(
+            order,
+            memory={client: vectors_to(read_in_training(rows), device) for client, rows in order.memory.items()},
+        )
+        for order in orders
     ]
-    once = {id(got): _to(got, device) for got in received}
+    once = {id(got): vectors_to(got, device) for got in received}
     return copied, [once[id(got)] for got in received]
 
 
-def to_cpu(result: CohortResult) -> CohortResult:
-    """Copy the training result to the CPU."""
+def bring_home(result: CohortResult, home: torch.device) -> CohortResult:
+    """Copy a training result to where the server's vectors came from, and the clients' memory to the CPU."""
     result.updates = {
         client: replace(
             update,
-            delta=update.delta.to("cpu"),
-            buffers=None if update.buffers is None else update.buffers.to("cpu"),
-            memory=_to(update.memory, torch.device("cpu")),
+            delta=update.delta.to(home),
+            buffers=None if update.buffers is None else update.buffers.to(home),
+            memory=vectors_to(update.memory, torch.device("cpu")),
         )
         for client, update in result.updates.items()
     }
     result.mean = None if result.mean is None else result.mean.to("cpu")
     return result
-
-
-def _to(vectors: Vectors, device: torch.device) -> Vectors:
-    return {name: vector.to(device) for name, vector in vectors.items()}
 
 
 def decode_broadcasts(algorithm: Algorithm, order: WorkOrder, base_vectors: Mapping[str, Vector]) -> Vectors | None:
@@ -363,20 +412,22 @@ def _upload(
 ) -> tuple[Upload, Vectors]:
     """Finish the solver's round and encode each channel's vector with its uplink."""
     before = order.memory.get(client, {})
-    phase = algorithm.local
-    finished = phase.solver.finish(
-        trained.delta, order.work.steps, phase.lr_at(order.round), got, scoped(before, "solver")
-    )
+    phase, delta, own = algorithm.local, trained.delta, scoped(before, "solver")
+    if not delta.is_cpu:
+        place = computes_on(phase.solver, delta.device)
+        delta, got, own = delta.to(place), vectors_to(got, place), vectors_to(own, place)
+    finished = phase.solver.finish(delta, order.work.steps, phase.lr_at(order.round), got, own)
     outgoing = {MODEL: trained.delta, **finished.reports}
     if trained.buffers is not None:
         outgoing[BUFFERS] = trained.buffers
-    memory = {**trained.memory, **{f"solver/{name}": row for name, row in finished.memory.items()}}
+    memory = {**trained.memory, **{f"solver/{name}": row.to("cpu") for name, row in finished.memory.items()}}
     packets = {}
     for name, channel in algorithm.channels.items():
         if channel.follows is not None:
             continue
         scope = f"uplink/{name}"
         key = order.key.child("uplink", name, order.round, client)
-        packets[name], link_memory = channel.uplink.send(outgoing[name], scoped(before, scope), key)
+        x = where_computed(channel.uplink, outgoing[name])
+        packets[name], link_memory = channel.uplink.send(x, scoped(before, scope), key)
         memory.update({f"{scope}/{row}": value for row, value in link_memory.items()})
     return Upload(order.run, order.round, order.base, client, packets, trained.loss), memory

@@ -59,7 +59,8 @@ class ExpectedUpload:
     """The server's record of what it requested, against which every upload is validated.
 
     ``reporters`` maps each requested client to its cohort. ``versions`` has the round and base of each client in
-    asynchronous rounds, where they differ.
+    asynchronous rounds, where they differ. ``devices`` has the devices on which the updates of channels are validated
+    and aggregated, if not those of ``vectors``.
     """
 
     run: str
@@ -70,6 +71,7 @@ class ExpectedUpload:
     vectors: Vectors
     max_norm: float = 1e12
     versions: Mapping[int, tuple[int, bytes]] = field(default_factory=dict)
+    devices: Mapping[str, torch.device] = field(default_factory=dict)
 
 
 class ValidUpload(NamedTuple):
@@ -173,14 +175,18 @@ def _check_contents(upload: Upload, expected: ExpectedUpload) -> ValidUpload:
     admitted = ValidUpload({}, {}, {})
     for name, link in expected.links.items():
         like = expected.vectors[name]
+        device = expected.devices.get(name, like.device)
         try:
             packet = _rebuild_packet(packets[name])
-            decode = partial(link.receive, packet, dim=like.numel(), dtype=like.dtype)
+            decode: Callable[[], Vector] = partial(_decode, link, packet, like, device)
             vector = decode()
         except HansaError as error:
             raise RefusedUpdate("payload", f"channel {name!r}: {error}") from error
-        if _vector_format(vector) != _vector_format(like):
-            raise RefusedUpdate("shape", f"channel {name!r}: {_vector_format(vector)}, expected {_vector_format(like)}")
+        wanted = (like.dtype, like.shape, like.layout, device)
+        if (found := (vector.dtype, vector.shape, vector.layout, vector.device)) != wanted:
+            raise RefusedUpdate("shape", f"channel {name!r}: {found}, expected {wanted}")
+        if isinstance(packet.content, Tensor) and packet.content.device != device:
+            decode = partial(_moved, vector)  # whole vectors travel between devices once
         admitted.vectors[name], admitted.nbytes[name] = decode, packet.nbytes
         admitted.norms[name] = _check_norm(name, vector, expected.max_norm)
     return admitted
@@ -195,8 +201,15 @@ def _rebuild_packet(packet: object) -> Packet:
     return Packet.parse(packet.content)
 
 
-def _vector_format(vector: Vector) -> tuple[torch.dtype, torch.Size, torch.layout, torch.device]:
-    return vector.dtype, vector.shape, vector.layout, vector.device
+def _moved(vector: Vector) -> Vector:
+    return vector
+
+
+def _decode(link: Uplink, packet: Packet, like: Vector, device: torch.device) -> Vector:
+    """Decode a packet; move a vector of the CPU or of the server's device to where it is aggregated."""
+    vector = link.receive(packet, dim=like.numel(), dtype=like.dtype)
+    movable = vector.is_cpu or vector.device == like.device
+    return vector.to(device) if movable else vector
 
 
 def _check_norm(name: str, vector: Vector, most: float) -> float:

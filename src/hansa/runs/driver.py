@@ -18,12 +18,13 @@ from torch import nn
 
 from hansa.aggregate import BaseAggregator
 from hansa.algorithm import Algorithm
-from hansa.core.devices import check_dtype
+from hansa.core.devices import check_dtype, device_name, resolve_server_device
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
-from hansa.core.types import BUFFERS, MODEL, State, Vector
-from hansa.engine import Engine, MeteredEngine, ObservedEngine, RemoteEngine, Serial
+from hansa.core.types import BUFFERS, MODEL, State, Vector, Vectors
+from hansa.core.vectors.placement import vectors_to
+from hansa.engine import DeviceEngine, Engine, MeteredEngine, ObservedEngine, RemoteEngine, Serial
 from hansa.pace import synchronous
 from hansa.pace.clock import VirtualClock
 from hansa.rounds import (
@@ -51,6 +52,7 @@ from hansa.runs.per_client import (
     aggregate_client_metrics,
     client_vectors,
     evaluate_clients,
+    has_client_models,
     participation_columns,
     timing_columns,
 )
@@ -116,15 +118,18 @@ class Run:
         self.devices = self.options.resolve_devices(task)
         self.device = self.devices[0]
         self.deterministic = self.options.deterministic is not False
+        self.server_device = resolve_server_device(self.options.server_device or "cpu")
         for device in self.devices:
             check_dtype(device, self.dtype)
+        check_dtype(self.server_device, self.dtype, argument="server_device")
         labels = getattr(getattr(task, "data", None), "label_counts", None)
         bound = algorithm.bind(task.population.count, self.key, labels).bind_layout(getattr(task, "layout", None))
         start = {name: vector.to("cpu") for name, vector in task.start(self.key, self.dtype).items()}
         self.algorithm = bound.with_buffers() if BUFFERS in start else bound
         if (check := getattr(self.options.faults, "check", None)) is not None:
             check(self.algorithm, task.population.count)
-        self.state = ServerState.start(self.algorithm, start, task.population.count)
+        state = ServerState.start(self.algorithm, start, task.population.count)
+        self.state = state.on_device(self.algorithm, self.server_device)
         self.store: ClientStore = self._default_store() if store is None else store
         self.ledger = Ledger()
         self.clock = self._virtual_clock()
@@ -141,6 +146,8 @@ class Run:
         self._engine = engine
         self._engine_task: TaskLike | None = None
         self.recorded_batching: bool | None = None  # of the run's checkpoint: whether clients are trained together
+        self.remote_devices: list[str] = []  # of the machines on which an engine trains, as they report them
+        self.recorded_devices: list[str] | None = None  # the same, of the run's checkpoint
 
     @property
     def engine_task(self) -> TaskLike:
@@ -193,29 +200,47 @@ class Run:
 
     @property
     def params(self) -> Vector:
-        """The model as one flat vector."""
-        return self.state.vectors[MODEL]
+        """The model as one flat vector on the CPU."""
+        return self.state.vectors[MODEL].cpu()
+
+    @property
+    def host_vectors(self) -> Vectors:
+        """The server's vectors on the CPU: copies if the server computes on another device."""
+        return vectors_to(self.state.vectors, torch.device("cpu"))
+
+    @property
+    def training_devices(self) -> list[str]:
+        """The names of the devices on which clients train, for records."""
+        return self.remote_devices or sorted({device_name(device) for device in self.devices})
+
+    def move_server(self, device: str | torch.device) -> None:
+        """Let the server compute on a device from now on: its vectors and the state of its optimizer move there."""
+        self.server_device = resolve_server_device(device)
+        check_dtype(self.server_device, self.dtype, argument="server_device")
+        self.state = self.state.on_device(self.algorithm, self.server_device)
 
     @property
     def trajectory(self) -> torch.Tensor:
         """The model after each round, [rounds, d]; requires ``keep_params=True``."""
         if self._trajectory is None:
             raise HansaError("the trajectory was not recorded: run with keep_params=True.")
-        return torch.stack(self._trajectory) if self._trajectory else self.params.new_empty(0, self.params.numel())
+        if not self._trajectory:
+            return torch.empty(0, self.state.vectors[MODEL].numel(), dtype=self.dtype)
+        return torch.stack(self._trajectory)
 
     @property
     def model(self) -> nn.Module:
         """The trained model as a new module."""
         if not hasattr(self.task, "module"):
             raise HansaError(f"{self.task.name} is a function of a flat vector, not a module: use run.params.")
-        module: nn.Module = self.task.module(self.state.vectors)
+        module: nn.Module = self.task.module(self.host_vectors)
         return module
 
     def client_model(self, client: int) -> nn.Module:
         """Return a client's model: its own in decentralized runs, otherwise the server's with its private blocks."""
         if not hasattr(self.task, "module"):
             raise HansaError(f"{self.task.name} is a function of a flat vector, not a module: use run.store.read.")
-        module: nn.Module = self.task.module(client_vectors(self.algorithm, self.state.vectors, self.store, client))
+        module: nn.Module = self.task.module(client_vectors(self.algorithm, self.host_vectors, self.store, client))
         return module
 
     def table(self, *columns: str, last: int = 5) -> str:
@@ -262,11 +287,12 @@ class Run:
         last, self._task = self.state.round + rounds, self.task
         if self.state.round == 0 and (note := unweighted_note(self.algorithm, self.task.population)):
             logging.getLogger("hansa").info("%s", note)
-        with random_state.fixed_arithmetic(self.devices, self.deterministic):
+        with random_state.fixed_arithmetic((*self.devices, self.server_device), self.deterministic):
             engine = self._engine(self.algorithm, self.engine_task, self.dtype, self.device)
             try:
                 while self.state.round < last:
                     record = self._round(engine, final=self.state.round + 1 == last)
+                    self._record_devices(engine.device_names() if isinstance(engine, DeviceEngine) else [])
                     answers = [callback(self, record) for callback in callbacks]
                     if any(answers):
                         break
@@ -284,6 +310,8 @@ class Run:
         opened = open_paced_round(
             self.algorithm, self.state, self.task.population, self.id, self.key, self.clock, machines
         )
+        if self.server_device not in self.devices:
+            opened = opened.on_host()
         if wants_mean(self.options.measures, self.state.round):
             opened = opened._replace(orders=tuple(replace(order, mean=True) for order in opened.orders))
         faults, measures = self.options.faults, self.options.measures
@@ -324,7 +352,8 @@ class Run:
         self.state = closed.state
         self.forgotten_clients.difference_update(closed.outcome.admitted)
         if self._trajectory is not None:
-            self._trajectory.append(self.params.clone())
+            params = self.params
+            self._trajectory.append(params.clone() if params is self.state.vectors[MODEL] else params)
         record = {**self._record(opened, closed), **diagnostics}
         if final or (self.options.evaluate_every and self.state.round % self.options.evaluate_every == 0):
             record.update(engine.evaluate(self.state.vectors))
@@ -344,11 +373,25 @@ class Run:
         self.history.append(record)
         return record
 
+    def _record_devices(self, names: Sequence[str]) -> None:
+        """Record the devices of an engine's workers; warn, once, if they are not those before a resume."""
+        varying = "" if self.deterministic else ", not deterministic"
+        found = [name if name == "cpu" else f"{name}{varying}" for name in names]
+        self.remote_devices = sorted({*self.remote_devices, *found})
+        before, now = self.recorded_devices, self.remote_devices
+        if before is not None and (not set(now) <= set(before) or bool(before) != bool(now)):
+            logging.getLogger("hansa").warning(
+                "clients trained on %s before the resume, now on %s: the result may differ in its last bits from that "
+                "of an uninterrupted run", ", ".join(before) or "the run's machine", ", ".join(self.training_devices),
+            )  # fmt: skip
+        self.recorded_devices = None
+
     def _evaluate_clients(self, engine: Engine) -> dict[str, Array]:
         """Evaluate every client that owns test rows with its own model; sites do not send these results."""
         if isinstance(engine, MeteredEngine):
             return {}
-        exam = EvaluationJob(self.state.vectors, (), self.state.round, self.key, self.per_client.personalise)
+        vectors = self.host_vectors if has_client_models(self.algorithm) else self.state.vectors
+        exam = EvaluationJob(vectors, (), self.state.round, self.key, self.per_client.personalise)
         return evaluate_clients(engine, self.algorithm, self.task, exam, self.store)
 
     def _with_memory(self, order: WorkOrder) -> WorkOrder:
@@ -388,7 +431,7 @@ class Run:
 
     def restore(self, tree: State, history: Sequence[Record]) -> None:
         """Restore the closed round of a checkpoint; the store must be at the same round."""
-        state = ServerState(**tree["server"])
+        state = ServerState(**tree["server"]).on_device(self.algorithm, self.server_device)
         if self.store.generation != state.round or len(history) != state.round:
             raise HansaError(
                 f"the checkpoint is at round {state.round}, client rows at round {self.store.generation}, and the "

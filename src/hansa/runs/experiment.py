@@ -64,7 +64,11 @@ class Experiment:
         folder = RunFolder(path)
         if not numbered:
             folder.lock.check(overwrite=overwrite)
-        run = build_run(config, build.load_data(config)) if run_factory is None else run_factory(config, None, 0)
+        if run_factory is None:
+            run = build_run(config, build.load_data(config))
+        else:
+            run = run_factory(config, None, 0)
+            config = _with_server_device(config, run)
         folder.lock.acquire(overwrite=overwrite, numbered=numbered)
         try:
             folder.write_start(config, run)
@@ -91,6 +95,7 @@ class Experiment:
         workers: int | Literal["auto"] | None = None,
         device: str | list[str] | None = None,
         deterministic: bool | None = None,
+        server_device: str | None = None,
         fallback: bool = False,
         accept: Sequence[str] = (),
         trust: bool = False,
@@ -104,6 +109,7 @@ class Experiment:
             workers: A new number of workers; the result does not depend on it.
             device: Another device; on another kind of device the result is the same up to rounding.
             deterministic: Whether accelerators use deterministic algorithms only.
+            server_device: Another device for the server; on another kind the result is the same up to rounding.
             fallback: Use the newest undamaged checkpoint.
             accept: Kinds of changes of data, model or code to accept; they are recorded in the folder.
             trust: Import code that the folder names even if this user did not create the folder on this machine.
@@ -116,9 +122,14 @@ class Experiment:
         try:
             folder.check_resumable()
             folder.require_trust(trust=trust)
-            options = {"rounds": rounds, "workers": workers, "device": device, "deterministic": deterministic}
-            changes = {name: value for name, value in options.items() if value is not None}
-            config = folder.config.model_copy(update=changes)
+            options = {
+                "rounds": rounds, "workers": workers, "device": device, "deterministic": deterministic,
+                "server_device": server_device,
+            }  # fmt: skip
+            saved_config = folder.config
+            config = saved_config.model_copy(
+                update={name: value for name, value in options.items() if value is not None}
+            )
             if run_factory is None:
                 _refuse_python(config, str(folder))
             point = _latest_intact_point(folder) if fallback else _latest_point(folder)
@@ -131,9 +142,11 @@ class Experiment:
                 run = build_run(config, _load_same_data(config, folder), point.store, point.round)
             else:
                 run = run_factory(config, point.store, point.round)
+                config = _with_server_device(config, run)
             run.recorded_batching = point.meta.get("batch_clients", False)
+            run.recorded_devices = point.meta.get("remote_devices", []) if point.round else None
             provenance = _check_provenance(folder, run, point, accepted)
-            if point.meta["arithmetic"] != (now := arithmetic_description(run.devices, run.deterministic)):
+            if point.meta["arithmetic"] != (now := arithmetic_of(run)):
                 log.warning(
                     "%s: started with %s, resumed with %s: the result may differ in its last bits from that of an "
                     "uninterrupted run", folder, point.meta["arithmetic"], now,
@@ -145,7 +158,7 @@ class Experiment:
             if provenance is not None:
                 folder.write_marker(run, *provenance)
                 folder.write_composition(run)
-            if changes:
+            if config != saved_config:
                 folder.write_config(config)
             return cls(config, run, folder)
         except BaseException:
@@ -196,7 +209,8 @@ class Experiment:
             "run": run.id,
             "config": config_digest(self.config),
             "seed": run.key.seed,
-            "arithmetic": arithmetic_description(run.devices, run.deterministic),
+            "arithmetic": arithmetic_of(run),
+            "remote_devices": run.remote_devices,
             "metrics": self.folder.seal,
             "clients": run.client_record.seal,
             "batch_clients": run.batches_clients,
@@ -305,6 +319,19 @@ def _check_provenance(
     return (now, earlier) if changed else None
 
 
+def _with_server_device(config: Config, run: Run) -> Config:
+    """Return the configuration with the server's device of a run started in Python. A run that does not name one has
+    that of the configuration."""
+    if run.options.server_device is None:
+        run.move_server(config.server_device)
+    return config.model_copy(update={"server_device": str(run.server_device)})
+
+
+def arithmetic_of(run: Run) -> str:
+    """Describe the platform of a run, which the last bits of its result depend on."""
+    return arithmetic_description(run.devices, run.deterministic, run.server_device)
+
+
 def _refuse_python(config: Config, where: str) -> None:
     if config.python is not None:
         raise HansaError(
@@ -324,7 +351,10 @@ def config_digest(config: Config) -> str:
     >>> config_digest(from_yaml("rounds: 3")) == config_digest(from_yaml("rounds: 5\\nworkers: 2"))
     True
     """
-    watching = {"name", "rounds", "engine", "workers", "device", "deterministic", "evaluate", "checkpoint", "links"}
+    watching = {
+        "name", "rounds", "engine", "workers", "device", "deterministic", "server_device", "evaluate", "checkpoint",
+        "links",
+    }  # fmt: skip
     data = config.model_dump(mode="json", exclude_defaults=True, exclude=watching)
     return io.sha256(json.dumps(data, sort_keys=True).encode())
 
@@ -361,6 +391,7 @@ def build_run(
         dtype=build.torch_dtype(config),
         device=config.device,
         deterministic=config.deterministic,
+        server_device=config.server_device,
         quorum=config.quorum,
         evaluate_every=config.evaluate.every,
         faults=FAULTS.build(config.faults),

@@ -325,6 +325,8 @@ class RunFolder:
         """Write the model and the summary."""
         from safetensors.torch import save
 
+        from hansa.core.devices import device_name
+
         run.client_record.sync()
         columns = self.metrics
         model = save(_tensors(run), {"run": f"{run.id} after round {run.state.round}"})
@@ -335,6 +337,8 @@ class RunFolder:
             **(federation_summary(run, columns) if run.site_of else {}),
             "parameters": run.params.numel(),
             "clients": run.task.population.count,
+            "devices": run.training_devices,
+            "server_device": device_name(run.server_device),
             "model_sha256": io.sha256(model),
             "metrics_seal": columns.seal,
         }
@@ -371,12 +375,17 @@ def environment() -> dict[str, Any]:
     }
 
 
-def arithmetic_description(devices: Sequence[torch.device] = (), deterministic: bool = True) -> str:
-    """Describe the platform, which the last bits of a result depend on."""
+def arithmetic_description(
+    devices: Sequence[torch.device] = (), deterministic: bool = True, server: torch.device | None = None
+) -> str:
+    """Describe the platform, which the last bits of a result depend on: the devices on which clients train, and that of
+    the server."""
     from hansa.core.devices import available_devices
 
     names = available_devices()
     kinds = sorted({f", {device.type} ({names.get(device, '?')})" for device in devices if device.type != "cpu"})
+    if server is not None and server.type != "cpu":
+        kinds.append(f", server on {server.type} ({names.get(server, '?')})")
     if kinds and not deterministic:
         kinds.append(", not deterministic")
     native_set = native.instruction_set() or "none"

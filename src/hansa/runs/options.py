@@ -36,6 +36,7 @@ class RunOptions:
     dtype: torch.dtype | None = None
     device: Device | None = None
     deterministic: bool | None = None
+    server_device: str | torch.device | None = None
     workers: int | None = None
     quorum: int = 1
     keep_params: bool = False
@@ -78,6 +79,7 @@ class RunOptionsDict(TypedDict, total=False):
     dtype: torch.dtype | None
     device: Device | None
     deterministic: bool | None
+    server_device: str | torch.device | None
     workers: int | None
     quorum: int
     keep_params: bool

@@ -230,7 +230,7 @@ def _tensor_digest(tensor: torch.Tensor) -> str:
 
 
 def _model_digest(task: Any, run: Run) -> str:
-    module: torch.nn.Module = task.module(run.state.vectors)
+    module: torch.nn.Module = task.module(run.host_vectors)
     shapes = [f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in module.state_dict().items()]
     kinds = sorted({source_text(type(part)) for part in module.modules()})
     compiled = ["compiled"] if getattr(task, "compile", False) else []

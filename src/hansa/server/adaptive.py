@@ -37,6 +37,7 @@ class momentum(BaseServerTransform):
 
     beta: float = 0.9
     cites: ClassVar[tuple[str, ...]] = ("hsu2019",)
+    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_decay("momentum", "beta", self.beta, "0.9 is usual.")
@@ -58,6 +59,7 @@ class _Adaptive(BaseServerTransform):
     eps: float = 1e-3
     bias_correction: bool = False
     v0: float = 0.0
+    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         name = type(self).__name__

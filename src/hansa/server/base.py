@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import torch
 
 from hansa.core.errors import check_integer, check_positive, invalid_argument
-from hansa.core.protocols import check_component
+from hansa.core.protocols import check_component, with_defaults
 from hansa.core.schedule import Rate, check_rate, rate_at
 from hansa.core.types import RoundContext, State, Vector
 from hansa.core.vectors import allocator
@@ -48,6 +48,11 @@ class BaseServerTransform(ServerTransform):
     shared: ClassVar[tuple[str, ...]] = ()
     """For local optimizers: the entries of the state that gossip with the models."""
 
+    @property
+    def on_device(self) -> bool:
+        """Whether ``update`` computes with torch on the device of its arguments; otherwise they are on the CPU."""
+        return False
+
 
 def require_server(owner: str, argument: str, value: object) -> None:
     """Raise unless the value is a server transform."""
@@ -74,6 +79,7 @@ class scale(BaseServerTransform):
 
     lr: Rate = 1.0
     cites: ClassVar[tuple[str, ...]] = ()
+    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_rate("scale", "lr", self.lr)
@@ -116,6 +122,7 @@ class participation_scale(BaseServerTransform):
 
     weights: Literal["uniform", "samples"] | tuple[float, ...] = "uniform"
     cites: ClassVar[tuple[str, ...]] = ()
+    on_device: ClassVar[bool] = True
 
     def init(self, x: Vector) -> State:
         return {}
@@ -166,6 +173,7 @@ class derived_control(BaseServerTransform):
     lr: Rate
     weights: Literal["uniform", "samples"] | tuple[float, ...] = "uniform"
     cites: ClassVar[tuple[str, ...]] = ("karimireddy2020",)
+    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_integer("derived_control", "steps", self.steps)
@@ -214,6 +222,11 @@ class chain(BaseServerTransform):
     def __repr__(self) -> str:
         return f"chain({', '.join(map(repr, self.transforms))})"
 
+    @property
+    def on_device(self) -> bool:
+        """Whether all transforms compute on the device of their arguments."""
+        return all(with_defaults(transform, BaseServerTransform).on_device for transform in self.transforms)
+
     def init(self, x: Vector) -> State:
         return {str(i): transform.init(x) for i, transform in enumerate(self.transforms)}
 
@@ -239,6 +252,7 @@ class dyn(BaseServerTransform):
 
     alpha: float
     cites: ClassVar[tuple[str, ...]] = ("acar2021",)
+    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive("dyn", "alpha", self.alpha, "The paper uses 0.1, 0.01 or 0.001.")

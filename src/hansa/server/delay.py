@@ -38,6 +38,7 @@ class delay_adaptive(BaseServerTransform):
     threshold: int = 1
     rule: Literal["paper", "authors"] = "paper"
     cites: ClassVar[tuple[str, ...]] = ("wang2024fadas",)
+    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_rate("delay_adaptive", "lr", self.lr)

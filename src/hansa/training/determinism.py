@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,9 @@ CUBLAS_WORKSPACE = ":4096:8"
 
 NO_DETERMINISTIC_FORM = "does not have a deterministic implementation"
 """What torch says of such an operation."""
+
+REQUESTED: ContextVar[bool] = ContextVar("hansa.deterministic", default=True)
+"""Whether the run of this context wants deterministic algorithms on accelerators, also on those of other machines."""
 
 
 class DeterminismSettings(NamedTuple):
@@ -87,6 +91,16 @@ def deterministic_algorithms() -> Iterator[None]:
     before = DeterminismSettings.current()
     before.for_training().apply()
     try:
+        with naming_the_remedy():
+            yield
+    finally:
+        before.apply()
+
+
+@contextmanager
+def naming_the_remedy() -> Iterator[None]:
+    """Replace torch's error for an operation without a deterministic form by one that names the remedy."""
+    try:
         yield
     except Exception as error:
         if NO_DETERMINISTIC_FORM not in str(error):
@@ -96,5 +110,3 @@ def deterministic_algorithms() -> Iterator[None]:
             f"{said} on this device, so results would differ from run to run. Replace the operation, or allow it with "
             "deterministic=False (deterministic: false in a file, --no-deterministic)."
         ) from error
-    finally:
-        before.apply()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from hansa.core.keys import Key
-from hansa.training.determinism import deterministic_algorithms
+from hansa.training.determinism import REQUESTED, deterministic_algorithms
 
 AnyGenerator: TypeAlias = "torch.Generator | np.random.Generator | np.random.RandomState | random.Random"
 GENERATOR_TYPES = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -111,14 +111,16 @@ def fixed_arithmetic(devices: Sequence[torch.device] = (), deterministic: bool =
     The global generators and all settings are restored on exit.
 
     Args:
-        devices: The devices of the run. On the CPU alone ``deterministic`` changes nothing.
-        deterministic: Whether accelerators use deterministic algorithms only.
+        devices: The devices of the run. On the CPU alone ``deterministic`` changes nothing here.
+        deterministic: Whether accelerators use deterministic algorithms only, those of an engine's other machines too.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     accelerated = deterministic and any(device.type != "cpu" for device in devices)
+    requested = REQUESTED.set(deterministic)
     try:
         with preserve_rng(devices), deterministic_algorithms() if accelerated else nullcontext():
             yield
     finally:
+        REQUESTED.reset(requested)
         torch.set_num_threads(threads)

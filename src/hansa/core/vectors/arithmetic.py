@@ -40,7 +40,7 @@ def norm(x: Vector) -> float:
     """
     if native_fits(x):
         return math.sqrt(kernels.squared_norm(x)[0])
-    return float(torch.linalg.vector_norm(x, dtype=torch.float64))
+    return float(norm_on_device(x))
 
 
 def norm_on_device(x: Vector) -> torch.Tensor:

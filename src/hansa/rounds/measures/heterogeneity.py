@@ -147,7 +147,7 @@ def track_heterogeneity(every: int = 1, **options: Any) -> Callable[[Any, dict[s
             "dtype": run.dtype,
             **options,
         }
-        record.update(heterogeneity(run.task, run.state.vectors, **arguments).record())
+        record.update(heterogeneity(run.task, run.host_vectors, **arguments).record())
 
     return measure
 

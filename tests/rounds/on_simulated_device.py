@@ -1,0 +1,442 @@
+"""The server's arithmetic on a simulated accelerator, which computes with the CPU's kernels: the bits are those of the
+CPU without native kernels. tests/engine/test_simulated_device.py runs this in a process of its own, since torch must
+know a device before the first gradient of a process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+import hansa
+from engine import problems
+from engine.fake_ray import FakeRay
+from engine.simulated_device import TRAFFIC, simulated_device
+from engine.test_devices import EVERY, METHODS, Residual
+from hansa import aggregate, presets, server
+from hansa.aggregate.base import Combined
+from hansa.cli.app import app
+from hansa.compress import Packet
+from hansa.core.vectors.fingerprint import fingerprint
+from hansa.engine import Loopback, Pool, ray_pool
+from hansa.engine.ray_pool import RayPool
+from hansa.local.solvers import Correction, SolverResult
+from hansa.runs import checkpoint
+from hansa.runs.driver import Run
+from hansa.runs.folder import RunFolder
+from hansa.runs.folder_lock import CHECKPOINT
+
+BOTH = {**EVERY, **{f"all clients: {name}": method for name, method in METHODS.items()}}
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch) -> Iterator[torch.device]:
+    """The device. Native kernels, which the CPU has and no other device, are off: they differ in the last bits."""
+    monkeypatch.setenv("HANSA_NATIVE", "off")
+    with simulated_device() as found:
+        yield found
+
+
+@cache
+def task(model: Any = Residual) -> hansa.Task:
+    return hansa.Task(model, nn.functional.cross_entropy, problems.data(test=40), batch_clients=False, native=False)
+
+
+class Wide(nn.Module):
+    """A model that is large beside its data, for regression."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 4096), nn.Linear(4096, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+def squared_error(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output - target).square().mean()
+
+
+@cache
+def regression() -> hansa.Task:
+    """Five clients with unequal numbers of rows."""
+    draw = torch.Generator().manual_seed(1)
+    x, y = torch.randn(60, 6, generator=draw), torch.randn(60, 24, generator=draw)
+    owners = [min(row // 3 % 7, 4) for row in range(60)]
+    held = hansa.data.from_arrays(x, y, clients=owners, test=(x[:9], y[:9]))
+    return hansa.Task(Wide, squared_error, held, batch_clients=False, native=False)
+
+
+def tensors(tree: Any) -> Iterator[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, (dict, list)):
+        for each in tree.values() if isinstance(tree, dict) else tree:
+            yield from tensors(each)
+
+
+def on_cpu(tree: Any) -> list[torch.Tensor]:
+    return [tensor.cpu() for tensor in tensors(tree)]
+
+
+def same(found: Run, expected: Run) -> None:
+    """All that a checkpoint holds, the clients' memory and the history are equal, bit for bit."""
+    ours, theirs = (on_cpu(run.state.tree()) for run in (found, expected))
+    assert len(ours) == len(theirs)
+    assert all(torch.equal(a, b) or (a.isnan() == b.isnan()).all() for a, b in zip(ours, theirs, strict=True))
+    for name, vector in expected.host_vectors.items():
+        assert torch.equal(found.host_vectors[name], vector), name
+    assert found.store.digest() == expected.store.digest()
+    for a, b in zip(found.history, expected.history, strict=True):
+        assert json.dumps({**a, "seconds": 0}) == json.dumps({**b, "seconds": 0})  # as files have them
+
+
+def pair(method: hansa.Algorithm, device: torch.device, rounds: int = 3, made: Any = None, **words: Any) -> Run:
+    """Return a run on the device that has the bits of the run on the CPU."""
+    made = task() if made is None else made
+    expected = Run(method, made, **words).advance(rounds)
+    found = Run(method, made, device=device, server_device=device, **words).advance(rounds)
+    assert {vector.device for vector in found.state.vectors.values()} == {device}
+    same(found, expected)
+    return found
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_every_preset_has_the_bits_of_the_cpu(name, device):
+    found = pair(BOTH[name], device)
+    places = {tensor.device for tensor in tensors(found.state.server)}
+    assert places <= {device}, "the optimizer's state is where the vectors are"
+    assert found.params.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["fedams", "scaffold", "fedcams", "fedbuff", "gossip"])
+def test_clients_that_train_on_the_cpu_have_a_server_on_the_device(name, device):
+    method = {**BOTH, **METHODS}[name]
+    expected = Run(method, task()).advance(3)
+    same(Run(method, task(), server_device=device).advance(3), expected)
+
+
+SERVERS = {
+    "momentum": server.momentum(0.8),
+    "adagrad": server.chain(server.adagrad(v0=0.1), server.scale(0.1)),
+    "adam, corrected": server.chain(server.adam(bias_correction=True), server.scale(0.1)),
+    "adam, eps inside": server.chain(server.adam(eps_inside=True, v0=1e-6), server.scale(0.1)),
+    "adam, eps 0": server.chain(server.adam(eps=0.0), server.scale(0.01)),
+    "yogi": server.chain(server.yogi(bias_correction=True), server.scale(0.1)),
+    "amsgrad": server.chain(server.amsgrad(bias_correction=True, eps_inside=True), server.scale(0.1)),
+    "ams": server.chain(server.ams(bias_correction=True), server.scale(0.1)),
+    "delay": server.chain(server.adam(), server.delay_adaptive(0.1, threshold=0)),
+}
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_every_server_optimizer_has_the_bits_of_the_cpu(name, device):
+    method = presets.fedbuff(steps=2, batch_size=5) if name == "delay" else presets.fedavg(steps=2, participation=0.5)
+    found = pair(method.with_server(SERVERS[name]), device)
+    kept = list(tensors(found.state.server))
+    assert all(tensor.device == device for tensor in kept)
+    assert kept
+
+
+AGGREGATORS = {
+    "by samples": aggregate.mean("samples"),
+    "nova": aggregate.nova("samples"),
+    "median": aggregate.median(),
+    "trimmed": aggregate.trimmed_mean(0.2),
+    "krum": aggregate.krum(1, keep=2),
+    "clipped krum": aggregate.clipped(aggregate.krum(1), 0.05),
+    "mgda": aggregate.mgda(0.4),
+    "aware": aggregate.aware(0.5, project=server.adam()),
+    "clipped aware": aggregate.clipped(aggregate.aware(0.5), 0.1),
+}
+
+
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_every_aggregator_has_the_bits_of_the_cpu(name, device):
+    method = presets.fedams(steps=2, batch_size=5).on("model", aggregate=AGGREGATORS[name])
+    if name == "nova":
+        method = method.with_local(steps=hansa.local.epochs(1))
+    pair(method, device)
+
+
+SEEN: dict[str, set[str]] = {}
+
+
+def saw(name: str, *vectors: torch.Tensor) -> None:
+    SEEN.setdefault(name, set()).update(vector.device.type for vector in vectors)
+
+
+@dataclass(frozen=True)
+class numpy_mean:
+    """An aggregator as a user writes it, with NumPy and without traits."""
+
+    def init(self, dim, population):
+        return {"count": torch.zeros(1)}
+
+    def combine(self, updates, state, ctx):
+        saw("aggregate", *(update.vector for update in updates), state["count"])
+        rows = [update.vector.numpy() for update in sorted(updates, key=lambda update: update.client)]
+        return Combined(torch.from_numpy(sum(rows) / len(rows)), {"count": state["count"] + 1}, {})
+
+
+@dataclass(frozen=True)
+class numpy_momentum:
+    """A server transform with NumPy."""
+
+    def init(self, x):
+        return {"m": torch.zeros_like(x)}
+
+    def update(self, delta, state, ctx):
+        saw("server", delta, state["m"])
+        m = torch.from_numpy(0.5 * state["m"].numpy() + delta.numpy())
+        return m, {"m": m}
+
+
+@dataclass(frozen=True)
+class halving:
+    """An uplink with NumPy that sends half of an update and keeps the rest."""
+
+    memory: ClassVar[tuple[str, ...]] = ("rest",)
+
+    def send(self, x, memory, key):
+        saw("uplink", x, *memory.values())
+        total = x.numpy() + (memory["rest"].numpy() if memory else 0)
+        half = torch.from_numpy(0.5 * total)
+        return Packet.of(half), {"rest": torch.from_numpy(total) - half}
+
+    def receive(self, packet, *, dim, dtype):
+        return hansa.compress.decode(packet, dim=dim, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class numpy_solver:
+    """A local solver whose report and memory are made with NumPy."""
+
+    channels: ClassVar[tuple[str, ...]] = ("control",)
+    memory: ClassVar[tuple[str, ...]] = ("last",)
+
+    def correction(self, got, memory):
+        return Correction(shift=0.1 * got["control"])
+
+    def finish(self, change, steps, lr, got, memory):
+        saw("solver", change, *got.values(), *memory.values())
+        last = torch.from_numpy(change.numpy() / steps)
+        return SolverResult({"control": last - memory["last"] if memory else last}, {"last": last})
+
+
+def test_own_components_that_use_numpy_are_given_tensors_of_the_cpu(device):
+    SEEN.clear()
+    method = presets.fedavg(steps=2, batch_size=5, participation=0.7).exchange(
+        local={"solver": numpy_solver()},
+        channels={
+            "model": {"aggregate": numpy_mean(), "server": numpy_momentum(), "uplink": halving()},
+            "control": {"server": server.scale(0.5)},
+        },
+    )
+    found = pair(method, device)
+    assert {name: {"cpu"} for name in ("aggregate", "server", "uplink", "solver")} == SEEN
+    assert found.state.server["model"]["m"].device == torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class torch_momentum(numpy_momentum):
+    """The same with torch, which says so."""
+
+    on_device: ClassVar[bool] = True
+
+    def update(self, delta, state, ctx):
+        saw("server", delta, state["m"])
+        m = 0.5 * state["m"] + delta
+        return m, {"m": m}
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_own_components_that_say_so_compute_on_the_device_and_a_chain_where_all_its_parts_do(wrapped, device):
+    SEEN.clear()
+    own = server.chain(torch_momentum(), server.scale(0.5)) if wrapped else torch_momentum()
+    method = presets.fedavg(steps=2, batch_size=5, participation=0.7)
+    pair(method.with_server(own), device, made=regression())
+    assert SEEN["server"] == {"cpu", device.type}  # the run on the CPU, and the other one
+    assert not server.chain(torch_momentum(), numpy_momentum()).on_device
+
+
+def traffic(method: hansa.Algorithm, device: torch.device, **words: Any) -> tuple[float, float]:
+    """Return the bytes from the device to the host and back in a round, in models."""
+    counted: list[tuple[int, int]] = []
+
+    def count(run: Run, record: Any) -> None:
+        counted.append((TRAFFIC.bytes_to_cpu, TRAFFIC.bytes_to_device))
+        TRAFFIC.reset()
+
+    run = Run(method, regression(), device=device, **words).advance(3, [count])
+    home, out = counted[-1]
+    return home / run.params.nbytes, out / run.params.nbytes
+
+
+UNCOMPRESSED = {
+    "fedavg": presets.fedavg(steps=2, batch_size=4),
+    "fedams": presets.fedams(steps=2, batch_size=4, weights="samples"),
+    "fedprox": presets.fedprox(mu=0.1, steps=2, batch_size=4),
+    "median": presets.fedavg(steps=2, batch_size=4).on("model", aggregate=aggregate.median()),
+    "gossip": presets.ha_fed(steps=2, batch_size=4, clusters=2),
+    "fedbuff": presets.fedbuff(steps=2, batch_size=4),
+}
+
+
+@pytest.mark.parametrize("name", UNCOMPRESSED)
+def test_neither_the_model_nor_an_uncompressed_update_visits_the_host(name, device):
+    """Of the model only the sums of its fingerprint are read, a thousandth of it."""
+    home, out = traffic(UNCOMPRESSED[name], device, server_device=device)
+    assert home < 0.01
+    assert out < 0.02  # of 5 clients: positions of batches
+    home, out = traffic(UNCOMPRESSED[name], device)
+    assert home >= 1
+    assert out >= 1
+
+
+def test_declared_copies_of_compressed_uplinks_and_of_client_memory(device):
+    """An update is copied to the host to be encoded, and as often to the device as it is decoded; SCAFFOLD's control
+    variates are the clients' memory, which is on the host; FedAWARE's aggregate is made there."""
+    compressed = traffic(presets.fedcams(steps=2, batch_size=4), device, server_device=device)
+    assert 5 <= compressed[0] < 5.02
+    assert 10 <= compressed[1] < 10.02
+    controlled = traffic(presets.scaffold(steps=2, batch_size=4), device, server_device=device)
+    assert 5 <= controlled[0] < 5.02
+    assert 10 <= controlled[1] < 10.02
+    on_host = traffic(presets.fedaware(steps=2, batch_size=4), device, server_device=device)
+    assert 5 <= on_host[0] < 5.02
+    assert 1 <= on_host[1] < 1.02
+
+
+def test_a_checkpoint_copies_every_vector_once(device, tmp_path):
+    run = Run(presets.fedams(steps=2, batch_size=4), regression(), device=device, server_device=device).advance(2)
+    state, size = run.checkpoint_state(), run.params.nbytes
+    TRAFFIC.reset()
+    checkpoint.save(tmp_path, state, {"round": 2})
+    assert (TRAFFIC.copies_to_cpu, TRAFFIC.bytes_to_cpu) == (4, 4 * size)  # the model, m, v and vhat
+
+
+@pytest.mark.parametrize("name", ["fedams", "fedcams", "scaffold", "fedaware", "fedbuff"])
+def test_a_run_that_died_after_a_checkpoint_is_resumed_with_the_same_bits(name, device, tmp_path):
+    method, words = EVERY[name], {"device": device, "server_device": device}
+    expected = hansa.run(method, task(), rounds=5, **words)
+
+    def die(run: Run, record: Any) -> None:
+        if record["round"] == 3:
+            raise KeyError("in the third round")
+
+    with pytest.raises(KeyError):
+        hansa.run(method, task(), rounds=5, out=tmp_path / "run", checkpoint_every=2, callbacks=[die], **words)
+    point, meta = checkpoint.load(tmp_path / "run" / CHECKPOINT)
+    assert meta["round"] == 2
+    assert all(tensor.device.type == "cpu" for tensor in tensors(point))
+    same(hansa.resume(tmp_path / "run", method, task(), rounds=5, **words), expected)
+
+
+def test_resuming_keeps_the_servers_device_or_says_that_another_one_rounds_differently(device, tmp_path, caplog):
+    method, folder = presets.fedams(steps=2, batch_size=5), tmp_path / "run"
+    expected = hansa.run(method, task(), rounds=4)
+    hansa.run(method, task(), rounds=2, out=folder, server_device=device)
+    assert RunFolder(folder).config.server_device == "simulated:0"
+    kept = hansa.resume(folder, method, task(), rounds=3)
+    assert kept.server_device == device
+    assert next(tensors(kept.state.server)).device == device
+    assert not caplog.text
+    moved = hansa.resume(folder, method, task(), rounds=4, server_device="cpu")
+    assert "server on simulated (simulated accelerator), resumed with" in caplog.text
+    assert RunFolder(folder).config.server_device == "cpu"
+    same(moved, expected)
+    with pytest.raises(hansa.HansaError, match=r"run\(server_device='cuda"):
+        hansa.resume(folder, method, task(), rounds=5, server_device="cuda:7")
+
+
+def test_files_and_the_command_line_name_the_servers_device_and_records_say_it(device, tmp_path):
+    from typer.testing import CliRunner  # after hansa.cli, which silences a warning of its import
+
+    words = ["--preset", "fedams", "--rounds", "2", "-s", "data.clients=4", "-s", "model=logistic", "--quiet"]
+    run = CliRunner().invoke(app, ["run", *words, "--server-device", "simulated", "--out", str(tmp_path / "run")])
+    assert run.exit_code == 0, run.output
+    assert RunFolder(tmp_path / "run").config.server_device == "simulated"
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["devices"], summary["server_device"]) == (["cpu"], "simulated:0 (simulated accelerator)")
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")])
+    assert "clients cpu; server simulated:0 (simulated accelerator)" in " ".join(shown.output.split())
+    again = CliRunner().invoke(app, ["resume", str(tmp_path / "run"), "--rounds", "3", "--server-device", "cpu", "-q"])
+    assert again.exit_code == 0, again.output
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["server_device"] == "cpu"
+
+
+ENGINES = {
+    "two threads": partial(Pool, workers=2, kind="thread"),
+    "three threads": partial(Pool, workers=3, kind="thread"),
+    "loopback": Loopback,
+}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("preset", ["fedams", "scaffold", "fedcams"])
+def test_engines_on_the_device_have_the_bits_of_one_worker(name, preset, device):
+    method, made = EVERY[preset], task(problems.convolution)
+    expected = Run(method, made).advance(3)
+    same(Run(method, made, device=device, server_device=device, engine=ENGINES[name]).advance(3), expected)
+
+
+def test_worker_processes_on_the_cpu_have_the_bits_of_one_worker(device):
+    made, method = problems.task(problems.convolution, native=False), presets.fedams(steps=2, batch_size=5)
+    expected = Run(method, made).advance(2)
+    same(Run(method, made, server_device=device, engine=partial(Pool, workers=2, kind="process")).advance(2), expected)
+
+
+def test_ray_actors_on_devices_have_the_bits_of_the_cpu(device, monkeypatch):
+    monkeypatch.setenv("HANSA_WORKER", "")  # which actors set, here in this process
+    monkeypatch.setattr(ray_pool, "_import_ray", lambda: FakeRay(gpus=1))
+    method = METHODS["scaffold, clip"]
+    expected = Run(method, task()).advance(2)
+    same(Run(method, task(), server_device=device, engine=partial(RayPool, workers=2, gpus=0.5)).advance(2), expected)
+
+
+@pytest.mark.parametrize("fault", ["nan", "scaled", "flipped", "stale", "upload"])
+def test_bad_updates_are_refused_on_the_device_for_the_same_reasons(fault, device):
+    plan = hansa.faults(**{fault: 0.4}, factor=1e9)
+    found = pair(presets.fedams(steps=2, batch_size=5), device, faults=plan, max_norm=1e6)
+    reasons = {"nan": "non-finite", "scaled": "norm", "flipped": None, "stale": "round", "upload": "lost"}
+    assert {lost.reason for _, lost in found.dropped_clients} == {reasons[fault]} - {None}
+
+
+def test_measures_evaluation_by_client_and_kept_models_have_the_bits_of_the_cpu(device):
+    made = task()
+    words = {"measures": [hansa.measures.compression, hansa.measures.local_mean_loss(made)], "keep_params": True}
+    method = presets.fedcams(steps=2, batch_size=5)
+    expected = Run(method, made, **words).advance(2)
+    found = Run(method, made, device=device, server_device=device, **words).advance(2)
+    same(found, expected)
+    assert torch.equal(found.trajectory, expected.trajectory)
+    assert all(torch.equal(a, b) for a, b in zip(found.model.parameters(), expected.model.parameters(), strict=True))
+
+
+def test_private_blocks_are_evaluated_with_the_servers_model(device):
+    held = hansa.data.from_arrays(
+        *(part[:200] for part in (problems.data().inputs, problems.data().targets)),
+        clients=[row % 3 if row % 2 else row % 5 for row in range(200)],
+        test=(problems.data().test_inputs[:40], problems.data().test_targets[:40]),
+        test_clients=[row % 5 for row in range(40)],
+    )
+    made = hansa.Task(Residual, nn.functional.cross_entropy, held, batch_clients=False, native=False)
+    method = presets.fedavg(steps=2, batch_size=5).with_local(private_blocks=hansa.local.blocks("head*"))
+    pair(method, device, made=made, per_client=True, personalise={"steps": 2})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_fingerprints_on_the_device_are_those_of_the_host(dtype, device):
+    for entries in (1, 2, 5, 4095, 4096, 4097, 3 * 4096 + 7, 1100 * 4096 + 3):
+        vector = torch.randn(entries, dtype=dtype, generator=torch.Generator().manual_seed(entries))
+        there = vector.to(device)
+        TRAFFIC.reset()
+        assert fingerprint(there) == fingerprint(vector)
+        assert TRAFFIC.bytes_to_cpu <= 16 * (1 + vector.nbytes // (1 << 14))
