@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import weakref
 
 import pytest
@@ -210,7 +211,60 @@ def test_a_sweep_side_by_side_writes_the_same_tables(only_workers, tmp_path, mon
     assert all(files[0][name].read_bytes() == files[1][name].read_bytes() for name in same)
 
 
-def test_what_cannot_be_sent_to_a_process_runs_here_and_says_so(caplog):
+@pytest.mark.parametrize("seeds", [None, [0, 1]])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_every_planned_run_can_be_sent_to_a_process(tmp_path, seeds, overwrite):
+    from hansa.config import from_yaml
+    from hansa.engine.shared_memory import CodePacker, SharedMemory, unpack_object
+    from hansa.runs.run_cache import plan_runs
+    from hansa.study.config_jobs import ConfigJob
+    from hansa.study.report.progress import ProgressDisplay
+
+    config = from_yaml(CONFIG.replace('{factory: "my_model:Net"}', "logistic")).model_copy(update={"seeds": seeds})
+    jobs = [ConfigJob(each, "x") for each in plan_runs(config, tmp_path, "x", overwrite=overwrite)]
+    memory = SharedMemory()
+    last = unpack_object(CodePacker(memory).pack(jobs), [memory], copy=False)[-1]
+    folder = RunFolder(last.work(ProgressDisplay()))
+    assert folder.summary["status"] == "finished"
+    assert folder.config.seed == (0 if seeds is None else 1)
+
+
+def test_studies_in_python_run_side_by_side_by_default(start, tmp_path, monkeypatch):
+    """Every first run of a process waits until another process has begun one."""
+    place, whole = tmp_path / "begun", hansa.Run.advance
+    place.mkdir()
+
+    def advance(self, *arguments):
+        (place / str(os.getpid())).touch()
+        end = time.monotonic() + 60
+        while len(list(place.iterdir())) < 2:
+            assert time.monotonic() < end, "no other process has begun a run"
+            time.sleep(0.01)
+        return whole(self, *arguments)
+
+    def other_processes():
+        found = sorted(int(path.name) for path in place.iterdir() if path.name != str(os.getpid()))
+        for path in place.iterdir():
+            path.unlink()
+        return len(found)
+
+    monkeypatch.setattr(hansa.Run, "advance", advance)
+    monkeypatch.setattr(scheduler, "available_cores", lambda: 2)
+    task = make_task()
+    hansa.run(method(), task, rounds=2, seeds=2, out=tmp_path / "x")
+    assert other_processes() == 1
+    hansa.compare(METHODS, task, rounds=2)
+    assert other_processes() == 1
+    hansa.resume(tmp_path / "x", method(), task, rounds=3)
+    assert other_processes() == 1
+    pytest.importorskip("optuna")
+    hansa.search(hansa.presets.fedavg, task, {"local_lr": [0.1]}, rounds=2, trials=1, seeds=2, prune=False)
+    assert other_processes() == 1
+
+
+def test_what_cannot_be_sent_to_a_process_runs_here_and_says_so(caplog, monkeypatch):
+    scheduler.warn_sequential.cache_clear()
+    monkeypatch.setattr(scheduler, "available_cores", lambda: 2)
     lock = threading.Lock()
 
     def locked(output, target):
@@ -224,8 +278,9 @@ def test_what_cannot_be_sent_to_a_process_runs_here_and_says_so(caplog):
     }
     for reason, (task, options) in cases.items():
         caplog.clear()
+        asked = {"parallel": 2} if reason == "callbacks" else {}  # callbacks are the user's choice
         with caplog.at_level(logging.WARNING, "hansa"):
-            runs = hansa.run(method(), task, rounds=2, seeds=2, parallel=2, **options)
+            runs = hansa.run(method(), task, rounds=2, seeds=2, **asked, **options)
         assert any("one after the other" in each.message and reason in each.message for each in caplog.records)
         assert torch.equal(runs[1].params, hansa.run(method(), make_task(), rounds=2, seed=1, workers=1).params)
     assert called == [1, 2, 1, 2]

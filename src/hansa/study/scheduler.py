@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -67,13 +68,20 @@ def choose_parallel(
         workers = current.count if workers is None else workers
     cores = 1 if set(devices) != {"cpu"} else available_cores() // (workers or 1)
     count = min(cores if parallel is None else parallel, runs)
-    if os.name != "posix":
-        obstacle = "worker processes need a POSIX system"
-    elif "HANSA_WORKER" in os.environ:
+    if count > 1 and os.name != "posix":
+        warn_sequential("worker processes need a POSIX system")
+        return 1
+    if "HANSA_WORKER" in os.environ:
         obstacle = "this is a worker process"
-    if count > 1 and obstacle:
+    if count > 1 and obstacle:  # the user's choice, unless they ask for more
         log.log(logging.INFO if parallel is None else logging.WARNING, "runs one after the other: %s", obstacle)
     return 1 if obstacle else max(1, count)
+
+
+@cache
+def warn_sequential(reason: str) -> None:
+    """Warn that runs use one core for a reason which the user did not choose; once in a process for each reason."""
+    log.warning("runs one after the other: %s", reason)
 
 
 class StudyScheduler(Generic[J, R]):
@@ -132,7 +140,7 @@ class StudyScheduler(Generic[J, R]):
     def run(self) -> list[R]:
         """Execute all jobs."""
         if self._parallel > 1 and (reason := self._checker.check(self.jobs)):
-            log.log(logging.WARNING if self._eager else logging.INFO, "runs one after the other: %s", reason)
+            warn_sequential(reason)
             self._parallel, self._undecided = 1, False
         self._began = time.monotonic()
         try:
@@ -210,7 +218,7 @@ class StudyScheduler(Generic[J, R]):
     def _count_workers(self) -> int:
         count = workers_that_fit(min(self._parallel - 1, len(self._queue)))
         if not count:
-            log.info("runs one after the other: there is not enough free memory for another process")
+            warn_sequential("there is not enough free memory for another process")
         return count
 
     def _describe(self) -> StudySetup:
