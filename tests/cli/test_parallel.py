@@ -131,8 +131,7 @@ def test_commands_run_side_by_side_by_default(cli, folder, meet, monkeypatch, na
     found = cli(*words, "-q", "-o", "both")
     assert found.exit_code == 0, found.output
     assert "one after the other" not in found.stderr
-    assert len(executed()) == 2
-    assert os.getpid() in executed()
+    assert len(executed().keys() - {os.getpid()}) == 2
     assert sum(map(len, executed().values())) == len(models(folder / "both")) == runs
     monkeypatch.undo()
     monkeypatch.chdir(folder)
