@@ -3,7 +3,9 @@
     python side_by_side.py TURNS ANSWER.json
 
 A model of the user's own, 20 clients of unequal size: one run uses one core. Reports the wall time of a study and, for
-a machine that is not quiet, the processor time of all processes; medians of turns that interleave.
+a machine that is not quiet, the processor time of all processes; medians of turns that interleave. Idle time is what is
+missing in two cores' wall time. The third row is the limit of the machine: two programs that know nothing of each other
+and execute half of the runs each, one after the other. They share caches, memory and the clock rate, as a study does.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ from __future__ import annotations
 import json
 import resource
 import statistics
+import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -46,29 +50,88 @@ def processor() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def main() -> None:
-    turns, answer = int(sys.argv[1]), Path(sys.argv[2])
-    methods = {
-        "FedAvg": hansa.presets.fedavg(local_lr=0.05, steps=8, batch_size=10),
-        "FedAMS": hansa.presets.fedams(local_lr=0.05, steps=8, batch_size=10),
-        "FedCAMS": hansa.presets.fedcams(local_lr=0.05, steps=8, batch_size=10),
-    }
-    taken: dict[int, list[tuple[float, float]]] = {1: [], 2: []}
-    models: dict[int, list[torch.Tensor]] = {}
+METHODS = {
+    "FedAvg": hansa.presets.fedavg(local_lr=0.05, steps=8, batch_size=10),
+    "FedAMS": hansa.presets.fedams(local_lr=0.05, steps=8, batch_size=10),
+    "FedCAMS": hansa.presets.fedcams(local_lr=0.05, steps=8, batch_size=10),
+}
+SEEDS, ROUNDS = RUNS // len(METHODS), 30
+
+
+def execute(study: hansa.Task, seeds: Sequence[int], parallel: int, rounds: int = ROUNDS) -> list[torch.Tensor]:
+    """Return the models of a study."""
+    found = hansa.compare(METHODS, study, rounds=rounds, seeds=seeds, workers=1, parallel=parallel)
+    return [run.params for runs in found.values() for run in runs]
+
+
+class Program:
+    """A program of its own that executes some seeds of the study whenever it is told to."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        words = [sys.executable, __file__, "--seeds", *map(str, seeds)]
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.wait()  # until it is warm
+
+    def tell(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def wait(self) -> float:
+        """Return the processor seconds that it used."""
+        assert self.process.stdout is not None
+        return float(self.process.stdout.readline())
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def serve(seeds: Sequence[int]) -> None:
+    """Be such a program."""
     study = task()
+    execute(study, seeds[:1], 1, rounds=2)
+    print(0.0, flush=True)
+    for _ in sys.stdin:
+        used = time.process_time()
+        execute(study, seeds, 1)
+        print(time.process_time() - used, flush=True)
+
+
+def main() -> None:
+    if sys.argv[1] == "--seeds":
+        serve([int(seed) for seed in sys.argv[2:]])
+        return
+    turns, answer = int(sys.argv[1]), Path(sys.argv[2])
+    names = {1: "one after the other", 2: "two side by side", 0: "two programs, half each"}
+    taken: dict[int, list[tuple[float, float]]] = {how: [] for how in names}
+    models: dict[int, list[torch.Tensor]] = {}
+    study, seeds = task(), range(SEEDS)
+    programs = [Program(seeds[::2]), Program(seeds[1::2])]
+    execute(study, seeds[:1], 1, rounds=2)  # what a process does once is not part of a comparison
     for turn in range(turns):
-        for count in (1, 2) if turn % 2 == 0 else (2, 1):
+        for how in list(names)[:: 1 if turn % 2 == 0 else -1]:
             began, used = time.perf_counter(), processor()
-            found = hansa.compare(methods, study, rounds=30, seeds=RUNS // len(methods), workers=1, parallel=count)
-            taken[count].append((time.perf_counter() - began, processor() - used))
-            models[count] = [run.params for runs in found.values() for run in runs]
+            if how:
+                models[how] = execute(study, seeds, how)
+                spent = processor() - used
+            else:
+                for program in programs:
+                    program.tell()
+                spent = sum(program.wait() for program in programs)
+            taken[how].append((time.perf_counter() - began, spent))
         assert all(map(torch.equal, models[1], models[2])), "side by side gives other bits"
-    rows = {}
-    for count, name in ((1, "one after the other"), (2, "two side by side")):
-        wall, used = (statistics.median(each) for each in zip(*taken[count], strict=True))
+    for program in programs:
+        program.end()
+    rows: dict[str, dict[str, float]] = {}
+    for how, name in names.items():
+        wall, used = (statistics.median(each) for each in zip(*taken[how], strict=True))
         rows[name] = {"wall": wall, "processor": used, "runs": RUNS / wall}
-    rows["two side by side"] |= {"ratio": rows["two side by side"]["runs"] / rows["one after the other"]["runs"]}
-    rows["two side by side"] |= {"target": WANTED}
+        if how != 1:
+            idle = statistics.median(2 * wall - used for wall, used in taken[how])
+            rows[name] |= {"ratio": rows[name]["runs"] / rows[names[1]]["runs"], "idle": idle}
+    rows[names[2]]["target"] = WANTED
     answer.write_text(json.dumps(rows))
 
 

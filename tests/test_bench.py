@@ -37,9 +37,10 @@ def bench() -> Iterator[SimpleNamespace]:
     torch.set_num_threads(1)
     sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "peers")]
     try:
-        parts = ("agreement", "contenders", "page", "workloads")
+        parts = ("agreement", "contenders", "page", "points", "tables", "workloads")
         found = {name: importlib.import_module(f"harness.{name}") for name in parts}
-        found |= {name: importlib.import_module(name) for name in ("hansa_run", "limit", "modules", "plain")}
+        scripts = ("batched_clients", "hansa_run", "limit", "modules", "plain", "ratios", "vectors")
+        found |= {name: importlib.import_module(name) for name in scripts}
         yield SimpleNamespace(**found)
     finally:
         torch.set_num_threads(threads)
@@ -251,3 +252,30 @@ def test_the_limit_counts_the_products_of_a_step(bench: SimpleNamespace, model: 
     with FlopCounterMode(display=False) as counter:
         cross_entropy(module(inputs), torch.zeros(7, dtype=torch.long)).backward()
     assert sum(2 * m * k * n for m, k, n in bench.limit.shapes(model, 7)) == counter.get_total_flops()
+
+
+def test_every_table_that_is_measured_is_on_the_page(bench: SimpleNamespace, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as told:
+        bench.points.Points(tmp_path, print).all(["no such table"])
+    names = str(told.value).partition("there are ")[2].split(", ")
+    assert set(names) == set(bench.tables.TABLES)
+    assert {"batched", "studies", "scale", "ratios", "vectors"} <= set(names)
+
+
+def test_the_tables_have_the_choices_for_ten_models_all_graphs_and_all_decoders(bench: SimpleNamespace) -> None:
+    assert len(bench.batched_clients.CASES) == 10
+    assert {"", ", complete", ", star", ", random"} == set(bench.ratios.GRAPHS)
+    timed = bench.vectors.operations(torch.linspace(-1, 1, 128))
+    for name in ("sign", "top_k(1/64)", "random_k(1/64)", "quantize(16)", "cast(bfloat16)", "grid(0.5)", "identity"):
+        assert {f"{name} {way}" for way in ("encode", "decode", "accumulate")} <= set(timed)
+
+
+def test_the_table_of_studies_has_the_limit_of_the_machine_and_idle_time(bench: SimpleNamespace) -> None:
+    rows = [
+        {"what": "one after the other", "reason": "", "wall": 16.0, "processor": 15.9, "runs": 1.5},
+        {"what": "two side by side", "reason": "", "wall": 9.0, "processor": 17.5, "runs": 2.7, "idle": 0.5,
+         "ratio": 1.8, "target": 1.8},
+    ]  # fmt: skip
+    text = bench.tables.TABLES["studies"](rows)[-1]
+    assert "| one after the other | 16.0 | 15.9 |  | 1.50 |  |  |" in text
+    assert "| two side by side | 9.0 | 17.5 | 0.50 | 2.70 | 1.80 | at least 1.8 |" in text

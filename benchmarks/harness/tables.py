@@ -229,6 +229,7 @@ def _studies(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             row["what"],
             row["reason"] or _cell(row, "wall", ".1f"),
             _cell(row, "processor", ".1f"),
+            _cell(row, "idle", ".2f"),
             _cell(row, "runs", ".2f"),
             _cell(row, "ratio", ".2f"),
             f"at least {row['target']:g}" if row.get("target") else "",
@@ -237,9 +238,10 @@ def _studies(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     text = (
         "24 runs (three methods, eight seeds) of a small model that uses one core, in turns; medians. The models are "
-        "the same, bit for bit."
+        "the same, bit for bit. Two programs that know nothing of each other and execute half of the runs each are the "
+        "limit of the machine; idle are the core-seconds in which one of two cores had nothing to do."
     )
-    head = ["", "wall s", "CPU s", "runs/s", "x one after the other", "wanted"]
+    head = ["", "wall s", "CPU s", "idle s", "runs/s", "x one after the other", "wanted"]
     return ["## Studies", text, table(head, body)]
 
 

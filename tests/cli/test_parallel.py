@@ -1,13 +1,19 @@
-"""``--parallel``: runs side by side that are interrupted and killed are continued to the same result."""
+"""``--parallel``: every command runs side by side; runs that are interrupted and killed are continued."""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import os
 import signal
+import sys
 import time
 
+import pytest
+
+from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
+from hansa.study import scheduler
 
 SLOW = """\
 import os
@@ -71,3 +77,84 @@ def test_an_interrupted_and_a_killed_study_are_continued(cli, process, folder, m
     assert cli(*words, "-o", "whole", "--parallel", 1).exit_code == 0
     tables = [list(csv.DictReader((folder / out / "runs.csv").read_text().splitlines())) for out in ("out", "whole")]
     assert [row | {"wall_seconds": ""} for row in tables[0]] == [row | {"wall_seconds": ""} for row in tables[1]]
+
+
+@pytest.fixture
+def meet(tmp_path_factory, monkeypatch):
+    """From its call on, every run waits until two processes have begun one; returns who executed which folder."""
+    if sys.platform != "linux":
+        pytest.skip("processes are forked on Linux only")
+    place, whole = tmp_path_factory.mktemp("meeting"), Experiment.execute
+
+    def execute(self, *arguments, **options):
+        with open(place / str(os.getpid()), "a") as executed:
+            executed.write(f"{self.folder}\n")
+        end = time.monotonic() + 60
+        while len(list(place.iterdir())) < 2:
+            assert time.monotonic() < end, "no other process has begun a run"
+            time.sleep(0.01)
+        return whole(self, *arguments, **options)
+
+    def begin():
+        monkeypatch.setattr(Experiment, "execute", execute)
+        monkeypatch.setattr(scheduler, "can_fork", lambda: True)  # the test runner may have threads
+        monkeypatch.setattr(scheduler, "available_cores", lambda: 2)
+        return lambda: {int(path.name): path.read_text().splitlines() for path in place.iterdir()}
+
+    return begin
+
+
+def models(folder):
+    """The digest of every final model below a folder, by run."""
+    files = sorted(folder.rglob("model.safetensors"))
+    return {str(path.parent.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+SEARCH = ["local.lr=0.05..0.5:log", "--search", "optuna", "--trials", "1", "--no-prune", "--seeds", "2"]
+COMMANDS = {
+    "demo": (["demo", "--tiny", "--report", "page.html"], 6),
+    "run": (["run", "auto.yaml", "--seeds", "3"], 3),
+    "compare": (["compare", "fedavg", "fedams", "--config", "auto.yaml", "--report", "page.html"], 2),
+    "sweep": (["sweep", "auto.yaml", "local.lr=0.05,0.1"], 2),
+    "search": (["sweep", "auto.yaml", *SEARCH], 2),
+    "reproduce": (["reproduce", "cams-table-2", "--scale", "smoke"], 9),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_run_side_by_side_by_default(cli, folder, meet, monkeypatch, name):
+    if name == "search":
+        pytest.importorskip("optuna")
+    (folder / "auto.yaml").write_text((folder / "small.yaml").read_text().replace("workers: 1\n", ""))
+    words, runs = COMMANDS[name]
+    executed = meet()
+    found = cli(*words, "-q", "-o", "both")
+    assert found.exit_code == 0, found.output
+    assert "one after the other" not in found.stderr
+    assert len(executed().keys() - {os.getpid()}) == 2
+    assert sum(map(len, executed().values())) == len(models(folder / "both")) == runs
+    monkeypatch.undo()
+    monkeypatch.chdir(folder)
+    assert cli(*words, "-q", "-o", "one", "--parallel", 1).exit_code == 0
+    assert models(folder / "both") == models(folder / "one")
+
+
+def test_resumed_seeds_run_side_by_side(cli, folder, meet):
+    for out in ("both", "one"):
+        assert cli("run", "small.yaml", "--seeds", 2, "-q", "-o", out, "--parallel", 1).exit_code == 0
+    assert cli("resume", "one", "--rounds", 5, "-q", "--parallel", 1).exit_code == 0
+    executed = meet()
+    assert cli("resume", "both", "--rounds", 5, "-q").exit_code == 0
+    assert [len(folders) for folders in executed().values()] == [1, 1]
+    assert models(folder / "both") == models(folder / "one")
+
+
+def test_a_command_says_why_its_runs_use_one_core(cli, folder, monkeypatch):
+    """By default, too: nobody chose it. Once, however many runs or groups of runs there are."""
+    scheduler.warn_sequential.cache_clear()
+    monkeypatch.setattr(scheduler, "available_cores", lambda: 2)
+    monkeypatch.setattr(scheduler, "workers_that_fit", lambda count: 0)
+    monkeypatch.setattr(scheduler, "can_fork", lambda: True)
+    found = cli("sweep", "small.yaml", "local.lr=0.05,0.1", "rounds=2,3", "-q", "-o", "out")
+    assert found.exit_code == 0, found.output
+    assert found.stderr.count("runs one after the other: there is not enough free memory") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 import hansa
 from engine import problems
 from hansa import presets
-from hansa.engine.shared_memory import Packer, SharedMemory, unpack_object
+from hansa.engine.shared_memory import CodeChecker, CodePacker, Packer, SharedMemory, unpack_object
 from hansa.training.batch_sources import SampleStore
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.bfloat16, torch.complex64]
@@ -51,6 +52,32 @@ def test_anything_comes_back_as_it_was_with_its_strides(tree, start, copy):
     memory = SharedMemory()
     found = unpack_object(Packer(memory, start=start).pack(tree), [SharedMemory(memory.handle())], copy=copy)
     assert same(tree, found)
+
+
+class Opener:
+    @classmethod
+    @hansa.config.allow_code()
+    def open(cls, name):
+        return cls.__name__, name, hansa.config.registry.import_path.may_import()
+
+
+class Derived(Opener):
+    pass
+
+
+def test_class_methods_are_sent_by_name_whatever_decorates_them():
+    """A decorator that is a context manager holds a generator, which cannot be sent."""
+
+    class Local:
+        @classmethod
+        def open(cls, name):
+            return cls.__name__, name, True
+
+    for owner in (Opener, Derived, Local):
+        method = partial(owner.open, "x")
+        assert CodeChecker().check(method) == ""
+        memory = SharedMemory()
+        assert unpack_object(CodePacker(memory).pack(method), [memory], copy=False)() == (owner.__name__, "x", True)
 
 
 def test_large_contents_are_not_in_the_skeleton():

@@ -9,7 +9,9 @@ import os
 import signal
 import sys
 import threading
+import time
 import weakref
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from torch import nn
 import hansa
 from hansa.runs.folder import RunFolder
 from hansa.study import scheduler
+from hansa.study.jobs import SeedJob
 from hansa.study.run_worker import RunWorker
 from hansa.study.scheduler import StudyScheduler
 
@@ -119,7 +122,7 @@ def test_runs_of_workers_are_those_of_this_process_with_all_they_hold(only_worke
     monkeypatch.setattr(RunWorker, "__init__", begin_and_signal)
     found = hansa.compare(METHODS, make_task(), rounds=4, seeds=[0, 3], parallel=2, keep_params=True)
     assert sorted(only_workers[0]._answers) == [0, 1, 2, 3]  # not one was executed here
-    assert started == [{"fork": "ForkedProcess", "spawn": "Popen"}[start]]
+    assert started == (["ForkedProcess"] * 2 if start == "fork" else ["Popen"])  # otherwise this process helps
     for name, algorithm in METHODS.items():
         for run in found[name]:
             alone = hansa.run(algorithm, make_task(), rounds=4, seed=run.key.seed, workers=1, keep_params=True)
@@ -210,7 +213,130 @@ def test_a_sweep_side_by_side_writes_the_same_tables(only_workers, tmp_path, mon
     assert all(files[0][name].read_bytes() == files[1][name].read_bytes() for name in same)
 
 
-def test_what_cannot_be_sent_to_a_process_runs_here_and_says_so(caplog):
+@pytest.mark.parametrize("seeds", [None, [0, 1]])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_every_planned_run_can_be_sent_to_a_process(tmp_path, seeds, overwrite):
+    from hansa.config import from_yaml
+    from hansa.engine.shared_memory import CodePacker, SharedMemory, unpack_object
+    from hansa.runs.run_cache import plan_runs
+    from hansa.study.config_jobs import ConfigJob
+    from hansa.study.report.progress import ProgressDisplay
+
+    config = from_yaml(CONFIG.replace('{factory: "my_model:Net"}', "logistic")).model_copy(update={"seeds": seeds})
+    jobs = [ConfigJob(each, "x") for each in plan_runs(config, tmp_path, "x", overwrite=overwrite)]
+    memory = SharedMemory()
+    last = unpack_object(CodePacker(memory).pack(jobs), [memory], copy=False)[-1]
+    folder = RunFolder(last.work(ProgressDisplay()))
+    assert folder.summary["status"] == "finished"
+    assert folder.config.seed == (0 if seeds is None else 1)
+
+
+def test_studies_in_python_run_side_by_side_by_default(start, tmp_path, monkeypatch):
+    """Every run waits until two processes have begun one; this process only collects their results."""
+    place, whole = tmp_path / "begun", hansa.Run.advance
+    place.mkdir()
+
+    def advance(self, *arguments):
+        (place / str(os.getpid())).touch()
+        end = time.monotonic() + 60
+        while len(list(place.iterdir())) < 2:
+            assert time.monotonic() < end, "no other process has begun a run"
+            time.sleep(0.01)
+        return whole(self, *arguments)
+
+    def other_processes():
+        found = {int(path.name) for path in place.iterdir()} - {os.getpid()}
+        for path in place.iterdir():
+            path.unlink()
+        return len(found)
+
+    monkeypatch.setattr(hansa.Run, "advance", advance)
+    monkeypatch.setattr(scheduler, "available_cores", lambda: 2)
+    task = make_task()
+    hansa.run(method(), task, rounds=2, seeds=2, out=tmp_path / "x")
+    assert other_processes() == 2
+    hansa.compare(METHODS, task, rounds=2)
+    assert other_processes() == 2
+    hansa.resume(tmp_path / "x", method(), task, rounds=3)
+    assert other_processes() == 2
+    pytest.importorskip("optuna")
+    hansa.search(hansa.presets.fedavg, task, {"local_lr": [0.1]}, rounds=2, trials=1, seeds=2, prune=False)
+    assert other_processes() == 2
+
+
+class Sleep(NamedTuple):
+    """A job that does nothing."""
+
+    size: float
+    title: str = "sleep"
+    rounds: int = 1
+
+    def work(self, display):
+        return self.size
+
+
+def test_the_longest_runs_begin_first(start, monkeypatch):
+    given, whole = [], RunWorker.start
+
+    def note_start(self, job, *, alone):
+        given.append((job, alone))
+        whole(self, job, alone=alone)
+
+    monkeypatch.setattr(RunWorker, "start", note_start)
+    jobs = [Sleep(size) for size in (1.0, 5.0, 1.0, 7.0, 1.0)]
+    found = StudyScheduler(jobs, lambda job, _: job.size, lambda _, answer: answer, parallel=2).run()
+    assert found == [1.0, 5.0, 1.0, 7.0, 1.0]
+    assert given == [(index, False) for index in (3, 1, 0, 2, 4)]
+    given.clear()
+    StudyScheduler([Sleep(1.0)] * 3, lambda job, _: job.size, lambda _, answer: answer, parallel=2).run()
+    assert given == [(0, False), (1, False), (2, True)]  # the last of equal runs has all cores
+
+
+def test_the_demo_begins_with_the_method_in_which_all_clients_train():
+    from hansa.cli.demo import demo_configs
+    from hansa.runs.run_cache import PlannedRun
+    from hansa.study.config_jobs import ConfigJob
+
+    sizes = {
+        name: ConfigJob(PlannedRun(config, lambda: RunFolder("none")), name).size
+        for name, config in demo_configs().items()
+    }
+    assert max(sizes, key=sizes.get) == "CAFGA"
+    assert sizes["CAFGA"] == 10 * sizes["FedAvg"]
+
+
+@pytest.mark.parametrize("fitting", [0, 1, 2])
+def test_this_process_takes_runs_if_fewer_workers_fit_than_were_asked_for(start, monkeypatch, fitting):
+    monkeypatch.setattr(scheduler, "workers_that_fit", lambda count: min(count, fitting))
+    here, whole = [], SeedJob.run
+
+    def run(self, *arguments, **options):
+        here.append(self.seed)
+        return whole(self, *arguments, **options)
+
+    monkeypatch.setattr(SeedJob, "run", run)
+    task = make_task()
+    runs = hansa.run(method(), task, rounds=2, seeds=5, parallel=2)
+    assert (len(here) > 0) is (fitting < 2)
+    assert fitting > 0 or here == [0, 1, 2, 3, 4]
+    monkeypatch.undo()
+    for seed, each in enumerate(runs):
+        assert_same_run(each, hansa.run(method(), task, rounds=2, seed=seed, workers=1))
+
+
+def test_client_memory_in_a_temporary_folder_stays_in_this_process(monkeypatch, caplog):
+    """Before, a worker executed such a run to its end, could not send it, and it was repeated here."""
+    monkeypatch.setattr(scheduler.StudyScheduler, "_attend", lambda *_: pytest.fail("workers were started"))
+    aware = hansa.presets.fedaware(local_lr=0.1, steps=2, batch_size=7, momentum_storage="disk")
+    with caplog.at_level(logging.WARNING, "hansa"):
+        runs = hansa.run(aware, make_task(), rounds=2, seeds=2, parallel=2)
+    assert "temporary folders" in caplog.text
+    assert torch.equal(runs[1].params, hansa.run(aware, make_task(), rounds=2, seed=1, workers=1).params)
+
+
+def test_what_cannot_be_sent_to_a_process_runs_here_and_says_so(caplog, monkeypatch):
+    scheduler.warn_sequential.cache_clear()
+    monkeypatch.setattr(scheduler, "available_cores", lambda: 2)
     lock = threading.Lock()
 
     def locked(output, target):
@@ -224,8 +350,9 @@ def test_what_cannot_be_sent_to_a_process_runs_here_and_says_so(caplog):
     }
     for reason, (task, options) in cases.items():
         caplog.clear()
+        asked = {"parallel": 2} if reason == "callbacks" else {}  # callbacks are the user's choice
         with caplog.at_level(logging.WARNING, "hansa"):
-            runs = hansa.run(method(), task, rounds=2, seeds=2, parallel=2, **options)
+            runs = hansa.run(method(), task, rounds=2, seeds=2, **asked, **options)
         assert any("one after the other" in each.message and reason in each.message for each in caplog.records)
         assert torch.equal(runs[1].params, hansa.run(method(), make_task(), rounds=2, seed=1, workers=1).params)
     assert called == [1, 2, 1, 2]

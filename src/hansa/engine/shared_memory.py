@@ -14,7 +14,7 @@ import os
 import pickle
 import tempfile
 from collections.abc import Mapping, Sequence
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple, TypeAlias
 
 import cloudpickle
@@ -165,7 +165,23 @@ class _TensorWriter:
         return offset
 
 
-class CodePacker(_TensorWriter, cloudpickle.Pickler):  # type: ignore[misc]
+class _CodePickler(_TensorWriter, cloudpickle.Pickler):  # type: ignore[misc]
+    """A pickler for code which the other process cannot import: of a script, a notebook or a closure."""
+
+    def reducer_override(self, item: Any) -> Any:
+        """Reduce a class method to its class and name.
+
+        cloudpickle does not find the function behind a class method by its name and would send it by value, with what
+        its decorators hold: the generator of a context manager, which cannot be packed.
+        """
+        if isinstance(item, MethodType) and isinstance(item.__self__, type):
+            name = item.__func__.__name__
+            if getattr(item.__self__, name, None) == item:
+                return getattr, (item.__self__, name)
+        return super().reducer_override(item)
+
+
+class CodePacker(_CodePickler):
     """A `Packer` that also packs code which the other process cannot import: of a script, a notebook or a closure."""
 
     def pack(self, item: Any) -> PackedObject:
@@ -173,7 +189,7 @@ class CodePacker(_TensorWriter, cloudpickle.Pickler):  # type: ignore[misc]
         return self._pack(item)
 
 
-class CodeChecker(_TensorWriter, cloudpickle.Pickler):  # type: ignore[misc]
+class CodeChecker(_CodePickler):
     """Finds out whether an object can be packed, without copying its tensors.
 
     >>> CodeChecker().check({"x": torch.zeros(3), "f": lambda: 1})

@@ -176,8 +176,7 @@ class Run:
 
     def _default_store(self) -> ClientStore:
         """Return a store in memory, or in a temporary folder if a component requires it."""
-        aggregators = [channel.aggregate for channel in self.algorithm.channels.values()]
-        if all(with_defaults(aggregator, BaseAggregator).momentum_storage != "disk" for aggregator in aggregators):
+        if not requires_disk(self.algorithm):
             return RamStore()
         folder = TemporaryDirectory(prefix="hansa-rows-")
         store = DiskStore(folder.name)
@@ -475,6 +474,12 @@ class Run:
             **outcome.info,
             **timed,
         }
+
+
+def requires_disk(algorithm: Algorithm) -> bool:
+    """Return whether a component requires that client memory is kept on disk."""
+    aggregators = [with_defaults(channel.aggregate, BaseAggregator) for channel in algorithm.channels.values()]
+    return any(aggregator.momentum_storage == "disk" for aggregator in aggregators)
 
 
 def _close_temporary_store(store: DiskStore, folder: TemporaryDirectory[str]) -> None:

@@ -10,6 +10,7 @@ from hansa.core.devices import resolve_devices
 from hansa.runs.experiment import Experiment, config_digest
 from hansa.runs.folder import slug
 from hansa.runs.run_cache import PlannedRun
+from hansa.study.recipes.schedule import estimated_work
 from hansa.study.report.progress import ProgressDisplay
 from hansa.study.run_worker import JobStopped
 from hansa.study.scheduler import choose_parallel
@@ -25,6 +26,11 @@ class ConfigJob(NamedTuple):
     @property
     def rounds(self) -> int:
         return self.planned.config.rounds
+
+    @property
+    def size(self) -> float:
+        """Its estimated work."""
+        return estimated_work(self.planned.config)
 
     def work(self, display: ProgressDisplay) -> str:
         """Execute the run unless it has finished before; return its folder."""

@@ -14,7 +14,7 @@ from hansa.core.types import State, Vector
 from hansa.engine import auto_engine
 from hansa.rounds.messages import DroppedClient
 from hansa.runs.client_record import ClientRecord
-from hansa.runs.driver import Run
+from hansa.runs.driver import Run, requires_disk
 from hansa.runs.options import Callback, Record, RunOptions
 from hansa.runs.store import ClientStore, RamStore
 from hansa.training import TaskLike
@@ -101,12 +101,20 @@ class SeedJob(NamedTuple):
         return self.job.rounds
 
     @property
+    def size(self) -> float:
+        return self.rounds
+
+    @property
     def folder(self) -> OutputFolder | None:
         return self.job.folder
 
     @property
     def options(self) -> RunOptions:
         return self.job.options
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.job.algorithm
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -182,7 +190,10 @@ def run_jobs(jobs: Sequence[PythonJob], display: Display, parallel: int | None) 
 
     first = jobs[0]
     kinds = [device.type for device in first.devices]
-    count = choose_parallel(parallel, len(jobs), first.options.workers, kinds, obstacle=_obstacle(first.options))
+    obstacle = _obstacle(first.options)
+    if any(each.folder is None and each.algorithm is not None and requires_disk(each.algorithm) for each in jobs):
+        obstacle = "client memory is in temporary folders of this process; out=FOLDER keeps it where others find it"
+    count = choose_parallel(parallel, len(jobs), first.options.workers, kinds, obstacle=obstacle)
     saved, eager = first.folder is not None, parallel is not None
     scheduler: StudyScheduler[PythonJob, Run] = StudyScheduler(
         jobs, run_here, collect, parallel=count, eager=eager, display=display, saved=saved

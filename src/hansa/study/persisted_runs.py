@@ -97,6 +97,10 @@ class ResumeJob(NamedTuple):
         return self.config.rounds
 
     @property
+    def size(self) -> float:
+        return self.rounds
+
+    @property
     def folder(self) -> Path:
         return self.path
 

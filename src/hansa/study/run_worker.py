@@ -55,6 +55,11 @@ class StudyJob(Protocol):
         """Its number of rounds."""
         ...
 
+    @property
+    def size(self) -> float:
+        """Its estimated work, in any unit that the jobs of a study share."""
+        ...
+
     def work(self, display: ProgressDisplay) -> Any:
         """Execute it in a worker process; the result is sent to the study."""
         ...

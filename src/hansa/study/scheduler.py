@@ -1,9 +1,11 @@
-"""Runs of a study side by side: in this process, and in worker processes where that saves time.
+"""Runs of a study side by side: in worker processes where that saves time, and in this process.
 
-One run of a small model cannot use all cores, several can. This process executes one run after another, in order;
-worker processes take runs from the same queue. Results do not depend on who executes a run, nor on the order in which
-runs end. What fails in a worker is executed again here, so that its error is raised where it can be seen; a worker that
-dies is replaced.
+One run of a small model cannot use all cores, several can. Worker processes take runs from a queue, the longest first.
+Where processes can be forked, there are as many as runs may be under way, and this process only collects results: a
+forked process executes a run a little faster, because it allocates memory that imports have not fragmented, and
+processes that are equally fast end at the same time. Elsewhere there is one less, and this process takes runs, too.
+Results do not depend on who executes a run, nor on the order in which runs end. What fails in a worker is executed
+again here, so that its error is raised where it can be seen; a worker that dies is replaced.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -67,13 +70,20 @@ def choose_parallel(
         workers = current.count if workers is None else workers
     cores = 1 if set(devices) != {"cpu"} else available_cores() // (workers or 1)
     count = min(cores if parallel is None else parallel, runs)
-    if os.name != "posix":
-        obstacle = "worker processes need a POSIX system"
-    elif "HANSA_WORKER" in os.environ:
+    if count > 1 and os.name != "posix":
+        warn_sequential("worker processes need a POSIX system")
+        return 1
+    if "HANSA_WORKER" in os.environ:
         obstacle = "this is a worker process"
-    if count > 1 and obstacle:
+    if count > 1 and obstacle:  # the user's choice, unless they ask for more
         log.log(logging.INFO if parallel is None else logging.WARNING, "runs one after the other: %s", obstacle)
     return 1 if obstacle else max(1, count)
+
+
+@cache
+def warn_sequential(reason: str) -> None:
+    """Warn that runs use one core for a reason which the user did not choose; once in a process for each reason."""
+    log.warning("runs one after the other: %s", reason)
 
 
 class StudyScheduler(Generic[J, R]):
@@ -132,7 +142,7 @@ class StudyScheduler(Generic[J, R]):
     def run(self) -> list[R]:
         """Execute all jobs."""
         if self._parallel > 1 and (reason := self._checker.check(self.jobs)):
-            log.log(logging.WARNING if self._eager else logging.INFO, "runs one after the other: %s", reason)
+            warn_sequential(reason)
             self._parallel, self._undecided = 1, False
         self._began = time.monotonic()
         try:
@@ -155,8 +165,8 @@ class StudyScheduler(Generic[J, R]):
             raise
         finally:
             self._close()
-        for index, answer in sorted(self._answers.items()):
-            self._results[index] = self._collect(self.jobs[index], answer)
+        for index in sorted(self._answers.keys() - self._results.keys()):
+            self._collect_answer(index)
         return [self._results[index] for index in range(len(self.jobs))]
 
     def _one_core(self, index: int) -> Any:
@@ -164,22 +174,34 @@ class StudyScheduler(Generic[J, R]):
         return nullcontext() if self._parallel == 1 or self._alone(index) else worker_block(1)
 
     def _alone(self, index: int) -> bool:
-        return len(self.jobs) % self._parallel == 1 and index == len(self.jobs) - 1
+        alike = len({job.size for job in self.jobs}) == 1
+        return alike and len(self.jobs) % self._parallel == 1 and index == len(self.jobs) - 1
+
+    def _sort_queue(self) -> None:
+        """Put the longest runs first: a long run that begins last keeps one core busy while the others wait."""
+        with self._changed:
+            self._queue = deque(sorted(self._queue, key=lambda index: (-self.jobs[index].size, index)))
 
     def _next_here(self) -> int | None:
-        """Return the next job for this process; wait while workers are busy. None at the end."""
-        with self._changed:
-            while True:
+        """Return the next job for this process; collect results while workers are busy. None at the end."""
+        while True:
+            with self._changed:
                 if self._interrupted():
                     raise KeyboardInterrupt
                 if self._repeat:
                     self._repeat.sort()
                     return self._repeat.pop(0)
-                if self._queue:
+                if self._queue and len(self._workers) < self._parallel:
                     return self._queue.popleft()
-                if all(worker.job is None for worker in self._workers):
-                    return None
-                self._changed.wait(0.2)
+                if not (answered := self._answers.keys() - self._results.keys()):
+                    if not self._queue and all(worker.job is None for worker in self._workers):
+                        return None
+                    self._changed.wait(0.2)
+                    continue
+            self._collect_answer(min(answered))
+
+    def _collect_answer(self, index: int) -> None:
+        self._results[index] = self._collect(self.jobs[index], self._answers[index])
 
     def _after_round(self, run: Run, record: Record) -> None:
         """Start workers as soon as the remaining runs are long enough."""
@@ -197,20 +219,23 @@ class StudyScheduler(Generic[J, R]):
                 return
             self._undecided, setup = False, self._describe()
             started: list[RunWorker] = []
-            for _ in range(self._count_workers()):
+            for _ in range(self._count_workers(self._parallel)):
                 started.append(RunWorker.forked(setup, started))
+        if started:
+            self._sort_queue()
         self._attend(started)
 
     def _start_workers(self) -> None:
         """Start workers as new interpreters."""
         self._undecided = False
-        if count := self._count_workers():
+        if count := self._count_workers(self._parallel - 1):
+            self._sort_queue()
             self._attend([worker for _ in range(count) if (worker := self._spawn_worker()) is not None])
 
-    def _count_workers(self) -> int:
-        count = workers_that_fit(min(self._parallel - 1, len(self._queue)))
+    def _count_workers(self, wanted: int) -> int:
+        count = workers_that_fit(min(wanted, len(self._queue)))
         if not count:
-            log.info("runs one after the other: there is not enough free memory for another process")
+            warn_sequential("there is not enough free memory for another process")
         return count
 
     def _describe(self) -> StudySetup:
@@ -228,7 +253,7 @@ class StudyScheduler(Generic[J, R]):
     def _attend(self, workers: Sequence[RunWorker]) -> None:
         """Give jobs to new workers, a thread for each."""
         if workers:
-            log.info("%d runs side by side", len(self._workers) + len(workers) + 1)
+            log.info("%d runs side by side", min(self._parallel, len(self._workers) + len(workers) + 1))
         for worker in workers:
             self._workers.append(worker)
             thread = threading.Thread(target=self._serve, args=(worker,), name="hansa study", daemon=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -229,11 +230,7 @@ def _count_runs(plan: RecipePlan, runs: Sequence[Config], records: RunRecords) -
 
 def _work_left(plan: RecipePlan, records: RunRecords) -> float:
     """Return the work of the runs of unknown time, in no unit."""
-    unknown = [each for each in plan.runs() if records.seconds_left(each) is None]
-    return sum(
-        each.rounds * client_steps(each) * STEP_COSTS.get(each.model.name or "cnn_29k", OTHER_STEP_COST)
-        for each in unknown
-    )
+    return sum(estimated_work(each) for each in plan.runs() if records.seconds_left(each) is None)
 
 
 def describe_time(seconds: float, unknown: int) -> str:
@@ -247,15 +244,23 @@ def describe_time(seconds: float, unknown: int) -> str:
     return f"{'over' if unknown else 'about'} {format_duration(seconds, digits=2)}"
 
 
+def estimated_work(config: Config) -> float:
+    """Estimate the work of a run from its configuration alone, in no unit: to order runs by it."""
+    cost = STEP_COSTS.get(config.model.name or "cnn_29k", OTHER_STEP_COST)
+    return config.rounds * client_steps(config) * cost
+
+
 def client_steps(config: Config) -> float:
     """Estimate the gradient steps of all clients in one round.
 
     >>> client_steps(from_yaml("data: {clients: 20}\\nsample: {participation: 0.1}\\nlocal: {steps: 5}"))
     10.0
+    >>> client_steps(from_yaml("data: {clients: 20}\\nsample: {participation: 1/10}\\nlocal: {steps: 5}"))
+    10.0
     """
     clients = config.data.clients or CLIENTS
     sampler = config.sample if isinstance(config.sample, Mapping) else {}
-    share = float(sampler.get("count", 0)) / clients or float(sampler.get("participation", 1.0))
+    share = _number(sampler.get("count"), 0.0) / clients or _number(sampler.get("participation"), 1.0)
     if config.gossip.clusters is not None or config.gossip.topology is not None:
         share = 1.0  # all members of a cluster train
     batch = config.local.batch_size if isinstance(config.local.batch_size, int) else 32
@@ -263,6 +268,14 @@ def client_steps(config: Config) -> float:
     if not isinstance(steps, int):
         steps = (config.local.epochs or 1.0) * math.ceil(ROWS / clients / batch)
     return max(1.0, clients * share) * float(steps)
+
+
+def _number(value: object, default: float) -> float:
+    """Return a number, or a fraction in a text; the default for what a sampler of the user's own may take instead."""
+    try:
+        return float(Fraction(value)) if isinstance(value, str | int | float) else default
+    except (ValueError, OverflowError, ZeroDivisionError):
+        return default
 
 
 def _without_seed(config: Config) -> str:
