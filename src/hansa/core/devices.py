@@ -58,8 +58,8 @@ def resolve_server_device(requested: str | torch.device) -> torch.device:
     """
     if not isinstance(requested, (str, torch.device)):
         raise invalid_argument("run", "server_device", requested, "one device such as 'cpu' or 'cuda:0'")
-    (found,) = resolve_devices(requested, argument="server_device")
-    return found
+    (device,) = resolve_devices(requested, argument="server_device")
+    return device
 
 
 def device_name(device: torch.device, *, numbered: bool = True) -> str:

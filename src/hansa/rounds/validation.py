@@ -183,8 +183,8 @@ def _check_contents(upload: Upload, expected: ExpectedUpload) -> ValidUpload:
         except HansaError as error:
             raise RefusedUpdate("payload", f"channel {name!r}: {error}") from error
         wanted = (like.dtype, like.shape, like.layout, device)
-        if (found := (vector.dtype, vector.shape, vector.layout, vector.device)) != wanted:
-            raise RefusedUpdate("shape", f"channel {name!r}: {found}, expected {wanted}")
+        if (received := (vector.dtype, vector.shape, vector.layout, vector.device)) != wanted:
+            raise RefusedUpdate("shape", f"channel {name!r}: {received}, expected {wanted}")
         if isinstance(packet.content, Tensor) and packet.content.device != device:
             decode = partial(_moved, vector)  # whole vectors travel between devices once
         admitted.vectors[name], admitted.nbytes[name] = decode, packet.nbytes

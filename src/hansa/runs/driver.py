@@ -375,8 +375,8 @@ class Run:
     def _record_devices(self, names: Sequence[str]) -> None:
         """Record the devices of an engine's workers; warn, once, if they are not those before a resume."""
         varying = "" if self.deterministic else ", not deterministic"
-        found = [name if name == "cpu" else f"{name}{varying}" for name in names]
-        self.remote_devices = sorted({*self.remote_devices, *found})
+        described = [name if name == "cpu" else f"{name}{varying}" for name in names]
+        self.remote_devices = sorted({*self.remote_devices, *described})
         before, now = self.recorded_devices, self.remote_devices
         if before is not None and (not set(now) <= set(before) or bool(before) != bool(now)):
             logging.getLogger("hansa").warning(
