@@ -370,6 +370,7 @@ def test_files_and_the_command_line_name_the_servers_device_and_records_say_it(d
     again = CliRunner().invoke(app, ["resume", str(tmp_path / "run"), "--rounds", "3", "--server-device", "cpu", "-q"])
     assert again.exit_code == 0, again.output
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["server_device"] == "cpu"
+    assert hansa.resume(tmp_path / "run", rounds=4, server_device="simulated").server_device.type == "simulated"
 
 
 ENGINES = {

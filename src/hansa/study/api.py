@@ -124,6 +124,7 @@ def run(
         device: Where clients train: a device, or a list of which each worker takes one; by default the task's.
         deterministic: Whether accelerators use deterministic algorithms only, the default; an operation without one is
             then an error. No effect on CPUs, whose results are always the same.
+        server_device: Where the server aggregates and steps; by default the CPU.
         workers: The number of workers; None uses all cores when that is faster.
         quorum: The smallest number of accepted updates with which a round changes the model.
         keep_params: Whether to keep the model of every round, for ``Run.trajectory``.
@@ -337,6 +338,10 @@ def search(
     return study
 
 
+RESUMABLE = {"workers", "callbacks", "device", "server_device", "deterministic"}
+"""The options that may differ when the run of a configuration is resumed."""
+
+
 def resume(
     folder: Path | str,
     algorithm: Algorithm | None = None,
@@ -363,8 +368,8 @@ def resume(
         trust: Import code that the folder names even if this user did not create the folder on this machine.
         progress: Whether to show a progress bar.
         parallel: How many seeds run side by side, as in `hansa.run`.
-        options: The options that the run was started with, as in `hansa.run`; ``workers``, ``callbacks``, ``device``
-            and ``deterministic`` may differ.
+        options: The options that the run was started with, as in `hansa.run`; ``workers``, ``callbacks``, ``device``,
+            ``server_device`` and ``deterministic`` may differ.
 
     >>> import torch
     >>> import hansa
@@ -383,7 +388,7 @@ def resume(
 
     if (algorithm is None) != (task is None):
         raise HansaError(f"resume({str(folder)!r}): expected both an algorithm and a task, or neither.")
-    if task is None and (foreign := sorted(set(options) - {"workers", "callbacks", "device", "deterministic"})):
+    if task is None and (foreign := sorted(set(options) - RESUMABLE)):
         raise HansaError(f"resume({str(folder)!r}): {', '.join(foreign)}: the folder's configuration sets these.")
     chosen = RunOptions(**options)
     resumed = persisted_runs.ResumeJob(

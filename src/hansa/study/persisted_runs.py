@@ -125,6 +125,7 @@ class ResumeJob(NamedTuple):
                 workers=self.options.workers,
                 device=None if self.options.device is None else device_names(self.options.device),
                 deterministic=self.options.deterministic,
+                server_device=None if self.options.server_device is None else str(self.options.server_device),
                 fallback=self.fallback,
                 accept=self.accept,
                 trust=self.trust,
