@@ -291,7 +291,7 @@ class _Watch(TorchFunctionMode):
         rows = self._rows(name, self.value)
         if tuple(shape) != self.shape:
             raise NotEligible(f"{name} normalises {tuple(shape)} of {self.shape}")
-        at = [-1 if given is None else self._parameter(name, given) for given in (weight, bias)]
+        at = [-1 if vector is None else self._parameter(name, vector) for vector in (weight, bias)]
         stage = LayerStage(abi.NORM, rows, math.prod(rows), weight=at[0], bias=at[1], source=self.at)
         self._append(replace(stage, eps=float(eps)))
 
