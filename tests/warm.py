@@ -95,6 +95,7 @@ class Popen(_Plain):  # type: ignore[type-arg]
             "environment": environment,
             "folder": os.fspath(words["cwd"] or os.getcwd()),
             "session": bool(words["start_new_session"]),
+            "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
         }
         streams = {0: words["p2cread"], 1: words["c2pwrite"], 2: words["errwrite"]}
         descriptors = {number: number if given == -1 else given for number, given in streams.items()}
@@ -148,8 +149,10 @@ def _serve(control: socket.socket) -> dict[str, Any]:
             os._exit(0)
         request: dict[str, Any] = json.loads(message)
         reading, writing = os.pipe()
+        mask = signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])  # inherited, as by a new interpreter
         between = os.fork()
         if between:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(writing)
             for descriptor in received:
                 os.close(descriptor)

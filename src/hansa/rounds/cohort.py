@@ -101,13 +101,17 @@ def _new_cohort(
             step.restore(scoped(memory, "local/optimizer"), model)
         return step
 
+    def work_of(client: int) -> Work:
+        """Return the work of a client: no batch is larger than its dataset."""
+        return Work(order.work.steps, min(order.work.batch_size, samples[client]))
+
     def batches(client: int) -> Any:
-        """Draw a client's batches of the round, each no larger than its dataset."""
-        work = Work(order.work.steps, min(order.work.batch_size, samples[client]))
+        """Draw a client's batches of the round."""
+        work = work_of(client)
         key, place = order.key.child("local", order.round, client, "batch"), phase.place(order.memory.get(client, {}))
         return draw_batches(trainer, phase.division, client, samples[client], work, key, order.key, place)
 
-    sizes = [min(order.work.batch_size, samples[client]) for client in order.clients]
+    sizes = [work_of(client).batch_size for client in order.clients]
     return Cohort(
         schedule,
         mixer,
