@@ -15,6 +15,7 @@ from hansa.core.keys import Key
 from hansa.core.protocols import check_component
 from hansa.core.types import Vector
 from hansa.core.vectors.arithmetic import norm, norm_on_device
+from hansa.core.vectors.sorting import sort_vectors
 
 INFINITE = float("inf")
 AttackKind: TypeAlias = Literal["flip", "noise"]
@@ -99,8 +100,8 @@ class trimmed:
         if not received:
             return own.clone()
         trim = min(self.count, (len(received) - 1) // 2)
-        values = torch.stack(list(received)).nan_to_num(nan=INFINITE, posinf=INFINITE, neginf=-INFINITE)
-        mixed, remaining = own.clone(), values.sort(dim=0).values[trim : len(received) - trim]
+        values = [sent.nan_to_num(nan=INFINITE, posinf=INFINITE, neginf=-INFINITE) for sent in received]
+        mixed, remaining = own.clone(), sort_vectors(values)[trim : len(received) - trim]
         for row in remaining:  # in order, so that the sum does not depend on the number of threads
             mixed.add_(row)
         return mixed.div_(len(remaining) + 1)
