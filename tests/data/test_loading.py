@@ -228,6 +228,25 @@ def test_the_data_folder_is_the_given_then_the_environments_then_the_platforms(
     assert data_folder().parts[-2:] == ("hansa", "data")
 
 
+def test_blocks_of_pixels_are_averaged_where_that_is_asked_for() -> None:
+    full, small = load("fashion-mini", normalize=False), load("fashion-mini", normalize=False, downsample=4)
+    assert small.shape == (1, 7, 7)
+    for whole, averaged in ((full.inputs, small.inputs), (full.test_inputs, small.test_inputs)):
+        assert whole is not None
+        assert averaged is not None
+        assert len(averaged) == len(whole)
+        assert float(averaged[3, 0, 2, 5]) == pytest.approx(float(whole[3, 0, 8:12, 20:24].mean()), abs=1e-6)
+    assert torch.equal(small.targets, full.targets)
+    normalised = load("fashion-mini", downsample=4)
+    assert torch.allclose((small.inputs - 0.2860) / 0.3530, normalised.inputs, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [0, -2, 3, 2.0, True, "2"])
+def test_a_downsampling_that_does_not_divide_the_image_is_refused(value: object) -> None:
+    with pytest.raises(HansaError, match=r"fashion-mini: downsample: .*: expected a number that divides 28 and 28"):
+        load("fashion-mini", downsample=value)
+
+
 def test_images_are_left_within_0_and_1_where_that_is_asked_for() -> None:
     plain, normalised = load("fashion-mini", normalize=False), load("fashion-mini")
     assert float(plain.inputs.min()) == 0

@@ -331,3 +331,17 @@ def test_ones_own_function_is_named_where_it_cannot_be_carried(tmp_path, caplog)
     assert record.own == ("noisy",)
     hansa.load_model(tmp_path / "run", make)
     assert "passed through noisy, which the loaded model does not apply" in caplog.text
+
+
+def test_bytes_of_whole_images_are_averaged_as_the_training_images_were(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "rounds: 1\nworkers: 1\nmodel: logistic\nlocal: {steps: 1}\n"
+    text += "data: {name: fashion-mini, clients: 50, options: {downsample: 2}}\n"
+    Experiment.new(from_yaml(text), "run").execute()
+    whole = (hansa.data.load("fashion-mini", normalize=False).test_inputs[:20] * 255).round().to(torch.uint8)
+    small = build.load_data(RunFolder("run").config).test_inputs[:20]
+    for model in (hansa.load_model("run"), hansa.load_model(hansa.export("run", "model.safetensors"))):
+        assert "blocks of 2 x 2" in model.preprocessing.describe()
+        assert torch.allclose(model.predict(whole).outputs, model.predict(small).outputs, atol=1e-5)
+    with pytest.raises(hansa.HansaError, match=r"\(1, 21, 21\): the model takes \(1, 14, 14\)"):
+        model.predict(whole[:, :, :21, :21])

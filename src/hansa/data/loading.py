@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -60,8 +60,9 @@ def load(name: str | DatasetInfo, folder: Path | str | None = None, **options: A
     Args:
         name: Name of the data set, or its `DatasetInfo`.
         folder: The data folder; see `data_folder` for the default.
-        **options: For images ``normalize=False`` keeps values from 0 to 1, for augmentations before the normalisation;
-            for Shakespeare ``stride``, ``test_stride`` and ``test_fraction``; for tables ``test``.
+        **options: For images ``normalize=False`` keeps values from 0 to 1, for augmentations before the normalisation,
+            and ``downsample=2`` averages blocks of 2 x 2 pixels; for Shakespeare ``stride``, ``test_stride`` and
+            ``test_fraction``; for tables ``test``.
 
     >>> data = load("fashion-mini")
     >>> tuple(data.inputs.shape), tuple(data.test_inputs.shape), data.classes
@@ -70,29 +71,53 @@ def load(name: str | DatasetInfo, folder: Path | str | None = None, **options: A
     info = dataset_info(name) if isinstance(name, str) else name
     if info.layout == "tables":
         return _load_tables(info, options)
-    if info.layout != "shakespeare":
-        info = _apply_normalize(info, options)
     root = data_folder(folder)
+    if info.layout == "shakespeare":
+        return _load_shakespeare(root, info, options)
+    scaling = image_scaling(info, options)
     if info.layout == "embedded":
-        return _image_dataset(info, *read_embedded())
+        return _image_dataset(info, scaling, *read_embedded())
     if info.layout == "idx":
-        return _image_dataset(info, *(_read_idx(root, info, file) for file in info.files))
+        return _image_dataset(info, scaling, *(_read_idx(root, info, file) for file in info.files))
     if info.layout == "cifar":
-        return _image_dataset(info, *_read_cifar(root, info))
-    if info.layout == "femnist":
-        return _load_femnist(root, info)
-    return _load_shakespeare(root, info, options)
+        return _image_dataset(info, scaling, *_read_cifar(root, info))
+    return _load_femnist(root, info, scaling)
 
 
-def _apply_normalize(info: DatasetInfo, options: dict[str, Any]) -> DatasetInfo:
-    """Return the entry of an image data set with the requested normalisation."""
-    normalize = options.get("normalize", True)
-    if set(options) - {"normalize"} or not isinstance(normalize, bool):
+class ImageScaling(NamedTuple):
+    """How the bytes of images become inputs: blocks of pixels are averaged, then (x / 255 - mean) / std."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    downsample: int = 1
+    """The side of the blocks."""
+
+    def apply(self, images: Bytes) -> torch.Tensor:
+        """Return inputs as float32, of shape [n, C, H, W] and channels-last in memory."""
+        return normalize_images(images, self.mean, self.std, self.downsample)
+
+
+def image_scaling(info: DatasetInfo, options: Mapping[str, Any]) -> ImageScaling:
+    """Return how an image data set is scaled with the given options of `load`.
+
+    >>> image_scaling(DATASETS["fashion-mini"], {"normalize": False, "downsample": 2})
+    ImageScaling(mean=(0.0,), std=(1.0,), downsample=2)
+    """
+    normalize, downsample = options.get("normalize", True), options.get("downsample", 1)
+    if set(options) - {"normalize", "downsample"} or not isinstance(normalize, bool):
         actual = ", ".join(f"{name}: {value!r}" for name, value in sorted(options.items()))
-        raise HansaError(f"{info.name}: takes normalize: true or false and no other options, found {actual}.")
-    if normalize:
-        return info
-    return replace(info, mean=(0.0,) * len(info.mean), std=(1.0,) * len(info.std))
+        raise HansaError(
+            f"{info.name}: takes normalize: true or false, downsample: N and no other options, found {actual}."
+        )
+    height, width = info.shape[1:]
+    if type(downsample) is not int or downsample < 1 or height % downsample or width % downsample:
+        raise HansaError(
+            f"{info.name}: downsample: {downsample!r}: expected a number that divides {height} and {width}. "
+            "2 averages blocks of 2 x 2 pixels."
+        )
+    if not normalize:
+        return ImageScaling((0.0,) * len(info.mean), (1.0,) * len(info.std), downsample)
+    return ImageScaling(info.mean, info.std, downsample)
 
 
 def federate(
@@ -239,15 +264,17 @@ def _read_cifar(root: Path, info: DatasetInfo) -> tuple[Bytes, Bytes, Bytes, Byt
     return images, labels, test_images, test_labels
 
 
-def _image_dataset(info: DatasetInfo, images: Bytes, labels: Bytes, test_images: Bytes, test_labels: Bytes) -> Dataset:
+def _image_dataset(
+    info: DatasetInfo, scaling: ImageScaling, images: Bytes, labels: Bytes, test_images: Bytes, test_labels: Bytes
+) -> Dataset:
     for pixels, targets in ((images, labels), (test_images, test_labels)):
         if len(pixels) != len(targets):
             raise DataError(f"{info.name}: {len(pixels)} images but {len(targets)} labels.")
     return Dataset(
         name=info.name,
-        inputs=normalize_images(images.reshape(-1, *info.shape), info.mean, info.std),
+        inputs=scaling.apply(images.reshape(-1, *info.shape)),
         targets=torch.from_numpy(labels.astype(np.int64)),
-        test_inputs=normalize_images(test_images.reshape(-1, *info.shape), info.mean, info.std),
+        test_inputs=scaling.apply(test_images.reshape(-1, *info.shape)),
         test_targets=torch.from_numpy(test_labels.astype(np.int64)),
         classes=info.classes,
         class_names=info.class_names,
@@ -275,14 +302,14 @@ def _load_tables(info: DatasetInfo, options: dict[str, Any]) -> Dataset:
         raise HansaError(f"{info.name}: {error}. It takes test, the fraction of each hospital's test rows.") from None
 
 
-def _load_femnist(root: Path, info: DatasetInfo) -> Dataset:
+def _load_femnist(root: Path, info: DatasetInfo, scaling: ImageScaling) -> Dataset:
     samples = read_femnist(root / info.folder, info.remedy)
     has_test = len(samples.test_targets) > 0
     return Dataset(
         name=info.name,
-        inputs=normalize_images(samples.inputs, info.mean, info.std),
+        inputs=scaling.apply(samples.inputs),
         targets=torch.from_numpy(samples.targets),
-        test_inputs=normalize_images(samples.test_inputs, info.mean, info.std) if has_test else None,
+        test_inputs=scaling.apply(samples.test_inputs) if has_test else None,
         test_targets=torch.from_numpy(samples.test_targets) if has_test else None,
         classes=info.classes,
         groups=torch.from_numpy(samples.groups),
@@ -310,17 +337,37 @@ def _load_shakespeare(root: Path, info: DatasetInfo, options: dict[str, Any]) ->
     )
 
 
-def normalize_images(images: Bytes, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
+def normalize_images(
+    images: Bytes, mean: tuple[float, ...], std: tuple[float, ...], downsample: int = 1
+) -> torch.Tensor:
     """Return (x / 255 - mean) / std as float32, of shape [n, C, H, W] and channels-last in memory.
+
+    Args:
+        images: Bytes of shape [n, C, H, W].
+        mean: Mean of each channel.
+        std: Standard deviation of each channel.
+        downsample: The side of the blocks of pixels that are averaged first; 1 leaves images as they are.
 
     >>> normalize_images(np.full((1, 1, 1, 2), 255, np.uint8), (0.5,), (0.25,)).tolist()
     [[[[2.0, 2.0]]]]
+    >>> normalize_images(np.array([[[[0, 255], [255, 0]]]], np.uint8), (0.0,), (1.0,), 2).tolist()
+    [[[[0.5]]]]
     """
     count, channels, height, width = images.shape
-    rows = torch.empty(count, height, width, channels)
+    rows = torch.empty(count, height // downsample, width // downsample, channels)
     shift, scale = torch.tensor(mean), torch.tensor(std)
     for first in range(0, count, _CHUNK):  # chunks that fit the cache: four times as fast
         part = rows[first : first + _CHUNK]
-        part.copy_(torch.from_numpy(images[first : first + _CHUNK].astype(np.float32)).permute(0, 2, 3, 1))
+        values = torch.from_numpy(images[first : first + _CHUNK].astype(np.float32))
+        part.copy_(average_blocks(values, downsample).permute(0, 2, 3, 1))
         part.div_(255).sub_(shift).div_(scale)
     return rows.permute(0, 3, 1, 2)
+
+
+def average_blocks(images: torch.Tensor, side: int) -> torch.Tensor:
+    """Return images [n, C, H, W] with blocks of ``side`` x ``side`` pixels averaged.
+
+    >>> average_blocks(torch.tensor([[[[1.0, 3.0], [5.0, 7.0]]]]), 2).tolist()
+    [[[[4.0]]]]
+    """
+    return images if side == 1 else torch.nn.functional.avg_pool2d(images, side)

@@ -18,6 +18,7 @@ from hansa import data
 from hansa.config import Config
 from hansa.core.errors import HansaError
 from hansa.data.csv_folder import schema_template
+from hansa.data.loading import ImageScaling, average_blocks, image_scaling
 from hansa.runs.folder_lock import PREPROCESSING
 from hansa.runs.store import DamagedFileError, io
 from hansa.training.augment import Pipeline, normalize
@@ -43,6 +44,7 @@ class Preprocessing:
         pixels: For images of bytes, the scaling (x / 255 - mean) / std that the data set was loaded with.
         normalize: Normalisations of test rows in ``data.augment``, in order. The model applies them itself.
         own: Your functions that test rows pass through. They are code and cannot be written down.
+        downsample: For images of bytes, the side of the blocks of pixels that were averaged at loading.
     """
 
     shape: tuple[int, ...] | None = None
@@ -52,6 +54,7 @@ class Preprocessing:
     pixels: Channels | None = None
     normalize: tuple[Channels, ...] = ()
     own: tuple[str, ...] = ()
+    downsample: int = 1
 
     @property
     def changes_inputs(self) -> bool:
@@ -69,7 +72,8 @@ class Preprocessing:
         if self.encoding is not None:
             parts.append(f"schema {self.encoding.schema.sha256[:12]} of {len(self.encoding.schema.columns)} columns")
         if self.pixels is not None:
-            parts.append("pixels scaled by mean and deviation")
+            blocks = "" if self.downsample == 1 else f"averaged in blocks of {self.downsample} x {self.downsample} and "
+            parts.append(f"pixels {blocks}scaled by mean and deviation")
         if self.normalize:
             parts.append("normalisation")
         if self.own:
@@ -110,6 +114,8 @@ class Preprocessing:
             content["normalize"] = [[list(values) for values in pair] for pair in self.normalize]
         if self.own:
             content["own"] = list(self.own)
+        if self.downsample != 1:
+            content["downsample"] = self.downsample
         return content
 
     @classmethod
@@ -137,6 +143,7 @@ class Preprocessing:
                 None if pixels is None else _channels(pixels),
                 tuple(map(_channels, content.get("normalize", ()))),
                 tuple(str(name) for name in content.get("own", ())),
+                int(content.get("downsample", 1)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, HansaError):
@@ -153,28 +160,43 @@ class Preprocessing:
         tensor = inputs if hasattr(inputs, "shape") and hasattr(inputs, "dtype") else None
         parts = getattr(task, "augment", Pipeline()).test_pipeline().parts
         known = [part for part in parts if isinstance(part, normalize)]
+        scaling = _image_scaling(config)
         return cls(
             None if tensor is None else tuple(tensor.shape[1:]),
             "float32" if tensor is None else str(tensor.dtype).removeprefix("torch."),
             getattr(federated, "classes", None),
             getattr(federated, "encoding", None),
-            _pixels(config) if config.python is None else None,
+            None if scaling is None else (scaling.mean, scaling.std),
             tuple((tuple(part.mean), tuple(part.std)) for part in known),
             tuple(_name(part) for part in parts if not isinstance(part, normalize)),
+            1 if scaling is None else scaling.downsample,
         )
 
     def read_tensor(self, rows: Tensor) -> Tensor:
         """Return rows of a file as the data set has them: bytes of images are scaled, shapes and dtypes adapted."""
         if self.shape is None:
             raise HansaError("the model takes several tensors: pass them to hansa.predict in Python.")
+        if self.downsample > 1 and rows.dtype == torch.uint8 and tuple(rows.shape[1:]) == self._byte_shape:
+            rows = average_blocks(rows.to(torch.float32), self.downsample)
+            return self._scale(rows)
         if tuple(rows.shape[1:]) != self.shape:
             if len(rows) == 0 or rows[0].numel() != _count(self.shape):
                 raise HansaError(f"inputs of shape {tuple(rows.shape[1:])}: the model takes {self.shape}.")
             rows = rows.reshape(len(rows), *self.shape)
         if self.pixels is not None and rows.dtype == torch.uint8:
-            mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in self.pixels)
-            return rows.to(torch.float32).div(255).sub(mean).div(std)
+            return self._scale(rows.to(torch.float32))
         return rows.to(getattr(torch, self.dtype))
+
+    @property
+    def _byte_shape(self) -> tuple[int, ...]:
+        """The shape of an image before blocks of pixels are averaged."""
+        channels, height, width = self.shape or (0, 0, 0)
+        return channels, height * self.downsample, width * self.downsample
+
+    def _scale(self, values: Tensor) -> Tensor:
+        assert self.pixels is not None
+        mean, std = (torch.tensor(entries).view(1, -1, 1, 1) for entries in self.pixels)
+        return values.div(255).sub(mean).div(std)
 
 
 def write_preprocessing(path: Path, record: Preprocessing, **also: Any) -> None:
@@ -205,13 +227,12 @@ def with_statistics(record: Preprocessing, statistics: Mapping[str, Any]) -> Pre
     return replace(record, encoding=data.TableEncoding(record.encoding.schema, statistics))
 
 
-def _pixels(config: Config) -> Channels | None:
+def _image_scaling(config: Config) -> ImageScaling | None:
+    """Return how the images of a data set were scaled at loading; None if the data are others."""
     entry = data.DATASETS.get(config.data.name)
-    if config.data.factory is not None or entry is None or not entry.mean:
+    if config.python is not None or config.data.factory is not None or entry is None or not entry.mean:
         return None
-    if config.data.options.get("normalize", True) is False:
-        return (0.0,) * len(entry.mean), (1.0,) * len(entry.std)
-    return tuple(entry.mean), tuple(entry.std)
+    return image_scaling(entry, config.data.options)
 
 
 def _channels(pair: Any) -> Channels:
