@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import shutil
 import re
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,19 @@ def test_nothing_is_run_twice(tmp_path: Path) -> None:
     page = (tmp_path / "smoke" / "reproduced.html").read_text()
     assert 'id="afga-table-4"' in page
     assert 'id="afga-figure-1a"' in page
+    moved = tmp_path / "moved"
+    for path in runs:  # the small files of a finished run are enough, on another machine too
+        place = moved / path.parent.relative_to(tmp_path)
+        place.mkdir(parents=True)
+        shutil.copy2(path.parents[1] / "group.yaml", place.parent / "group.yaml")
+        for name in ("config.yaml", "composition.json", "summary.json", "metrics.jsonl", ".hansa-run"):
+            shutil.copy2(path.parent / name, place / name)
+    reproduce("afga-table-4", "--scale", "smoke", "--out", str(moved), "--workers", "1", "--quiet")
+    result = "smoke/afga-table-4.json"
+    assert (moved / result).read_text() == (tmp_path / result).read_text()
+    assert {moved / path.relative_to(tmp_path): stamp for path, stamp in runs.items()} == {
+        path: path.stat().st_mtime_ns for path in (moved / "smoke" / "runs").glob("*/**/metrics.jsonl")
+    }
 
 
 def test_a_result_is_exported_with_tables_curves_and_configurations(tmp_path: Path) -> None:
