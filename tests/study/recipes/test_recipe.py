@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
-import shutil
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
