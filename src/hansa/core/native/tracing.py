@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.overrides import TorchFunctionMode, resolve_name
 
 from hansa.core.native import abi
 from hansa.core.native.call_arguments import activation_of, dropout_of, equal_pair, given_arguments, pair_of
+from hansa.core.native.call_trace import DROPOUTS, SAME, CallTrace, Loss, Rule
 from hansa.core.native.eligibility import NotEligible, check_pure, parameter_offsets
-from hansa.core.native.network import DropoutKind, LayerStage, PoolWindow
+from hansa.core.native.layer_stage import DropoutKind, LayerStage, PoolWindow
 
 __all__ = ["NotEligible", "stages_of"]
-
-Loss: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 
 def stages_of(
@@ -79,147 +76,11 @@ def _fuse_relu(stages: Sequence[LayerStage]) -> tuple[LayerStage, ...]:
     return tuple(fused)
 
 
-class _Batch(int):
-    """The batch size: it may be used in shapes, but no control flow may depend on it."""
+class _Watch(CallTrace):
+    """The native stages that torch calls are."""
 
-    def _refuse(self, *_: object) -> Any:
-        raise NotEligible("its forward() looks at the size of the batch")
-
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
-    __mod__ = __floordiv__ = __truediv__ = __bool__ = _refuse
-    __hash__ = int.__hash__
-
-
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """A traced tensor, which is kept so that its ``id`` stays its own: the output of a stage, or the input (-1), in
-    some shape. ``parts`` counts the ReLU, pool and dropout that the stage had when it gave this."""
-
-    tensor: Tensor
-    stage: int
-    shape: tuple[int, ...]
-    parts: int = 0
-    ended: bool = False  # in log_softmax
-
-
-class _Watch(TorchFunctionMode):
-    """Traces the tensors that pass from layer to layer."""
-
-    def __init__(self, places: dict[int, tuple[Tensor, int]], input_shape: tuple[int, ...], planar: bool) -> None:
-        super().__init__()
-        self.places, self.input_shape, self.planar = places, input_shape, planar
-        self.stages: list[LayerStage] = []
-        self.parts: Counter[int] = Counter()  # by stage
-        self.used: set[int] = set()
-        self.values: dict[int, _Value] = {}
-        self.target, self.done = torch.empty(0), False
-        # The current call: what it takes, and the stage and shape of its result.
-        self.value = _Value(self.target, -1, input_shape)
-        self.now, self.at, self.shape, self.ended = self.target, -1, input_shape, False
-
-    def run(self, module: nn.Module, loss: Loss, batch: int) -> tuple[LayerStage, ...]:
-        inputs = torch.zeros(batch, *self.input_shape)
-        self.target = torch.zeros(batch, dtype=torch.int64)
-        self.values[id(inputs)] = _Value(inputs, -1, self.input_shape)
-        try:
-            with torch.enable_grad(), self:
-                result = loss(module(inputs), self.target)
-        except NotEligible:
-            raise
-        except Exception as error:
-            raise NotEligible(f"its forward() fails on a small batch: {error}") from error
-        if not self.done or result is not self.now:
-            raise NotEligible("its loss is not plain cross-entropy")
-        taken = {number for stage in self.stages for number in stage.inputs}
-        if not taken.issuperset(range(len(self.stages) - 1)):
-            raise NotEligible("its forward() computes something that it does not use")
-        return tuple(self.stages)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = resolve_name(func) or getattr(func, "__name__", repr(func))
-        short = name.removeprefix("torch.").removeprefix("nn.functional.").removeprefix("Tensor.")
-        if short in _FACTS:
-            return self._fact(short, func(*args, **kwargs), args)
-        rule = _RULES.get(short)
-        if rule is None:
-            raise NotEligible(f"it calls {name}, which is not a native stage")
-        value = self.value = self._traced(name, args[0] if args else None)
-        if value.ended and rule not in (_Watch.loss, _Watch.log_softmax, _Watch.same):
-            raise NotEligible(f"{name} follows log_softmax")
-        self.now, self.at, self.shape, self.ended = value.tensor, value.stage, value.shape, value.ended
-        version = value.tensor._version
-        out = self._call(short, func, args, kwargs)
-        if not isinstance(out, Tensor) or out.dtype != torch.float32:
-            raise NotEligible(f"{name} gives {getattr(out, 'dtype', type(out).__name__)}")
-        if value.tensor.requires_grad and not out.requires_grad:
-            raise NotEligible(f"{name} runs without gradients")
-        rule(self, name, out, args[1:], kwargs)
-        if value.tensor._version != version or (short in _DROPOUTS and out is value.tensor):
-            self._forget(value.tensor)
-        self.now = out
-        self.values[id(out)] = _Value(out, self.at, self.shape, self.parts[self.at], self.ended)
-        return out
-
-    def _traced(self, name: str, tensor: Any) -> _Value:
-        """Return what is known of a tensor, unless its stage has changed since."""
-        value = self.values.get(id(tensor))
-        if value is None or self.done or value.parts != self.parts[value.stage]:
-            raise NotEligible(f"{name} takes something else than what a layer gave")
-        return value
-
-    def _forget(self, changed: Tensor) -> None:
-        """Forget the tensors that share memory with one that was changed in place."""
-        memory = changed.untyped_storage().data_ptr()
-        for key, value in [*self.values.items()]:
-            if value.tensor.untyped_storage().data_ptr() == memory:
-                del self.values[key]
-
-    def _append(self, stage: LayerStage) -> None:
-        self.stages.append(stage)
-        self.at, self.shape = len(self.stages) - 1, (stage.out,) if stage.kind != abi.CONV else stage.out_shape
-
-    def _complete(self, name: str) -> LayerStage | None:
-        """Return the stage that gave the current value, to be replaced by one with another part; None for the input."""
-        if any(self.at in stage.inputs for stage in self.stages):
-            raise NotEligible(f"a value is used both before and after {name}")
-        self.parts[self.at] += 1
-        return self.stages[self.at] if self.at >= 0 else None
-
-    def _rows(self, name: str, value: _Value) -> tuple[int, int, int]:
-        """Return the shape of a value that a stage on rows takes, before it was flattened."""
-        if len(value.shape) != 1 or value.tensor.ndim != 2:
-            raise NotEligible(f"{name} takes inputs that are not flat")
-        if self.stages[value.stage + 1 :] and self.stages[value.stage + 1].kind == abi.CONV:
-            raise NotEligible(f"{name} takes what a convolution takes")
-        return self.stages[value.stage].out_shape if value.stage >= 0 else self._image(value.shape)
-
-    def _call(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of a call; for dropout, which would draw random numbers, a copy of its input."""
-        if name not in _DROPOUTS:
-            return func(*args, **kwargs)
-        return args[0] if dropout_of(args[1:], kwargs)[2] else args[0].clone()
-
-    def _fact(self, name: str, fact: Any, args: Any) -> Any:
-        """Return an attribute of a tensor to forward(), with the batch size wrapped so that nothing depends on it."""
-        if not isinstance(args[0], Tensor) or not args[0].ndim or id(args[0]) in self.places or args[0] is self.target:
-            return fact
-        if name in ("size", "shape.__get__") and isinstance(fact, tuple):
-            return _Size((_Batch(fact[0]), *fact[1:]))
-        return _Batch(fact) if name == "size" and args[1:] in ((0,), (-args[0].ndim,)) else fact
-
-    def _parameter(self, name: str, value: Any) -> int:
-        if id(value) not in self.places:
-            raise NotEligible(f"{name} has weights that are not a parameter of the module")
-        if id(value) in self.used:
-            raise NotEligible("a layer or a weight is used twice")
-        self.used.add(id(value))
-        return self.places[id(value)][1]
-
-    def _layer(self, name: str, out: Tensor, weight: Any, bias: Any) -> tuple[int, int]:
-        if not out.requires_grad:
-            raise NotEligible(f"{name} runs without gradients")
-        return self._parameter(name, weight), -1 if bias is None else self._parameter(name, bias)
+    def _rule(self, name: str) -> Rule | None:
+        return _RULES.get(name)
 
     def linear(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         weight, bias = given_arguments(args, kwargs, weight=None, bias=None)
@@ -250,18 +111,6 @@ class _Watch(TorchFunctionMode):
         kind, pad = (abi.CONV, shape, out.shape[1], kernel), equal_pair(padding)[0]
         stage = LayerStage(*kind, padding=pad, weight=at[0], bias=at[1], planar=self.planar, source=self.at)
         self._append(replace(stage, stride=steps[0]))
-
-    def _image(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
-        """Return the shape of the first stage's input; images may only be used directly or flattened."""
-        if len(self.input_shape) == 3:
-            channels, height, width = self.input_shape
-            if shape not in (self.input_shape, (math.prod(self.input_shape),)):
-                raise NotEligible("it takes images in another shape")
-            return channels, height, width
-        if len(shape) == 3:
-            channels, height, width = shape
-            return channels, height, width
-        return 1, 1, math.prod(shape)
 
     def activation(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         kind, alpha = activation_of(name, args, kwargs)
@@ -414,25 +263,8 @@ class _Watch(TorchFunctionMode):
         return ends and self.at == len(self.stages) - 1
 
 
-class _Size(tuple[int, ...]):
-    """The shape of a traced tensor."""
-
-    __slots__ = ()
-
-    def numel(self) -> int:
-        return math.prod(self)
-
-
-_FACTS = frozenset(
-    (
-        *("size", "dim", "ndimension", "numel", "nelement", "__len__"),
-        *("is_contiguous", "is_floating_point", "get_device"),
-        *(f"{name}.__get__" for name in ("shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout")),
-    )
-)
 _ACTIVATIONS = ("relu", "leaky_relu", "elu", "sigmoid", "tanh", "silu", "gelu")
-_DROPOUTS = ("dropout", "dropout2d", "feature_dropout")
-_RULES: dict[str, Callable[[_Watch, str, Tensor, Any, Any], None]] = {
+_RULES: dict[str, Rule] = {
     "linear": _Watch.linear,
     "conv2d": _Watch.conv2d,
     "max_pool2d": _Watch.max_pool2d,
@@ -446,6 +278,6 @@ _RULES: dict[str, Callable[[_Watch, str, Tensor, Any, Any], None]] = {
     **dict.fromkeys(("add", "add_"), _Watch.add),
     **dict.fromkeys((*_ACTIVATIONS, *(f"{name}_" for name in _ACTIVATIONS)), _Watch.activation),
     **dict.fromkeys(("view", "reshape", "flatten", "unsqueeze", "squeeze"), _Watch.reshape),
-    **dict.fromkeys(("contiguous", "float", "to", "clone"), _Watch.same),
-    **dict.fromkeys(_DROPOUTS, _Watch.dropout),
+    **dict.fromkeys(SAME, _Watch.same),
+    **dict.fromkeys(DROPOUTS, _Watch.dropout),
 }
