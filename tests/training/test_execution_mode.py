@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hansa
+from core.native.models import words_of
 from core.native.written import WRITTEN, LeNet5, TwoNN
 from hansa import HansaError, local, presets, server
 from hansa.core import native
@@ -33,10 +34,13 @@ WITH_NATIVE = pytest.mark.skipif(
 class Shards:
     """Clients of unequal sizes."""
 
-    def __init__(self, shape, classes, sizes=(5, 9, 7), seed=0):
+    def __init__(self, shape, classes, sizes=(5, 9, 7), seed=0, words=0):
         draw = torch.Generator().manual_seed(seed)
         rows = sum(sizes)
-        self.inputs = torch.randn(rows, *shape, generator=draw)
+        if words:
+            self.inputs = torch.randint(0, words, (rows, *shape), generator=draw)
+        else:
+            self.inputs = torch.randn(rows, *shape, generator=draw)
         self.targets = torch.randint(0, classes, (rows,), generator=draw)
         self.test_inputs, self.test_targets = self.inputs[:10], self.targets[:10]
         self._rows = torch.arange(rows).split(sizes)
@@ -51,7 +55,7 @@ class Shards:
 
 def made(name, **options):
     model, loss, shape, classes = WRITTEN[name]
-    return hansa.Task(model, loss, Shards(shape, classes), **options)
+    return hansa.Task(model, loss, Shards(shape, classes, words=words_of(model())), **options)
 
 
 ALGORITHM = presets.fedavg(
@@ -77,7 +81,7 @@ def test_what_people_write_is_recognised_and_native_equals_eager_to_rounding(nam
     [
         *("layers in a loop", "LeNet-5", "LEAF's FEMNIST CNN", "weights of its own", "LeNet-5 with means"),
         *("all convolutional", "FEMNIST CNN with dropout", "the old MNIST example", "drops everywhere"),
-        *("residual block behind a convolution", "convolutions with SiLU"),
+        *("residual block behind a convolution", "convolutions with SiLU", "averages of words", "bag of words"),
     ],
 )
 def test_a_recognised_model_gives_the_same_bits_with_any_number_of_workers(name):
@@ -93,7 +97,7 @@ def test_worker_processes_use_the_form_that_the_task_found():
 
 
 @WITH_NATIVE
-@pytest.mark.parametrize("name", ["LeNet-5", "all convolutional", "drops everywhere"])
+@pytest.mark.parametrize("name", ["LeNet-5", "all convolutional", "drops everywhere", "bag of words"])
 def test_a_recognised_model_trains_on_after_a_resume_as_if_nothing_had_been(name):
     whole = hansa.run(ALGORITHM, made(name, native=True), rounds=4, workers=1)
     begun = hansa.run(ALGORITHM, made(name, native=True), rounds=2, workers=1)
@@ -356,6 +360,20 @@ def test_a_residual_network_stays_eager_bit_for_bit_and_says_why(caplog):
     assert "trained by eager PyTorch: it calls torch.nn.functional.group_norm" in caplog.text
     runs = [hansa.run(ALGORITHM, one, rounds=2, workers=1).params for one in tasks]
     assert torch.equal(*runs)
+
+
+@WITH_NATIVE
+@pytest.mark.parametrize("native", [True, False])
+def test_a_token_that_the_table_does_not_have_is_an_error_in_training_and_evaluation(native):
+    data = Shards((11,), 4, sizes=(30, 30, 30), words=300)
+    data.test_inputs, data.test_targets = data.inputs[:40].clone(), data.targets[:40]
+    data.test_inputs[33, 2] = 300
+    model, loss, _, _ = WRITTEN["bag of words"]
+    with pytest.raises((HansaError, IndexError, RuntimeError), match=r"out of range|valid range"):
+        hansa.run(ALGORITHM, hansa.Task(model, loss, data, native=native), rounds=1)
+    data.test_inputs[33, 2], data.inputs[[31, 62, 88], 7] = 299, -1
+    with pytest.raises((HansaError, IndexError, RuntimeError), match=r"out of range|valid range"):
+        hansa.run(presets.fedavg(steps=8), hansa.Task(model, loss, data, native=native), rounds=1)
 
 
 @WITH_NATIVE

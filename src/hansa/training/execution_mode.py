@@ -61,16 +61,22 @@ def find_native_form(
     """Return the native form of a model and its loss after a comparison on three batches; raise `Unfit` otherwise."""
     if (reason := native.unavailable_reason()) is not None:
         raise NotEligible(reason)
-    if not inputs.is_floating_point() or targets.dtype != torch.int64 or targets.ndim != 1:
+    tokens = inputs.dtype == torch.int64
+    if not (inputs.is_floating_point() or tokens) or targets.dtype != torch.int64 or targets.ndim != 1:
         raise NotEligible(f"its inputs are {inputs.dtype} and its targets {targets.dtype} with {targets.ndim} axes")
     if int(targets.min()) < 0:
         raise NotEligible("there are negative targets, which cross-entropy ignores")
     with random_state.preserve_rng():
         module = make()
-        stages = stages_of(module, inputs.shape[1:], loss, layout.channels_last)
+        stages = stages_of(module, inputs.shape[1:], loss, layout.channels_last, tokens)
         network = Network(stages, tuple(inputs.shape[1:]))
         _compare_with_eager(network, module, loss, layout, inputs, targets)
     return network
+
+
+def native_inputs(inputs: torch.Tensor) -> torch.Tensor:
+    """Return examples as native code reads them: contiguous, float32 or int64 tokens."""
+    return (inputs.float() if inputs.is_floating_point() else inputs).contiguous()
 
 
 def describe_kernels(task: object) -> str:
@@ -129,7 +135,7 @@ def _compare_with_eager(
     rows = torch.linspace(0, len(inputs) - 1, 3 * _ROWS).long().view(_ROWS, 3).T
     distances = []
     for step, batch in enumerate(rows):
-        x, labels = inputs[batch].float().contiguous(), targets[batch].contiguous()
+        x, labels = native_inputs(inputs[batch]), targets[batch].contiguous()
         eager_loss, expected = eager_gradient(module, loss, layout, eager_y, x, labels, Key(step))
         keep = _dropout_mask(network, Key(step))
         native_loss, gradient = network.gradient(eager_y, x, labels, torch.arange(_ROWS), keep=keep)

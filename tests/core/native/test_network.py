@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from core.native.models import (
     STACKS,
+    cast,
     compile_network,
     distance,
     exact,
@@ -118,7 +119,7 @@ def eager_phase(
                     o, i, h, w = parameter.shape
                     piece = piece.view(o, h, w, i).permute(0, 3, 1, 2)
                 parameter.copy_(piece.view(parameter.shape))
-        loss = cross_entropy(twin(inputs[rows].double()), labels[rows])
+        loss = cross_entropy(twin(cast(inputs[rows], torch.float64)), labels[rows])
         g = flatten(list(torch.autograd.grad(loss, list(twin.parameters()))))
         clip = options.get("max_grad_norm")
         if clip is not None and g.norm() > clip:
@@ -152,7 +153,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("isa", each_set())
-@pytest.mark.parametrize("name", ["MLP on colour", "grey, 3x3", "residuals", "layer norms", "activations of images"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("MLP on colour", "grey, 3x3", "residuals", "layer norms", "activations of images"),
+        *("embeddings", "embedding bag"),
+    ],
+)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_a_local_phase_follows_its_equation(name: str, options: dict[str, Any], isa: str) -> None:
     stack, module, y, inputs, labels = case(name, isa, smooth)
@@ -214,10 +221,10 @@ def test_memory_format_and_bytes_change_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("isa", each_set())
-@pytest.mark.parametrize("name", ["MLP", "CNN-29k", "odd sides"])
+@pytest.mark.parametrize("name", ["MLP", "CNN-29k", "odd sides", "embeddings"])
 def test_evaluation_is_torchs(name: str, isa: str) -> None:
     stack, module, y, inputs, labels = case(name, isa)
-    inputs, labels = inputs.repeat(12, 1, 1, 1), labels.repeat(12)  # more than one workspace holds
+    inputs, labels = torch.cat([inputs] * 12), labels.repeat(12)  # more than one workspace holds
     with torch.no_grad():
         output = module(inputs)
     loss, correct = stack.evaluate(y, inputs, labels, 3, 130)
@@ -288,6 +295,42 @@ def test_bad_rows_labels_and_sizes_are_named_and_change_nothing() -> None:
     with pytest.raises(HansaError, match="label -1"):
         stack.evaluate(y, inputs, torch.full_like(labels, -1))
     assert torch.equal(y, before)
+
+
+@pytest.mark.parametrize("bad", [-1, 200, 2**31, 2**62, -(2**63)])
+def test_a_token_outside_of_the_table_is_named_and_nothing_is_read_or_changed(bad: int) -> None:
+    stack, _, y, inputs, labels = case("embeddings")
+    before, index = y.clone(), torch.tensor([[0, 1], [2, 3]])
+    inputs[3, 8], message = bad, rf"token {bad} is out of range, the embedding has 200 rows"
+    with pytest.raises(HansaError, match=message):
+        stack.train(y, inputs, labels, index, AffineStep(1.0))
+    with pytest.raises(HansaError, match=message):
+        stack.gradient(y, inputs, labels, index[1])
+    with pytest.raises(HansaError, match=message):
+        stack.logits(y, inputs, torch.arange(ROWS))
+    with pytest.raises(HansaError, match=message):
+        stack.evaluate(y, inputs, labels)
+    assert torch.equal(y, before)
+    stack.train(y, inputs, labels, index, AffineStep(1.0), sizes=torch.tensor([2, 1]))  # row 3 is not looked at
+    with pytest.raises(HansaError, match=r"inputs are torch.float32: expected int64 tokens"):
+        stack.gradient(y, inputs.float(), labels, index[0])
+
+
+@pytest.mark.parametrize("isa", each_set())
+def test_rows_of_a_table_that_no_token_names_have_a_zero_gradient_and_stay(isa: str) -> None:
+    stack, _, y, inputs, labels = case("embeddings", isa, smooth)
+    inputs[0, 0] = 3  # the row without a gradient, which is part of the mean
+    table = slice(0, 200 * 37)
+    _, gradient = stack.gradient(y, inputs, labels, torch.arange(2), out=torch.full_like(y, 7.0))
+    used = torch.zeros(200, dtype=torch.bool).index_fill(0, inputs[:2].flatten(), True)
+    used[3] = False
+    rows = gradient[table].view(200, 37)
+    assert torch.equal((rows != 0).any(1), used)
+    assert not rows[~used].any()
+    trained = y.clone()
+    stack.train(trained, inputs, labels, torch.tensor([[0, 1]] * 3), AffineStep(0.1))
+    moved = (trained != y)[table].view(200, 37)
+    assert torch.equal(moved.any(1), used)
 
 
 def dropping(channels: int) -> nn.Sequential:

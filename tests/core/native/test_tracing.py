@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from core.native.models import STACKS, Residual, cnn_29k, distance, parameters_of
+from core.native.models import STACKS, Residual, cnn_29k, distance, parameters_of, words_of
 from hansa.core.native.network import Network
 from hansa.core.native.tracing import NotEligible, stages_of
 
@@ -150,11 +150,84 @@ def test_what_the_kernels_do_not_do_is_no_stack(name: str) -> None:
         stages_of(NOT_STACKS[name](), SHAPE)
 
 
+class Tokens(nn.Module):
+    """A table of embeddings, a layer, and a function of tokens that uses them."""
+
+    def __init__(self, function: Callable[[nn.Embedding, nn.Linear, torch.Tensor], torch.Tensor], **options: object):
+        super().__init__()
+        self.table, self.layer, self.function = nn.Embedding(9, 6, **options), nn.Linear(6, 2), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.table, self.layer, x)
+
+
+def mean_of(table: nn.Embedding, layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    return layer(table(x).mean(1))
+
+
+class Bag(nn.Module):
+    def __init__(self, **options: object) -> None:
+        super().__init__()
+        self.table, self.layer = nn.EmbeddingBag(9, 6, **options), nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor, **options: object) -> torch.Tensor:
+        return self.layer(self.table(x, **options))
+
+
+def over_all_rows(bag: nn.EmbeddingBag, layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    return layer(nn.functional.embedding_bag(x.flatten(), bag.weight, torch.arange(0, x.numel(), x.shape[1])))
+
+
+NOT_TOKENS: dict[str, Callable[[], nn.Module]] = {
+    "max_norm": lambda: Tokens(mean_of, max_norm=1.0),
+    "scale_grad_by_freq": lambda: Tokens(mean_of, scale_grad_by_freq=True),
+    "sparse": lambda: Tokens(mean_of, sparse=True),
+    "mean over the width": lambda: Tokens(lambda table, layer, x: layer(table(x).mean(2))),
+    "mean of everything": lambda: Tokens(lambda table, layer, x: layer(table(x).mean((1, 2)))),
+    "mean twice": lambda: Tokens(lambda table, layer, x: layer(table(x).mean(1)).mean(1, keepdim=True)),
+    "maximum": lambda: Tokens(lambda table, layer, x: layer(table(x).amax(1))),
+    "flattened": lambda: Tokens(lambda table, layer, x: table(x).flatten(1)),
+    "one position": lambda: Tokens(lambda table, layer, x: layer(table(x)[:, 0])),
+    "activation of each": lambda: Tokens(lambda table, layer, x: layer(table(x).relu().mean(1))),
+    "dropout of each": lambda: Tokens(lambda table, layer, x: layer(nn.functional.dropout(table(x)).mean(1))),
+    "layer of each": lambda: Tokens(lambda table, layer, x: layer(table(x)).mean(1)),
+    "layer of tokens": lambda: Tokens(lambda table, layer, x: layer(x.float()) + layer(table(x).mean(1))),
+    "sum with tokens": lambda: Tokens(lambda table, layer, x: layer(table(x).mean(1) + x)),
+    "used twice": lambda: Tokens(lambda table, layer, x: layer(table(x).mean(1) + table(x).sum(1))),
+    "no gradient": lambda: Tokens(lambda table, layer, x: layer(table(x).detach().mean(1))),
+    "other tokens": lambda: Tokens(lambda table, layer, x: layer(table(x + 1).mean(1))),
+    "narrow tokens": lambda: Tokens(lambda table, layer, x: layer(table(x.int()).mean(1))),
+    "tokens without embeddings": lambda: Tokens(lambda table, layer, x: layer(x)),
+    "bag, maximum": lambda: Bag(mode="max"),
+    "bag, padding": lambda: Bag(padding_idx=0),
+    "bag, max_norm": lambda: Bag(max_norm=1.0),
+    "bag, sparse": lambda: Bag(sparse=True),
+    "bag with offsets": lambda: Tokens(over_all_rows),
+}
+
+
+@pytest.mark.parametrize("name", NOT_TOKENS)
+def test_other_uses_of_embeddings_are_no_stack(name: str) -> None:
+    with pytest.raises(NotEligible):
+        stages_of(NOT_TOKENS[name](), (6,), tokens=True)
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3)])
+def test_tokens_may_be_flattened_and_embedded_by_a_function(shape: tuple[int, ...]) -> None:
+    """The last of several spellings; the row of the padding is counted from the end."""
+    function = nn.functional.embedding
+    module = Tokens(lambda t, layer, x: layer(torch.mean(function(x.long().view(len(x), -1), t.weight, -2), dim=-2)))
+    (table, _) = stages_of(module, shape, tokens=True)
+    assert (table.out, table.words, table.skip, table.shape) == (6, 9, 7, (1, 1, 6))
+    with pytest.raises(NotEligible):
+        stages_of(module, shape)  # real numbers
+
+
 @pytest.mark.parametrize("name", STACKS)
 def test_stacks_are_recognised_with_as_many_parameters_as_the_module_has(name: str) -> None:
     make, shape = STACKS[name]
     module = make()
-    stages = stages_of(module, shape)
+    stages = stages_of(module, shape, tokens=words_of(module) > 0)
     assert sum(stage.dim for stage in stages) == sum(p.numel() for p in module.parameters())
 
 

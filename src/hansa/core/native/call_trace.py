@@ -19,7 +19,8 @@ from hansa.core.native.layer_stage import LayerStage
 
 Loss: TypeAlias = Callable[[Any, Tensor], Tensor]
 Rule: TypeAlias = Callable[[Any, str, Tensor, Any, Any], None]
-SAME = ("contiguous", "float", "to", "clone")
+SAME = ("contiguous", "float", "long", "to", "clone")
+RESHAPES = ("view", "reshape", "flatten", "unsqueeze", "squeeze")
 DROPOUTS = ("dropout", "dropout2d", "feature_dropout")
 
 
@@ -61,8 +62,8 @@ class CallTrace(TorchFunctionMode):
         self.value = _Value(self.target, -1, input_shape)
         self.now, self.at, self.shape, self.ended = self.target, -1, input_shape, False
 
-    def run(self, module: nn.Module, loss: Loss, batch: int) -> tuple[LayerStage, ...]:
-        inputs = torch.zeros(batch, *self.input_shape)
+    def run(self, module: nn.Module, loss: Loss, batch: int, tokens: bool) -> tuple[LayerStage, ...]:
+        inputs = torch.zeros(batch, *self.input_shape, dtype=torch.int64 if tokens else torch.float32)
         self.target = torch.zeros(batch, dtype=torch.int64)
         self.values[id(inputs)] = _Value(inputs, -1, self.input_shape)
         try:
@@ -74,6 +75,8 @@ class CallTrace(TorchFunctionMode):
             raise NotEligible(f"its forward() fails on a small batch: {error}") from error
         if not self.done or result is not self.now:
             raise NotEligible("its loss is not plain cross-entropy")
+        if any(stage.kind == abi.EMBED and stage.pool is None for stage in self.stages):
+            raise NotEligible("it uses embeddings otherwise than by their mean or sum over each row")
         taken = {number for stage in self.stages for number in stage.inputs}
         if not taken.issuperset(range(len(self.stages) - 1)):
             raise NotEligible("its forward() computes something that it does not use")
@@ -91,10 +94,12 @@ class CallTrace(TorchFunctionMode):
         value = self.value = self._traced(name, args[0] if args else None)
         if value.ended and short not in _AFTER_THE_END:
             raise NotEligible(f"{name} follows log_softmax")
+        if not value.tensor.is_floating_point() and short not in _ON_TOKENS:
+            raise NotEligible(f"{name} takes {value.tensor.dtype}")
         self.now, self.at, self.shape, self.ended = value.tensor, value.stage, value.shape, value.ended
         version = value.tensor._version
         out = self._call(short, func, args, kwargs)
-        if not isinstance(out, Tensor) or out.dtype != torch.float32:
+        if not isinstance(out, Tensor) or out.dtype not in (torch.float32, value.tensor.dtype):
             raise NotEligible(f"{name} gives {getattr(out, 'dtype', type(out).__name__)}")
         if value.tensor.requires_grad and not out.requires_grad:
             raise NotEligible(f"{name} runs without gradients")
@@ -136,7 +141,7 @@ class CallTrace(TorchFunctionMode):
 
     def _rows(self, name: str, value: _Value) -> tuple[int, int, int]:
         """Return the shape of a value that a stage on rows takes, before it was flattened."""
-        if len(value.shape) != 1 or value.tensor.ndim != 2:
+        if len(value.shape) != 1 or value.tensor.ndim != 2 or not value.tensor.is_floating_point():
             raise NotEligible(f"{name} takes inputs that are not flat")
         if self.stages[value.stage + 1 :] and self.stages[value.stage + 1].kind == abi.CONV:
             raise NotEligible(f"{name} takes what a convolution takes")
@@ -199,3 +204,4 @@ _FACTS = frozenset(
     )
 )
 _AFTER_THE_END = frozenset(("cross_entropy", "nll_loss", "log_softmax", *SAME))
+_ON_TOKENS = frozenset(("embedding", "embedding_bag", *SAME, *RESHAPES))

@@ -43,12 +43,13 @@ class DropoutKind:
 @dataclass(frozen=True, slots=True)
 class LayerStage:
     """One convolution with the activation, pool and dropout that follow it, or linear layer with ReLU and dropout; or
-    an activation, a layer normalisation or an addition of two stages' outputs, with dropout.
+    an activation, a layer normalisation, an addition of two stages' outputs or a pooled embedding, with dropout.
 
     ``shape`` is its input as (channels, height, width). ``weight`` and ``bias`` are the offsets of its parameters in
     the flat vector; -1 is none. ``planar``: images and convolution weights are contiguous, not channels-last.
     ``source`` is the number of the stage whose output it takes, ``addend`` of the one whose output an addition adds;
-    -1 is the network's input. ``alpha`` is the slope of LeakyReLU below 0, or the scale of ELU.
+    -1 is the network's input. ``alpha`` is the slope of LeakyReLU below 0, or the scale of ELU. An embedding's table
+    has ``words`` rows, of which ``skip`` has no gradient; -1 is none.
     """
 
     kind: int
@@ -70,6 +71,8 @@ class LayerStage:
     activation_after_pool: bool = False
     alpha: float = 0.0
     eps: float = 0.0
+    words: int = 0
+    skip: int = -1
 
     @property
     def out_shape(self) -> tuple[int, int, int]:
@@ -80,7 +83,8 @@ class LayerStage:
 
     @property
     def dim(self) -> int:
-        inputs = {abi.CONV: self.kernel**2 * self.shape[0], abi.LINEAR: math.prod(self.shape)}.get(self.kind, 1)
+        rows = {abi.CONV: self.kernel**2 * self.shape[0], abi.LINEAR: math.prod(self.shape), abi.EMBED: self.words}
+        inputs = rows.get(self.kind, 1)
         return self.out * (inputs * (self.weight >= 0) + (self.bias >= 0))
 
     @property
@@ -104,6 +108,7 @@ class LayerStage:
         place.weight, place.bias, place.drop = self.weight, self.bias, 0 if self.drop is None else self.drop.kind
         place.source, place.addend, place.activation = self.source, self.addend, self.activation
         place.alpha, place.eps, place.after_pool = self.alpha, self.eps, self.activation_after_pool
+        place.words, place.skip = self.words, self.skip
         if self.pool is not None:
             place.pool, (place.pool_h, place.pool_w) = self.pool.kind, self.pool.size
             place.step_h, place.step_w = self.pool.step

@@ -44,6 +44,10 @@ static void copy_row(const hansa_data *data, const stage_t *s, int64_t row, floa
 
 static void fill_batch(const hansa_network *network, const hansa_data *data, const int64_t *index, ptrdiff_t size) {
     const stage_t *s = network->stage;
+    if (s->is.kind == HANSA_EMBED) {
+        fill_tokens(s, data, index, size);
+        return;
+    }
     ptrdiff_t inside = s->is.kind == HANSA_CONV ? s->is.padding * (s->padded_w + 1) * s->in_step : 0;
     ptrdiff_t step = s->is.kind == HANSA_CONV ? image(s) : s->in_step;
     for (ptrdiff_t b = 0; b < size; b++) copy_row(data, s, index[b], s->in + b * step + inside);
@@ -55,6 +59,7 @@ INLINE ptrdiff_t batch_size(const hansa_batches *batches, int64_t t) {
 
 /* Check all inputs before anything is changed. */
 static int64_t check(const hansa_network *network, const hansa_data *data, const hansa_batches *batches) {
+    const int tokens = network->stage->is.kind == HANSA_EMBED;
     if (batches->batch < 1 || batches->batch > network->batch) return HANSA_BAD_SIZE;
     for (int64_t t = 0; t < batches->steps; t++) {
         ptrdiff_t size = batch_size(batches, t);
@@ -63,6 +68,7 @@ static int64_t check(const hansa_network *network, const hansa_data *data, const
             int64_t row = batches->index[t * batches->batch + b];
             if (row < 0 || row >= data->rows) return HANSA_BAD_ROW;
             if (data->labels && (data->labels[row] < 0 || data->labels[row] >= network->classes)) return HANSA_BAD_LABEL;
+            if (tokens && !tokens_exist(network->stage, data, row)) return HANSA_BAD_TOKEN;
         }
     }
     return HANSA_OK;
@@ -305,8 +311,10 @@ static int64_t logits(hansa_network *network, const float *y, const hansa_data *
 static int64_t evaluate(hansa_network *network, const float *y, const hansa_data *data, int64_t from, int64_t to,
                         hansa_score *score) {
     if (from < 0 || to > data->rows || from > to) return HANSA_BAD_ROW;
-    for (int64_t row = from; row < to; row++)
+    for (int64_t row = from; row < to; row++) {
         if (data->labels[row] < 0 || data->labels[row] >= network->classes) return HANSA_BAD_LABEL;
+        if (network->stage->is.kind == HANSA_EMBED && !tokens_exist(network->stage, data, row)) return HANSA_BAD_TOKEN;
+    }
     network->keep = NULL;
     prepare(network, y, 0);
     *score = (hansa_score){0, 0};

@@ -1,6 +1,7 @@
 """Native training of small networks with mean cross-entropy, in float32.
 
-Stages are convolutions, ReLU and pools; linear layers, activations, layer normalisation, residual additions; dropout.
+Stages are convolutions, ReLU and pools; means of embeddings; linear layers, activations, layer normalisation, residual
+additions; dropout.
 
 The flat vector has Hansa's layout: parameters in module order, convolution weights channels-last. Calls release the
 GIL. Results agree with eager PyTorch to float rounding and are bit-reproducible on one instruction set.
@@ -68,6 +69,11 @@ class Network:
         object.__setattr__(self, "dropout_numbers", sum(stage.dropout_numbers for stage in self.stages))
 
     @property
+    def takes_tokens(self) -> bool:
+        """Whether its inputs are int64 tokens."""
+        return self.stages[0].kind == abi.EMBED
+
+    @property
     def classes(self) -> int:
         return self.stages[-1].out
 
@@ -107,7 +113,7 @@ class Network:
         with self._workspace(batches.batch) as (kernels, handle):
             while done.value < len(index):
                 code = kernels.train(handle, y.data_ptr(), *structures, losses.data_ptr(), byref(done), SLICE)
-                check_code(code, "Network.train", self, index, sizes, labels, len(inputs))
+                check_code(code, "Network.train", self, data, index, sizes)
         return losses
 
     def gradient(
@@ -130,7 +136,7 @@ class Network:
         loss = c_float()
         with self._workspace(batches.batch) as (kernels, handle):
             code = kernels.gradient(handle, y.data_ptr(), byref(data), byref(batches), out.data_ptr(), byref(loss))
-        check_code(code, "Network.gradient", self, rows[None], None, labels, len(inputs))
+        check_code(code, "Network.gradient", self, data, rows[None])
         return loss.value, out
 
     def evaluate(
@@ -155,7 +161,7 @@ class Network:
         with self._workspace(_EVALUATION_BATCH) as (kernels, handle):
             code = kernels.evaluate(handle, y.data_ptr(), byref(data), start, stop, byref(score))
         index = torch.arange(start, stop)[None]
-        check_code(code, "Network.evaluate", self, index, None, labels, len(inputs))
+        check_code(code, "Network.evaluate", self, data, index)
         return score.loss, score.correct
 
     def logits(self, y: Tensor, inputs: Tensor, rows: Tensor, *, table: Tensor | None = None) -> Tensor:
@@ -170,7 +176,7 @@ class Network:
                     index = piece.view(-1, min(_EVALUATION_BATCH, len(piece)))
                     batches = batch_index(index, None, "logits")
                     code = kernels.logits(handle, y.data_ptr(), byref(data), byref(batches), target.data_ptr())
-                    check_code(code, "Network.logits", self, index, None, None, len(inputs))
+                    check_code(code, "Network.logits", self, data, index)
         return out
 
     def draw(self, rows: int, generator: torch.Generator, out: Tensor) -> None:
@@ -227,7 +233,10 @@ class Network:
             wanted = _inside(self.input_shape)
             raise HansaError(f"Network: inputs are {_describe(inputs)}, expected [n, {wanted}] on the CPU.")
         channels = self.stages[0].shape[0]
-        if inputs.dtype == torch.uint8:
+        if self.takes_tokens:
+            if inputs.dtype != torch.int64 or table is not None:
+                raise HansaError(f"Network: inputs are {inputs.dtype}: expected int64 tokens, and no table.")
+        elif inputs.dtype == torch.uint8:
             if table is None or table.shape != (channels, 256) or table.dtype != torch.float32 or table.is_cuda:
                 raise HansaError(
                     f"Network: uint8 inputs need table=, float32 [{channels}, 256] with the value of each byte."
@@ -282,7 +291,7 @@ def batch_index(index: Tensor, sizes: Tensor | None, where: str) -> abi.BatchInd
 
 
 def check_code(
-    code: int, where: str, network: Network, index: Tensor, sizes: Tensor | None, labels: Tensor | None, rows: int
+    code: int, where: str, network: Network, data: abi.Data, index: Tensor, sizes: Tensor | None = None
 ) -> None:
     """Raise the error of a return code, with the value that caused it; the call changed nothing."""
     if code == abi.OK:
@@ -290,12 +299,21 @@ def check_code(
     if code == abi.BAD_SIZE:
         raise HansaError(f"{where}: a batch size of {sizes} is not within 1..{index.shape[1]}.")
     if code == abi.BAD_ROW:
-        bad = index[(index < 0) | (index >= rows)]
-        raise HansaError(f"{where}: row {int(bad[0])} does not exist, there are {rows}.")
-    assert labels is not None
-    labels_of_batch = labels[index.flatten()]
-    bad = labels_of_batch[(labels_of_batch < 0) | (labels_of_batch >= network.classes)]
-    raise HansaError(f"{where}: label {int(bad[0])} does not exist, the network has {network.classes} classes.")
+        bad = _first_outside(index, data.rows)
+        raise HansaError(f"{where}: row {bad} does not exist, there are {data.rows}.")
+    rows = index if sizes is None else torch.cat([row[:size] for row, size in zip(index, sizes.tolist(), strict=True)])
+    inputs, _, labels = data.owners
+    if code == abi.BAD_TOKEN:
+        words = network.stages[0].words
+        bad = _first_outside(inputs[rows.flatten()], words)
+        raise HansaError(f"{where}: token {bad} is out of range, the embedding has {words} rows.")
+    bad = _first_outside(labels[rows.flatten()], network.classes)
+    raise HansaError(f"{where}: label {bad} does not exist, the network has {network.classes} classes.")
+
+
+def _first_outside(numbers: Tensor, count: int) -> int:
+    """Return the first number that is not within 0..count-1."""
+    return int(numbers[(numbers < 0) | (numbers >= count)][0])
 
 
 def _describe(tensor: Tensor) -> str:

@@ -37,10 +37,11 @@ typedef struct {
     ptrdiff_t flat_step;
     float *in_gradient;                  /* one padded image of a convolution stage, else what is to be added */
     int taken, adds, addend_adds;        /* whether stages take its output, and whether it adds to its inputs' gradients */
-    float *saved, *scales;               /* derivatives; normalised values, and factors per row */
+    float *saved, *scales;               /* derivatives; normalised values, and factors per row; an embedding's slots */
     float *whole;                        /* [conv_h][conv_w][out_step] before a pool that is not the fast one */
     ptrdiff_t whole_image;               /* its stride between images, 0 if only the current one is kept */
-    int32_t *which;                      /* [batch][out_h][out_w][out_step], the pool's choice */
+    int32_t *which;                      /* [batch][out_h][out_w][out_step], the pool's choice; [batch][features] tokens */
+    int32_t *words, *slot_of;            /* embedding: the word of each slot, and the slot of each word */
     int32_t *base;                       /* [positions], the window's place in the padded image */
     float *forward_weight, *backward_weight, *padded_bias;
     float *points;                       /* [(K + 1)^2][channels][out_step], the weights in Winograd's form */

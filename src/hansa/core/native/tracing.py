@@ -1,8 +1,8 @@
 """Tracing: recognise modules that the native kernels can train, however they are written.
 
 ``forward()`` and the loss run on a small batch while every torch call is traced. Equivalent layers, functions and
-tensor methods are treated alike. Convolutions form a chain; the stages on rows behind it may also be added. What is not
-made of stages with mean cross-entropy is refused.
+tensor methods are treated alike. Convolutions form a chain, or an embedding of tokens comes first; the stages on rows
+behind it may also be added. What is not made of stages with mean cross-entropy is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from hansa.core.native import abi
 from hansa.core.native.call_arguments import activation_of, dropout_of, equal_pair, given_arguments, pair_of
-from hansa.core.native.call_trace import DROPOUTS, SAME, CallTrace, Loss, Rule
+from hansa.core.native.call_trace import DROPOUTS, RESHAPES, SAME, CallTrace, Loss, Rule
 from hansa.core.native.eligibility import NotEligible, check_pure, parameter_offsets
 from hansa.core.native.layer_stage import DropoutKind, LayerStage, PoolWindow
 
@@ -30,8 +30,10 @@ def stages_of(
     input_shape: Sequence[int],
     loss: Loss = cross_entropy,
     channels_last: bool = True,
+    tokens: bool = False,
 ) -> tuple[LayerStage, ...]:
-    """Return the module as stages, or raise `NotEligible` with the first unsupported operation.
+    """Return the module as stages, or raise `NotEligible` with the first unsupported operation. With ``tokens`` its
+    inputs are int64.
 
     >>> [stage.out for stage in stages_of(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (4,))]
     [3, 2]
@@ -45,7 +47,7 @@ def stages_of(
         for training, batch in ((True, 2), (True, 3), (False, 2)):
             module.train(training)
             watch = _Watch(places, tuple(input_shape), not channels_last)
-            traced.append(watch.run(module, loss, batch))
+            traced.append(watch.run(module, loss, batch, tokens))
     module.train(was)
     if traced[0] != traced[1]:
         raise NotEligible("its forward() depends on the size of the batch")
@@ -182,9 +184,69 @@ class _Watch(CallTrace):
         size = sides[0] // wanted[0], sides[1] // wanted[1]
         self._pool(PoolWindow(abi.MEAN, size, size))
 
+    def embedding(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+        weight, skip, *options = given_arguments(
+            args,
+            kwargs,
+            weight=None,
+            padding_idx=None,
+            max_norm=None,
+            norm_type=2.0,
+            scale_grad_by_freq=False,
+            sparse=False,
+        )
+        if options[0] is not None or options[2] or options[3]:
+            raise NotEligible(f"{name} has max_norm, scale_grad_by_freq or sparse gradients")
+        self._table(name, out, weight, -1 if skip is None else skip % weight.shape[0])
+
+    def embedding_bag(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+        weight, offsets, *options, mode, sparse, weights, _last, padding = given_arguments(
+            args,
+            kwargs,
+            weight=None,
+            offsets=None,
+            max_norm=None,
+            norm_type=2.0,
+            scale_grad_by_freq=False,
+            mode="mean",
+            sparse=False,
+            per_sample_weights=None,
+            include_last_offset=False,
+            padding_idx=None,
+        )
+        if any(each is not None for each in (offsets, options[0], weights, padding)) or options[2] or sparse:
+            raise NotEligible(f"{name} has offsets, weights, padding_idx, max_norm or sparse gradients")
+        if mode not in _EMBEDDING_POOLS:
+            raise NotEligible(f"{name} has mode {mode}")
+        self._table(name, out, weight, -1)
+        self._pool_embeddings(_EMBEDDING_POOLS[mode])
+
+    def _table(self, name: str, out: Tensor, weight: Tensor, skip: int) -> None:
+        """Add the embeddings of the network's tokens, whose pool follows."""
+        if self.stages or self.now.ndim != 2 or not self.now.numel() or weight.ndim != 2 or len(weight) >= 1 << 31:
+            raise NotEligible(f"{name} is not the first layer, or takes something else than rows of tokens")
+        at, length = self._layer(name, out, weight, None)[0], self.now.shape[1]
+        stage = LayerStage(abi.EMBED, (1, 1, length), weight.shape[1], weight=at, words=len(weight), skip=skip)
+        self._append(stage)
+        self.shape = (length, stage.out)
+
+    def _pool_embeddings(self, kind: int) -> None:
+        last = self._complete("a mean or sum of embeddings")
+        assert last is not None
+        window = 1, last.shape[2]
+        self.stages[self.at] = replace(last, pool=PoolWindow(kind, window, window))
+        self.shape = (last.out,)
+
     def mean(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         dim, _keep, _dtype = given_arguments(args, kwargs, dim=None, keepdim=False, dtype=None)
-        axes = sorted(axis % 4 for axis in dim) if isinstance(dim, (tuple, list)) and self.now.ndim == 4 else []
+        axes = sorted(axis % self.now.ndim for axis in ((dim,) if isinstance(dim, int) else dim or ()))
+        last = self.stages[self.at] if self.at >= 0 else None
+        if last is not None and last.kind == abi.EMBED and last.pool is None and self.now.ndim == 3 and axes == [1]:
+            self._pool_embeddings(_EMBEDDING_POOLS[name.rpartition(".")[2]])
+            self.shape = tuple(out.shape[1:])
+            return
+        if self.now.ndim != 4 or not name.endswith("mean"):
+            axes = []
         if axes != [2, 3]:
             raise NotEligible(f"it calls {name}, which is not one over the sides of images")
         size = self.now.shape[2], self.now.shape[3]
@@ -213,7 +275,7 @@ class _Watch(CallTrace):
         self.shape = shape
 
     def same(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        if out.shape != self.now.shape or out.device != self.now.device:
+        if out.shape != self.now.shape or out.dtype != self.now.dtype or out.device != self.now.device:
             raise NotEligible(f"{name} changes its tensor")
 
     def dropout(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
@@ -264,6 +326,7 @@ class _Watch(CallTrace):
 
 
 _ACTIVATIONS = ("relu", "leaky_relu", "elu", "sigmoid", "tanh", "silu", "gelu")
+_EMBEDDING_POOLS = {"mean": abi.MEAN, "sum": abi.SUM}
 _RULES: dict[str, Rule] = {
     "linear": _Watch.linear,
     "conv2d": _Watch.conv2d,
@@ -275,9 +338,12 @@ _RULES: dict[str, Rule] = {
     "cross_entropy": _Watch.loss,
     "nll_loss": _Watch.loss,
     "layer_norm": _Watch.layer_norm,
+    "embedding": _Watch.embedding,
+    "embedding_bag": _Watch.embedding_bag,
+    "sum": _Watch.mean,
     **dict.fromkeys(("add", "add_"), _Watch.add),
     **dict.fromkeys((*_ACTIVATIONS, *(f"{name}_" for name in _ACTIVATIONS)), _Watch.activation),
-    **dict.fromkeys(("view", "reshape", "flatten", "unsqueeze", "squeeze"), _Watch.reshape),
+    **dict.fromkeys(RESHAPES, _Watch.reshape),
     **dict.fromkeys(SAME, _Watch.same),
     **dict.fromkeys(DROPOUTS, _Watch.dropout),
 }

@@ -53,6 +53,7 @@ static void shape_stage(stage_t *s, const hansa_stage *is, int first, ptrdiff_t 
     s->weight = is->weight;
     s->bias = is->bias;
     ptrdiff_t each = is->kind == HANSA_CONV ? K * K * is->channels : is->kind == HANSA_LINEAR ? s->features : 1;
+    if (is->kind == HANSA_EMBED) each = is->words;
     *parameters += (is->weight >= 0 ? is->out * each : 0) + (is->bias >= 0 ? is->out : 0);
     s->out_step = round_up(is->out, VL);
     s->keeps = is->drop ? is->out : 0;
@@ -176,6 +177,13 @@ static void row_buffers(hansa_network *network, stage_t *s) {
     s->out_row = s->flat_step;
     if (s->is.kind == HANSA_ACTIVATION || s->is.kind == HANSA_NORM) s->saved = take(network, network->batch * s->in_step);
     if (s->is.kind == HANSA_NORM) s->scales = take(network, network->batch);
+    if (s->is.kind != HANSA_EMBED) return;
+    ptrdiff_t most = at_most(network->batch * s->features, s->is.words);
+    s->which = take(network, network->batch * s->features);
+    s->words = take(network, most);
+    s->slot_of = take(network, s->is.words);
+    s->saved = take(network, most * s->out_step);
+    s->scales = take(network, s->out_step); /* zeros */
 }
 
 /* Connects stages on rows to their sources. Of the stages that take one value, the last, which is the first in the

@@ -75,12 +75,26 @@ static void random_rows(net *made, int64_t channels, int64_t height, int64_t wid
     add_stage(made, on);
 }
 
-/* One or two convolutions, or none; then one or two linear layers, or, from PLAIN on, other stages on rows. */
+static void random_embedding(net *made) {
+    hansa_stage embed = {.kind = HANSA_EMBED, .channels = 1, .height = 1, .width = 1 + below(9), .out = 1 + below(41),
+                         .pool = below(2) ? HANSA_MEAN : HANSA_SUM, .words = 1 + below(30)};
+    hansa_stage *s = add_stage(made, embed);
+    s->weight = parameters_at(made, s->words * s->out);
+    s->skip = below(s->words + 1) - 1;
+    made->features = s->width;
+    random_rows(made, s->out, 1, 1);
+}
+
+/* One or two convolutions, or none, or an embedding; then one or two linear layers, or, from PLAIN on, other stages on rows. */
 static net random_net(int64_t number) {
     net made = {0};
     int64_t channels = number % 3 == 0 ? 3 : 1 + below(4), height = 7 + below(7), width = 7 + below(7);
     int64_t convolutions = number % 4 ? 1 + below(2) : 0;
     made.features = channels * height * width;
+    if (number >= PLAIN && number % 8 == 0) {
+        random_embedding(&made);
+        return made;
+    }
     for (int64_t i = 0; i < convolutions; i++) {
         hansa_stage *s = made.stage + made.stages++;
         int64_t kernel = 1 + 2 * below(3), most = height < width ? height : width;
@@ -156,7 +170,9 @@ static float *model_of(const net *made, int64_t number) {
 
 static hansa_data random_data(const net *made, int64_t number) {
     hansa_data data = {.labels = numbers(ROWS, made->classes), .rows = ROWS, .planar = below(2)};
-    if (number % 3) {
+    if (made->stage->kind == HANSA_EMBED) {
+        data.values = numbers(ROWS * made->features, made->stage->words);
+    } else if (number % 3) {
         float *values = floats(ROWS * made->features, 1);
         for (int64_t i = 0; with_ties(number) && i < ROWS * made->features; i++) values[i] = (float)below(3);
         data.values = values;
@@ -298,6 +314,12 @@ void network_results(const hansa_kernels *k) {
         batches.index = (const int64_t[]){ROWS};
         batches.batch = 1;
         if (k->gradient(network, y, &data, &batches, g, &loss) != HANSA_BAD_ROW) exit(7);
+        if (made.stage->kind == HANSA_EMBED) {
+            batches.index = (const int64_t[]){ROWS - 1};
+            ((int64_t *)data.values)[ROWS * made.features - 1] = made.stage->words;
+            if (k->gradient(network, y, &data, &batches, g, &loss) != HANSA_BAD_TOKEN) exit(7);
+            if (k->evaluate(network, y, &data, 0, ROWS, &score) != HANSA_BAD_TOKEN) exit(7);
+        }
         k->network_free(network);
     }
 }
