@@ -82,6 +82,7 @@ def test_what_people_write_is_recognised_and_native_equals_eager_to_rounding(nam
         *("layers in a loop", "LeNet-5", "LEAF's FEMNIST CNN", "weights of its own", "LeNet-5 with means"),
         *("all convolutional", "FEMNIST CNN with dropout", "the old MNIST example", "drops everywhere"),
         *("residual block behind a convolution", "convolutions with SiLU", "averages of words", "bag of words"),
+        *("small ResNet", "ResNet with group norms", "pre-activation of images"),
     ],
 )
 def test_a_recognised_model_gives_the_same_bits_with_any_number_of_workers(name):
@@ -97,7 +98,7 @@ def test_worker_processes_use_the_form_that_the_task_found():
 
 
 @WITH_NATIVE
-@pytest.mark.parametrize("name", ["LeNet-5", "all convolutional", "drops everywhere", "bag of words"])
+@pytest.mark.parametrize("name", ["LeNet-5", "all convolutional", "drops everywhere", "bag of words", "small ResNet"])
 def test_a_recognised_model_trains_on_after_a_resume_as_if_nothing_had_been(name):
     whole = hansa.run(ALGORITHM, made(name, native=True), rounds=4, workers=1)
     begun = hansa.run(ALGORITHM, made(name, native=True), rounds=2, workers=1)
@@ -336,30 +337,17 @@ def test_what_native_code_would_do_otherwise_is_eager_bit_for_bit_and_says_why(n
     assert torch.equal(*runs)
 
 
-class SmallResNet(nn.Module):
-    """Residual sums, group normalisation, strides and a mean over the image."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8)
-        self.conv1, self.conv2 = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, stride=2, padding=1)
-        self.short, self.head = nn.Conv2d(8, 8, 1, stride=2), nn.Linear(8, 4)
-
-    def forward(self, x):
-        x = F.relu(self.norm(self.stem(x)))
-        x = F.relu(x + self.conv1(x))
-        return self.head(F.relu(self.short(x) + self.conv2(x)).mean((2, 3)))
-
-
 @WITH_NATIVE
-def test_a_residual_network_stays_eager_bit_for_bit_and_says_why(caplog):
-    data = Shards((3, 8, 8), 4)
+def test_a_wide_residual_network_stays_eager_bit_for_bit_and_says_why(caplog, monkeypatch):
+    monkeypatch.setattr(execution_mode, "_WIDE", 8 * 8 * 9)  # the convolutions have a bias too
     with caplog.at_level(logging.INFO, logger="hansa"):
-        tasks = [hansa.Task(SmallResNet, F.cross_entropy, data, native=choice) for choice in (None, False)]
+        tasks = [made("small ResNet", native=choice) for choice in (None, False)]
     assert tasks[0].network is None
-    assert "trained by eager PyTorch: it calls torch.nn.functional.group_norm" in caplog.text
+    assert "trained by eager PyTorch: PyTorch is faster for residual networks with 576 weights" in caplog.text
     runs = [hansa.run(ALGORITHM, one, rounds=2, workers=1).params for one in tasks]
     assert torch.equal(*runs)
+    assert made("small ResNet", native=True).network is not None
+    assert made("LeNet-5 with tanh").network is not None  # a chain of convolutions is native at any width
 
 
 @WITH_NATIVE
@@ -414,7 +402,9 @@ def test_targets_that_the_loss_leaves_out_keep_to_eager():
 
 
 @WITH_NATIVE
-@pytest.mark.parametrize("name", ["FEMNIST CNN with dropout", "the old MNIST example", "drops everywhere"])
+@pytest.mark.parametrize(
+    "name", ["FEMNIST CNN with dropout", "the old MNIST example", "drops everywhere", "pre-activation of images"]
+)
 def test_native_dropout_keeps_the_very_values_that_eager_dropout_keeps(name, monkeypatch):
     """Of ones, dropout leaves what it multiplies by: as a worker draws it for its third step, as torch draws it."""
     task, key = made(name, native=True), hansa.Key(3).child("noise", 2)

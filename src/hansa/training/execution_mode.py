@@ -6,13 +6,15 @@ Both are chosen once, when the task is created, so that every worker does the sa
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
 from hansa.core import native
 from hansa.core.keys import Key
+from hansa.core.native import abi
+from hansa.core.native.layer_stage import LayerStage
 from hansa.core.native.network import AffineStep, Network
 from hansa.core.native.tracing import NotEligible, stages_of
 from hansa.core.vectors.layout import Layout, convert_module
@@ -23,6 +25,7 @@ log = logging.getLogger("hansa")
 
 _ROWS = 8  # of a batch for the comparison of native code with eager
 _LR = 0.05
+_WIDE = 1 << 19  # weights of one convolution
 
 
 def choose_layout(
@@ -56,9 +59,15 @@ def choose_layout(
 
 
 def find_native_form(
-    make: Callable[[], nn.Module], loss: LossFunction, layout: Layout, inputs: torch.Tensor, targets: torch.Tensor
+    make: Callable[[], nn.Module],
+    loss: LossFunction,
+    layout: Layout,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    required: bool = False,
 ) -> Network:
-    """Return the native form of a model and its loss after a comparison on three batches; raise `Unfit` otherwise."""
+    """Return the native form of a model and its loss after a comparison on three batches; raise `NotEligible`
+    otherwise, or if PyTorch is faster and native code is not ``required``."""
     if (reason := native.unavailable_reason()) is not None:
         raise NotEligible(reason)
     tokens = inputs.dtype == torch.int64
@@ -69,9 +78,18 @@ def find_native_form(
     with random_state.preserve_rng():
         module = make()
         stages = stages_of(module, inputs.shape[1:], loss, layout.channels_last, tokens)
+        if not required and _is_wide(stages):
+            raise NotEligible(f"PyTorch is faster for residual networks with {_WIDE:,} weights in a convolution")
         network = Network(stages, tuple(inputs.shape[1:]))
         _compare_with_eager(network, module, loss, layout, inputs, targets)
     return network
+
+
+def _is_wide(stages: Sequence[LayerStage]) -> bool:
+    """Return whether a network of more than a chain of convolutions is so wide that PyTorch is as fast, as measured on
+    residual networks with group normalisation (docs/limits.md)."""
+    graph = any(stage.kind in (abi.GROUP_NORM, abi.IMAGE_ADD) for stage in stages)
+    return graph and any(stage.kind == abi.CONV and stage.dim > _WIDE for stage in stages)
 
 
 def native_inputs(inputs: torch.Tensor) -> torch.Tensor:

@@ -142,6 +142,30 @@ def residuals() -> nn.Sequential:
     return Sequential(Residual(Linear(23, 23)), nn.LayerNorm(23), Linear(23, 35), ReLU(), outer, ReLU(), Linear(35, 4))
 
 
+def group_norms() -> nn.Sequential:
+    """Of one group, of one channel each, without parameters; before pools of both kinds, behind an activation."""
+    first = [
+        Conv(3, 6, 3, padding=1, bias=False),
+        nn.GroupNorm(3, 6),
+        ReLU(),
+        pool(),
+        Conv(6, 20, 3),
+        nn.GroupNorm(1, 20),
+    ]
+    then = [nn.SiLU(), nn.AvgPool2d(2, 1), Conv(20, 5, 2), nn.GELU(), nn.GroupNorm(5, 5, affine=False), nn.Tanh()]
+    return Sequential(
+        *first, *then, Conv(5, 18, 1), nn.GroupNorm(2, 18, eps=0.1), nn.AvgPool2d(2), Flatten(), Linear(18, 4)
+    )
+
+
+def image_residuals() -> nn.Sequential:
+    """Sums with ReLU before and behind, within sums, with a maximum behind, and a mean of all that is left."""
+    inner = Residual(Conv(17, 17, 3, padding=1), ReLU())
+    first = [Conv(2, 17, 3), ReLU(), Residual(Conv(17, 17, 3, padding=1), nn.GroupNorm(1, 17), inner), ReLU()]
+    then = [Residual(nn.GroupNorm(1, 17), nn.ELU(), Conv(17, 17, 1)), pool(), Conv(17, 8, 3), Residual(Conv(8, 8, 1))]
+    return Sequential(*first, *then, nn.AdaptiveAvgPool2d(1), Flatten(), Linear(8, 3))
+
+
 class MeanOfTokens(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(1)
@@ -181,6 +205,8 @@ STACKS: dict[str, tuple[Callable[[], nn.Module], Shape]] = {
     "activations before maxima": (bent_before_pools, (1, 32, 34)),
     "layer norms": (layer_norms, (2, 3, 4)),
     "residuals": (residuals, (23,)),
+    "images, group norms": (group_norms, (3, 13, 14)),
+    "images, residuals": (image_residuals, (2, 11, 12)),
     "embeddings": (embeddings, (9,)),
     "embedding bag": (embedding_bag, (7,)),
 }

@@ -46,6 +46,42 @@ class Calls(nn.Module):
         return self.function(self.layer, x)
 
 
+class Calling(nn.Module):
+    """A function of what comes in."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+def conv_4() -> nn.Conv2d:
+    return nn.Conv2d(4, 4, 3, padding=1)
+
+
+class TwoScales(nn.Module):
+    """Rows of an inner image and of the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = conv(), conv_4(), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.head(self.second(x).mean((2, 3)) + x.mean((2, 3)))
+
+
+class TwoStems(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = conv(), conv(), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head((self.first(x) + self.second(x)).mean((2, 3)))
+
+
 def drops_one_use(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     x = layer(x.flatten(1))
     return x.tanh() + nn.functional.dropout(x, 0.5, layer.training)
@@ -117,7 +153,32 @@ NOT_STACKS = {
     "image eaten up": lambda: around(nn.Conv2d(1, 4, 9), side=1),
     "float64": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2)).double(),
     "sum of other shapes": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 1), Residual(nn.Linear(1, 3))),
-    "sum of images": lambda: around(conv(), Residual(nn.Conv2d(4, 4, 3, padding=1)), side=8),
+    "sum of images and their mean": lambda: around(
+        conv(), Calling(lambda x: x + nn.functional.avg_pool2d(x, 8)), side=8
+    ),
+    "sum of images and their channel": lambda: around(conv(), Calling(lambda x: x + x[:, :1]), side=8),
+    "sum with the input": lambda: around(Residual(nn.Conv2d(1, 1, 3, padding=1)), channels=1, side=8),
+    "sum of images with a factor": lambda: around(conv(), Calling(lambda x: torch.add(x, x, alpha=2)), side=8),
+    "sum of images and a number": lambda: around(conv(), Calling(lambda x: x + 1), side=8),
+    "ReLU of one of two uses of an image": lambda: around(conv(), Residual(nn.ReLU(), nn.Conv2d(4, 4, 1)), side=8),
+    "activation of one of two uses of an image": lambda: around(conv(), Calling(lambda x: x + x.tanh()), side=8),
+    "pool of one of two uses of an image": lambda: TwoScales(),
+    "sum of flattened images": lambda: nn.Sequential(
+        conv(),
+        Calling(lambda x: x.flatten(1)),
+        Residual(nn.Linear(256, 256)),
+        Calling(lambda x: x.view(-1, 4, 8, 8)),
+        conv_4(),
+    ),
+    "group norm of the input": lambda: around(nn.GroupNorm(1, 1), conv(), side=8),
+    "group norm that is shared": lambda: (lambda norm: around(conv(), norm, conv_4(), norm, side=8))(
+        nn.GroupNorm(2, 4)
+    ),
+    "group norm with weights of others": lambda: around(
+        conv(), Calling(lambda x: nn.functional.group_norm(x, 2, torch.ones(4))), side=8
+    ),
+    "instance norm": lambda: around(conv(), nn.InstanceNorm2d(4), side=8),
+    "two convolutions of the input": lambda: TwoStems(),
     "sum with a number": lambda: Calls(lambda layer, x: layer(x.flatten(1)) + 1.0),
     "sum with a weight": lambda: Calls(lambda layer, x: layer(x.flatten(1)) + layer.bias),
     "sum with a factor": lambda: Calls(lambda layer, x: torch.add(layer(x.flatten(1)), layer(x.flatten(1)), alpha=2)),

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from core.native.written_residual import GroupNormResNet, PreActivationImages, SmallResNet
+
 Shape = tuple[int, ...]
 
 
@@ -366,6 +368,9 @@ WRITTEN: dict[str, Case] = {
     "tabular residual network": (TabularResidual, F.cross_entropy, (32,), 5),
     "pre-activation blocks": (PreActivation, F.nll_loss, (21,), 4),
     "residual block behind a convolution": (ConvResidual, own_loss, (1, 14, 14), 10),
+    "small ResNet": (SmallResNet, F.cross_entropy, (3, 8, 8), 4),
+    "ResNet with group norms": (GroupNormResNet, nn.CrossEntropyLoss(), (3, 16, 16), 10),
+    "pre-activation of images": (PreActivationImages, own_loss, (1, 16, 16), 5),
     "averages of words": (WordAverages, F.cross_entropy, (11,), 4),
     "bag of words": (BagOfWords, nn.CrossEntropyLoss(), (11,), 4),
     "weights of its own": (OwnWeights, lambda out, y: F.nll_loss(F.log_softmax(out, 1), y), (8, 8), 4),

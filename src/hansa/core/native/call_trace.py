@@ -36,7 +36,7 @@ class _Batch(int):
 
 
 @dataclass(frozen=True, slots=True)
-class _Value:
+class Value:
     """A traced tensor, which is kept so that its ``id`` stays its own: the output of a stage, or the input (-1), in
     some shape. ``parts`` counts the ReLU, pool and dropout that the stage had when it gave this."""
 
@@ -56,16 +56,16 @@ class CallTrace(TorchFunctionMode):
         self.stages: list[LayerStage] = []
         self.parts: Counter[int] = Counter()  # by stage
         self.used: set[int] = set()
-        self.values: dict[int, _Value] = {}
+        self.values: dict[int, Value] = {}
         self.target, self.done = torch.empty(0), False
         # The current call: what it takes, and the stage and shape of its result.
-        self.value = _Value(self.target, -1, input_shape)
+        self.value = Value(self.target, -1, input_shape)
         self.now, self.at, self.shape, self.ended = self.target, -1, input_shape, False
 
     def run(self, module: nn.Module, loss: Loss, batch: int, tokens: bool) -> tuple[LayerStage, ...]:
         inputs = torch.zeros(batch, *self.input_shape, dtype=torch.int64 if tokens else torch.float32)
         self.target = torch.zeros(batch, dtype=torch.int64)
-        self.values[id(inputs)] = _Value(inputs, -1, self.input_shape)
+        self.values[id(inputs)] = Value(inputs, -1, self.input_shape)
         try:
             with torch.enable_grad(), self:
                 result = loss(module(inputs), self.target)
@@ -107,14 +107,14 @@ class CallTrace(TorchFunctionMode):
         if value.tensor._version != version or (short in DROPOUTS and out is value.tensor):
             self._forget(value.tensor)
         self.now = out
-        self.values[id(out)] = _Value(out, self.at, self.shape, self.parts[self.at], self.ended)
+        self.values[id(out)] = Value(out, self.at, self.shape, self.parts[self.at], self.ended)
         return out
 
     def _rule(self, name: str) -> Rule | None:
         """Return what a call adds to the stages; None if it is not native."""
         raise NotImplementedError
 
-    def _traced(self, name: str, tensor: Any) -> _Value:
+    def _traced(self, name: str, tensor: Any) -> Value:
         """Return what is known of a tensor, unless its stage has changed since."""
         value = self.values.get(id(tensor))
         if value is None or self.done or value.parts != self.parts[value.stage]:
@@ -130,7 +130,7 @@ class CallTrace(TorchFunctionMode):
 
     def _append(self, stage: LayerStage) -> None:
         self.stages.append(stage)
-        self.at, self.shape = len(self.stages) - 1, (stage.out,) if stage.kind != abi.CONV else stage.out_shape
+        self.at, self.shape = len(self.stages) - 1, stage.out_shape if stage.on_images else (stage.out,)
 
     def _complete(self, name: str) -> LayerStage | None:
         """Return the stage that gave the current value, to be replaced by one with another part; None for the input."""
@@ -139,12 +139,12 @@ class CallTrace(TorchFunctionMode):
         self.parts[self.at] += 1
         return self.stages[self.at] if self.at >= 0 else None
 
-    def _rows(self, name: str, value: _Value) -> tuple[int, int, int]:
+    def _rows(self, name: str, value: Value) -> tuple[int, int, int]:
         """Return the shape of a value that a stage on rows takes, before it was flattened."""
         if len(value.shape) != 1 or value.tensor.ndim != 2 or not value.tensor.is_floating_point():
             raise NotEligible(f"{name} takes inputs that are not flat")
-        if self.stages[value.stage + 1 :] and self.stages[value.stage + 1].kind == abi.CONV:
-            raise NotEligible(f"{name} takes what a convolution takes")
+        if any(stage.on_images for stage in self.stages[value.stage + 1 :]):
+            raise NotEligible(f"{name} takes something else than the last of the images")
         return self.stages[value.stage].out_shape if value.stage >= 0 else self._image(value.shape)
 
     def _call(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:

@@ -42,8 +42,9 @@ class DropoutKind:
 
 @dataclass(frozen=True, slots=True)
 class LayerStage:
-    """One convolution with the activation, pool and dropout that follow it, or linear layer with ReLU and dropout; or
-    an activation, a layer normalisation, an addition of two stages' outputs or a pooled embedding, with dropout.
+    """One convolution, group normalisation or addition of images with the activation, pool and dropout that follow it,
+    or linear layer with ReLU and dropout; or an activation, a layer normalisation, an addition of two stages' outputs
+    or a pooled embedding, with dropout.
 
     ``shape`` is its input as (channels, height, width). ``weight`` and ``bias`` are the offsets of its parameters in
     the flat vector; -1 is none. ``planar``: images and convolution weights are contiguous, not channels-last.
@@ -73,10 +74,16 @@ class LayerStage:
     eps: float = 0.0
     words: int = 0
     skip: int = -1
+    groups: int = 1
+
+    @property
+    def on_images(self) -> bool:
+        """Whether its output is an image, which may be flattened."""
+        return self.kind in abi.ON_IMAGES
 
     @property
     def out_shape(self) -> tuple[int, int, int]:
-        if self.kind != abi.CONV:
+        if not self.on_images:
             return self.out, 1, 1
         high, wide = ((side + 2 * self.padding - self.kernel) // self.stride + 1 for side in self.shape[1:])
         return self.out, *((high, wide) if self.pool is None else self.pool.output_sides((high, wide)))
@@ -90,7 +97,7 @@ class LayerStage:
     @property
     def inputs(self) -> tuple[int, ...]:
         """The numbers of the stages whose output it takes; -1 is the network's input."""
-        return (self.source, self.addend) if self.kind == abi.ADD else (self.source,)
+        return (self.source, self.addend) if self.kind in (abi.ADD, abi.IMAGE_ADD) else (self.source,)
 
     @property
     def dropout_numbers(self) -> int:
@@ -108,7 +115,7 @@ class LayerStage:
         place.weight, place.bias, place.drop = self.weight, self.bias, 0 if self.drop is None else self.drop.kind
         place.source, place.addend, place.activation = self.source, self.addend, self.activation
         place.alpha, place.eps, place.after_pool = self.alpha, self.eps, self.activation_after_pool
-        place.words, place.skip = self.words, self.skip
+        place.words, place.skip, place.groups = self.words, self.skip, self.groups
         if self.pool is not None:
             place.pool, (place.pool_h, place.pool_w) = self.pool.kind, self.pool.size
             place.step_h, place.step_w = self.pool.step
@@ -117,7 +124,7 @@ class LayerStage:
         """Draw the dropout factors, 0 or 1 / (1 - p), that eager torch draws for as many rows, in the order in which
         torch stores the values. ``out`` is flat, in the kernels' order."""
         assert self.drop is not None
-        if self.kind != abi.CONV or self.drop.kind != abi.DROP:
+        if not self.on_images or self.drop.kind != abi.DROP:
             _bernoulli(out, self.drop.p, generator)
             return
         channels, height, width = self.out_shape

@@ -11,10 +11,11 @@
 #define HANSA_EXPORT __attribute__((visibility("default")))
 #endif
 
-#define HANSA_ABI 15
+#define HANSA_ABI 16
 #define HANSA_SUM_LANES 1024 /* of sign_pack's sum of magnitudes */
 
 enum { HANSA_CONV = 0, HANSA_LINEAR = 1, HANSA_ACTIVATION = 2, HANSA_NORM = 3, HANSA_ADD = 4, HANSA_EMBED = 5 };
+enum { HANSA_GROUP_NORM = 6, HANSA_IMAGE_ADD = 7 }; /* further stages; all but HANSA_CONV and these are on rows */
 enum { HANSA_MAX = 1, HANSA_MEAN = 2, HANSA_SUM = 3 };                 /* pools */
 enum { HANSA_DROP = 1, HANSA_DROP_FLAT = 2, HANSA_DROP_CHANNELS = 3 }; /* dropouts */
 
@@ -22,11 +23,13 @@ enum { HANSA_DROP = 1, HANSA_DROP_FLAT = 2, HANSA_DROP_CHANNELS = 3 }; /* dropou
 enum { HANSA_RELU = 1, HANSA_LEAKY_RELU = 2, HANSA_ELU = 3, HANSA_SIGMOID = 4, HANSA_TANH = 5, HANSA_SILU = 6 };
 enum { HANSA_GELU = 7, HANSA_GELU_TANH = 8 };
 
-/* One stage: convolution [ReLU or activation] [pool] [dropout], or on rows of values linear [ReLU] [dropout],
- * activation [dropout], layer normalisation [dropout], addition [dropout], embedding [dropout]. Convolutions come first, and each takes the
- * output of the one before. A stage on rows takes the output of stage `source`, which is the last convolution or an
- * earlier stage on rows, or with -1 the network's input; an addition adds that of stage `addend`. Its kernel = stride =
- * padding = 0, and channels, height, width are the shape that was flattened, in torch's C, H, W order. The last stage
+/* One stage: on images convolution, group normalisation or addition [ReLU or activation] [pool] [dropout], or on rows of
+ * values linear [ReLU] [dropout], activation [dropout], layer normalisation [dropout], addition [dropout], embedding
+ * [dropout]. Stages on images come first, and only a convolution as the first of all takes the network's input. A stage
+ * takes the output of stage `source`, an earlier stage on images for one on images, and for one on rows the last of these
+ * or an earlier stage on rows, or with -1 the network's input; an addition adds that of stage `addend`. On rows kernel =
+ * stride = padding = 0, and channels, height, width are the shape that was flattened, in torch's C, H, W order; group
+ * normalisations and additions of images have kernel = stride = 1. The last stage
  * gives the logits. A pool has windows of pool_h x pool_w, step_h and step_w apart; `relu` is 2 if it follows a mean
  * pool and not the convolution, and `after_pool` is set if another activation follows the pool. Dropout has a factor per
  * value in H, W, C order, in C, H, W order of flattened values, or per channel. `weight` and `bias` are the offsets of
@@ -37,7 +40,7 @@ enum { HANSA_GELU = 7, HANSA_GELU_TANH = 8 };
  * of a table of `words` rows. The row `skip` has no gradient; -1 is none. */
 typedef struct {
     int64_t kind, channels, height, width, out, kernel, stride, padding, relu, pool, pool_h, pool_w, step_h, step_w;
-    int64_t drop, weight, bias, planar, source, addend, activation, after_pool, words, skip;
+    int64_t drop, weight, bias, planar, source, addend, activation, after_pool, words, skip, groups;
     double alpha, eps;
 } hansa_stage;
 

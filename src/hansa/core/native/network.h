@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "draw.h"
+#include "image_stage.h"
 #include "platform.h"
 #include "row_stage.h"
 #include "server.h"
@@ -78,8 +79,8 @@ static int64_t check(const hansa_network *network, const hansa_data *data, const
 
 static void prepare(const hansa_network *network, const float *y, int backward) {
     for (ptrdiff_t i = 0; i < network->stages; i++)
-        if (network->stage[i].is.kind == HANSA_CONV)
-            conv_prepare(network->stage + i, y, backward, i == 0, &network->scratch);
+        if (on_images(network->stage + i))
+            image_prepare(network->stage + i, y, backward, i == 0, &network->scratch);
 }
 
 /* The dropout factors of a stage for row n of a batch, or null. */
@@ -95,9 +96,9 @@ static void forward(const hansa_network *network, const float *y, ptrdiff_t size
     ptrdiff_t i = 0;
     for (ptrdiff_t n = 0; n < size; n++) {
         const float *keep = NULL;
-        for (i = 0; network->stage[i].is.kind == HANSA_CONV; i++) {
+        for (i = 0; on_images(network->stage + i); i++) {
             const stage_t *s = network->stage + i;
-            conv_forward(s, n, &network->scratch);
+            image_forward(s, n, &network->scratch);
             keep = keep_of(network, s, size, n);
             if (keep && s->is.drop != HANSA_DROP_FLAT) conv_drop(s, keep, s->out + n * s->out_image + s->out_0);
         }
@@ -151,7 +152,7 @@ static float backward(const hansa_network *network, const float *y, const hansa_
                               1.0f / (float)size, g);
     }
     ptrdiff_t i = network->stages - 1;
-    for (; i >= 0 && network->stage[i].is.kind != HANSA_CONV; i--) {
+    for (; i >= 0 && !on_images(network->stage + i); i--) {
         const stage_t *s = network->stage + i;
         for (ptrdiff_t b = 0; keep_of(network, s, size, 0) && b < size; b++)
             drop(s->out_gradient + b * s->out_step, keep_of(network, s, size, b), s->is.out);
@@ -160,27 +161,18 @@ static float backward(const hansa_network *network, const float *y, const hansa_
     }
     if (i >= 0) {
         const stage_t *last = network->stage + i;
-        ptrdiff_t line = last->out_w * last->out_step;
         for (ptrdiff_t n = 0; n < size; n++) {
-            const float *g = scratch->turned, *keep = keep_of(network, last, size, n);
-            ptrdiff_t row = line;
+            const float *keep = keep_of(network, last, size, n);
             float *flat = last->out_gradient + n * last->flat_step;
             if (keep && last->is.drop == HANSA_DROP_FLAT) drop(flat, keep, last->keeps);
-            transpose(flat, positions(last), scratch->turned, last->out_step, last->is.out, positions(last));
+            transpose(flat, positions(last), last->gradient, last->out_step, last->is.out, positions(last));
             for (const stage_t *s = last; s >= network->stage; s--) {
                 keep = s->is.drop == HANSA_DROP_FLAT ? NULL : keep_of(network, s, size, n);
-                conv_backward(s, n, g, row, keep, s == network->stage, scratch);
-                row = s->padded_w * s->in_step;
-                g = s->in_gradient + s->is.padding * (row + s->in_step);
+                image_backward(s, n, keep, s == network->stage, scratch);
             }
         }
         float *sums = gradient ? gradient : network->gradient;
-        for (const stage_t *s = last; s >= network->stage; s--) {
-            conv_gradient(s, sums, scratch);
-            if (gradient) continue;
-            step_span(step, s->weight, sums + s->weight, taps(s) * s->is.out, 1.0f);
-            if (s->bias >= 0) step_span(step, s->bias, sums + s->bias, s->is.out, 1.0f);
-        }
+        for (const stage_t *s = last; s >= network->stage; s--) image_gradient(s, sums, gradient ? NULL : step, scratch);
     }
     return (float)(loss / (double)size);
 }

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # commands that only read files import this module without to
     from torch import Tensor
 
 _EVALUATION_BATCH = 64
+_EVALUATION_NUMBERS = 1 << 25  # outputs of all stages in one evaluation batch, unless a single row has more
 SLICE = 0.1  # seconds per call at most, plus one step, so that Ctrl-C is handled in between
 
 
@@ -67,6 +68,12 @@ class Network:
     def __post_init__(self) -> None:
         object.__setattr__(self, "dim", sum(stage.dim for stage in self.stages))
         object.__setattr__(self, "dropout_numbers", sum(stage.dropout_numbers for stage in self.stages))
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Rows that are evaluated at a time."""
+        numbers = sum(math.prod(stage.out_shape) for stage in self.stages)
+        return max(1, min(_EVALUATION_BATCH, _EVALUATION_NUMBERS // numbers))
 
     @property
     def takes_tokens(self) -> bool:
@@ -158,7 +165,7 @@ class Network:
         data = self.examples(inputs, labels, table)
         self.check_vector("y", y)
         score = abi.Evaluation()
-        with self._workspace(_EVALUATION_BATCH) as (kernels, handle):
+        with self._workspace(self.evaluation_batch) as (kernels, handle):
             code = kernels.evaluate(handle, y.data_ptr(), byref(data), start, stop, byref(score))
         index = torch.arange(start, stop)[None]
         check_code(code, "Network.evaluate", self, data, index)
@@ -169,11 +176,12 @@ class Network:
         data = self.examples(inputs, None, table)
         self.check_vector("y", y)
         out = torch.empty(len(rows), self.classes)
-        whole = len(rows) - len(rows) % _EVALUATION_BATCH
-        with self._workspace(_EVALUATION_BATCH) as (kernels, handle):
+        most = self.evaluation_batch
+        whole = len(rows) - len(rows) % most
+        with self._workspace(most) as (kernels, handle):
             for piece, target in ((rows[:whole], out[:whole]), (rows[whole:], out[whole:])):
                 if len(piece):
-                    index = piece.view(-1, min(_EVALUATION_BATCH, len(piece)))
+                    index = piece.view(-1, min(most, len(piece)))
                     batches = batch_index(index, None, "logits")
                     code = kernels.logits(handle, y.data_ptr(), byref(data), byref(batches), target.data_ptr())
                     check_code(code, "Network.logits", self, data, index)

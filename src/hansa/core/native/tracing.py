@@ -1,8 +1,8 @@
 """Tracing: recognise modules that the native kernels can train, however they are written.
 
 ``forward()`` and the loss run on a small batch while every torch call is traced. Equivalent layers, functions and
-tensor methods are treated alike. Convolutions form a chain, or an embedding of tokens comes first; the stages on rows
-behind it may also be added. What is not made of stages with mean cross-entropy is refused.
+tensor methods are treated alike. Stages on images or an embedding of tokens come first, then those on rows. What is
+not made of stages with mean cross-entropy is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from hansa.core.native import abi
 from hansa.core.native.call_arguments import activation_of, dropout_of, equal_pair, given_arguments, pair_of
-from hansa.core.native.call_trace import DROPOUTS, RESHAPES, SAME, CallTrace, Loss, Rule
+from hansa.core.native.call_trace import DROPOUTS, RESHAPES, SAME, CallTrace, Loss, Rule, Value
 from hansa.core.native.eligibility import NotEligible, check_pure, parameter_offsets
 from hansa.core.native.layer_stage import DropoutKind, LayerStage, PoolWindow
 
@@ -90,14 +90,20 @@ class _Watch(CallTrace):
         at = self._layer(name, out, weight, bias)
         self._append(LayerStage(abi.LINEAR, rows, out.shape[1], weight=at[0], bias=at[1], source=self.at))
 
+    def _images(self, name: str, value: Value) -> tuple[int, int, int]:
+        """Return the shape of a value that a stage on images takes; such stages come before all others."""
+        if len(value.shape) != 3 or value.tensor.ndim != 4 or any(not stage.on_images for stage in self.stages):
+            raise NotEligible(f"{name} takes inputs that are not images, or follows a layer on rows")
+        channels, height, width = value.shape
+        return channels, height, width
+
     def conv2d(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         weight, bias, stride, padding, dilation, groups = given_arguments(
             args, kwargs, weight=None, bias=None, stride=1, padding=0, dilation=1, groups=1
         )
-        if len(self.shape) != 3 or self.now.ndim != 4 or (self.stages and self.stages[-1].kind != abi.CONV):
-            raise NotEligible("a convolution takes inputs that are not images")
-        if self.at != len(self.stages) - 1:
-            raise NotEligible("two convolutions take the same image")
+        shape = self._images("a convolution", self.value)
+        if self.at < 0 and self.stages:
+            raise NotEligible("two convolutions take the network's input")
         at = self._layer(name, out, weight, bias)
         kernel = weight.shape[2]
         if isinstance(padding, str) and (padding == "valid" or kernel % 2):
@@ -109,14 +115,13 @@ class _Watch(CallTrace):
             raise NotEligible(f"a convolution has stride {stride}, dilation {dilation}, groups {groups}")
         if not self.stages:
             self._image(self.shape)
-        shape = (self.shape[0], self.shape[1], self.shape[2])
         kind, pad = (abi.CONV, shape, out.shape[1], kernel), equal_pair(padding)[0]
         stage = LayerStage(*kind, padding=pad, weight=at[0], bias=at[1], planar=self.planar, source=self.at)
         self._append(replace(stage, stride=steps[0]))
 
     def activation(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         kind, alpha = activation_of(name, args, kwargs)
-        if kind == abi.RELU and self.at >= 0 and self.stages[self.at].kind == abi.CONV:
+        if kind == abi.RELU and self.at >= 0 and self.stages[self.at].on_images:
             last = self._complete(name)
             assert last is not None
             if last.activation:
@@ -124,7 +129,7 @@ class _Watch(CallTrace):
             mean = last.pool is not None and last.pool.kind == abi.MEAN
             self.stages[self.at] = last if last.relu else replace(last, relu=True, relu_after_pool=mean)
             return
-        if len(self.shape) == 3 and self.at >= 0 and self.stages[self.at].kind == abi.CONV:
+        if len(self.shape) == 3 and self.at >= 0 and self.stages[self.at].on_images:
             last = self._complete(name)
             if last is None or last.relu or last.activation or last.drop is not None:
                 raise NotEligible(f"{name} follows ReLU, another activation or dropout of an image")
@@ -146,9 +151,27 @@ class _Watch(CallTrace):
         stage = LayerStage(abi.NORM, rows, math.prod(rows), weight=at[0], bias=at[1], source=self.at)
         self._append(replace(stage, eps=float(eps)))
 
+    def group_norm(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+        groups, weight, bias, eps, _cudnn = given_arguments(
+            args, kwargs, num_groups=1, weight=None, bias=None, eps=1e-5, cudnn_enabled=True
+        )
+        shape = self._images(name, self.value)
+        if self.at < 0:
+            raise NotEligible(f"{name} takes the network's input")
+        at = [-1 if vector is None else self._parameter(name, vector) for vector in (weight, bias)]
+        stage = LayerStage(abi.GROUP_NORM, shape, shape[0], kernel=1, weight=at[0], bias=at[1], planar=self.planar)
+        self._append(replace(stage, source=self.at, groups=int(groups), eps=float(eps)))
+
     def add(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         other, alpha = given_arguments(args, kwargs, other=None, alpha=1)
         addend = self._traced(name, other)
+        if len(self.shape) == 3:
+            shape = self._images(name, self.value)
+            if alpha != 1 or self._images(name, addend) != shape or min(self.at, addend.stage) < 0:
+                raise NotEligible(f"{name} adds something else than two images of one shape that layers gave")
+            stage = LayerStage(abi.IMAGE_ADD, shape, shape[0], kernel=1, weight=-1, planar=self.planar)
+            self._append(replace(stage, source=self.at, addend=addend.stage))
+            return
         rows = self._rows(name, self.value)
         if alpha != 1 or math.prod(self._rows(name, addend)) != math.prod(rows) or addend.ended:
             raise NotEligible(f"{name} adds something else than two values of one shape")
@@ -255,8 +278,8 @@ class _Watch(CallTrace):
 
     def _pool(self, pool: PoolWindow) -> None:
         last = self._complete("a pool")
-        if last is None or last.kind != abi.CONV or last.pool or len(self.shape) != 3 or self.now.ndim != 4:
-            raise NotEligible("a pool does not follow a convolution")
+        if last is None or not last.on_images or last.pool or len(self.shape) != 3 or self.now.ndim != 4:
+            raise NotEligible("a pool does not follow a layer on images")
         if last.drop is not None and last.drop.kind != abi.DROP_CHANNELS:
             raise NotEligible("a pool follows dropout")
         rising = last.activation in (abi.SIGMOID, abi.TANH)
@@ -285,7 +308,7 @@ class _Watch(CallTrace):
         last = self._complete(name)
         if last is None or last.drop is not None or p >= 1:
             raise NotEligible(f"it drops out (p={p}) before a layer, twice or after the end")
-        kind = abi.DROP_FLAT if len(self.shape) == 1 and last.kind == abi.CONV else abi.DROP
+        kind = abi.DROP_FLAT if len(self.shape) == 1 and last.on_images else abi.DROP
         if not name.endswith(".dropout"):
             if len(self.shape) != 3 or self.now.ndim != 4:
                 raise NotEligible(f"{name} is of something else than images")
@@ -321,7 +344,7 @@ class _Watch(CallTrace):
     def _last(self) -> bool:
         """Return whether the current value is what the last stage gives, one row per example."""
         last = self.stages[-1] if self.stages else None
-        ends = last is not None and last.kind != abi.CONV and self.shape == (last.out,) and self.now.ndim == 2
+        ends = last is not None and not last.on_images and self.shape == (last.out,) and self.now.ndim == 2
         return ends and self.at == len(self.stages) - 1
 
 
@@ -338,6 +361,7 @@ _RULES: dict[str, Rule] = {
     "cross_entropy": _Watch.loss,
     "nll_loss": _Watch.loss,
     "layer_norm": _Watch.layer_norm,
+    "group_norm": _Watch.group_norm,
     "embedding": _Watch.embedding,
     "embedding_bag": _Watch.embedding_bag,
     "sum": _Watch.mean,
