@@ -364,6 +364,34 @@ def test_a_token_that_the_table_does_not_have_is_an_error_in_training_and_evalua
         hansa.run(presets.fedavg(steps=8), hansa.Task(model, loss, data, native=native), rounds=1)
 
 
+class OnDemand(Shards):
+    """Rows that are cut to the longest of each batch, as a function that collates text does."""
+
+    def fetch(self, client, rows):
+        inputs = self.inputs[rows]
+        return inputs[:, : 5 + int(rows[0]) % 6], self.targets[rows]
+
+
+@WITH_NATIVE
+def test_tokens_whose_length_may_change_are_trained_eagerly():
+    data = OnDemand((11,), 4, words=300)
+    model, loss, _, _ = WRITTEN["bag of words"]
+    task = hansa.Task(model, loss, data)
+    assert task.network is None
+    assert "may differ in length" in task.eager_reason
+    assert hansa.run(ALGORITHM, task, rounds=1).params.isfinite().all()
+    assert hansa.Task(model, loss, Shards((11,), 4, words=300)).network is not None
+
+
+@WITH_NATIVE
+@pytest.mark.parametrize("form", [lambda x: x[:, :7].contiguous(), lambda x: x.int()])
+def test_test_rows_of_another_length_or_dtype_are_evaluated_eagerly(form):
+    data, model = Shards((11,), 4, words=300), WRITTEN["bag of words"][0]
+    data.test_inputs = form(data.test_inputs)
+    runs = [hansa.run(ALGORITHM, hansa.Task(model, F.cross_entropy, data, native=n), rounds=1) for n in (True, False)]
+    assert runs[0].history[-1]["test_loss"] == pytest.approx(runs[1].history[-1]["test_loss"], rel=1e-5)
+
+
 @WITH_NATIVE
 def test_a_wrong_native_form_does_not_pass_the_proof():
     """The forms are compared on real batches: a stack without its ReLU, or with another order of layers, is caught."""
