@@ -116,7 +116,8 @@ def test_augmented_images_are_trained_together():
     def result(together: bool) -> Any:
         augment = [hansa.augment.crop(1), hansa.augment.flip()]
         work = presets.fedavg(local_lr=0.1, steps=3, batch_size=4)
-        return run(work, hansa.Task(convolution, cross_entropy, images, augment=augment, batch_clients=together))
+        options = {"augment": augment, "native": False, "batch_clients": together}
+        return run(work, hansa.Task(convolution, cross_entropy, images, **options))
 
     assert (result(True).params - result(False).params).abs().max() < 1e-12
 

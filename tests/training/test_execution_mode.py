@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hansa
+from core.native.models import words_of
 from core.native.written import WRITTEN, LeNet5, TwoNN
 from hansa import HansaError, local, presets, server
 from hansa.core import native
@@ -33,10 +34,13 @@ WITH_NATIVE = pytest.mark.skipif(
 class Shards:
     """Clients of unequal sizes."""
 
-    def __init__(self, shape, classes, sizes=(5, 9, 7), seed=0):
+    def __init__(self, shape, classes, sizes=(5, 9, 7), seed=0, words=0):
         draw = torch.Generator().manual_seed(seed)
         rows = sum(sizes)
-        self.inputs = torch.randn(rows, *shape, generator=draw)
+        if words:
+            self.inputs = torch.randint(0, words, (rows, *shape), generator=draw)
+        else:
+            self.inputs = torch.randn(rows, *shape, generator=draw)
         self.targets = torch.randint(0, classes, (rows,), generator=draw)
         self.test_inputs, self.test_targets = self.inputs[:10], self.targets[:10]
         self._rows = torch.arange(rows).split(sizes)
@@ -51,7 +55,7 @@ class Shards:
 
 def made(name, **options):
     model, loss, shape, classes = WRITTEN[name]
-    return hansa.Task(model, loss, Shards(shape, classes), **options)
+    return hansa.Task(model, loss, Shards(shape, classes, words=words_of(model())), **options)
 
 
 ALGORITHM = presets.fedavg(
@@ -77,7 +81,8 @@ def test_what_people_write_is_recognised_and_native_equals_eager_to_rounding(nam
     [
         *("layers in a loop", "LeNet-5", "LEAF's FEMNIST CNN", "weights of its own", "LeNet-5 with means"),
         *("all convolutional", "FEMNIST CNN with dropout", "the old MNIST example", "drops everywhere"),
-        *("residual block behind a convolution", "convolutions with SiLU"),
+        *("residual block behind a convolution", "convolutions with SiLU", "averages of words", "bag of words"),
+        *("small ResNet", "ResNet with group norms", "pre-activation of images"),
     ],
 )
 def test_a_recognised_model_gives_the_same_bits_with_any_number_of_workers(name):
@@ -93,7 +98,7 @@ def test_worker_processes_use_the_form_that_the_task_found():
 
 
 @WITH_NATIVE
-@pytest.mark.parametrize("name", ["LeNet-5", "all convolutional", "drops everywhere"])
+@pytest.mark.parametrize("name", ["LeNet-5", "all convolutional", "drops everywhere", "bag of words", "small ResNet"])
 def test_a_recognised_model_trains_on_after_a_resume_as_if_nothing_had_been(name):
     whole = hansa.run(ALGORITHM, made(name, native=True), rounds=4, workers=1)
     begun = hansa.run(ALGORITHM, made(name, native=True), rounds=2, workers=1)
@@ -332,30 +337,59 @@ def test_what_native_code_would_do_otherwise_is_eager_bit_for_bit_and_says_why(n
     assert torch.equal(*runs)
 
 
-class SmallResNet(nn.Module):
-    """Residual sums, group normalisation, strides and a mean over the image."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8)
-        self.conv1, self.conv2 = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, stride=2, padding=1)
-        self.short, self.head = nn.Conv2d(8, 8, 1, stride=2), nn.Linear(8, 4)
-
-    def forward(self, x):
-        x = F.relu(self.norm(self.stem(x)))
-        x = F.relu(x + self.conv1(x))
-        return self.head(F.relu(self.short(x) + self.conv2(x)).mean((2, 3)))
+@WITH_NATIVE
+def test_a_wide_residual_network_stays_eager_bit_for_bit_and_says_why(caplog, monkeypatch):
+    monkeypatch.setattr(execution_mode, "_WIDE", 8 * 8 * 9)  # the convolutions have a bias too
+    with caplog.at_level(logging.INFO, logger="hansa"):
+        tasks = [made("small ResNet", native=choice) for choice in (None, False)]
+    assert tasks[0].network is None
+    assert "trained by eager PyTorch: PyTorch is faster for residual networks with 576 weights" in caplog.text
+    runs = [hansa.run(ALGORITHM, one, rounds=2, workers=1).params for one in tasks]
+    assert torch.equal(*runs)
+    assert made("small ResNet", native=True).network is not None
+    assert made("LeNet-5 with tanh").network is not None  # a chain of convolutions is native at any width
 
 
 @WITH_NATIVE
-def test_a_residual_network_stays_eager_bit_for_bit_and_says_why(caplog):
-    data = Shards((3, 8, 8), 4)
-    with caplog.at_level(logging.INFO, logger="hansa"):
-        tasks = [hansa.Task(SmallResNet, F.cross_entropy, data, native=choice) for choice in (None, False)]
-    assert tasks[0].network is None
-    assert "trained by eager PyTorch: it calls torch.nn.functional.group_norm" in caplog.text
-    runs = [hansa.run(ALGORITHM, one, rounds=2, workers=1).params for one in tasks]
-    assert torch.equal(*runs)
+@pytest.mark.parametrize("native", [True, False])
+def test_a_token_that_the_table_does_not_have_is_an_error_in_training_and_evaluation(native):
+    data = Shards((11,), 4, sizes=(30, 30, 30), words=300)
+    data.test_inputs, data.test_targets = data.inputs[:40].clone(), data.targets[:40]
+    data.test_inputs[33, 2] = 300
+    model, loss, _, _ = WRITTEN["bag of words"]
+    with pytest.raises((HansaError, IndexError, RuntimeError), match=r"out of range|valid range"):
+        hansa.run(ALGORITHM, hansa.Task(model, loss, data, native=native), rounds=1)
+    data.test_inputs[33, 2], data.inputs[[31, 62, 88], 7] = 299, -1
+    with pytest.raises((HansaError, IndexError, RuntimeError), match=r"out of range|valid range"):
+        hansa.run(presets.fedavg(steps=8), hansa.Task(model, loss, data, native=native), rounds=1)
+
+
+class OnDemand(Shards):
+    """Rows that are cut to the longest of each batch, as a function that collates text does."""
+
+    def fetch(self, client, rows):
+        inputs = self.inputs[rows]
+        return inputs[:, : 5 + int(rows[0]) % 6], self.targets[rows]
+
+
+@WITH_NATIVE
+def test_tokens_whose_length_may_change_are_trained_eagerly():
+    data = OnDemand((11,), 4, words=300)
+    model, loss, _, _ = WRITTEN["bag of words"]
+    task = hansa.Task(model, loss, data)
+    assert task.network is None
+    assert "may differ in length" in task.eager_reason
+    assert hansa.run(ALGORITHM, task, rounds=1).params.isfinite().all()
+    assert hansa.Task(model, loss, Shards((11,), 4, words=300)).network is not None
+
+
+@WITH_NATIVE
+@pytest.mark.parametrize("form", [lambda x: x[:, :7].contiguous(), lambda x: x.int()])
+def test_test_rows_of_another_length_or_dtype_are_evaluated_eagerly(form):
+    data, model = Shards((11,), 4, words=300), WRITTEN["bag of words"][0]
+    data.test_inputs = form(data.test_inputs)
+    runs = [hansa.run(ALGORITHM, hansa.Task(model, F.cross_entropy, data, native=n), rounds=1) for n in (True, False)]
+    assert runs[0].history[-1]["test_loss"] == pytest.approx(runs[1].history[-1]["test_loss"], rel=1e-5)
 
 
 @WITH_NATIVE
@@ -396,7 +430,9 @@ def test_targets_that_the_loss_leaves_out_keep_to_eager():
 
 
 @WITH_NATIVE
-@pytest.mark.parametrize("name", ["FEMNIST CNN with dropout", "the old MNIST example", "drops everywhere"])
+@pytest.mark.parametrize(
+    "name", ["FEMNIST CNN with dropout", "the old MNIST example", "drops everywhere", "pre-activation of images"]
+)
 def test_native_dropout_keeps_the_very_values_that_eager_dropout_keeps(name, monkeypatch):
     """Of ones, dropout leaves what it multiplies by: as a worker draws it for its third step, as torch draws it."""
     task, key = made(name, native=True), hansa.Key(3).child("noise", 2)

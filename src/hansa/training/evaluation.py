@@ -182,8 +182,13 @@ class Evaluator:
     def _is_native(self, source: BatchSource) -> bool:
         task = self.task
         is_plain = task.metric is count_correct and task.label_rule.is_plain and not task.metrics
-        if self.trainer.network is None or not is_plain or source.native_inputs is None:
+        network, inputs = self.trainer.network, source.native_inputs
+        if network is None or not is_plain or inputs is None:
             return False
+        if network.takes_tokens and not (
+            inputs.dtype == torch.int64 and inputs.logical.shape[1:] == network.input_shape
+        ):
+            return False  # rows of another length, which PyTorch takes
         labels = getattr(source, "labels", None)
         return labels is None or not labels.numel() or int(labels.min()) >= 0
 

@@ -6,13 +6,15 @@ Both are chosen once, when the task is created, so that every worker does the sa
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
 from hansa.core import native
 from hansa.core.keys import Key
+from hansa.core.native import abi
+from hansa.core.native.layer_stage import LayerStage
 from hansa.core.native.network import AffineStep, Network
 from hansa.core.native.tracing import NotEligible, stages_of
 from hansa.core.vectors.layout import Layout, convert_module
@@ -23,6 +25,7 @@ log = logging.getLogger("hansa")
 
 _ROWS = 8  # of a batch for the comparison of native code with eager
 _LR = 0.05
+_WIDE = 1 << 19  # weights of one convolution
 
 
 def choose_layout(
@@ -56,21 +59,42 @@ def choose_layout(
 
 
 def find_native_form(
-    make: Callable[[], nn.Module], loss: LossFunction, layout: Layout, inputs: torch.Tensor, targets: torch.Tensor
+    make: Callable[[], nn.Module],
+    loss: LossFunction,
+    layout: Layout,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    required: bool = False,
 ) -> Network:
-    """Return the native form of a model and its loss after a comparison on three batches; raise `Unfit` otherwise."""
+    """Return the native form of a model and its loss after a comparison on three batches; raise `NotEligible`
+    otherwise, or if PyTorch is faster and native code is not ``required``."""
     if (reason := native.unavailable_reason()) is not None:
         raise NotEligible(reason)
-    if not inputs.is_floating_point() or targets.dtype != torch.int64 or targets.ndim != 1:
+    tokens = inputs.dtype == torch.int64
+    if not (inputs.is_floating_point() or tokens) or targets.dtype != torch.int64 or targets.ndim != 1:
         raise NotEligible(f"its inputs are {inputs.dtype} and its targets {targets.dtype} with {targets.ndim} axes")
     if int(targets.min()) < 0:
         raise NotEligible("there are negative targets, which cross-entropy ignores")
     with random_state.preserve_rng():
         module = make()
-        stages = stages_of(module, inputs.shape[1:], loss, layout.channels_last)
+        stages = stages_of(module, inputs.shape[1:], loss, layout.channels_last, tokens)
+        if not required and _is_wide(stages):
+            raise NotEligible(f"PyTorch is faster for residual networks with {_WIDE:,} weights in a convolution")
         network = Network(stages, tuple(inputs.shape[1:]))
         _compare_with_eager(network, module, loss, layout, inputs, targets)
     return network
+
+
+def _is_wide(stages: Sequence[LayerStage]) -> bool:
+    """Return whether a network of more than a chain of convolutions is so wide that PyTorch is as fast, as measured on
+    residual networks with group normalisation (docs/limits.md)."""
+    graph = any(stage.kind in (abi.GROUP_NORM, abi.IMAGE_ADD) for stage in stages)
+    return graph and any(stage.kind == abi.CONV and stage.dim > _WIDE for stage in stages)
+
+
+def native_inputs(inputs: torch.Tensor) -> torch.Tensor:
+    """Return examples as native code reads them: contiguous, float32 or int64 tokens."""
+    return (inputs.float() if inputs.is_floating_point() else inputs).contiguous()
 
 
 def describe_kernels(task: object) -> str:
@@ -129,7 +153,7 @@ def _compare_with_eager(
     rows = torch.linspace(0, len(inputs) - 1, 3 * _ROWS).long().view(_ROWS, 3).T
     distances = []
     for step, batch in enumerate(rows):
-        x, labels = inputs[batch].float().contiguous(), targets[batch].contiguous()
+        x, labels = native_inputs(inputs[batch]), targets[batch].contiguous()
         eager_loss, expected = eager_gradient(module, loss, layout, eager_y, x, labels, Key(step))
         keep = _dropout_mask(network, Key(step))
         native_loss, gradient = network.gradient(eager_y, x, labels, torch.arange(_ROWS), keep=keep)

@@ -296,7 +296,9 @@ class Task:
                 raise NotEligible("its inputs or targets are several tensors")
             if isinstance(labels := getattr(self.data, "targets", None), torch.Tensor) and _has_negative(labels):
                 raise NotEligible("there are negative targets, which cross-entropy ignores")
-            network = find_native_form(self.example_model, self.loss, self.layout, inputs, targets)
+            network = find_native_form(self.example_model, self.loss, self.layout, inputs, targets, bool(requested))
+            if network.takes_tokens and (hasattr(self.data, "fetch") or self.augment.has_user_code):
+                raise NotEligible("its tokens are loaded on demand or augmented, and rows may differ in length")
             if network.dropout_numbers and self.augment.has_user_code:
                 raise NotEligible("it has dropout, and a user-defined augmentation may draw from the same generator")
         except NotEligible as reason:

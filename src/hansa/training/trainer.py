@@ -47,6 +47,7 @@ from hansa.training.batch_sources import (
 from hansa.training.batched_training import BatchedTraining
 from hansa.training.compiled import CompiledLoss
 from hansa.training.evaluation import Evaluator
+from hansa.training.execution_mode import native_inputs
 from hansa.training.frozen_weights import SharedWeights
 from hansa.training.labels import has_ignored_labels
 from hansa.training.mixed_precision import ModelPrecision
@@ -114,7 +115,7 @@ class ModuleTrainer(BaseTrainer):
         if self._direct and isinstance(self.source, TensorSource) and self.source.native_inputs is not None:
             return self.source.native_inputs.logical, self.source.labels
         inputs, targets = self.task.example
-        return inputs.float().contiguous(), targets
+        return native_inputs(inputs), targets
 
     def load(self, model: Vector, buffers: Vector | None) -> None:
         self.y.copy_(model)

@@ -142,6 +142,46 @@ def residuals() -> nn.Sequential:
     return Sequential(Residual(Linear(23, 23)), nn.LayerNorm(23), Linear(23, 35), ReLU(), outer, ReLU(), Linear(35, 4))
 
 
+def group_norms() -> nn.Sequential:
+    """Of one group, of one channel each, without parameters; before pools of both kinds, behind an activation."""
+    first = [
+        Conv(3, 6, 3, padding=1, bias=False),
+        nn.GroupNorm(3, 6),
+        ReLU(),
+        pool(),
+        Conv(6, 20, 3),
+        nn.GroupNorm(1, 20),
+    ]
+    then = [nn.SiLU(), nn.AvgPool2d(2, 1), Conv(20, 5, 2), nn.GELU(), nn.GroupNorm(5, 5, affine=False), nn.Tanh()]
+    return Sequential(
+        *first, *then, Conv(5, 18, 1), nn.GroupNorm(2, 18, eps=0.1), nn.AvgPool2d(2), Flatten(), Linear(18, 4)
+    )
+
+
+def image_residuals() -> nn.Sequential:
+    """Sums with ReLU before and behind, within sums, with a maximum behind, and a mean of all that is left."""
+    inner = Residual(Conv(17, 17, 3, padding=1), ReLU())
+    first = [Conv(2, 17, 3), ReLU(), Residual(Conv(17, 17, 3, padding=1), nn.GroupNorm(1, 17), inner), ReLU()]
+    then = [Residual(nn.GroupNorm(1, 17), nn.ELU(), Conv(17, 17, 1)), pool(), Conv(17, 8, 3), Residual(Conv(8, 8, 1))]
+    return Sequential(*first, *then, nn.AdaptiveAvgPool2d(1), Flatten(), Linear(8, 3))
+
+
+class MeanOfTokens(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+def embeddings() -> nn.Sequential:
+    """A table of more rows than a batch has tokens, one of them without a gradient, at a width that fills no vector."""
+    first = [nn.Embedding(200, 37, padding_idx=3), MeanOfTokens(), Linear(37, 20), nn.Tanh()]
+    return Sequential(*first, Linear(20, 5))
+
+
+def embedding_bag() -> nn.Sequential:
+    """Sums, and fewer rows than tokens: each is touched several times."""
+    return Sequential(nn.EmbeddingBag(5, 16, mode="sum"), nn.LayerNorm(16), Residual(Linear(16, 16)), Linear(16, 3))
+
+
 STACKS: dict[str, tuple[Callable[[], nn.Module], Shape]] = {
     "logistic regression": (lambda: Sequential(Flatten(), Linear(784, 10)), (1, 28, 28)),
     "single linear layer": (lambda: Linear(37, 3), (37,)),
@@ -165,6 +205,10 @@ STACKS: dict[str, tuple[Callable[[], nn.Module], Shape]] = {
     "activations before maxima": (bent_before_pools, (1, 32, 34)),
     "layer norms": (layer_norms, (2, 3, 4)),
     "residuals": (residuals, (23,)),
+    "images, group norms": (group_norms, (3, 13, 14)),
+    "images, residuals": (image_residuals, (2, 11, 12)),
+    "embeddings": (embeddings, (9,)),
+    "embedding bag": (embedding_bag, (7,)),
 }
 
 
@@ -208,7 +252,8 @@ def exact(module: nn.Module, shape: Shape, rows: int, seed: int = 0) -> tuple[nn
                     layer.bias.copy_(torch.randn(layer.bias.shape, generator=draw) / 4)
                 bound = 1.0
     assert bound < 2**24
-    inputs = torch.randint(0, 4, (rows, *shape), generator=draw).float()
+    inputs = torch.randint(0, words_of(module) or 4, (rows, *shape), generator=draw)
+    inputs = inputs if words_of(module) else inputs.float()
     with torch.no_grad():
         classes = module(inputs[:1]).shape[1]
     return module, inputs, torch.randint(0, classes, (rows,), generator=draw)
@@ -217,16 +262,30 @@ def exact(module: nn.Module, shape: Shape, rows: int, seed: int = 0) -> tuple[nn
 def smooth(module: nn.Module, shape: Shape, rows: int, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
     """The module as PyTorch starts it, with normal inputs: no two entries of a window are equal."""
     draw = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(rows, *shape, generator=draw)
+    words = words_of(module)
+    inputs = (
+        torch.randint(0, words, (rows, *shape), generator=draw) if words else torch.randn(rows, *shape, generator=draw)
+    )
     with torch.no_grad():
         classes = module(inputs[:1]).shape[1]
     return module, inputs, torch.randint(0, classes, (rows,), generator=draw)
 
 
+def words_of(module: nn.Module) -> int:
+    """The number of tokens that a module takes; 0 if it takes real numbers."""
+    tables = [part for part in module.modules() if isinstance(part, (nn.Embedding, nn.EmbeddingBag))]
+    return tables[0].num_embeddings if tables else 0
+
+
+def cast(inputs: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inputs in another dtype, but for tokens."""
+    return inputs.to(dtype) if inputs.is_floating_point() else inputs
+
+
 def reference(module: nn.Module, inputs: Tensor, labels: Tensor, dtype: torch.dtype) -> tuple[float, Tensor]:
     """Mean cross-entropy and its flat gradient by autograd."""
     twin = copy.deepcopy(module).to(dtype)
-    loss = cross_entropy(twin(inputs.to(dtype)), labels)
+    loss = cross_entropy(twin(cast(inputs, dtype)), labels)
     return float(loss.detach()), flatten(list(torch.autograd.grad(loss, list(twin.parameters()))))
 
 
@@ -240,6 +299,6 @@ def compile_network(module: nn.Module, input_shape: Sequence[int], isa: str = ""
     if not native.available():
         return None
     try:
-        return Network(stages_of(module, input_shape), tuple(input_shape), isa)
+        return Network(stages_of(module, input_shape, tokens=words_of(module) > 0), tuple(input_shape), isa)
     except NotEligible:
         return None

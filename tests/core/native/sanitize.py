@@ -20,7 +20,9 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).parents[3]
 TESTS = [
     "tests/core/native/test_network.py",
+    "tests/core/native/test_embedding.py",
     "tests/core/native/test_random_networks.py",
+    "tests/core/native/test_random_images.py",
     "tests/core/native/test_winograd.py",
     "tests/core/native/test_client_kernel.py",
     "tests/core/native/test_cohort_kernel.py",

@@ -58,7 +58,7 @@ def train_one(kernel, x, y, delta, own, steps, batch, key, step):
 
 @pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("name", ["CNN-29k", "residuals"])
+@pytest.mark.parametrize("name", ["CNN-29k", "residuals", "embeddings", "images, residuals"])
 def test_a_round_in_one_call_is_the_loop_over_its_batches_to_the_bit(name, momentum, isa):
     network, x, inputs, labels = made(name, isa)
     own, key = torch.tensor([3, 4, 7, 11, 12, 20, 29]), Key(5).child("batch")
@@ -141,10 +141,11 @@ def test_what_does_not_fit_is_refused_by_name():
         train_one(kernel, x, y, delta, torch.arange(3), 1, 2, bytes(16), AffineStep(lr=0.1, momentum=0.5))
 
 
-@pytest.mark.parametrize("name", ["MLP", "CNN"])
-def test_clients_one_after_the_other_move_as_each_alone(name):
-    network, x, inputs, labels = made(name) if name == "MLP" else made()
-    index, y, step = torch.randperm(ROWS), torch.empty_like(x), AffineStep(lr=0.1, weight_decay=0.01)
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+@pytest.mark.parametrize("name", ["MLP", "CNN-29k", "embeddings", "embedding bag", "images, group norms"])
+def test_clients_one_after_the_other_move_as_each_alone(name, weight_decay):
+    network, x, inputs, labels = made(name)
+    index, y, step = torch.randperm(ROWS), torch.empty_like(x), AffineStep(lr=0.1, weight_decay=weight_decay)
     spans = [(0, 3, 1, 2), (3, 10, 4, 3), (10, ROWS, 2, 5)]  # one of them with a single step
     jobs = [
         NativeJob(torch.full_like(x, 7.0), first, stop, steps, batch, bytes([place] * 16))

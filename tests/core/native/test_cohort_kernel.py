@@ -51,7 +51,9 @@ RING = np.asarray(ring().sparse(N).toarray())
 
 @pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize(("seconds", "name"), [(10.0, "CNN-29k"), (0.0, "CNN-29k"), (10.0, "residuals")])
+@pytest.mark.parametrize(
+    ("seconds", "name"), [(10.0, "CNN-29k"), (0.0, "CNN-29k"), (10.0, "residuals"), (10.0, "embeddings")]
+)
 def test_steps_are_those_of_each_client_alone_to_the_bit_and_gossip_over_itself_changes_none(
     momentum, seconds, name, isa
 ):

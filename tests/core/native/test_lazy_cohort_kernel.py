@@ -38,7 +38,7 @@ def plan(index, groups):
 
 
 @pytest.mark.parametrize("isa", each_set())
-@pytest.mark.parametrize("name", ["CNN-29k", "MLP"])
+@pytest.mark.parametrize("name", ["CNN-29k", "MLP", "embeddings"])
 @pytest.mark.parametrize(
     "settings",
     [AffineStep(0.05), AffineStep(0.05, prox_weight=0.1, weight_decay=0.01, momentum=0.9, max_grad_norm=0.5)],

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from core.native.models import (
     STACKS,
+    cast,
     compile_network,
     distance,
     exact,
@@ -26,6 +27,7 @@ from core.native.models import (
 from core.native.sets import each_set
 from hansa.core import native
 from hansa.core.errors import HansaError
+from hansa.core.native import network as network_module
 from hansa.core.native.network import AffineStep, Network
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
@@ -49,7 +51,7 @@ def case(name: str, isa: str = "", kind: Any = exact) -> tuple[Network, nn.Modul
 @pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize("name", STACKS)
 def test_loss_and_gradient_are_autograds_layer_by_layer(name: str, isa: str) -> None:
-    stack, module, y, inputs, labels = case(name, isa, smooth if name.startswith("activations") else exact)
+    stack, module, y, inputs, labels = case(name, isa, smooth if name.startswith(("activations", "images")) else exact)
     rows = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))[:7]
     loss, gradient = stack.gradient(y, inputs, labels, rows)
     wanted, exact_gradient = reference(module, inputs[rows], labels[rows], torch.float64)
@@ -118,7 +120,7 @@ def eager_phase(
                     o, i, h, w = parameter.shape
                     piece = piece.view(o, h, w, i).permute(0, 3, 1, 2)
                 parameter.copy_(piece.view(parameter.shape))
-        loss = cross_entropy(twin(inputs[rows].double()), labels[rows])
+        loss = cross_entropy(twin(cast(inputs[rows], torch.float64)), labels[rows])
         g = flatten(list(torch.autograd.grad(loss, list(twin.parameters()))))
         clip = options.get("max_grad_norm")
         if clip is not None and g.norm() > clip:
@@ -152,7 +154,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("isa", each_set())
-@pytest.mark.parametrize("name", ["MLP on colour", "grey, 3x3", "residuals", "layer norms", "activations of images"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("MLP on colour", "grey, 3x3", "residuals", "layer norms", "activations of images"),
+        *("embeddings", "embedding bag", "images, group norms", "images, residuals"),
+    ],
+)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_a_local_phase_follows_its_equation(name: str, options: dict[str, Any], isa: str) -> None:
     stack, module, y, inputs, labels = case(name, isa, smooth)
@@ -214,16 +222,29 @@ def test_memory_format_and_bytes_change_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("isa", each_set())
-@pytest.mark.parametrize("name", ["MLP", "CNN-29k", "odd sides"])
+@pytest.mark.parametrize("name", ["MLP", "CNN-29k", "odd sides", "embeddings", "images, residuals"])
 def test_evaluation_is_torchs(name: str, isa: str) -> None:
     stack, module, y, inputs, labels = case(name, isa)
-    inputs, labels = inputs.repeat(12, 1, 1, 1), labels.repeat(12)  # more than one workspace holds
+    inputs, labels = torch.cat([inputs] * 12), labels.repeat(12)  # more than one workspace holds
     with torch.no_grad():
         output = module(inputs)
     loss, correct = stack.evaluate(y, inputs, labels, 3, 130)
     assert loss == pytest.approx(float(cross_entropy(output[3:130].double(), labels[3:130], reduction="sum")), rel=1e-5)
     assert correct == int((output.argmax(1) == labels)[3:130].sum())
     torch.testing.assert_close(stack.logits(y, inputs, torch.arange(len(inputs))), output, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["CNN-29k", "images, residuals", "embeddings"])
+def test_evaluation_in_smaller_batches_has_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the outputs of all stages for 64 rows would need much memory."""
+    stack, _, y, inputs, labels = case(name)
+    inputs, labels = torch.cat([inputs] * 12), labels.repeat(12)
+    wanted, logits = stack.evaluate(y, inputs, labels), stack.logits(y, inputs, torch.arange(len(inputs)))
+    monkeypatch.setattr(network_module, "_EVALUATION_NUMBERS", 1)
+    fresh = case(name)[0]
+    assert fresh.evaluation_batch == 1
+    assert fresh.evaluate(y, inputs, labels) == wanted
+    assert torch.equal(fresh.logits(y, inputs, torch.arange(len(inputs))), logits)
 
 
 def test_results_repeat_to_the_bit_whatever_ran_before_and_on_any_number_of_threads() -> None:

@@ -1,4 +1,4 @@
-"""Networks of random shape against autograd in float64: linear layers, activations, layer norms and sums."""
+"""Networks of random shape against autograd in float64: linear layers, activations, layer norms, sums, embeddings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from core.native.models import distance, parameters_of, reference, smooth
+from core.native.models import distance, parameters_of, reference, smooth, words_of
 from core.native.sets import each_set
 from hansa.core import native
 from hansa.core.native.network import AffineStep, Network
@@ -20,6 +20,24 @@ SMOOTH = [nn.Sigmoid, nn.Tanh, nn.SiLU, nn.GELU, lambda: nn.GELU("tanh"), lambda
 KINKED = [nn.ReLU, lambda: nn.LeakyReLU(0.1)]
 
 
+class Tokens(nn.Module):
+    """The mean or the sum of embeddings, from a table with or without a row that has no gradient, or a bag of them."""
+
+    def __init__(self, draw: random.Random, width: int) -> None:
+        super().__init__()
+        words, self.mode = draw.randint(1, 60), draw.choice(["mean", "sum"])
+        if draw.random() < 0.3:
+            self.table: nn.Module = nn.EmbeddingBag(words, width, mode=self.mode)
+        else:
+            self.table = nn.Embedding(words, width, padding_idx=draw.choice([None, 0, -1, words // 2]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.table(x)
+        if x.ndim == 2:
+            return x
+        return x.mean(dim=1) if self.mode == "mean" else torch.sum(x, -2, keepdim=True).squeeze(1)
+
+
 class RandomNetwork(nn.Module):
     """Twelve operations, each on one or two of the values so far; then a head. Values that nothing took are added."""
 
@@ -27,10 +45,14 @@ class RandomNetwork(nn.Module):
         super().__init__()
         draw = random.Random(seed)
         width, self.features = draw.randint(1, 50), draw.randint(1, 40)
-        convolution = draw.random() < 0.3
-        self.shape: tuple[int, ...] = (2, 6, 5) if convolution else (self.features,)
-        self.stem = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten()) if convolution else nn.Identity()
-        self.first = nn.Linear(36 if convolution else self.features, width)
+        stem = draw.random()
+        self.shape: tuple[int, ...] = (2, 6, 5) if stem < 0.3 else (self.features,)
+        self.stem: nn.Module = nn.Identity()
+        if stem < 0.3:
+            self.stem, self.features = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten()), 36
+        elif stem > 0.7:
+            self.stem, self.features = Tokens(random.Random(seed), width), width
+        self.first = nn.Identity() if stem > 0.85 else nn.Linear(self.features, width)
         self.layers, self.takes = nn.ModuleList(), []
         for number in range(12):
             kind = draw.choice(["linear", "smooth", "smooth", "kinked", "norm", "add", "add"])
@@ -70,7 +92,7 @@ def network(seed: int, isa: str) -> tuple[Network, nn.Module, Tensor, Tensor, Te
                 nn.init.normal_(parameter, 0.5, 0.5)
         module, inputs, labels = smooth(module, module.shape, 11, seed)
         return (
-            Network(stages_of(module, module.shape), module.shape, isa),
+            Network(stages_of(module, module.shape, tokens=words_of(module) > 0), module.shape, isa),
             module,
             parameters_of(module),
             inputs,

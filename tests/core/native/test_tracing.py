@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from core.native.models import STACKS, Residual, cnn_29k, distance, parameters_of
+from core.native.models import STACKS, Residual, cnn_29k, distance, parameters_of, words_of
 from hansa.core.native.network import Network
 from hansa.core.native.tracing import NotEligible, stages_of
 
@@ -44,6 +44,42 @@ class Calls(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.function(self.layer, x)
+
+
+class Calling(nn.Module):
+    """A function of what comes in."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+def conv_4() -> nn.Conv2d:
+    return nn.Conv2d(4, 4, 3, padding=1)
+
+
+class TwoScales(nn.Module):
+    """Rows of an inner image and of the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = conv(), conv_4(), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.head(self.second(x).mean((2, 3)) + x.mean((2, 3)))
+
+
+class TwoStems(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = conv(), conv(), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head((self.first(x) + self.second(x)).mean((2, 3)))
 
 
 def drops_one_use(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
@@ -117,7 +153,32 @@ NOT_STACKS = {
     "image eaten up": lambda: around(nn.Conv2d(1, 4, 9), side=1),
     "float64": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2)).double(),
     "sum of other shapes": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 1), Residual(nn.Linear(1, 3))),
-    "sum of images": lambda: around(conv(), Residual(nn.Conv2d(4, 4, 3, padding=1)), side=8),
+    "sum of images and their mean": lambda: around(
+        conv(), Calling(lambda x: x + nn.functional.avg_pool2d(x, 8)), side=8
+    ),
+    "sum of images and their channel": lambda: around(conv(), Calling(lambda x: x + x[:, :1]), side=8),
+    "sum with the input": lambda: around(Residual(nn.Conv2d(1, 1, 3, padding=1)), channels=1, side=8),
+    "sum of images with a factor": lambda: around(conv(), Calling(lambda x: torch.add(x, x, alpha=2)), side=8),
+    "sum of images and a number": lambda: around(conv(), Calling(lambda x: x + 1), side=8),
+    "ReLU of one of two uses of an image": lambda: around(conv(), Residual(nn.ReLU(), nn.Conv2d(4, 4, 1)), side=8),
+    "activation of one of two uses of an image": lambda: around(conv(), Calling(lambda x: x + x.tanh()), side=8),
+    "pool of one of two uses of an image": lambda: TwoScales(),
+    "sum of flattened images": lambda: nn.Sequential(
+        conv(),
+        Calling(lambda x: x.flatten(1)),
+        Residual(nn.Linear(256, 256)),
+        Calling(lambda x: x.view(-1, 4, 8, 8)),
+        conv_4(),
+    ),
+    "group norm of the input": lambda: around(nn.GroupNorm(1, 1), conv(), side=8),
+    "group norm that is shared": lambda: (lambda norm: around(conv(), norm, conv_4(), norm, side=8))(
+        nn.GroupNorm(2, 4)
+    ),
+    "group norm with weights of others": lambda: around(
+        conv(), Calling(lambda x: nn.functional.group_norm(x, 2, torch.ones(4))), side=8
+    ),
+    "instance norm": lambda: around(conv(), nn.InstanceNorm2d(4), side=8),
+    "two convolutions of the input": lambda: TwoStems(),
     "sum with a number": lambda: Calls(lambda layer, x: layer(x.flatten(1)) + 1.0),
     "sum with a weight": lambda: Calls(lambda layer, x: layer(x.flatten(1)) + layer.bias),
     "sum with a factor": lambda: Calls(lambda layer, x: torch.add(layer(x.flatten(1)), layer(x.flatten(1)), alpha=2)),
@@ -150,11 +211,84 @@ def test_what_the_kernels_do_not_do_is_no_stack(name: str) -> None:
         stages_of(NOT_STACKS[name](), SHAPE)
 
 
+class Tokens(nn.Module):
+    """A table of embeddings, a layer, and a function of tokens that uses them."""
+
+    def __init__(self, function: Callable[[nn.Embedding, nn.Linear, torch.Tensor], torch.Tensor], **options: object):
+        super().__init__()
+        self.table, self.layer, self.function = nn.Embedding(9, 6, **options), nn.Linear(6, 2), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.table, self.layer, x)
+
+
+def mean_of(table: nn.Embedding, layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    return layer(table(x).mean(1))
+
+
+class Bag(nn.Module):
+    def __init__(self, **options: object) -> None:
+        super().__init__()
+        self.table, self.layer = nn.EmbeddingBag(9, 6, **options), nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor, **options: object) -> torch.Tensor:
+        return self.layer(self.table(x, **options))
+
+
+def over_all_rows(bag: nn.EmbeddingBag, layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    return layer(nn.functional.embedding_bag(x.flatten(), bag.weight, torch.arange(0, x.numel(), x.shape[1])))
+
+
+NOT_TOKENS: dict[str, Callable[[], nn.Module]] = {
+    "max_norm": lambda: Tokens(mean_of, max_norm=1.0),
+    "scale_grad_by_freq": lambda: Tokens(mean_of, scale_grad_by_freq=True),
+    "sparse": lambda: Tokens(mean_of, sparse=True),
+    "mean over the width": lambda: Tokens(lambda table, layer, x: layer(table(x).mean(2))),
+    "mean of everything": lambda: Tokens(lambda table, layer, x: layer(table(x).mean((1, 2)))),
+    "mean twice": lambda: Tokens(lambda table, layer, x: layer(table(x).mean(1)).mean(1, keepdim=True)),
+    "maximum": lambda: Tokens(lambda table, layer, x: layer(table(x).amax(1))),
+    "flattened": lambda: Tokens(lambda table, layer, x: table(x).flatten(1)),
+    "one position": lambda: Tokens(lambda table, layer, x: layer(table(x)[:, 0])),
+    "activation of each": lambda: Tokens(lambda table, layer, x: layer(table(x).relu().mean(1))),
+    "dropout of each": lambda: Tokens(lambda table, layer, x: layer(nn.functional.dropout(table(x)).mean(1))),
+    "layer of each": lambda: Tokens(lambda table, layer, x: layer(table(x)).mean(1)),
+    "layer of tokens": lambda: Tokens(lambda table, layer, x: layer(x.float()) + layer(table(x).mean(1))),
+    "sum with tokens": lambda: Tokens(lambda table, layer, x: layer(table(x).mean(1) + x)),
+    "used twice": lambda: Tokens(lambda table, layer, x: layer(table(x).mean(1) + table(x).sum(1))),
+    "no gradient": lambda: Tokens(lambda table, layer, x: layer(table(x).detach().mean(1))),
+    "other tokens": lambda: Tokens(lambda table, layer, x: layer(table(x + 1).mean(1))),
+    "narrow tokens": lambda: Tokens(lambda table, layer, x: layer(table(x.int()).mean(1))),
+    "tokens without embeddings": lambda: Tokens(lambda table, layer, x: layer(x)),
+    "bag, maximum": lambda: Bag(mode="max"),
+    "bag, padding": lambda: Bag(padding_idx=0),
+    "bag, max_norm": lambda: Bag(max_norm=1.0),
+    "bag, sparse": lambda: Bag(sparse=True),
+    "bag with offsets": lambda: Tokens(over_all_rows),
+}
+
+
+@pytest.mark.parametrize("name", NOT_TOKENS)
+def test_other_uses_of_embeddings_are_no_stack(name: str) -> None:
+    with pytest.raises(NotEligible):
+        stages_of(NOT_TOKENS[name](), (6,), tokens=True)
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3)])
+def test_tokens_may_be_flattened_and_embedded_by_a_function(shape: tuple[int, ...]) -> None:
+    """The last of several spellings; the row of the padding is counted from the end."""
+    function = nn.functional.embedding
+    module = Tokens(lambda t, layer, x: layer(torch.mean(function(x.long().view(len(x), -1), t.weight, -2), dim=-2)))
+    (table, _) = stages_of(module, shape, tokens=True)
+    assert (table.out, table.words, table.skip, table.shape) == (6, 9, 7, (1, 1, 6))
+    with pytest.raises(NotEligible):
+        stages_of(module, shape)  # real numbers
+
+
 @pytest.mark.parametrize("name", STACKS)
 def test_stacks_are_recognised_with_as_many_parameters_as_the_module_has(name: str) -> None:
     make, shape = STACKS[name]
     module = make()
-    stages = stages_of(module, shape)
+    stages = stages_of(module, shape, tokens=words_of(module) > 0)
     assert sum(stage.dim for stage in stages) == sum(p.numel() for p in module.parameters())
 
 

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from core.native.written_residual import GroupNormResNet, PreActivationImages, SmallResNet
+
 Shape = tuple[int, ...]
 
 
@@ -315,6 +317,31 @@ class ConvResidual(nn.Module):
         return self.fc2(x)
 
 
+class WordAverages(nn.Module):
+    """The mean of word embeddings, of which one is for padding, and a hidden layer (Iyyer et al. 2015)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(60, 18, padding_idx=0)
+        self.drop, self.fc1, self.fc2 = nn.Dropout(0.2), nn.Linear(18, 25), nn.Linear(25, 4)
+
+    def forward(self, text: Tensor) -> Tensor:
+        x = self.drop(self.embedding(text).mean(dim=1))
+        return self.fc2(F.relu(self.fc1(x)))
+
+
+class BagOfWords(nn.Module):
+    """PyTorch's tutorial on text classification, on rows of one length; the embedding is defined last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(32, 4)
+        self.embedding = nn.EmbeddingBag(300, 32)
+
+    def forward(self, text: Tensor) -> Tensor:
+        return self.fc(self.embedding(text))
+
+
 def own_loss(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output, target)
 
@@ -341,5 +368,10 @@ WRITTEN: dict[str, Case] = {
     "tabular residual network": (TabularResidual, F.cross_entropy, (32,), 5),
     "pre-activation blocks": (PreActivation, F.nll_loss, (21,), 4),
     "residual block behind a convolution": (ConvResidual, own_loss, (1, 14, 14), 10),
+    "small ResNet": (SmallResNet, F.cross_entropy, (3, 8, 8), 4),
+    "ResNet with group norms": (GroupNormResNet, nn.CrossEntropyLoss(), (3, 16, 16), 10),
+    "pre-activation of images": (PreActivationImages, own_loss, (1, 16, 16), 5),
+    "averages of words": (WordAverages, F.cross_entropy, (11,), 4),
+    "bag of words": (BagOfWords, nn.CrossEntropyLoss(), (11,), 4),
     "weights of its own": (OwnWeights, lambda out, y: F.nll_loss(F.log_softmax(out, 1), y), (8, 8), 4),
 }

@@ -53,16 +53,23 @@ def _constants() -> dict[str, int]:
 
 _C = _constants()
 ABI, SUM_LANES, CUT = _C["ABI"], _C["SUM_LANES"], _C["CUT"]
-CONV, LINEAR, ACTIVATION, NORM, ADD = (_C[name] for name in ("CONV", "LINEAR", "ACTIVATION", "NORM", "ADD"))
+CONV, LINEAR, ACTIVATION, NORM, ADD, EMBED = (
+    _C[name] for name in ("CONV", "LINEAR", "ACTIVATION", "NORM", "ADD", "EMBED")
+)
+GROUP_NORM, IMAGE_ADD = _C["GROUP_NORM"], _C["IMAGE_ADD"]
+ON_IMAGES = (CONV, GROUP_NORM, IMAGE_ADD)
 RELU, LEAKY_RELU, ELU, SIGMOID = _C["RELU"], _C["LEAKY_RELU"], _C["ELU"], _C["SIGMOID"]
 TANH, SILU, GELU, GELU_TANH = _C["TANH"], _C["SILU"], _C["GELU"], _C["GELU_TANH"]
-MAX, MEAN = _C["MAX"], _C["MEAN"]
+MAX, MEAN, SUM = _C["MAX"], _C["MEAN"], _C["SUM"]
 DROP, DROP_FLAT, DROP_CHANNELS = _C["DROP"], _C["DROP_FLAT"], _C["DROP_CHANNELS"]
 OK, NO_MEMORY, BAD_ROW = _C["OK"], _C["NO_MEMORY"], _C["BAD_ROW"]
-BAD_SIZE, BAD_SUM = _C["BAD_SIZE"], _C["BAD_SUM"]
+BAD_SIZE, BAD_SUM, BAD_TOKEN = _C["BAD_SIZE"], _C["BAD_SUM"], _C["BAD_TOKEN"]
 MIX, AVERAGE, SETTLE = _C["MIX"], _C["AVERAGE"], _C["SETTLE"]
 PULL, SIGNS, GATHER = _C["PULL"], _C["SIGNS"], _C["GATHER"]
-REFUSALS = ("", "no memory", "a row that does not exist", "a label that does not exist", "a batch of another size")
+REFUSALS = (
+    *("", "no memory", "a row that does not exist", "a label that does not exist", "a batch of another size"),
+    *("a sum that overflows", "a token that does not exist"),
+)
 SERVER_KINDS = ("momentum", "adagrad", "adam", "yogi", "amsgrad", "ams")
 MOST_STRIDE = 4
 GRAM_SPARE, GRAM_LANES = 4, 8
@@ -73,8 +80,8 @@ class Stage(Structure):
 
 
 class Data(Structure):
-    owners: object = None
-    """The tensors that the addresses point into."""
+    owners: tuple[Any, ...] = ()
+    """The tensors that the addresses point into: inputs, table, labels."""
     _fields_ = [*_fields("data")]
 
 

@@ -45,7 +45,7 @@ class ClientKernel:
 
     def use(self, inputs: Tensor, labels: Tensor) -> None:
         """Continue with other examples of the same shape."""
-        self.data, self._labels, self._rows = self.network.examples(inputs, labels, None), labels, len(inputs)
+        self.data = self.network.examples(inputs, labels, None)
 
     def train_clients(
         self, starts: Sequence[Tensor], y: Tensor, index: Tensor, jobs: Sequence[NativeJob], step: AffineStep
@@ -130,7 +130,7 @@ class ClientKernel:
             )
             if code:
                 own = index[slice(*spans[at.value])]
-                check_code(code, "ClientKernel.train_clients", self.network, own[None], None, self._labels, self._rows)
+                check_code(code, "ClientKernel.train_clients", self.network, self.data, own[None])
             if self.stop:
                 raise HansaError("ClientKernel.train_clients: stopped.")
         return losses.tolist(), ends
@@ -172,7 +172,7 @@ class ClientKernel:
         structures = byref(self.data), byref(batches), byref(self.update)
         while done.value < batches.steps:
             code = call(handle, y.data_ptr(), *structures, losses.data_ptr(), byref(done), SLICE)
-            check_code(code, "ClientKernel.steps", self.network, index, None, self._labels, self._rows)
+            check_code(code, "ClientKernel.steps", self.network, self.data, index)
             if self.stop:
                 raise HansaError("ClientKernel.steps: stopped.")
         return losses

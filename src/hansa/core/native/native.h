@@ -11,35 +11,41 @@
 #define HANSA_EXPORT __attribute__((visibility("default")))
 #endif
 
-#define HANSA_ABI 14
+#define HANSA_ABI 16
 #define HANSA_SUM_LANES 1024 /* of sign_pack's sum of magnitudes */
 
-enum { HANSA_CONV = 0, HANSA_LINEAR = 1, HANSA_ACTIVATION = 2, HANSA_NORM = 3, HANSA_ADD = 4 };
-enum { HANSA_MAX = 1, HANSA_MEAN = 2 };                                 /* pools */
+enum { HANSA_CONV = 0, HANSA_LINEAR = 1, HANSA_ACTIVATION = 2, HANSA_NORM = 3, HANSA_ADD = 4, HANSA_EMBED = 5 };
+enum { HANSA_GROUP_NORM = 6, HANSA_IMAGE_ADD = 7 }; /* further stages; all but HANSA_CONV and these are on rows */
+enum { HANSA_MAX = 1, HANSA_MEAN = 2, HANSA_SUM = 3 };                 /* pools */
 enum { HANSA_DROP = 1, HANSA_DROP_FLAT = 2, HANSA_DROP_CHANNELS = 3 }; /* dropouts */
 
 /* Activations; alpha is the slope of LeakyReLU below 0, or the scale of ELU. */
 enum { HANSA_RELU = 1, HANSA_LEAKY_RELU = 2, HANSA_ELU = 3, HANSA_SIGMOID = 4, HANSA_TANH = 5, HANSA_SILU = 6 };
 enum { HANSA_GELU = 7, HANSA_GELU_TANH = 8 };
 
-/* One stage: convolution [ReLU or activation] [pool] [dropout], or on rows of values linear [ReLU] [dropout],
- * activation [dropout], layer normalisation [dropout], addition [dropout]. Convolutions come first, and each takes the
- * output of the one before. A stage on rows takes the output of stage `source`, which is the last convolution or an
- * earlier stage on rows, or with -1 the network's input; an addition adds that of stage `addend`. Its kernel = stride =
- * padding = 0, and channels, height, width are the shape that was flattened, in torch's C, H, W order. The last stage
+/* One stage: on images convolution, group normalisation or addition [ReLU or activation] [pool] [dropout], or on rows of
+ * values linear [ReLU] [dropout], activation [dropout], layer normalisation [dropout], addition [dropout], embedding
+ * [dropout]. Stages on images come first, and only a convolution as the first of all takes the network's input. A stage
+ * takes the output of stage `source`, an earlier stage on images for one on images, and for one on rows the last of these
+ * or an earlier stage on rows, or with -1 the network's input; an addition adds that of stage `addend`. On rows kernel =
+ * stride = padding = 0, and channels, height, width are the shape that was flattened, in torch's C, H, W order; group
+ * normalisations and additions of images have kernel = stride = 1. The last stage
  * gives the logits. A pool has windows of pool_h x pool_w, step_h and step_w apart; `relu` is 2 if it follows a mean
  * pool and not the convolution, and `after_pool` is set if another activation follows the pool. Dropout has a factor per
  * value in H, W, C order, in C, H, W order of flattened values, or per channel. `weight` and `bias` are the offsets of
  * its parameters in the flat vector, -1 for none; `planar` means that convolution weights are stored as O, I, H, W and
- * not as O, H, W, I. */
+ * not as O, H, W, I.
+ *
+ * An embedding is the first stage of a network whose rows are `width` tokens: the mean or the sum (`pool`) of their rows
+ * of a table of `words` rows. The row `skip` has no gradient; -1 is none. */
 typedef struct {
     int64_t kind, channels, height, width, out, kernel, stride, padding, relu, pool, pool_h, pool_w, step_h, step_w;
-    int64_t drop, weight, bias, planar, source, addend, activation, after_pool;
+    int64_t drop, weight, bias, planar, source, addend, activation, after_pool, words, skip, groups;
     double alpha, eps;
 } hansa_stage;
 
-/* Rows of examples: float32, or uint8 with the value of each byte in `table`[channel][256]. `planar` rows are stored
- * C, H, W, others H, W, C. */
+/* Rows of examples: float32, or uint8 with the value of each byte in `table`[channel][256], or for an embedding int64.
+ * `planar` rows are stored C, H, W, others H, W, C. */
 typedef struct {
     const void *values;
     const float *table;
@@ -137,6 +143,7 @@ typedef struct {
 } hansa_score;
 
 enum { HANSA_OK = 0, HANSA_NO_MEMORY = 1, HANSA_BAD_ROW = 2, HANSA_BAD_LABEL = 3, HANSA_BAD_SIZE = 4, HANSA_BAD_SUM = 5 };
+enum { HANSA_BAD_TOKEN = 6 };
 
 /* The arguments of a server step; `kind` is one of the six. Corrections are factors: 1 / (1 - beta^t), or 1. */
 enum { HANSA_MOMENTUM, HANSA_ADAGRAD, HANSA_ADAM, HANSA_YOGI, HANSA_AMSGRAD, HANSA_AMS };

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "draw.h"
+#include "image_stage.h"
 #include "platform.h"
 #include "row_stage.h"
 #include "server.h"
@@ -44,6 +45,10 @@ static void copy_row(const hansa_data *data, const stage_t *s, int64_t row, floa
 
 static void fill_batch(const hansa_network *network, const hansa_data *data, const int64_t *index, ptrdiff_t size) {
     const stage_t *s = network->stage;
+    if (s->is.kind == HANSA_EMBED) {
+        fill_tokens(s, data, index, size);
+        return;
+    }
     ptrdiff_t inside = s->is.kind == HANSA_CONV ? s->is.padding * (s->padded_w + 1) * s->in_step : 0;
     ptrdiff_t step = s->is.kind == HANSA_CONV ? image(s) : s->in_step;
     for (ptrdiff_t b = 0; b < size; b++) copy_row(data, s, index[b], s->in + b * step + inside);
@@ -55,6 +60,7 @@ INLINE ptrdiff_t batch_size(const hansa_batches *batches, int64_t t) {
 
 /* Check all inputs before anything is changed. */
 static int64_t check(const hansa_network *network, const hansa_data *data, const hansa_batches *batches) {
+    const int tokens = network->stage->is.kind == HANSA_EMBED;
     if (batches->batch < 1 || batches->batch > network->batch) return HANSA_BAD_SIZE;
     for (int64_t t = 0; t < batches->steps; t++) {
         ptrdiff_t size = batch_size(batches, t);
@@ -63,6 +69,7 @@ static int64_t check(const hansa_network *network, const hansa_data *data, const
             int64_t row = batches->index[t * batches->batch + b];
             if (row < 0 || row >= data->rows) return HANSA_BAD_ROW;
             if (data->labels && (data->labels[row] < 0 || data->labels[row] >= network->classes)) return HANSA_BAD_LABEL;
+            if (tokens && !tokens_exist(network->stage, data, row)) return HANSA_BAD_TOKEN;
         }
     }
     return HANSA_OK;
@@ -72,8 +79,8 @@ static int64_t check(const hansa_network *network, const hansa_data *data, const
 
 static void prepare(const hansa_network *network, const float *y, int backward) {
     for (ptrdiff_t i = 0; i < network->stages; i++)
-        if (network->stage[i].is.kind == HANSA_CONV)
-            conv_prepare(network->stage + i, y, backward, i == 0, &network->scratch);
+        if (on_images(network->stage + i))
+            image_prepare(network->stage + i, y, backward, i == 0, &network->scratch);
 }
 
 /* The dropout factors of a stage for row n of a batch, or null. */
@@ -89,9 +96,9 @@ static void forward(const hansa_network *network, const float *y, ptrdiff_t size
     ptrdiff_t i = 0;
     for (ptrdiff_t n = 0; n < size; n++) {
         const float *keep = NULL;
-        for (i = 0; network->stage[i].is.kind == HANSA_CONV; i++) {
+        for (i = 0; on_images(network->stage + i); i++) {
             const stage_t *s = network->stage + i;
-            conv_forward(s, n, &network->scratch);
+            image_forward(s, n, &network->scratch);
             keep = keep_of(network, s, size, n);
             if (keep && s->is.drop != HANSA_DROP_FLAT) conv_drop(s, keep, s->out + n * s->out_image + s->out_0);
         }
@@ -145,7 +152,7 @@ static float backward(const hansa_network *network, const float *y, const hansa_
                               1.0f / (float)size, g);
     }
     ptrdiff_t i = network->stages - 1;
-    for (; i >= 0 && network->stage[i].is.kind != HANSA_CONV; i--) {
+    for (; i >= 0 && !on_images(network->stage + i); i--) {
         const stage_t *s = network->stage + i;
         for (ptrdiff_t b = 0; keep_of(network, s, size, 0) && b < size; b++)
             drop(s->out_gradient + b * s->out_step, keep_of(network, s, size, b), s->is.out);
@@ -154,27 +161,18 @@ static float backward(const hansa_network *network, const float *y, const hansa_
     }
     if (i >= 0) {
         const stage_t *last = network->stage + i;
-        ptrdiff_t line = last->out_w * last->out_step;
         for (ptrdiff_t n = 0; n < size; n++) {
-            const float *g = scratch->turned, *keep = keep_of(network, last, size, n);
-            ptrdiff_t row = line;
+            const float *keep = keep_of(network, last, size, n);
             float *flat = last->out_gradient + n * last->flat_step;
             if (keep && last->is.drop == HANSA_DROP_FLAT) drop(flat, keep, last->keeps);
-            transpose(flat, positions(last), scratch->turned, last->out_step, last->is.out, positions(last));
+            transpose(flat, positions(last), last->gradient, last->out_step, last->is.out, positions(last));
             for (const stage_t *s = last; s >= network->stage; s--) {
                 keep = s->is.drop == HANSA_DROP_FLAT ? NULL : keep_of(network, s, size, n);
-                conv_backward(s, n, g, row, keep, s == network->stage, scratch);
-                row = s->padded_w * s->in_step;
-                g = s->in_gradient + s->is.padding * (row + s->in_step);
+                image_backward(s, n, keep, s == network->stage, scratch);
             }
         }
         float *sums = gradient ? gradient : network->gradient;
-        for (const stage_t *s = last; s >= network->stage; s--) {
-            conv_gradient(s, sums, scratch);
-            if (gradient) continue;
-            step_span(step, s->weight, sums + s->weight, taps(s) * s->is.out, 1.0f);
-            if (s->bias >= 0) step_span(step, s->bias, sums + s->bias, s->is.out, 1.0f);
-        }
+        for (const stage_t *s = last; s >= network->stage; s--) image_gradient(s, sums, gradient ? NULL : step, scratch);
     }
     return (float)(loss / (double)size);
 }
@@ -305,8 +303,10 @@ static int64_t logits(hansa_network *network, const float *y, const hansa_data *
 static int64_t evaluate(hansa_network *network, const float *y, const hansa_data *data, int64_t from, int64_t to,
                         hansa_score *score) {
     if (from < 0 || to > data->rows || from > to) return HANSA_BAD_ROW;
-    for (int64_t row = from; row < to; row++)
+    for (int64_t row = from; row < to; row++) {
         if (data->labels[row] < 0 || data->labels[row] >= network->classes) return HANSA_BAD_LABEL;
+        if (network->stage->is.kind == HANSA_EMBED && !tokens_exist(network->stage, data, row)) return HANSA_BAD_TOKEN;
+    }
     network->keep = NULL;
     prepare(network, y, 0);
     *score = (hansa_score){0, 0};

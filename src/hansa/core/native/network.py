@@ -1,6 +1,7 @@
 """Native training of small networks with mean cross-entropy, in float32.
 
-Stages are convolutions, ReLU and pools; linear layers, activations, layer normalisation, residual additions; dropout.
+Stages are convolutions, ReLU and pools; means of embeddings; linear layers, activations, layer normalisation, residual
+additions; dropout.
 
 The flat vector has Hansa's layout: parameters in module order, convolution weights channels-last. Calls release the
 GIL. Results agree with eager PyTorch to float rounding and are bit-reproducible on one instruction set.
@@ -20,125 +21,14 @@ import torch
 from hansa.core import native
 from hansa.core.errors import HansaError, check_positive, invalid_argument
 from hansa.core.native import abi
+from hansa.core.native.layer_stage import LayerStage
 
 if TYPE_CHECKING:  # commands that only read files import this module without torch
     from torch import Tensor
 
 _EVALUATION_BATCH = 64
+_EVALUATION_NUMBERS = 1 << 25  # outputs of all stages in one evaluation batch, unless a single row has more
 SLICE = 0.1  # seconds per call at most, plus one step, so that Ctrl-C is handled in between
-
-
-@dataclass(frozen=True, slots=True)
-class PoolWindow:
-    """The maximum or the mean (``kind``) of windows of ``size``, ``step`` apart; both are (height, width).
-
-    >>> PoolWindow(abi.MAX, (3, 3), (2, 2)).output_sides((8, 8))
-    (3, 3)
-    """
-
-    kind: int
-    size: tuple[int, int]
-    step: tuple[int, int]
-
-    def output_sides(self, image: tuple[int, int]) -> tuple[int, int]:
-        """Return the (height, width) of an image after the pool."""
-        high, wide = ((side - w) // s + 1 for side, w, s in zip(image, self.size, self.step, strict=True))
-        return high, wide
-
-
-@dataclass(frozen=True, slots=True)
-class DropoutKind:
-    """Dropout with probability ``p``: of values, of values already flattened, or of whole channels (``kind``)."""
-
-    kind: int
-    p: float
-
-
-@dataclass(frozen=True, slots=True)
-class LayerStage:
-    """One convolution with the activation, pool and dropout that follow it, or linear layer with ReLU and dropout; or
-    an activation, a layer normalisation or an addition of two stages' outputs, with dropout.
-
-    ``shape`` is its input as (channels, height, width). ``weight`` and ``bias`` are the offsets of its parameters in
-    the flat vector; -1 is none. ``planar``: images and convolution weights are contiguous, not channels-last.
-    ``source`` is the number of the stage whose output it takes, ``addend`` of the one whose output an addition adds;
-    -1 is the network's input. ``alpha`` is the slope of LeakyReLU below 0, or the scale of ELU.
-    """
-
-    kind: int
-    shape: tuple[int, int, int]
-    out: int
-    kernel: int = 0
-    padding: int = 0
-    relu: bool = False
-    pool: PoolWindow | None = None
-    weight: int = 0
-    bias: int = -1
-    planar: bool = False
-    stride: int = 1
-    relu_after_pool: bool = False
-    drop: DropoutKind | None = None
-    source: int = -1
-    addend: int = -1
-    activation: int = 0
-    activation_after_pool: bool = False
-    alpha: float = 0.0
-    eps: float = 0.0
-
-    @property
-    def out_shape(self) -> tuple[int, int, int]:
-        if self.kind != abi.CONV:
-            return self.out, 1, 1
-        high, wide = ((side + 2 * self.padding - self.kernel) // self.stride + 1 for side in self.shape[1:])
-        return self.out, *((high, wide) if self.pool is None else self.pool.output_sides((high, wide)))
-
-    @property
-    def dim(self) -> int:
-        inputs = {abi.CONV: self.kernel**2 * self.shape[0], abi.LINEAR: math.prod(self.shape)}.get(self.kind, 1)
-        return self.out * (inputs * (self.weight >= 0) + (self.bias >= 0))
-
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        """The numbers of the stages whose output it takes; -1 is the network's input."""
-        return (self.source, self.addend) if self.kind == abi.ADD else (self.source,)
-
-    @property
-    def dropout_numbers(self) -> int:
-        """The number of dropout factors for one example."""
-        if self.drop is None:
-            return 0
-        return self.out if self.drop.kind == abi.DROP_CHANNELS else math.prod(self.out_shape)
-
-    def write_to(self, place: abi.Stage) -> None:
-        """Write the stage into its C structure."""
-        place.kind, place.out, place.kernel, place.padding = self.kind, self.out, self.kernel, self.padding
-        place.channels, place.height, place.width = self.shape
-        place.relu = 2 if self.relu and self.relu_after_pool else int(self.relu)
-        place.planar, place.stride = self.planar, self.stride
-        place.weight, place.bias, place.drop = self.weight, self.bias, 0 if self.drop is None else self.drop.kind
-        place.source, place.addend, place.activation = self.source, self.addend, self.activation
-        place.alpha, place.eps, place.after_pool = self.alpha, self.eps, self.activation_after_pool
-        if self.pool is not None:
-            place.pool, (place.pool_h, place.pool_w) = self.pool.kind, self.pool.size
-            place.step_h, place.step_w = self.pool.step
-
-    def draw(self, rows: int, generator: torch.Generator, out: Tensor) -> None:
-        """Draw the dropout factors, 0 or 1 / (1 - p), that eager torch draws for as many rows, in the order in which
-        torch stores the values. ``out`` is flat, in the kernels' order."""
-        assert self.drop is not None
-        if self.kind != abi.CONV or self.drop.kind != abi.DROP:
-            _bernoulli(out, self.drop.p, generator)
-            return
-        channels, height, width = self.out_shape
-        image = out.view(rows, height, width, channels).permute(0, 3, 1, 2)
-        if self.planar:
-            image.copy_(_bernoulli(torch.empty(image.shape), self.drop.p, generator))
-        else:
-            _bernoulli(image, self.drop.p, generator)
-
-
-def _bernoulli(out: Tensor, p: float, generator: torch.Generator) -> Tensor:
-    return out.bernoulli_(1 - p, generator=generator).div_(1 - p)
 
 
 @dataclass(slots=True, eq=False)
@@ -180,6 +70,17 @@ class Network:
         object.__setattr__(self, "dropout_numbers", sum(stage.dropout_numbers for stage in self.stages))
 
     @property
+    def evaluation_batch(self) -> int:
+        """Rows that are evaluated at a time."""
+        numbers = sum(math.prod(stage.out_shape) for stage in self.stages)
+        return max(1, min(_EVALUATION_BATCH, _EVALUATION_NUMBERS // numbers))
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether its inputs are int64 tokens."""
+        return self.stages[0].kind == abi.EMBED
+
+    @property
     def classes(self) -> int:
         return self.stages[-1].out
 
@@ -219,7 +120,7 @@ class Network:
         with self._workspace(batches.batch) as (kernels, handle):
             while done.value < len(index):
                 code = kernels.train(handle, y.data_ptr(), *structures, losses.data_ptr(), byref(done), SLICE)
-                check_code(code, "Network.train", self, index, sizes, labels, len(inputs))
+                check_code(code, "Network.train", self, data, index, sizes)
         return losses
 
     def gradient(
@@ -242,7 +143,7 @@ class Network:
         loss = c_float()
         with self._workspace(batches.batch) as (kernels, handle):
             code = kernels.gradient(handle, y.data_ptr(), byref(data), byref(batches), out.data_ptr(), byref(loss))
-        check_code(code, "Network.gradient", self, rows[None], None, labels, len(inputs))
+        check_code(code, "Network.gradient", self, data, rows[None])
         return loss.value, out
 
     def evaluate(
@@ -264,10 +165,10 @@ class Network:
         data = self.examples(inputs, labels, table)
         self.check_vector("y", y)
         score = abi.Evaluation()
-        with self._workspace(_EVALUATION_BATCH) as (kernels, handle):
+        with self._workspace(self.evaluation_batch) as (kernels, handle):
             code = kernels.evaluate(handle, y.data_ptr(), byref(data), start, stop, byref(score))
         index = torch.arange(start, stop)[None]
-        check_code(code, "Network.evaluate", self, index, None, labels, len(inputs))
+        check_code(code, "Network.evaluate", self, data, index)
         return score.loss, score.correct
 
     def logits(self, y: Tensor, inputs: Tensor, rows: Tensor, *, table: Tensor | None = None) -> Tensor:
@@ -275,14 +176,15 @@ class Network:
         data = self.examples(inputs, None, table)
         self.check_vector("y", y)
         out = torch.empty(len(rows), self.classes)
-        whole = len(rows) - len(rows) % _EVALUATION_BATCH
-        with self._workspace(_EVALUATION_BATCH) as (kernels, handle):
+        most = self.evaluation_batch
+        whole = len(rows) - len(rows) % most
+        with self._workspace(most) as (kernels, handle):
             for piece, target in ((rows[:whole], out[:whole]), (rows[whole:], out[whole:])):
                 if len(piece):
-                    index = piece.view(-1, min(_EVALUATION_BATCH, len(piece)))
+                    index = piece.view(-1, min(most, len(piece)))
                     batches = batch_index(index, None, "logits")
                     code = kernels.logits(handle, y.data_ptr(), byref(data), byref(batches), target.data_ptr())
-                    check_code(code, "Network.logits", self, index, None, None, len(inputs))
+                    check_code(code, "Network.logits", self, data, index)
         return out
 
     def draw(self, rows: int, generator: torch.Generator, out: Tensor) -> None:
@@ -339,7 +241,10 @@ class Network:
             wanted = _inside(self.input_shape)
             raise HansaError(f"Network: inputs are {_describe(inputs)}, expected [n, {wanted}] on the CPU.")
         channels = self.stages[0].shape[0]
-        if inputs.dtype == torch.uint8:
+        if self.takes_tokens:
+            if inputs.dtype != torch.int64 or table is not None:
+                raise HansaError(f"Network: inputs are {inputs.dtype}: expected int64 tokens, and no table.")
+        elif inputs.dtype == torch.uint8:
             if table is None or table.shape != (channels, 256) or table.dtype != torch.float32 or table.is_cuda:
                 raise HansaError(
                     f"Network: uint8 inputs need table=, float32 [{channels}, 256] with the value of each byte."
@@ -394,7 +299,7 @@ def batch_index(index: Tensor, sizes: Tensor | None, where: str) -> abi.BatchInd
 
 
 def check_code(
-    code: int, where: str, network: Network, index: Tensor, sizes: Tensor | None, labels: Tensor | None, rows: int
+    code: int, where: str, network: Network, data: abi.Data, index: Tensor, sizes: Tensor | None = None
 ) -> None:
     """Raise the error of a return code, with the value that caused it; the call changed nothing."""
     if code == abi.OK:
@@ -402,12 +307,21 @@ def check_code(
     if code == abi.BAD_SIZE:
         raise HansaError(f"{where}: a batch size of {sizes} is not within 1..{index.shape[1]}.")
     if code == abi.BAD_ROW:
-        bad = index[(index < 0) | (index >= rows)]
-        raise HansaError(f"{where}: row {int(bad[0])} does not exist, there are {rows}.")
-    assert labels is not None
-    labels_of_batch = labels[index.flatten()]
-    bad = labels_of_batch[(labels_of_batch < 0) | (labels_of_batch >= network.classes)]
-    raise HansaError(f"{where}: label {int(bad[0])} does not exist, the network has {network.classes} classes.")
+        bad = _first_outside(index, data.rows)
+        raise HansaError(f"{where}: row {bad} does not exist, there are {data.rows}.")
+    rows = index if sizes is None else torch.cat([row[:size] for row, size in zip(index, sizes.tolist(), strict=True)])
+    inputs, _, labels = data.owners
+    if code == abi.BAD_TOKEN:
+        words = network.stages[0].words
+        bad = _first_outside(inputs[rows.flatten()], words)
+        raise HansaError(f"{where}: token {bad} is out of range, the embedding has {words} rows.")
+    bad = _first_outside(labels[rows.flatten()], network.classes)
+    raise HansaError(f"{where}: label {bad} does not exist, the network has {network.classes} classes.")
+
+
+def _first_outside(numbers: Tensor, count: int) -> int:
+    """Return the first number that is not within 0..count-1."""
+    return int(numbers[(numbers < 0) | (numbers >= count)][0])
 
 
 def _describe(tensor: Tensor) -> str:

@@ -1,10 +1,11 @@
-/* Stages on rows of a batch: linear, activation, layer normalisation, addition. */
+/* Stages on rows of a batch: linear, activation, layer normalisation, addition, embedding. */
 #ifndef HANSA_ROW_STAGE_H
 #define HANSA_ROW_STAGE_H
 
 #include <math.h>
 
 #include "elementwise.h"
+#include "embedding.h"
 #include "workspace.h"
 
 /* Layer normalisation: y = gamma (x - mean) / sqrt(var + eps) + beta --------------------------------------------- */
@@ -94,6 +95,7 @@ static void row_forward(const stage_t *s, const float *addend, const float *y, p
             return;
         case HANSA_ACTIVATION: activate(s->is.activation, s->is.alpha, s->in, s->out, s->saved, count); return;
         case HANSA_NORM: norm_forward(s, y, size); return;
+        case HANSA_EMBED: embed_forward(s, y, size); return;
         default:
             for (ptrdiff_t i = 0; i < count; i += VL) store(s->out + i, load(s->in + i) + load(addend + i));
     }
@@ -148,6 +150,10 @@ static void row_inputs(const stage_t *s, float *source, float *addend, const flo
 
 static void row_backward(const stage_t *s, float *source, float *addend, const float *y, ptrdiff_t size,
                          float *gradient, const step_t *step, const scratch_t *scratch, const ahead_t *ahead) {
+    if (s->is.kind == HANSA_EMBED) {
+        embed_backward(s, size, gradient, step);
+        return;
+    }
     if (s->is.kind == HANSA_LINEAR && s->is.relu)
         for (ptrdiff_t i = 0; i < size * s->flat_step; i += VL)
             store(s->out_gradient + i, where_positive(load(s->out + i), load(s->out_gradient + i)));

@@ -13,7 +13,7 @@
 enum { SPARSE, FEW, DENSE };
 enum { MOST_STRIDE = 4 };
 
-typedef struct {
+typedef struct stage {
     hansa_stage is;
     int plan;
     ptrdiff_t weight, bias;       /* offsets into the flat parameters; bias is -1 for none */
@@ -30,6 +30,10 @@ typedef struct {
     winograd_t winograd;
     filters_t backward[MOST_STRIDE * MOST_STRIDE];    /* by phase of the input's place; one for stride one */
     ptrdiff_t backward_at[MOST_STRIDE * MOST_STRIDE]; /* offset of its weights */
+    struct stage *from, *other;          /* on images: source and addend */
+    int copies;                          /* a convolution: whether it copies its source's image to `in` */
+    float *gradient;                     /* on images: that of the current output, [out_h][out_w][out_step] */
+    ptrdiff_t gradient_row;
     float *in;                           /* [batch][padded_h][padded_w][in_step], or [batch][in_step] of its source */
     float *out;                          /* the next convolution's `in`, the values to be flattened, or `flat` */
     ptrdiff_t out_image, out_row, out_0; /* strides of `out` between images and rows, and the offset of its interior */
@@ -37,10 +41,12 @@ typedef struct {
     ptrdiff_t flat_step;
     float *in_gradient;                  /* one padded image of a convolution stage, else what is to be added */
     int taken, adds, addend_adds;        /* whether stages take its output, and whether it adds to its inputs' gradients */
-    float *saved, *scales;               /* derivatives; normalised values, and factors per row */
+    float *saved, *scales;               /* derivatives; normalised values, and factors per row; an embedding's slots */
+    float *saved_sums;                   /* group normalisation: two sums per channel */
     float *whole;                        /* [conv_h][conv_w][out_step] before a pool that is not the fast one */
     ptrdiff_t whole_image;               /* its stride between images, 0 if only the current one is kept */
-    int32_t *which;                      /* [batch][out_h][out_w][out_step], the pool's choice */
+    int32_t *which;                      /* [batch][out_h][out_w][out_step], the pool's choice; [batch][features] tokens */
+    int32_t *words, *slot_of;            /* embedding: the word of each slot, and the slot of each word */
     int32_t *base;                       /* [positions], the window's place in the padded image */
     float *forward_weight, *backward_weight, *padded_bias;
     float *points;                       /* [(K + 1)^2][channels][out_step], the weights in Winograd's form */
@@ -54,6 +60,9 @@ typedef struct {
     sparse_t list;
 } scratch_t;
 
+INLINE int on_images(const stage_t *s) {
+    return s->is.kind == HANSA_CONV || s->is.kind == HANSA_GROUP_NORM || s->is.kind == HANSA_IMAGE_ADD;
+}
 INLINE ptrdiff_t positions(const stage_t *s) { return s->out_h * s->out_w; }
 INLINE ptrdiff_t taps(const stage_t *s) { return s->is.kernel * s->is.kernel * s->is.channels; }
 INLINE ptrdiff_t image(const stage_t *s) { return s->padded_h * s->padded_w * s->in_step; }
@@ -126,6 +135,19 @@ static void conv_drop(const stage_t *s, const float *keep, float *out) {
             }
 }
 
+/* The activation before a pool, and the pool, of a whole image. */
+static void pool_whole(const stage_t *s, ptrdiff_t n, float *whole) {
+    float *out = s->out + n * s->out_image + s->out_0;
+    ptrdiff_t before = s->conv_w * s->out_step;
+    if (activated_inside(&s->is))
+        activate(s->is.activation, s->is.alpha, whole, whole, s->saved + n * slopes_of(s), s->conv_h * before);
+    if (s->is.pool == HANSA_MEAN)
+        pool_mean(pool_of(&s->is), whole, before, s->out_step, s->out_h, s->out_w, s->is.relu == 2, out, s->out_row);
+    else
+        pool_max(pool_of(&s->is), whole, before, s->out_step, s->out_h, s->out_w, s->is.relu != 0, out, s->out_row,
+                 s->which + n * positions(s) * s->out_step);
+}
+
 static void conv_outputs(const stage_t *s, ptrdiff_t n, const scratch_t *scratch) {
     const float *x = s->in + n * image(s);
     float *out = s->out + n * s->out_image + s->out_0;
@@ -137,14 +159,7 @@ static void conv_outputs(const stage_t *s, ptrdiff_t n, const scratch_t *scratch
             conv_row(&s->forward, x + y * row, whole + y * before, s->conv_w);
             if (relu_inside(&s->is)) relu_row(whole + y * before, whole + y * before, before, 1);
         }
-        if (activated_inside(&s->is))
-            activate(s->is.activation, s->is.alpha, whole, whole, s->saved + n * slopes_of(s), s->conv_h * before);
-        if (s->is.pool == HANSA_MEAN)
-            pool_mean(pool_of(&s->is), whole, before, s->out_step, s->out_h, s->out_w, s->is.relu == 2, out,
-                      s->out_row);
-        else
-            pool_max(pool_of(&s->is), whole, before, s->out_step, s->out_h, s->out_w, s->is.relu != 0, out, s->out_row,
-                     s->which + n * s->out_h * line);
+        pool_whole(s, n, whole);
         return;
     }
     if (s->minimal) {
@@ -171,14 +186,19 @@ static void conv_outputs(const stage_t *s, ptrdiff_t n, const scratch_t *scratch
     }
 }
 
-static void conv_forward(const stage_t *s, ptrdiff_t n, const scratch_t *scratch) {
+/* The activation after a pool, or without one. */
+static void activate_outputs(const stage_t *s, ptrdiff_t n) {
     const ptrdiff_t line = s->out_w * s->out_step;
-    conv_outputs(s, n, scratch);
     if (!s->is.activation || activated_inside(&s->is)) return;
     for (ptrdiff_t y = 0; y < s->out_h; y++) {
         float *row = s->out + n * s->out_image + s->out_0 + y * s->out_row;
         activate(s->is.activation, s->is.alpha, row, row, s->saved + n * slopes_of(s) + y * line, line);
     }
+}
+
+static void conv_forward(const stage_t *s, ptrdiff_t n, const scratch_t *scratch) {
+    conv_outputs(s, n, scratch);
+    activate_outputs(s, n);
 }
 
 /* The gradient after dropout (if `keep` is not null), the activation's derivative (if `slopes` is not null) and ReLU's

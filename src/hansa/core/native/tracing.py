@@ -1,31 +1,28 @@
 """Tracing: recognise modules that the native kernels can train, however they are written.
 
 ``forward()`` and the loss run on a small batch while every torch call is traced. Equivalent layers, functions and
-tensor methods are treated alike. Convolutions form a chain; the stages on rows behind it may also be added. What is not
-made of stages with mean cross-entropy is refused.
+tensor methods are treated alike. Stages on images or an embedding of tokens come first, then those on rows. What is
+not made of stages with mean cross-entropy is refused.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.overrides import TorchFunctionMode, resolve_name
 
 from hansa.core.native import abi
 from hansa.core.native.call_arguments import activation_of, dropout_of, equal_pair, given_arguments, pair_of
+from hansa.core.native.call_trace import DROPOUTS, RESHAPES, SAME, CallTrace, Loss, Rule, Value
 from hansa.core.native.eligibility import NotEligible, check_pure, parameter_offsets
-from hansa.core.native.network import DropoutKind, LayerStage, PoolWindow
+from hansa.core.native.layer_stage import DropoutKind, LayerStage, PoolWindow
 
 __all__ = ["NotEligible", "stages_of"]
-
-Loss: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 
 def stages_of(
@@ -33,8 +30,10 @@ def stages_of(
     input_shape: Sequence[int],
     loss: Loss = cross_entropy,
     channels_last: bool = True,
+    tokens: bool = False,
 ) -> tuple[LayerStage, ...]:
-    """Return the module as stages, or raise `NotEligible` with the first unsupported operation.
+    """Return the module as stages, or raise `NotEligible` with the first unsupported operation. With ``tokens`` its
+    inputs are int64.
 
     >>> [stage.out for stage in stages_of(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (4,))]
     [3, 2]
@@ -48,7 +47,7 @@ def stages_of(
         for training, batch in ((True, 2), (True, 3), (False, 2)):
             module.train(training)
             watch = _Watch(places, tuple(input_shape), not channels_last)
-            traced.append(watch.run(module, loss, batch))
+            traced.append(watch.run(module, loss, batch, tokens))
     module.train(was)
     if traced[0] != traced[1]:
         raise NotEligible("its forward() depends on the size of the batch")
@@ -79,147 +78,11 @@ def _fuse_relu(stages: Sequence[LayerStage]) -> tuple[LayerStage, ...]:
     return tuple(fused)
 
 
-class _Batch(int):
-    """The batch size: it may be used in shapes, but no control flow may depend on it."""
+class _Watch(CallTrace):
+    """The native stages that torch calls are."""
 
-    def _refuse(self, *_: object) -> Any:
-        raise NotEligible("its forward() looks at the size of the batch")
-
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
-    __mod__ = __floordiv__ = __truediv__ = __bool__ = _refuse
-    __hash__ = int.__hash__
-
-
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """A traced tensor, which is kept so that its ``id`` stays its own: the output of a stage, or the input (-1), in
-    some shape. ``parts`` counts the ReLU, pool and dropout that the stage had when it gave this."""
-
-    tensor: Tensor
-    stage: int
-    shape: tuple[int, ...]
-    parts: int = 0
-    ended: bool = False  # in log_softmax
-
-
-class _Watch(TorchFunctionMode):
-    """Traces the tensors that pass from layer to layer."""
-
-    def __init__(self, places: dict[int, tuple[Tensor, int]], input_shape: tuple[int, ...], planar: bool) -> None:
-        super().__init__()
-        self.places, self.input_shape, self.planar = places, input_shape, planar
-        self.stages: list[LayerStage] = []
-        self.parts: Counter[int] = Counter()  # by stage
-        self.used: set[int] = set()
-        self.values: dict[int, _Value] = {}
-        self.target, self.done = torch.empty(0), False
-        # The current call: what it takes, and the stage and shape of its result.
-        self.value = _Value(self.target, -1, input_shape)
-        self.now, self.at, self.shape, self.ended = self.target, -1, input_shape, False
-
-    def run(self, module: nn.Module, loss: Loss, batch: int) -> tuple[LayerStage, ...]:
-        inputs = torch.zeros(batch, *self.input_shape)
-        self.target = torch.zeros(batch, dtype=torch.int64)
-        self.values[id(inputs)] = _Value(inputs, -1, self.input_shape)
-        try:
-            with torch.enable_grad(), self:
-                result = loss(module(inputs), self.target)
-        except NotEligible:
-            raise
-        except Exception as error:
-            raise NotEligible(f"its forward() fails on a small batch: {error}") from error
-        if not self.done or result is not self.now:
-            raise NotEligible("its loss is not plain cross-entropy")
-        taken = {number for stage in self.stages for number in stage.inputs}
-        if not taken.issuperset(range(len(self.stages) - 1)):
-            raise NotEligible("its forward() computes something that it does not use")
-        return tuple(self.stages)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = resolve_name(func) or getattr(func, "__name__", repr(func))
-        short = name.removeprefix("torch.").removeprefix("nn.functional.").removeprefix("Tensor.")
-        if short in _FACTS:
-            return self._fact(short, func(*args, **kwargs), args)
-        rule = _RULES.get(short)
-        if rule is None:
-            raise NotEligible(f"it calls {name}, which is not a native stage")
-        value = self.value = self._traced(name, args[0] if args else None)
-        if value.ended and rule not in (_Watch.loss, _Watch.log_softmax, _Watch.same):
-            raise NotEligible(f"{name} follows log_softmax")
-        self.now, self.at, self.shape, self.ended = value.tensor, value.stage, value.shape, value.ended
-        version = value.tensor._version
-        out = self._call(short, func, args, kwargs)
-        if not isinstance(out, Tensor) or out.dtype != torch.float32:
-            raise NotEligible(f"{name} gives {getattr(out, 'dtype', type(out).__name__)}")
-        if value.tensor.requires_grad and not out.requires_grad:
-            raise NotEligible(f"{name} runs without gradients")
-        rule(self, name, out, args[1:], kwargs)
-        if value.tensor._version != version or (short in _DROPOUTS and out is value.tensor):
-            self._forget(value.tensor)
-        self.now = out
-        self.values[id(out)] = _Value(out, self.at, self.shape, self.parts[self.at], self.ended)
-        return out
-
-    def _traced(self, name: str, tensor: Any) -> _Value:
-        """Return what is known of a tensor, unless its stage has changed since."""
-        value = self.values.get(id(tensor))
-        if value is None or self.done or value.parts != self.parts[value.stage]:
-            raise NotEligible(f"{name} takes something else than what a layer gave")
-        return value
-
-    def _forget(self, changed: Tensor) -> None:
-        """Forget the tensors that share memory with one that was changed in place."""
-        memory = changed.untyped_storage().data_ptr()
-        for key, value in [*self.values.items()]:
-            if value.tensor.untyped_storage().data_ptr() == memory:
-                del self.values[key]
-
-    def _append(self, stage: LayerStage) -> None:
-        self.stages.append(stage)
-        self.at, self.shape = len(self.stages) - 1, (stage.out,) if stage.kind != abi.CONV else stage.out_shape
-
-    def _complete(self, name: str) -> LayerStage | None:
-        """Return the stage that gave the current value, to be replaced by one with another part; None for the input."""
-        if any(self.at in stage.inputs for stage in self.stages):
-            raise NotEligible(f"a value is used both before and after {name}")
-        self.parts[self.at] += 1
-        return self.stages[self.at] if self.at >= 0 else None
-
-    def _rows(self, name: str, value: _Value) -> tuple[int, int, int]:
-        """Return the shape of a value that a stage on rows takes, before it was flattened."""
-        if len(value.shape) != 1 or value.tensor.ndim != 2:
-            raise NotEligible(f"{name} takes inputs that are not flat")
-        if self.stages[value.stage + 1 :] and self.stages[value.stage + 1].kind == abi.CONV:
-            raise NotEligible(f"{name} takes what a convolution takes")
-        return self.stages[value.stage].out_shape if value.stage >= 0 else self._image(value.shape)
-
-    def _call(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of a call; for dropout, which would draw random numbers, a copy of its input."""
-        if name not in _DROPOUTS:
-            return func(*args, **kwargs)
-        return args[0] if dropout_of(args[1:], kwargs)[2] else args[0].clone()
-
-    def _fact(self, name: str, fact: Any, args: Any) -> Any:
-        """Return an attribute of a tensor to forward(), with the batch size wrapped so that nothing depends on it."""
-        if not isinstance(args[0], Tensor) or not args[0].ndim or id(args[0]) in self.places or args[0] is self.target:
-            return fact
-        if name in ("size", "shape.__get__") and isinstance(fact, tuple):
-            return _Size((_Batch(fact[0]), *fact[1:]))
-        return _Batch(fact) if name == "size" and args[1:] in ((0,), (-args[0].ndim,)) else fact
-
-    def _parameter(self, name: str, value: Any) -> int:
-        if id(value) not in self.places:
-            raise NotEligible(f"{name} has weights that are not a parameter of the module")
-        if id(value) in self.used:
-            raise NotEligible("a layer or a weight is used twice")
-        self.used.add(id(value))
-        return self.places[id(value)][1]
-
-    def _layer(self, name: str, out: Tensor, weight: Any, bias: Any) -> tuple[int, int]:
-        if not out.requires_grad:
-            raise NotEligible(f"{name} runs without gradients")
-        return self._parameter(name, weight), -1 if bias is None else self._parameter(name, bias)
+    def _rule(self, name: str) -> Rule | None:
+        return _RULES.get(name)
 
     def linear(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         weight, bias = given_arguments(args, kwargs, weight=None, bias=None)
@@ -227,14 +90,20 @@ class _Watch(TorchFunctionMode):
         at = self._layer(name, out, weight, bias)
         self._append(LayerStage(abi.LINEAR, rows, out.shape[1], weight=at[0], bias=at[1], source=self.at))
 
+    def _images(self, name: str, value: Value) -> tuple[int, int, int]:
+        """Return the shape of a value that a stage on images takes; such stages come before all others."""
+        if len(value.shape) != 3 or value.tensor.ndim != 4 or any(not stage.on_images for stage in self.stages):
+            raise NotEligible(f"{name} takes inputs that are not images, or follows a layer on rows")
+        channels, height, width = value.shape
+        return channels, height, width
+
     def conv2d(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         weight, bias, stride, padding, dilation, groups = given_arguments(
             args, kwargs, weight=None, bias=None, stride=1, padding=0, dilation=1, groups=1
         )
-        if len(self.shape) != 3 or self.now.ndim != 4 or (self.stages and self.stages[-1].kind != abi.CONV):
-            raise NotEligible("a convolution takes inputs that are not images")
-        if self.at != len(self.stages) - 1:
-            raise NotEligible("two convolutions take the same image")
+        shape = self._images("a convolution", self.value)
+        if self.at < 0 and self.stages:
+            raise NotEligible("two convolutions take the network's input")
         at = self._layer(name, out, weight, bias)
         kernel = weight.shape[2]
         if isinstance(padding, str) and (padding == "valid" or kernel % 2):
@@ -246,26 +115,13 @@ class _Watch(TorchFunctionMode):
             raise NotEligible(f"a convolution has stride {stride}, dilation {dilation}, groups {groups}")
         if not self.stages:
             self._image(self.shape)
-        shape = (self.shape[0], self.shape[1], self.shape[2])
         kind, pad = (abi.CONV, shape, out.shape[1], kernel), equal_pair(padding)[0]
         stage = LayerStage(*kind, padding=pad, weight=at[0], bias=at[1], planar=self.planar, source=self.at)
         self._append(replace(stage, stride=steps[0]))
 
-    def _image(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
-        """Return the shape of the first stage's input; images may only be used directly or flattened."""
-        if len(self.input_shape) == 3:
-            channels, height, width = self.input_shape
-            if shape not in (self.input_shape, (math.prod(self.input_shape),)):
-                raise NotEligible("it takes images in another shape")
-            return channels, height, width
-        if len(shape) == 3:
-            channels, height, width = shape
-            return channels, height, width
-        return 1, 1, math.prod(shape)
-
     def activation(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         kind, alpha = activation_of(name, args, kwargs)
-        if kind == abi.RELU and self.at >= 0 and self.stages[self.at].kind == abi.CONV:
+        if kind == abi.RELU and self.at >= 0 and self.stages[self.at].on_images:
             last = self._complete(name)
             assert last is not None
             if last.activation:
@@ -273,7 +129,7 @@ class _Watch(TorchFunctionMode):
             mean = last.pool is not None and last.pool.kind == abi.MEAN
             self.stages[self.at] = last if last.relu else replace(last, relu=True, relu_after_pool=mean)
             return
-        if len(self.shape) == 3 and self.at >= 0 and self.stages[self.at].kind == abi.CONV:
+        if len(self.shape) == 3 and self.at >= 0 and self.stages[self.at].on_images:
             last = self._complete(name)
             if last is None or last.relu or last.activation or last.drop is not None:
                 raise NotEligible(f"{name} follows ReLU, another activation or dropout of an image")
@@ -295,9 +151,27 @@ class _Watch(TorchFunctionMode):
         stage = LayerStage(abi.NORM, rows, math.prod(rows), weight=at[0], bias=at[1], source=self.at)
         self._append(replace(stage, eps=float(eps)))
 
+    def group_norm(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+        groups, weight, bias, eps, _cudnn = given_arguments(
+            args, kwargs, num_groups=1, weight=None, bias=None, eps=1e-5, cudnn_enabled=True
+        )
+        shape = self._images(name, self.value)
+        if self.at < 0:
+            raise NotEligible(f"{name} takes the network's input")
+        at = [-1 if vector is None else self._parameter(name, vector) for vector in (weight, bias)]
+        stage = LayerStage(abi.GROUP_NORM, shape, shape[0], kernel=1, weight=at[0], bias=at[1], planar=self.planar)
+        self._append(replace(stage, source=self.at, groups=int(groups), eps=float(eps)))
+
     def add(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         other, alpha = given_arguments(args, kwargs, other=None, alpha=1)
         addend = self._traced(name, other)
+        if len(self.shape) == 3:
+            shape = self._images(name, self.value)
+            if alpha != 1 or self._images(name, addend) != shape or min(self.at, addend.stage) < 0:
+                raise NotEligible(f"{name} adds something else than two images of one shape that layers gave")
+            stage = LayerStage(abi.IMAGE_ADD, shape, shape[0], kernel=1, weight=-1, planar=self.planar)
+            self._append(replace(stage, source=self.at, addend=addend.stage))
+            return
         rows = self._rows(name, self.value)
         if alpha != 1 or math.prod(self._rows(name, addend)) != math.prod(rows) or addend.ended:
             raise NotEligible(f"{name} adds something else than two values of one shape")
@@ -333,9 +207,69 @@ class _Watch(TorchFunctionMode):
         size = sides[0] // wanted[0], sides[1] // wanted[1]
         self._pool(PoolWindow(abi.MEAN, size, size))
 
+    def embedding(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+        weight, skip, *options = given_arguments(
+            args,
+            kwargs,
+            weight=None,
+            padding_idx=None,
+            max_norm=None,
+            norm_type=2.0,
+            scale_grad_by_freq=False,
+            sparse=False,
+        )
+        if options[0] is not None or options[2] or options[3]:
+            raise NotEligible(f"{name} has max_norm, scale_grad_by_freq or sparse gradients")
+        self._table(name, out, weight, -1 if skip is None else skip % weight.shape[0])
+
+    def embedding_bag(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
+        weight, offsets, *options, mode, sparse, weights, _last, padding = given_arguments(
+            args,
+            kwargs,
+            weight=None,
+            offsets=None,
+            max_norm=None,
+            norm_type=2.0,
+            scale_grad_by_freq=False,
+            mode="mean",
+            sparse=False,
+            per_sample_weights=None,
+            include_last_offset=False,
+            padding_idx=None,
+        )
+        if any(each is not None for each in (offsets, options[0], weights, padding)) or options[2] or sparse:
+            raise NotEligible(f"{name} has offsets, weights, padding_idx, max_norm or sparse gradients")
+        if mode not in _EMBEDDING_POOLS:
+            raise NotEligible(f"{name} has mode {mode}")
+        self._table(name, out, weight, -1)
+        self._pool_embeddings(_EMBEDDING_POOLS[mode])
+
+    def _table(self, name: str, out: Tensor, weight: Tensor, skip: int) -> None:
+        """Add the embeddings of the network's tokens, whose pool follows."""
+        if self.stages or self.now.ndim != 2 or not self.now.numel() or weight.ndim != 2 or len(weight) >= 1 << 31:
+            raise NotEligible(f"{name} is not the first layer, or takes something else than rows of tokens")
+        at, length = self._layer(name, out, weight, None)[0], self.now.shape[1]
+        stage = LayerStage(abi.EMBED, (1, 1, length), weight.shape[1], weight=at, words=len(weight), skip=skip)
+        self._append(stage)
+        self.shape = (length, stage.out)
+
+    def _pool_embeddings(self, kind: int) -> None:
+        last = self._complete("a mean or sum of embeddings")
+        assert last is not None
+        window = 1, last.shape[2]
+        self.stages[self.at] = replace(last, pool=PoolWindow(kind, window, window))
+        self.shape = (last.out,)
+
     def mean(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
         dim, _keep, _dtype = given_arguments(args, kwargs, dim=None, keepdim=False, dtype=None)
-        axes = sorted(axis % 4 for axis in dim) if isinstance(dim, (tuple, list)) and self.now.ndim == 4 else []
+        axes = sorted(axis % self.now.ndim for axis in ((dim,) if isinstance(dim, int) else dim or ()))
+        last = self.stages[self.at] if self.at >= 0 else None
+        if last is not None and last.kind == abi.EMBED and last.pool is None and self.now.ndim == 3 and axes == [1]:
+            self._pool_embeddings(_EMBEDDING_POOLS[name.rpartition(".")[2]])
+            self.shape = tuple(out.shape[1:])
+            return
+        if self.now.ndim != 4 or not name.endswith("mean"):
+            axes = []
         if axes != [2, 3]:
             raise NotEligible(f"it calls {name}, which is not one over the sides of images")
         size = self.now.shape[2], self.now.shape[3]
@@ -344,8 +278,8 @@ class _Watch(TorchFunctionMode):
 
     def _pool(self, pool: PoolWindow) -> None:
         last = self._complete("a pool")
-        if last is None or last.kind != abi.CONV or last.pool or len(self.shape) != 3 or self.now.ndim != 4:
-            raise NotEligible("a pool does not follow a convolution")
+        if last is None or not last.on_images or last.pool or len(self.shape) != 3 or self.now.ndim != 4:
+            raise NotEligible("a pool does not follow a layer on images")
         if last.drop is not None and last.drop.kind != abi.DROP_CHANNELS:
             raise NotEligible("a pool follows dropout")
         rising = last.activation in (abi.SIGMOID, abi.TANH)
@@ -364,7 +298,7 @@ class _Watch(TorchFunctionMode):
         self.shape = shape
 
     def same(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        if out.shape != self.now.shape or out.device != self.now.device:
+        if out.shape != self.now.shape or out.dtype != self.now.dtype or out.device != self.now.device:
             raise NotEligible(f"{name} changes its tensor")
 
     def dropout(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
@@ -374,7 +308,7 @@ class _Watch(TorchFunctionMode):
         last = self._complete(name)
         if last is None or last.drop is not None or p >= 1:
             raise NotEligible(f"it drops out (p={p}) before a layer, twice or after the end")
-        kind = abi.DROP_FLAT if len(self.shape) == 1 and last.kind == abi.CONV else abi.DROP
+        kind = abi.DROP_FLAT if len(self.shape) == 1 and last.on_images else abi.DROP
         if not name.endswith(".dropout"):
             if len(self.shape) != 3 or self.now.ndim != 4:
                 raise NotEligible(f"{name} is of something else than images")
@@ -410,29 +344,13 @@ class _Watch(TorchFunctionMode):
     def _last(self) -> bool:
         """Return whether the current value is what the last stage gives, one row per example."""
         last = self.stages[-1] if self.stages else None
-        ends = last is not None and last.kind != abi.CONV and self.shape == (last.out,) and self.now.ndim == 2
+        ends = last is not None and not last.on_images and self.shape == (last.out,) and self.now.ndim == 2
         return ends and self.at == len(self.stages) - 1
 
 
-class _Size(tuple[int, ...]):
-    """The shape of a traced tensor."""
-
-    __slots__ = ()
-
-    def numel(self) -> int:
-        return math.prod(self)
-
-
-_FACTS = frozenset(
-    (
-        *("size", "dim", "ndimension", "numel", "nelement", "__len__"),
-        *("is_contiguous", "is_floating_point", "get_device"),
-        *(f"{name}.__get__" for name in ("shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout")),
-    )
-)
 _ACTIVATIONS = ("relu", "leaky_relu", "elu", "sigmoid", "tanh", "silu", "gelu")
-_DROPOUTS = ("dropout", "dropout2d", "feature_dropout")
-_RULES: dict[str, Callable[[_Watch, str, Tensor, Any, Any], None]] = {
+_EMBEDDING_POOLS = {"mean": abi.MEAN, "sum": abi.SUM}
+_RULES: dict[str, Rule] = {
     "linear": _Watch.linear,
     "conv2d": _Watch.conv2d,
     "max_pool2d": _Watch.max_pool2d,
@@ -443,9 +361,13 @@ _RULES: dict[str, Callable[[_Watch, str, Tensor, Any, Any], None]] = {
     "cross_entropy": _Watch.loss,
     "nll_loss": _Watch.loss,
     "layer_norm": _Watch.layer_norm,
+    "group_norm": _Watch.group_norm,
+    "embedding": _Watch.embedding,
+    "embedding_bag": _Watch.embedding_bag,
+    "sum": _Watch.mean,
     **dict.fromkeys(("add", "add_"), _Watch.add),
     **dict.fromkeys((*_ACTIVATIONS, *(f"{name}_" for name in _ACTIVATIONS)), _Watch.activation),
-    **dict.fromkeys(("view", "reshape", "flatten", "unsqueeze", "squeeze"), _Watch.reshape),
-    **dict.fromkeys(("contiguous", "float", "to", "clone"), _Watch.same),
-    **dict.fromkeys(_DROPOUTS, _Watch.dropout),
+    **dict.fromkeys(RESHAPES, _Watch.reshape),
+    **dict.fromkeys(SAME, _Watch.same),
+    **dict.fromkeys(DROPOUTS, _Watch.dropout),
 }

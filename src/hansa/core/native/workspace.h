@@ -53,10 +53,11 @@ static void shape_stage(stage_t *s, const hansa_stage *is, int first, ptrdiff_t 
     s->weight = is->weight;
     s->bias = is->bias;
     ptrdiff_t each = is->kind == HANSA_CONV ? K * K * is->channels : is->kind == HANSA_LINEAR ? s->features : 1;
+    if (is->kind == HANSA_EMBED) each = is->words;
     *parameters += (is->weight >= 0 ? is->out * each : 0) + (is->bias >= 0 ? is->out : 0);
     s->out_step = round_up(is->out, VL);
     s->keeps = is->drop ? is->out : 0;
-    if (is->kind != HANSA_CONV) {
+    if (!on_images(s)) {
         s->in_step = round_up(s->features, VL);
         s->flat_step = s->out_step;
         return;
@@ -90,7 +91,7 @@ static void shape_stage(stage_t *s, const hansa_stage *is, int first, ptrdiff_t 
         back->out_step = s->in_step;
         back->position = s->out_step;
     }
-    int fast = is->stride == 1 && quartered(is);
+    int fast = is->kind == HANSA_CONV && is->stride == 1 && quartered(is);
     if (fast && s->in_step % VL == 0 && (K == 3 || K == 5)) s->plan = SPARSE;
     else if (fast && first && s->in_step == is->channels && few_supported(K, is->channels)) s->plan = FEW;
     else s->plan = DENSE;
@@ -138,8 +139,21 @@ static void conv_buffers(hansa_network *network, stage_t *s) {
     }
     if (s->minimal) winograd_buffers(network, s);
     s->dw = take(network, gradient_sums(s));
+}
+
+static void group_norm_buffers(hansa_network *network, stage_t *s) {
+    s->forward_weight = take(network, s->out_step);
+    s->padded_bias = take(network, s->out_step);
+    s->scales = take(network, 2 * network->batch * s->out_step);
+    s->saved_sums = take(network, 2 * s->out_step);
+    s->dw = take(network, 2 * s->out_step);
+}
+
+/* Of what follows on images: activation and pool. */
+static void pool_buffers(hansa_network *network, stage_t *s) {
+    const hansa_stage *is = &s->is;
     s->db = take(network, s->out_step);
-    if (is->pool && !quartered(is)) {
+    if (is->pool && (is->kind != HANSA_CONV || !quartered(is))) {
         s->whole_image = relu_inside(is) ? s->conv_h * s->conv_w * s->out_step : 0;
         s->whole = take(network, (relu_inside(is) ? network->batch : 1) * s->conv_h * s->conv_w * s->out_step);
     }
@@ -152,19 +166,41 @@ static void conv_buffers(hansa_network *network, stage_t *s) {
         s->base[p] = (int32_t)((2 * (p / s->out_w) * s->padded_w + 2 * (p % s->out_w)) * s->in_step);
 }
 
-/* Where a convolution stores its output: in the next one's input, or in images that are then flattened. */
-static void conv_output(hansa_network *network, stage_t *s) {
-    const stage_t *next = s + 1;
-    if (next->is.kind == HANSA_CONV) {
+/* The convolution that alone takes the output of a stage on images, or null. */
+static stage_t *only_convolution(const hansa_network *network, ptrdiff_t number) {
+    stage_t *only = NULL;
+    for (stage_t *s = network->stage + number + 1; on_images(s); s++) {
+        int uses = (s->is.source == number) + (s->is.kind == HANSA_IMAGE_ADD && s->is.addend == number);
+        if (uses && (only || s->is.kind != HANSA_CONV)) return NULL;
+        if (uses) only = s;
+    }
+    return only;
+}
+
+/* Where a stage on images stores its output: in a convolution's input, or in images without a border, the last of which
+ * are then flattened. Its gradient is found in that of the input, or in a buffer for one image. */
+static void image_output(hansa_network *network, ptrdiff_t number) {
+    stage_t *s = network->stage + number, *next = only_convolution(network, number);
+    s->from = number ? network->stage + s->is.source : NULL;
+    s->other = s->is.kind == HANSA_IMAGE_ADD ? network->stage + s->is.addend : NULL;
+    if (s->is.kind != HANSA_CONV) s->in = s->from->out;
+    s->copies = s->is.kind == HANSA_CONV && number && s->from->out != s->in;
+    if (next) {
         s->out = next->in;
         s->out_image = image(next);
         s->out_row = next->padded_w * next->in_step;
         s->out_0 = next->is.padding * (s->out_row + next->in_step);
+        s->gradient_row = s->out_row;
+        s->gradient = next->in_gradient ? next->in_gradient + s->out_0 : NULL;
         return;
     }
-    s->out_row = s->out_w * s->out_step;
+    s->gradient_row = s->out_row = s->out_w * s->out_step;
     s->out_image = s->out_h * s->out_row;
     s->out = take(network, network->batch * s->out_image);
+    if (on_images(s + 1)) {
+        s->gradient = take(network, s->out_image);
+        return;
+    }
     s->flat_step = round_up(s->is.out * positions(s), VL);
     s->flat = take(network, network->batch * s->flat_step);
     s->out_gradient = take(network, network->batch * s->flat_step);
@@ -176,14 +212,22 @@ static void row_buffers(hansa_network *network, stage_t *s) {
     s->out_row = s->flat_step;
     if (s->is.kind == HANSA_ACTIVATION || s->is.kind == HANSA_NORM) s->saved = take(network, network->batch * s->in_step);
     if (s->is.kind == HANSA_NORM) s->scales = take(network, network->batch);
+    if (s->is.kind != HANSA_EMBED) return;
+    ptrdiff_t most = at_most(network->batch * s->features, s->is.words);
+    s->which = take(network, network->batch * s->features);
+    s->words = take(network, most);
+    s->slot_of = take(network, s->is.words);
+    s->saved = take(network, most * s->out_step);
+    s->scales = take(network, s->out_step); /* zeros */
 }
 
-/* Connects stages on rows to their sources. Of the stages that take one value, the last, which is the first in the
+/* Connects stages on rows to their sources, and says which of all add to their inputs' gradients. Of the stages that take one value, the last, which is the first in the
  * backward pass, stores its gradient and the others add to it. */
 static void share_gradients(hansa_network *network) {
     stage_t *stage = network->stage;
-    if (stage->is.kind != HANSA_CONV) stage->in = take(network, network->batch * stage->in_step);
-    for (ptrdiff_t i = network->stages - 1; i >= 0 && stage[i].is.kind != HANSA_CONV; i--) {
+    ptrdiff_t i = network->stages - 1;
+    if (!on_images(stage)) stage->in = take(network, network->batch * stage->in_step);
+    for (; i >= 0 && !on_images(stage + i); i--) {
         stage_t *s = stage + i, *from = s->is.source < 0 ? NULL : stage + s->is.source;
         s->in = from ? from->flat : stage->in;
         s->adds = from && from->taken;
@@ -192,6 +236,14 @@ static void share_gradients(hansa_network *network) {
         if (s->is.kind != HANSA_ADD || s->is.addend < 0) continue;
         s->addend_adds = stage[s->is.addend].taken;
         stage[s->is.addend].taken = 1;
+    }
+    for (; i > 0; i--) {
+        stage_t *s = stage + i;
+        s->adds = s->from->taken;
+        s->from->taken = 1;
+        if (!s->other) continue;
+        s->addend_adds = s->other->taken;
+        s->other->taken = 1;
     }
 }
 
@@ -203,13 +255,13 @@ static void shared_buffers(hansa_network *network) {
         GROW(starts, s->is.out + 1);
         GROW(listed, s->is.kind == HANSA_LINEAR && s->is.relu ? network->batch * s->is.out + VL : 0);
         GROW(turned, s->is.kind == HANSA_LINEAR && s->is.relu ? round_up(network->batch, VL) * VL : 0);
-        if (s->is.kind != HANSA_CONV) continue;
+        if (!on_images(s)) continue;
         GROW(rows, 4 * (s->out_w + 1) * s->out_step);
         GROW(rows, s->is.width * s->in_step);
         GROW(masked, positions(s) * s->out_step);
         GROW(turned, round_up(positions(s), VL) * s->out_step);
         GROW(dense, s->plan == DENSE ? s->dense_h * s->dense_w * s->out_step : 0);
-        GROW(weights, taps(s) * s->is.out);
+        GROW(weights, s->is.kind == HANSA_CONV ? taps(s) * s->is.out : 0);
         GROW(starts, 4 * positions(s) + s->is.out + 1);
         GROW(listed, masked + VL);
     }
@@ -244,9 +296,12 @@ static hansa_network *network_new(const hansa_stage *spec, int64_t stages, int64
         s->keep_at = network->keeps;
         network->keeps += s->keeps;
         if (s->is.kind == HANSA_CONV) conv_buffers(network, s);
+        if (s->is.kind == HANSA_GROUP_NORM) group_norm_buffers(network, s);
+        if (on_images(s)) pool_buffers(network, s);
         else row_buffers(network, s);
     }
-    for (ptrdiff_t i = 0; network->stage[i].is.kind == HANSA_CONV; i++) conv_output(network, network->stage + i);
+    ptrdiff_t images = 0;
+    for (; on_images(network->stage + images); images++) image_output(network, images);
     share_gradients(network);
     const stage_t *top = network->stage + stages - 1;
     network->classes = top->is.out;
@@ -254,6 +309,7 @@ static hansa_network *network_new(const hansa_stage *spec, int64_t stages, int64
     network->logits = top->flat;
     network->gradient = take(network, network->parameters);
     shared_buffers(network);
+    if (images) network->stage[images - 1].gradient = network->scratch.turned;
     if (network->failed) {
         network_free(network);
         return NULL;

@@ -1,7 +1,7 @@
 /* The kernels over networks of random shapes: gradients, predictions, local training, gossip. */
 #include "results.h"
 
-enum { MOST_STAGES = 16, PLAIN = 60, NETWORKS = 100, ROWS = 23, BATCH = 7, STEPS = 3, CLIENTS = 4 };
+enum { MOST_STAGES = 24, PLAIN = 60, NETWORKS = 100, ROWS = 23, BATCH = 7, STEPS = 3, CLIENTS = 4 };
 
 typedef struct {
     hansa_stage stage[MOST_STAGES];
@@ -75,12 +75,84 @@ static void random_rows(net *made, int64_t channels, int64_t height, int64_t wid
     add_stage(made, on);
 }
 
-/* One or two convolutions, or none; then one or two linear layers, or, from PLAIN on, other stages on rows. */
+/* What follows a stage on images: an activation, a pool, dropout. */
+static void random_tail(net *made, hansa_stage *s, int64_t *height, int64_t *width, int last) {
+    s->relu = below(2);
+    if (!s->relu && below(2)) s->activation = 1 + below(8), s->alpha = 0.3;
+    if (last && below(2)) {
+        s->pool = below(2) ? HANSA_MEAN : HANSA_MAX;
+        s->pool_h = s->pool_w = 2;
+        s->step_h = s->step_w = 1 + below(2);
+        if (s->relu && s->pool == HANSA_MEAN) s->relu = 1 + below(2);
+        s->after_pool = s->activation && below(2);
+        *height = (*height - 2) / s->step_h + 1;
+        *width = (*width - 2) / s->step_w + 1;
+    }
+    s->drop = below(5) ? 0 : below(2) ? HANSA_DROP_CHANNELS : HANSA_DROP;
+    if (s->drop) made->keeps += s->out * (s->drop == HANSA_DROP_CHANNELS ? 1 : *height * *width);
+}
+
+static hansa_stage *add_convolution(net *made, int64_t channels, int64_t height, int64_t width, int64_t out) {
+    int64_t kernel = 1 + 2 * below(3);
+    hansa_stage conv = {.kind = HANSA_CONV, .channels = channels, .height = height, .width = width, .out = out,
+                        .kernel = kernel, .stride = 1, .padding = kernel / 2, .planar = below(2)};
+    hansa_stage *s = add_stage(made, conv);
+    give_parameters(made, s, kernel * kernel * channels);
+    return s;
+}
+
+/* A convolution, then convolutions, group normalisations and sums of one shape, each of any earlier image; stages that
+ * nothing takes have no gradient. */
+static void random_images(net *made, int64_t channels, int64_t height, int64_t width) {
+    int64_t features = 1 + below(20), count = 2 + below(5);
+    hansa_stage *s = add_convolution(made, channels, height, width, features);
+    random_tail(made, s, &height, &width, 0);
+    for (int64_t i = 0; i < count; i++) {
+        hansa_stage on = {.kind = HANSA_IMAGE_ADD, .channels = features, .height = height, .width = width,
+                          .out = features, .kernel = 1, .stride = 1, .groups = 1};
+        int64_t choice = below(3), earlier = below(made->stages);
+        if (choice == 0) {
+            s = add_convolution(made, features, height, width, features);
+            if (below(3) == 0) s->source = earlier;
+        } else if (choice == 1) {
+            on.kind = HANSA_GROUP_NORM;
+            on.groups = features % 2 ? 1 + below(2) * (features - 1) : 2;
+            on.eps = 0.01;
+            s = add_stage(made, on);
+            if (below(4)) give_parameters(made, s, 1);
+        } else {
+            s = add_stage(made, on);
+            s->addend = earlier;
+        }
+        random_tail(made, s, &height, &width, i + 1 == count);
+    }
+    random_rows(made, features, height, width);
+}
+
+static void random_embedding(net *made) {
+    hansa_stage embed = {.kind = HANSA_EMBED, .channels = 1, .height = 1, .width = 1 + below(9), .out = 1 + below(41),
+                         .pool = below(2) ? HANSA_MEAN : HANSA_SUM, .words = 1 + below(30)};
+    hansa_stage *s = add_stage(made, embed);
+    s->weight = parameters_at(made, s->words * s->out);
+    s->skip = below(s->words + 1) - 1;
+    made->features = s->width;
+    random_rows(made, s->out, 1, 1);
+}
+
+/* One or two convolutions, or none, or an embedding; then one or two linear layers, or, from PLAIN on, other stages on rows. */
 static net random_net(int64_t number) {
     net made = {0};
     int64_t channels = number % 3 == 0 ? 3 : 1 + below(4), height = 7 + below(7), width = 7 + below(7);
     int64_t convolutions = number % 4 ? 1 + below(2) : 0;
     made.features = channels * height * width;
+    if (number >= PLAIN && number % 8 == 0) {
+        random_embedding(&made);
+        return made;
+    }
+    if (number >= PLAIN && number % 3 == 0) {
+        random_images(&made, channels, height, width);
+        return made;
+    }
     for (int64_t i = 0; i < convolutions; i++) {
         hansa_stage *s = made.stage + made.stages++;
         int64_t kernel = 1 + 2 * below(3), most = height < width ? height : width;
@@ -133,7 +205,7 @@ static float *random_model(const net *made) {
     for (int64_t i = 0; i < made->stages; i++) {
         const hansa_stage *s = made->stage + i;
         int64_t fan = s->channels * (s->kind == HANSA_CONV ? s->kernel * s->kernel : s->height * s->width);
-        if (s->kind > HANSA_LINEAR) continue;
+        if (s->kind != HANSA_CONV && s->kind != HANSA_LINEAR) continue;
         for (int64_t j = 0; j < s->out * fan; j++) y[s->weight + j] *= sqrtf(3.0f / (float)fan);
     }
     return y;
@@ -156,7 +228,9 @@ static float *model_of(const net *made, int64_t number) {
 
 static hansa_data random_data(const net *made, int64_t number) {
     hansa_data data = {.labels = numbers(ROWS, made->classes), .rows = ROWS, .planar = below(2)};
-    if (number % 3) {
+    if (made->stage->kind == HANSA_EMBED) {
+        data.values = numbers(ROWS * made->features, made->stage->words);
+    } else if (number % 3) {
         float *values = floats(ROWS * made->features, 1);
         for (int64_t i = 0; with_ties(number) && i < ROWS * made->features; i++) values[i] = (float)below(3);
         data.values = values;
@@ -298,6 +372,12 @@ void network_results(const hansa_kernels *k) {
         batches.index = (const int64_t[]){ROWS};
         batches.batch = 1;
         if (k->gradient(network, y, &data, &batches, g, &loss) != HANSA_BAD_ROW) exit(7);
+        if (made.stage->kind == HANSA_EMBED) {
+            batches.index = (const int64_t[]){ROWS - 1};
+            ((int64_t *)data.values)[ROWS * made.features - 1] = made.stage->words;
+            if (k->gradient(network, y, &data, &batches, g, &loss) != HANSA_BAD_TOKEN) exit(7);
+            if (k->evaluate(network, y, &data, 0, ROWS, &score) != HANSA_BAD_TOKEN) exit(7);
+        }
         k->network_free(network);
     }
 }
