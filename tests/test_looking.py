@@ -209,7 +209,7 @@ def name_code(run: Path, key: str, code: str) -> None:
 
 def command(*arguments: str) -> str:
     """Run a command in this process and return what it printed."""
-    from typer.testing import CliRunner
+    from command_line import CliRunner
 
     result = CliRunner(env={"COLUMNS": "400", "TERM": "dumb"}).invoke(app, list(arguments))
     if result.exception is not None and not isinstance(result.exception, (SystemExit, HansaError)):
