@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,10 +56,17 @@ def federated(point: Point) -> data.FederatedData:
 
 
 def measure(algorithm: hansa.Algorithm, task: hansa.Task, point: Point) -> dict[str, Any]:
-    """Seconds of each round after the first."""
-    run = hansa.run(algorithm, task, rounds=point.rounds + 1, workers=point.workers, evaluate_every=0)
+    """Seconds and processor seconds of each round after the first."""
+    ended: list[float] = []
+
+    def stamp(run: Any, record: Any) -> None:
+        ended.append(time.process_time())
+
+    run = hansa.run(
+        algorithm, task, rounds=point.rounds + 1, workers=point.workers, evaluate_every=0, callbacks=[stamp]
+    )
     seconds = [record["seconds"] for record in run.history[1:]]
-    return {"seconds": seconds, "dim": run.params.numel()}
+    return {"seconds": seconds, "processor": np.diff(ended).tolist(), "dim": run.params.numel()}
 
 
 def main() -> None:

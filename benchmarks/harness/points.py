@@ -227,6 +227,10 @@ class Points:
             row = {**point, **(rows[0] if not good else _together(good))}
             if good:
                 row["rate"] = point["cohort"] * point["steps"] / row["round"]
+            pairs = [pair for pair in zip(rows, found[0], strict=True) if not any(each["reason"] for each in pair)]
+            if pairs and len(points) > 1:  # ratios within a pass: the machine drifts between passes
+                medians = [[statistics.median(each["processor"]) for each in pair] for pair in pairs]
+                row["ratio"] = statistics.median(own / first for own, first in medians)
             yield row
 
     def _point(self, script: str, stem: str, words: list[Any]) -> Row:

@@ -88,11 +88,11 @@ def _overhead(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _scaled(title: str, text: str, *, ratio: bool) -> Any:
-    """A table of points; ``ratio`` adds the round time in those of the first row."""
+    """A table of points; ``ratio`` adds the processor time of a round in those of the first row."""
 
     def render(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        head = ["", "d", "clients", "a round", "steps", "ms a round", "client-steps/s", "MB", *["x first"] * ratio]
-        base = rows[0].get("round")
+        last = ["x first, processor time"] * ratio
+        head = ["", "d", "clients", "a round", "steps", "ms a round", "client-steps/s", "MB", *last]
         body = [
             [
                 row["model"],
@@ -103,7 +103,7 @@ def _scaled(title: str, text: str, *, ratio: bool) -> Any:
                 row["reason"] or _cell(row, "round", ".0f", 1e-3),
                 _cell(row, "rate", ".3g" if row.get("rate", 0) < 100 else ".0f"),
                 _cell(row, "peak", ".0f", MEGABYTE),
-                *[f"{row['round'] / base:.2f}" if base and "round" in row else ""] * ratio,
+                *[_cell(row, "ratio", ".2f")] * ratio,
             ]
             for row in rows
         ]

@@ -18,7 +18,7 @@ import numpy as np
 from hansa.core.counts import round_share
 from hansa.core.errors import HansaError, check_fraction, check_integer, invalid_argument
 from hansa.core.keys import Key
-from hansa.core.native.random_draws import draw_without_replacement
+from hansa.core.native.random_draws import draws_without_replacement
 from hansa.core.protocols import check_component, with_defaults
 from hansa.core.types import Population
 from hansa.gossip.activity import count_of
@@ -421,11 +421,15 @@ class per_cluster(BaseSampler):
                 raise invalid_argument("per_cluster", "reporters", self.reporters, expected)
 
     def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
-        chosen: list[int] = []
+        of_size: dict[int, list[tuple[int, ...]]] = {}
         for cluster in self.clusters:
-            m = count_of("per_cluster", "reporters", self.reporters, len(cluster))
-            address = key.child("sample", round, "cluster", min(cluster))
-            chosen += [cluster[i] for i in draw_without_replacement(address.digest(16), len(cluster), m)]
+            of_size.setdefault(len(cluster), []).append(cluster)
+        chosen: list[int] = []
+        for size, clusters in of_size.items():  # those of one size are drawn together
+            m = count_of("per_cluster", "reporters", self.reporters, size)
+            keys = key.child("sample", round, "cluster").digests([min(cluster) for cluster in clusters])
+            for cluster, drawn in zip(clusters, draws_without_replacement(keys, size, m), strict=True):
+                chosen += [cluster[i] for i in drawn]
         return tuple(sorted(chosen))
 
 

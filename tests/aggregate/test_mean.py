@@ -11,8 +11,9 @@ import torch
 
 import hansa
 from contracts.small import bowls
-from hansa.aggregate.base import sum_updates
+from hansa.aggregate.base import Participant, Participants, sum_updates
 from hansa.compress import codec, sign, uplink
+from hansa.core import native
 from hansa.core.types import EncodedUpdate, Population, RoundContext, Update
 from hansa.core.vectors import arithmetic
 
@@ -27,6 +28,36 @@ def test_a_sum_in_parts_is_the_sum_at_once_to_the_bit(count: int, native: str, m
     packed = [EncodedUpdate(i, i, lambda row=row: row, 1, 1.0) for i, row in enumerate(rows)]
     assert torch.equal(sum_updates(updates, weights), arithmetic.weighted_sum(rows, weights))
     assert torch.equal(sum_updates(packed, weights), arithmetic.weighted_sum(rows, weights))
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples", "clusters", (0.0, 0.25, 0.0, 3.0, 1.5)], ids=str)
+@pytest.mark.parametrize("as_rows", [False, True])
+def test_a_running_mean_weighs_each_client_by_its_own_weight(weights: Any, as_rows: bool) -> None:
+    """Against the definition in float64; shares come one by one or as columns, updates one by one or as a matrix."""
+    if as_rows and not native.available():
+        pytest.skip("no native kernels")
+    clients, cohorts, samples = [0, 1, 2, 3, 4], {0: 0, 1: 0, 2: 1, 3: 0, 4: 1}, [3, 1, 4, 1, 5]
+    rows = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+    raw = {"uniform": [1] * 5, "samples": samples, "clusters": [1 / 3, 1 / 3, 1 / 2, 1 / 3, 1 / 2]}.get(
+        weights, weights
+    )
+    wanted = (torch.tensor(raw, dtype=torch.float64) @ rows.double()) / sum(raw)
+    shares = Participants.of(clients, cohorts, samples)
+    for given in (shares, list(shares)):
+        running = hansa.aggregate.mean(weights).running(given)
+        if as_rows:
+            running.add_rows(clients[:2], rows[:2])
+            running.add_rows(clients[2:], rows[2:])
+        else:
+            for client in clients:
+                running.add(Update(client, cohorts[client], rows[client], samples[client], 1.0))
+        torch.testing.assert_close(running.vector().double(), wanted, rtol=0, atol=1e-6)
+
+
+def test_participants_in_columns_are_a_sequence() -> None:
+    shares = Participants.of([4, 7], {4: 0, 7: 3}, range(10, 20))
+    assert list(shares) == [Participant(4, 0, 14), Participant(7, 3, 17)] == [shares[0], shares[1]]
+    assert (len(shares), shares[-1], list(shares[1:])) == (2, Participant(7, 3, 17), [Participant(7, 3, 17)])
 
 
 @pytest.mark.parametrize("preset", ["fedavg", "fednova"])

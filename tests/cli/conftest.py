@@ -32,7 +32,7 @@ def folder(tmp_path, monkeypatch):
 def cli(folder):
     """Run a command in this process: ``cli("run", "small.yaml").exit_code``."""
     from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
-    from typer.testing import CliRunner
+    from command_line import CliRunner
 
     def run(*arguments, width=160):
         before = list(logging.getLogger("hansa").handlers)

@@ -28,6 +28,19 @@ from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 
 DIM, CLIENTS = 200, 6
+
+
+@pytest.mark.parametrize("link", [direct(), replica(sign())], ids=repr)
+def test_the_sizes_of_many_messages_are_those_of_each(link):
+    state, key = link.init(torch.zeros(DIM)), Key(0)
+    sent, state = link.broadcast(torch.ones(DIM), state, [0, 1, 2], 0, key)
+    sent, state = link.broadcast(2 * torch.ones(DIM), link.acknowledge(state, [0, 2], 0), [0, 1, 3], 1, key)
+    assert sent.sizes([0, 1, 3]) == {client: sent.nbytes(client) for client in (0, 1, 3)}
+    assert sent.sizes([]) == {}
+    with pytest.raises(HansaError, match=r"client=9\)"):
+        sent.sizes([0, 9])
+
+
 COMPRESSORS = [identity(), cast(), sign(), top_k(1 / 8), top_k(1 / 16, sign()), random_k(1 / 4), quantize(3)]
 COMPRESSORS += [grid(), grid(5.0)]
 DOWNLINKS = [direct(), *(replica(c, public_start=known) for c in COMPRESSORS for known in (True, False))]

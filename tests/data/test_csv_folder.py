@@ -115,7 +115,7 @@ def test_any_bytes_are_data_or_one_error(tmp_path, content):
 
 def test_a_file_and_the_command_line_name_a_folder(sites, monkeypatch):
     from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
-    from typer.testing import CliRunner
+    from command_line import CliRunner
 
     monkeypatch.chdir(sites)
     words = ["run", "--preset", "fedavg", "--set", "data={name: csv-folder, folder: ., options: {target: y}}"]

@@ -79,7 +79,7 @@ def plugged(home, tmp_path, monkeypatch):
 @pytest.fixture
 def cli(plugged):
     from hansa.cli.app import app  # isort: skip
-    from typer.testing import CliRunner
+    from command_line import CliRunner
 
     def run(*arguments):
         result = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, [str(word) for word in arguments])

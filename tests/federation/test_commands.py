@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
-from typer.testing import CliRunner
-
+from command_line import CliRunner
 from federation.local_sites import TEXT, LocalSites
 from hansa.config import load
 from hansa.data import Schema, TableColumn

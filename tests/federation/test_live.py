@@ -136,7 +136,7 @@ def test_the_record_is_needed_and_bad_options_are_refused(tmp_path):
 
 def test_the_command_tells_and_a_changed_record_is_noticed(tmp_path):
     from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
-    from typer.testing import CliRunner
+    from command_line import CliRunner
 
     executed(tmp_path / "run", SlowSites(tmp_path / "sites", POLLS))
     result = CliRunner().invoke(app, ["replay", str(tmp_path / "run")])

@@ -335,7 +335,7 @@ def _commands() -> tuple[bytes, ...]:
 def _run_command(home: Path, data: bytes) -> None:
     """A command line, in a folder of its own. What it says in place of a traceback is handed on as a refusal."""
     from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
-    from typer.testing import CliRunner
+    from command_line import CliRunner
 
     home = home / "place"
     home.mkdir(exist_ok=True)

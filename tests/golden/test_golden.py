@@ -81,7 +81,7 @@ def test_a_run_of_version_0_2_is_finished_to_the_bit_or_refused_by_its_version(a
     A refusal comes before any arithmetic, so one kind of kernels shows it.
     """
     from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
-    from typer.testing import CliRunner
+    from command_line import CliRunner
 
     shutil.copytree(runner.FOLDER, tmp_path / "run")
     done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["resume", str(tmp_path / "run"), "-q", *arguments])

@@ -4,7 +4,7 @@ import collections
 
 import pytest
 
-from hansa import HansaError, Key, local, presets, training
+from hansa import HansaError, Key, algorithm, local, presets, training
 from hansa.data import shards as hansa_shards
 from hansa.training.trainer import batch_stream
 
@@ -19,6 +19,27 @@ def test_epochs_count_passes_rounded_down_but_never_to_nothing():
 
 def test_fixed_steps_may_differ_by_client():
     assert [local.fixed([1, 2, 4]).draw(i, 9, 3, Key(0)).steps for i in range(3)] == [1, 2, 4]
+
+
+class jittered(local.fixed):
+    """A component that a user derived from a built-in one."""
+
+    def draw(self, client, samples, batch_size, key):
+        return super().draw(client, samples, batch_size, key)._replace(steps=1 + client % 3)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [local.fixed(3), local.fixed(tuple(range(1, 11))), local.epochs(1.5), local.random_steps(1, 9), jittered(3)],
+    ids=["fixed", "fixed by client", "epochs", "random", "user's own"],
+)
+@pytest.mark.parametrize("batches", ["full", "short"])
+def test_the_works_of_many_clients_are_those_of_each(steps, batches):
+    phase = algorithm.LocalPhase(lr=0.1, steps=steps, batch_size=4, batches=batches)
+    samples, clients, key = [3, 9, 4, 7, 9, 30, 1, 2, 9, 5], [1, 2, 4, 5, 8, 9], Key(0).child("work", 7)
+    works = phase.draw_works(clients, samples, key)
+    assert works == tuple(phase.draw_work(client, samples[client], key.child(client)) for client in clients)
+    assert len({id(work) for work in works}) == len(set(works))
 
 
 def test_random_work_is_a_function_of_its_address_and_covers_its_range():

@@ -357,7 +357,7 @@ def test_resuming_keeps_the_servers_device_or_says_that_another_one_rounds_diffe
 
 
 def test_files_and_the_command_line_name_the_servers_device_and_records_say_it(device, tmp_path):
-    from typer.testing import CliRunner  # after hansa.cli, which silences a warning of its import
+    from command_line import CliRunner  # after hansa.cli, which silences a warning of its import
 
     words = ["--preset", "fedams", "--rounds", "2", "-s", "data.clients=4", "-s", "model=logistic", "--quiet"]
     run = CliRunner().invoke(app, ["run", *words, "--server-device", "simulated", "--out", str(tmp_path / "run")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import hansa
 from hansa import data
 from hansa.core import native
 from hansa.engine import serial
+from hansa.rounds import RoundAggregation
 from hansa.rounds.many_clients import OrderColumns, ReportColumns, in_cohort_order
 from hansa.rounds.messages import Report
 from hansa.runs import driver
@@ -113,6 +115,34 @@ def test_columns_give_the_bits_and_records_of_single_orders(monkeypatch, model, 
 
 
 @needs_native
+def test_a_round_in_columns_leaves_no_objects_to_the_garbage_collector() -> None:
+    """A few objects per client would start a collection of all objects every few rounds, as long as a round."""
+    clients, collections = 3000, list[int]()
+    index = torch.arange(4 * clients) % 100
+    draw = hansa.Key(3).numpy()
+    inputs = torch.from_numpy(draw.standard_normal((100, 6), dtype="float32"))
+    offsets = torch.arange(clients + 1) * 4
+    held = data.FederatedData(inputs, torch.arange(100) % 3, index, offsets, classes=3, name="many")
+    run = Run(
+        hansa.presets.fedavg(participation=1.0, steps=2, batch_size=2, local_lr=0.1),
+        hansa.Task(Own, cross_entropy, held),
+        evaluate_every=0,
+    )
+    run.advance(2)
+
+    def collected(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            collections.append(info["generation"])
+
+    gc.callbacks.append(collected)
+    try:
+        run.advance(1)
+    finally:
+        gc.callbacks.remove(collected)
+    assert len(collections) <= clients // gc.get_threshold()[0] // 2
+
+
+@needs_native
 def test_a_refused_update_has_the_same_reason_and_the_others_count(monkeypatch) -> None:
     algorithm = hansa.presets.fedavg(participation=1.0, steps=2, batch_size=2, local_lr=0.1)
     columns, single, batches = run_both(monkeypatch, algorithm, task(scale=300.0), max_norm=30.0)
@@ -175,3 +205,29 @@ def test_columns_that_are_not_next_are_taken_apart() -> None:
     taken_apart = list(in_cohort_order([second, first], orders))
     assert taken_apart[0] is first
     assert [report.cohort for report in taken_apart[1:] if isinstance(report, Report)] == [10, 11, 12, 13, 14]
+
+
+@needs_native
+def test_columns_of_clients_that_were_heard_are_refused_as_duplicates() -> None:
+    made = task()
+    run = Run(hansa.presets.fedavg(participation=1.0, steps=2, batch_size=2, local_lr=0.1), made)
+    opened = driver.open_paced_round(run.algorithm, run.state, made.population, run.id, run.key)
+    orders = opened.orders
+    assert isinstance(orders, OrderColumns)
+    dim = run.params.numel()
+
+    def closed(*parts: slice, repeated: tuple[int, ...] = ()) -> Any:
+        aggregation = RoundAggregation(run.algorithm, opened.state, orders, made.population, repeated=repeated)
+        for part in parts:
+            some = orders[part]
+            assert isinstance(some, OrderColumns)
+            aggregation.add(ReportColumns(some, torch.ones(len(some), dim), [0.0] * len(some)))
+        return aggregation.close()
+
+    once = closed(slice(0, 10), slice(10, 15))
+    again = closed(slice(0, 10), slice(5, 15))
+    assert once.outcome.dropped == ()
+    assert {(lost.client, lost.reason) for lost in again.outcome.dropped} == {(c, "duplicate") for c in range(5, 10)}
+    assert torch.equal(once.state.vectors["model"], again.state.vectors["model"])
+    several = closed(slice(0, 10), repeated=(3,))
+    assert [(lost.client, lost.reason) for lost in several.outcome.dropped] == [(3, "duplicate")]

@@ -122,6 +122,18 @@ def test_a_share_of_clients_is_the_decimal_that_was_written():
     assert len(sample.per_cluster(0.145).bind(groups).select(0, hundred, Key(0))) == 15
 
 
+@pytest.mark.parametrize("reporters", [2, 0.5])
+def test_reporters_of_each_cluster_are_numpys_draws_with_its_own_address(reporters):
+    """Half of three and half of four clients are two."""
+    clusters, ten = ((4, 0, 9), (1, 2, 3, 8), (7, 5, 6)), Population((1,) * 10)
+    for round in range(20):
+        expected = []
+        for cluster in clusters:
+            draw = Key(3).child("sample", round, "cluster", min(cluster)).numpy()
+            expected += [cluster[i] for i in draw.choice(len(cluster), 2, replace=False, shuffle=False)]
+        assert sample.per_cluster(reporters, clusters).select(round, ten, Key(3)) == tuple(sorted(expected))
+
+
 def test_a_random_number_of_participants():
     sampler = sample.varying(2, 4)
     population = Population((1,) * 10)

@@ -28,7 +28,7 @@ LINKS = LinkModel(up_bandwidth=1e5, down_bandwidth=4e5, latency=0.5, peer_bandwi
 
 def called(*arguments: str) -> Any:
     from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
-    from typer.testing import CliRunner
+    from command_line import CliRunner
 
     return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, ["advise", *arguments])
 

@@ -19,7 +19,7 @@ local: {lr: 0.05, steps: 3, batch_size: 10}
 
 def test_it_runs_resumes_and_refuses_another(tmp_path, monkeypatch):
     from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
-    from typer.testing import CliRunner
+    from command_line import CliRunner
 
     config = from_yaml(SETTING)
     monkeypatch.chdir(tmp_path)

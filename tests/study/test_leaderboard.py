@@ -221,7 +221,7 @@ def test_a_recipe_of_other_cells_or_measures_has_another_digest() -> None:
 
 def called(*arguments: str) -> Any:
     from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
-    from typer.testing import CliRunner
+    from command_line import CliRunner
 
     return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, [*arguments])
 

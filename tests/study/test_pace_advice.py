@@ -47,7 +47,7 @@ def test_slow_devices_favour_buffers_and_equal_ones_waste_nothing():
 
 def test_the_command_ranks_paces_where_the_file_has_a_profile(tmp_path, monkeypatch):
     from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
-    from typer.testing import CliRunner
+    from command_line import CliRunner
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text("data: {name: synthetic, clients: 12}\nprofile: {step_seconds: {kind: zipf}}\n")

@@ -180,7 +180,7 @@ class Net(torch.nn.Module):
 
 def sweep(*arguments):
     from hansa.cli.app import app  # isort: skip
-    from typer.testing import CliRunner
+    from command_line import CliRunner
 
     words = ["sweep", "own.yaml", "local.lr=0.05,0.2", "rounds=4,5", "seed=0,2", "-q", *map(str, arguments)]
     result = CliRunner(env={"COLUMNS": "160", "TERM": "dumb"}).invoke(app, words)

@@ -287,7 +287,7 @@ def test_unknown_constants_make_values_unknown_and_are_named() -> None:
 
 def called(*arguments: str) -> Any:
     from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
-    from typer.testing import CliRunner
+    from command_line import CliRunner
 
     return CliRunner(env={"COLUMNS": "160", "TERM": "dumb"}).invoke(app, ["theory", *arguments])
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, overload, runtime_checkable
 
 import torch
 
@@ -49,6 +50,35 @@ class Participant(NamedTuple):
     client: int
     cohort: int
     samples: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Participants(Sequence[Participant]):
+    """Many participants as columns; a `Participant` is made when it is asked for."""
+
+    clients: Sequence[int]
+    cohorts: Sequence[int]
+    samples: Sequence[int]
+
+    @classmethod
+    def of(cls, clients: Sequence[int], cohorts: Mapping[int, int], samples: Sequence[int]) -> Participants:
+        """Return the participants of a round, from the cohort of each client and the samples of the population."""
+        return cls(clients, [cohorts[client] for client in clients], [samples[client] for client in clients])
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @overload
+    def __getitem__(self, place: int) -> Participant: ...
+    @overload
+    def __getitem__(self, place: slice) -> Participants: ...
+    def __getitem__(self, place: int | slice) -> Participant | Participants:
+        if isinstance(place, slice):
+            return Participants(self.clients[place], self.cohorts[place], self.samples[place])
+        return Participant(self.clients[place], self.cohorts[place], self.samples[place])
+
+    def __iter__(self) -> Iterator[Participant]:
+        return map(Participant, self.clients, self.cohorts, self.samples)
 
 
 class RunningAggregate(Protocol):
@@ -175,6 +205,8 @@ def raw_weights(weights: Weights, updates: Sequence[Update] | Sequence[Participa
     if weights == "uniform":
         return [1.0] * len(updates)
     if weights == "samples":
+        if isinstance(updates, Participants):
+            return [float(samples) for samples in updates.samples]
         return [float(update.samples) for update in updates]
     if weights == "clusters":
         members: dict[int, int] = {}

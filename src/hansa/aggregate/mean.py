@@ -13,6 +13,7 @@ from hansa.aggregate.base import (
     BaseAggregator,
     Combined,
     Participant,
+    Participants,
     Weights,
     check_weights,
     normalize_weights,
@@ -62,9 +63,10 @@ class mean(BaseAggregator):
 
         ``participants`` are all clients that may report; the result depends only on those that do.
         """
-        return RunningMean(
-            dict(zip((share.client for share in participants), raw_weights(self.weights, participants), strict=True))
+        clients = (
+            participants.clients if isinstance(participants, Participants) else [each.client for each in participants]
         )
+        return RunningMean(dict(zip(clients, raw_weights(self.weights, participants), strict=True)))
 
 
 class RunningMean:
@@ -93,25 +95,27 @@ class RunningMean:
         self._fold()
         self._used += clients
         self._unit = self._unit or next((w for client in clients if (w := self._weights[client])), 0.0)
-        weights = [self._count(client) for client in clients]
-        self._total = kernels.add_weighted_rows(self._total, rows, weights)
+        self._total = kernels.add_weighted_rows(self._total, rows, self._counts(clients))
 
     def vector(self) -> Vector:
         """Return the mean of the added updates."""
         self._fold()
-        total = math.fsum(self._count(client) for client in self._used)
+        total = math.fsum(self._counts(self._used))
         if self._total is None or not total > 0:
             raise zero_weight_error(self._used, total)
         return self._total if total == 1 else self._total.mul_(1 / total)
 
-    def _count(self, client: int) -> float:
-        weight = self._weights[client]
-        return weight / self._unit if weight else 0.0
+    def _counts(self, clients: Sequence[int]) -> list[float]:
+        """Return the weights of clients, divided by the first one."""
+        weights, unit = [self._weights[client] for client in clients], self._unit
+        if weights.count(unit) == len(weights) and unit:
+            return [1.0] * len(weights)
+        return [weight / unit if weight else 0.0 for weight in weights]
 
     def _fold(self) -> None:
         if not self._waiting:
             return
-        rows, weights = [u.vector for u in self._waiting], [self._count(u.client) for u in self._waiting]
+        rows, weights = [u.vector for u in self._waiting], self._counts([u.client for u in self._waiting])
         if self._total is not None:
             rows, weights = [self._total, *rows], [1.0, *weights]
         self._total = arithmetic.weighted_sum(rows, weights)

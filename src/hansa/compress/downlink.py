@@ -64,6 +64,12 @@ class ServerBroadcast:
         """Return the number of bytes sent to this client."""
         return sum([packet.nbytes for packet in self._packets(client)])
 
+    def sizes(self, clients: Sequence[int]) -> dict[int, int]:
+        """Return the number of bytes sent to each client."""
+        if clients and len(set(map(id, self.messages.values()))) == 1 and self.messages.keys() >= set(clients):
+            return dict.fromkeys(clients, self.nbytes(clients[0]))
+        return {client: self.nbytes(client) for client in clients}
+
 
 @runtime_checkable
 class Downlink(Protocol):

@@ -50,7 +50,7 @@ class Key:
 
     def digest(self, size: int = 16) -> bytes:
         """Return a hash of this address; every component is encoded with its type and length."""
-        return hashlib.blake2b(_encode(self.seed, *self.path), digest_size=size, person=b"hansa key").digest()
+        return _hash(_encode(self.seed, *self.path), size).digest()
 
     def digests(self, numbers: Iterable[int], *parts: str | int, size: int = 16) -> list[bytes]:
         """Return ``self.child(number, *parts).digest(size)`` for each number.
@@ -58,12 +58,13 @@ class Key:
         >>> Key(0).child("local").digests([3, 14], "batch")[1] == Key(0).child("local", 14, "batch").digest()
         True
         """
-        start, end = _encode(self.seed, *self.path), _encode(*parts)
-        digest = hashlib.blake2b
-        return [
-            digest(b"%bi%d:%d%b" % (start, len(str(n)), n, end), digest_size=size, person=b"hansa key").digest()
-            for n in numbers
-        ]
+        common, end = _hash(_encode(self.seed, *self.path), size), _encode(*parts)
+        digests = []
+        for number in numbers:
+            own = common.copy()
+            own.update(b"i%d:%d%b" % (len(str(number)), number, end))
+            digests.append(own.digest())
+        return digests
 
     def numpy(self) -> np.random.Generator:
         """Return a NumPy generator for this address."""
@@ -74,6 +75,10 @@ class Key:
         generator = torch.Generator(device=device)
         generator.manual_seed(int.from_bytes(self.digest(8), "little") >> 1)
         return generator
+
+
+def _hash(address: bytes, size: int) -> hashlib.blake2b:
+    return hashlib.blake2b(address, digest_size=size, person=b"hansa key")
 
 
 def _encode(*parts: str | int) -> bytes:

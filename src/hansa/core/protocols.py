@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from hansa.core.errors import HansaError, suggestion
 
@@ -49,6 +49,24 @@ _ABSENT = object()
 @cache
 def _default(base: type, name: str) -> Any:
     return inspect.getattr_static(base, name)
+
+
+def as_protocol(value: object, protocol: type[Base]) -> Base | None:
+    """Return the value if it has all names of a protocol, else None. `isinstance` collects the names in every call,
+    which takes ten times as long.
+
+    >>> class Sorted(Protocol):
+    ...     def sort(self) -> None: ...
+    >>> as_protocol([2, 1], Sorted), as_protocol((2, 1), Sorted)
+    ([2, 1], None)
+    """
+    return cast("Base", value) if all(hasattr(value, name) for name in _protocol_names(cast("Any", protocol))) else None
+
+
+@cache
+def _protocol_names(protocol: type) -> tuple[str, ...]:
+    bases = [base for base in protocol.__mro__ if getattr(base, "_is_protocol", False) and base is not Protocol]
+    return tuple(name for base in bases for name in vars(base) if not name.startswith("_"))
 
 
 def missing_methods(component: object, protocol: type) -> list[str]:

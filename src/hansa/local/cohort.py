@@ -190,6 +190,11 @@ class Cohort:
             self._common_step = self.new_step(self.clients[0])
         return self._common_step
 
+    def use_common_step(self, step: LocalStep | None) -> LocalStep:
+        """Let `common_step` be a given one, of a cohort whose clients have the same; return it."""
+        self._common_step = step
+        return self.common_step
+
     def has_stepped(self, client: int) -> bool:
         return client in self._steps
 

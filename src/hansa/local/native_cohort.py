@@ -14,6 +14,7 @@ import scipy
 import torch
 
 from hansa.compress import sign
+from hansa.core.keys import Key
 from hansa.core.native import abi
 from hansa.core.native.client_kernel import ClientKernel
 from hansa.core.native.cohort_kernel import GROUP, TURN, ChangeSums, CohortKernel, LazyCohortKernel, MixingLinks
@@ -69,26 +70,22 @@ def _runs_natively(cohort: Cohort) -> bool:
 def _draw_all(cohorts: Sequence[Cohort], draw_rows: DrawRows | None) -> dict[int, dict[int, _Drawn]]:
     """Draw the batches of all cohorts' stepping clients in one call; by cohort and position."""
     drawn: dict[int, dict[int, _Drawn]] = {}
-    members: list[tuple[dict[int, _Drawn], int, int]] = []
-    clients: list[int] = []
-    keys: list[bytes] = []
-    lengths: list[int] = []
+    wanted: dict[Key, list[tuple[dict[int, _Drawn], int, int, int, int]]] = {}
     for cohort in cohorts if draw_rows is not None else ():
-        if cohort.batch_sizes is None:
+        sizes, clients, schedule = cohort.batch_sizes, cohort.clients, cohort.schedule
+        if sizes is None:
             continue
-        schedule, batches = cohort.schedule, drawn.setdefault(id(cohort), {})
-        steps = Counter(chain.from_iterable(cohort.active_from(0)))
-        stepping = [cohort.clients[position] for position in steps]
-        clients += stepping
-        keys += schedule.key.child("local", schedule.round).digests(stepping, "batch")
-        for position, count in steps.items():
-            size = cohort.batch_sizes[position]
-            members.append((batches, position, size))
-            lengths.append(count * size)
-    if draw_rows is not None and clients:
-        rows = draw_rows(clients, keys, np.array(lengths, np.int64))
+        batches = drawn[id(cohort)] = {}
+        own = wanted.setdefault(schedule.key.child("local", schedule.round), [])
+        for position, count in Counter(chain.from_iterable(cohort.active_from(0))).items():
+            own.append((batches, position, clients[position], sizes[position], count))
+    members = list(chain.from_iterable(wanted.values()))
+    if draw_rows is not None and members:
+        keys = [digest for key, own in wanted.items() for digest in key.digests([each[2] for each in own], "batch")]
+        lengths = [size * count for *_, size, count in members]
+        rows = draw_rows([each[2] for each in members], keys, np.array(lengths, np.int64))
         address = rows.ctypes.data
-        for (batches, position, size), length in zip(members, lengths, strict=True):
+        for (batches, position, _, size, _), length in zip(members, lengths, strict=True):
             batches[position] = _Drawn(rows, size, address)
             address += 8 * length
     return drawn
@@ -280,27 +277,29 @@ class _DenseRun:
     def _turns(self, steps: range, pending: list[int] | None) -> _DenseTurns:
         """Return the turns of some steps: for each, the stepping clients, then the exchange if it is native."""
         plan, active = _DenseTurns([], [], []), self.cohort.active_from(steps[0])[: len(steps)]
+        turns, places, kinds = plan
         if pending is not None:
             active[0] = pending
+        codes, exchange = self._exchange_codes() if self._native else {}, self.schedule.exchange
         for step, positions in zip(steps, active, strict=True):
-            plan.turns.extend(self.batches.turns(positions))
-            plan.kinds.extend([None] * len(positions))
-            if self._native and (exchange := self._native_exchange(step)) is not None:
-                plan.turns.append((exchange, 1, 0))
-                plan.kinds.append(self.schedule.exchange(step))
-            plan.steps.extend([step] * (len(plan.turns) - len(plan.steps)))
+            turns += self.batches.turns(positions)
+            count, kind = len(positions), exchange(step)
+            kinds += [None] * count
+            if (code := codes.get(kind)) is not None:
+                turns.append((code, 1, 0))
+                kinds.append(kind)
+                count += 1
+            places += [step] * count
         return plan
 
-    def _native_exchange(self, step: int) -> int | None:
-        """Return the native code of the exchange after a step."""
-        kind = self.schedule.exchange(step)
-        if kind is None:
-            return abi.SETTLE if self.schedule.steps_after_exchange else None
-        if kind == "average":
-            return abi.AVERAGE
+    def _exchange_codes(self) -> dict[str | None, int]:
+        """Return the native code of each kind of exchange."""
+        codes: dict[str | None, int] = {"average": abi.AVERAGE}
         if self.cohort.mixing.compressor is not None:
-            return abi.SIGNS
-        return abi.AVERAGE if self.cohort.mixer.weights is None else abi.MIX
+            codes["gossip"] = abi.SIGNS
+        else:
+            codes["gossip"] = abi.AVERAGE if self.cohort.mixer.weights is None else abi.MIX
+        return {**codes, None: abi.SETTLE} if self.schedule.steps_after_exchange else codes
 
     def _pull(self) -> None:
         self.kernel.run(np.array([(abi.PULL, 1, 0)], TURN))

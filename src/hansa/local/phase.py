@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -27,7 +27,7 @@ from hansa.local import sgd as sgd_solver
 from hansa.local.batching import Batches, Place, as_batching, batching
 from hansa.local.mixing import Mixing
 from hansa.local.solvers import BaseSolver, require_solver
-from hansa.local.work import BaseLocalWork, require_work
+from hansa.local.work import BaseLocalWork, is_set_by_samples, require_work
 from hansa.server import BaseServerTransform, ServerTransform
 from hansa.server.base import require_server
 
@@ -184,6 +184,23 @@ class LocalPhase:
             return self.steps.draw(client, samples, self.batch_size, key)
         work = with_defaults(self.steps, BaseLocalWork)
         return work.draw_passes(client, samples, self.batch_size, key, self.division)
+
+    def draw_works(self, clients: Sequence[int], samples: Sequence[int], key: Key) -> tuple[Work, ...]:
+        """Return the work of each client in a round. Equal works are one object: garbage collection visits all.
+
+        Args:
+            clients: The clients.
+            samples: The sample counts of the whole population.
+            key: The address of the round.
+        """
+        own, known = [samples[client] for client in clients], dict[Work, Work]()
+        if is_set_by_samples(self.steps):
+            drawn = ((count, self.draw_work(0, count, key)) for count in set(own))
+            works = {count: known.setdefault(work, work) for count, work in drawn}
+            return tuple([works[count] for count in own])
+        pairs = zip(clients, own, strict=True)
+        each = (self.draw_work(client, count, key.child(client)) for client, count in pairs)
+        return tuple([known.setdefault(work, work) for work in each])
 
     def place(self, memory: Mapping[str, Vector]) -> Place:
         """Return where a client is in its passes, from its memory."""

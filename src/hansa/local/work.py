@@ -151,6 +151,15 @@ class epochs(BaseLocalWork):
         return Work(batches.epoch_steps(self.epochs, samples, batch), batch)
 
 
+def is_set_by_samples(work: LocalWork) -> bool:
+    """Return whether the work of a client depends on nothing but its number of samples.
+
+    >>> is_set_by_samples(fixed(2)), is_set_by_samples(fixed([2, 3])), is_set_by_samples(random_steps(1, 5))
+    (True, False, False)
+    """
+    return type(work) is epochs or (type(work) is fixed and work.common is not None)
+
+
 @dataclass(frozen=True, slots=True)
 class random_steps(BaseLocalWork):
     """tau ~ U{low..high} steps, drawn anew for every client and round.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hansa.aggregate import BaseAggregator
-from hansa.aggregate.base import Combined, Participant, RunningAggregate
+from hansa.aggregate.base import Combined, Participants, RunningAggregate
 from hansa.aggregate.mean import RunningMean
 from hansa.algorithm import Algorithm, Channel
 from hansa.compress import Packet
@@ -224,11 +224,9 @@ class RoundAggregation:
         begin = with_defaults(channel.aggregate, BaseAggregator).running
         if begin is None or not self.orders:
             return None
-        samples = self.population.samples
         assert self._expected is not None
         cohorts = self._expected.reporters
-        shares = [Participant(client, cohorts[client], samples[client]) for client in sorted(cohorts)]
-        running: RunningAggregate = begin(shares)
+        running: RunningAggregate = begin(Participants.of(sorted(cohorts), cohorts, self.population.samples))
         return running
 
     def add(self, report: AnyReport) -> None:
@@ -270,7 +268,7 @@ class RoundAggregation:
         orders, changes, running = columns.orders, columns.changes, self._running.get(MODEL)
         norms = None
         if isinstance(running, RunningMean) and self._expected is not None:
-            norms = validate_columns(columns, self._expected, self._norms.keys() | self._repeated)
+            norms = validate_columns(columns, self._expected, self._norms, self._repeated)
         if norms is None:
             for report in columns.reports():
                 self.add(report)

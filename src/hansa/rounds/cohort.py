@@ -52,6 +52,7 @@ def train_cohorts(
     that the rows of only one are in memory.
     """
     cohorts = [_new_cohort(phase, order, got, trainer, samples) for order, got in zip(orders, received, strict=True)]
+    _share_common_step(cohorts, orders, received)
     fast = with_defaults(trainer, BaseTrainer).train_cohorts
     together = not any(cohort.keeps_rows for cohort in cohorts)
     outcomes = fast(cohorts) if together else [None] * len(cohorts)
@@ -66,6 +67,15 @@ def train_cohorts(
             outcome = _EagerExecutor(cohort, trainer).run()
         results.append(_result(cohort, outcome, order, phase, samples))
     return results
+
+
+def _share_common_step(cohorts: Sequence[Cohort], orders: Sequence[WorkOrder], received: Sequence[Vectors]) -> None:
+    """Let cohorts that start from the same vectors without memory have one common step."""
+    steps: dict[tuple[int, int], LocalStep] = {}
+    for cohort, order, got in zip(cohorts, orders, received, strict=True):
+        if not order.memory:
+            known = steps.get((order.round, id(got)))
+            steps[order.round, id(got)] = cohort.use_common_step(known)
 
 
 def _result(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from hansa.aggregate import BaseAggregator
-from hansa.aggregate.base import Participant, Weights, normalize_weights, sum_updates
+from hansa.aggregate.base import Participants, Weights, normalize_weights, sum_updates
 from hansa.aggregate.diversity import diversity
 from hansa.algorithm import Algorithm
 from hansa.core.keys import Key
@@ -62,9 +62,8 @@ def _diversity(algorithm: Algorithm, evidence: RoundDiagnostics, length: float) 
     aggregate's norm."""
     aggregate = algorithm.channels[MODEL].aggregate
     rule: Weights = with_defaults(aggregate, BaseAggregator).weights
-    samples = evidence.population.samples
     clients = sorted(evidence.norms)
-    weights = normalize_weights(rule, [Participant(c, evidence.cohorts[c], samples[c]) for c in clients])
+    weights = normalize_weights(rule, Participants.of(clients, evidence.cohorts, evidence.population.samples))
     updates = evidence.updates.get(MODEL)
     if updates is not None and not with_defaults(aggregate, BaseAggregator).running:  # a running aggregate is a mean
         length = norm(sum_updates(sorted(updates, key=lambda update: update.client), weights))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias, overload
 
 from hansa.aggregate import mean
@@ -77,32 +78,24 @@ class OrderColumns(Sequence[WorkOrder]):
         return OrdersByClient(self)
 
 
-def shared(works: Iterable[Work]) -> tuple[Work, ...]:
-    """Return the works with equal ones as one object, which leaves fewer objects to the garbage collector.
-
-    >>> one, other = shared(Work(2, 8) for _ in range(2))
-    >>> one is other
-    True
-    """
-    known: dict[Work, Work] = {}
-    return tuple([known.setdefault(work, work) for work in works])
-
-
 class OrdersByClient(Mapping[int, WorkOrder]):
     """The order of each client, made when it is asked for."""
 
     def __init__(self, orders: OrderColumns) -> None:
         self._orders = orders
-        self._places = {client: at for at, client in enumerate(orders.clients)}
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        return {client: at for at, client in enumerate(self._orders.clients)}
 
     def __getitem__(self, client: int) -> WorkOrder:
         return self._orders[self._places[client]]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._places)
+        return iter(self._orders.clients)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._orders.clients)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,7 +167,7 @@ def train_columns(trainer: Trainer, orders: OrderColumns, job: ClientJob) -> Rep
 def in_cohort_order(reports: Iterable[AnyReport], orders: Sequence[WorkOrder]) -> Iterator[AnyReport]:
     """Yield reports in cohort order as soon as possible; reports that match no order come last.
 
-    Columns stay whole if they are of the cohorts that come next.
+    Columns stay whole if they are of the cohorts that come next in order columns.
     """
     waiting = orders.cohorts if isinstance(orders, OrderColumns) else [order.cohort for order in orders]
     early: dict[int, Report] = {}
@@ -184,7 +177,7 @@ def in_cohort_order(reports: Iterable[AnyReport], orders: Sequence[WorkOrder]) -
     for columns_or_report in reports:
         if isinstance(columns_or_report, ReportColumns):
             cohorts = columns_or_report.orders.cohorts
-            if [*waiting[at : at + len(cohorts)]] == [*cohorts]:
+            if waiting[at : at + len(cohorts)] == cohorts:
                 expected_cohorts.difference_update(cohorts)
                 at += len(cohorts)
                 yield columns_or_report

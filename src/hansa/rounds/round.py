@@ -23,7 +23,7 @@ from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult, Trainer, dr
 from hansa.pace.clock import RoundTiming
 from hansa.rounds.aggregation import ClosedRound, RoundAggregation, ServerState, expected_upload
 from hansa.rounds.cohort import CohortResult, train_cohorts
-from hansa.rounds.many_clients import OrderColumns, ReportColumns, shared, train_columns
+from hansa.rounds.many_clients import OrderColumns, ReportColumns, train_columns
 from hansa.rounds.messages import Broadcast, DroppedClient, LocalUpdate, Report, Upload, WorkOrder, scoped
 from hansa.rounds.scale_warning import warn_of_dominated_scale
 from hansa.rounds.validation import repeated_senders
@@ -99,21 +99,20 @@ class _HostCopies:
 def open_round(algorithm: Algorithm, state: ServerState, population: Population, run: str, key: Key) -> OpenedRound:
     """Select the participants, draw their work and make the broadcasts."""
     clients = algorithm.sampler.select(state.round, state.population_with_stats(population), key)
-    broadcasts, after, sent = {}, {}, dict.fromkeys(clients, 0)
+    broadcasts, after, sizes = {}, {}, list[dict[int, int]]()
     for name, channel in algorithm.channels.items():
         x = where_computed(channel.downlink, state.vectors[name])
         broadcasts[name], after[name] = channel.downlink.broadcast(
             x, state.downlink[name], clients, state.round, key.child("downlink", name, state.round)
         )
-        for client in clients:
-            sent[client] += 0 if algorithm.serverless else broadcasts[name].nbytes(client)
+        sizes.append(dict.fromkeys(clients, 0) if algorithm.serverless else broadcasts[name].sizes(clients))
+    sent = sizes[0] if len(sizes) == 1 else {client: sum(each[client] for each in sizes) for client in clients}
     whole = {name: Broadcast.whole(broadcast.vector, broadcast.version) for name, broadcast in broadcasts.items()}
     base = fingerprint(broadcasts[MODEL].vector)
     phase = algorithm.local
     after_broadcast = replace(state, downlink=after)
     if phase.mixing is None:
-        at = key.child("work", state.round)
-        works = shared(phase.draw_work(client, population.samples[client], at.child(client)) for client in clients)
+        works = phase.draw_works(clients, population.samples, key.child("work", state.round))
         columns = OrderColumns(run, state.round, base, whole, key, tuple(clients), works)
         return OpenedRound(columns, broadcasts, after_broadcast, sent)
     orders = []

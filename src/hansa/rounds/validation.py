@@ -103,19 +103,18 @@ def validate_upload(
         raise RefusedUpdate("malformed", f"{type(error).__name__}: {_safe_repr(str(error))}") from error
 
 
-def validate_columns(columns: ReportColumns, expected: ExpectedUpload, known: Collection[int]) -> list[float] | None:
+def validate_columns(columns: ReportColumns, expected: ExpectedUpload, *known: Collection[int]) -> list[float] | None:
     """Return the norms of many clients' changes if `validate_upload` accepts all of them, otherwise None.
 
-    ``known`` are the clients that have sent an update, or several.
+    ``known`` are the clients that have sent an update, and those that sent several.
     """
     orders, changes, like = columns.orders, columns.changes, expected.vectors[MODEL]
     if (orders.run, orders.round, orders.base) != (expected.run, expected.round, expected.base) or expected.versions:
         return None
-    if any(
-        expected.reporters.get(client) != cohort for client, cohort in zip(orders.clients, orders.cohorts, strict=True)
-    ):
+    if list(map(expected.reporters.get, orders.clients)) != list(orders.cohorts):
         return None
-    if len(set(orders.clients)) < len(orders) or not set(known).isdisjoint(orders.clients):
+    senders = set(orders.clients)
+    if len(senders) < len(orders) or not all(map(senders.isdisjoint, known)):
         return None
     if set(expected.links) != {MODEL} or type(expected.links[MODEL]) is not direct:
         return None

@@ -36,6 +36,7 @@ _FRAME = struct.Struct("<4sII")
 _SEAL = 8
 _HEAD = 1 << 20  # maximum size of a head in bytes; usual heads take a few hundred
 _WIDTHS = ("<u1", "<u2", "<u4", "<u8")
+_encode_head = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 REMEDY = "Restore it, or use an older checkpoint: `hansa resume --fallback`."
 
 
@@ -141,7 +142,7 @@ def _encode_block(round: int, tables: Mapping[str, Table], before: bytes) -> byt
         rows = len(next(iter(table.values()))) if table else 0
         if rows:
             head[name] = {"rows": rows, "columns": {key: _encode_column(key, table[key], body) for key in table}}
-    encoded_head = json.dumps(head, separators=(",", ":"), allow_nan=False).encode()
+    encoded_head = _encode_head(head).encode()
     content = b"".join(body)
     block = _FRAME.pack(MAGIC, len(encoded_head), len(content)) + encoded_head + content
     return block + hashlib.sha256(before + block).digest()[:_SEAL]

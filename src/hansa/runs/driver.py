@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Unpack
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from hansa.algorithm import Algorithm
 from hansa.core.devices import check_dtype, device_name, resolve_server_device
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.keys import Key
-from hansa.core.protocols import with_defaults
+from hansa.core.protocols import as_protocol, with_defaults
 from hansa.core.types import BUFFERS, MODEL, State, Vector, Vectors
 from hansa.core.vectors.placement import vectors_to
 from hansa.engine import DeviceEngine, Engine, MeteredEngine, ObservedEngine, RemoteEngine, Serial
@@ -75,6 +75,29 @@ class Presenter(Protocol):
 
     def write_report(self, run: Run, path: Path | str, title: str | None) -> Path: ...
     def to_html(self, run: Run) -> str: ...
+
+
+class EngineRoles(NamedTuple):
+    """An engine as each protocol that it implements beside `Engine`, None for the others."""
+
+    engine: Engine
+    arrivals: ArrivalEngine | None
+    remote: RemoteEngine | None
+    devices: DeviceEngine | None
+    metered: MeteredEngine | None
+    observed: ObservedEngine | None
+
+    @classmethod
+    def of(cls, engine: Engine) -> EngineRoles:
+        """Check each protocol."""
+        return cls(
+            engine,
+            as_protocol(engine, ArrivalEngine),
+            as_protocol(engine, RemoteEngine),
+            as_protocol(engine, DeviceEngine),
+            as_protocol(engine, MeteredEngine),
+            as_protocol(engine, ObservedEngine),
+        )
 
 
 class Run:
@@ -289,9 +312,10 @@ class Run:
         with random_state.fixed_arithmetic((*self.devices, self.server_device), self.deterministic):
             engine = self._engine(self.algorithm, self.engine_task, self.dtype, self.device)
             try:
+                roles = EngineRoles.of(engine)
                 while self.state.round < last:
-                    record = self._round(engine, final=self.state.round + 1 == last)
-                    self._record_devices(engine.device_names() if isinstance(engine, DeviceEngine) else [])
+                    record = self._round(roles, final=self.state.round + 1 == last)
+                    self._record_devices([] if roles.devices is None else roles.devices.device_names())
                     answers = [callback(self, record) for callback in callbacks]
                     if any(answers):
                         break
@@ -301,9 +325,9 @@ class Run:
         warn_dropped_clients(self.history, self.dropped_clients)
         return self
 
-    def _round(self, engine: Engine, final: bool) -> Record:
-        start = time.perf_counter()
-        machines = engine if isinstance(engine, ArrivalEngine) and self.algorithm.pace.asynchronous else None
+    def _round(self, roles: EngineRoles, final: bool) -> Record:
+        start, engine = time.perf_counter(), roles.engine
+        machines = roles.arrivals if self.algorithm.pace.asynchronous else None
         if machines is not None:
             machines.begin_step(self.state, self._with_memory, self.oldest_resumable_round)
         opened = open_paced_round(
@@ -315,8 +339,8 @@ class Run:
             opened = opened._replace(orders=tuple(replace(order, mean=True) for order in opened.orders))
         faults, measures = self.options.faults, self.options.measures
         orders, gone = (opened.orders, ()) if faults is None else faults.apply_to_orders(opened.orders)
-        if isinstance(engine, RemoteEngine):
-            engine.round_opened(opened, self.oldest_resumable_round)
+        if roles.remote is not None:
+            roles.remote.round_opened(opened, self.oldest_resumable_round)
         reports: Iterable[AnyReport]
         if self.algorithm.pace.asynchronous:  # orders of one version are executed together
             reports = engine.run(sorted(orders, key=lambda order: order.round), self._with_memory)
@@ -356,15 +380,15 @@ class Run:
         record = {**self._record(opened, closed), **diagnostics}
         if final or (self.options.evaluate_every and self.state.round % self.options.evaluate_every == 0):
             record.update(engine.evaluate(self.state.vectors))
-        client_metrics = self._evaluate_clients(engine) if self.per_client.is_due(self.state.round, final) else {}
+        client_metrics = self._evaluate_clients(roles) if self.per_client.is_due(self.state.round, final) else {}
         record.update(aggregate_client_metrics(client_metrics, self.history.facts.better))
         work = participation_columns(opened.down_bytes, closed.outcome, opened.timing)
         self.client_record.add(self.state.round, work=work, test=client_metrics)
-        if isinstance(engine, MeteredEngine):
-            record["sites"] = engine.site_bytes()
+        if roles.metered is not None:
+            record["sites"] = roles.metered.site_bytes()
             self.ledger.record_sites(record["sites"])
-        if isinstance(engine, ObservedEngine):
-            columns = engine.site_columns()
+        if roles.observed is not None:
+            columns = roles.observed.site_columns()
             for name, numbers in columns.pop("sites", {}).items():
                 record["sites"].setdefault(name, {}).update(numbers)
             record.update(columns)
@@ -385,13 +409,13 @@ class Run:
             )  # fmt: skip
         self.recorded_devices = None
 
-    def _evaluate_clients(self, engine: Engine) -> dict[str, Array]:
+    def _evaluate_clients(self, roles: EngineRoles) -> dict[str, Array]:
         """Evaluate every client that owns test rows with its own model; sites do not send these results."""
-        if isinstance(engine, MeteredEngine):
+        if roles.metered is not None:
             return {}
         vectors = self.host_vectors if has_client_models(self.algorithm) else self.state.vectors
         exam = EvaluationJob(vectors, (), self.state.round, self.key, self.per_client.personalise)
-        return evaluate_clients(engine, self.algorithm, self.task, exam, self.store)
+        return evaluate_clients(roles.engine, self.algorithm, self.task, exam, self.store)
 
     def _with_memory(self, order: WorkOrder) -> WorkOrder:
         """Return the order with the memory of its reporters, read just before a worker executes it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -172,18 +173,22 @@ def _participation(down: Mapping[int, int], outcome: Outcome) -> dict[str, Array
     clients = sorted({*down, *outcome.peer_bytes})
     if not clients:
         return {}
-    admitted = set(outcome.admitted)
-    losses = ((math.nan if (loss := outcome.losses.get(client)) is None else loss) for client in clients)
-    norms = (outcome.norms.get(client, math.nan) for client in clients)
-    count = len(clients)
+    admitted, count = set(outcome.admitted), len(clients)
+
+    def numbers(of: Mapping[int, float | None]) -> Array:
+        return np.array([*map(of.get, clients)], np.float64).astype(np.float32)  # None becomes NaN
+
+    def counts(of: Mapping[int, int]) -> Array:
+        return np.fromiter(map(of.get, clients, repeat(0)), np.int64, count) if of else np.zeros(count, np.int64)
+
     with np.errstate(over="ignore"):  # values beyond single precision become infinite
         return {
             "client": np.array(clients, np.int64),
-            "asked": np.fromiter((client in down for client in clients), np.bool_, count),
-            "admitted": np.fromiter((client in admitted for client in clients), np.bool_, count),
-            "loss": np.fromiter(losses, np.float64, count).astype(np.float32),
-            "norm": np.fromiter(norms, np.float64, count).astype(np.float32),
-            "up_bytes": np.fromiter((outcome.up_bytes.get(client, 0) for client in clients), np.int64, count),
-            "down_bytes": np.fromiter((down.get(client, 0) for client in clients), np.int64, count),
-            "peer_bytes": np.fromiter((outcome.peer_bytes.get(client, 0) for client in clients), np.int64, count),
+            "asked": np.fromiter(map(down.__contains__, clients), np.bool_, count),
+            "admitted": np.fromiter(map(admitted.__contains__, clients), np.bool_, count),
+            "loss": numbers(outcome.losses),
+            "norm": numbers(outcome.norms),
+            "up_bytes": counts(outcome.up_bytes),
+            "down_bytes": counts(down),
+            "peer_bytes": counts(outcome.peer_bytes),
         }

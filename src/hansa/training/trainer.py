@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -239,7 +239,8 @@ class ModuleTrainer(BaseTrainer):
         index, spans = client_row_index(self.task.data, clients)
         changes = allocator.empty(len(clients) * first.x.numel(), first.x.dtype).view(len(clients), -1)
         keys = key.digests(clients, "batch")
-        losses = kernel.train_rows(first.x, self.y, changes, index, spans, np.array(works), keys, step)
+        numbers = np.fromiter(chain.from_iterable(works), np.int64, 2 * len(works)).reshape(-1, 2)
+        losses = kernel.train_rows(first.x, self.y, changes, index, spans, numbers, keys, step)
         return None if losses is None else TrainedRows(changes, losses)
 
     def _train_with_dropout(self, kernel: ClientKernel, job: ClientJob) -> LocalResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 
@@ -18,6 +19,7 @@ from hansa.core.native import network as network_module
 from hansa.core.native.client_kernel import (
     ClientKernel,
     NativeJob,
+    mean_losses,
     shuffled_batches,
     shuffled_rows,
     shuffles_like_numpy,
@@ -199,3 +201,22 @@ def test_rows_of_several_clients_are_shuffled_like_those_of_each(isa):
     for wrong in (np.array([[0, 61]]), np.array([[-1, 5]]), np.array([[5, 5]])):
         with pytest.raises(HansaError, match="shuffled_rows"):
             shuffled_rows(keys[:1], index, wrong, lengths[:1])
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 17])
+@pytest.mark.parametrize("spoilt", [None, np.nan, np.inf])
+@pytest.mark.parametrize("spread", [0, 30])
+def test_mean_losses_are_exact_sums_rounded_once(steps, spoilt, spread):
+    draw = np.random.default_rng(steps)
+    losses = draw.standard_normal((200, steps)) * 10.0 ** draw.integers(-spread, spread + 1, (200, steps))
+    losses = losses.astype(np.float32)
+    if spoilt is not None:
+        losses[7, 0] = spoilt
+    wanted = [math.fsum(row) / steps for row in losses.tolist()]
+    for clients in (200, 10):
+        ends = steps * np.arange(1, clients + 1)
+        assert repr(mean_losses(losses[:clients].ravel(), ends)) == repr(wanted[:clients])
+    uneven = np.concatenate([np.arange(1, 150), [200 * steps]])
+    numbers = losses.ravel().tolist()
+    expected = [numbers[at] for at in range(149)] + [math.fsum(numbers[149:]) / (200 * steps - 149)]
+    assert repr(mean_losses(losses.ravel(), uneven)) == repr(expected)

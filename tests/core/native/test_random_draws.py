@@ -7,7 +7,7 @@ import pytest
 
 from hansa.core import native
 from hansa.core.keys import Key
-from hansa.core.native.random_draws import draw_without_replacement, draws_like_numpy, draws_without_replacement
+from hansa.core.native.random_draws import draws_like_numpy, draws_without_replacement
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
 
@@ -20,7 +20,7 @@ def test_what_is_chosen_is_what_numpy_chooses(many, some):
     for seed in range(40):
         key = Key(seed).child("active", many)
         expected = key.numpy().choice(many, some, replace=False, shuffle=False).tolist()
-        assert draw_without_replacement(key.digest(16), many, some) == expected
+        assert draws_without_replacement([key.digest(16)], many, some) == [expected]
 
 
 def test_rare_numbers_are_drawn_again_as_numpy_does():
@@ -42,6 +42,6 @@ def test_rare_numbers_are_drawn_again_as_numpy_does():
 def test_draws_with_several_keys_are_those_with_each():
     keys = [Key(3).child(step).digest(16) for step in range(7)]
     for many, some in ((5, 2), (9, 9), (40, 1), (70, 65), (10_001, 3)):
-        expected = [draw_without_replacement(key, many, some) for key in keys]
+        expected = [draws_without_replacement([key], many, some)[0] for key in keys]
         assert draws_without_replacement(keys, many, some) == expected
     assert draws_without_replacement(keys, 40, 3)[0] != draws_without_replacement(keys, 40, 3)[1]

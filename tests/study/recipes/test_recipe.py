@@ -23,7 +23,7 @@ RECIPES = sorted(library())
 
 def called(*arguments: str) -> Any:
     from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
-    from typer.testing import CliRunner
+    from command_line import CliRunner
 
     return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, ["reproduce", *arguments])
 

@@ -13,18 +13,9 @@ MAX_DRAWN = 64  # numbers drawn natively; NumPy uses another algorithm for popul
 MAX_POPULATION = 10_000
 
 
-def draw_without_replacement(key: bytes, many: int, some: int) -> list[int]:
-    """Return ``some`` of the numbers below ``many``, as drawn by Generator.choice without replacement or shuffle, with
-    Philox and this 16-byte key.
-
-    >>> draw_without_replacement(bytes(16), 3, 3)
-    [0, 1, 2]
-    """
-    return draws_without_replacement([key], many, some)[0]
-
-
 def draws_without_replacement(keys: Sequence[bytes], many: int, some: int) -> list[list[int]]:
-    """Return `draw_without_replacement` with each of the keys.
+    """Return for each 16-byte key ``some`` of the numbers below ``many``, as drawn by Generator.choice without
+    replacement or shuffle, with Philox and this key.
 
     >>> draws_without_replacement([bytes(16), bytes(16)], 3, 3)
     [[0, 1, 2], [0, 1, 2]]

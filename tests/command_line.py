@@ -1,0 +1,27 @@
+"""A runner of commands in this process. It builds the tree of commands once, which takes longer than most commands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
+import typer
+from click import testing
+
+
+class CliRunner(testing.CliRunner):
+    """`typer.testing.CliRunner`, which builds the tree in every call."""
+
+    def invoke(self, app: typer.Typer, args: Sequence[str], **options: Any) -> testing.Result:  # type: ignore[override]
+        """Run a command."""
+        return super().invoke(_command_tree(app), args, **options)
+
+
+@cache
+def _command_tree(app: typer.Typer) -> Any:
+    return typer.main.get_command(app)
+
+
+__all__ = ["CliRunner", "app"]
