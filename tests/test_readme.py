@@ -30,6 +30,8 @@ INSTEAD = {
     "make demo": ["demo", "--tiny", "--workers", "1", "--quiet"],
     "make test": None,  # this is it
     "pip install 'hansa[ray]'": None,  # the cluster is exercised by tests/e2e
+    # the status only: tests/study/recipes/test_recipe.py runs each recipe, and several in one command
+    "hansa reproduce hafed --scale smoke": ["reproduce", "hafed", "--scale", "smoke", "--status"],
     "hansa watch runs": None,  # it goes on until Ctrl-C: tests/study/report/test_live.py
 }
 """Commands that are run in another form, or not at all."""

@@ -26,6 +26,8 @@ finally:
 
 
 SLOW = ("torch._C", "networkx.classes", "scipy.sparse")
+NUMBERS = ("numpy._core", "scipy._lib", "pandas")
+FILES = ("pydantic.main",)
 
 
 def loaded(arguments, cwd, among=SLOW):
@@ -52,16 +54,29 @@ def made(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def loads(made):
+    """Which of some modules a command loads; every command is run once, however many tests ask about it."""
+    known = {}
+
+    def among(command, modules):
+        if command not in known:
+            known[command] = loaded(command.split(), made, among=(*SLOW, *NUMBERS, *FILES))
+        return [name for name in known[command] if name in modules]
+
+    return among
+
+
 @pytest.mark.parametrize(
     "command", ["--help", "presets", "parts", "config show cafga", "config show small.yaml", "show out"]
 )
-def test_a_command_that_computes_nothing_ends_without_numpy(made, command):
-    assert loaded(command.split(), made, among=("numpy._core", "scipy._lib", "pandas")) == []
+def test_a_command_that_computes_nothing_ends_without_numpy(loads, command):
+    assert loads(command, NUMBERS) == []
 
 
 @pytest.mark.parametrize("command", ["presets", "presets --json", "parts", "data list"])
-def test_a_command_that_reads_no_file_ends_without_pydantic(made, command):
-    assert loaded(command.split(), made, among=("pydantic.main",)) == []
+def test_a_command_that_reads_no_file_ends_without_pydantic(loads, command):
+    assert loads(command, FILES) == []
 
 
 @pytest.mark.parametrize(
@@ -88,8 +103,8 @@ def test_a_command_that_reads_no_file_ends_without_pydantic(made, command):
         "compare out --report other.html",
     ],
 )
-def test_a_command_that_does_not_train_ends_without_torch(made, command):
-    assert loaded(command.split(), made) == []
+def test_a_command_that_does_not_train_ends_without_torch(loads, command):
+    assert loads(command, SLOW) == []
 
 
 def test_a_graph_is_described_without_torch(made):

@@ -26,6 +26,18 @@ def test_words_that_only_look_like_numbers_stay_words(word):
     assert parse_document(f"a: {word}").data["a"] == word
 
 
+def test_one_text_from_two_places_names_the_place():
+    """Texts are parsed once, wherever they come from; what one reader changes another does not see."""
+    text = "seed: 1\nlocal: {lr: 0.1}\n"
+    one, other = parse_document(text, "one.yaml"), parse_document(text, "other.yaml")
+    one.apply("local.lr=0.5")
+    assert (one.data["local"], other.data["local"]) == ({"lr": 0.5}, {"lr": 0.1})
+    assert [each.problem(("seed",), "x").where for each in (one, other)] == ["one.yaml:1", "other.yaml:1"]
+    for name in ("one.yaml", "other.yaml"):
+        with pytest.raises(ConfigError, match=rf"^{name}:2: seed: is set twice"):
+            parse_document("seed: 1\nseed: 2\n", name)
+
+
 def test_every_key_knows_its_line():
     text = "seed: 1\nlocal:\n  lr: 0.1\n  steps: [1,\n    2]\n"
     assert parse_document(text, "run.yaml").problem(("local", "lr"), "x").where == "run.yaml:3"

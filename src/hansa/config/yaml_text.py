@@ -129,12 +129,20 @@ def parse_document(text: str, source: str = "config") -> Document:
     >>> parse_document("local: {lr: 1e-3}").data
     {'local': {'lr': 0.001}}
     """
-    document = _parse_cached(text, source)  # a report reads the same text a dozen times
-    return replace(document, data=deepcopy(document.data), lines=dict(document.lines), changes={})
+    document = _parse_valid(text) or _parse(text, source)
+    return replace(document, data=deepcopy(document.data), source=source, lines=dict(document.lines), changes={})
 
 
 @lru_cache(maxsize=128)
-def _parse_cached(text: str, source: str) -> Document:
+def _parse_valid(text: str) -> Document | None:
+    """Return the document of a text, None if it is invalid; a report reads the same text a dozen times."""
+    try:
+        return _parse(text, "")
+    except ConfigError:
+        return None
+
+
+def _parse(text: str, source: str) -> Document:
     try:
         node, data = _construct(text, lambda node: _refuse_duplicate_keys(node, source, text))
     except yaml.YAMLError as error:
