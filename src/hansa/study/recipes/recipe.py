@@ -237,13 +237,13 @@ class Recipe(ConfigFragment):
     def same_data(self, scale: str) -> bool:
         """Return whether a scale trains on the data sets of the paper; true for recipes without a scale of the paper.
 
-        >>> library()["hafed-table-1"].same_data("cpu"), library()["afga-table-1"].same_data("cpu")
-        (True, False)
+        >>> [library()[name].same_data("cpu") for name in ("hafed-table-1", "afga-table-1", "aware-table-1")]
+        [True, False, False]
         """
         if "paper" not in self.scales:
             return True
-        papers = {(cell.row, cell.column): _data_name(cell) for cell in self.cells("paper")}
-        return all(papers.get((cell.row, cell.column)) == _data_name(cell) for cell in self.cells(scale))
+        papers = {(cell.row, cell.column): _data_of(cell) for cell in self.cells("paper")}
+        return all(papers.get((cell.row, cell.column)) == _data_of(cell) for cell in self.cells(scale))
 
     def measured(self, scale: str) -> dict[str, RecipeMeasure]:
         """Return the measures of a scale, with its targets.
@@ -312,9 +312,12 @@ def parse_published(value: Any, spread: str = "deviation", seeds: int = 1) -> Pu
     raise ValueError(f"{value!r}: expected a number, [number, spread] or a text like 500+.")
 
 
-def _data_name(cell: RecipeCell) -> str:
+def _data_of(cell: RecipeCell) -> tuple[str, int]:
+    """Return the data set of a cell and how far its images are reduced: accuracies on others do not compare."""
     data = cell.document.get("data", {})
-    return str(data.get("factory") or data.get("name", "") if isinstance(data, Mapping) else data)
+    if not isinstance(data, Mapping):
+        return str(data), 1
+    return str(data.get("factory") or data.get("name", "")), (data.get("options") or {}).get("downsample", 1)
 
 
 def merge_fragment(document: dict[str, Any], fragment: Mapping[str, Any]) -> None:
