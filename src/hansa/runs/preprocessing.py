@@ -18,13 +18,14 @@ from hansa import data
 from hansa.config import Config
 from hansa.core.errors import HansaError
 from hansa.data.csv_folder import schema_template
-from hansa.data.loading import ImageScaling, average_blocks, image_scaling
 from hansa.runs.folder_lock import PREPROCESSING
 from hansa.runs.store import DamagedFileError, io
 from hansa.training.augment import Pipeline, normalize
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from hansa.data.loading import ImageScaling
 
 FORMAT = 1
 
@@ -177,8 +178,9 @@ class Preprocessing:
         if self.shape is None:
             raise HansaError("the model takes several tensors: pass them to hansa.predict in Python.")
         if self.downsample > 1 and rows.dtype == torch.uint8 and tuple(rows.shape[1:]) == self._byte_shape:
-            rows = average_blocks(rows.to(torch.float32), self.downsample)
-            return self._scale(rows)
+            from hansa.data.loading import average_blocks
+
+            return self._scale(average_blocks(rows.to(torch.float32), self.downsample))
         if tuple(rows.shape[1:]) != self.shape:
             if len(rows) == 0 or rows[0].numel() != _count(self.shape):
                 raise HansaError(f"inputs of shape {tuple(rows.shape[1:])}: the model takes {self.shape}.")
@@ -232,6 +234,8 @@ def _image_scaling(config: Config) -> ImageScaling | None:
     entry = data.DATASETS.get(config.data.name)
     if config.python is not None or config.data.factory is not None or entry is None or not entry.mean:
         return None
+    from hansa.data.loading import image_scaling
+
     return image_scaling(entry, config.data.options)
 
 
