@@ -29,8 +29,8 @@ help:
 	@echo "make lint-containers  hadolint and schema checks of containers/"
 	@echo "make audit  check pinned versions for known vulnerabilities    make sbom  write build/sbom.cdx.json (bill of materials)"
 
-# torch first, so that no other dependency selects its build
-$(VENV)/.ready: pyproject.toml constraints.txt
+# torch first, so that no other dependency selects its build; changed kernels are compiled again
+$(VENV)/.ready: pyproject.toml constraints.txt setup.py $(wildcard src/hansa/core/native/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
