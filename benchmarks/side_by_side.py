@@ -1,8 +1,9 @@
-"""A study of 24 small runs, one after the other and side by side, in turns.
+"""Studies of 24 small runs, one after the other and side by side, in turns.
 
     python side_by_side.py TURNS ANSWER.json
 
-A model of the user's own, 20 clients of unequal size: one run uses one core. Reports the wall time of a study and, for
+A model of the user's own, 20 clients of unequal size: one run uses one core. Two lengths: runs of about half a second,
+and runs so short that what a study does once is a part of its time. Reports the wall time of a study and, for
 a machine that is not quiet, the processor time of all processes; medians of turns that interleave. Idle time is what is
 missing in two cores' wall time. The third row is the limit of the machine: two programs that know nothing of each other
 and execute half of the runs each, one after the other. They share caches, memory and the clock rate, as a study does.
@@ -55,10 +56,12 @@ METHODS = {
     "FedAMS": hansa.presets.fedams(local_lr=0.05, steps=8, batch_size=10),
     "FedCAMS": hansa.presets.fedcams(local_lr=0.05, steps=8, batch_size=10),
 }
-SEEDS, ROUNDS = RUNS // len(METHODS), 30
+SEEDS = RUNS // len(METHODS)
+ROUNDS = (150, 30)
+NAMES = {1: "one after the other", 2: "two side by side", 0: "two programs, half each"}
 
 
-def execute(study: hansa.Task, seeds: Sequence[int], parallel: int, rounds: int = ROUNDS) -> list[torch.Tensor]:
+def execute(study: hansa.Task, seeds: Sequence[int], parallel: int, rounds: int) -> list[torch.Tensor]:
     """Return the models of a study."""
     found = hansa.compare(METHODS, study, rounds=rounds, seeds=seeds, workers=1, parallel=parallel)
     return [run.params for runs in found.values() for run in runs]
@@ -72,9 +75,9 @@ class Program:
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.wait()  # until it is warm
 
-    def tell(self) -> None:
+    def tell(self, rounds: int) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write("\n")
+        self.process.stdin.write(f"{rounds}\n")
         self.process.stdin.flush()
 
     def wait(self) -> float:
@@ -93,9 +96,9 @@ def serve(seeds: Sequence[int]) -> None:
     study = task()
     execute(study, seeds[:1], 1, rounds=2)
     print(0.0, flush=True)
-    for _ in sys.stdin:
+    for rounds in sys.stdin:
         used = time.process_time()
-        execute(study, seeds, 1)
+        execute(study, seeds, 1, int(rounds))
         print(time.process_time() - used, flush=True)
 
 
@@ -104,35 +107,44 @@ def main() -> None:
         serve([int(seed) for seed in sys.argv[2:]])
         return
     turns, answer = int(sys.argv[1]), Path(sys.argv[2])
-    names = {1: "one after the other", 2: "two side by side", 0: "two programs, half each"}
-    taken: dict[int, list[tuple[float, float]]] = {how: [] for how in names}
-    models: dict[int, list[torch.Tensor]] = {}
     study, seeds = task(), range(SEEDS)
     programs = [Program(seeds[::2]), Program(seeds[1::2])]
     execute(study, seeds[:1], 1, rounds=2)  # what a process does once is not part of a comparison
+    rows: dict[str, dict[str, float]] = {}
+    for rounds in ROUNDS:
+        rows |= measure(study, seeds, programs, turns, rounds)
+    for program in programs:
+        program.end()
+    answer.write_text(json.dumps(rows))
+
+
+def measure(
+    study: hansa.Task, seeds: Sequence[int], programs: Sequence[Program], turns: int, rounds: int
+) -> dict[str, dict[str, float]]:
+    """Return the rows of the table for runs of so many rounds."""
+    taken: dict[int, list[tuple[float, float]]] = {how: [] for how in NAMES}
+    models: dict[int, list[torch.Tensor]] = {}
     for turn in range(turns):
-        for how in list(names)[:: 1 if turn % 2 == 0 else -1]:
+        for how in list(NAMES)[:: 1 if turn % 2 == 0 else -1]:
             began, used = time.perf_counter(), processor()
             if how:
-                models[how] = execute(study, seeds, how)
+                models[how] = execute(study, seeds, how, rounds)
                 spent = processor() - used
             else:
                 for program in programs:
-                    program.tell()
+                    program.tell(rounds)
                 spent = sum(program.wait() for program in programs)
             taken[how].append((time.perf_counter() - began, spent))
         assert all(map(torch.equal, models[1], models[2])), "side by side gives other bits"
-    for program in programs:
-        program.end()
     rows: dict[str, dict[str, float]] = {}
-    for how, name in names.items():
+    for how, name in NAMES.items():
         wall, used = (statistics.median(each) for each in zip(*taken[how], strict=True))
         rows[name] = {"wall": wall, "processor": used, "runs": RUNS / wall}
         if how != 1:
             idle = statistics.median(2 * wall - used for wall, used in taken[how])
-            rows[name] |= {"ratio": rows[name]["runs"] / rows[names[1]]["runs"], "idle": idle}
-    rows[names[2]]["target"] = WANTED
-    answer.write_text(json.dumps(rows))
+            rows[name] |= {"ratio": rows[name]["runs"] / rows[NAMES[1]]["runs"], "idle": idle}
+    rows[NAMES[2]]["target"] = WANTED
+    return {f"{rounds} rounds, {name}": row for name, row in rows.items()}
 
 
 if __name__ == "__main__":
