@@ -138,6 +138,10 @@ class AutoEngine:
         """Yield reports of the serial engine, and of the pool as soon as that is ready."""
         self._rounds -= 1
         self._start_requested(orders)
+        if self._pool is None and not self._undecided:  # serial for good: nothing to measure
+            assert self._serial is not None
+            yield from self._serial.run(orders, load_memory)
+            return
         cost, done = total_cost(orders), 0
         remaining = cost
         while done < len(orders):
