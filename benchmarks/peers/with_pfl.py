@@ -88,7 +88,9 @@ def main() -> None:
     )
     if rank == 0:
         finish(job, clock, weights_of(layers))
-    torch.distributed.destroy_process_group()  # or its threads, now and then, abort the end of the process
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    os._exit(0)  # the results are written; the threads of gloo, now and then, abort a regular end of the process
 
 
 if __name__ == "__main__":
