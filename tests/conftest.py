@@ -45,7 +45,6 @@ NOT_FAST = [
     "test_containers.py",
     "test_docstrings.py",
     "test_looking.py",
-    "test_promises.py",
     "test_readme.py",
     "test_site.py",
     "test_site_in_browser.py",

@@ -1,6 +1,6 @@
 """The rows of a study's table from its results: python benchmarks/studies/table.py aware-authors 100 200 300 400 500
 One row a method: rounds, accuracy after some of them, the best, the mean of the last ten evaluations, D and D~ over the
-last 50 rounds. `tests/test_tables.py` holds the pages against the same results."""
+last 50 rounds."""
 
 from __future__ import annotations
 

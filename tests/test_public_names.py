@@ -1,0 +1,76 @@
+"""The names and signatures that people compose are those of the snapshot, but for the changes listed here.
+
+`public_names.json` holds them as they were before the package was made smaller. A name may be added. One that goes, or
+whose parameters change, needs an entry in CHANGED that says what replaces it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SNAPSHOT = Path(__file__).with_name("public_names.json")
+MODULES = (
+    "hansa", "hansa.server", "hansa.compress", "hansa.aggregate", "hansa.gossip", "hansa.local", "hansa.sample",
+    "hansa.pace", "hansa.presets", "hansa.data", "hansa.training.models", "hansa.training.losses",
+    "hansa.training.augment", "hansa.training.metrics", "hansa.rounds.measures", "hansa.core.schedule",
+)  # fmt: skip
+
+CHANGED: dict[str, str] = {}
+"""Names that went or whose parameters changed, with what to use instead."""
+
+
+def parameters(value: object) -> list[str] | None:
+    """The parameters of a callable as text: names, kinds and defaults; None for other values."""
+    if not callable(value):
+        return None
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):
+        return None
+    plain = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    return [str(parameter) for parameter in plain]
+
+
+def exported(module: ModuleType) -> list[str]:
+    """``__all__``, or what the module defines without an underscore."""
+    if hasattr(module, "__all__"):
+        return list(module.__all__)
+    return [n for n, v in vars(module).items() if n[0] != "_" and getattr(v, "__module__", "") == module.__name__]
+
+
+def public_names() -> dict[str, list[str] | None]:
+    names: dict[str, list[str] | None] = {}
+    for module_name in MODULES:
+        module = importlib.import_module(module_name)
+        for name in exported(module):
+            value = getattr(module, name)
+            names[f"{module_name}.{name}"] = None if inspect.ismodule(value) else parameters(value)
+    return names
+
+
+@pytest.fixture(scope="module")
+def present() -> dict[str, list[str] | None]:
+    return public_names()
+
+
+RECORDED: dict[str, list[str] | None] = json.loads(SNAPSHOT.read_text(encoding="utf-8"))
+
+
+def test_recorded_names_are_there_with_their_parameters(present):
+    different = [
+        f"{name}: {RECORDED[name]} -> {present.get(name, 'gone')}"
+        for name in RECORDED
+        if name not in CHANGED and (name not in present or present[name] != RECORDED[name])
+    ]
+    assert not different, "\n".join(different)
+
+
+def test_every_listed_change_is_one(present):
+    same = [name for name in CHANGED if name not in RECORDED or present.get(name, "gone") == RECORDED[name]]
+    assert not same, f"not changed, or not in the snapshot: {same}"
