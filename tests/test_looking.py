@@ -99,9 +99,6 @@ LOOKS: dict[str, list[list[str]]] = {
     "data schema": [],  # reads CSV files, and no configuration
     "data get": [],  # downloads by name, and reads no configuration
     "keys": [],  # writes keys, and reads nothing
-    "leaderboard entry": [["cams-figure-4", "--title", "t", "--author", "a", "--runs", "."]],
-    "leaderboard check": [["{run}"]],
-    "leaderboard build": [["{run}", "-o", "board.md"]],
 }
 """Commands that look, with arguments."""
 READ_NO_FOLDER = {
@@ -121,7 +118,6 @@ NEEDS_CODE: dict[str, list[list[str]]] = {
     "resume": [["{run}", "-q", "-r", "3"]],
     "compare": [["fedavg", "-c", "{run}/config.yaml", "-q"]],
     "sweep": [["{run}/config.yaml", "local.lr=0.1", "-q"]],
-    "advise": [["{run}/config.yaml"]],
     "predict": [["{run}"]],
     "export": [["{run}", "-o", "model.onnx"]],
     "doctor": [["--check", "{run}/config.yaml"]],

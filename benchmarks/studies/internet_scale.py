@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -27,7 +28,6 @@ from hansa.core.types import Population, RoundContext
 from hansa.core.vectors import arithmetic
 from hansa.gossip import messages, ring
 from hansa.runs.store.base import BLOCK
-from hansa.study.advice import packet_bytes
 
 ROOT = Path(__file__).parents[2]
 PAGE, PASSES, MILLION = (
@@ -60,6 +60,16 @@ class Family:
     rows: int = 0
     peer: Callable[[int], int] = lambda d: 0
     passes: str = "dense"
+
+
+@cache
+def packet_bytes(compressor: compress.Compressor | None, parameters: int) -> int:
+    """The bytes of one packet; None is a vector as it is."""
+    x = torch.zeros(parameters)
+    packet = (
+        compress.direct().send(x, {}, hansa.Key(0))[0] if compressor is None else compressor.encode(x, hansa.Key(0))
+    )
+    return packet.nbytes
 
 
 def dense(d: int) -> int:

@@ -13,9 +13,9 @@ import warm
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(folder, name, *arguments, **more):
+def run(folder, name, *arguments, lines=40, **more):
     script = EXAMPLES / f"{name}.py"
-    assert len(script.read_text(encoding="utf-8").splitlines()) <= 40
+    assert len(script.read_text(encoding="utf-8").splitlines()) <= lines
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **more}
     command = [sys.executable, "-W", "error", str(script), *arguments]
     done = warm.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=False)

@@ -48,6 +48,19 @@ def test_compressors(tmp_path):
     assert (tmp_path / "compression.pdf").stat().st_size > 1000
 
 
+def test_methods_ranked_for_links(tmp_path):
+    output = run(tmp_path, "link_speeds", lines=60, ROUNDS="4", TARGET="0.2")
+    phones, campus = output.split("seconds to 20% on the links of ")[1:]
+    gossip = []
+    for ranking in phones, campus:
+        seconds = [float(line.split()[-1]) for line in ranking.splitlines()[1:]]
+        assert len(seconds) == 4
+        assert seconds == sorted(seconds)
+        assert max(seconds) < float("inf")
+        gossip.append(float(ranking.split("HA-Fed, ring")[1].split()[0]))
+    assert gossip[0] > 8 * gossip[1]  # after each of ten steps 0.2 s, and 116 kB at 100 kB/s to each neighbour
+
+
 def test_a_figure_of_a_paper(tmp_path):
     pytest.importorskip("matplotlib")
     output = run(tmp_path, "paper_figure", SCALE="smoke")

@@ -6,14 +6,12 @@ import typer
 
 from hansa import __version__
 from hansa.cli import (
-    advise,
     compare,
     data,
     demo,
     doctor,
     federate,
     inspect,
-    leaderboard,
     predict,
     replay,
     report,
@@ -44,7 +42,6 @@ app.command("reproduce", rich_help_panel=TRAIN)(reproduce.reproduce)
 app.command("demo", rich_help_panel=TRAIN)(demo.demo)
 app.command("show", rich_help_panel=INSPECT)(show.show)
 app.command("report", rich_help_panel=INSPECT)(report.report)
-app.add_typer(leaderboard.app, name="leaderboard", rich_help_panel=INSPECT)
 app.command("watch", rich_help_panel=INSPECT)(report.watch)
 app.command("predict", rich_help_panel=INSPECT)(predict.predict)
 app.command("export", rich_help_panel=INSPECT)(predict.export)
@@ -55,7 +52,6 @@ app.add_typer(inspect.config, name="config", rich_help_panel=CONFIGURE)
 app.add_typer(data.app, name="data", rich_help_panel=CONFIGURE)
 app.command("topology", cls=PluginCommand, rich_help_panel=CONFIGURE)(inspect.topology)
 app.command("theory", cls=PluginCommand, rich_help_panel=CONFIGURE)(theory.theory)
-app.command("advise", rich_help_panel=CONFIGURE)(advise.advise)
 app.command("cite", cls=PluginCommand, rich_help_panel=CONFIGURE)(inspect.cite)
 app.command("doctor", rich_help_panel=CONFIGURE)(doctor.doctor)
 app.command("serve", rich_help_panel=FEDERATION)(federate.serve)

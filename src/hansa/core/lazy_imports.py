@@ -44,8 +44,8 @@ def lazy_exports(package: str) -> tuple[Getter, Lister]:
     Its modules are attributes as well, imported on first use.
 
     >>> __getattr__, __dir__ = lazy_exports("hansa.study")
-    >>> __getattr__("run").__module__, __getattr__("advice").__name__
-    ('hansa.study.api', 'hansa.study.advice')
+    >>> __getattr__("run").__module__, __getattr__("recipes").__name__
+    ('hansa.study.api', 'hansa.study.recipes')
     """
     modules = exports(package)
 

@@ -1,4 +1,4 @@
-"""Run, compare, resume and search from Python; recipes, advice and reports."""
+"""Run, compare, resume and search from Python; recipes, theory and reports."""
 
 from typing import TYPE_CHECKING
 
