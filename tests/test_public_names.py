@@ -21,7 +21,9 @@ MODULES = (
     "hansa.training.augment", "hansa.training.metrics", "hansa.rounds.measures", "hansa.core.schedule",
 )  # fmt: skip
 
-CHANGED: dict[str, str] = {}
+CHANGED: dict[str, str] = {
+    "hansa.data.download": "pooch pauses between attempts: no pause=",
+}
 """Names that went or whose parameters changed, with what to use instead."""
 
 

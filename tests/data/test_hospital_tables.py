@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import hansa
-from hansa.data.hospital_tables import HOSPITALS, build_hospital_asset, hospital_files
+from hansa.data.hospital_tables import HOSPITALS, hospital_files
 from hansa.data.schema.table_schema import Schema
 
 
@@ -36,11 +36,3 @@ def test_the_files_give_the_data_of_the_data_set(tmp_path):
     by_name = hansa.data.federate("heart-disease", test=0.25)
     assert torch.equal(by_file.inputs, by_name.inputs)
     assert torch.equal(by_file.test_targets, by_name.test_targets)
-
-
-def test_the_asset_is_built_from_the_files_of_the_repository(tmp_path):
-    for name in HOSPITALS:
-        cells = "63.0,1.0,1.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,3.0,0.0,6.0"
-        (tmp_path / f"processed.{name}.data").write_text(f"{cells},0\n{cells},3\n")
-    first, second = build_hospital_asset(tmp_path), build_hospital_asset(tmp_path)
-    assert first == second

@@ -8,7 +8,7 @@ import torch
 
 import hansa
 from hansa.data import from_hub
-from hansa.data.readers.shakespeare import encode
+from hansa.data.readers import encode
 
 TEXT = "To be, or not to be, that is the question: Whether tis nobler in the mind to suffer the slings and arrows"
 ROLES = ["hamlet"] * 12 + ["ophelia"] * 3 + ["hamlet"] * 8

@@ -13,7 +13,7 @@ import pytest
 
 from data.official_files import idx_bytes, write_idx
 from hansa.data import DataError, MissingFileError
-from hansa.data.readers.idx import read_idx
+from hansa.data.readers import read_idx
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 4, 3), dtype=np.uint8)
 

@@ -27,8 +27,7 @@ from hansa.data import (
     load,
     partition_dataset,
 )
-from hansa.data.embedded import ASSET, first_of_each
-from hansa.data.loading import normalize_images
+from hansa.data.loading import ASSET, normalize_images
 from hansa.data.sources import DATASETS
 
 DRAW = np.random.default_rng(0)
@@ -77,11 +76,6 @@ def test_the_embedded_file_is_small_and_its_licence_lies_beside_it() -> None:
     notice = (assets / "FASHION-MNIST-LICENSE.txt").read_text(encoding="utf-8")
     assert "Copyright © 2017 Zalando SE" in notice
     assert "Permission is hereby granted, free of charge" in notice
-
-
-def test_the_first_of_each_class_are_taken_in_order() -> None:
-    labels = np.array([2, 2, 0, 1, 2, 0, 1, 1, 0], np.uint8)
-    assert first_of_each(labels, 2).tolist() == [0, 1, 2, 3, 5, 6]
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -60,7 +60,7 @@ def get(
 ) -> None:
     """Download data sets from their official addresses.
 
-    Interrupted downloads are resumed. Files are verified by SHA-256.
+    Failed transfers are repeated. Files are verified by SHA-256.
     """
     from hansa import data
 

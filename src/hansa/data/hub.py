@@ -18,7 +18,7 @@ from hansa.data.federated import Dataset, FederatedData, partition_dataset
 from hansa.data.files import DataError
 from hansa.data.loading import normalize_images
 from hansa.data.partitions import natural
-from hansa.data.readers.shakespeare import WINDOW, encode
+from hansa.data.readers import WINDOW, encode
 from hansa.data.sources import DATASETS
 
 _CHUNK = 20_000

@@ -1,10 +1,18 @@
-"""Load data sets by name: read, verify, normalise."""
+"""Load data sets by name: read, verify, normalise.
+
+The embedded data set has the first 1,000 training and the first 200 test images of every class of Fashion-MNIST, in the
+(shuffled) order of the official files. ``packaging/embedded_data.py`` builds it: a gzip stream of four .npy arrays.
+"""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,20 +21,18 @@ import numpy.typing as npt
 import torch
 
 from hansa.core.errors import HansaError
-from hansa.data.embedded import ASSET, read_embedded
 from hansa.data.federated import Dataset, FederatedData, partition_dataset
 from hansa.data.files import DataError, MissingFileError, data_folder, invalid_file
 from hansa.data.hospital_tables import HEART_ASSET, load_hospitals, read_hospital_tables
 from hansa.data.partitions import Partition, dirichlet, natural
-from hansa.data.readers.cifar import read_cifar
-from hansa.data.readers.idx import read_idx
-from hansa.data.readers.leaf import read_femnist
-from hansa.data.readers.shakespeare import read_shakespeare
+from hansa.data.readers import OwnedSamples, read_cifar, read_femnist, read_idx, read_shakespeare
 from hansa.data.sources import DATASETS, DataFile, DatasetInfo, dataset_info
 from hansa.data.synthetic_data import synthetic, two_gaussians
 
 Bytes = npt.NDArray[np.uint8]
 _CHUNK = 500
+ASSET = "fashion-mini.npy.gz"
+ASSET_SHA256 = "159ebffb885221fb83a1c92845b44e4da0812fa0a907545f592059941a9d9b45"
 SYNTHETIC_DATASETS: dict[str, Callable[..., FederatedData]] = {"two-gaussians": two_gaussians, "synthetic": synthetic}
 OWNED_DATASETS = {
     "csv-folder": "A folder of CSV files, one per client: folder, and as options schema, or target, test, drop, ...",
@@ -73,7 +79,11 @@ def load(name: str | DatasetInfo, folder: Path | str | None = None, **options: A
         return _load_tables(info, options)
     root = data_folder(folder)
     if info.layout == "shakespeare":
-        return _load_shakespeare(root, info, options)
+        try:
+            windows = read_shakespeare(root / info.folder, info.remedy, **options)
+        except TypeError as error:
+            raise HansaError(f"shakespeare: {error}. It takes stride, test_stride and test_fraction.") from None
+        return _owned_dataset(info, windows, torch.from_numpy)
     scaling = image_scaling(info, options)
     if info.layout == "embedded":
         return _image_dataset(info, scaling, *read_embedded())
@@ -81,7 +91,18 @@ def load(name: str | DatasetInfo, folder: Path | str | None = None, **options: A
         return _image_dataset(info, scaling, *(_read_idx(root, info, file) for file in info.files))
     if info.layout == "cifar":
         return _image_dataset(info, scaling, *_read_cifar(root, info))
-    return _load_femnist(root, info, scaling)
+    return _owned_dataset(info, read_femnist(root / info.folder, info.remedy), scaling.apply)
+
+
+def read_embedded() -> tuple[Bytes, ...]:
+    """Return training images and labels, test images and labels of the embedded data set."""
+    path = resources.files("hansa.data") / "assets" / ASSET
+    content = path.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != ASSET_SHA256:
+        raise invalid_file(str(path), f"SHA-256 {ASSET_SHA256}", digest, "Reinstall hansa.")
+    stream = io.BytesIO(gzip.decompress(content))
+    return tuple(np.load(stream, allow_pickle=False) for _ in range(4))
 
 
 class ImageScaling(NamedTuple):
@@ -302,38 +323,19 @@ def _load_tables(info: DatasetInfo, options: dict[str, Any]) -> Dataset:
         raise HansaError(f"{info.name}: {error}. It takes test, the fraction of each hospital's test rows.") from None
 
 
-def _load_femnist(root: Path, info: DatasetInfo, scaling: ImageScaling) -> Dataset:
-    samples = read_femnist(root / info.folder, info.remedy)
+def _owned_dataset(info: DatasetInfo, samples: OwnedSamples, inputs: Callable[[Any], torch.Tensor]) -> Dataset:
     has_test = len(samples.test_targets) > 0
     return Dataset(
         name=info.name,
-        inputs=scaling.apply(samples.inputs),
+        inputs=inputs(samples.inputs),
         targets=torch.from_numpy(samples.targets),
-        test_inputs=scaling.apply(samples.test_inputs) if has_test else None,
+        test_inputs=inputs(samples.test_inputs) if has_test else None,
         test_targets=torch.from_numpy(samples.test_targets) if has_test else None,
         classes=info.classes,
         groups=torch.from_numpy(samples.groups),
         group_names=samples.names,
         class_names=info.class_names,
         test_groups=torch.from_numpy(samples.test_groups) if has_test else None,
-    )
-
-
-def _load_shakespeare(root: Path, info: DatasetInfo, options: dict[str, Any]) -> Dataset:
-    try:
-        samples = read_shakespeare(root / info.folder, info.remedy, **options)
-    except TypeError as error:
-        raise HansaError(f"shakespeare: {error}. It takes stride, test_stride and test_fraction.") from None
-    return Dataset(
-        name=info.name,
-        inputs=samples.inputs,
-        targets=samples.targets,
-        test_inputs=samples.test_inputs if len(samples.test_inputs) else None,
-        test_targets=samples.test_targets if len(samples.test_targets) else None,
-        classes=info.classes,
-        groups=samples.groups,
-        group_names=samples.names,
-        test_groups=samples.test_groups if len(samples.test_targets) else None,
     )
 
 

@@ -1,1 +1,0 @@
-"""Readers for the official file formats. They check what they read and never execute it."""
