@@ -21,7 +21,7 @@ from hansa.training import models
 from scaling import Point, federated, measure
 
 ACTIVE = 5
-LOOP: Any = importlib.import_module("hansa.local.cohort")
+LOOP: Any = importlib.import_module("hansa.gossip.cohort")
 
 
 def main() -> None:

@@ -12,13 +12,18 @@ SOURCE = Path(hansa.__file__).parent
 
 LAYERS = (
     ("core",),
-    ("server", "compress", "gossip"),
+    ("server", "compress"),
+    ("gossip",),
     ("aggregate", "local", "sample"),
     ("pace",),
     ("algorithm",),
     ("presets",),
     ("training",),
     ("data",),
+    ("rounds.wire_format",),
+    ("rounds.messages",),
+    ("gossip.cohort",),
+    ("gossip.executors",),
     ("rounds",),
     ("engine",),
     ("config",),
@@ -28,14 +33,21 @@ LAYERS = (
     ("testing",),
     ("cli",),
 )
-"""From the bottom up. A package may import those below it and none in its own layer."""
+"""From the bottom up. A package may import those below it and none in its own layer. A module with a layer of its own
+does not count as part of its package."""
 
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 
 
+def member(name: str) -> str:
+    """The package of a module, or the module itself if it has a layer of its own."""
+    parts = name.split(".")
+    return ".".join(parts[:2]) if ".".join(parts[:2]) in LEVEL else parts[0]
+
+
 def modules() -> Iterator[tuple[str, Path]]:
     for path in sorted(SOURCE.rglob("*.py")):
-        package = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        package = member(".".join(path.relative_to(SOURCE).with_suffix("").parts))
         if package not in ("__init__", "__main__"):
             yield package, path
 
@@ -47,10 +59,13 @@ def imported(path: Path) -> Iterator[tuple[str, int]]:
             if node.module == "hansa":
                 yield from ((alias.name, node.lineno) for alias in node.names if alias.name in LEVEL)
             elif node.module.startswith("hansa."):
-                yield node.module.split(".")[1], node.lineno
+                package = node.module.removeprefix("hansa.")
+                yield from ((member(f"{package}.{alias.name}"), node.lineno) for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from (
-                (alias.name.split(".")[1], node.lineno) for alias in node.names if alias.name.startswith("hansa.")
+                (member(alias.name.removeprefix("hansa.")), node.lineno)
+                for alias in node.names
+                if alias.name.startswith("hansa.")
             )
 
 

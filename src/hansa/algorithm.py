@@ -23,7 +23,7 @@ from hansa.core.protocols import walk_components, with_defaults
 from hansa.core.types import BUFFERS, MODEL
 from hansa.core.vectors.layout import Layout
 from hansa.gossip import BaseActivity, resolve
-from hansa.local.mixing import Mixing as Mixing
+from hansa.gossip.mixing import Mixing as Mixing
 from hansa.local.phase import LocalPhase as LocalPhase
 from hansa.local.phase import has_shared_state
 from hansa.local.solvers import BaseSolver

@@ -15,9 +15,10 @@ from contracts import small
 from engine import problems
 from engine.test_devices import META, Pretended, Smooth
 from hansa.core import devices as places
+from hansa.gossip import executors
 from hansa.gossip.robust import Attack, clipped
 from hansa.gossip.rows import DenseRows, Mixer
-from hansa.rounds import cohort, round
+from hansa.rounds import round
 from hansa.runs.driver import Run
 
 RING = hansa.gossip.ring()
@@ -41,9 +42,11 @@ def both(method, task, monkeypatch, rounds=2):
     expected = Run(method, task).advance(rounds)
     made = []
     with monkeypatch.context() as patch:
-        original = cohort._DeferredExecutor.run_if_finite
-        patch.setattr(cohort, "defers_checks", lambda device: True)
-        patch.setattr(cohort._DeferredExecutor, "run_if_finite", lambda self: made.append(original(self)) or made[-1])
+        original = executors._DeferredExecutor.run_if_finite
+        patch.setattr(executors, "defers_checks", lambda device: True)
+        patch.setattr(
+            executors._DeferredExecutor, "run_if_finite", lambda self: made.append(original(self)) or made[-1]
+        )
         found = Run(method, task).advance(rounds)
     assert made
     return expected, found, made
@@ -101,7 +104,7 @@ class Faulty(Strict):
 
 
 def test_an_error_of_the_model_still_names_the_client_and_the_step(monkeypatch):
-    monkeypatch.setattr(cohort, "defers_checks", lambda device: True)
+    monkeypatch.setattr(executors, "defers_checks", lambda device: True)
     task = hansa.Task(Faulty, nn.functional.cross_entropy, problems.data(), native=False)
     with pytest.raises(hansa.HansaError, match=r"round 0, client \d, step 0: RuntimeError: four rows"):
         Run(small.small("dsgd", batch_size=4), task).advance(1)
@@ -128,7 +131,7 @@ def test_compressed_gossip_on_a_device_agrees_with_that_of_the_host(monkeypatch)
     task = problems.task(problems.perceptron, native=False)
     method = GOSSIP["choco_sgd"]
     expected = Run(method, task).advance(2)
-    monkeypatch.setattr("hansa.local.cohort.on_host", lambda tensor: False)
+    monkeypatch.setattr("hansa.gossip.cohort.on_host", lambda tensor: False)
     found = Run(method, task).advance(2)
     torch.testing.assert_close(found.params, expected.params)
     assert [record["peer_bytes"] for record in found.history] == [record["peer_bytes"] for record in expected.history]

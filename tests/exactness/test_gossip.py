@@ -222,7 +222,7 @@ def test_a_complete_graph_is_one_averaged_model():
 @pytest.mark.parametrize("topology", [ring(), complete(), hansa.gossip.star(), hansa.gossip.exponential()], ids=repr)
 def test_lazy_rows_equal_dense_rows(topology, monkeypatch):
     words = {"participation": 0.25, "topology": topology, **WORDS}
-    import hansa.local.cohort as loop
+    import hansa.gossip.cohort as loop
 
     monkeypatch.setattr(loop, "lazy_pays", lambda *a: True)
     lazy = run(presets.afga(**words))
@@ -238,7 +238,7 @@ def test_lazy_rows_equal_dense_rows(topology, monkeypatch):
 @pytest.mark.parametrize("lazily", [True, False])
 def test_a_client_lost_in_mid_round_leaves_its_cluster_going(lazily, monkeypatch):
     """From step 2 on it is as if the ring had closed over the survivors; what the lost one had passed on stays."""
-    import hansa.local.cohort as loop
+    import hansa.gossip.cohort as loop
 
     monkeypatch.setattr(loop, "lazy_pays", lambda *a: lazily)
     calls = {"lost": 0}

@@ -2,7 +2,8 @@
 
 Hashes are facts about a commit whose results are known to be right, so record from such a commit, never to make a
 failing test pass. ``--check`` compares without writing, ``--workers 2`` runs the cases on two workers, ``--only`` takes
-a pattern of case names.
+a pattern of case names; with ``--replace`` only these are recorded anew, and removed where they were recorded on other
+machines.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     parser.add_argument("--replace", action="store_true", help="also where this machine has hashes already")
     parser.add_argument("--workers", type=int, default=1, help="to check with")
-    parser.add_argument("--only", default="*", help="a pattern of case names, to check")
+    parser.add_argument("--only", default="*", help="a pattern of case names, to check or to replace")
     parser.add_argument("--kernels", nargs="*", default=runner.KERNELS, choices=runner.KERNELS)
     options = parser.parse_args()
-    if not options.check and (options.only != "*" or options.workers != 1):
-        parser.error("--only and --workers are for --check: hashes are recorded of all cases, on one worker")
+    if not options.check and (options.workers != 1 or (options.only != "*" and not options.replace)):
+        parser.error("--workers is for --check and --only for --check or --replace: hashes are recorded on one worker")
     golden, failed = runner.recorded(), False
     with tempfile.TemporaryDirectory() as folder:
         for kernels in options.kernels:
@@ -80,6 +81,19 @@ def one_set(kernels: str, folder: Path, golden: dict[str, Any], options: argpars
     if errors := [f"{name}: {case['error']}" for name, case in cases.items() if "error" in case]:
         print(f"{kernels}: nothing recorded, {len(errors)} cases fail", *errors, sep="\n  ")
         return False
+    if options.only != "*":
+        if known is None:
+            print(f"{kernels}: nothing is recorded here; record all cases")
+            return False
+        changed = {name: case for name, case in cases.items() if known["cases"].get(name) != case}
+        for machine, sets in golden.items():
+            if facts["kernels"] in sets:
+                other = sets[facts["kernels"]]
+                other["cases"] = {name: case for name, case in other["cases"].items() if name not in changed}
+                other["cases"].update(changed if machine == facts["machine"] else {})
+        runner.GOLDEN.write_text(dumped(golden), encoding="utf-8")
+        print(f"{kernels}: {len(changed)} of {len(cases)} cases recorded anew")
+        return True
     entry: dict[str, Any] = {"recorded": f"hansa {hansa.__version__}, {commit()}", "folder": finished(kernels, folder)}
     golden.setdefault(facts["machine"], {})[facts["kernels"]] = {**entry, "cases": cases}
     runner.GOLDEN.write_text(dumped(golden), encoding="utf-8")

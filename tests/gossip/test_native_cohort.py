@@ -16,8 +16,7 @@ from hansa.compress import identity, random_k, sign, top_k
 from hansa.core import native
 from hansa.data.federated import FederatedData
 from hansa.engine.requests import BatchSizer
-from hansa.gossip import bernoulli, complete, isolated, resample, ring, star, unbalanced_complete
-from hansa.local import native_cohort
+from hansa.gossip import bernoulli, complete, executors, isolated, resample, ring, star, unbalanced_complete
 from hansa.training.trainer import ModuleTrainer
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
@@ -56,7 +55,7 @@ def run(method, rounds=3, **words):
 
 
 def step_by_step(monkeypatch):
-    monkeypatch.setattr(ModuleTrainer, "train_cohorts", lambda self, cohorts: [None] * len(cohorts))
+    monkeypatch.setattr(ModuleTrainer, "native_steps", lambda self: None)
 
 
 METHODS = {
@@ -99,7 +98,7 @@ METHODS = {
 def test_native_turns_are_the_loop_over_clients_and_steps(name, monkeypatch):
     marched = run(METHODS[name]())
     step_by_step(monkeypatch)
-    monkeypatch.setattr("hansa.local.cohort.lazy_pays", lambda *_: False)
+    monkeypatch.setattr("hansa.gossip.cohort.lazy_pays", lambda *_: False)
     walked = run(METHODS[name]())
     torch.testing.assert_close(marched.trajectory, walked.trajectory, rtol=0, atol=2e-6)
     assert not torch.equal(marched.trajectory[0], marched.trajectory[1])
@@ -115,7 +114,7 @@ def test_every_graph_of_few_clients_is_mixed_natively(name, monkeypatch):
     def slow(*_):
         raise AssertionError("an exchange outside the native call")
 
-    monkeypatch.setattr("hansa.local.cohort.Cohort.exchange", slow)
+    monkeypatch.setattr("hansa.gossip.cohort.Cohort.exchange", slow)
     assert len(run(METHODS[name]()).history) == 3
 
 
@@ -132,7 +131,7 @@ def test_a_client_that_leaves_the_numbers_is_lost_and_the_rest_go_on(name, spoil
     method = METHODS[name]().with_local(batch_size=4)
     marched = run(method, spoilt=spoilt)
     step_by_step(monkeypatch)
-    monkeypatch.setattr("hansa.local.cohort.lazy_pays", lambda *_: False)
+    monkeypatch.setattr("hansa.gossip.cohort.lazy_pays", lambda *_: False)
     walked = run(method, spoilt=spoilt)
     assert sum(record["lost"] for record in walked.history) > 0
     assert [(r, lost) for r, lost in marched.dropped_clients] == [(r, lost) for r, lost in walked.dropped_clients]
@@ -172,7 +171,7 @@ IDLE = {
 
 
 def lazily(monkeypatch, answer):
-    monkeypatch.setattr("hansa.local.cohort.lazy_pays", lambda *_: answer)
+    monkeypatch.setattr("hansa.gossip.cohort.lazy_pays", lambda *_: answer)
 
 
 @pytest.mark.parametrize("spoilt", [None, 1, 5])
@@ -180,8 +179,8 @@ def lazily(monkeypatch, answer):
 def test_models_made_from_changes_are_the_rows_that_are_held(name, spoilt, monkeypatch):
     method = IDLE[name]() if spoilt is None else IDLE[name]().with_local(batch_size=4)
     called = []
-    real = native_cohort.LazyCohortKernel
-    monkeypatch.setattr(native_cohort, "LazyCohortKernel", lambda *words: called.append(1) or real(*words))
+    real = executors.LazyCohortKernel
+    monkeypatch.setattr(executors, "LazyCohortKernel", lambda *words: called.append(1) or real(*words))
     lazily(monkeypatch, True)
     made = run(method, spoilt=spoilt, rounds=12)
     assert called
@@ -214,9 +213,9 @@ def test_cohorts_planned_together_are_those_trained_alone_to_the_bit(name, spoil
     assert mixing is not None
     method = method.with_local(mixing=replace(mixing, clusters=[[0, 1, 2], [5, 6, 7], [3, 4]]))
     sizes = []
-    real = ModuleTrainer.train_cohorts
+    real = executors.train_natively
     monkeypatch.setattr(
-        ModuleTrainer, "train_cohorts", lambda self, cohorts: sizes.append(len(cohorts)) or real(self, cohorts)
+        executors, "train_natively", lambda cohorts, trainer: sizes.append(len(cohorts)) or real(cohorts, trainer)
     )
     together = run(method, spoilt=spoilt)
     assert (max(sizes) > 1) != mixing.keep_local_models

@@ -9,11 +9,12 @@ import pytest
 import hansa.local.work
 from hansa.aggregate import aware
 from hansa.core.types import Update
+from hansa.gossip import executors
+from hansa.gossip.cohort import Cohort
 from hansa.gossip.rows import SeparateRows
-from hansa.local.cohort import Cohort
 from hansa.local.solvers import Correction, prox
 from hansa.local.work import Work
-from hansa.rounds import ServerState, cohort
+from hansa.rounds import ServerState
 from hansa.runs.driver import Run
 from hansa.server import participation_scale, scale
 from metamorphic import relations
@@ -26,7 +27,7 @@ def broken(relation, *arguments, **words):
 
 
 def test_batches_of_the_first_members_size(monkeypatch):
-    monkeypatch.setattr(cohort, "Work", lambda steps, batch: Work(steps, min(batch, 4)))
+    monkeypatch.setattr(executors, "Work", lambda steps, batch: Work(steps, min(batch, 4)))
     broken(relations.isolated_clients_are_the_plain_loop, EAGER, "fedavg", "plain")
     broken(relations.the_full_gradient_is_the_one_on_paper, "ha_fed")
     broken(relations.without_neighbours_there_is_only_the_optimizer, NATIVE, "dsgd")
@@ -63,12 +64,12 @@ def test_updates_stored_under_each_others_ids(monkeypatch):
 
 @pytest.mark.parametrize(("name", "forgotten"), [("choco_sgd", "local/public"), ("dadam", "local/optimizer/m")])
 def test_memory_that_ends_with_the_round(name, forgotten, monkeypatch):
-    real = cohort._memory
+    real = executors._memory
 
     def forgetful(*arguments):
         return {name: row for name, row in real(*arguments).items() if name != forgotten}
 
-    monkeypatch.setattr(cohort, "_memory", forgetful)
+    monkeypatch.setattr(executors, "_memory", forgetful)
     broken(relations.steps_may_be_split_over_rounds, name)
 
 

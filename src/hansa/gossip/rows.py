@@ -322,14 +322,6 @@ class LazyRows(Rows):
         self.count += len(positions)
         self._new += positions
 
-    def checkpoint(self) -> tuple[Any, int, list[int]]:
-        """Return the state without the changes themselves, for `rewind`."""
-        return self.coefficients, self.count, list(self._new)
-
-    def rewind(self, checkpoint: tuple[Any, int, list[int]]) -> None:
-        """Return to a checkpoint and discard the changes made since."""
-        self.coefficients, self.count, self._new = checkpoint[0], checkpoint[1], list(checkpoint[2])
-
     def mix(self, mixer: Mixer) -> None:
         self._add_columns()
         if mixer.weights is None:

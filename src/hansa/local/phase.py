@@ -22,10 +22,10 @@ from hansa.core.schedule import Rate, check_rate, rate_at
 from hansa.core.types import Vector, Vectors
 from hansa.core.vectors.layout import Layout
 from hansa.gossip import Topology
+from hansa.gossip.mixing import Mixing
 from hansa.local import Correction, LocalStep, LocalWork, Solver, Work, blocks, epochs, solver_receives
 from hansa.local import sgd as sgd_solver
 from hansa.local.batching import Batches, Place, as_batching, batching
-from hansa.local.mixing import Mixing
 from hansa.local.solvers import BaseSolver, require_solver
 from hansa.local.work import BaseLocalWork, is_set_by_samples, require_work
 from hansa.server import BaseServerTransform, ServerTransform

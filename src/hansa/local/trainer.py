@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -17,9 +17,11 @@ from hansa.local.batching import Place, Positions, batching
 from hansa.local.step import LocalStep, Tensors
 from hansa.local.work import Work
 
-if TYPE_CHECKING:  # keep gossip out of the import of hansa
-    from hansa.local.cohort import Cohort, CohortOutcome
+if TYPE_CHECKING:
+    from hansa.core.native.client_kernel import ClientKernel
 
+DrawRows: TypeAlias = Callable[[Sequence[int], Sequence[bytes], Any], Any]
+"""From clients, the keys of their batches and the rows that each needs: the row numbers, one client after the other."""
 BatchRows: TypeAlias = Any
 """The batches of a round, one entry per step: row numbers [steps, batch], or a trainer-defined object."""
 
@@ -82,6 +84,18 @@ class TrainedRows(NamedTuple):
 
     changes: Vector
     losses: list[float]
+
+
+class NativeSteps(NamedTuple):
+    """The native code of the steps of gossiping clients.
+
+    Args:
+        kernel: Takes the steps.
+        draw_rows: Draws the batches of several clients in one call; None if they are drawn client by client.
+    """
+
+    kernel: ClientKernel
+    draw_rows: DrawRows | None
 
 
 class Trainer(Protocol):
@@ -161,9 +175,9 @@ class BaseTrainer:
         """
         return None
 
-    def train_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortOutcome | None]:
-        """Train and mix gossiping cohorts; None for one, with nothing changed, if there is no fast path for it."""
-        return [None] * len(cohorts)
+    def native_steps(self) -> NativeSteps | None:
+        """Return the native code of the steps of gossiping clients; None if single steps have to be taken."""
+        return None
 
     def interrupt(self) -> None:
         """Interrupt a fast path that runs in another thread; it raises there."""

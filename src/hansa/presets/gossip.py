@@ -20,7 +20,7 @@ from hansa.gossip import (
     resample,
     ring,
 )
-from hansa.local.mixing import Mixing, StepOrder
+from hansa.gossip.mixing import Mixing, StepOrder
 from hansa.presets.hyperparameters import AdaptiveEps, Common, compose, compose_adaptive, document_arguments, preset
 from hansa.sample import Sampler, per_cluster
 from hansa.server import adam, amsgrad

@@ -18,11 +18,11 @@ from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, Population, Vector, Vectors
 from hansa.core.vectors.fingerprint import fingerprint
 from hansa.core.vectors.placement import computes_on, vectors_to, where_computed
-from hansa.local.mixing import Mixing
+from hansa.gossip.executors import CohortResult, train_cohorts
+from hansa.gossip.mixing import Mixing
 from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult, Trainer, draw_batches, train, train_by_steps
 from hansa.pace.clock import RoundTiming
 from hansa.rounds.aggregation import ClosedRound, RoundAggregation, ServerState, expected_upload
-from hansa.rounds.cohort import CohortResult, train_cohorts
 from hansa.rounds.many_clients import OrderColumns, ReportColumns, train_columns
 from hansa.rounds.messages import Broadcast, DroppedClient, LocalUpdate, Report, Upload, WorkOrder, scoped
 from hansa.rounds.scale_warning import warn_of_dominated_scale

@@ -28,10 +28,8 @@ from hansa.core.vectors import allocator
 from hansa.core.vectors.arithmetic import all_finite, native_fits
 from hansa.core.vectors.layout import convert_module
 from hansa.local.batching import Positions
-from hansa.local.cohort import Cohort, CohortOutcome
-from hansa.local.native_cohort import Array, train_cohorts_natively
 from hansa.local.step import LocalStep
-from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult, TrainedRows
+from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult, NativeSteps, TrainedRows
 from hansa.local.work import Work
 from hansa.training import random_state
 from hansa.training.batch_sources import (
@@ -311,18 +309,15 @@ class ModuleTrainer(BaseTrainer):
         delta = torch.sub(self.y, job.x, out=allocator.empty_like(job.x))
         return LocalResult(delta, losses.tolist(), all_finite(delta))
 
-    def train_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortOutcome | None]:
-        """Train gossiping cohorts natively; None where the model, the step or the exchange has no native form."""
-        kernel = self.kernel
-        if kernel is None or kernel.network.dropout_numbers or not self._direct:
-            return [None] * len(cohorts)
-        for cohort in cohorts:
-            fits = cohort.start.numel() == cohort.dim and native_fits(cohort.start)
-            if not fits or not cohort.common_step.is_affine:
-                return [None] * len(cohorts)
-        return train_cohorts_natively(cohorts, kernel, self._draw_rows if shuffles_like_numpy() else None)
+    def native_steps(self) -> NativeSteps | None:
+        """Return the kernel, if the steps of gossiping clients have a native form."""
+        if self.kernel is None or self.kernel.network.dropout_numbers or not self._direct:
+            return None
+        return NativeSteps(self.kernel, self._draw_rows if shuffles_like_numpy() else None)
 
-    def _draw_rows(self, clients: Sequence[int], keys: Sequence[bytes], lengths: Array) -> Array:
+    def _draw_rows(
+        self, clients: Sequence[int], keys: Sequence[bytes], lengths: np.ndarray[Any, Any]
+    ) -> np.ndarray[Any, Any]:
         """Draw the row numbers of several clients' batches, as `batches` does for one."""
         index, spans = client_row_index(self.task.data, clients)
         return shuffled_rows(keys, index, spans, lengths)

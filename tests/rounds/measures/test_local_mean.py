@@ -57,7 +57,7 @@ def test_by_hand():
 @pytest.mark.parametrize("lazily", [False, True])
 def test_clients_that_gossip_but_do_not_report_count_too(lazily, monkeypatch):
     """X <- W X keeps the mean, so w' follows from the steps alone: two steps, by hand."""
-    import hansa.local.cohort as loop
+    import hansa.gossip.cohort as loop
 
     monkeypatch.setattr(loop, "lazy_pays", lambda *a: lazily)
     method = hansa.presets.ha_fed(clusters=CLUSTERS, reporters=1, local_lr=0.5, steps=2)

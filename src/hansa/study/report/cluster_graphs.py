@@ -14,7 +14,7 @@ from hansa.study.report.ranking import method_label
 from hansa.study.report.sections import PageSection
 
 if TYPE_CHECKING:
-    from hansa.local.mixing import Mixing
+    from hansa.gossip.mixing import Mixing
 
 MAX_GRAPHS = 6
 MAX_CLIENTS = 2048

@@ -17,9 +17,9 @@ from hansa.core.protocols import with_defaults
 from hansa.core.types import Vector
 from hansa.core.vectors import allocator
 from hansa.gossip import Activity, Attack, BaseActivity, selected
+from hansa.gossip.mixing import Mixing
 from hansa.gossip.robust import exchange_messages
 from hansa.gossip.rows import DenseRows, LazyRows, Mixer, Rows, SeparateRows, lazy_pays
-from hansa.local.mixing import Mixing
 from hansa.local.step import LocalStep
 
 Storage: TypeAlias = Literal["dense", "lazy", "separate"]
@@ -144,6 +144,8 @@ class Cohort:
     attack: Attack | None = None
     keeps_rows: bool = True
     batch_sizes: Sequence[int] | None = None
+    started: bool = False
+    """Whether an executor has begun to run it."""
     _steps: dict[int, LocalStep] = field(default_factory=dict)
     _storage: Storage | None = None
     _common_step: LocalStep | None = None

@@ -1,0 +1,647 @@
+"""The training of gossiping cohorts in a round: by native code where that has all parts, otherwise step by step.
+
+Native code plans a schedule first and then runs all its turns in one call, on dense or lazy rows. If a model becomes
+non-finite there, the round is repeated step by step, which drops the client at the step where its model did.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import scipy
+import torch
+
+from hansa.algorithm import LocalPhase
+from hansa.compress import Packet, sign
+from hansa.core.errors import add_step
+from hansa.core.keys import Key
+from hansa.core.native import abi
+from hansa.core.native.client_kernel import ClientKernel
+from hansa.core.native.cohort_kernel import GROUP, TURN, ChangeSums, CohortKernel, LazyCohortKernel, MixingLinks
+from hansa.core.protocols import with_defaults
+from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
+from hansa.core.vectors import allocator
+from hansa.core.vectors.arithmetic import all_finite, native_fits
+from hansa.gossip.cohort import Cohort, CohortOutcome, CohortSchedule
+from hansa.gossip.rows import DenseRows, LazyRows, Mixer
+from hansa.gossip.topology import Topology
+from hansa.local.step import LocalStep
+from hansa.local.trainer import BaseTrainer, ClientJob, DrawRows, LocalResult, Trainer, draw_batches, take_step
+from hansa.local.work import Work
+from hansa.rounds.messages import DroppedClient, LocalUpdate, WorkOrder, scoped
+from hansa.server import BaseServerTransform
+
+
+@dataclass(slots=True, eq=False)
+class CohortResult:
+    """The training of one work order: the reporters' updates, and what happened to the cohort."""
+
+    updates: dict[int, LocalUpdate] = field(default_factory=dict)
+    dropped: list[DroppedClient] = field(default_factory=list)
+    peer_bytes: Counter[int] = field(default_factory=Counter)
+    exchanges: int = 0
+    info: dict[str, float] = field(default_factory=dict)
+    mean: Vector | None = None
+    alive: int = 0
+
+
+@torch.no_grad()
+def train_cohorts(
+    phase: LocalPhase,
+    orders: Sequence[WorkOrder],
+    received: Sequence[Vectors],
+    trainer: Trainer,
+    samples: Sequence[int],
+) -> list[CohortResult]:
+    """Train cohorts: at every step the active clients take a local step and all exchange, in the mixing's order.
+
+    Native code gets all cohorts at once. Those whose final rows are read later are trained one by one, so that the rows
+    of only one are in memory.
+    """
+    cohorts = [_new_cohort(phase, order, got, trainer, samples) for order, got in zip(orders, received, strict=True)]
+    _share_common_step(cohorts, orders, received)
+    together = not any(cohort.keeps_rows for cohort in cohorts)
+    outcomes = train_natively(cohorts, trainer) if together else [None] * len(cohorts)
+    results = []
+    for cohort, order, got, trained in zip(cohorts, orders, received, outcomes, strict=True):
+        outcome = trained if together else train_natively([cohort], trainer)[0]
+        if outcome is None and defers_checks(trainer.y.device):
+            outcome = _DeferredExecutor(cohort, trainer).run_if_finite()
+        if outcome is None:
+            if cohort.started:  # a model became non-finite: once more, to drop its client at the step where it did
+                cohort = _new_cohort(phase, order, got, trainer, samples)
+            outcome = _EagerExecutor(cohort, trainer).run()
+        results.append(_result(cohort, outcome, order, phase, samples))
+    return results
+
+
+def _share_common_step(cohorts: Sequence[Cohort], orders: Sequence[WorkOrder], received: Sequence[Vectors]) -> None:
+    """Let cohorts that start from the same vectors without memory have one common step."""
+    steps: dict[tuple[int, int], LocalStep] = {}
+    for cohort, order, got in zip(cohorts, orders, received, strict=True):
+        if not order.memory:
+            known = steps.get((order.round, id(got)))
+            steps[order.round, id(got)] = cohort.use_common_step(known)
+
+
+def _result(
+    cohort: Cohort, outcome: CohortOutcome, order: WorkOrder, phase: LocalPhase, samples: Sequence[int]
+) -> CohortResult:
+    """Return the result of a cohort that has trained."""
+    result = CohortResult(exchanges=outcome.exchanges)
+    if not cohort.mixing.keep_local_models:
+        alive = len(cohort.mixer.positions) + len(outcome.dropped)
+        result.peer_bytes = _forwarded_bytes(order, alive, cohort.start)
+    result.peer_bytes.update(outcome.peer_bytes)
+    for client, step in outcome.dropped:
+        detail = f"its parameters became non-finite at step {step}; its cluster continued without it"
+        result.dropped.append(DroppedClient(client, "non-finite", detail))
+    if cohort.mixer.positions:
+        _add_updates(cohort, outcome, order, result, phase, samples)
+    return result
+
+
+def _new_cohort(
+    phase: LocalPhase, order: WorkOrder, received: Vectors, trainer: Trainer, samples: Sequence[int]
+) -> Cohort:
+    assert phase.mixing is not None
+    mixing, model, buffers = phase.mixing, received[MODEL], received.get(BUFFERS)
+    schedule = CohortSchedule(mixing, order.round, order.work.steps, order.clients, order.reporters, order.key)
+    mixer = Mixer(mixing.topology.of_cluster(order.cohort), len(order.clients))
+    mixer.drop(*(schedule.position(client) for client in order.absent))
+
+    def new_step(client: int) -> LocalStep:
+        memory = order.memory.get(client, {})
+        step = phase.local_step(order.round, model, phase.solver.correction(received, scoped(memory, "solver")))
+        if mixing.keep_local_models:
+            step.restore(scoped(memory, "local/optimizer"), model)
+        return step
+
+    def work_of(client: int) -> Work:
+        """Return the work of a client: no batch is larger than its dataset."""
+        return Work(order.work.steps, min(order.work.batch_size, samples[client]))
+
+    def batches(client: int) -> Any:
+        """Draw a client's batches of the round."""
+        work = work_of(client)
+        key, place = order.key.child("local", order.round, client, "batch"), phase.place(order.memory.get(client, {}))
+        return draw_batches(trainer, phase.division, client, samples[client], work, key, order.key, place)
+
+    sizes = [work_of(client).batch_size for client in order.clients]
+    return Cohort(
+        schedule,
+        mixer,
+        model if buffers is None else torch.cat([model, buffers]),
+        model.numel(),
+        new_step,
+        batches,
+        lambda client, name: order.memory.get(client, {}).get(name),
+        with_defaults(phase.optimizer, BaseServerTransform).shared,
+        order.attack,
+        order.mean or mixing.keep_local_models,
+        sizes if phase.division.is_default else None,
+    )
+
+
+def defers_checks(device: torch.device) -> bool:
+    """Return whether models are checked at the end of a round and not after every step: reading a device stalls it."""
+    return device.type != "cpu"
+
+
+class _EagerExecutor:
+    """Runs a schedule one step and one client at a time, and drops clients whose models become non-finite."""
+
+    def __init__(self, cohort: Cohort, trainer: Trainer) -> None:
+        self.cohort, self.trainer, self.fast = cohort, trainer, with_defaults(trainer, BaseTrainer)
+        self.outcome = cohort.new_rows()
+        cohort.started = True
+        self.batches: dict[int, Any] = {}
+        self.taken: Counter[int] = Counter()
+
+    def run(self) -> CohortOutcome:
+        self.outcome.taken = self.taken
+        for step in range(self.cohort.schedule.steps):
+            moves = self._take_steps(step)
+            if not self.cohort.mixer.positions:
+                break
+            self.cohort.exchange(self.outcome, step)
+            for position, before, after in moves:
+                self.outcome.rows.shift(position, before, after)
+        return self.outcome
+
+    def _take_steps(self, step: int) -> list[tuple[int, Vector, Vector]]:
+        """Take the active clients' steps; return those that are added only after the exchange."""
+        cohort, rows = self.cohort, self.outcome.rows
+        positions, late = cohort.active(step), cohort.schedule.steps_after_exchange
+        moves: list[tuple[int, Vector, Vector]] = []
+        if not positions:
+            return moves
+        models = list(rows.read(positions)) if late else rows.models(positions)
+        for position, before in zip(positions, models, strict=True):
+            client = cohort.clients[position]
+            try:
+                loss, after = self._take_step(client, before)
+            except Exception as error:
+                add_step(error, client, step)
+                raise
+            if not self._accept(loss, after):
+                cohort.drop(self.outcome, position, step)
+                continue
+            if late:
+                moves.append((position, before, after))
+            else:
+                rows.write(position, before, after)
+        return moves
+
+    def _accept(self, loss: float | torch.Tensor, after: Vector) -> bool:
+        """Record the loss of a step; return False, with nothing recorded, if the new model is not finite."""
+        finite = all_finite(after)
+        if finite:
+            self.outcome.losses.append(float(loss))
+        return finite
+
+    def _train_natively(self, job: ClientJob) -> list[LocalResult] | None:
+        return self.fast.train_clients([job])
+
+    def _take_step(self, client: int, row: Vector) -> tuple[float | torch.Tensor, Vector]:
+        """Take one client's next step from its row, natively where the trainer can; return the loss and the new row."""
+        cohort, trainer, dim = self.cohort, self.trainer, self.cohort.dim
+        if client not in self.batches:
+            self.batches[client] = cohort.batches(client)
+        rows, step, taken = self.batches[client], cohort.local_step(client), self.taken[client]
+        self.taken[client] += 1
+        key = cohort.schedule.key.child("local", cohort.schedule.round, client)
+        model, buffers = row[:dim], row[dim:] if row.numel() > dim else None
+        results = None
+        if rows is not None:
+            batch = rows[taken : taken + 1]
+            job = ClientJob(model, client, Work(1, 1), step, key, buffers, keep_model=True, batches=batch)
+            results = self._train_natively(job)
+        if results is None:
+            trainer.load(model, buffers)
+            batch = None if rows is None else rows[taken]
+            loss: float | torch.Tensor = take_step(trainer, client, batch, step, key.child("noise", taken))
+        else:
+            (loss,) = results[0].losses
+        buffers = trainer.read_buffers()
+        return loss, trainer.y.clone() if buffers is None else torch.cat([trainer.y, buffers])
+
+
+class _DeferredExecutor(_EagerExecutor):
+    """Runs a schedule as if no model became non-finite; losses and checks stay on the device until the end."""
+
+    def __init__(self, cohort: Cohort, trainer: Trainer) -> None:
+        super().__init__(cohort, trainer)
+        self._losses: list[torch.Tensor] = []
+        self._finite: list[torch.Tensor] = []
+
+    def run_if_finite(self) -> CohortOutcome | None:
+        """Return the outcome; None if a model became non-finite, also if that was the cause of an error."""
+        try:
+            outcome = self.run()
+        except Exception:
+            if self._all_finite():
+                raise
+            return None
+        if not self._all_finite():
+            return None
+        outcome.losses = torch.stack(self._losses).tolist() if self._losses else []
+        return outcome
+
+    def _all_finite(self) -> bool:
+        return not self._finite or bool(torch.stack(self._finite).all())
+
+    def _accept(self, loss: float | torch.Tensor, after: Vector) -> bool:
+        self._losses.append(torch.as_tensor(loss))
+        self._finite.append(torch.isfinite(after).all())
+        return True
+
+    def _train_natively(self, job: ClientJob) -> list[LocalResult] | None:
+        return None  # its results are on the host
+
+
+def _forwarded_bytes(order: WorkOrder, alive: int, start: Vector) -> Counter[int]:
+    """Count the bytes that the reporters send when they forward the received model inside the cluster."""
+    sent: Counter[int] = Counter()
+    reporters, others, size = order.reporters, alive - len(order.reporters), Packet.of(start).nbytes
+    for place, client in enumerate(reporters):
+        share = others // len(reporters) + (place < others % len(reporters))
+        if share:
+            sent[client] += share * size
+    return sent
+
+
+def _add_updates(
+    cohort: Cohort,
+    outcome: CohortOutcome,
+    order: WorkOrder,
+    result: CohortResult,
+    phase: LocalPhase,
+    samples: Sequence[int],
+) -> None:
+    """Add the surviving reporters' updates, the consensus distance and, if requested, the mean model."""
+    dim = cohort.dim
+    loss = math.fsum(outcome.losses) / len(outcome.losses) if outcome.losses else None
+    outcome.finish(cohort)
+    for position, delta in zip(cohort.reporting_positions(), outcome.deltas or (), strict=True):
+        client = cohort.clients[position]
+        buffers = delta[dim:] if delta.numel() > dim else None
+        memory = _memory(cohort, outcome, client, position)
+        if memory:
+            size = min(order.work.batch_size, samples[client])
+            before = order.memory.get(client, {})
+            memory |= phase.memory_of_place(samples[client], size, outcome.taken[client], before)
+        result.updates[client] = LocalUpdate(delta if buffers is None else delta[:dim], buffers, loss, memory)
+    result.info["consensus"] = outcome.spread
+    if order.mean:
+        result.mean = outcome.rows.mean(cohort.mixer).to(cohort.start)
+        result.alive = len(cohort.mixer.positions)
+
+
+def _memory(cohort: Cohort, outcome: CohortOutcome, client: int, position: int) -> Vectors:
+    """Return the memory of a client that keeps its model: the model, its public copy, its optimizer state."""
+    if not cohort.mixing.keep_local_models:
+        return {}
+    copies = outcome.public_copies
+    memory = {"local/row": outcome.rows.read([position])[0]}
+    if copies is not None:
+        memory["local/public"] = copies[position].clone()
+    if cohort.has_stepped(client):
+        rows = cohort.local_step(client).memory_rows()
+        memory |= {f"local/optimizer/{name}": row.clone() for name, row in rows.items()}
+    return memory
+
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Turn: TypeAlias = tuple[int, int, int]
+"""The fields of `TURN`."""
+MOST_EVEN = 1024  # clients up to which the n^2 links of compressed gossip on a complete graph are made
+LINKS = 64  # links per client up to which sums over links are faster than a matrix product
+
+
+def train_natively(cohorts: Sequence[Cohort], trainer: Trainer) -> list[CohortOutcome | None]:
+    """Run cohorts' schedules natively; None for one without a native form, or if one of its models became non-finite.
+
+    All schedules are planned before the first step, because Python code between native steps is slow: the steps evict
+    it from the cache. Cohorts that keep no rows run in the same memory, one after the other.
+    """
+    native = with_defaults(trainer, BaseTrainer).native_steps()
+    if native is None or not all(_steps_natively(cohort) for cohort in cohorts):
+        return [None] * len(cohorts)
+    able = [cohort for cohort in cohorts if _runs_natively(cohort)]
+    drawn = _draw_all(able, native.draw_rows)
+    memory: dict[int, _RowMemory] = {}
+    runs: list[_DenseRun | _LazyRun] = []
+    for cohort in able:
+        cohort.started = True
+        batches = _TurnBatches(cohort, drawn.get(id(cohort), {}))
+        if cohort.storage(native=True) == "lazy":
+            runs.append(_LazyRun(cohort, native.kernel, batches))
+        else:
+            runs.append(_DenseRun(cohort, native.kernel, batches, memory))
+    for run in runs:
+        run.run()
+    outcomes = {id(run.cohort): run.result() for run in runs}
+    return [outcomes.get(id(cohort)) for cohort in cohorts]
+
+
+def _steps_natively(cohort: Cohort) -> bool:
+    return cohort.start.numel() == cohort.dim and native_fits(cohort.start) and cohort.common_step.is_affine
+
+
+def _runs_natively(cohort: Cohort) -> bool:
+    if cohort.judges_messages:
+        return False
+    storage = cohort.storage(native=True)
+    if storage == "lazy":
+        return True
+    return storage == "dense" and (not cohort.schedule.steps_after_exchange or _exchanges_natively(cohort))
+
+
+def _draw_all(cohorts: Sequence[Cohort], draw_rows: DrawRows | None) -> dict[int, dict[int, _Drawn]]:
+    """Draw the batches of all cohorts' stepping clients in one call; by cohort and position."""
+    drawn: dict[int, dict[int, _Drawn]] = {}
+    wanted: dict[Key, list[tuple[dict[int, _Drawn], int, int, int, int]]] = {}
+    for cohort in cohorts if draw_rows is not None else ():
+        sizes, clients, schedule = cohort.batch_sizes, cohort.clients, cohort.schedule
+        if sizes is None:
+            continue
+        batches = drawn[id(cohort)] = {}
+        own = wanted.setdefault(schedule.key.child("local", schedule.round), [])
+        for position, count in Counter(chain.from_iterable(cohort.active_from(0))).items():
+            own.append((batches, position, clients[position], sizes[position], count))
+    members = list(chain.from_iterable(wanted.values()))
+    if draw_rows is not None and members:
+        keys = [digest for key, own in wanted.items() for digest in key.digests([each[2] for each in own], "batch")]
+        lengths = [size * count for *_, size, count in members]
+        rows = draw_rows([each[2] for each in members], keys, np.array(lengths, np.int64))
+        address = rows.ctypes.data
+        for (batches, position, _, size, _), length in zip(members, lengths, strict=True):
+            batches[position] = _Drawn(rows, size, address)
+            address += 8 * length
+    return drawn
+
+
+class _Drawn(NamedTuple):
+    """The batches of one client's steps: the array that they are in, the rows per batch, the address of the first."""
+
+    owner: Array
+    size: int
+    address: int
+
+
+class _TurnBatches:
+    """The turns of the clients' steps: the address of each client's next batch, and the number taken.
+
+    Batches that are not in ``drawn`` are drawn when they are needed.
+    """
+
+    def __init__(self, cohort: Cohort, drawn: dict[int, _Drawn]) -> None:
+        self._cohort, self._drawn = cohort, drawn
+        self._batches: dict[int, Any] = {}
+        self._turns: dict[int, list[tuple[int, int]]] = {}
+        self.taken = [0] * len(cohort.clients)
+
+    def turns(self, positions: Sequence[int]) -> list[Turn]:
+        """Return the next turn of each position."""
+        turns = []
+        for position in positions:
+            taken = self.taken[position]
+            self.taken[position] = taken + 1
+            if position in self._drawn:
+                _, size, address = self._drawn[position]
+                turns.append((position, size, address + 8 * size * taken))
+                continue
+            if position not in self._turns:
+                batches = self._batches[position] = self._cohort.batches(self._cohort.clients[position])
+                self._turns[position] = _widths_and_addresses(batches)
+            turns.append((position, *self._turns[position][taken]))
+        return turns
+
+    def taken_by_client(self) -> Counter[int]:
+        """Return the steps that each client took."""
+        return Counter(dict(zip(self._cohort.clients, self.taken, strict=True)))
+
+
+def _widths_and_addresses(batches: Any) -> list[tuple[int, int]]:
+    """Return the size and the address of each batch."""
+    runs = [batches] if isinstance(batches, torch.Tensor) else batches.runs
+    return [(run.shape[1], run.data_ptr() + 8 * run.shape[1] * step) for run in runs for step in range(len(run))]
+
+
+def _as_array(turns: Sequence[Turn]) -> Array:
+    """Return turns in the native layout; addresses are below 2^63."""
+    return np.array(turns, np.int64).reshape(-1, 3).view(TURN).ravel()
+
+
+def _velocities(cohort: Cohort, positions: Sequence[int]) -> dict[int, Vector]:
+    """Return the velocities of the stepping clients."""
+    return {position: cohort.local_step(cohort.clients[position]).init_velocity() for position in positions}
+
+
+class _RowMemory(NamedTuple):
+    """The rows, and the public copies of compressed gossip, in which cohorts run one after the other."""
+
+    rows: torch.Tensor
+    copies: torch.Tensor | None
+
+
+class _DenseRun:
+    """Runs all turns in one call, or one call per step if the exchange is not native.
+
+    ``memory`` has the memory of cohorts that keep no rows, by their number of clients.
+    """
+
+    def __init__(
+        self, cohort: Cohort, clients: ClientKernel, batches: _TurnBatches, memory: dict[int, _RowMemory]
+    ) -> None:
+        self.cohort, self.schedule, self.batches = cohort, cohort.schedule, batches
+        start = None if cohort.mixing.keep_local_models or not self.schedule.steps else cohort.start
+        own = None if start is None or cohort.keeps_rows else memory.get(len(cohort.clients))
+        if own is None:
+            own = _RowMemory(*cohort.dense_rows())
+        if start is None:
+            cohort.fill(*own)
+        elif not cohort.keeps_rows:
+            memory[len(cohort.clients)] = own
+        self.rows = DenseRows(own.rows)
+        self.outcome = CohortOutcome(self.rows, own.copies)
+        self.step = cohort.common_step
+        late = self.schedule.steps_after_exchange
+        self.kernel = CohortKernel(clients, own.rows, self.step, after_exchange=late, start=start)
+        self._deltas: dict[int, Vector] = {}
+        self._native = _exchanges_natively(cohort)
+        if self._native:
+            self._deltas = {position: allocator.empty_like(cohort.start) for position in cohort.reporting_positions()}
+            self.kernel.set_deltas(cohort.start, self._deltas)
+        steps = self.schedule.steps if cohort.mixer.positions else 0
+        self._calls = [range(steps)] if self._native and steps else [range(t, t + 1) for t in range(steps)]
+        if self._calls:
+            self._prepare(self._calls[0])
+
+    def run(self) -> None:
+        """Run the schedule; the turns of the first call are prepared, those of a single one recorded by `result`."""
+        for steps in self._calls:
+            if steps[0]:
+                self._prepare(steps)
+            self._losses, _ = self.kernel.run_prepared()
+            if self.kernel.dropped is not None:
+                return
+            if not self._native:
+                self._record_losses()
+                self.cohort.exchange(self.outcome, steps[0], self._pull if _has_few_links(self.cohort) else None)
+        if not self._native or not self._calls:
+            self.outcome.finish(self.cohort)
+
+    def result(self) -> CohortOutcome | None:
+        """Return the outcome; None if a model became non-finite."""
+        cohort, outcome = self.cohort, self.outcome
+        if self.kernel.dropped is not None:
+            return None
+        if self._native and self._calls:
+            self._record_losses()
+            kinds = [self.schedule.exchange(step) for step in self._calls[0]]
+            cohort.count(outcome, kinds.count("gossip"), kinds.count("average"))
+            outcome.deltas = [self._deltas[position] for position in cohort.reporting_positions()]
+            outcome.spread = math.sqrt(self.kernel.spread / len(cohort.mixer.positions))
+            outcome.finish(cohort)
+        outcome.taken = self.batches.taken_by_client()
+        return outcome
+
+    def _record_losses(self) -> None:
+        self.outcome.losses += self._losses[self._turns["row"] >= 0].tolist()
+
+    def _prepare(self, steps: range) -> None:
+        """Pass the turns of some steps, W, the public copies and the velocities of stepping clients to the kernel."""
+        turns, copies = self._turns_of(steps), self.outcome.public_copies
+        self._turns = _as_array(turns)
+        self.kernel.set_links(_links_of(self.cohort.mixer, uniform=copies is not None))
+        if copies is not None:
+            self.kernel.set_public_copies(copies, self.cohort.mixing.consensus_rate)
+        if self.step.momentum:
+            stepping = sorted({turn[0] for turn in turns if turn[0] >= 0})
+            self.kernel.set_velocities(_velocities(self.cohort, stepping))
+        self.kernel.rows = self.rows.rows
+        self.kernel.prepare(self._turns)
+
+    def _turns_of(self, steps: range) -> list[Turn]:
+        """Return the turns of some steps: for each, the stepping clients, then the exchange if it is native."""
+        turns: list[Turn] = []
+        codes = self._exchange_codes() if self._native else {}
+        for step, positions in zip(steps, self.cohort.active_from(steps[0])[: len(steps)], strict=True):
+            turns += self.batches.turns(positions)
+            if (code := codes.get(self.schedule.exchange(step))) is not None:
+                turns.append((code, 1, 0))
+        return turns
+
+    def _exchange_codes(self) -> dict[str | None, int]:
+        """Return the native code of each kind of exchange."""
+        codes: dict[str | None, int] = {"average": abi.AVERAGE}
+        if self.cohort.mixing.compressor is not None:
+            codes["gossip"] = abi.SIGNS
+        else:
+            codes["gossip"] = abi.AVERAGE if self.cohort.mixer.weights is None else abi.MIX
+        return {**codes, None: abi.SETTLE} if self.schedule.steps_after_exchange else codes
+
+    def _pull(self) -> None:
+        self.kernel.run(np.array([(abi.PULL, 1, 0)], TURN))
+
+
+def _exchanges_natively(cohort: Cohort) -> bool:
+    """Return whether W has few links and the messages have a native form."""
+    compressor = cohort.mixing.compressor
+    return _has_few_links(cohort) and (compressor is None or isinstance(compressor, sign))
+
+
+def _has_few_links(cohort: Cohort) -> bool:
+    """Return whether a sum over links is faster than a matrix product; a mean of all rows needs no product."""
+    n = len(cohort.clients)
+    if cohort.mixer.weights is None:
+        return cohort.mixing.compressor is None or n <= MOST_EVEN
+    return cohort.mixer.nonzero <= max(LINKS, n // 2) * n
+
+
+def _links_of(mixer: Mixer, *, uniform: bool) -> MixingLinks:
+    """Return the links of W over all positions, none at dropped ones. The links of W = 11'/n are made only with
+    ``uniform``; otherwise each row has only the link to itself."""
+    if len(mixer.positions) == len(mixer.alive):
+        return _all_links(mixer.topology, len(mixer.alive), uniform)
+    return _make_links(mixer, uniform)
+
+
+@lru_cache(maxsize=64)
+def _all_links(topology: Topology, n: int, uniform: bool) -> MixingLinks:
+    return _make_links(Mixer(topology, n), uniform)
+
+
+def _make_links(mixer: Mixer, uniform: bool) -> MixingLinks:
+    positions, n = np.array(mixer.positions, np.int64), len(mixer.positions)
+    if mixer.weights is not None:
+        matrix = mixer.weights.tocsr()
+    else:
+        matrix = (
+            scipy.sparse.csr_array(np.full((n, n), 1.0 / n)) if uniform else scipy.sparse.eye_array(n, format="csr")
+        )
+    counts = np.zeros(len(mixer.alive), np.int64)
+    counts[positions] = np.diff(matrix.indptr)
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    return MixingLinks.of(len(mixer.alive), starts, positions[matrix.indices], np.asarray(matrix.data, np.float64))
+
+
+class _LazyRun:
+    """Runs all steps in one call, on the changes of the models."""
+
+    def __init__(self, cohort: Cohort, clients: ClientKernel, batches: _TurnBatches) -> None:
+        self.cohort, self.batches = cohort, batches
+        self.kernel = LazyCohortKernel(clients, cohort.start, cohort.common_step)
+
+    def run(self) -> None:
+        cohort, rows, steps = self.cohort, self.cohort.lazy_rows(), range(self.cohort.schedule.steps)
+        self.outcome = CohortOutcome(rows)
+        if steps and cohort.mixer.positions:
+            turns, sums = self._turns(steps, rows)
+            rows.reserve(0)  # for all planned steps
+            own = turns["row"] >= 0
+            stepping = sorted(set(turns["row"][own].tolist())) if cohort.common_step.momentum else []
+            losses, _ = self.kernel.run(rows.changes, 0, turns, sums, _velocities(cohort, stepping))
+            if self.kernel.dropped is not None:
+                return
+            self.outcome.losses += losses[own].tolist()
+            kinds = [cohort.schedule.exchange(step) for step in steps]
+            cohort.count(self.outcome, kinds.count("gossip"), kinds.count("average"))
+        self.outcome.finish(cohort)
+
+    def result(self) -> CohortOutcome | None:
+        """Return the outcome; None if a model became non-finite."""
+        self.outcome.taken = self.batches.taken_by_client()
+        return self.outcome if self.kernel.dropped is None else None
+
+    def _turns(self, steps: range, rows: LazyRows) -> tuple[Array, ChangeSums]:
+        """Return the turns of all steps and the sums of their models; update ``rows`` as if all were taken."""
+        turns: list[Turn] = []
+        coefficients: list[Array] = []
+        for step, positions in zip(steps, self.cohort.active_from(0), strict=True):
+            chosen = rows.coefficients_of(positions)
+            for first in range(0, len(positions), GROUP):
+                group = positions[first : first + GROUP]
+                turns += [(abi.GATHER, len(group), 0), *self.batches.turns(group)]
+                coefficients += [np.zeros((1, 0)), chosen[first : first + GROUP]]
+            self._advance_coefficients(step, positions, rows)
+        return _as_array(turns), ChangeSums.of(coefficients)
+
+    def _advance_coefficients(self, step: int, positions: list[int], rows: LazyRows) -> None:
+        """Update the coefficients for a step and its exchange."""
+        late, exchange = self.cohort.schedule.steps_after_exchange, self.cohort.schedule.exchange(step)
+        if not late:
+            rows.add(positions)
+        if exchange is not None:
+            (rows.average if exchange == "average" else rows.mix)(self.cohort.mixer)
+        if late:
+            rows.add(positions)
