@@ -144,7 +144,7 @@ def test_a_device_keeps_its_speed_and_is_stopped_by_the_deadline_or_its_epochs()
 
 
 def test_the_published_settings_have_names():
-    from hansa.data.heterogeneity_settings import heterogeneity_setting
+    from hansa.data import heterogeneity_setting
 
     assert heterogeneity_setting("statistical").arguments["epochs"] == 3
     assert heterogeneity_setting("statistical").partition == hansa_shards(200, 2)

@@ -5,22 +5,40 @@ from typing import TYPE_CHECKING
 from hansa.core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
-    from hansa.data.arrays import dataset, from_arrays, from_dataset
-    from hansa.data.client_tests import with_test_clients, with_validation
+    from hansa.data.arrays import (
+        CollatedData,
+        GeneratedData,
+        MemmapArray,
+        dataset,
+        from_arrays,
+        from_dataset,
+        from_function,
+        from_items,
+        from_memmap,
+    )
     from hansa.data.csv_folder import from_csv_folder, infer_schema
     from hansa.data.downloads import download
-    from hansa.data.feature_noise import with_feature_noise
-    from hansa.data.federated import Dataset, FederatedData, apply_split, partition_dataset
+    from hansa.data.federated import (
+        Dataset,
+        FederatedData,
+        Summary,
+        apply_split,
+        label_counts,
+        partition_dataset,
+        with_feature_noise,
+        with_test_clients,
+        with_validation,
+    )
     from hansa.data.files import DataError, MissingFileError, data_folder
-    from hansa.data.heterogeneity_settings import HETEROGENEITY_SETTINGS, HeterogeneitySetting, heterogeneity_setting
     from hansa.data.hub import from_hub
     from hansa.data.huggingface import from_hf
     from hansa.data.loading import FileStatus, check_files, dataset_names, federate, is_present, load
-    from hansa.data.memory_mapped import MemmapArray, from_memmap
-    from hansa.data.on_demand import CollatedData, GeneratedData, from_function, from_items
     from hansa.data.partitions import (
+        HETEROGENEITY_SETTINGS,
+        HeterogeneitySetting,
         Partition,
         dirichlet,
+        heterogeneity_setting,
         iid,
         labels_per_client,
         natural,
@@ -34,7 +52,6 @@ if TYPE_CHECKING:
     from hansa.data.schema.table_schema import Schema
     from hansa.data.sources import DATASETS, DatasetInfo, dataset_info
     from hansa.data.split import Split, load_split, save_split, saved_split
-    from hansa.data.summary import Summary, label_counts
     from hansa.data.synthetic_data import synthetic, two_gaussians
 
 __all__ = [

@@ -1,21 +1,33 @@
-"""Federated data from arrays or a torch Dataset."""
+"""Federated data of your own: arrays, a torch Dataset, memory-mapped files, items collated on demand, a function."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from hansa.core.errors import HansaError
-from hansa.data.client_tests import assign_test_clients
-from hansa.data.federated import Dataset, FederatedData, apply_split, partition_dataset
-from hansa.data.owners import owner_column, parse_clients
-from hansa.data.partitions import Partition, iid
-from hansa.data.split import Split
+from hansa.core.errors import HansaError, check_integer, short_repr
+from hansa.core.keys import Key
+from hansa.data.federated import (
+    Dataset,
+    FederatedData,
+    apply_split,
+    assign_test_clients,
+    partition_dataset,
+    test_owner_numbers,
+)
+from hansa.data.files import DataError, invalid_file, missing_file
+from hansa.data.partitions import Partition, iid, natural, quantity_skew
+from hansa.data.split import Split, owner_column, parse_clients
 from hansa.training.losses import WeightedTargets
 
 IGNORED = -100
@@ -284,3 +296,435 @@ def _row(name: str, position: int, value: Any) -> torch.Tensor:
     elif array.dtype == np.uint8 and array.ndim == 3 and (image or array.shape[-1] in (1, 3)):
         array = np.ascontiguousarray(array.transpose(2, 0, 1))
     return torch.from_numpy(array)
+
+
+# ---- arrays that stay in their files and are read row by row
+
+_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1", "U8": "|u1"}
+_MAX_HEADER = 1 << 24
+_BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # of a file, for its identity
+
+
+class MemmapArray:
+    """An array in a .npy or .safetensors file whose rows are read when a batch needs them.
+
+    Workers receive the path, not the data. Bytes become float32 / 255, as everywhere.
+
+    Args:
+        path: The file.
+        name: Name of the tensor in a .safetensors file; None for a .npy file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.save(f"{folder}/x.npy", np.arange(6.0).reshape(3, 2))
+    ...     MemmapArray(f"{folder}/x.npy").gather(torch.tensor([2])).tolist()
+    [[4.0, 5.0]]
+    """
+
+    def __init__(self, path: Path | str, name: str | None = None) -> None:
+        self.path, self.name = Path(path).resolve(), name
+        if not self.path.is_file():
+            raise missing_file(path, "Give a .npy or .safetensors file.")
+        try:
+            self.array: Any = _open_npy(self.path) if name is None else _open_safetensors(self.path, name)
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            raise invalid_file(self.path, "a .npy or .safetensors file of numbers", problem) from problem
+        if self.array.dtype.kind not in "iuf" or self.array.ndim < 1:
+            raise invalid_file(self.path, "numbers, one entry per row", f"{self.array.dtype} {self.array.shape}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MemmapArray, (self.path, self.name)
+
+    def __repr__(self) -> str:
+        return f"MemmapArray({str(self.path)!r}{'' if self.name is None else f', {self.name!r}'})"
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array."""
+        return tuple(self.array.shape)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return int(self.array.ndim)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the rows that `gather` returns."""
+        if self.array.dtype == np.uint8 or self.array.dtype.kind == "f":
+            return torch.float64 if self.array.dtype.itemsize == 8 else torch.float32
+        return torch.int64
+
+    def is_floating_point(self) -> bool:
+        """Return whether rows are floating point."""
+        return self.dtype.is_floating_point
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return some rows as a tensor."""
+        rows_read = torch.from_numpy(
+            np.ascontiguousarray(self.array[rows.cpu().numpy()]).astype(_torch_compatible(self.array.dtype))
+        )
+        return rows_read.to(self.dtype).div_(255) if self.array.dtype == np.uint8 else rows_read.to(self.dtype)
+
+    def identity(self) -> str:
+        """Return a digest of size, type, shape and 64 blocks of the file, which identifies the data of a run."""
+        state = hashlib.sha256(f"{self.path.name} {self.name} {self.array.dtype} {self.array.shape}".encode())
+        with open(self.path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            state.update(str(size).encode())
+            for block in range(_BLOCKS):
+                file.seek(block * max(0, size - _BLOCK_BYTES) // (_BLOCKS - 1))
+                state.update(file.read(_BLOCK_BYTES))
+        return state.hexdigest()
+
+
+def from_memmap(
+    folder: Path | str,
+    *,
+    clients: Any = None,
+    partition: Any = None,
+    seed: int | None = None,
+    classes: int | None = None,
+) -> FederatedData:
+    """Federated data from arrays that stay on disk.
+
+    The arrays are ``inputs`` and ``targets``, and optionally ``owners``, ``test_inputs`` and ``test_targets``. Arrays
+    ``inputs.NAME`` form a dict. Inputs, and targets of several numbers per row, are read batch by batch and not checked
+    beforehand.
+
+    Args:
+        folder: A folder of .npy files, or one .safetensors file.
+        clients: As in `from_arrays`; by default the array ``owners``.
+        partition: How rows are assigned to a number of clients; default iid.
+        seed: Seed of the partition; by default it follows the seed of the run.
+        classes: Number of classes; by default from the targets.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.save(f"{folder}/inputs.npy", np.zeros((6, 2), np.float32))
+    ...     np.save(f"{folder}/targets.npy", np.arange(6) % 2)
+    ...     from_memmap(folder, clients=3).population
+    3
+    """
+    arrays = _open_arrays(Path(folder))
+    for name in ("inputs", "targets"):
+        if name not in arrays:
+            raise DataError(
+                f"{folder}: no {name}: expected inputs and targets, found {', '.join(arrays) or 'nothing'}."
+            )
+    targets = _load_small(arrays["targets"])
+    test_targets = arrays.get("test_targets")
+    labelled = isinstance(targets, torch.Tensor) and not targets.is_floating_point() and targets.ndim == 1
+    if classes is None and labelled:
+        classes = int(targets.max()) + 1
+    data = Dataset(
+        Path(folder).name,
+        arrays["inputs"],
+        targets,
+        arrays.get("test_inputs"),
+        None if test_targets is None else _load_small(test_targets),
+        classes,
+    )
+    if clients is None:
+        if "owners" not in arrays:
+            raise HansaError(f"{folder}: expected clients=, or an array owners.")
+        clients = arrays["owners"].array[:]
+    return assign_clients(data, clients, partition, seed)
+
+
+def _open_arrays(folder: Path) -> dict[str, Any]:
+    if folder.is_file():
+        named = {name: MemmapArray(folder, name) for name in sorted(_read_header(folder)[0]) if name != "__metadata__"}
+    elif folder.is_dir():
+        named = {path.stem: MemmapArray(path) for path in sorted(folder.glob("*.npy"))}
+    else:
+        raise missing_file(folder, "Give a folder of .npy files, or a .safetensors file.")
+    arrays: dict[str, Any] = {}
+    for name, array in named.items():
+        group, _, entry = name.partition(".")
+        if entry:
+            arrays.setdefault(group, {})[entry] = array
+        else:
+            arrays[group] = array
+    return arrays
+
+
+def _load_small(array: Any) -> Any:
+    """Load class numbers and single values, which partitions need; all else stays on disk."""
+    if isinstance(array, MemmapArray) and array.ndim == 1:
+        return array.gather(torch.arange(len(array)))
+    return array
+
+
+def _open_npy(path: Path) -> Any:
+    return np.load(path, mmap_mode="r", allow_pickle=False)
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if not 2 <= size <= _MAX_HEADER:
+            raise invalid_file(path, "a .safetensors file", f"a header of {size} bytes")
+        header = json.loads(file.read(size))
+    if not isinstance(header, dict):
+        raise invalid_file(path, "a .safetensors file", "another header")
+    return header, 8 + size
+
+
+def _open_safetensors(path: Path, name: str) -> Any:
+    header, start = _read_header(path)
+    if name not in header:
+        raise DataError(f"{path}: no tensor {name!r}, there are {', '.join(sorted(header))}.")
+    entry = header[name]
+    if entry["dtype"] not in _DTYPES:
+        raise DataError(f"{path}: {name} is {entry['dtype']}: expected one of {', '.join(_DTYPES)}.")
+    shape, (begin, end) = tuple(entry["shape"]), entry["data_offsets"]
+    dtype = np.dtype(_DTYPES[entry["dtype"]])
+    if int(np.prod(shape, dtype=np.int64)) * dtype.itemsize != end - begin:
+        raise invalid_file(path, f"{name} of shape {shape}", f"{end - begin} bytes")
+    return np.memmap(path, dtype, mode="r", offset=start + begin, shape=shape)
+
+
+def _torch_compatible(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type in native byte order, wide enough for a type of torch."""
+    return np.dtype({"u2": "i4", "u4": "i8"}.get(dtype.str[1:], dtype.str[1:]))
+
+
+# ---- data that is loaded on demand: items collated batch by batch, or clients generated by a function
+
+MakeClient: TypeAlias = Callable[[int], tuple[Any, Any]]
+CollateFunction: TypeAlias = Callable[[list[Any]], tuple[Any, Any]]
+
+
+class GeneratedData:
+    """Data that a function generates per participant; see `from_function`.
+
+    >>> GeneratedData(lambda client: (np.ones((2, 3)), np.zeros(2)), torch.full((9,), 2), None, "tiny").rows(8).tolist()
+    [0, 1]
+    """
+
+    def __init__(self, make_client: MakeClient, sizes: torch.Tensor, test: tuple[Any, Any] | None, name: str) -> None:
+        self.make_client, self.sizes, self.name = make_client, sizes, name
+        self.population, self.classes = len(sizes), None
+        self.test_inputs = None if test is None else as_inputs(name, "test x", test[0])
+        self.test_targets = None if test is None else as_targets(name, "test y", test[1])
+        self._last = threading.local()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "_last"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._last = threading.local()
+
+    def __repr__(self) -> str:
+        function = getattr(self.make_client, "__name__", "a function")
+        return f"{self.name}: {self.population} clients, generated by {function}"
+
+    def samples(self, client: int) -> int:
+        """Return the number of rows of one client."""
+        if not 0 <= client < self.population:
+            raise HansaError(f"{self.name}: client {client}: there are {self.population}, numbered from 0.")
+        return int(self.sizes[client])
+
+    def rows(self, client: int) -> torch.Tensor:
+        """Return the row numbers of one client, from 0."""
+        return torch.arange(self.samples(client))
+
+    def fetch(self, client: int, rows: torch.Tensor) -> tuple[Any, Any]:
+        """Return some rows of a client. Each thread caches its last client."""
+        if getattr(self._last, "client", None) != client:
+            self._last.client, self._last.data = None, self.generate(client)
+            self._last.client = client
+        return torch.utils._pytree.tree_map(lambda leaf: leaf.index_select(0, rows.cpu()), self._last.data)  # type: ignore[no-any-return]
+
+    def generate(self, client: int) -> tuple[Any, Any]:
+        """Return all inputs and targets of a client."""
+        pair = self.make_client(client)
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise HansaError(
+                f"{self.name}: make_client({client}) returned {short_repr(pair)}: expected a pair (inputs, targets)."
+            )
+        title = f"{self.name}, client {client}"
+        inputs, targets = as_inputs(title, "x", pair[0]), as_targets(title, "y", pair[1])
+        for leaf in torch.utils._pytree.tree_leaves((inputs, targets)):
+            if len(leaf) != self.samples(client):
+                raise HansaError(
+                    f"{title}: make_client returned {len(leaf)} rows, but samples is {self.samples(client)}."
+                )
+        return inputs, targets
+
+    def identity(self) -> list[Any]:
+        """Return the identity of the data, for the run's record."""
+        return [self.make_client, self.sizes, self.test_inputs, self.test_targets]
+
+
+def from_function(
+    make_client: MakeClient,
+    *,
+    clients: int,
+    samples: int | Sequence[int] | torch.Tensor,
+    test: tuple[Any, Any] | None = None,
+    name: str = "clients",
+) -> GeneratedData:
+    """Federated data that a function generates client by client.
+
+    Only participants' data is generated, so a million clients need eight megabytes.
+
+    Args:
+        make_client: ``make_client(client)`` returns inputs and targets of one client, as arrays or tensors. It must
+            depend on the client number only: draw from ``numpy.random.default_rng(client)``, for example. It is called
+            twice for client 0 to check this.
+        clients: Number of clients.
+        samples: Number of rows of each client, one number for all or one each.
+        test: The test set, (inputs, targets).
+        name: Name for messages.
+
+    >>> data = from_function(lambda client: (np.full((3, 2), client), np.zeros(3, int)), clients=1_000_000, samples=3)
+    >>> data.population, data.fetch(7, torch.tensor([1]))[0].tolist()
+    (1000000, [[7, 7]])
+    """
+    check_integer("from_function", "clients", clients)
+    if isinstance(samples, int):
+        check_integer("from_function", "samples", samples)
+        sizes = torch.full((clients,), samples)
+    else:
+        sizes = torch.as_tensor(samples, dtype=torch.int64)
+    if sizes.shape != (clients,) or int(sizes.min()) < 1:
+        raise HansaError(
+            f"from_function(samples): expected {clients} numbers of at least 1, found {short_repr(samples)}."
+        )
+    data = GeneratedData(make_client, sizes, test, name)
+    first, again = (torch.utils._pytree.tree_leaves(data.generate(0)) for _ in range(2))
+    if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
+        raise HansaError(
+            f"{name}: make_client(0) returned different rows in a second call: it must depend on the client number "
+            "only. Draw from numpy.random.default_rng(client)."
+        )
+    return data
+
+
+class CollatedData:
+    """Items of a map-style dataset that a function collates to batches; see `from_items`.
+
+    >>> pairs = [(1.0, 0), (2.0, 1), (3.0, 0)]
+    >>> from_items(pairs, lambda some: tuple(map(torch.tensor, zip(*some))), clients=[0, 0, 1]).samples(0)
+    2
+    """
+
+    def __init__(
+        self,
+        items: Any,
+        collate_fn: CollateFunction,
+        split: Split,
+        test: Any,
+        name: str,
+        test_owners: torch.Tensor | None = None,
+    ) -> None:
+        self.test_owners = test_owners
+        self.items, self.collate_fn, self.split, self.test, self.name = items, collate_fn, split, test, name
+        self.population, self.classes, self.sizes = split.population, None, split.sizes
+        self.test_count = 0 if test is None else len(test)
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.population} clients, {len(self.split.index)} items, {self.test_count} test items"
+
+    def samples(self, client: int) -> int:
+        """Return the number of items of one client."""
+        return len(self.rows(client))
+
+    def rows(self, client: int) -> torch.Tensor:
+        """Return the item numbers of one client."""
+        return self.split.rows(client)
+
+    def fetch(self, client: int | None, rows: torch.Tensor) -> tuple[Any, Any]:
+        """Return some items as one batch."""
+        return self._batch(self.items, rows)
+
+    def fetch_test(self, rows: torch.Tensor) -> tuple[Any, Any]:
+        """Return some test items as one batch."""
+        return self._batch(self.test, rows)
+
+    def _batch(self, items: Any, rows: torch.Tensor) -> tuple[Any, Any]:
+        numbers = rows.tolist()
+        listed = items.__getitems__(numbers) if hasattr(items, "__getitems__") else [items[i] for i in numbers]
+        batch = self.collate_fn(listed)
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            raise HansaError(
+                f"{self.name}: collate_fn returned {short_repr(batch)}: expected a pair (inputs, targets)."
+            )
+        return batch[0], batch[1]
+
+    def identity(self) -> list[Any]:
+        """Return the identity of the data: the number of items, a few of them, and their fingerprint."""
+        examples = [str(self.items[i]) for i in range(0, len(self.items), max(1, len(self.items) // 8))]
+        fingerprint = getattr(self.items, "_fingerprint", None)  # of a Hugging Face dataset
+        return [
+            len(self.items),
+            examples,
+            fingerprint,
+            self.test_count,
+            self.collate_fn,
+            self.split.index,
+            self.split.offsets,
+        ]
+
+
+def from_items(
+    items: Any,
+    collate_fn: CollateFunction,
+    *,
+    clients: Clients,
+    partition: Partition | None = None,
+    seed: int = 0,
+    labels: Any = None,
+    test: Any = None,
+    test_clients: Any = None,
+    name: str | None = None,
+) -> CollatedData:
+    """Federated data from a map-style dataset whose items are read when a batch needs them.
+
+    Use it for sequences of any length, a Hugging Face dataset in its Arrow files, or anything larger than memory.
+
+    Args:
+        items: A sequence of items.
+        collate_fn: Returns a batch (inputs, targets) for a list of items: it pads, tokenizes and stacks.
+        clients: As in `from_arrays`.
+        partition: How items are assigned to a number of clients; default iid.
+        seed: Seed of the partition.
+        labels: The label of every item, for a partition by labels.
+        test: A sequence of test items.
+        test_clients: The client of every test item, as in ``clients`` (-1 for none), for per-client evaluation.
+        name: Name for messages; by default the class of ``items``.
+
+    >>> words = [[1, 2], [3], [4, 5, 6]]
+    >>> pad = torch.nn.utils.rnn.pad_sequence
+    >>> data = from_items(words, lambda some: (pad([torch.tensor(w) for w in some], True), torch.zeros(len(some))),
+    ...                 clients=[0, 1, 0])
+    >>> data.fetch(0, torch.tensor([0, 2]))[0].tolist()
+    [[1, 2, 0], [4, 5, 6]]
+    """
+    title = name if name is not None else type(items).__name__
+    if not hasattr(items, "__len__") or not hasattr(items, "__getitem__") or not len(items):
+        raise HansaError(f"{title}: expected a sequence with at least one item.")
+    if isinstance(clients, (int, np.integer)):
+        partition = iid() if partition is None else partition
+        if labels is None and not isinstance(partition, (iid, natural, quantity_skew)):
+            raise HansaError(f"{title}: {partition!r} partitions by labels: give labels=, one per item.")
+        targets = torch.zeros(len(items)) if labels is None else torch.as_tensor(np.asarray(labels))
+        split = partition.split(targets, int(clients), Key(seed).child("partition"), None)
+    elif partition is not None:
+        raise HansaError(f"{title}: clients already assign the items; give a number of clients to use {partition!r}.")
+    else:
+        split = parse_clients(title, clients, len(items))
+    owners = None
+    if test_clients is not None:
+        owners = test_owner_numbers(title, clients, test_clients, 0 if test is None else len(test))
+        if int(owners.max()) >= split.population:
+            raise HansaError(
+                f"{title}: test_clients has client {int(owners.max())}, but there are {split.population}, from 0."
+            )
+    return CollatedData(items, collate_fn, split, test, title, owners)

@@ -1,4 +1,4 @@
-"""Data sets and federated data: inputs, targets, and the rows of each client."""
+"""Data sets and federated data: inputs, targets, the rows of each client, their statistics, and data made of them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 
-from hansa.core.errors import HansaError
+from hansa.core.errors import HansaError, check_positive, invalid_argument, suggestion
 from hansa.core.keys import Key
 from hansa.data.partitions import Partition
 from hansa.data.schema.encoding import TableEncoding
 from hansa.data.schema.table_schema import Schema
-from hansa.data.split import Split, count_rows, saved_split
-from hansa.data.summary import Summary, label_counts, summarize_split
+from hansa.data.split import Split, count_rows, owner_column, saved_split
 from hansa.training.losses import strip_weights
 
 
@@ -366,3 +366,310 @@ def _check_test(name: str, inputs: Any, test_inputs: Any, test_targets: Any, cla
     if structure != other or shapes[0] != shapes[1]:
         train, test = (each[0] if len(each) == 1 else each for each in shapes)
         raise HansaError(f"{name}: test inputs are {test} each, training inputs {train}.")
+
+
+# ---- statistics of a partition
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Sizes of the clients, and for labelled data the distribution of labels.
+
+    Args:
+        clients: Number of clients.
+        samples: Number of samples of all clients.
+        smallest: Samples of the smallest client.
+        median: Median number of samples.
+        largest: Samples of the largest client.
+        label_entropy: Mean over clients of H = -sum p log2 p over the client's labels: 0 for one label each,
+            log2(classes) for uniform labels.
+        effective_clients: For each label 2^H over the clients that have it: the number of equal clients with the same
+            entropy.
+
+    >>> from hansa.data import federate
+    >>> federate("synthetic", clients=4).summary().clients
+    4
+    """
+
+    clients: int
+    samples: int
+    smallest: int
+    median: float
+    largest: int
+    label_entropy: float | None
+    effective_clients: tuple[float, ...] | None
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.clients} clients, {self.samples} samples: "
+            f"{self.smallest} / {self.median:g} / {self.largest} per client (min, median, max)"
+        ]
+        if self.label_entropy is not None and self.effective_clients:
+            spread = self.effective_clients
+            mean = sum(spread) / len(spread)
+            lines.append(
+                f"mean label entropy {self.label_entropy:.2f} bits; "
+                f"effective clients per label {min(spread):.1f} to {max(spread):.1f}, mean {mean:.1f}"
+            )
+        return "\n".join(lines)
+
+
+def label_counts(split: Split, labels: torch.Tensor, classes: int) -> torch.Tensor:
+    """Count the rows of each label of each client, [clients, classes].
+
+    Args:
+        split: The split.
+        labels: The class number of every row.
+        classes: Number of classes.
+
+    >>> label_counts(Split.of_rows([[0, 1], [2]]), torch.tensor([1, 1, 0]), 2).tolist()
+    [[0, 2], [1, 0]]
+    """
+    if labels.ndim != 1 or labels.is_floating_point():
+        raise HansaError(
+            f"label_counts: expected one class number per row, found {labels.dtype} {tuple(labels.shape)}."
+        )
+    cells = split.owners() * classes + labels[split.index]
+    return torch.bincount(cells, minlength=split.population * classes).view(split.population, classes)
+
+
+def summarize_split(split: Split, counts: torch.Tensor | None) -> Summary:
+    """Return the summary of a split and its label counts, if there are labels."""
+    sizes = split.sizes
+    entropy, effective = None, None
+    if counts is not None:
+        nonempty = counts[counts.sum(1) > 0]
+        entropy = float(_entropy_bits(nonempty).mean()) if len(nonempty) else 0.0
+        present = counts[:, counts.sum(0) > 0]
+        effective = tuple(torch.exp2(_entropy_bits(present.T)).tolist())
+    return Summary(
+        clients=split.population,
+        samples=int(sizes.sum()),
+        smallest=int(sizes.min()),
+        median=float(sizes.double().quantile(0.5)),
+        largest=int(sizes.max()),
+        label_entropy=entropy,
+        effective_clients=effective,
+    )
+
+
+def _entropy_bits(counts: torch.Tensor) -> torch.Tensor:
+    """Return the Shannon entropy of every row of counts, in bits."""
+    shares = counts.double() / counts.sum(1, keepdim=True)
+    return -torch.xlogy(shares, shares).sum(1) / torch.log(torch.tensor(2.0, dtype=torch.float64))
+
+
+# ---- test rows of clients, validation rows, feature noise
+
+TestClients: TypeAlias = "Literal['labels'] | float"
+"""How test rows are assigned to clients: ``"labels"``, or the fraction of each client's rows to hold out."""
+
+_HOLD_OUT_HINT = "A fraction, such as 0.2, holds out some of each client's rows."
+
+
+def with_test_clients(data: FederatedData, test_clients: TestClients, seed: int | None = None) -> FederatedData:
+    """Return the data with test rows assigned to clients, so that each client is evaluated on its own rows.
+
+    Args:
+        data: The federated data.
+        test_clients: ``"labels"`` divides each label's test rows like its training rows, so that a client's test rows
+            have about its distribution of labels. A fraction, such as 0.2, holds out that part of each client's rows
+            (at least one, never all) as the test set, in place of any other.
+        seed: Seed of the draw; by default it follows the seed of the run.
+
+    >>> from hansa.data import federate
+    >>> data = with_test_clients(federate("fashion-mini", clients=20), "labels")
+    >>> len(data.test_owners) == len(data.test_targets), int(data.test_owners.max()) < 20
+    (True, True)
+    >>> with_test_clients(federate("fashion-mini", clients=20), 0.25).sizes.sum().item()
+    7497
+    """
+    if seed is None:
+        redraw = partial(_redraw, with_test_clients, data, test_clients)
+        return with_test_clients(data, test_clients, 0).following(redraw)
+    key = Key(seed).child("test clients")
+    if isinstance(test_clients, str):
+        if test_clients != "labels":
+            hint = suggestion(test_clients, ["labels"])
+            raise invalid_argument("data", "test_clients", test_clients, "'labels' or a fraction", hint)
+        return _assign_by_label(data, key)
+    if isinstance(test_clients, bool) or not isinstance(test_clients, (int, float)) or not 0 < test_clients < 1:
+        raise invalid_argument(
+            "data", "test_clients", test_clients, "'labels', or a fraction between 0 and 1 of each client's rows"
+        )
+    return _hold_out(data, float(test_clients), key)
+
+
+def with_validation(data: FederatedData, fraction: float, seed: int | None = None) -> FederatedData:
+    """Return the data with some rows of every client taken out of training, to score hyperparameters on.
+
+    Every run reports its metrics on them as ``validation/test_accuracy`` and so on, and `hansa.search` and ``hansa
+    sweep`` score these instead of the test rows.
+
+    Args:
+        data: The federated data.
+        fraction: The part of each client's training rows: at least one row, never all; none of a client with one row.
+        seed: Seed of the draw; by default it follows the seed of the run.
+
+    >>> from hansa.data import federate
+    >>> data = with_validation(federate("fashion-mini", clients=20), 0.1)
+    >>> len(data.index) + len(data.validation_targets) == len(federate("fashion-mini", clients=20).index)
+    True
+    """
+    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction < 1:
+        raise invalid_argument("with_validation", "fraction", fraction, "a fraction between 0 and 1", "0.1 is common.")
+    if not isinstance(data, FederatedData):
+        raise HansaError(
+            f"with_validation: {type(data).__name__} has no rows to take. Pass a test set of its own: "
+            "Task(test={'validation': (inputs, targets)})."
+        )
+    if seed is None:
+        return with_validation(data, fraction, 0).following(partial(_redraw, with_validation, data, fraction))
+    train, taken, _ = _take_out(data, float(fraction), Key(seed).child("validation"), minimum=1)
+    return replace(
+        data,
+        index=torch.cat(train),
+        offsets=torch.tensor([0, *np.cumsum([len(rows) for rows in train]).tolist()]),
+        validation_inputs=_take_rows(data.inputs, torch.cat(taken)),
+        validation_targets=_take_rows(data.targets, torch.cat(taken)),
+    )
+
+
+def assign_test_clients(data: FederatedData, clients: Any, test_clients: Any, seed: int | None = None) -> FederatedData:
+    """Return the data with the given client of every test row, by number or by name."""
+    if isinstance(test_clients, (str, float, int)):
+        return with_test_clients(data, test_clients, seed)  # type: ignore[arg-type]
+    rows = 0 if data.test_targets is None else count_rows(data.test_targets)
+    if not rows:
+        raise HansaError(f"{data.name}: test_clients needs test rows: give test=(x, y).")
+    return replace(data, test_owners=test_owner_numbers(data.name, clients, test_clients, rows))
+
+
+def test_owner_numbers(name: str, clients: Any, test_clients: Any, rows: int) -> torch.Tensor:
+    """Return the number of the client of every test row, given by number or by name."""
+    train_owners = owner_column(name, clients, "clients")
+    test_owners = owner_column(name, test_clients, "test_clients")
+    if test_owners is None or test_owners.shape != (rows,) or test_owners.dtype.kind not in "iuU":
+        raise HansaError(f"{name}: test_clients: expected the owner of each of {rows} test rows.")
+    if test_owners.dtype.kind != "U":
+        return torch.from_numpy(test_owners.astype(np.int64))
+    if train_owners is None or train_owners.dtype.kind != "U":
+        raise HansaError(
+            f"{name}: test rows have client names, such as {str(test_owners[0])!r}, training rows have numbers."
+        )
+    names = np.unique(train_owners)
+    position = np.minimum(np.searchsorted(names, test_owners), len(names) - 1)
+    if (unknown := test_owners[names[position] != test_owners]).size:
+        raise HansaError(
+            f"{name}: test_clients has {str(unknown[0])!r}, who has no training rows. "
+            f"{suggestion(str(unknown[0]), names.tolist())}"
+        )
+    return torch.from_numpy(position.astype(np.int64))
+
+
+def _assign_by_label(data: FederatedData, key: Key) -> FederatedData:
+    if data.test_targets is None:
+        raise HansaError(f"{data.name}: there are no test rows to assign. {_HOLD_OUT_HINT}")
+    targets, test_targets = strip_weights(data.targets), strip_weights(data.test_targets)
+    if data.classes is None or targets.ndim != 1:
+        raise HansaError(f"{data.name}: has no labels to assign test rows by. {_HOLD_OUT_HINT}")
+    counts, labels = data.label_counts().numpy().astype(np.float64), test_targets.numpy()
+    owners = np.full(len(labels), -1, np.int64)
+    for label in np.unique(labels):
+        if not (total := counts[:, label].sum()):
+            continue  # no client trains on it
+        draw = key.child(int(label)).numpy()
+        rows = draw.permutation(np.flatnonzero(labels == label))
+        ends = np.cumsum(counts[:, label]) / total * len(rows)
+        ends[-1] = len(rows)
+        # systematic rounding: a count is its expectation rounded up or down, and unbiased
+        ends = np.minimum(np.floor(ends + draw.random()), len(rows)).astype(np.int64)
+        owners[rows] = np.repeat(np.arange(data.population), np.diff(ends, prepend=0))
+    return replace(data, test_owners=torch.from_numpy(owners))
+
+
+def _hold_out(data: FederatedData, fraction: float, key: Key) -> FederatedData:
+    train_rows, test_rows, owners = _take_out(data, fraction, key, minimum=2)
+    test_index = torch.cat(test_rows)
+    return replace(
+        data,
+        index=torch.cat(train_rows),
+        offsets=torch.tensor([0, *np.cumsum([len(rows) for rows in train_rows]).tolist()]),
+        test_inputs=_take_rows(data.inputs, test_index),
+        test_targets=_take_rows(data.targets, test_index),
+        test_owners=torch.tensor(owners),
+    )
+
+
+def _take_out(
+    data: FederatedData, fraction: float, key: Key, minimum: int
+) -> tuple[list[torch.Tensor], list[torch.Tensor], list[int]]:
+    """Divide each client's rows into those that stay and those that are taken out, with the owners of these."""
+    left, taken, owners = [], [], []
+    for client in range(data.population):
+        rows = data.rows(client)
+        if len(rows) < minimum:
+            raise HansaError(f"{data.name}: client {client} has {len(rows)} row: too few to hold one out.")
+        count = min(len(rows) - 1, max(1, round(fraction * len(rows))))
+        is_taken = np.zeros(len(rows), bool)
+        is_taken[key.child(client).numpy().permutation(len(rows))[:count]] = True
+        mask = torch.from_numpy(is_taken)
+        left.append(rows[~mask])
+        taken.append(rows[mask])
+        owners += [client] * count
+    return left, taken, owners
+
+
+def _take_rows(tree: Any, rows: torch.Tensor) -> Any:
+    """Return some rows of every tensor or mapped file, in memory."""
+    return torch.utils._pytree.tree_map(lambda leaf: leaf.gather(rows) if hasattr(leaf, "path") else leaf[rows], tree)
+
+
+def with_feature_noise(data: FederatedData, level: float, seed: int | None = None) -> FederatedData:
+    """Return the data with Gaussian noise on the inputs: client i of N has noise of deviation level i / (N - 1).
+
+    This is the noise-based feature imbalance of Li et al. 2022. The noise of a row is drawn once, so that a row is the
+    same in every round. A test row has the noise of its client; if test rows have no clients, row r has that of client
+    r mod N, so that all levels are tested alike. Validation rows stay as they are: take them out afterwards.
+
+    Args:
+        data: The federated data; its inputs are one tensor of numbers.
+        level: Deviation of the last client's noise, in the units of the inputs.
+        seed: Seed of the draw; by default it follows the seed of the run.
+
+    >>> from hansa.data import from_arrays, iid
+    >>> data = from_arrays(torch.zeros(300, 20), torch.zeros(300).long(), clients=3, partition=iid())
+    >>> noisy = with_feature_noise(data, 0.1, seed=0)
+    >>> [round(float(noisy.inputs[noisy.rows(client)].std()), 2) for client in range(3)]
+    [0.0, 0.05, 0.1]
+    """
+    check_positive("with_feature_noise", "level", level, "0.1 is the level of NIID-Bench, for pixels from 0 to 1.")
+    if not isinstance(data, FederatedData) or not isinstance(data.inputs, torch.Tensor):
+        raise HansaError("with_feature_noise: expected inputs that are one tensor in memory.")
+    if not data.inputs.is_floating_point():
+        raise HansaError(f"{data.name}: with_feature_noise: the inputs are {data.inputs.dtype}: expected numbers.")
+    if seed is None:
+        return with_feature_noise(data, level, 0).following(partial(_redraw, with_feature_noise, data, level))
+    key = Key(seed).child("feature noise")
+    inputs = data.inputs.clone()
+    for client in range(data.population):
+        rows = data.rows(client)
+        inputs[rows] += _noise(data, client, level, inputs[rows].shape, key.child("train", client)).to(inputs.dtype)
+    test = data.test_inputs
+    if test is not None:
+        test = test.clone()
+        owners = torch.arange(len(test)) % data.population if data.test_owners is None else data.test_owners
+        for client in range(data.population):
+            rows = torch.nonzero(owners == client).flatten()
+            test[rows] += _noise(data, client, level, test[rows].shape, key.child("test", client)).to(test.dtype)
+    return replace(data, inputs=inputs, test_inputs=test)
+
+
+def _noise(data: FederatedData, client: int, level: float, shape: tuple[int, ...], key: Key) -> torch.Tensor:
+    deviation = level * client / max(1, data.population - 1)
+    return torch.from_numpy(deviation * key.numpy().standard_normal(shape))
+
+
+def _redraw(make: Callable[..., FederatedData], data: FederatedData, argument: Any, seed: int) -> FederatedData:
+    """Return what a function makes of the data of a seed."""
+    return make(data.for_seed(seed), argument, seed)

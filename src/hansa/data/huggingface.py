@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from hansa.core.errors import HansaError, short_repr, suggestion
-from hansa.data.arrays import Clients, assign_clients, dataset, stack_rows
+from hansa.data.arrays import Clients, CollatedData, CollateFunction, assign_clients, dataset, from_items, stack_rows
 from hansa.data.federated import FederatedData, partition_dataset
-from hansa.data.on_demand import CollatedData, CollateFunction, from_items
 from hansa.data.partitions import Partition, natural
 
 _ROW = "__row__"
