@@ -42,10 +42,6 @@ ADDED |= {name: [*QUICK, "--rounds", "1", "--quiet"] for name in ("compare", "sw
 """What is added to a command to make it quick; the last of two equal options counts."""
 
 
-ELSEWHERE = {"docs/adapters.md": "tests/examples/test_adapters.py"}
-"""Pages whose Python needs packages that the suite does not install, and where it runs if they are."""
-
-
 def blocks(page: str, language: str) -> list[str]:
     """The blocks of a language on a page; one fenced as ``python`` may not hide as plain text."""
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -97,7 +93,7 @@ def test_every_command_and_block_of_the_page_runs(page, quick):
         recipes = "\nrecipes:" in block
         words = "reproduce block.yaml --quiet" if recipes else f"run block.yaml --out runs/block --overwrite{simulated}"
         call(CliRunner(), app, f"hansa {words}")
-    programs = [checked(block) for block in blocks(page, "python") if page not in ELSEWHERE]
+    programs = [checked(block) for block in blocks(page, "python")]
     if programs:
         Path("blocks.json").write_text(json.dumps(programs), encoding="utf-8")
         Path("page.py").write_text(ALONE, encoding="utf-8")
@@ -170,22 +166,6 @@ def test_the_table_of_methods_is_the_catalogue():
     assert sorted(named) == sorted(presets.catalogue())
 
 
-def test_every_fact_of_the_comparison_has_its_source():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    head, _, *rows = text.split("## Comparison with other frameworks")[1].split("\n\n")[2].splitlines()
-    page = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
-    peers = [cell.strip().rpartition(" ") for cell in head.split("|")[2:-1]]
-    for name, _, version in peers:
-        assert f"| {name} | {version} |" in page
-    sections = dict(re.findall(r"^## (.*?)\n\n(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL))
-    assert [row.split("|")[1].strip() for row in rows] == [title[0].lower() + title[1:] for title in sections]
-    for row, body in zip(rows, sections.values(), strict=True):
-        for (name, _, _), fact in zip(peers, row.split("|")[2:-1], strict=True):
-            said = re.search(rf"^- (?:[^:]*, )?{re.escape(name)}[,:].*?(?=^- |\Z)", body, re.MULTILINE | re.DOTALL)
-            assert said, f"{row}: no source for {name}"
-            assert fact.strip() != "–" or re.search("not found|no statement found|: no;|: none", said[0]), said[0]
-
-
 def test_links_and_pictures_lead_somewhere():
     for page in PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")
@@ -201,7 +181,7 @@ def test_the_picture_is_small_enough_to_ship():
 def test_the_configuration_table_names_every_section():
     from hansa.config import Config
 
-    text = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
     named = set(
         re.findall(r"`(\w+)`", "\n".join(row.split("|")[1] for row in text.splitlines() if row.startswith("| `")))
     )

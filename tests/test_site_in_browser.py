@@ -17,7 +17,7 @@ import pytest
 from browser import Browser, find
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["index.html", "gossip.html", "choose-compressor.html", "reference/compress.html", "getting-started.html"]
+PAGES = ["index.html", "gossip.html", "compression.html", "reference/compress.html", "start.html"]
 
 
 @pytest.fixture(scope="module")
@@ -61,5 +61,5 @@ def test_search_answers_from_the_file_system(browser: Browser, site: Path, page:
         "field.dispatchEvent(new KeyboardEvent('keyup', {bubbles: true})); })()"
     )
     found = browser.until("[...document.querySelectorAll('.md-search-result__item a')].map((a) => a.href).join(' ')")
-    assert f"{site.as_uri()}/communication.html" in found
+    assert f"{site.as_uri()}/compression.html" in found
     assert browser.console == []

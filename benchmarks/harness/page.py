@@ -77,8 +77,7 @@ METHOD = """\
 def page(results: Results, command: str) -> str:
     parts = [
         "# Benchmarks",
-        f"Made by `{command}`; nothing on this page is written by hand. Where something wanted was missed,\n"
-        "[what is left](limits.md) has the profile and what the machine would allow.",
+        f"Made by `{command}`; nothing on this page is written by hand.",
         *_machine(results),
         "## Client-steps a second",
         *_main(results, OWN),

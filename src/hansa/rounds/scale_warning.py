@@ -57,7 +57,7 @@ def _is_dominated(run: str, client: int, update: Vector, layout: Layout | None) 
     log.warning(
         "sign compression: about %.3g of %d entries carry the update of client %d (the largest, in %s, has %.0f%% of "
         "its squared norm), and sign() gives all entries one scale. Standardise the inputs, or use top_k or quantize; "
-        "see docs/choose-compressor.md.",
+        "see docs/compression.md.",
         carrying, d, client, name, share,
     )  # fmt: skip
     return True
