@@ -3,7 +3,8 @@ with other values of its rates, at participation 0.1 and 1, iid and Dirichlet(0.
 of the best that was measured in each setting, with a small network and with the CNN that `hansa run` takes by default.
 
 Run: python benchmarks/studies/defaults.py [--preset NAME ...] [--network small|cnn] [--check]. Each result is written
-to docs/results/defaults.json as it comes, and what is there is not measured again. --check measures every default and the best of its grid again, and fails where a default falls behind."""
+to docs/results/defaults.json as it comes, and what is there is not measured again. --check measures every
+default and the best of its grid again, and fails where a default falls behind."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ STEPS = dict.fromkeys(("fedasync", "fedbuff", "fadas", "ca2fl"), 100)
 
 POINTS = 5.0
 EXCEPTIONS = {"fedmgda": 6.0, "fedaware": 16.0}
-"""Presets whose defaults may lack more than `POINTS`, and how many. The updates of fedmgda are unit vectors, so no rate fits
-every setting; the paper's rate of fedaware is 1, although 5 is better here: it would also scale the averages of
+"""Presets whose defaults may lack more than `POINTS`, and how many. The updates of fedmgda are unit vectors, so no
+rate fits every setting; the paper's rate of fedaware is 1, although 5 is better here: it would also scale the averages of
 ``explore=True`` and the unit momenta of ``normalize=True``."""
 
 SETTINGS = {
