@@ -1,20 +1,15 @@
-"""Adapters to other packages: their examples and the code of their page run where the package is installed."""
+"""Examples with other packages run where the package is installed."""
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-import warm
 from examples.test_models import columns, run
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
 PACKAGES = {
     "datasets": "datasets",
     "flwr_datasets": "flwr-datasets",
@@ -27,17 +22,6 @@ PACKAGES = {
 
 def need(package: str) -> None:
     pytest.importorskip(package, reason=f"not exercised: pip install 'hansa[{PACKAGES[package]}]'")
-
-
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_the_code_of_the_page_runs(number: int, tmp_path: Path) -> None:
-    for line in re.findall(r"^(?:from|import) .*$", BLOCKS[number], flags=re.MULTILINE):
-        for package in PACKAGES.keys() & set(re.findall(r"\w+", line)):
-            need(package)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-W", "error", "-c", BLOCKS[number]]
-    done = warm.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_every_example_of_the_page_is_short_and_there() -> None:
