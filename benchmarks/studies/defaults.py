@@ -33,8 +33,8 @@ STEPS = dict.fromkeys(("fedasync", "fedbuff", "fadas", "ca2fl"), 100)
 POINTS = 5.0
 EXCEPTIONS = {"fedmgda": 6.0, "fedaware": 16.0}
 """Presets whose defaults may lack more than `POINTS`, and how many. The updates of fedmgda are unit vectors, so no
-rate fits every setting; the paper's rate of fedaware is 1, although 5 is better here: it would also scale the averages of
-``explore=True`` and the unit momenta of ``normalize=True``."""
+rate fits every setting; the paper's rate of fedaware is 1, although 5 is better here: it would also scale the averages
+of ``explore=True`` and the unit momenta of ``normalize=True``."""
 
 SETTINGS = {
     "iid, 0.1": ("iid", 0.1),

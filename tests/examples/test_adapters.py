@@ -24,13 +24,6 @@ def need(package: str) -> None:
     pytest.importorskip(package, reason=f"not exercised: pip install 'hansa[{PACKAGES[package]}]'")
 
 
-def test_every_example_of_the_page_is_short_and_there() -> None:
-    named = re.findall(r"\| `(\w+\.py)` \|$", PAGE, flags=re.MULTILINE)
-    assert len(named) >= 3
-    for name in named:
-        assert len((ROOT / "examples" / name).read_text(encoding="utf-8").splitlines()) < 40
-
-
 def test_a_partitioner_of_flower(tmp_path: Path) -> None:
     need("flwr_datasets")
     found = columns(run(tmp_path, "flower_datasets", ROUNDS="3"))
