@@ -15,7 +15,7 @@ from rich.console import Console
 
 from hansa import presets
 from hansa.core.types import Population
-from hansa.runs.metric_facts import NO_FACTS
+from hansa.runs.columns import NO_FACTS
 
 
 def test_help_names_every_command_and_the_exit_codes(cli):

@@ -10,7 +10,7 @@ from federation.faulty_transport import FaultyTransport
 from hansa.engine import Serial
 from hansa.federation import DiskMemoryStore, Federation, RamMemoryStore, Site
 from hansa.runs.driver import Run
-from hansa.runs.site_record import PARTS
+from hansa.runs.metrics import PARTS
 
 SITES = {"north": (0, 2, 4), "south": (1, 3)}
 CLUSTERS = [[0, 2, 4], [1, 3]]

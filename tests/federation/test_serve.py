@@ -17,7 +17,7 @@ from hansa.federation.messages import RoundOrders
 from hansa.federation.serve import clients_by_site
 from hansa.rounds import wire_format
 from hansa.runs.experiment import build_run
-from hansa.runs.site_record import PARTS
+from hansa.runs.metrics import PARTS
 
 METHODS = {
     "fedavg": [],

@@ -16,9 +16,9 @@ from hansa.core.vectors.fingerprint import fingerprint
 from hansa.federation import Federation, Policy, Site, SiteEvaluationReply, SiteEvaluationRequest
 from hansa.federation.site_metrics import check_reply, combine_replies
 from hansa.rounds.messages import Broadcast
+from hansa.runs.columns import MetricFacts, main_metric
 from hansa.runs.driver import Run
-from hansa.runs.metric_facts import MetricFacts, main_metric
-from hansa.runs.site_record import combined_by, round_seconds
+from hansa.runs.metrics import combined_by, round_seconds
 from hansa.runs.trackers import finite_numbers
 from hansa.study.recipes.flamby import cox_loss
 from hansa.study.report import ReportEntry

@@ -13,9 +13,9 @@ from torch import nn
 
 import hansa
 from hansa.runs import metrics
+from hansa.runs.columns import MetricFacts
 from hansa.runs.folder import RunFolder
-from hansa.runs.metric_facts import MetricFacts, RunHistory
-from hansa.runs.seed_statistics import seed_statistics
+from hansa.runs.metrics import RunHistory, seed_statistics
 from hansa.study.report import ReportEntry, common_target, rank
 from hansa.study.report.entries import choose_metric
 from hansa.training.metric_direction import known_direction, metric_directions

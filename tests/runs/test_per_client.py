@@ -170,7 +170,7 @@ def test_a_file_says_all_of_it(tmp_path: Path) -> None:
     """
     Experiment.new(from_yaml(text), tmp_path / "x").execute()
     found = RunFolder(tmp_path / "x")
-    assert {"client_accuracy_worst", "personal_accuracy_std"} <= set(found.metrics.names)
+    assert {"client_accuracy_worst", "personal_accuracy_std"} <= set(found.metrics[-1])
     assert found.clients().at_round(4)["personal_accuracy"].shape == (12,)
     assert np.isnan(found.clients().at_round(3)["test_loss"]).all()
 

@@ -201,7 +201,7 @@ def ranking_table(ranking: Sequence[RankedEntry], target: float | None, console:
 
 
 def _ranking_table(ranking: Sequence[RankedEntry], columns: Sequence[RankingColumn]) -> Table:
-    from hansa.study.report.ranking import best_values, format_cell
+    from hansa.study.report.ranking import best_values, format_cell, is_best
 
     table = plain_table("#", "method", *(column.title for column in columns), left=("method",), no_wrap=True)
     table.columns[0].style, table.columns[1].style = "dim", "bold"
@@ -210,7 +210,7 @@ def _ranking_table(ranking: Sequence[RankedEntry], columns: Sequence[RankingColu
         cells = []
         for column in columns:
             text = format_cell(ranked, column.key, column.write)
-            cells.append(f"[green]{text}[/]" if ranked.numbers.get(column.key) == best.get(column.key, ...) else text)
+            cells.append(f"[green]{text}[/]" if is_best(ranked, column.key, best) else text)
         seeds = f" [dim]({len(ranked.entry.members)} seeds)[/]" if ranked.entry.members else ""
         table.add_row(str(position), escape(ranked.entry.name) + seeds, *cells)
     return table

@@ -14,7 +14,7 @@ from hansa.cli import options as opt
 from hansa.cli.console import FAILED, err, note, report_errors
 from hansa.cli.show import print_summary, show_group
 from hansa.core.errors import HansaError
-from hansa.runs.metric_facts import main_metric
+from hansa.runs.columns import main_metric
 
 if TYPE_CHECKING:
     from hansa.config import Config

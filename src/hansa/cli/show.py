@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,17 +21,17 @@ from hansa.runs.columns import (
     column_of,
     evaluated_metrics,
     lower_is_better,
+    main_metric,
     plain_name,
     split_metric,
 )
-from hansa.runs.metric_facts import NO_FACTS, main_metric, read_facts
-from hansa.runs.metrics import describe_score, summarize
+from hansa.runs.metrics import column_names, describe_score, series, summarize
 from hansa.study.report import formats
 
 if TYPE_CHECKING:
     from hansa.runs.client_columns import ClientColumns
+    from hansa.runs.metrics import SeedStatistics
     from hansa.runs.seed_group import SeedGroupFolder
-    from hansa.runs.seed_statistics import SeedStatistics
     from hansa.study.report import ReportEntry
     from hansa.training.metric_direction import Direction
 
@@ -74,7 +73,7 @@ def show(
 
         _write_latex(latex, ReportEntry.from_folder(run.path), run.config.evaluate.target, metric, window)
     if clients:
-        facts = read_facts(run.path)
+        facts = run.facts
         name, better = split_metric(facts.main if metric is None else metric, facts.better)
         show_clients(run.by_client(), str(run), as_json, name, better)
         return
@@ -84,18 +83,19 @@ def show(
         say_json({"config": config.model_dump(), "summary": summary})
         return
     console = out()
-    main = main_metric(history.names, history.facts or NO_FACTS) if metric is None else metric.partition(":")[0]
+    names = column_names(history)
+    main = main_metric(names, history.facts) if metric is None else metric.partition(":")[0]
     print_summary(str(run), summary, history, main, window)
     if (run / MODEL).is_file():
         run.read_model()  # verifies its hash
-    if main in history.names:
-        curve = sparkline(list(filter(math.isfinite, history.floats(main))), 60, console.options.ascii_only)
+    if main in names:
+        curve = sparkline([value for _, value in series(history, main)], 60, console.options.ascii_only)
         label = main.replace("_", " ")
         console.print(f"\n{escape(label)} [cyan]{curve}[/]")
     base = base_metric(main)
     of_clients = (f"client_{base}", f"client_{base}_worst", f"personal_{base}")
-    names = dict.fromkeys(["round", main, f"test_{base}", "test_loss", *of_clients, *LAST_ROUNDS])
-    shown = [name for name in names if name in history.names]
+    of_rounds = dict.fromkeys(["round", main, f"test_{base}", "test_loss", *of_clients, *LAST_ROUNDS])
+    shown = [name for name in of_rounds if name in names]
     table = plain_table(*(name.replace("_", " ") for name in shown))
     for record in history[-5:]:
         values = [(name, record.get(name)) for name in shown]
@@ -108,8 +108,7 @@ def print_summary(
     title: str, summary: Mapping[str, Any], history: Sequence[Mapping[str, Any]], main: str, window: int = WINDOW
 ) -> None:
     """Print the summary of a run, and for a federation its sites, the worst first."""
-    from hansa.runs.metric_facts import facts_of
-    from hansa.runs.site_record import describe_seconds, round_seconds, site_names
+    from hansa.runs.metrics import describe_seconds, facts_of, round_seconds, site_names
     from hansa.study.report.site_view import site_table
 
     sites = tuple(f"{site}/" for site in site_names(history))

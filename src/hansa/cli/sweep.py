@@ -25,7 +25,7 @@ from hansa.study.report import formats
 
 if TYPE_CHECKING:
     from hansa.config import Config
-    from hansa.runs.metric_facts import MetricFacts
+    from hansa.runs.columns import MetricFacts
     from hansa.runs.search import Axis, RunningTrial, Search
     from hansa.study.report import RankedEntry, ReportEntry
     from hansa.study.report.progress import InterruptHandler, ProgressDisplay
@@ -81,7 +81,8 @@ def sweep(
 
     With --search optuna, points are proposed from ranges such as local.lr=1e-3..1:log or from the given values.
     """
-    from hansa.runs.metric_facts import facts_of, scores_test_rows
+    from hansa.runs.columns import scores_test_rows
+    from hansa.runs.metrics import facts_of
     from hansa.study.report.ranking import describe_order
 
     axes, listed = split_seeds(grid)
@@ -264,7 +265,7 @@ def run_search(
 def _metric_facts(config: Config) -> MetricFacts:
     """What the task of a configuration states about its metrics."""
     from hansa.config import build
-    from hansa.runs.metric_facts import MetricFacts
+    from hansa.runs.columns import MetricFacts
     from hansa.runs.seed_group import expand_seeds
 
     first = expand_seeds(config)[0]

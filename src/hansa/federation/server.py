@@ -35,7 +35,7 @@ from hansa.pace.events import oldest_version
 from hansa.rounds import OpenedRound, wire_format
 from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder
 from hansa.rounds.validation import sender_of
-from hansa.runs.site_record import PARTS
+from hansa.runs.metrics import PARTS
 from hansa.training import TaskLike
 
 log = logging.getLogger("hansa")

@@ -1,18 +1,19 @@
 """Every column of a run's history and of its client record, declared once: name, unit, meaning, direction, charts.
 
 The history, the summary, the command line, the report page and the documentation read these tables. A new column needs
-an entry here and the code that measures it.
+an entry here and the code that measures it. The metrics of a task are declared by the task: the run folder records
+which of them ranks the run and in which direction each is better, and every table, page and search reads it there.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
 
 from hansa.core.errors import HansaError, invalid_argument
-from hansa.training.metric_direction import Direction, known_direction
+from hansa.training.metric_direction import DIRECTIONS, Direction
 
 Unit: TypeAlias = Literal["count", "fraction", "number", "bits", "bytes", "seconds", "flag", "list"]
 Chart: TypeAlias = Literal["axis", "outcome", "detail"]
@@ -165,7 +166,11 @@ CLIENT_COLUMNS: dict[str, ClientColumn] = {
 
 ACCURACY = "test_accuracy"
 OUTCOMES = tuple(name for name, column in COLUMNS.items() if "outcome" in column.charts)
-"""Columns drawn as outcomes. `hansa.runs.metric_facts.main_metric` says which column ranks runs."""
+"""Columns drawn as outcomes. `main_metric` says which column ranks runs."""
+LOSSES = ("test_loss", "sites_test_loss", "global_loss", "loss", "train_loss")
+"""The losses, in the order in which tables and progress displays prefer them."""
+COSTS = ("up_bits", "down_bits", "peer_bits", "simulated_total_seconds", "wall_seconds", "lost")
+"""The costs of a run in the order of tables; those that a run does not have are left out."""
 AXES = {name: column.axis for name, column in COLUMNS.items() if "axis" in column.charts}
 """The columns available as x axes, with their labels."""
 CHARTED = tuple(name for name, column in COLUMNS.items() if column.charts)
@@ -178,7 +183,9 @@ EVALUATED = ("test_", "client_", "personal_", "sites_test_")
 federation. Those of a named test set have its name before them: ``validation/test_accuracy``."""
 WINDOW = 5
 """The default number of last measurements that a score averages; one setting for tables, pages, CSV and searches."""
-_COSTS = ("bits", "bytes", "seconds", "consensus", "lost")
+VALIDATION = "validation"
+"""The name of the test set of validation rows, as in `hansa.training.seeded_clients`, which needs torch."""
+_FALLING = ("bits", "bytes", "seconds", "consensus", "lost")
 _SUMMARY = re.compile(r"(best|final|last\d+)_")
 
 
@@ -192,29 +199,30 @@ def plain_name(name: str) -> str:
 
 
 def direction_of(name: str, better: Mapping[str, Direction] | None = None) -> Direction:
-    """Return which direction of a column is better; "" where neither is, or where that is not known.
+    """Return which direction of a column is better; "" where neither is, or where nothing declares it.
+
+    The run's record decides, then the table of columns, then the short list of `hansa.training.metric_direction`.
 
     Args:
         name: A column, or a summary of one.
-        better: The directions that the task stated, by metric.
+        better: The directions that the run recorded, by metric.
 
     >>> direction_of("client_rmse_worst"), direction_of("test_margin"), direction_of("test_margin", {"margin": "lower"})
     ('lower', '', 'lower')
     """
-    name = plain_name(name)
-    if better and name in better:
+    name, better = plain_name(name), better or {}
+    if name in better:
         return better[name]
     name = name.rpartition("/")[2]
     if name in COLUMNS:
         return COLUMNS[name].better
-    if name.startswith(EVALUATED):
+    if prefix := evaluated_prefix(name):
         if name.endswith("_std"):
             return "lower"
-        name = name.removesuffix("_worst").removeprefix(evaluated_prefix(name))
-    for metric in sorted(better or {}, key=len, reverse=True):
-        if name == metric or name.endswith(f"_{metric}"):
-            return (better or {})[metric]
-    return "lower" if name.endswith(_COSTS) else known_direction(name)
+        name = name.removesuffix("_worst").removeprefix(prefix)
+    if name in better:
+        return better[name]
+    return "lower" if name.endswith(_FALLING) else DIRECTIONS.get(name, "")
 
 
 def lower_is_better(name: str, better: Mapping[str, Direction] | None = None) -> bool:
@@ -258,8 +266,8 @@ def split_metric(metric: str, better: Mapping[str, Direction] | None = None) -> 
 def column_of(name: str, better: Mapping[str, Direction] | None = None) -> Column:
     """Return the column of a name, including summaries (``best_``, ``last5_``) and user-defined metrics.
 
-    >>> column_of("last5_test_loss").label, column_of("test_recall").better
-    ('test loss', 'higher')
+    >>> column_of("last5_test_loss").label, column_of("test_auc").better, column_of("test_odd").better
+    ('test loss', 'higher', '')
     """
     plain = plain_name(name)
     if plain in COLUMNS:
@@ -305,6 +313,114 @@ def base_metric(name: str) -> str:
 
 SITE_PREFIX = "sites_"
 """The prefix of columns over all sites of a federation: ``sites_test_accuracy`` beside ``test_accuracy``."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricFacts:
+    """What a run recorded about its metrics, so that no code is needed to rank it.
+
+    Args:
+        main: The column that the run is ranked by; "" if it did not say.
+        better: The direction of the task's own metrics by name, without prefixes such as ``test_``.
+        chance: The accuracy of always predicting the most frequent test label; None if that is not known.
+        validation: Whether there are validation rows, on which hyperparameters are scored.
+    """
+
+    main: str = ""
+    better: Mapping[str, Direction] = field(default_factory=dict)
+    chance: float | None = None
+    validation: bool = False
+
+    @property
+    def tuning(self) -> str:
+        """The column that hyperparameters are scored by: the main metric, on validation rows if there are any."""
+        own = self.main.rpartition("/")[2]
+        return f"{VALIDATION}/{own}" if self.validation and own.startswith("test_") else self.main
+
+    @classmethod
+    def of_task(cls, task: Any) -> MetricFacts:
+        """Return the facts of a task."""
+        return cls(
+            getattr(task, "main_metric", ""),
+            dict(getattr(task, "directions", {})),
+            label_share(task),
+            VALIDATION in getattr(task, "test_sets", ()),
+        )
+
+    @classmethod
+    def from_json(cls, stored: Any) -> MetricFacts:
+        """Read the facts from a run folder; unknown content is ignored."""
+        if not isinstance(stored, Mapping):
+            return cls()
+        main, better, chance = stored.get("main"), stored.get("better"), stored.get("chance")
+        known = better.items() if isinstance(better, Mapping) else ()
+        directions: dict[str, Direction] = {str(n): d for n, d in known if d in ("higher", "lower")}
+        share = chance if isinstance(chance, float) else None
+        return cls(main if isinstance(main, str) else "", directions, share, stored.get("validation") is True)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the facts as plain data."""
+        return {
+            "main": self.main,
+            "better": dict(self.better),
+            "chance": self.chance,
+            "validation": self.validation,
+        }
+
+
+NO_FACTS = MetricFacts()
+
+
+def scores_test_rows(metric: str) -> str:
+    """Return a sentence that warns of tuning on test rows; "" if the metric is measured on others.
+
+    >>> scores_test_rows("validation/test_loss"), scores_test_rows("train_loss")
+    ('', '')
+    """
+    if not metric.startswith(("test_", "client_", "personal_")):
+        return ""
+    return (
+        f"scored by {metric}, on test rows: the best value is then biased. data.validation: 0.1, or in Python "
+        "hansa.data.with_validation(data, 0.1), takes rows for tuning out of training."
+    )
+
+
+def label_share(task: Any) -> float | None:
+    """Return the share of the most frequent test label of a task, if its targets are class numbers."""
+    import torch
+
+    targets = getattr(getattr(task, "data", None), "test_targets", None)
+    if not isinstance(targets, torch.Tensor) or targets.is_floating_point() or targets.ndim != 1:
+        return None
+    labels = targets[targets >= 0]
+    return float(labels.bincount().max()) / len(labels) if len(labels) else None
+
+
+def main_metric(names: Iterable[str], facts: MetricFacts = NO_FACTS) -> str:
+    """Return the column that a run with these columns is ranked by.
+
+    It is the one that its task states, of the server's test rows or else of the sites'; else accuracy, else the first
+    own metric of which a direction is known, else a loss: of the test rows, of all training rows, or of the clients.
+
+    >>> main_metric(["test_c_index", "test_loss"]), main_metric(["train_loss"])
+    ('test_c_index', 'train_loss')
+    >>> main_metric(["train_loss", "sites_test_loss"])
+    'sites_test_loss'
+    """
+    known = set(names)
+    for name in (facts.main, SITE_PREFIX + facts.main):
+        if name in known:
+            return name
+    plain = {name for name in evaluated_metrics(known) if not name.endswith(("_worst", "_std"))}
+    own = [name for name in sorted(plain) if name.startswith("test_") and name not in COLUMNS]
+    at_sites = [name for name in sorted(plain) if name.startswith("sites_test_") and name != "sites_test_loss"]
+    directed = [name for name in own if direction_of(name, facts.better)]
+    directed_at_sites = [name for name in at_sites if direction_of(name, facts.better)]
+    losses = ("test_loss", "sites_test_loss", *OUTCOMES)
+    for name in (ACCURACY, *directed, "sites_test_accuracy", *directed_at_sites, *losses):
+        if name in known:
+            return name
+    return ACCURACY
 
 
 def markdown_table(columns: Sequence[Column] | None = None) -> str:

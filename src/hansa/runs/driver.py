@@ -44,8 +44,8 @@ from hansa.rounds.messages import DroppedClient, WorkOrder
 from hansa.rounds.pacing import ArrivalEngine, check_profile
 from hansa.runs.client_columns import Array, ClientColumns
 from hansa.runs.client_record import ClientRecord
-from hansa.runs.metric_facts import MetricFacts, RunHistory, main_metric
-from hansa.runs.metrics import check_any_update_accepted, text_table, warn_dropped_clients
+from hansa.runs.columns import MetricFacts, main_metric
+from hansa.runs.metrics import RunHistory, check_any_update_accepted, text_table, warn_dropped_clients
 from hansa.runs.options import Callback, Record, RunOptions, RunOptionsDict
 from hansa.runs.per_client import (
     ClientEvaluationPlan,

@@ -41,6 +41,7 @@ from hansa.core.errors import HansaError
 from hansa.runs import client_record, metrics, metrics_log
 from hansa.runs import trust as trust_module
 from hansa.runs.client_columns import ClientColumns
+from hansa.runs.columns import MetricFacts
 from hansa.runs.folder_lock import (
     COMPOSITION,
     CONFIG,
@@ -57,10 +58,9 @@ from hansa.runs.folder_lock import (
     read_marker,
     write_marker,
 )
-from hansa.runs.metric_facts import RunHistory, read_facts
+from hansa.runs.metrics import RunHistory
 from hansa.runs.preprocessing import Preprocessing, write_preprocessing
 from hansa.runs.provenance import provenance_of
-from hansa.runs.site_record import federation_summary
 from hansa.runs.store import DamagedFileError, io
 
 if TYPE_CHECKING:
@@ -134,21 +134,22 @@ class RunFolder:
         return read_marker(self.path)
 
     @property
-    def history(self) -> RunHistory:
-        """The records of all closed rounds."""
-        if not (self / METRICS).is_file():
-            return RunHistory()
-        records = metrics_log.read_history(self / METRICS, require_seals=self._has_seals)
-        return RunHistory(records, read_facts(self.path))
+    def facts(self) -> MetricFacts:
+        """What the run recorded about its metrics when it started."""
+        return MetricFacts.from_json(self.composition.get("metrics"))
 
     @property
-    def metrics(self) -> metrics_log.HistoryColumns:
-        """The numbers of all closed rounds as columns, without lists of clients."""
-        if not (self / METRICS).is_file():
-            return metrics_log.HistoryColumns()
-        columns = metrics_log.HistoryColumns.from_file(self / METRICS, require_seals=self._has_seals)
-        columns.facts = read_facts(self.path)
-        return columns
+    def history(self) -> RunHistory:
+        """The records of all closed rounds."""
+        return RunHistory((line.record for line in self._lines()), self.facts)
+
+    @property
+    def metrics(self) -> RunHistory:
+        """The records of all closed rounds without their lists, such as those of clients, and the last seal."""
+        numbers = RunHistory((), self.facts, metrics_log.INITIAL_SEAL)
+        for record, numbers.seal in self._lines():
+            numbers.append({name: value for name, value in record.items() if not isinstance(value, list)})
+        return numbers
 
     def clients(self, *columns: str) -> ClientColumns:
         """Return the client record, all columns or those named; none in folders of Hansa 0.1."""
@@ -181,9 +182,9 @@ class RunFolder:
         """The summary of the metrics, with the fields recorded when the run ended."""
         return self.summary_of(self.metrics)
 
-    def summary_of(self, columns: metrics_log.HistoryColumns) -> dict[str, Any]:
+    def summary_of(self, history: RunHistory) -> dict[str, Any]:
         """Return the summary, from metrics that have been read already."""
-        derived = metrics.summarize(columns, self.config.evaluate.target)
+        derived = metrics.summarize(history, self.config.evaluate.target)
         if notes := (self.marker or {}).get("accepted"):
             derived["accepted_changes"] = [f"{', '.join(n['changed'])} after round {n['round']}" for n in notes]
         if not (self / SUMMARY).is_file():
@@ -191,7 +192,7 @@ class RunFolder:
         stored = _read_json(self / SUMMARY)
         expected = metrics_log.to_plain_json(derived)
         differing = [name for name, value in expected.items() if name in stored and stored[name] != value]
-        if stored.get("metrics_seal", columns.seal) != columns.seal:
+        if stored.get("metrics_seal", history.seal) != history.seal:
             differing.insert(0, "metrics_seal")
         if differing:
             log.warning(
@@ -328,19 +329,19 @@ class RunFolder:
         from hansa.core.devices import device_name
 
         run.client_record.sync()
-        columns = self.metrics
+        history = self.metrics
         model = save(_tensors(run), {"run": f"{run.id} after round {run.state.round}"})
         summary = {
             "status": status,
-            **metrics.summarize(columns, target),
-            "lost_by_reason": dict(sorted(columns.reasons.items())),
-            **(federation_summary(run, columns) if run.site_of else {}),
+            **metrics.summarize(history, target),
+            "lost_by_reason": dict(sorted(metrics.drop_reasons(history).items())),
+            **(metrics.federation_summary(run, history) if run.site_of else {}),
             "parameters": run.params.numel(),
             "clients": run.task.population.count,
             "devices": run.training_devices,
             "server_device": device_name(run.server_device),
             "model_sha256": io.sha256(model),
-            "metrics_seal": columns.seal,
+            "metrics_seal": history.seal,
         }
         io.write_file(self / MODEL, model)
         _write_json(self / SUMMARY, summary)

@@ -1,50 +1,57 @@
-"""Metrics over the history of a run: best, mean of the last measurements, rounds and bits to a target, and cost."""
+"""Numbers from the history of a run: best, final, rounds and bits to a target, summaries over seeds, sites, intervals.
+
+A history is a sequence of records, one for each round, or a pandas frame of them. A frame does not distinguish a value
+that is not finite from one that was not measured, so of a frame only the finite values count.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+import statistics
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hansa.core.errors import HansaError, check_integer, short_repr, suggestion
 from hansa.runs.columns import (
     ACCURACY,
     BITS,
+    NO_FACTS,
     OUTCOMES,
     TOTALS,
     WINDOW,
+    MetricFacts,
     direction_of,
     evaluated_metrics,
     lower_is_better,
+    main_metric,
     plain_name,
     split_metric,
 )
-from hansa.runs.metric_facts import MetricFacts, RunHistory, facts_of, main_metric, read_facts
-from hansa.runs.metrics_log import HistoryColumns, from_line, read_history, to_line, to_plain_json
 
 if TYPE_CHECKING:
     import pandas
 
     from hansa.rounds.messages import DroppedClient
-    from hansa.training.metric_direction import Direction
+    from hansa.runs.driver import Run
 
 __all__ = [
     "ACCURACY",
     "best",
     "cost_to",
-    "from_line",
     "last",
     "load_run",
     "lower_is_better",
-    "read_history",
+    "mean_interval",
+    "paired_interval",
     "rounds_to",
+    "score",
+    "seed_statistics",
     "series",
     "summarize",
-    "to_line",
-    "to_plain_json",
     "with_totals",
 ]
 
@@ -55,8 +62,38 @@ log = logging.getLogger("hansa")
 
 NO_UPDATE = {"lost", "silent", "quorum"}
 """Drop reasons without a refused update: the client sent nothing, or there were too few clients."""
-_SECONDS = ("seconds", "simulated_seconds")
+MIN_SEEDS = 3
+"""The fewest seeds from which a confidence interval is estimated."""
 _TABLE = ("round", "train_loss", "test_loss", "test_accuracy", "up_bytes")
+_ROWS = "/test_rows"
+PARTS = ("work_seconds", "start_seconds", "transport_seconds")
+"""The parts of a round's seconds that were spent on the site that it waited for longest; the rest is the server's."""
+
+
+class RunHistory(list[dict[str, Any]]):
+    """The records of a run, with what the run recorded about its metrics."""
+
+    def __init__(self, records: Iterable[dict[str, Any]] = (), facts: MetricFacts = NO_FACTS, seal: str = "") -> None:
+        super().__init__(records)
+        self.facts, self.seal = facts, seal
+
+
+def facts_of(history: object) -> MetricFacts:
+    """Return the facts that a history carries, if any."""
+    facts = getattr(history, "facts", None)
+    if facts is None:
+        facts = getattr(history, "attrs", {}).get("facts")  # of a pandas frame
+    return facts if isinstance(facts, MetricFacts) else NO_FACTS
+
+
+def column_names(history: Iterable[Record]) -> list[str]:
+    """Return the names of all columns of a history."""
+    return list(dict.fromkeys(name for record in history for name in record))
+
+
+def is_finite(value: Any) -> bool:
+    """Return whether this is a finite number; a flag is none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def series(history: History, metric: str | None = None) -> list[tuple[int, float]]:
@@ -69,57 +106,53 @@ def series(history: History, metric: str | None = None) -> list[tuple[int, float
     >>> series([{"round": 1, "test_accuracy": 0.5}, {"round": 2}, {"round": 3, "test_accuracy": 0.7}])
     [(1, 0.5), (3, 0.7)]
     """
-    return list(_pairs(history, _choose(history, metric)[0]))
+    records = _records(history)
+    return _finite_points(records, _choose(records, metric)[0])
 
 
-def _choose(history: History, metric: str | None) -> tuple[str, bool | None]:
-    """Return the requested column, or the main one, and whether it falls; None if that is not known."""
-    facts = facts_of(history)
+def _finite_points(records: Sequence[Record], metric: str) -> list[tuple[int, float]]:
+    points = [(int(record["round"]), float(record[metric])) for record in records if is_finite(record.get(metric))]
+    if not points and records and metric not in (names := column_names(records)):
+        raise HansaError(f"the history has no metric {metric!r}. {suggestion(metric, names)}")
+    return points
+
+
+def _choose(records: Sequence[Record], metric: str | None) -> tuple[str, bool | None]:
+    """Return the requested column, or the main one, and whether it falls; None if that is not declared."""
+    facts = facts_of(records)
     if metric is None:
-        metric = main_metric(column_names(_records(history)), facts)
+        metric = main_metric(column_names(records), facts)
     name, better = split_metric(metric, facts.better)
     direction = direction_of(name, better)
     return name, direction == "lower" if direction else None
 
 
-def _choose_directed(history: History, metric: str | None) -> tuple[str, bool]:
-    """Return the column and whether it falls, or raise if that is not known."""
-    name, falls = _choose(history, metric)
-    if falls is None:
-        _refuse_unknown(name, column_names(_records(history)))
-    return name, lower_is_better(name) if falls is None else falls
+def _choose_directed(records: Sequence[Record], metric: str | None) -> tuple[list[tuple[int, float]], bool]:
+    """Return the finite points of a column and whether it falls, or raise if that is not declared."""
+    name, falls = _choose(records, metric)
+    points = _finite_points(records, name)
+    return points, lower_is_better(name) if falls is None else falls
 
 
-def _refuse_unknown(metric: str, known: Collection[str]) -> None:
-    if known and metric not in known:
-        raise HansaError(f"the history has no metric {metric!r}. {suggestion(metric, known)}")
+def diverged_at(history: Iterable[Record], metric: str) -> int | None:
+    """Return the round from which on a metric was not finite until its last measurement; None if that was finite.
 
+    Rounds without a measurement do not count, nor for the clients' training loss rounds without participants.
 
-def column_names(history: Sequence[Record]) -> list[str]:
-    """Return the names of all columns of a history."""
-    if isinstance(history, HistoryColumns):
-        return history.names
-    return list(dict.fromkeys(name for record in history for name in record))
-
-
-def _pairs(history: History, metric: str) -> Iterator[tuple[int, float]]:
-    """Yield the pairs of `series`."""
-    records = _records(history)
-    if isinstance(records, HistoryColumns) and metric in records.names:
-        for round, value in zip(records.floats("round"), records.floats(metric), strict=True):
-            if math.isfinite(value):
-                yield int(round), value
-        return
-    known: set[str] = set()
-    for record in records:
-        known.update(record)
-        if _measured(record.get(metric)):
-            yield int(record["round"]), float(record[metric])
-    _refuse_unknown(metric, known)
+    >>> diverged_at([{"round": 1, "loss": 0.5}, {"round": 2, "loss": math.nan}, {"round": 3}], "loss")
+    2
+    """
+    first = None
+    for record in history:
+        value = record.get(metric)
+        if not isinstance(value, (int, float)) or (metric == "train_loss" and record.get("participants") == 0):
+            continue
+        first = None if is_finite(value) else int(record["round"]) if first is None else first
+    return first
 
 
 def best(history: History, metric: str | None = None) -> float | None:
-    """Return the best value of a metric; None where it was never measured.
+    """Return the best finite value of a metric; None where it was never measured.
 
     Args:
         history: The records of a run, or a pandas frame of them.
@@ -128,13 +161,15 @@ def best(history: History, metric: str | None = None) -> float | None:
     >>> best([{"round": 1, "test_loss": 0.5}, {"round": 2, "test_loss": 0.7}], "test_loss")
     0.5
     """
-    name, falls = _choose_directed(history, metric)
-    values = (value for _, value in _pairs(history, name))
+    points, falls = _choose_directed(_records(history), metric)
+    values = (value for _, value in points)
     return min(values, default=None) if falls else max(values, default=None)
 
 
 def last(history: History, metric: str | None = None, count: int = WINDOW) -> float | None:
     """Return the mean of the last ``count`` measurements: less noisy than the last, without the best's selection bias.
+
+    NaN if the last measurement is not finite: the run diverged.
 
     Args:
         history: The records of a run, or a pandas frame of them.
@@ -145,22 +180,24 @@ def last(history: History, metric: str | None = None, count: int = WINDOW) -> fl
     0.7
     """
     check_integer("last", "count", count)
-    values = deque((value for _, value in _pairs(history, _choose(history, metric)[0])), maxlen=count)
+    records = _records(history)
+    name = _choose(records, metric)[0]
+    values = [value for _, value in _finite_points(records, name)][-count:]
+    if diverged_at(records, name) is not None:
+        return math.nan
     return math.fsum(values) / len(values) if values else None
 
 
 def score(history: History, metric: str | None = None, window: int = WINDOW) -> float | None:
     """Return what runs are ranked by: the mean of the last ``window`` measurements, or the final one if there are no
-    more than ``window``.
+    more than ``window``; NaN if the run diverged.
 
     >>> score([{"round": r, "test_accuracy": r / 10} for r in range(5)])
     0.4
     """
     check_integer("score", "window", window)
-    values = [value for _, value in _pairs(history, _choose(history, metric)[0])]
-    if not values:
-        return None
-    return values[-1] if len(values) <= window else math.fsum(values[-window:]) / window
+    records = _records(history)
+    return last(records, metric, window if len(series(records, metric)) > window else 1)
 
 
 def rounds_to(history: History, target: float, metric: str | None = None) -> int | None:
@@ -174,9 +211,8 @@ def rounds_to(history: History, target: float, metric: str | None = None) -> int
     >>> rounds_to([{"round": r, "test_accuracy": r / 10} for r in range(1, 10)], 0.7)
     7
     """
-    name, falls = _choose_directed(history, metric)
-    reached = (round for round, value in _pairs(history, name) if (value <= target if falls else value >= target))
-    return next(reached, None)
+    points, falls = _choose_directed(_records(history), metric)
+    return next((round for round, value in points if (value <= target if falls else value >= target)), None)
 
 
 def cost_to(history: History, target: float, metric: str | None = None) -> dict[str, Any] | None:
@@ -194,10 +230,9 @@ def cost_to(history: History, target: float, metric: str | None = None) -> dict[
     >>> cost_to(records, 0.3)["bits"]
     72
     """
-    round = rounds_to(history, target, metric)
-    if round is None:
-        return None
-    return next(record for record in running_totals(history) if record["round"] == round)
+    records = _records(history)
+    round = rounds_to(records, target, metric)
+    return None if round is None else next(entry for entry in running_totals(records) if entry["round"] == round)
 
 
 def with_totals(history: History) -> list[dict[str, Any]]:
@@ -219,24 +254,10 @@ def running_totals(history: History) -> Iterator[dict[str, Any]]:
         wall += float(record.get("seconds") or 0.0)
         sums = {"server_bits": totals["up_bits"] + totals["down_bits"], "bits": sum(totals.values())}
         entry = {**record, **totals, **sums, "wall_seconds": wall}
-        if _measured(record.get("simulated_seconds")):
+        if is_finite(record.get("simulated_seconds")):
             simulated += float(record["simulated_seconds"])
             entry["simulated_total_seconds"] = simulated
         yield entry
-
-
-class _MetricSummary:
-    """The best and the newest values of one metric."""
-
-    def __init__(self, falls: bool | None, window: int) -> None:
-        self.falls, self.best, self.count = falls, math.nan, 0
-        self.newest: deque[float] = deque(maxlen=window)
-
-    def add(self, value: float) -> None:
-        if self.falls is not None and not (self.best < value if self.falls else self.best > value):
-            self.best = value
-        self.newest.append(value)
-        self.count += 1
 
 
 def summarize(
@@ -244,9 +265,10 @@ def summarize(
 ) -> dict[str, Any]:
     """Return the summary of a run as plain numbers.
 
-    For every evaluated metric NAME: ``NAME``, the final value; ``best_NAME``, where the direction is known; and
-    ``last5_NAME``, the mean of the last five, if there are more than five. Then total costs, and with a target
-    ``rounds_to_target`` and ``bits_to_target``, all links included.
+    For every evaluated metric NAME: ``NAME``, the final value; ``best_NAME``, where the direction is declared; and
+    ``last5_NAME``, the mean of the last five, if there are more than five. The first and the third are NaN if the last
+    measurement is not finite. Then total costs, and with a target ``rounds_to_target`` and ``bits_to_target``, all
+    links included.
 
     Args:
         history: The records of a run, or a pandas frame of them.
@@ -255,55 +277,29 @@ def summarize(
         window: How many of the last measurements are averaged.
     """
     check_integer("summarize", "window", window)
-    records = _records(history)
-    name, better = split_metric(metric, facts_of(history).better) if metric is not None else (None, None)
-    if not isinstance(records, HistoryColumns):
-        summary = _summarize_records(records, facts_of(history), name, better, window)
-    else:
-        cached = f"summary {metric} {window}"
-        if cached not in records.cache:
-            records.cache[cached] = _summarize_records(records, facts_of(history), name, better, window)
-        summary = dict(records.cache[cached])
+    records, facts = _records(history), facts_of(history)
+    requested, better = (None, facts.better) if metric is None else split_metric(metric, facts.better)
+    names = column_names(records)
+    summary: dict[str, Any] = {"rounds": int(records[-1]["round"]) if records else 0}
+    for name in dict.fromkeys([*OUTCOMES, *evaluated_metrics(names), facts.main, requested or facts.main]):
+        values = [record[name] for record in records if is_finite(record.get(name))]
+        diverged = diverged_at(records, name) is not None
+        if not values and not diverged:
+            continue
+        summary[name] = math.nan if diverged else float(values[-1])
+        if values and (direction := direction_of(name, better)):
+            summary[f"best_{name}"] = float(min(values) if direction == "lower" else max(values))
+        if len(values) > window:
+            summary[f"last{window}_{name}"] = math.nan if diverged else math.fsum(values[-window:]) / window
+    final = deque(running_totals(records), maxlen=1).pop() if records else {}
+    summary |= {total: final[total] for total in TOTALS if total in final}
+    summary["lost"] = sum(int(record.get("lost") or 0) for record in records)
+    summary["unmoved_rounds"] = sum(record.get("moved") is False for record in records)
     if target is not None:
-        measured = _choose(history, metric)[0] in column_names(records)
-        spent = cost_to(history, target, metric) if measured else None
+        spent = cost_to(records, target, metric) if _choose(records, metric)[0] in names else None
         summary["target"] = target
         summary["rounds_to_target"] = None if spent is None else int(spent["round"])
         summary["bits_to_target"] = None if spent is None else spent["bits"]
-    return summary
-
-
-def _summarize_records(
-    history: Sequence[Record], facts: MetricFacts, metric: str | None, better: Mapping[str, Direction] | None,
-    window: int,
-) -> dict[str, Any]:  # fmt: skip
-    chosen = [*OUTCOMES, *evaluated_metrics(column_names(history))]
-    metrics: dict[str, _MetricSummary] = {}
-    for name in (*chosen, *(each for each in (facts.main, metric) if each)):
-        direction = direction_of(name, facts.better if better is None else better)
-        metrics[name] = _MetricSummary(direction == "lower" if direction else None, window)
-    if isinstance(history, HistoryColumns):
-        history = history.select({"round", "lost", "moved", *metrics, *BITS.values(), *_SECONDS})
-    dropped = unapplied = 0
-    final: dict[str, Any] = {}
-    for final in running_totals(history):
-        for name, metric_summary in metrics.items():
-            value: Any = final.get(name)
-            if value is not None and _measured(value):
-                metric_summary.add(float(value))
-        dropped += int(final.get("lost") or 0)
-        unapplied += final.get("moved") is False
-    summary: dict[str, Any] = {"rounds": int(final.get("round", 0))}
-    for name, metric_summary in metrics.items():
-        if metric_summary.count:
-            summary[name] = metric_summary.newest[-1]
-            if metric_summary.falls is not None:
-                summary[f"best_{name}"] = metric_summary.best
-            if metric_summary.count > window:
-                summary[f"last{window}_{name}"] = math.fsum(metric_summary.newest) / window
-    summary |= {total: final[total] for total in TOTALS if total in final}
-    summary["lost"] = dropped
-    summary["unmoved_rounds"] = unapplied
     return summary
 
 
@@ -315,7 +311,7 @@ def score_key(summaries: Iterable[Mapping[str, Any]], metric: str, window: int =
     'loss'
     """
     key = f"last{window}_{metric}"
-    measured = [summary for summary in summaries if summary.get(metric) is not None]
+    measured = [summary for summary in summaries if is_finite(summary.get(metric))]
     return key if measured and all(summary.get(key) is not None for summary in measured) else metric
 
 
@@ -341,30 +337,35 @@ def load_run(folder: Path | str) -> pandas.DataFrame:
     ...     list(load_run(f"{folder}/run")["round"])
     [1, 2]
     """
-    try:
-        import pandas
-    except ImportError as error:
-        raise HansaError("load_run needs pandas: pip install 'hansa[report]'.") from error
-    folder = Path(folder)
-    frame = pandas.DataFrame(with_totals(read_history(folder / "metrics.jsonl")))
-    frame.attrs["folder"] = str(folder)
-    frame.attrs["facts"] = read_facts(folder)
+    from hansa.runs.folder import RunFolder
+
+    run = RunFolder.containing(folder)
+    if not (history := run.history):
+        raise HansaError(f"{run}: no round of a run. It is recorded when the first round is completed.")
+    frame = frame_of(running_totals(history))
+    frame.attrs.update(folder=str(run), facts=history.facts)
     return frame
 
 
+def frame_of(records: Iterable[Record]) -> pandas.DataFrame:
+    """Return records as a pandas frame, one row each."""
+    import pandas
+
+    return pandas.DataFrame(list(records))
+
+
 def _records(history: History) -> Sequence[Record]:
-    if isinstance(history, (HistoryColumns, RunHistory)):
+    if isinstance(history, list):
         return history
     if hasattr(history, "to_dict"):
-        return list(history.to_dict("records"))
+        rows = history.to_dict("records")
+        return RunHistory(
+            ({str(name): value for name, value in row.items() if value == value} for row in rows), facts_of(history)
+        )
     return list(history)
 
 
-def _measured(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def text_table(history: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), last: int = 5) -> str:
+def text_table(history: Sequence[Record], columns: Sequence[str] = (), last: int = 5) -> str:
     """Return the named columns of the last rounds as aligned text; without names the most common ones.
 
     >>> print(text_table([{"round": 1, "loss": 0.25}, {"round": 2, "loss": None}], ["round", "loss"]))
@@ -373,12 +374,12 @@ def text_table(history: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()
         2     -
     """
     check_integer("table", "last", last)
-    known = {name: None for record in history for name in record}
+    measured = column_names(history)
     for name in columns:
-        if name not in known:
-            raise HansaError(f"table({short_repr(name)}): no such column. {suggestion(str(name), known)}")
-    main = main_metric(known, facts_of(history))
-    names = list(columns) or [name for name in dict.fromkeys(["round", main, *_TABLE]) if name in known]
+        if name not in measured:
+            raise HansaError(f"table({short_repr(name)}): no such column. {suggestion(str(name), measured)}")
+    main = main_metric(measured, facts_of(history))
+    names = list(columns) or [name for name in dict.fromkeys(["round", main, *_TABLE]) if name in measured]
     cells = [names, *([_cell(record.get(name)) for name in names] for record in history[-last:])]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
@@ -390,9 +391,16 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def check_any_update_accepted(
-    history: Sequence[Mapping[str, Any]], dropped: Sequence[tuple[int, DroppedClient]]
-) -> None:
+def drop_reasons(history: Iterable[Record]) -> Counter[str]:
+    """Return how many clients were dropped for each reason."""
+    reasons: Counter[str] = Counter()
+    for record in history:
+        found = record.get("reasons")
+        reasons.update({str(reason): int(count) for reason, count in found.items()} if isinstance(found, dict) else {})
+    return reasons
+
+
+def check_any_update_accepted(history: Sequence[Record], dropped: Sequence[tuple[int, DroppedClient]]) -> None:
     """Raise if all updates of the run were refused for the same reason."""
     reasons = {reason for record in history for reason in record.get("reasons") or ()}
     if not dropped or len(reasons) != 1 or reasons <= NO_UPDATE or any(record["participants"] for record in history):
@@ -404,13 +412,11 @@ def check_any_update_accepted(
     )
 
 
-def warn_dropped_clients(history: Sequence[Mapping[str, Any]], dropped: Sequence[tuple[int, DroppedClient]]) -> None:
+def warn_dropped_clients(history: Sequence[Record], dropped: Sequence[tuple[int, DroppedClient]]) -> None:
     """Warn about dropped clients: their number by reason, and the last of them in full."""
     if not dropped:
         return
-    reasons: Counter[str] = Counter()
-    for record in history:
-        reasons.update(record.get("reasons") or {})
+    reasons = drop_reasons(history)
     round, example = dropped[-1]
     log.warning(
         "%d client updates were left out of %d rounds (%s); the last: client %d in round %d, %s",
@@ -421,3 +427,227 @@ def warn_dropped_clients(history: Sequence[Mapping[str, Any]], dropped: Sequence
         round,
         example.detail,
     )
+
+
+class SeedStatistics(NamedTuple):
+    """One number over seeds: mean, sample standard deviation (n - 1), minimum and maximum."""
+
+    mean: float
+    std: float
+    min: float
+    max: float
+
+
+def seed_statistics(values: Sequence[float]) -> SeedStatistics:
+    """Return the statistics of some numbers; the standard deviation of one number is 0. NaN makes all of them NaN.
+
+    >>> seed_statistics([1.0, 2.0, 6.0])
+    SeedStatistics(mean=3.0, std=2.6457513110645907, min=1.0, max=6.0)
+    """
+    if any(map(math.isnan, values)):
+        return SeedStatistics(math.nan, math.nan, math.nan, math.nan)
+    if any(map(math.isinf, values)):
+        return SeedStatistics(sum(values) / len(values), math.nan, min(values), max(values))
+    return SeedStatistics(fmean(values), stdev(values) if len(values) > 1 else 0.0, min(values), max(values))
+
+
+def summarize_seeds(
+    histories: Sequence[History], target: float | None = None, *, metric: str | None = None, window: int = WINDOW
+) -> tuple[dict[str, Any], dict[str, SeedStatistics]]:
+    """Summarize several runs as one: the mean of every number, and its statistics if there are several runs.
+
+    Numbers that not all runs have are left out, except for the rounds and bits to a target: None unless all reached it,
+    and ``reached`` is how many did. A number that is NaN for some seed, which diverged, is NaN.
+
+    Args:
+        histories: The history of each seed.
+        target: The value that the metric is to reach.
+        metric: The metric of the target; by default the main one.
+        window: How many of the last measurements are averaged.
+
+    >>> curves = [[{"round": r, "test_accuracy": a * r} for r in (1, 2)] for a in (0.2, 0.4)]
+    >>> means, spreads = summarize_seeds(curves, target=0.4)
+    >>> round(means["test_accuracy"], 3), means["rounds_to_target"], spreads["rounds_to_target"].std
+    (0.6, 1.5, 0.7071067811865476)
+    """
+    summaries = [summarize(history, target, metric=metric, window=window) for history in histories]
+    if len(summaries) == 1:
+        return summaries[0], {}
+    means: dict[str, Any] = {}
+    spreads: dict[str, SeedStatistics] = {}
+    for name in dict.fromkeys(name for summary in summaries for name in summary):
+        values = [summary.get(name) for summary in summaries]
+        if any(isinstance(value, float) and math.isnan(value) for value in values):
+            means[name], spreads[name] = math.nan, seed_statistics([math.nan])
+        elif all(map(is_finite, values)):
+            spreads[name] = seed_statistics([float(value) for value in values])  # type: ignore[arg-type]
+            means[name] = values[0] if len(set(values)) == 1 else spreads[name].mean
+    if target is not None:
+        means.setdefault("rounds_to_target", None)
+        means.setdefault("bits_to_target", None)
+        means["reached"] = sum(summary.get("rounds_to_target") is not None for summary in summaries)
+    return means, spreads
+
+
+def aligned_rounds(histories: Sequence[History]) -> Iterator[tuple[Record, ...]]:
+    """Yield the records of every round that all runs have, with running totals."""
+    for records in zip(*map(running_totals, histories), strict=False):
+        if len({record["round"] for record in records}) > 1:
+            raise HansaError(
+                f"rounds {[record['round'] for record in records]} do not match: the seeds have different rounds."
+            )
+        yield records
+
+
+def metric_over_seeds(histories: Sequence[History], metric: str) -> list[tuple[int, SeedStatistics]]:
+    """Return (round, statistics) of a metric for the rounds in which all runs measured it.
+
+    >>> metric_over_seeds([[{"round": 1, "loss": 1.0}], [{"round": 1, "loss": 3.0}]], "loss")[0][1].mean
+    2.0
+    """
+    return [
+        (int(records[0]["round"]), seed_statistics([float(record[metric]) for record in records]))
+        for records in aligned_rounds(histories)
+        if all(is_finite(record.get(metric)) for record in records)
+    ]
+
+
+class MeanInterval(NamedTuple):
+    """A mean over seeds and half the width of its confidence interval; infinite below `MIN_SEEDS` seeds."""
+
+    mean: float
+    half: float
+    seeds: int
+
+    @property
+    def sign(self) -> int:
+        """1 if the whole interval is above zero, -1 if it is below, 0 if it contains zero.
+
+        >>> MeanInterval(0.5, 0.2, 3).sign, MeanInterval(-0.5, 0.2, 3).sign, MeanInterval(0.1, 0.2, 3).sign
+        (1, -1, 0)
+        """
+        return 1 if self.mean - self.half > 0 else -1 if self.mean + self.half < 0 else 0
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> MeanInterval:
+    """Return mean ± t s / sqrt(n), with the quantile t of Student's distribution with n - 1 degrees of freedom.
+
+    Args:
+        values: One number for each seed.
+        confidence: The confidence level, between 0 and 1.
+
+    >>> interval = mean_interval([1.0, 2.0, 3.0])
+    >>> interval.mean, round(interval.half, 3)
+    (2.0, 2.484)
+    >>> mean_interval([1.0, 2.0]).half
+    inf
+    """
+    if not values:
+        raise HansaError("mean_interval(values=[]): expected at least one number.")
+    if not 0 < confidence < 1:
+        raise HansaError(f"mean_interval(confidence={confidence}): expected a number between 0 and 1.")
+    count = len(values)
+    if count < MIN_SEEDS:
+        return MeanInterval(fmean(values), math.inf, count)
+    from scipy.special import stdtrit  # scipy.stats takes a second to import
+
+    quantile = float(stdtrit(count - 1, 0.5 + confidence / 2))
+    return MeanInterval(fmean(values), quantile * stdev(values) / math.sqrt(count), count)
+
+
+def paired_interval(first: Sequence[float], second: Sequence[float], confidence: float = 0.95) -> MeanInterval:
+    """Return the interval of the mean of ``first[seed] - second[seed]``.
+
+    The difference within a seed cancels what both methods share: the partition and the first model. Numbers that are
+    equal up to rounding have the difference 0.
+
+    Args:
+        first: The numbers of one method, by seed.
+        second: Those of the other method, in the same order of seeds.
+        confidence: The confidence level.
+
+    >>> paired_interval([81.0, 85.0, 89.0], [80.0, 84.0, 88.0])
+    MeanInterval(mean=1.0, half=0.0, seeds=3)
+    """
+    if len(first) != len(second):
+        raise HansaError(
+            f"paired_interval: {len(first)} and {len(second)} numbers; expected one of each for every seed."
+        )
+    differences = [0.0 if math.isclose(a, b, rel_tol=1e-12) else a - b for a, b in zip(first, second, strict=True)]
+    return mean_interval(differences, confidence)
+
+
+def site_names(history: Iterable[Record]) -> list[str]:
+    """Return the sites that a history has metrics of, in the order of their names.
+
+    >>> site_names([{"round": 1, "north/test_rows": 7, "validation/test_loss": 0.5}])
+    ['north']
+    """
+    return sorted(name.removesuffix(_ROWS) for name in column_names(history) if name.endswith(_ROWS))
+
+
+def site_totals(history: Iterable[Record]) -> dict[str, Counter[str]]:
+    """Return the bytes and seconds of each site, summed over rounds.
+
+    >>> site_totals([{"round": number, "sites": {"north": {"up_bytes": number + 2}}} for number in (1, 2)])
+    {'north': Counter({'up_bytes': 7})}
+    """
+    totals: dict[str, Counter[str]] = {}
+    for record in history:
+        sites = record.get("sites")
+        for site, counts in sites.items() if isinstance(sites, dict) else ():
+            totals.setdefault(str(site), Counter()).update(counts)
+    return totals
+
+
+def combined_by(history: Iterable[Record]) -> dict[str, str]:
+    """Return how each metric over all sites was last computed."""
+    found = [how for record in history if isinstance(how := record.get("combined_by"), dict)]
+    return {str(name): str(how) for name, how in found[-1].items()} if found else {}
+
+
+def round_seconds(history: Iterable[Record]) -> dict[str, float]:
+    """Return the median seconds of a round, and of its parts: the work of the site that it waited for longest, the
+    start of processes there, transport, and the server; nothing if the history has no parts.
+
+    The first round is left out if there are others: it also enrolls the sites.
+
+    >>> first = {"round": 1, "seconds": 9.0, "work_seconds": 5.0, "start_seconds": 1.0, "transport_seconds": 1.0}
+    >>> round_seconds([first, {**first, "seconds": 4.0, "work_seconds": 1.5}])
+    {'seconds': 4.0, 'work_seconds': 1.5, 'start_seconds': 1.0, 'transport_seconds': 1.0, 'server_seconds': 0.5}
+    """
+    measured = [record for record in history if all(name in record for name in PARTS)]
+    if not measured:
+        return {}
+    measured = measured[1:] or measured
+    median: Callable[[Iterable[float]], float] = statistics.median
+    medians = {name: median(record[name] for record in measured) for name in ("seconds", *PARTS)}
+    server = median(record["seconds"] - sum(record[name] for name in PARTS) for record in measured)
+    return {**medians, "server_seconds": max(0.0, server)}
+
+
+def describe_seconds(parts: Mapping[str, float]) -> str:
+    """Return the parts of a round's seconds as a sentence.
+
+    >>> parts = {"work_seconds": 1.5, "start_seconds": 1, "transport_seconds": 1, "server_seconds": 0.5}
+    >>> describe_seconds({"seconds": 4.0, **parts})
+    '4.0 s: 1.5 work at the slowest site, 1.0 start of processes, 1.0 transport, 0.5 server'
+    """
+    names = {"work": "work at the slowest site", "start": "start of processes", "transport": "transport"}
+    texts = [f"{parts[f'{name}_seconds']:.1f} {text}" for name, text in {**names, "server": "server"}.items()]
+    return f"{parts['seconds']:.1f} s: {', '.join(texts)}"
+
+
+def federation_summary(run: Run, history: Sequence[Record]) -> dict[str, Any]:
+    """Return what the summary of a federation has in addition: every update that was asked for and is not in the run,
+    bytes and seconds by site, how metrics were combined over sites, and where the seconds of a round go."""
+    lost = [
+        {"site": run.site_of.get(dropped.client), "client": dropped.client, "round": round, "reason": dropped.reason}
+        for round, dropped in run.dropped_clients
+    ]
+    return {
+        "lost_updates": lost,
+        "sites": {name: dict(counts) for name, counts in sorted(site_totals(history).items())},
+        "combined_by": combined_by(history),
+        "round_seconds": round_seconds(history),
+    }

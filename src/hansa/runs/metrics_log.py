@@ -11,11 +11,9 @@ import json
 import logging
 import math
 import re
-from array import array
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 from hansa.core.errors import HansaError
 from hansa.runs.store.io import DamagedFileError, sha256
@@ -25,7 +23,6 @@ log = logging.getLogger("hansa")
 INITIAL_SEAL = "hansa"
 """The seal before the first line."""
 
-_NUMBERS = frozenset({bool, int, float})
 _SEAL = re.compile(rb', "seal": "([0-9a-f]{16})"\}$')
 
 
@@ -108,123 +105,6 @@ def read_lines(path: Path | str, *, require_seals: bool = False) -> Iterator[Log
 def read_history(path: Path | str, *, require_seals: bool = False) -> list[dict[str, Any]]:
     """Return all records of a metrics file."""
     return [line.record for line in read_lines(path, require_seals=require_seals)]
-
-
-class HistoryColumns(Sequence[dict[str, Any]]):
-    """The numbers of a history as columns: enough for curves and tables, in a tenth of the memory.
-
-    >>> both = HistoryColumns([{"round": 1, "loss": 0.5, "moved": True}, {"round": 2, "loss": 0.25, "clients": [3]}])
-    >>> both[0], both.column("loss"), len(both)
-    ({'round': 1, 'loss': 0.5, 'moved': True}, [0.5, 0.25], 2)
-    """
-
-    def __init__(self, records: Iterator[Mapping[str, Any]] | Sequence[Mapping[str, Any]] = ()) -> None:
-        self.reasons: Counter[str] = Counter()
-        self.seal = INITIAL_SEAL
-        self.sites: dict[str, Counter[str]] = {}
-        """The sums of what was counted at each site of a federation: bytes and seconds."""
-        self.combined_by: dict[str, str] = {}
-        """How each metric was last combined over sites."""
-        self._columns: dict[str, array[float]] = {}
-        self._kinds: dict[str, type] = {}
-        self._length = 0
-        self.facts: Any = None
-        """What the run states about its metrics, a `hansa.runs.metric_facts.MetricFacts`."""
-        self.cache: dict[str, Any] = {}
-        """Cache of results computed from these numbers; a new round clears it."""
-        for record in records:
-            self.add(record)
-
-    @classmethod
-    def from_file(cls, path: Path | str, *, require_seals: bool = False) -> HistoryColumns:
-        """Read the numbers of a metrics file, and the seal of its last line."""
-        columns = cls()
-        for line in read_lines(path, require_seals=require_seals):
-            columns.add(line.record)
-            columns.seal = line.seal
-        return columns
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Add a round; values that are not numbers are left out, except for drop reasons, which are counted."""
-        columns, kinds = self._columns, self._kinds
-        self.cache.clear()
-        taken = 0
-        for name, value in record.items():
-            kind = type(value)
-            if kind not in _NUMBERS:
-                continue
-            if name not in columns:
-                columns[name], kinds[name] = array("d", [math.nan]) * self._length, kind
-            if kind is not kinds[name] and value == value:
-                kinds[name] = float
-            columns[name].append(value)
-            taken += 1
-        self._length += 1
-        if taken < len(columns):
-            for column in columns.values():
-                if len(column) < self._length:
-                    column.append(math.nan)
-        reasons = record.get("reasons")
-        if reasons and isinstance(reasons, dict):
-            self.reasons.update({str(name): int(count) for name, count in reasons.items()})
-        if isinstance(sites := record.get("sites"), dict):
-            for site, counts in sites.items():
-                self.sites.setdefault(str(site), Counter()).update(counts)
-        if isinstance(combined := record.get("combined_by"), dict):
-            self.combined_by = {str(name): str(how) for name, how in combined.items()}
-
-    def select(self, names: Collection[str]) -> HistoryColumns:
-        """Return the same history with these columns only: faster to iterate."""
-        selected = HistoryColumns()
-        selected.reasons, selected.seal, selected._length = self.reasons, self.seal, self._length
-        selected.facts, selected.sites, selected.combined_by = self.facts, self.sites, self.combined_by
-        selected._columns = {name: column for name, column in self._columns.items() if name in names}
-        selected._kinds = self._kinds
-        return selected
-
-    def column(self, name: str) -> list[Any]:
-        """Return one column, NaN where it was not measured."""
-        kind = self._kinds[name]
-        values = self._columns[name]
-        return list(values) if kind is float else [kind(value) if value == value else value for value in values]
-
-    def floats(self, name: str) -> array[float]:
-        """Return one column as it is stored, in double precision."""
-        return self._columns[name]
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all columns."""
-        return list(self._columns)
-
-    def __len__(self) -> int:
-        return self._length
-
-    @overload
-    def __getitem__(self, place: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[dict[str, Any]]: ...
-    def __getitem__(self, place: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
-        if isinstance(place, slice):
-            return [self[index] for index in range(*place.indices(self._length))]
-        if not -self._length <= place < self._length:
-            raise IndexError(place)
-        record: dict[str, Any] = {}
-        for name, column in self._columns.items():
-            value = column[place]
-            if value == value:
-                record[name] = self._kinds[name](value)
-        return record
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        parts = [(name, self._kinds[name], column) for name, column in self._columns.items()]
-        for place in range(self._length):
-            record = {}
-            for name, kind, column in parts:
-                value = column[place]
-                if value == value:
-                    record[name] = value if kind is float else kind(value)
-            yield record
 
 
 def to_plain_json(value: Any) -> Any:

@@ -37,7 +37,7 @@ import torch
 
 from hansa import __version__
 from hansa.core.errors import HansaError, suggestion
-from hansa.runs.metric_facts import VALIDATION
+from hansa.runs.columns import VALIDATION
 from hansa.runs.store.io import sha256
 from hansa.training.metric_direction import DirectedMetric
 

@@ -291,10 +291,13 @@ class RunningTrial:
             if self.pruned:
                 break
             value = record.get(metric)
-            if record["round"] in self._reported or not isinstance(value, (int, float)) or not math.isfinite(value):
+            if record["round"] in self._reported or not isinstance(value, (int, float)):
                 continue
             self._reported.add(record["round"])
             so_far = history[: at + 1]
+            if not math.isfinite(value):  # a run that ends so has diverged, and the trial fails
+                self._values[-1] = math.nan
+                continue
             value_now, running = score(so_far, metric, search.window), last(so_far, metric, search.window)
             self._values[-1] = math.nan if value_now is None else value_now
             # the mean of the first rounds, too, so that the values of one run are comparable for pruning

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Unpack, overload
 from hansa.algorithm import Algorithm
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.engine import reuse_workers
-from hansa.runs.columns import WINDOW
+from hansa.runs.columns import WINDOW, MetricFacts, scores_test_rows
 from hansa.runs.driver import Run
-from hansa.runs.metric_facts import MetricFacts, scores_test_rows
 from hansa.runs.options import RunOptions, RunOptionsDict
 from hansa.runs.store import ClientStore
 from hansa.study.jobs import Display, OutputFolder, RunJob, SeedJob, run_jobs

@@ -16,9 +16,8 @@ from typing import Any, Literal, Unpack
 from hansa.algorithm import Algorithm
 from hansa.core.errors import HansaError, check_integer, invalid_argument, short_repr, suggestion
 from hansa.engine import reuse_workers
-from hansa.runs.columns import WINDOW, lower_is_better, split_metric
+from hansa.runs.columns import WINDOW, MetricFacts, lower_is_better, split_metric
 from hansa.runs.driver import Run
-from hansa.runs.metric_facts import MetricFacts
 from hansa.runs.metrics import score
 from hansa.runs.options import Record, RunOptions, RunOptionsDict
 from hansa.runs.search import Axis, search_range

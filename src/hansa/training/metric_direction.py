@@ -15,6 +15,11 @@ from typing import Any, Literal, TypeAlias
 from hansa.core.errors import HansaError, invalid_argument, short_repr
 
 Direction: TypeAlias = Literal["higher", "lower", ""]
+DIRECTIONS: dict[str, Direction] = {
+    "accuracy": "higher", "auc": "higher", "f1": "higher", "c_index": "higher",
+    "rmse": "lower", "mae": "lower", "mse": "lower", "loss": "lower",
+}  # fmt: skip
+"""The metrics whose direction their name states."""
 
 
 def _words(text: str) -> frozenset[str]:

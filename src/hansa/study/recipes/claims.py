@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, pairwise, product
 from typing import NamedTuple, TypeAlias
 
-from hansa.runs.paired import MIN_SEEDS, MeanInterval, mean_interval, paired_interval
+from hansa.runs.metrics import MIN_SEEDS, MeanInterval, mean_interval, paired_interval
 from hansa.study.recipes.reading import History, SeedValue, seed_values, why_not_measured
 from hansa.study.recipes.recipe import PaperClaim, Recipe, RecipeMeasure
 

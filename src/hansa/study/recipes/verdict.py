@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from hansa.runs.paired import MIN_SEEDS
-from hansa.runs.seed_statistics import SeedStatistics, seed_statistics
+from hansa.runs.metrics import MIN_SEEDS, SeedStatistics, seed_statistics
 from hansa.study.recipes.claims import ClaimCheck, Histories, check_claims, difference
 from hansa.study.recipes.reading import SeedValue, seed_values
 from hansa.study.recipes.recipe import PublishedValue, Recipe, RecipeCell, RecipeMeasure

@@ -20,17 +20,17 @@ from hansa.runs.columns import (
     SITE_PREFIX,
     TOTALS,
     WINDOW,
+    MetricFacts,
     column_of,
     direction_of,
     evaluated_metrics,
     lower_is_better,
+    main_metric,
     split_metric,
 )
 from hansa.runs.folder import RunFolder
 from hansa.runs.folder_lock import CONFIG
-from hansa.runs.metric_facts import MetricFacts, facts_of, main_metric
-from hansa.runs.metrics_log import HistoryColumns
-from hansa.runs.seed_statistics import SeedStatistics, summarize_seeds
+from hansa.runs.metrics import SeedStatistics, facts_of, summarize_seeds
 from hansa.training.metric_direction import Direction
 
 PALETTE = (
@@ -193,6 +193,16 @@ class RankedEntry:
         """Whether a smaller value of the ranking metric is better."""
         return lower_is_better(self.metric, self.better)
 
+    @property
+    def diverged(self) -> dict[int | None, int]:
+        """The seeds whose ranking metric is not finite at its last measurement, and the round from which on."""
+        rounds = ((run.seed, metrics.diverged_at(run.history, self.metric)) for run in self.entry.runs)
+        return {seed: round for seed, round in rounds if round is not None}
+
+    def shows(self, value: Any) -> bool:
+        """Return whether a number of this entry may be marked as the best: of a run that diverged none is."""
+        return value is not None and not self.diverged
+
 
 def rank(
     entries: Sequence[ReportEntry],
@@ -201,7 +211,7 @@ def rank(
     metric: str | None = None,
     window: int = WINDOW,
 ) -> list[RankedEntry]:
-    """Rank entries from best to worst.
+    """Rank entries from best to worst; those that diverged come last, after those that did not measure the metric.
 
     The order is that of the mean of the last ``window`` measurements, or of the final ones if a run has no more than
     these; with several seeds, of its mean over them. Colours follow the given order, so a method keeps its colour from
@@ -237,9 +247,11 @@ def rank(
     ]
     sign = 1.0 if lower_is_better(name, better) else -1.0
 
-    def order(ranked: RankedEntry) -> float:
+    def order(ranked: RankedEntry) -> tuple[int, float]:
         value = ranked.numbers.get(score)
-        return math.inf if value is None else sign * float(value)
+        if ranked.diverged:
+            return 2, 0.0
+        return (1, 0.0) if value is None else (0, sign * float(value))
 
     return sorted(ranking, key=order)
 
@@ -324,7 +336,7 @@ def group_by_seed(entries: Sequence[ReportEntry]) -> list[ReportEntry]:
 
 def has_column(history: Sequence[Mapping[str, Any]], name: str) -> bool:
     """Return whether a column was ever measured."""
-    return name in history.names if isinstance(history, HistoryColumns) else any(name in record for record in history)
+    return any(name in record for record in history)
 
 
 def _shared_config(members: Sequence[ReportEntry]) -> str:
@@ -341,8 +353,6 @@ def _curve_columns(
     """The charted columns of the first ``count`` rounds: every ``stride``-th of them, and always the last."""
     names = metrics.column_names(history)
     drawn = list(dict.fromkeys([*charted_columns(names), *([also] if also in names else [])]))
-    if isinstance(history, HistoryColumns):
-        history = history.select({*drawn, *COST_COLUMNS})
     first = islice(metrics.running_totals(history), count)
     records = [record for place, record in enumerate(first) if (count - 1 - place) % stride == 0]
     columns = {name: [_number(record.get(name)) for record in records] for name in drawn}

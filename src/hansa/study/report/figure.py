@@ -12,7 +12,7 @@ from typing import Any
 
 from hansa.core.errors import HansaError, suggestion
 from hansa.runs.columns import AXES, column_of
-from hansa.runs.seed_statistics import SeedStatistics, seed_statistics
+from hansa.runs.metrics import SeedStatistics, seed_statistics
 from hansa.runs.store import io
 from hansa.study.report.entries import PALETTE, ReportEntry, choose_metric
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hansa.runs import metrics
 from hansa.runs.columns import column_of
-from hansa.runs.paired import MIN_SEEDS, paired_interval
+from hansa.runs.metrics import MIN_SEEDS, paired_interval
 from hansa.study.report import formats
 from hansa.study.report.entries import RankedEntry
 
@@ -95,7 +95,7 @@ def _tabular(headings: Sequence[str], rows: Sequence[str]) -> str:
 
 
 def _values(ranking: Sequence[RankedEntry], key: str) -> list[float | None]:
-    return [ranked.numbers.get(key) for ranked in ranking]
+    return [None if ranked.diverged else ranked.numbers.get(key) for ranked in ranking]
 
 
 def _bold_best(texts: Sequence[str], values: Sequence[float | None], lower: bool) -> list[str]:
@@ -109,6 +109,8 @@ def _score(ranked: RankedEntry, percent: bool) -> str:
     value, over = ranked.numbers.get(ranked.score), ranked.spreads.get(ranked.score)
     if value is None:
         return "--"
+    if ranked.diverged:
+        return "diverged" if over is None else f"diverged, {len(ranked.diverged)} of {len(ranked.entry.runs)} seeds"
     if percent or over is None:
         text = _number(value, percent)
         return text if over is None else rf"{text} $\pm$ {_number(over.std, percent)}"
@@ -143,7 +145,7 @@ def _difference(ranked: RankedEntry, first: RankedEntry, percent: bool, confiden
     in common."""
     own, other = seed_scores(ranked), seed_scores(first)
     common = [seed for seed in own if seed in other]
-    if ranked is first or len(common) < MIN_SEEDS:
+    if ranked is first or len(common) < MIN_SEEDS or ranked.diverged or first.diverged:
         return ""
     interval = paired_interval([own[seed] for seed in common], [other[seed] for seed in common], confidence)
     low, high = (_number(interval.mean + sign * interval.half, percent) for sign in (-1, 1))

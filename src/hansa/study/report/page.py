@@ -14,7 +14,6 @@ from typing import Any
 from hansa import __version__
 from hansa.runs.columns import WINDOW, column_of
 from hansa.runs.metrics import column_names
-from hansa.runs.metrics_log import HistoryColumns
 from hansa.runs.store import io
 from hansa.study.report.client_view import clients_section, method_clients
 from hansa.study.report.cluster_graphs import graphs_section
@@ -233,8 +232,8 @@ def max_points(entries: Sequence[ReportEntry]) -> int:
     """Return how many points each curve may have, so that the page stays small."""
 
     def measured_columns(history: Sequence[Mapping[str, Any]]) -> int:  # evenly rising columns take no space
-        names = history.names if isinstance(history, HistoryColumns) else history[-1] if history else ()
-        return 2 + len(set(charted_columns(names)) & set(names))
+        names = set(column_names(history))
+        return 2 + len(set(charted_columns(names)) & names)
 
     curves = sum(len(entry.runs) for entry in entries) or 1
     columns = max((measured_columns(history) for entry in entries for history in entry.histories), default=1)

@@ -26,8 +26,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from hansa.runs.columns import ACCURACY, base_metric, column_of
-from hansa.runs.metric_facts import main_metric
+from hansa.runs.columns import ACCURACY, base_metric, column_of, main_metric
 from hansa.runs.weighting import unweighted_note
 from hansa.study.report import formats
 

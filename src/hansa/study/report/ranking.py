@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 
 from hansa.runs import metrics
 from hansa.runs.columns import ACCURACY, AXES, COLUMNS, base_metric, column_of, evaluated_metrics, plain_name
-from hansa.runs.metrics_log import HistoryColumns
-from hansa.runs.seed_statistics import seed_statistics
-from hansa.runs.site_record import site_names
+from hansa.runs.metrics import seed_statistics, site_names
 from hansa.study.report import formats
-from hansa.study.report.entries import COST_COLUMNS, RankedEntry, ReportEntry, chance_level, has_column
+from hansa.study.report.entries import RankedEntry, ReportEntry, chance_level, has_column
 
 TO_TARGET = ("rounds_to_target", "bits_to_target")
 LOSSES = ("test_loss", "sites_test_loss", "global_loss", "loss", "train_loss")
@@ -85,10 +83,15 @@ def best_values(ranking: Sequence[RankedEntry], columns: Sequence[RankingColumn]
     """Return the best value of each column in which the entries differ."""
     best: dict[str, Any] = {}
     for column in columns:
-        values = [r.numbers[column.key] for r in ranking if r.numbers.get(column.key) is not None]
+        values = [r.numbers[column.key] for r in ranking if r.shows(r.numbers.get(column.key))]
         if len(set(values)) > 1 and not column.hide_zero and column.lower_is_better is not None:
             best[column.key] = min(values) if column.lower_is_better else max(values)
     return best
+
+
+def is_best(ranked: RankedEntry, key: str, best: Mapping[str, Any]) -> bool:
+    """Return whether an entry has the best value of a column; an entry that diverged has none."""
+    return ranked.shows(ranked.numbers.get(key)) and ranked.numbers[key] == best.get(key)
 
 
 def format_cell(ranked: RankedEntry, key: str, write: formats.Formatter) -> str:
@@ -98,6 +101,8 @@ def format_cell(ranked: RankedEntry, key: str, write: formats.Formatter) -> str:
         return f"{ranked.numbers['reached']} of {runs} runs" if runs > 1 and ranked.numbers.get("reached") else "never"
     if value is None:
         return "–"
+    if isinstance(value, float) and math.isnan(value):
+        return f"diverged, {len(ranked.diverged)} of {runs} seeds" if runs > 1 and ranked.diverged else "diverged"
     over_seeds = ranked.spreads.get(key) if shows_spread(key) else None
     return formats.format_mean_std(write, value, None if over_seeds is None else over_seeds.std)
 
@@ -111,7 +116,7 @@ def ranking_html(ranking: Sequence[RankedEntry], target: float | None, places: S
     for position, (ranked, place) in enumerate(zip(ranking, places or range(len(ranking)), strict=True), start=1):
         cells = []
         for column in columns:
-            mark = ' class="best"' if ranked.numbers.get(column.key) == best.get(column.key, ...) else ""
+            mark = ' class="best"' if is_best(ranked, column.key, best) else ""
             cells.append(f"<td{mark}>{escape(format_cell(ranked, column.key, column.write))}</td>")
         rows.append(
             f'<tr data-run="{place}"><td class="rank">{position}</td><td class="left">{method_label(ranked)}'
@@ -178,8 +183,6 @@ def _first_reaching(
     history: Sequence[Mapping[str, Any]], targets: Sequence[float], metric: str, falls: bool
 ) -> dict[int, dict[str, Any]]:
     """By target, the record with running totals of the first round that reached it."""
-    if isinstance(history, HistoryColumns):
-        history = history.select({"round", metric, *COST_COLUMNS})
     left = dict(enumerate(targets))
     reached: dict[int, dict[str, Any]] = {}
     for record in metrics.running_totals(history) if left else ():
@@ -228,13 +231,23 @@ def ladder_table(ranking: Sequence[RankedEntry], targets: Sequence[float]) -> st
     head = "".join(f'<th scope="col">{escape(format_target(target, metric))}</th>' for target in targets)
     costs = [costs_to_targets(ranked.entry, targets, metric, falls) for ranked in ranking]
     fewest = [
-        min((cost.spent["round"] for cost in column if cost.runs), default=math.inf)
+        min(
+            (
+                cost.spent["round"]
+                for ranked, cost in zip(ranking, column, strict=True)
+                if cost.runs and ranked.shows(1)
+            ),
+            default=math.inf,
+        )
         for column in zip(*costs, strict=True)
     ]
     rows = []
     for ranked, row in zip(ranking, costs, strict=True):
         runs = len(ranked.entry.runs)
-        cells = "".join(_ladder_cell(cost, runs, least) for cost, least in zip(row, fewest, strict=True))
+        cells = "".join(
+            _ladder_cell(cost, runs, least if ranked.shows(1) else math.nan)
+            for cost, least in zip(row, fewest, strict=True)
+        )
         rows.append(f'<tr><td class="left">{method_label(ranked)}</td>{cells}</tr>')
     return (
         f'<table id="targets"><thead><tr><th scope="col" class="left">method</th>{head}</tr></thead>'
@@ -266,11 +279,11 @@ def tiles(ranking: Sequence[RankedEntry], target: float | None) -> list[str]:
     metric, key = first.metric, first.score
     what = f"{'lowest' if first.falls else 'highest'} {column_of(metric).label}, {metrics.describe_score(key)}"
     best = format_cell(first, key, formats.formatter_of(key))
-    parts = [] if first.numbers.get(key) is None else [tile(first, what, best)]
+    parts = [] if not first.shows(first.numbers.get(key)) else [tile(first, what, best)]
     if target is None:
         return parts
     costs = [(ranked, costs_to_targets(ranked.entry, [target], metric, first.falls)[0]) for ranked in ranking]
-    reached = [(ranked, cost) for ranked, cost in costs if cost.runs == len(ranked.entry.runs)]
+    reached = [(ranked, cost) for ranked, cost in costs if cost.runs == len(ranked.entry.runs) and ranked.shows(cost)]
     kinds: tuple[tuple[str, str, Callable[[float], str]], ...] = (
         ("fewest rounds", "round", lambda n: f"{formats.format_count(n)} rounds"),
         ("fewest bits, peers included,", "bits", formats.format_bits),

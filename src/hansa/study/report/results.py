@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any, NoReturn, overload
 from hansa.core.citations import bibtex
 from hansa.core.errors import HansaError, suggestion
 from hansa.runs import metrics
-from hansa.runs.columns import COLUMNS, WINDOW, column_of, evaluated_metrics, plain_name
+from hansa.runs.columns import COLUMNS, WINDOW, column_of, evaluated_metrics, main_metric, plain_name
 from hansa.runs.driver import Run
 from hansa.runs.folder import environment
-from hansa.runs.metric_facts import main_metric
-from hansa.runs.provenance import data_digests
-from hansa.runs.seed_statistics import (
+from hansa.runs.metrics import (
     SeedStatistics,
     aligned_rounds,
     metric_over_seeds,
     seed_statistics,
     summarize_seeds,
 )
+from hansa.runs.provenance import data_digests
 from hansa.study.report import figure, formats
 from hansa.study.report.entries import RankedEntry, ReportEntry, common_target, rank
 from hansa.study.report.latex import latex_table

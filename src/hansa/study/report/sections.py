@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from hansa.runs.columns import ACCURACY, OUTCOMES, TOTALS, evaluated_metrics
-from hansa.runs.metrics import column_names
+from hansa.runs.metrics import column_names, diverged_at
 from hansa.study.report.entries import RankedEntry, ReportEntry, has_column
 from hansa.study.report.partition import LabelCounts
 from hansa.study.report.ranking import method_label
@@ -236,6 +236,13 @@ def _by_name(entries: Sequence[ReportEntry]) -> dict[str, list[str]]:
     return groups
 
 
+def _divergence(entry: ReportEntry, metric: str) -> list[str]:
+    rounds = [(run.seed, diverged_at(run.history, metric)) for run in entry.runs]
+    seeds = [f"{f'seed {seed} ' if entry.members else ''}from round {round} on" for seed, round in rounds if round]
+    what = metric.replace("_", " ")
+    return [f"{entry.name} diverged: its {what} is not finite {', '.join(seeds)}. It is ranked last."] if seeds else []
+
+
 def comparability_warnings(entries: Sequence[ReportEntry], metric: str = ACCURACY) -> list[str]:
     """Return why some entries cannot be compared directly.
 
@@ -257,6 +264,7 @@ def comparability_warnings(entries: Sequence[ReportEntry], metric: str = ACCURAC
         what = metric.replace("_", " ")
         warnings.append(f"{', '.join(without)} measured no {what}: {they_are} ranked after those that did.")
     for entry in entries:
+        warnings += _divergence(entry, metric)
         columns = [{*OUTCOMES, *evaluated_metrics(column_names(h))} & {*column_names(h)} for h in entry.histories]
         if len(set(map(frozenset, columns))) > 1:
             warnings.append(f"{entry.name}: its seeds measured different metrics; only common ones are averaged.")

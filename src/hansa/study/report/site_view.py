@@ -8,7 +8,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from hansa.runs.columns import base_metric, column_of, lower_is_better
-from hansa.runs.site_record import combined_by, describe_seconds, round_seconds, site_names, site_totals
+from hansa.runs.metrics import combined_by, describe_seconds, round_seconds, site_names, site_totals
 from hansa.study.report import formats
 from hansa.study.report.entries import RankedEntry
 from hansa.training.metric_direction import Direction

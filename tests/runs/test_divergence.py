@@ -1,0 +1,83 @@
+"""A run whose last measurements are not finite is ranked last and named; no table shows what it was before."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import hansa
+from hansa.runs import metrics
+from hansa.study.report import ReportEntry, rank
+from hansa.study.report.latex import latex_table
+from hansa.study.report.ranking import best_values, format_cell, is_best, ranking_columns, tiles
+from hansa.study.report.sections import comparability_warnings
+
+
+def history(values, name="test_accuracy"):
+    return [{"round": r, name: value, "up_bytes": r} for r, value in enumerate(values, 1) if value is not None]
+
+
+GOOD, BAD = history([0.2, 0.4, 0.5]), history([0.6, 0.9, math.nan])
+
+
+@pytest.mark.parametrize("last", [math.nan, math.inf, -math.inf])
+def test_the_final_value_is_not_the_last_finite_one(last):
+    curve = history([0.6, 0.9, last])
+    summary = metrics.summarize(curve, 0.8)
+    assert math.isnan(summary["test_accuracy"])
+    assert math.isnan(metrics.last(curve))
+    assert math.isnan(metrics.score(curve))
+    assert (summary["best_test_accuracy"], summary["rounds_to_target"]) == (0.9, 2)
+    assert metrics.diverged_at(curve, "test_accuracy") == 3
+
+
+def test_a_curve_that_recovers_has_not_diverged_and_rounds_without_a_measurement_say_nothing():
+    assert metrics.diverged_at(history([0.1, math.nan, 0.3]), "test_accuracy") is None
+    curve = [*history([0.1, math.nan, math.nan]), {"round": 4}]
+    assert metrics.diverged_at(curve, "test_accuracy") == 2
+    empty = [
+        {"round": 1, "train_loss": 0.5, "participants": 2},
+        {"round": 2, "train_loss": math.nan, "participants": 0},
+    ]
+    assert metrics.diverged_at(empty, "train_loss") is None
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_it_is_last_named_and_never_bold(seeds):
+    def entry(name, curves):
+        return ReportEntry.from_seeds(name, [ReportEntry(name, curve, seed=s) for s, curve in enumerate(curves)])
+
+    entries = [
+        entry("bad", [BAD, *[GOOD] * (seeds - 1)]),
+        entry("good", [GOOD] * seeds),
+        entry("none", [history([None])]),
+    ]
+    ranking = rank(entries, 0.4)
+    assert [ranked.entry.name for ranked in ranking] == ["good", "none", "bad"]
+    columns = ranking_columns(ranking, 0.4)
+    best = best_values(ranking, columns)
+    assert not any(is_best(ranking[-1], column.key, best) for column in columns)
+    assert "diverged" in format_cell(ranking[-1], ranking[-1].score, columns[0].write)
+    assert any("bad diverged" in w and "from round 3" in w for w in comparability_warnings(entries, "test_accuracy"))
+    (row,) = [line for line in latex_table(ranking, 0.4).splitlines() if line.startswith("bad")]
+    assert "diverged" in row
+    assert "textbf" not in row
+    assert not any("bad" in tile for tile in tiles(ranking, 0.4))
+
+
+def test_a_search_does_not_choose_a_rate_that_diverges():
+    pytest.importorskip("optuna")
+    axes = {"local_lr": [0.05, 1e4]}
+    x = torch.linspace(-1, 1, 40)[:, None]
+    data = hansa.data.from_arrays(x, 2 * x[:, 0], clients=torch.arange(40) % 4, test=(x, 2 * x[:, 0]))
+    task = hansa.Task(lambda: nn.Sequential(nn.Linear(1, 1), nn.Flatten(0)), nn.functional.mse_loss, data)
+
+    def method(local_lr):
+        return hansa.presets.fedavg(local_lr=local_lr, steps=30, batch_size=5)
+
+    found = hansa.search(method, task, axes, rounds=4, trials=4, workers=1, metric="test_loss")
+    assert found.best.point == {"local_lr": 0.05}
+    assert {trial.status for trial in found.trials if trial.point["local_lr"] == 1e4} == {"failed"}
