@@ -3,8 +3,7 @@
     python batched_clients.py TURNS ANSWER.json [MODEL ...]
 
 All run the same rounds of 32 clients in one process on one thread, in alternation. The results are microseconds of
-processor time per client step and the ratio of the first two, medians of the turns after the first, beside the ratio
-that Hansa predicts and what it chooses without native code.
+processor time per client step and the ratio of the first two, medians of the turns after the first.
 """
 
 from __future__ import annotations
@@ -24,10 +23,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss, silu
 
 import hansa
-from hansa.training.client_batching import NotBatchable, choose_client_batching
 
 CLIENTS, CLASSES, WORDS = 32, 10, 200
-CPU = torch.device("cpu")
 
 
 class Tabular(nn.Module):
@@ -182,7 +179,7 @@ CASES = {
 }
 
 
-def build_task(case: Case, together: bool | None, native: bool | None = False) -> hansa.Task:
+def build_task(case: Case, execution: Any) -> hansa.Task:
     """Noise of the model's shape, dealt to clients of unequal size."""
     draw = hansa.Key(0).child("rows").numpy()
     rows = [20 + client for client in range(CLIENTS)]
@@ -194,26 +191,20 @@ def build_task(case: Case, together: bool | None, native: bool | None = False) -
     owners = torch.repeat_interleave(torch.arange(CLIENTS), torch.tensor(rows))
     data = hansa.data.from_arrays(inputs, torch.from_numpy(targets), clients=owners.numpy())
     loss = mse_loss if case.regression else cross_entropy
-    return hansa.Task(case.model, loss, data, native=native, batch_clients=together)
+    return hansa.Task(case.model, loss, data, execution=execution)
 
 
 def measure(case: Case, turns: int) -> dict[str, Any]:
-    """The choice and its prediction, the measured ratio where clients can be trained together, and the times."""
+    """The measured ratio where clients can be trained together, and the times."""
     method = hansa.presets.fedavg(local_lr=0.01, steps=case.steps, batch_size=case.batch)
-    task = build_task(case, None)
-    try:
-        choose_client_batching(task, method, task.dtype, CPU)
-        chosen = True
-    except NotBatchable:
-        chosen = False
-    try:
-        predicted = choose_client_batching(task, method, task.dtype, CPU, required=True).gain
-    except NotBatchable as reason:
-        return {"chosen": False, "refused": str(reason)}
-    tasks = {"together": build_task(case, True), "one by one": build_task(case, False)}
-    natively = build_task(case, False, native=None)
+    tasks = {"together": build_task(case, "vmap"), "one by one": build_task(case, "eager")}
+    natively = build_task(case, "auto")
     if natively.network is not None:
         tasks["native"] = natively
+    try:
+        hansa.Run(method, tasks["together"]).advance(1)
+    except hansa.HansaError as reason:
+        return {"refused": str(reason).split("together: ")[-1]}
     runs = {name: hansa.Run(method, each) for name, each in tasks.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(turns + 1):
@@ -224,7 +215,7 @@ def measure(case: Case, turns: int) -> dict[str, Any]:
                 times[name].append((time.process_time() - start) / (CLIENTS * case.steps) * 1e6)
     spent = {name: statistics.median(values) for name, values in times.items()}
     ratio = spent["one by one"] / spent["together"]
-    return {"chosen": chosen, "predicted": predicted, "ratio": ratio, "times": spent}
+    return {"ratio": ratio, "times": spent}
 
 
 def main() -> None:
@@ -234,14 +225,11 @@ def main() -> None:
     found = {name: measure(case, int(turns)) for name, case in CASES.items() if not names or name in names}
     Path(answer).write_text(json.dumps(found))
     for name, row in found.items():
-        chosen = "together" if row["chosen"] else "one by one"
         if "refused" in row:
-            print(f"{name:36} {chosen:10} {row['refused']}")
+            print(f"{name:36} {row['refused']}")
             continue
         times = ", ".join(f"{name} {value:.0f}" for name, value in row["times"].items())
-        print(
-            f"{name:36} {chosen:10} predicted {row['predicted']:.2f}, measured {row['ratio']:.2f}; us a step: {times}"
-        )
+        print(f"{name:36} ratio {row['ratio']:.2f}; us a step: {times}")
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ said = []
 handler = logging.Handler()
 handler.emit = lambda record: said.append(record.getMessage())
 logging.getLogger("hansa").addHandler(handler)
-eager = hansa.Task(lambda: torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, rows, native=False)
+eager = hansa.Task(lambda: torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, rows, execution="eager")
 alone = hansa.run(method, eager, rounds=2, workers=1)
 pair = hansa.run(method, eager, rounds=2, workers=2)
 assert torch.equal(alone.params, pair.params)

@@ -23,6 +23,7 @@ MODULES = (
 
 CHANGED: dict[str, str] = {
     "hansa.data.download": "pooch pauses between attempts: no pause=",
+    "hansa.Task": "execution= replaces native, batch_clients and compile",
 }
 """Names that went or whose parameters changed, with what to use instead."""
 

@@ -67,7 +67,7 @@ class Points:
             yield {"model": name, "reason": reason, **row}
 
     def batched(self) -> Iterable[Row]:
-        """Clients together in one program against one after the other, and what Hansa chooses."""
+        """Clients together in one program against one after the other."""
         found, reason = self._told("batched_clients.py", [2 if self.quick else 6])
         for name, row in (found or {"all": {}}).items():
             yield {"model": name, "reason": reason, **row}

@@ -52,20 +52,17 @@ def _batched(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     body = [
         [
             row["model"],
-            row["reason"] or ("together" if row.get("chosen") else "one by one"),
-            _cell(row, "predicted", ".2f"),
-            _cell(row, "ratio", ".2f") or row.get("refused", ""),
+            row["reason"] or _cell(row, "ratio", ".2f") or row.get("refused", ""),
             *(_cell(row.get("times") or {}, way, ".0f") for way in ("one by one", "together", "native")),
         ]
         for row in rows
     ]
     text = (
-        "Small models, 32 clients a round with batches of 16: what Hansa chooses without native code, and the ratio "
-        "of the processor times of one client after the other and of all in one program, predicted and measured "
-        "in turns (wanted: above 1 wherever they are trained together). Then microseconds of processor time per client "
-        "step of whole rounds, also by native code where it has all stages."
+        "Small models, 32 clients a round with batches of 16: the ratio of the processor times of one client after "
+        "the other and of all in one program, measured in turns. Then microseconds of processor time per client step "
+        "of whole rounds, also by native code where it has all stages."
     )
-    head = ["", "chosen", "predicted", "measured", "one by one us", "together us", "native us"]
+    head = ["", "ratio", "one by one us", "together us", "native us"]
     return ["## Clients in one program", text, table(head, body)]
 
 

@@ -64,7 +64,7 @@ def network(hidden: int) -> nn.Module:
 def curves(method: str, group: int, steps: int, seed: int, rates: Rates) -> tuple[list[float], list[float]]:
     """Local loss on the way, and the global loss of the averaged local models, round by round."""
     held = data.two_gaussians(study=group, seed=seed)
-    task = hansa.Task(functools.partial(network, HIDDEN[group]), cross_entropy, held, native=False)
+    task = hansa.Task(functools.partial(network, HIDDEN[group]), cross_entropy, held, execution="eager")
     shell = task.trainer(torch.float64, torch.device("cpu"))
     inputs, targets = held.inputs.double(), held.targets
 

@@ -38,24 +38,24 @@ def file(tmp_path):
     return tmp_path / "all.safetensors"
 
 
-def trained(data, workers=1, native=True):
+def trained(data, workers=1, execution="native"):
     layers = lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3))  # noqa: E731
-    task = hansa.Task(layers, cross_entropy, data, native=native)
+    task = hansa.Task(layers, cross_entropy, data, execution=execution)
     return hansa.run(presets.fedavg(**OPTIONS), task, rounds=2, workers=workers)
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
-@pytest.mark.parametrize("native", [True, False])
-def test_a_run_on_mapped_rows_is_the_run_in_memory(kind, native, request):
+@pytest.mark.parametrize("execution", ["native", "eager"])
+def test_a_run_on_mapped_rows_is_the_run_in_memory(kind, execution, request):
     """Mapped test rows are evaluated eagerly: with native code for those in memory the loss is that up to rounding."""
     data = from_memmap(request.getfixturevalue(kind))
     assert isinstance(data.inputs, MemmapArray)
-    wanted = trained(from_arrays(X, Y, clients=OWNERS, test=(X[:7], Y[:7])), native=native)
-    found = trained(data, native=native)
+    wanted = trained(from_arrays(X, Y, clients=OWNERS, test=(X[:7], Y[:7])), execution=execution)
+    found = trained(data, execution=execution)
     assert torch.equal(found.params, wanted.params)
     losses = [run.history[-1]["test_loss"] for run in (found, wanted)]
-    assert losses[0] == (pytest.approx(losses[1], rel=1e-6) if native else losses[1])
-    assert torch.equal(trained(data, workers=2, native=native).params, wanted.params)
+    assert losses[0] == (pytest.approx(losses[1], rel=1e-6) if execution == "native" else losses[1])
+    assert torch.equal(trained(data, workers=2, execution=execution).params, wanted.params)
 
 
 def test_a_worker_is_sent_the_path(folder):

@@ -35,9 +35,7 @@ def device(monkeypatch) -> Iterator[torch.device]:
 
 @cache
 def task(model=Residual, augment=()) -> hansa.Task:
-    return hansa.Task(
-        model, nn.functional.cross_entropy, problems.data(test=40), batch_clients=False, native=False, augment=augment
-    )
+    return hansa.Task(model, nn.functional.cross_entropy, problems.data(test=40), execution="eager", augment=augment)
 
 
 def same(found: Run, expected: Run) -> None:
@@ -100,7 +98,7 @@ def test_evaluation_by_client_and_measures_have_the_bits_of_the_cpu(device):
     )
     runs = []
     for place in ("cpu", device):
-        mine = hansa.Task(Residual, nn.functional.cross_entropy, held, batch_clients=False)
+        mine = hansa.Task(Residual, nn.functional.cross_entropy, held)
         words = {"per_client": True, "personalise": {"steps": 2}, "measures": [hansa.measures.local_mean_loss(mine)]}
         runs.append(Run(method, mine, device=place, **words).advance(2))
     same(runs[1], runs[0])

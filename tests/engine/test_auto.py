@@ -93,7 +93,7 @@ class _Held:
 def test_a_model_that_cannot_be_sent_runs_in_threads_if_its_steps_are_long(caplog, monkeypatch):
     monkeypatch.setattr(auto, "LONG_STEP_SECONDS", 0.0)
     with caplog.at_level(logging.INFO, "hansa"):
-        task = hansa.Task(_Local, _Held(), problems.data(), native=False)
+        task = hansa.Task(_Local, _Held(), problems.data(), execution="eager")
         assert_equal_runs(both(presets.fedavg(**WORDS), task, auto_engine(2, rounds=3)))
     assert caplog.records[-1].message == "2 workers: threads"
 
@@ -101,7 +101,7 @@ def test_a_model_that_cannot_be_sent_runs_in_threads_if_its_steps_are_long(caplo
 def test_a_model_for_which_neither_is_safe_runs_serially(caplog, monkeypatch):
     monkeypatch.setattr(auto, "LONG_STEP_SECONDS", 0.0)
     auto._warn_once.cache_clear()
-    task = hansa.Task(problems.dropout, _Held(), problems.data(), native=False)
+    task = hansa.Task(problems.dropout, _Held(), problems.data(), execution="eager")
     with caplog.at_level(logging.INFO, "hansa"):
         assert_equal_runs(both(presets.fedavg(**WORDS), task, auto_engine(2, rounds=3)))
     assert caplog.records[-1].levelname == "WARNING"
@@ -131,7 +131,7 @@ def test_a_worker_that_cannot_read_its_task_leaves_the_run_serial(caplog, monkey
     hidden = ModuleType("hidden_module")
     exec("from engine.problems import perceptron\ndef net(): return perceptron()", hidden.__dict__)
     monkeypatch.setitem(sys.modules, "hidden_module", hidden)
-    task = hansa.Task(hidden.net, nn.functional.cross_entropy, problems.data(), native=False)
+    task = hansa.Task(hidden.net, nn.functional.cross_entropy, problems.data(), execution="eager")
     with caplog.at_level(logging.INFO, "hansa"):
         assert_equal_runs(both(presets.fedavg(**WORDS), task, auto_engine(2, rounds=3)))
     assert "No module named 'hidden_module'" in caplog.text

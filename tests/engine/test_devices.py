@@ -98,7 +98,7 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_training_stays_on_its_device_and_comes_home(name, monkeypatch):
     seen = (hansa.augment.crop(1), hansa.augment.flip()) if name == "momentum" else ()
-    task = hansa.Task(Residual, nn.functional.cross_entropy, problems.data(), native=False, augment=seen)
+    task = hansa.Task(Residual, nn.functional.cross_entropy, problems.data(), execution="eager", augment=seen)
     run = Run(METHODS[name], task)
     opened = round.open_round(run.algorithm, run.state, task.population, "run", run.key)
     order = replace(opened.orders[0], mean=True)
@@ -129,7 +129,7 @@ def test_training_stays_on_its_device_and_comes_home(name, monkeypatch):
 
 def traffic(method, steps, monkeypatch):
     """Return the reads and copies of one order with so many steps."""
-    task = hansa.Task(Smooth, nn.functional.cross_entropy, problems.data(), native=False, batch_clients=False)
+    task = hansa.Task(Smooth, nn.functional.cross_entropy, problems.data(), execution="eager")
     run = Run(method, task)
     opened = round.open_round(run.algorithm, run.state, task.population, "run", run.key)
     order = replace(opened.orders[0], work=opened.orders[0].work._replace(steps=steps))
@@ -198,7 +198,7 @@ class Adapted(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_trainers_on_one_device_share_one_copy_of_data_and_frozen_weights(dtype):
-    task = hansa.Task(Adapted, nn.functional.cross_entropy, problems.data(), native=False)
+    task = hansa.Task(Adapted, nn.functional.cross_entropy, problems.data(), execution="eager")
     first, second = (task.trainer(dtype, torch.device("cpu")) for _ in range(2))
     assert second.source is first.source
     assert second.module.base.weight.data_ptr() == first.module.base.weight.data_ptr()
@@ -218,7 +218,7 @@ def test_pretended_tensors_do_refuse_to_be_mixed():
 
 def test_everything_that_leaves_a_client_crosses_over(monkeypatch):
     """On a machine without another device the crossing is made to happen between the CPU and itself: same bits."""
-    task, crossed = problems.task(Residual, native=False), []
+    task, crossed = problems.task(Residual, execution="eager"), []
 
     def train(algorithm, orders, got, trainer, population):
         crossed.append(1)
@@ -236,7 +236,7 @@ def test_everything_that_leaves_a_client_crosses_over(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_workers_take_the_devices_in_turn(kind, caplog):
-    task = problems.task(problems.perceptron, native=False)
+    task = problems.task(problems.perceptron, execution="eager")
     method = hansa.presets.fedavg(local_lr=0.1, steps=2, batch_size=8)
     expected = Run(method, task).advance(2)
     several = places.resolve_devices(["cpu", "cpu:0"])
@@ -261,7 +261,7 @@ def test_several_accelerators_have_a_process_each_and_one_has_threads(found, kin
             self.trainer = BaseTrainer()
 
     monkeypatch.setattr("hansa.engine.auto.Serial", Built)
-    task = problems.task(problems.perceptron, native=False)
+    task = problems.task(problems.perceptron, execution="eager")
     engine: Any = auto_engine(2, 2, devices=found)(hansa.presets.fedavg(), task, torch.float32, found[0])
     assert list(engine._worker_kinds()) == kinds
 
@@ -289,7 +289,7 @@ def test_a_worker_process_has_its_own_device_and_makes_it_the_default_one(monkey
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices here")
 @pytest.mark.parametrize("name", METHODS)
 def test_on_two_gpus_two_processes_give_the_bits_of_one(name, caplog):
-    task = problems.task(Residual, native=False)
+    task = problems.task(Residual, execution="eager")
     plain = Run(METHODS[name], task, device="cuda:0").advance(2)
     with caplog.at_level(logging.INFO, "hansa"):
         both = Run(METHODS[name], task, device=["cuda:0", "cuda:1"], engine=auto_engine(None, 2, devices=TWO)).advance(
@@ -352,7 +352,7 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(monkeypatch, 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("name", METHODS)
 def test_on_a_gpu_any_number_of_workers_gives_the_same_bits_near_those_of_the_cpu(name):
-    task = problems.task(Residual, native=False)
+    task = problems.task(Residual, execution="eager")
     plain = Run(METHODS[name], task, device="cuda").advance(2)
     for kind in ("process", "thread"):
         method = METHODS[name]
@@ -390,7 +390,7 @@ def test_a_server_on_a_device_without_float64_is_refused_for_such_models(monkeyp
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("name", ["scaffold, clip", "gossip"])
 def test_on_a_gpu_the_server_has_the_same_bits_for_any_number_of_threads_and_nearly_those_of_the_cpu(name):
-    task, method = problems.task(Residual, native=False), METHODS[name].with_server(hansa.server.adam())
+    task, method = problems.task(Residual, execution="eager"), METHODS[name].with_server(hansa.server.adam())
     plain = Run(method, task, device="cuda", server_device="cuda").advance(2)
     for workers in (2, 3):
         engine = auto_engine(workers, 2, "thread", plain.devices)

@@ -54,7 +54,7 @@ def both(method, task, monkeypatch, rounds=2):
 
 @pytest.mark.parametrize("name", GOSSIP)
 def test_checks_at_the_end_of_a_round_give_the_same_bits(name, monkeypatch):
-    task = problems.task(problems.convolution, native=False)
+    task = problems.task(problems.convolution, execution="eager")
     expected, found, made = both(GOSSIP[name], task, monkeypatch)
     assert torch.equal(found.params, expected.params)
     assert scores(found) == scores(expected)
@@ -87,7 +87,7 @@ class Strict(Logarithmic):
 def test_a_client_that_overflows_is_dropped_at_the_same_step(name, model, monkeypatch):
     data = problems.data()
     data.inputs[data.rows(2)[:3]] = -100.0  # 3 of its 30 rows, so that not every batch has one
-    task = hansa.Task(model, nn.functional.cross_entropy, data, native=False)
+    task = hansa.Task(model, nn.functional.cross_entropy, data, execution="eager")
     expected, found, made = both(GOSSIP[name], task, monkeypatch)
     assert [repr(each) for each in found.dropped_clients] == [repr(each) for each in expected.dropped_clients]
     assert {each.client for _, each in found.dropped_clients} == {2}
@@ -105,7 +105,7 @@ class Faulty(Strict):
 
 def test_an_error_of_the_model_still_names_the_client_and_the_step(monkeypatch):
     monkeypatch.setattr(executors, "defers_checks", lambda device: True)
-    task = hansa.Task(Faulty, nn.functional.cross_entropy, problems.data(), native=False)
+    task = hansa.Task(Faulty, nn.functional.cross_entropy, problems.data(), execution="eager")
     with pytest.raises(hansa.HansaError, match=r"round 0, client \d, step 0: RuntimeError: four rows"):
         Run(small.small("dsgd", batch_size=4), task).advance(1)
 
@@ -128,7 +128,7 @@ def test_the_device_forms_of_mixing_agree_with_those_of_the_host(monkeypatch):
 
 
 def test_compressed_gossip_on_a_device_agrees_with_that_of_the_host(monkeypatch):
-    task = problems.task(problems.perceptron, native=False)
+    task = problems.task(problems.perceptron, execution="eager")
     method = GOSSIP["choco_sgd"]
     expected = Run(method, task).advance(2)
     monkeypatch.setattr("hansa.gossip.cohort.on_host", lambda tensor: False)
@@ -141,7 +141,7 @@ def test_compressed_gossip_on_a_device_agrees_with_that_of_the_host(monkeypatch)
 def test_a_device_without_float64_computes_the_spread_on_the_host(name, monkeypatch):
     """Apple's devices have none; the pretended one refuses it here."""
     monkeypatch.setattr(places, "has_float64", lambda device: device != META)
-    task = hansa.Task(Smooth, nn.functional.cross_entropy, problems.data(), native=False)
+    task = hansa.Task(Smooth, nn.functional.cross_entropy, problems.data(), execution="eager")
     run = Run(GOSSIP[name], task)
     opened = round.open_round(run.algorithm, run.state, task.population, "run", run.key)
     order = replace(opened.orders[0], mean=True)
@@ -185,7 +185,7 @@ class OnDemand:
 
 def test_data_on_the_host_is_asked_for_rows_there_and_copied_from_pinned_memory(monkeypatch):
     data = OnDemand()
-    task = hansa.Task(Smooth, nn.functional.cross_entropy, data, native=False, batch_clients=False)
+    task = hansa.Task(Smooth, nn.functional.cross_entropy, data, execution="eager")
     vectors = task.start(hansa.Key(0), torch.float32)
     monkeypatch.setattr("hansa.training.random_state._seed_device", lambda device, seed: None)
     with Pretended() as pretended:

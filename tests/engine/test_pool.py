@@ -25,7 +25,7 @@ from hansa.runs.driver import Run
 UNEVEN = {"local_lr": 0.05, "steps": random_steps(1, 9), "batch_size": 7, "participation": 0.7}
 CASES = {
     "fedavg": lambda: (presets.fedavg(**UNEVEN, weights="samples"), problems.task(), torch.float32),
-    "fedavg, eager steps": lambda: (presets.fedavg(**UNEVEN), problems.task(native=False), torch.float32),
+    "fedavg, eager steps": lambda: (presets.fedavg(**UNEVEN), problems.task(execution="eager"), torch.float32),
     "convolutions": lambda: (presets.fedprox(**UNEVEN), problems.task(problems.plain_convolution), torch.float32),
     "BatchNorm buffers": lambda: (presets.fedams(**UNEVEN), problems.task(problems.convolution), torch.float32),
     "memory and a second channel": lambda: (

@@ -148,7 +148,7 @@ def test_what_cannot_be_sent_is_named_and_said_once(caplog, monkeypatch):
         with lock:
             return nn.functional.cross_entropy(output, target)
 
-    task = hansa.Task(problems.perceptron, loss, problems.data(), name="locked", native=False)
+    task = hansa.Task(problems.perceptron, loss, problems.data(), name="locked", execution="eager")
     method = hansa.presets.fedavg(local_lr=0.1, steps=1, batch_size=8)
     with caplog.at_level(logging.WARNING, "hansa"):
         runs = [hansa.run(method, task, rounds=1, workers=workers) for workers in (1, 2, 2)]
@@ -161,7 +161,7 @@ def test_what_cannot_be_sent_is_named_and_said_once(caplog, monkeypatch):
 
 
 def test_memory_is_freed_between_runs_and_an_interrupted_run_leaves_the_workers_usable():
-    task = problems.task(problems.convolution, native=False)
+    task = problems.task(problems.convolution, execution="eager")
     method = hansa.presets.fedavg(local_lr=0.1, steps=2, batch_size=8)
     orders = problems.first_orders(method, task, torch.float32)
     expected = list(Serial(method, task, torch.float32, problems.CPU).run(orders))

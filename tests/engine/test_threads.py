@@ -73,7 +73,7 @@ def test_a_solver_of_ones_own_that_draws_is_an_error_in_threads():
 
 def test_a_model_that_draws_random_numbers_is_refused():
     with pytest.raises(WorkersUnsupported, match="draws random numbers"):
-        Pool(presets.fedavg(), problems.task(problems.dropout, native=False), torch.float32, CPU, kind="thread")
+        Pool(presets.fedavg(), problems.task(problems.dropout, execution="eager"), torch.float32, CPU, kind="thread")
 
 
 def test_a_model_that_draws_only_later_is_an_error_and_never_a_different_result():

@@ -454,15 +454,15 @@ NATIVE: dict[str, Callable[[], Any]] = {
 TASKS: dict[str, Callable[[], Any]] = {
     **NATIVE,
     # eager PyTorch
-    "mlp, eager": lambda: hansa.Task(Mlp, cross_entropy, federated(VECTOR), native=False),
-    "cnn, eager": lambda: hansa.Task(Cnn, cross_entropy, federated(GREY), native=False),
+    "mlp, eager": lambda: hansa.Task(Mlp, cross_entropy, federated(VECTOR), execution="eager"),
+    "cnn, eager": lambda: hansa.Task(Cnn, cross_entropy, federated(GREY), execution="eager"),
     "colour, eager, augmented": lambda: hansa.Task(
-        Colour, cross_entropy, federated(COLOUR), native=False, augment=_shifts()
+        Colour, cross_entropy, federated(COLOUR), execution="eager", augment=_shifts()
     ),
-    "norm": lambda: hansa.Task(Norm, cross_entropy, federated(VECTOR), native=False),
+    "norm": lambda: hansa.Task(Norm, cross_entropy, federated(VECTOR), execution="eager"),
     "norm, own loss": lambda: hansa.Task(Norm, smooth_l1_of_classes, federated(VECTOR)),
-    "norm, tested by client": lambda: hansa.Task(Norm, cross_entropy, federated(VECTOR, owned=True), native=False),
-    "norm, weighted rows": lambda: hansa.Task(Norm, cross_entropy, weighted_rows(), native=False),
+    "norm, tested by client": lambda: hansa.Task(Norm, cross_entropy, federated(VECTOR, owned=True), execution="eager"),
+    "norm, weighted rows": lambda: hansa.Task(Norm, cross_entropy, weighted_rows(), execution="eager"),
     "double": lambda: hansa.Task(double, cross_entropy, federated(VECTOR, dtype=torch.float64)),
     "noisy": lambda: hansa.Task(Noisy, cross_entropy, federated(VECTOR)),
     "batch": lambda: hansa.Task(Batch, cross_entropy, federated(VECTOR)),
@@ -470,12 +470,12 @@ TASKS: dict[str, Callable[[], Any]] = {
     "groups": lambda: hansa.Task(Groups, cross_entropy, federated(GREY)),
     "words": lambda: hansa.Task(Words, cross_entropy, sentences()),
     "regression": lambda: hansa.Task(Regression, mse_loss, numbers()),
-    "spoilt, eager": lambda: hansa.Task(Mlp, cross_entropy, spoilt(1), native=False),
+    "spoilt, eager": lambda: hansa.Task(Mlp, cross_entropy, spoilt(1), execution="eager"),
     "pair": lambda: hansa.Task(Pair, cross_entropy, two_inputs()),
     "remembering": lambda: hansa.Task(Remembering, cross_entropy, federated(VECTOR)),
     "binary": lambda: hansa.Task(Binary, first_half, federated(VECTOR)),
     "bytes, on disk": lambda: hansa.Task(Bytes, cross_entropy, mapped()),
-    "collated": lambda: hansa.Task(Norm, cross_entropy, collated(), native=False),
+    "collated": lambda: hansa.Task(Norm, cross_entropy, collated(), execution="eager"),
     "huber": lambda: hansa.Task(Regression, hansa.losses.huber(0.5), numbers()),
     "weighted classes": lambda: hansa.Task(
         Norm, hansa.losses.cross_entropy([1.0, 2.0, 0.5, 1.5], label_smoothing=0.1), federated(VECTOR)

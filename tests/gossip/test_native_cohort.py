@@ -150,7 +150,7 @@ def test_gossip_over_oneself_is_training_alone_to_the_bit():
 
 def test_eager_gossip_agrees_to_rounding():
     found = run(METHODS["ha_fed"]()).trajectory
-    eager = run(METHODS["ha_fed"](), native=False).trajectory
+    eager = run(METHODS["ha_fed"](), execution="eager").trajectory
     torch.testing.assert_close(found, eager, rtol=0, atol=1e-5)
     whole = presets.ha_fed(**SERVED, gossip_compressor=identity())
     torch.testing.assert_close(run(whole).trajectory, found, rtol=0, atol=1e-5)

@@ -80,11 +80,11 @@ def bowls() -> hansa.training.quadratic:
 class Path:
     """A way to compute: a model, a precision, and how far apart equal sums may lie."""
 
-    def __init__(self, name: str, model: Any, dtype: torch.dtype, near: float, native: bool) -> None:
-        self.name, self.model, self.dtype, self.near, self.native = name, model, dtype, near, native
+    def __init__(self, name: str, model: Any, dtype: torch.dtype, near: float, execution: Any) -> None:
+        self.name, self.model, self.dtype, self.near, self.execution = name, model, dtype, near, execution
 
     def task(self, owners: Sequence[int] = tuple(range(CLIENTS)), loss: Any = cross_entropy) -> hansa.Task:
-        return hansa.Task(self.model, loss, held(owners), native=self.native, name="unequal")
+        return hansa.Task(self.model, loss, held(owners), execution=self.execution, name="unequal")
 
     def run(self, algorithm: hansa.Algorithm, on: hansa.Task | None = None, rounds: int = ROUNDS) -> hansa.Run:
         on = self.task() if on is None else on
@@ -94,8 +94,8 @@ class Path:
         return self.name
 
 
-EAGER = Path("eager", Net, torch.float64, 1e-9, native=False)
-NATIVE = Path("native", stack, torch.float32, 2e-4, native=native.available())
+EAGER = Path("eager", Net, torch.float64, 1e-9, "eager")
+NATIVE = Path("native", stack, torch.float32, 2e-4, "native" if native.available() else "eager")
 PATHS = (EAGER, NATIVE)
 
 UPLINK = {"compressor": compress.top_k(0.3), "two_way": True}

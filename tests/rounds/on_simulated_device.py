@@ -45,7 +45,7 @@ def device(monkeypatch) -> Iterator[torch.device]:
 
 @cache
 def task(model: Any = Residual) -> hansa.Task:
-    return hansa.Task(model, nn.functional.cross_entropy, problems.data(test=40), batch_clients=False, native=False)
+    return hansa.Task(model, nn.functional.cross_entropy, problems.data(test=40), execution="eager")
 
 
 class Wide(nn.Module):
@@ -70,7 +70,7 @@ def regression() -> hansa.Task:
     x, y = torch.randn(60, 6, generator=draw), torch.randn(60, 24, generator=draw)
     owners = [min(row // 3 % 7, 4) for row in range(60)]
     held = hansa.data.from_arrays(x, y, clients=owners, test=(x[:9], y[:9]))
-    return hansa.Task(Wide, squared_error, held, batch_clients=False, native=False)
+    return hansa.Task(Wide, squared_error, held, execution="eager")
 
 
 def tensors(tree: Any) -> Iterator[torch.Tensor]:
@@ -389,7 +389,7 @@ def test_engines_on_the_device_have_the_bits_of_one_worker(name, preset, device)
 
 
 def test_worker_processes_on_the_cpu_have_the_bits_of_one_worker(device):
-    made, method = problems.task(problems.convolution, native=False), presets.fedams(steps=2, batch_size=5)
+    made, method = problems.task(problems.convolution, execution="eager"), presets.fedams(steps=2, batch_size=5)
     expected = Run(method, made).advance(2)
     same(Run(method, made, server_device=device, engine=partial(Pool, workers=2, kind="process")).advance(2), expected)
 
@@ -428,7 +428,7 @@ def test_private_blocks_are_evaluated_with_the_servers_model(device):
         test=(problems.data().test_inputs[:40], problems.data().test_targets[:40]),
         test_clients=[row % 5 for row in range(40)],
     )
-    made = hansa.Task(Residual, nn.functional.cross_entropy, held, batch_clients=False, native=False)
+    made = hansa.Task(Residual, nn.functional.cross_entropy, held, execution="eager")
     method = presets.fedavg(steps=2, batch_size=5).with_local(private_blocks=hansa.local.blocks("head*"))
     pair(method, device, made=made, per_client=True, personalise={"steps": 2})
 

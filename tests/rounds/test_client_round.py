@@ -70,7 +70,7 @@ def test_an_error_names_the_client_that_it_came_of(monkeypatch):
 
 def test_what_is_not_native_or_takes_long_is_done_alone():
     order = Run(METHODS["fedavg"](), task())
-    eager = task(native=False).trainer(torch.float32, torch.device("cpu"))
+    eager = task(execution="eager").trainer(torch.float32, torch.device("cpu"))
     fast = task().trainer(torch.float32, torch.device("cpu"))
     opened = hansa.rounds.open_round(order.algorithm, order.state, order.task.population, "x", order.key)
     for shell, seconds, expected in ((eager, 1e-6, 1), (fast, 1e-6, 32), (fast, 0.01, 5), (fast, 1.0, 1)):

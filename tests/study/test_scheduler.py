@@ -51,7 +51,9 @@ def make_task(loss=nn.functional.cross_entropy):
     targets = (inputs @ torch.randn(5, 3, generator=generator)).argmax(1)
     partition = hansa.data.dirichlet(0.5)
     data = hansa.data.from_arrays(inputs, targets, clients=6, partition=partition, test=(inputs[:60], targets[:60]))
-    return hansa.Task(Net, loss, hansa.data.with_validation(data, 0.2), native=False)  # the loss is called every step
+    return hansa.Task(
+        Net, loss, hansa.data.with_validation(data, 0.2), execution="eager"
+    )  # the loss is called every step
 
 
 def method(lr=0.3):

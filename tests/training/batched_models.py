@@ -43,9 +43,9 @@ class Regressor(Net):
 class Words(nn.Module):
     """A mean of embeddings, and a factor that has no native form."""
 
-    def __init__(self) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.words, self.head = nn.Embedding(9, 5), nn.Linear(5, 4)
+        self.words, self.head = nn.Embedding(9, 5, **options), nn.Linear(5, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(torch.tanh(2 * self.words(x).mean(1)))  # type: ignore[no-any-return]
@@ -77,6 +77,14 @@ class Normed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x)  # type: ignore[no-any-return]
+
+
+class Spectral(Net):
+    """A norm by power iteration, whose vectors change in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.utils.parametrizations.spectral_norm(self.head)
 
 
 class Noisy(Net):
@@ -126,9 +134,9 @@ def data(kind: str = "classes", sizes: tuple[int, ...] = SIZES, spoil: int | Non
     return hansa.data.from_arrays(x[:end], y[:end], clients=owners, test=(x[end:], y[end:]), **kinds)
 
 
-def task(model: Any = Net, kind: str = "classes", together: bool | None = True, **options: Any) -> hansa.Task:
+def task(model: Any = Net, kind: str = "classes", execution: Any = "vmap", **options: Any) -> hansa.Task:
     """A task of one of the models."""
     loss = mse_loss if kind == "numbers" else cross_entropy
     sizes = options.pop("sizes", SIZES)
     rows = data(kind, sizes, options.pop("spoil", None))
-    return hansa.Task(model, loss, rows, batch_clients=together, **options)
+    return hansa.Task(model, loss, rows, execution=execution, **options)

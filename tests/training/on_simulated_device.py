@@ -25,7 +25,7 @@ from training.test_determinism import METHOD, Puts, Watching, task
 def test_on_a_device_the_trainers_share_one_copy(monkeypatch):
     monkeypatch.setenv("HANSA_NATIVE", "off")
     with simulated_device() as device:
-        mine = frozen.task(batch_clients=False)
+        mine = frozen.task()
         first, second = (mine.trainer(torch.float32, device) for _ in range(2))
         for name, dtype in (("base.weight", torch.bfloat16), ("table", torch.float16)):
             ours, theirs = (dict(each.module.state_dict())[name] for each in (first, second))

@@ -48,7 +48,9 @@ def test_dropout_batchnorm_a_frozen_block_and_augmentation_for_1_2_3_workers():
 @pytest.mark.parametrize("own", [False, True], ids=["parts", "careless"])
 def test_native_models_for_1_2_3_workers(own):
     augment = [*PARTS, augmented_models.careless] if own else PARTS
-    task = hansa.Task(augmented_models.stack, cross_entropy, augmented_models.images(), augment=augment, native=True)
+    task = hansa.Task(
+        augmented_models.stack, cross_entropy, augmented_models.images(), augment=augment, execution="native"
+    )
     runs = [trained(task, workers=workers) for workers in (1, 2, 3)]
     assert all(torch.equal(run.params, runs[0].params) for run in runs)
 
@@ -56,9 +58,11 @@ def test_native_models_for_1_2_3_workers(own):
 def test_native_equals_eager_to_rounding():
     found = [
         trained(
-            hansa.Task(augmented_models.stack, cross_entropy, augmented_models.images(), augment=PARTS, native=native)
+            hansa.Task(
+                augmented_models.stack, cross_entropy, augmented_models.images(), augment=PARTS, execution=execution
+            )
         ).params
-        for native in (True, False)
+        for execution in ("native", "eager")
     ]
     assert torch.allclose(*found, atol=1e-5)
     assert not torch.equal(found[0], torch.zeros_like(found[0]))
@@ -108,8 +112,8 @@ def test_only_normalisation_touches_test_rows():
     data = augmented_models.images()
     mean, std = [0.1, 0.2, 0.3], [1.0, 2.0, 0.5]
     by_hand = (data.test_inputs - torch.tensor(mean).view(1, 3, 1, 1)) / torch.tensor(std).view(1, 3, 1, 1)
-    for make, native in ((augmented_models.Net, None), (augmented_models.stack, True)):
-        task = hansa.Task(make, cross_entropy, data, augment=PARTS, native=native)
+    for make, execution in ((augmented_models.Net, "auto"), (augmented_models.stack, "native")):
+        task = hansa.Task(make, cross_entropy, data, augment=PARTS, execution=execution)
         trainer = task.trainer(torch.float32, torch.device("cpu"))
         vectors = task.start(hansa.Key(0), torch.float32)
         found = task.evaluate(trainer, vectors)

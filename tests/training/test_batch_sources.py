@@ -113,15 +113,15 @@ def test_targets_may_be_several():
     assert run.history[-1]["test_loss"] == pytest.approx(float(wanted), rel=1e-5)
 
 
-@pytest.mark.parametrize("native", [True, False])
-def test_clients_by_function_equal_the_same_rows_in_memory(native):
+@pytest.mark.parametrize("execution", ["native", "eager"])
+def test_clients_by_function_equal_the_same_rows_in_memory(execution):
     made = language_models.crowd(12)
     rows = [language_models.rows_of_client(client) for client in range(12)]
     owners = np.repeat(np.arange(12), [len(y) for _, y in rows])
     held = from_arrays(np.concatenate([x for x, _ in rows]), np.concatenate([y for _, y in rows]), clients=owners)
     found = []
     for data in (made, held):
-        task = hansa.Task(lambda: nn.Linear(5, 2), F.cross_entropy, data, native=native)
+        task = hansa.Task(lambda: nn.Linear(5, 2), F.cross_entropy, data, execution=execution)
         found.append(trained(task, participation=0.5, rounds=3).params)
     assert torch.equal(*found)
 

@@ -1,4 +1,4 @@
-"""compile: true: the model that eager training has, through torch.compile, never unless it is the same."""
+"""execution="compiled": the model that eager training has, through torch.compile, never unless it is the same."""
 
 from __future__ import annotations
 
@@ -83,13 +83,12 @@ def traced(monkeypatch):
 
 @NEEDS_COMPILER
 def test_compiled_is_eager_to_rounding_and_the_same_bits_for_any_number_of_workers_and_after_a_resume():
-    made = task(compile=True)
-    assert made.compile
+    made = task(execution="compiled")
     whole = hansa.run(ALGORITHM, made, rounds=3, workers=1)
     eager = hansa.run(ALGORITHM, task(), rounds=3, workers=1)
     assert torch.allclose(whole.params, eager.params, atol=1e-6)
     begun = hansa.run(ALGORITHM, made, rounds=1, workers=1)
-    resumed = Run(ALGORITHM, task(compile=True), store=begun.store, engine=auto_engine(2, 2, "process"))
+    resumed = Run(ALGORITHM, task(execution="compiled"), store=begun.store, engine=auto_engine(2, 2, "process"))
     resumed.restore(begun.checkpoint_state(), begun.history)
     resumed.advance(2)
     assert torch.equal(resumed.params, whole.params)
@@ -104,7 +103,7 @@ def test_compiled_is_eager_to_rounding_and_the_same_bits_for_any_number_of_worke
 
 def test_each_form_of_batch_is_compiled_apart_and_every_client_equals_eager(traced):
     algorithm = presets.fedavg(local_lr=0.05, steps=2, batch_size=None)
-    made = task(compile=True)
+    made = task(execution="compiled")
     ours, eager = (hansa.run(algorithm, one, rounds=2, workers=1) for one in (made, task()))
     assert torch.allclose(ours.params, eager.params, atol=1e-6)
     trainer = made.trainer(torch.float32, torch.device("cpu"))
@@ -115,7 +114,10 @@ def test_each_form_of_batch_is_compiled_apart_and_every_client_equals_eager(trac
 
 def test_float64_and_steps_that_look_ahead_are_compiled_too(traced):
     algorithm = presets.fedavg(local_lr=0.05, steps=2, batch_size=4).with_local(solver=hansa.local.sam(0.05))
-    runs = [hansa.run(algorithm, one, rounds=2, workers=1, dtype=torch.float64) for one in (task(compile=True), task())]
+    runs = [
+        hansa.run(algorithm, one, rounds=2, workers=1, dtype=torch.float64)
+        for one in (task(execution="compiled"), task())
+    ]
     assert torch.allclose(runs[0].params, runs[1].params, atol=1e-12)
 
 
@@ -123,32 +125,24 @@ REFUSED = {"control flow": (Decides, "Unsupported"), "graph break": (Prints, "Un
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_compiled_as_a_whole_is_eager_bit_for_bit_and_says_why(name, traced, caplog):
+def test_what_cannot_be_compiled_as_a_whole_is_refused_with_the_reason(name, traced):
     model, why = REFUSED[name]
-    made = task(model, compile=True)
-    assert not made.compile
-    said = [record.message for record in caplog.records if "compile: true is ignored" in record.message]
-    assert len(said) == 1
-    assert why in said[0]
-    runs = [hansa.run(ALGORITHM, one, rounds=2, workers=1).params for one in (made, task(model))]
-    assert torch.equal(*runs)
+    with pytest.raises(HansaError, match=f"execution='compiled'.*{why}"):
+        task(model, execution="compiled")
 
 
-def test_without_a_compiler_one_sentence_says_so_and_eager_is_used(monkeypatch, caplog):
-    monkeypatch.setenv("CXX", "no-such-compiler")
+def test_without_a_compiler_one_sentence_says_so(monkeypatch):
     monkeypatch.setattr(compiled, "missing_compiler", lambda: "there is no C++ compiler on the path")
-    made = task(compile=True)
-    assert not made.compile
-    assert "compile: true is ignored: there is no C++ compiler" in caplog.text
-    assert torch.equal(*(hansa.run(ALGORITHM, one, rounds=1, workers=1).params for one in (made, task())))
+    with pytest.raises(HansaError, match=r"execution='compiled'.*there is no C\+\+ compiler"):
+        task(execution="compiled")
 
 
 def test_a_worker_without_a_compiler_does_not_quietly_train_otherwise(traced, monkeypatch):
-    made = task(compile=True)
+    made = task(execution="compiled")
     monkeypatch.setattr(
         compiled, "missing_compiler", lambda: "there is no C++ compiler on the path: install g++ or clang"
     )
-    with pytest.raises(HansaError, match="compile: there is no C"):
+    with pytest.raises(HansaError, match="there is no C"):
         made.trainer(torch.float32, torch.device("cpu"))
 
 
@@ -156,7 +150,7 @@ def test_a_worker_without_a_compiler_does_not_quietly_train_otherwise(traced, mo
     ("wrong", "why"), [(lambda x: 1.01 * x, "loss is"), (lambda x: x.detach() + 0 * x, "gradient")]
 )
 def test_a_compiled_form_that_is_not_the_same_is_not_used(wrong, why, traced, monkeypatch, caplog):
-    made, true = task(compile=True), compiled._compile
+    made, true = task(execution="compiled"), compiled._compile
     monkeypatch.setattr(compiled, "_compile", lambda whole, backend: lambda x, y: wrong(whole(x, y)))
     with caplog.at_level(logging.WARNING, logger="hansa"):
         found = hansa.run(ALGORITHM, made, rounds=1, workers=1)
@@ -165,25 +159,23 @@ def test_a_compiled_form_that_is_not_the_same_is_not_used(wrong, why, traced, mo
     assert torch.equal(found.params, hansa.run(ALGORITHM, task(), rounds=1, workers=1).params)
 
 
-def test_a_model_of_native_code_is_left_to_it(caplog):
+def test_a_model_with_a_native_form_is_compiled_where_that_is_asked_for(traced):
     data = Clients()
-    data.targets = data.test_targets = None
     data.targets = torch.arange(21) % 3
     data.test_targets = data.targets[:8]
-    made = hansa.Task(lambda: nn.Linear(6, 3), F.cross_entropy, data, compile=True)
-    if made.network is not None:
-        assert not made.compile
-        assert "native code trains it" in caplog.text
+    made = hansa.Task(lambda: nn.Linear(6, 3), F.cross_entropy, data, execution="compiled")
+    assert made.network is None
+    assert made.trainer(torch.float32, torch.device("cpu")).compiled is not None
 
 
 def test_a_file_says_it_and_a_compiled_run_is_another_run(traced):
-    text = "data: {clients: 5}\nmodel: {name: logistic, compile: %s}\nrounds: 1"
-    with_it, without = from_yaml(text % "true"), from_yaml(text % "false")
+    text = "data: {clients: 5}\nmodel: {name: logistic, execution: %s}\nrounds: 1"
+    with_it, without = from_yaml(text % "compiled"), from_yaml(text % "auto")
     assert (
         config_digest(with_it)
         != config_digest(without)
         == config_digest(from_yaml("data: {clients: 5}\nmodel: {name: logistic}"))
     )
-    assert build.build_task(without, build.load_data(without)).compile is False
-    runs = [hansa.run(ALGORITHM, one, rounds=1, workers=1) for one in (task(compile=True), task())]
+    assert build.build_task(without, build.load_data(without)).execution == "auto"
+    runs = [hansa.run(ALGORITHM, one, rounds=1, workers=1) for one in (task(execution="compiled"), task())]
     assert changed_kinds(*map(provenance_of, runs)) == ["model"]

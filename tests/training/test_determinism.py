@@ -52,7 +52,7 @@ class Puts(Watching):
 
 
 def task(model=Watching) -> hansa.Task:
-    made = hansa.Task(model, nn.functional.cross_entropy, problems.data(test=40), native=False, batch_clients=False)
+    made = hansa.Task(model, nn.functional.cross_entropy, problems.data(test=40), execution="eager")
     Watching.seen.clear()
     return made
 

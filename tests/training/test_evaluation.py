@@ -145,11 +145,11 @@ def test_native_code_takes_no_other_loss_for_plain_cross_entropy(loss):
         assert plain.network is not None
 
 
-@pytest.mark.parametrize("choice", [None, False], ids=["native", "eager"])
+@pytest.mark.parametrize("choice", ["auto", "eager"], ids=["native", "eager"])
 def test_heterogeneity_is_without_dropout_in_native_models_too(choice):
     data = from_arrays(X[:300], Y[::8], clients=2)
-    found = heterogeneity(hansa.Task(lambda: Net(3, dropout=0.6), F.cross_entropy, data, native=choice))
-    without = heterogeneity(hansa.Task(lambda: Net(3), F.cross_entropy, data, native=False))
+    found = heterogeneity(hansa.Task(lambda: Net(3, dropout=0.6), F.cross_entropy, data, execution=choice))
+    without = heterogeneity(hansa.Task(lambda: Net(3), F.cross_entropy, data, execution="eager"))
     assert found.gradient_norm == pytest.approx(without.gradient_norm, rel=1e-5)
     assert found.sigma_l == pytest.approx(without.sigma_l, rel=1e-5)
 
@@ -353,7 +353,7 @@ def test_the_evaluation_batch_follows_the_size_of_the_outputs():
     assert 1 <= task.evaluation_batch_size <= 256  # of 4 MB and more a row, not 500
     narrow = from_arrays(X, Y, clients=OWNERS, test=(X, Y))
     assert hansa.Task(lambda: Net(3), F.cross_entropy, narrow).evaluation_batch_size == 500
-    task = hansa.Task(lambda: nn.Linear(3, 3), F.cross_entropy, narrow, evaluation_batch_size=64, native=False)
+    task = hansa.Task(lambda: nn.Linear(3, 3), F.cross_entropy, narrow, evaluation_batch_size=64, execution="eager")
     found, output = evaluated(task)
     assert found["test_loss"] == pytest.approx(float(F.cross_entropy(output, Y)), rel=1e-5)
     with pytest.raises(HansaError, match=r"Task\(evaluation_batch_size=0\)"):
@@ -382,8 +382,8 @@ def test_ignored_labels_that_only_some_batches_have_train_natively_as_in_torch()
         items, rows_with_ignored_labels, clients=[min(place // 30, 2) for place in range(120)], test=items
     )
     runs = []
-    for choice in (None, False):
-        task = hansa.Task(lambda: Net(3), F.cross_entropy, data, native=choice)
+    for choice in ("auto", "eager"):
+        task = hansa.Task(lambda: Net(3), F.cross_entropy, data, execution=choice)
         algorithm = presets.fedavg(local_lr=0.1, local_momentum=0.5, steps=4, batch_size=7, participation=1.0)
         runs.append(hansa.run(algorithm, task, rounds=2, workers=1))
     assert torch.allclose(runs[0].params, runs[1].params, atol=1e-6)

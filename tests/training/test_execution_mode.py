@@ -66,9 +66,9 @@ ALGORITHM = presets.fedavg(
 @WITH_NATIVE
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_people_write_is_recognised_and_native_equals_eager_to_rounding(name):
-    task = made(name, native=True)
+    task = made(name, execution="native")
     ours = hansa.run(ALGORITHM, task, rounds=2, workers=1)
-    eager = hansa.run(ALGORITHM, made(name, native=False), rounds=2, workers=1)
+    eager = hansa.run(ALGORITHM, made(name, execution="eager"), rounds=2, workers=1)
     scale = float((eager.params - task.start(hansa.Key(0), torch.float32)["model"]).norm())
     assert float((ours.params - eager.params).norm()) < 1e-3 * scale
     assert ours.history[-1]["test_loss"] == pytest.approx(eager.history[-1]["test_loss"], rel=1e-4)
@@ -86,7 +86,7 @@ def test_what_people_write_is_recognised_and_native_equals_eager_to_rounding(nam
     ],
 )
 def test_a_recognised_model_gives_the_same_bits_with_any_number_of_workers(name):
-    one, two, three = (hansa.run(ALGORITHM, made(name, native=True), rounds=2, workers=w) for w in (1, 2, 3))
+    one, two, three = (hansa.run(ALGORITHM, made(name, execution="native"), rounds=2, workers=w) for w in (1, 2, 3))
     assert torch.equal(one.params, two.params)
     assert torch.equal(one.params, three.params)
 
@@ -100,9 +100,9 @@ def test_worker_processes_use_the_form_that_the_task_found():
 @WITH_NATIVE
 @pytest.mark.parametrize("name", ["LeNet-5", "all convolutional", "drops everywhere", "bag of words", "small ResNet"])
 def test_a_recognised_model_trains_on_after_a_resume_as_if_nothing_had_been(name):
-    whole = hansa.run(ALGORITHM, made(name, native=True), rounds=4, workers=1)
-    begun = hansa.run(ALGORITHM, made(name, native=True), rounds=2, workers=1)
-    resumed = Run(ALGORITHM, made(name, native=True), store=begun.store, engine=auto_engine(2, 2))
+    whole = hansa.run(ALGORITHM, made(name, execution="native"), rounds=4, workers=1)
+    begun = hansa.run(ALGORITHM, made(name, execution="native"), rounds=2, workers=1)
+    resumed = Run(ALGORITHM, made(name, execution="native"), store=begun.store, engine=auto_engine(2, 2))
     resumed.restore(begun.checkpoint_state(), begun.history)
     assert torch.equal(resumed.advance(2).params, whole.params)
     assert not torch.equal(begun.params, whole.params)
@@ -111,7 +111,7 @@ def test_a_recognised_model_trains_on_after_a_resume_as_if_nothing_had_been(name
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ["layers in a loop", "LeNet-5", "FedAWARE's CNN"])
 def test_a_view_after_a_convolution_runs_eagerly_as_plain_pytorch_does(name, dtype):
-    task = made(name, native=False)
+    task = made(name, execution="eager")
     assert not task.layout.channels_last
     algorithm = presets.fedavg(local_lr=0.05, steps=1, batch_size=None)
     run = hansa.run(algorithm, task, rounds=1, dtype=dtype, workers=1)
@@ -331,8 +331,8 @@ def test_what_native_code_would_do_otherwise_is_eager_bit_for_bit_and_says_why(n
     assert len(said) == 1
     assert why in said[0]
     with pytest.raises(HansaError, match="has no native form"):
-        hansa.Task(make, loss, Shards((12,), 3), native=True)
-    eager = hansa.Task(make, loss, Shards((12,), 3), native=False)
+        hansa.Task(make, loss, Shards((12,), 3), execution="native")
+    eager = hansa.Task(make, loss, Shards((12,), 3), execution="eager")
     runs = [hansa.run(ALGORITHM, one, rounds=2, workers=1).params for one in (task, eager)]
     assert torch.equal(*runs)
 
@@ -341,27 +341,27 @@ def test_what_native_code_would_do_otherwise_is_eager_bit_for_bit_and_says_why(n
 def test_a_wide_residual_network_stays_eager_bit_for_bit_and_says_why(caplog, monkeypatch):
     monkeypatch.setattr(execution_mode, "_WIDE", 8 * 8 * 9)  # the convolutions have a bias too
     with caplog.at_level(logging.INFO, logger="hansa"):
-        tasks = [made("small ResNet", native=choice) for choice in (None, False)]
+        tasks = [made("small ResNet", execution=choice) for choice in ("auto", "eager")]
     assert tasks[0].network is None
     assert "trained by eager PyTorch: PyTorch is faster for residual networks with 576 weights" in caplog.text
     runs = [hansa.run(ALGORITHM, one, rounds=2, workers=1).params for one in tasks]
     assert torch.equal(*runs)
-    assert made("small ResNet", native=True).network is not None
+    assert made("small ResNet", execution="native").network is not None
     assert made("LeNet-5 with tanh").network is not None  # a chain of convolutions is native at any width
 
 
 @WITH_NATIVE
-@pytest.mark.parametrize("native", [True, False])
-def test_a_token_that_the_table_does_not_have_is_an_error_in_training_and_evaluation(native):
+@pytest.mark.parametrize("execution", ["native", "eager"])
+def test_a_token_that_the_table_does_not_have_is_an_error_in_training_and_evaluation(execution):
     data = Shards((11,), 4, sizes=(30, 30, 30), words=300)
     data.test_inputs, data.test_targets = data.inputs[:40].clone(), data.targets[:40]
     data.test_inputs[33, 2] = 300
     model, loss, _, _ = WRITTEN["bag of words"]
     with pytest.raises((HansaError, IndexError, RuntimeError), match=r"out of range|valid range"):
-        hansa.run(ALGORITHM, hansa.Task(model, loss, data, native=native), rounds=1)
+        hansa.run(ALGORITHM, hansa.Task(model, loss, data, execution=execution), rounds=1)
     data.test_inputs[33, 2], data.inputs[[31, 62, 88], 7] = 299, -1
     with pytest.raises((HansaError, IndexError, RuntimeError), match=r"out of range|valid range"):
-        hansa.run(presets.fedavg(steps=8), hansa.Task(model, loss, data, native=native), rounds=1)
+        hansa.run(presets.fedavg(steps=8), hansa.Task(model, loss, data, execution=execution), rounds=1)
 
 
 class OnDemand(Shards):
@@ -388,7 +388,10 @@ def test_tokens_whose_length_may_change_are_trained_eagerly():
 def test_test_rows_of_another_length_or_dtype_are_evaluated_eagerly(form):
     data, model = Shards((11,), 4, words=300), WRITTEN["bag of words"][0]
     data.test_inputs = form(data.test_inputs)
-    runs = [hansa.run(ALGORITHM, hansa.Task(model, F.cross_entropy, data, native=n), rounds=1) for n in (True, False)]
+    runs = [
+        hansa.run(ALGORITHM, hansa.Task(model, F.cross_entropy, data, execution=n), rounds=1)
+        for n in ("native", "eager")
+    ]
     assert runs[0].history[-1]["test_loss"] == pytest.approx(runs[1].history[-1]["test_loss"], rel=1e-5)
 
 
@@ -435,7 +438,7 @@ def test_targets_that_the_loss_leaves_out_keep_to_eager():
 )
 def test_native_dropout_keeps_the_very_values_that_eager_dropout_keeps(name, monkeypatch):
     """Of ones, dropout leaves what it multiplies by: as a worker draws it for its third step, as torch draws it."""
-    task, key = made(name, native=True), hansa.Key(3).child("noise", 2)
+    task, key = made(name, execution="native"), hansa.Key(3).child("noise", 2)
     trainer = task.trainer(torch.float32, torch.device("cpu"))
     trainer.seed(key)
     keep = trainer._draw_dropout(4)
@@ -468,8 +471,10 @@ DROPPING = {
 @pytest.mark.parametrize("method", DROPPING)
 def test_dropout_is_native_under_any_local_method_and_equals_eager_to_rounding(method):
     algorithm, name = DROPPING[method], "drops everywhere"
-    ours, eager = (hansa.run(algorithm, made(name, native=choice), rounds=2, workers=1) for choice in (True, False))
-    two = hansa.run(algorithm, made(name, native=True), rounds=2, workers=2)
+    ours, eager = (
+        hansa.run(algorithm, made(name, execution=choice), rounds=2, workers=1) for choice in ("native", "eager")
+    )
+    two = hansa.run(algorithm, made(name, execution="native"), rounds=2, workers=2)
     scale = float((eager.params - made(name).start(hansa.Key(0), torch.float32)["model"]).norm())
     assert float((ours.params - eager.params).norm()) < (2e-2 if method == "adam" else 1e-3) * scale
     assert torch.equal(ours.params, two.params)
@@ -479,9 +484,9 @@ def test_dropout_is_native_under_any_local_method_and_equals_eager_to_rounding(m
 def test_dropout_of_augmented_batches_is_native_and_equals_eager_to_rounding():
     runs = [
         hansa.run(
-            ALGORITHM, made("drops everywhere", native=choice, augment=[hansa.augment.flip()]), rounds=2, workers=1
+            ALGORITHM, made("drops everywhere", execution=choice, augment=[hansa.augment.flip()]), rounds=2, workers=1
         )
-        for choice in (True, False)
+        for choice in ("native", "eager")
     ]
     assert torch.allclose(runs[0].params, runs[1].params, atol=1e-5)
 
@@ -504,8 +509,10 @@ def test_many_steps_of_dropout_are_drawn_piece_by_piece_with_the_same_bits(monke
 @WITH_NATIVE
 def test_momentum_that_is_kept_from_round_to_round_is_kept_by_native_code_too():
     algorithm = replace(ALGORITHM, local=replace(ALGORITHM.local, optimizer_state="kept"))
-    ours, eager = (hansa.run(algorithm, made("2NN", native=choice), rounds=3, workers=1) for choice in (True, False))
-    fresh = hansa.run(ALGORITHM, made("2NN", native=True), rounds=3, workers=1)
+    ours, eager = (
+        hansa.run(algorithm, made("2NN", execution=choice), rounds=3, workers=1) for choice in ("native", "eager")
+    )
+    fresh = hansa.run(ALGORITHM, made("2NN", execution="native"), rounds=3, workers=1)
     assert torch.allclose(ours.params, eager.params, atol=1e-5)
     assert not torch.allclose(ours.params, fresh.params, atol=1e-4)
 
@@ -566,11 +573,11 @@ METHODS = {
 @pytest.mark.parametrize("name", ["pre-activation blocks", "tabular residual network", "FLUTE's logistic regression"])
 def test_norms_activations_and_sums_are_native_under_any_method_and_equal_eager_to_rounding(name, method):
     ours, eager = (
-        hansa.run(METHODS[method], made(name, native=choice), rounds=3, workers=1) for choice in (True, False)
+        hansa.run(METHODS[method], made(name, execution=choice), rounds=3, workers=1) for choice in ("native", "eager")
     )
     scale = float((eager.params - made(name).start(hansa.Key(0), torch.float32)["model"]).norm())
     assert float((ours.params - eager.params).norm()) < 1e-3 * scale
-    two = hansa.run(METHODS[method], made(name, native=True), rounds=3, workers=2)
+    two = hansa.run(METHODS[method], made(name, execution="native"), rounds=3, workers=2)
     assert torch.equal(ours.params, two.params)
 
 
@@ -581,8 +588,10 @@ def test_gossip_steps_native_rows_in_place_and_agrees_with_eager(preset):
     if preset != "dsgd":
         words |= {"clusters": 1, "reporters": 2}
     algorithm = getattr(presets, preset)(**words)
-    ours, eager = (hansa.run(algorithm, made("2NN", native=choice), rounds=3, workers=1) for choice in (True, False))
-    two = hansa.run(algorithm, made("2NN", native=True), rounds=3, workers=2)
+    ours, eager = (
+        hansa.run(algorithm, made("2NN", execution=choice), rounds=3, workers=1) for choice in ("native", "eager")
+    )
+    two = hansa.run(algorithm, made("2NN", execution="native"), rounds=3, workers=2)
     assert torch.allclose(ours.params, eager.params, atol=2e-5)
     assert torch.equal(ours.params, two.params)
     assert ours.history[-1]["consensus"] == pytest.approx(eager.history[-1]["consensus"], rel=1e-3)

@@ -72,7 +72,7 @@ def test_narrow_frozen_weights_keep_their_dtype_and_are_one_copy():
 
 
 def test_the_gradient_is_that_of_plain_pytorch():
-    mine = task(batch_clients=False)
+    mine = task()
     trainer, vectors = mine.trainer(torch.float32, CPU), mine.start(hansa.Key(3), torch.float32)
     trainer.load(vectors["model"], None)
     rows = torch.arange(7)
@@ -120,7 +120,7 @@ def test_a_run_in_float64_converts_all_weights():
 
 def test_a_model_that_does_not_take_narrow_weights_is_converted_and_one_under_autocast_is_not(caplog):
     with caplog.at_level(logging.INFO, "hansa"):
-        plain = task(Unaware, native=False)
+        plain = task(Unaware, execution="eager")
     assert "frozen weights in bfloat16 are converted to float32, because the model takes no step" in caplog.text
     assert "x.to(weight.dtype)" in caplog.text
     assert plain.trainer(torch.float32, CPU).module.base.weight.dtype == torch.float32
@@ -131,7 +131,7 @@ def test_a_model_that_does_not_take_narrow_weights_is_converted_and_one_under_au
 
 def test_native_true_is_refused_with_the_reason():
     with pytest.raises(hansa.HansaError, match="no native form: it has frozen weights of fewer bits than float32"):
-        task(native=True)
+        task(execution="native")
 
 
 class Writes(Adapted):
@@ -154,4 +154,4 @@ class Assigns(Writes):
 @pytest.mark.parametrize("model", [Writes, Assigns])
 def test_writing_to_a_shared_buffer_is_refused(model):
     with pytest.raises(hansa.HansaError, match="buffer table was left unchanged by the first batch and written by"):
-        Run(copy.copy(METHOD).with_local(batch_size=4), task(model, batch_clients=False)).advance(1)
+        Run(copy.copy(METHOD).with_local(batch_size=4), task(model)).advance(1)

@@ -81,9 +81,9 @@ def recall(output: torch.Tensor, target: torch.Tensor) -> float:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_it_is_the_plain_task_to_the_bit(workers: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="hansa")
-    lit = hansa.run(METHOD, from_lightning(Lit, table(), native=False), rounds=3, seed=2, workers=workers)
+    lit = hansa.run(METHOD, from_lightning(Lit, table(), execution="eager"), rounds=3, seed=2, workers=workers)
     assert "Lit: configure_optimizers is not used" in caplog.text
-    task = hansa.Task(Plain, functional.cross_entropy, table(), metrics={"recall": recall}, native=False)
+    task = hansa.Task(Plain, functional.cross_entropy, table(), metrics={"recall": recall}, execution="eager")
     plain = hansa.run(METHOD, task, rounds=3, seed=2)
     assert torch.equal(lit.params, plain.params)
     for name in ("test_recall", "test_accuracy"):

@@ -104,7 +104,7 @@ def _both(model: type[nn.Module], autocast: str) -> tuple[hansa.Task, list[tuple
     """Return the gradients in float32 and in a mixed precision, and the loss scales that were tried."""
     made, scales = [], []
     for dtype in (None, autocast):
-        mine = hansa.Task(model, cross_entropy, batched_models.data(), autocast=dtype, native=False)
+        mine = hansa.Task(model, cross_entropy, batched_models.data(), autocast=dtype, execution="eager")
         trainer = mine.trainer(torch.float32, CPU)
         trainer.load(mine.start(hansa.Key(0), torch.float32)["model"], None)
         rows = trainer.batches(4, hansa.local.Work(2, 8), hansa.Key(0))
@@ -137,7 +137,7 @@ def test_an_overflow_halves_the_scale_and_loses_no_step():
 def test_a_client_that_diverges_in_float16_is_reported_as_in_float32():
     method = hansa.presets.fedavg(local_lr=1e30, steps=3, batch_size=8)
     for autocast in (None, "float16"):
-        mine = hansa.Task(Wild, cross_entropy, batched_models.data(), autocast=autocast, native=False)
+        mine = hansa.Task(Wild, cross_entropy, batched_models.data(), autocast=autocast, execution="eager")
         with pytest.raises(HansaError, match=r"every update of all 1 rounds was refused.*non-finite"):
             hansa.Run(method, mine).advance(1)
 
@@ -217,7 +217,7 @@ def test_steps_that_bfloat16_would_round_away_add_up_in_the_master_weights():
     step = hansa.local.LocalStep(1e-5, x)
     trainer.load(x, None)
     hansa.local.take_steps(trainer, 4, hansa.local.Work(20, 8), step, hansa.Key(0))
-    plain = hansa.Task(Watched, cross_entropy, batched_models.data(), native=False).trainer(torch.float32, CPU)
+    plain = hansa.Task(Watched, cross_entropy, batched_models.data(), execution="eager").trainer(torch.float32, CPU)
     plain.load(x, None)
     hansa.local.take_steps(plain, 4, hansa.local.Work(20, 8), hansa.local.LocalStep(1e-5, x), hansa.Key(0))
     assert (trainer.y - plain.y).norm() < 0.02 * (plain.y - x).norm()
@@ -236,7 +236,7 @@ PRESETS = {
 @pytest.mark.parametrize("words", LOW)
 @pytest.mark.parametrize("name", PRESETS)
 def test_runs_learn_near_those_in_float32(name, words):
-    plain = hansa.Run(PRESETS[name], low(param_dtype=None, native=False, batch_clients=False)).advance(3)
+    plain = hansa.Run(PRESETS[name], low(param_dtype=None, execution="eager")).advance(3)
     mixed = hansa.Run(PRESETS[name], low(**LOW[words])).advance(3)
     start = plain.task.start(hansa.Key(0), torch.float32)["model"]
     assert 1e-7 < (mixed.params - plain.params).norm() < 0.1 * (plain.params - start).norm()
@@ -254,7 +254,7 @@ def test_bits_do_not_depend_on_workers_and_resumes(words, tmp_path):
     resumed = hansa.resume(tmp_path / "run", method, low(Smooth, **LOW[words]), rounds=4)
     assert torch.equal(resumed.params, expected.params)
     with pytest.raises(HansaError, match="model"):  # the precision is part of what a run folder remembers
-        hansa.resume(tmp_path / "run", method, low(Smooth, param_dtype=None, native=False), rounds=5)
+        hansa.resume(tmp_path / "run", method, low(Smooth, param_dtype=None, execution="eager"), rounds=5)
 
 
 class Smooth(Mixed):

@@ -186,7 +186,7 @@ class Wrapped(nn.Module):
         return Output(self.inner(x))
 
 
-@pytest.mark.parametrize("choice", [None, False], ids=["native if it can", "eager"])
+@pytest.mark.parametrize("choice", ["auto", "eager"], ids=["native if it can", "eager"])
 def test_a_model_that_answers_with_a_record_works_through_its_loss_and_metric(choice):
     data = images()
     wrapped = hansa.Task(
@@ -194,10 +194,10 @@ def test_a_model_that_answers_with_a_record_works_through_its_loss_and_metric(ch
         lambda out, y: cross_entropy(out.logits, y),
         data,
         metric=lambda out, y: (out.logits.argmax(1) == y).sum(),
-        native=choice,
+        execution=choice,
     )
     algorithm = presets.fedavg(local_lr=0.1, steps=3)
-    plain = hansa.run(algorithm, hansa.Task(convolutional, cross_entropy, data, native=choice), rounds=2)
+    plain = hansa.run(algorithm, hansa.Task(convolutional, cross_entropy, data, execution=choice), rounds=2)
     assert torch.equal(hansa.run(algorithm, wrapped, rounds=2).params, plain.params)
 
 
@@ -240,8 +240,10 @@ def test_native_training_agrees_with_eager_to_float_rounding():
         presets.ha_fed(clusters=1, reporters=2, **words),
     ):
         runs = [
-            hansa.run(algorithm, hansa.Task(convolutional, cross_entropy, images(), native=choice), rounds=3, workers=1)
-            for choice in (True, False)
+            hansa.run(
+                algorithm, hansa.Task(convolutional, cross_entropy, images(), execution=choice), rounds=3, workers=1
+            )
+            for choice in ("native", "eager")
         ]
         assert torch.allclose(runs[0].params, runs[1].params, atol=2e-5)
         assert runs[0].history[-1]["test_loss"] == pytest.approx(runs[1].history[-1]["test_loss"], rel=1e-4)
@@ -249,8 +251,8 @@ def test_native_training_agrees_with_eager_to_float_rounding():
 
 
 def test_asking_for_native_where_there_is_none_is_refused():
-    with pytest.raises(HansaError, match="native=True"):
-        hansa.Task(normalised, cross_entropy, images(), native=True)
+    with pytest.raises(HansaError, match="execution='native'"):
+        hansa.Task(normalised, cross_entropy, images(), execution="native")
 
 
 def test_a_loss_module_with_other_settings_is_not_taken_for_plain_cross_entropy():

@@ -121,8 +121,7 @@ def build_task(config: Config, federated: data.FederatedData) -> Task:
         augment=augment,
         autocast=section.autocast,
         param_dtype=section.param_dtype,
-        batch_clients=section.batch_clients,
-        compile=section.compile,
+        execution=section.execution,
         evaluation_batch_size=section.evaluation_batch_size,
     )
     make = model_factory(config, federated)

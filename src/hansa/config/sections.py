@@ -106,11 +106,9 @@ class ModelSection(ConfigSection):
     """The dtype of mixed precision (torch.autocast); parameters, the loss and updates stay in float32."""
     param_dtype: Literal["bfloat16"] | None = None
     """The dtype of the model's parameters; steps are taken on float32 master weights, and updates are float32."""
-    batch_clients: bool | None = None
-    """Whether several clients are trained in one program where the model is trained eagerly (torch.func.vmap); by
-    default where that is predicted to be faster. Results differ in their last bits."""
-    compile: bool = False
-    """Whether to use torch.compile where the model is trained eagerly; results then differ in their last bits."""
+    execution: Literal["auto", "native", "vmap", "compiled", "eager"] = "auto"
+    """How clients are trained: by native code where the model has a native form and by PyTorch otherwise (auto), by one
+    of these, many clients in one program (vmap), or by torch.compile. Results differ in their last bits."""
     evaluation_batch_size: Annotated[int, Field(ge=1)] | None = None
     """Rows per batch in evaluation; by default 500, or fewer if their intermediate results exceed one GiB."""
     metric: str | None = None

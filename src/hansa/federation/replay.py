@@ -81,7 +81,7 @@ def replay_run(path: Path | str, *, trust: bool = False) -> Replay:
     changes: dict[str, Any] = {"engine": EngineSection(), "rounds": steps, "evaluate": EvaluateSection(every=0)}
     simulated = config.model_copy(update=changes)
     run = build_run(simulated, build.load_data(simulated))
-    run.recorded_batching = False  # as the sites did
+    run.one_by_one = True  # as the sites did
     if run.task.population.count != len(site_of):
         raise HansaError(
             f"{folder}: the data here has {run.task.population.count} clients, the federation {len(site_of)}. A replay "

@@ -198,7 +198,7 @@ class Server:
             self._check_schema(name, reply.schema, "" if own_data.schema is None else own_data.schema.sha256)
         data = ServerData.from_counts(own_data, samples, labels)
         run = build_run(config, data, store, done, self._engine)
-        run.recorded_batching = False  # sites train one client after the other
+        run.one_by_one = True
         expected = model_digest(run.task.start(Key(config.seed), run.dtype))
         for name, reply in self.enrolled.items():
             if reply.model != expected:

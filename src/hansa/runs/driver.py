@@ -59,8 +59,8 @@ from hansa.runs.per_client import (
 from hansa.runs.store import ClientStore, DiskStore, RamStore
 from hansa.runs.weighting import unweighted_note
 from hansa.training import TaskLike, random_state
-from hansa.training.client_batching import with_client_batching
 from hansa.training.client_evaluation import EvaluationJob
+from hansa.training.vmap import with_vmap
 
 if TYPE_CHECKING:
     import pandas
@@ -168,25 +168,17 @@ class Run:
         self._trajectory: list[Vector] | None = [] if self.options.keep_params else None
         self._engine = engine
         self._engine_task: TaskLike | None = None
-        self.recorded_batching: bool | None = None  # of the run's checkpoint: whether clients are trained together
+        self.one_by_one = False  # sites of a federation train one client after the other, whatever the task says
         self.remote_devices: list[str] = []  # of the machines on which an engine trains, as they report them
         self.recorded_devices: list[str] | None = None  # the same, of the run's checkpoint
 
     @property
     def engine_task(self) -> TaskLike:
-        """The task with the decision whether clients are trained together; it is made once."""
+        """The task as the engine needs it: with a plan if clients are trained together (`execution="vmap"`)."""
         if self._engine_task is None:
-            self._engine_task = with_client_batching(
-                self.task, self.algorithm, self.dtype, self.device, self.recorded_batching
-            )
+            task = self.task
+            self._engine_task = task if self.one_by_one else with_vmap(task, self.algorithm, self.dtype, self.device)
         return self._engine_task
-
-    @property
-    def batches_clients(self) -> bool:
-        """Whether clients are trained together, several models in one program."""
-        if self._engine_task is None and self.recorded_batching is not None:
-            return self.recorded_batching
-        return getattr(self.engine_task, "client_batching", None) is not None
 
     def _virtual_clock(self) -> VirtualClock | None:
         """Return the clock of the device profile; paces other than synchronous have one also without a profile."""
@@ -216,8 +208,6 @@ class Run:
 
     def release_data(self) -> None:
         """Free the data that the seed drew, such as validation rows; they are drawn again when `task` is read."""
-        if self._engine_task is not None:
-            self.recorded_batching = self.batches_clients
         self._task = self._engine_task = None
 
     @property

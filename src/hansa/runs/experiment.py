@@ -143,7 +143,6 @@ class Experiment:
             else:
                 run = run_factory(config, point.store, point.round)
                 config = _with_server_device(config, run)
-            run.recorded_batching = point.meta.get("batch_clients", False)
             run.recorded_devices = point.meta.get("remote_devices", []) if point.round else None
             provenance = _check_provenance(folder, run, point, accepted)
             if point.meta["arithmetic"] != (now := arithmetic_of(run)):
@@ -213,7 +212,6 @@ class Experiment:
             "remote_devices": run.remote_devices,
             "metrics": self.folder.seal,
             "clients": run.client_record.seal,
-            "batch_clients": run.batches_clients,
         }
         if (schema := getattr(getattr(run.task, "data", None), "schema", None)) is not None:
             meta["schema"] = schema.to_dict()

@@ -233,11 +233,10 @@ def _model_digest(task: Any, run: Run) -> str:
     module: torch.nn.Module = task.module(run.host_vectors)
     shapes = [f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in module.state_dict().items()]
     kinds = sorted({source_text(type(part)) for part in module.modules()})
-    compiled = ["compiled"] if getattr(task, "compile", False) else []
+    execution = getattr(task, "execution", "")
+    compiled = [execution] if execution in ("compiled", "vmap") else []
     if (precision := getattr(getattr(task, "precision", None), "reason", None)) is not None:
         compiled.append(precision.replace("'", ""))
-    if (requested := getattr(task, "batch_clients", None)) is not None:
-        compiled.append(f"batch_clients={requested}")
     return sha256("\n".join([source_text(task.model), *shapes, _stable_repr(module), *kinds, *compiled]).encode())
 
 

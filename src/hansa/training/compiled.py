@@ -1,8 +1,8 @@
-"""Loss and gradient of a model by ``torch.compile``: one graph per batch signature, compared with eager first.
+"""``Task(execution="compiled")``: loss and gradient by ``torch.compile``, compared with eager first.
 
-The graph depends only on the signature of a batch (shapes, types and strides), and the comparison only on the task's
-example rows, never on earlier clients: any number of workers gives the same bits. There are no graphs of dynamic shape,
-whose code would depend on the shape that came first.
+There is one graph per batch signature (shapes, types and strides). It depends only on that, and the comparison only on
+the task's example rows, never on earlier clients: any number of workers gives the same bits. There are no graphs of
+dynamic shape, whose code would depend on the shape that came first.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class CompiledLoss:
 
     def __init__(self, task: Task, module: nn.Module, parameters: list[torch.Tensor]) -> None:
         if (reason := missing_compiler()) is not None:
-            raise HansaError(f"compile: {reason}, as on the machine that created the run; or set compile: false.")
+            raise HansaError(f"execution='compiled': {reason}, as on the machine that created the run.")
         self.task, self._parameters = task, parameters
         self._device, self._dtype = parameters[0].device, parameters[0].dtype
         self._loss = _compile(_model_loss(model_caller(module, task.example[0]), task.loss), BACKEND)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import nn
 
 from hansa.core import native
+from hansa.core.errors import invalid_argument
 from hansa.core.keys import Key
 from hansa.core.native import abi
 from hansa.core.native.layer_stage import LayerStage
@@ -23,9 +25,19 @@ from hansa.training.losses import LossFunction
 
 log = logging.getLogger("hansa")
 
+Execution: TypeAlias = Literal["auto", "native", "vmap", "compiled", "eager"]
+"""How clients are trained, as `hansa.Task` describes it."""
+
 _ROWS = 8  # of a batch for the comparison of native code with eager
 _LR = 0.05
 _WIDE = 1 << 19  # weights of one convolution
+
+
+def check_execution(execution: Any) -> Execution:
+    """Return the execution of a task; raise for another word."""
+    if execution not in get_args(Execution):
+        raise invalid_argument("Task", "execution", execution, " or ".join(map(repr, get_args(Execution))))
+    return execution  # type: ignore[no-any-return]
 
 
 def choose_layout(

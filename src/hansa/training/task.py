@@ -23,11 +23,10 @@ from hansa.local.trainer import Trainer
 from hansa.training import random_state
 from hansa.training.augment import Augment, as_pipeline
 from hansa.training.batch_sources import Batch, ClientData, all_client_rows, count_test_rows, example_batch, take_rows
-from hansa.training.client_batching import ClientBatching
 from hansa.training.client_evaluation import rows_by_owner
 from hansa.training.compiled import CompiledLoss, compile_obstacle
 from hansa.training.evaluation import CHUNK_ROWS, check_batch_size, named_test_sets
-from hansa.training.execution_mode import choose_layout, find_native_form
+from hansa.training.execution_mode import Execution, check_execution, choose_layout, find_native_form
 from hansa.training.frozen_weights import find_constant_buffers, find_frozen, keep_narrow_weights
 from hansa.training.labels import check_classes, default_metric, find_label_rule
 from hansa.training.losses import LossFunction, WeightedTargets
@@ -50,10 +49,11 @@ from hansa.training.scoring import (
 from hansa.training.seeded_clients import samples_of, task_for_seed, validation_set
 from hansa.training.shared_copies import existing_trainer, remember_trainer
 from hansa.training.trainer import ModuleTrainer, fresh
+from hansa.training.vmap import ClientBatching
 
 log = logging.getLogger("hansa")
 
-_NO_BATCHING: ClientBatching | None = None  # `with_client_batching` sets it for a run
+_NO_BATCHING: ClientBatching | None = None  # `with_vmap` sets it for a run
 _PROBE_ROWS = 24
 _SAMPLE_ROWS = 12
 
@@ -123,13 +123,13 @@ class Task:
         augment: Functions of (batch, generator) that every training batch passes through, such as
             ``[hansa.augment.crop(4), hansa.augment.flip()]``.
         name: Name of the task. Default: the class of the model.
-        native: False always trains with eager PyTorch; True refuses a model without a native form.
+        execution: How clients are trained. "auto": by native code where model and loss have a native form, otherwise by
+            eager PyTorch. "native" and "eager": by that only. "vmap": many clients in one program
+            (`torch.func.vmap`), for small models and rounds of about 32 clients. "compiled": by ``torch.compile``.
+            What is asked for and impossible is refused with the reason. Results of different executions differ in
+            their last bits.
         autocast: "bfloat16" or "float16" runs the model in mixed precision (`torch.autocast`); updates stay float32.
         param_dtype: "bfloat16" gives the model parameters of that dtype, with float32 master weights and updates.
-        batch_clients: False trains clients one after the other; True trains several in one program (`torch.func.vmap`)
-            and refuses a model or method for which that is impossible. Default: where that is predicted to be faster.
-            Results differ in their last bits.
-        compile: Pass a model that is trained eagerly through ``torch.compile``, if the result agrees with eager.
         test: Further test sets by name, each a pair (inputs, targets) or data with a test set. ``{"pooled": ...}`` is
             reported as pooled/test_loss and so on. If ``data`` has no test set, the first one is also reported as
             test_loss and so on.
@@ -155,11 +155,9 @@ class Task:
         main_metric: str | None = None,
         augment: Sequence[Augment] | Augment = (),
         name: str | None = None,
-        native: bool | None = None,
+        execution: Execution = "auto",
         autocast: str | None = None,
         param_dtype: str | None = None,
-        batch_clients: bool | None = None,
-        compile: bool = False,
         test: Mapping[str, Any] | None = None,
         evaluation_batch_size: int | None = None,
         device: Device | None = None,
@@ -221,9 +219,13 @@ class Task:
             why = "the loss is neither a mean nor a sum over rows"
             log.info("%s: %s: the test loss is computed from all test rows at once", self.name, why)
         self.evaluation_batch_size = check_batch_size(evaluation_batch_size, probe)
-        self.network = self._find_network(inputs, targets, requested=native)
-        self.compile = compile and self._can_compile()
-        self.batch_clients, self.client_batching = batch_clients, _NO_BATCHING
+        self.execution, self.client_batching = check_execution(execution), _NO_BATCHING
+        self.network = self._find_network(inputs, targets)
+        if execution == "compiled" and (reason := compile_obstacle(self)) is not None:
+            raise HansaError(
+                f"Task(execution='compiled'): {self.name} cannot be compiled: {reason}. Omit execution to train it as "
+                "it is."
+            )
         self._client_test_rows = rows_by_owner(getattr(data, "test_owners", None))
         self._checked_for_state = False
         allocator.trim()  # memory of the comparisons
@@ -279,45 +281,41 @@ class Task:
                 batches.append(Batch(take_rows(inputs, chosen), take_rows(targets, chosen)))
         return [self._augment_example(batch) for batch in batches]
 
-    def _find_network(self, inputs: Any, targets: Any, requested: bool | None) -> Network | None:
+    def _find_network(self, inputs: Any, targets: Any) -> Network | None:
         """Return the native form of the model and its loss, if there is one; `eager_reason` says why there is none."""
         self.eager_reason: str | None = None
-        if requested is False or self.precision.reason is not None:
-            self.eager_reason = self.precision.reason or "native=False"
+        if self.execution not in ("auto", "native"):
+            self.eager_reason = f"execution={self.execution!r}"
             return None
         native.warn_if_missing()
-        if requested is None and native.instruction_set() == "base":  # without vector instructions eager is faster
-            self.eager_reason = "without vector instructions PyTorch is faster"
-            return None
+        required = self.execution == "native"
         try:
+            if self.precision.reason is not None:
+                raise NotEligible(f"it uses {self.precision.reason}")
+            if not required and native.instruction_set() == "base":
+                raise NotEligible("without vector instructions PyTorch is faster")
             if self.layout.own_dtypes:
                 raise NotEligible("it has frozen weights of fewer bits than float32")
             if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
                 raise NotEligible("its inputs or targets are several tensors")
             if isinstance(labels := getattr(self.data, "targets", None), torch.Tensor) and _has_negative(labels):
                 raise NotEligible("there are negative targets, which cross-entropy ignores")
-            network = find_native_form(self.example_model, self.loss, self.layout, inputs, targets, bool(requested))
+            network = find_native_form(self.example_model, self.loss, self.layout, inputs, targets, required)
             if network.takes_tokens and (hasattr(self.data, "fetch") or self.augment.has_user_code):
                 raise NotEligible("its tokens are loaded on demand or augmented, and rows may differ in length")
             if network.dropout_numbers and self.augment.has_user_code:
                 raise NotEligible("it has dropout, and a user-defined augmentation may draw from the same generator")
         except NotEligible as reason:
-            if requested:
+            if required:
                 raise HansaError(
-                    f"Task(native=True): {self.name} has no native form: {reason}. Omit native to train it eagerly."
+                    f"Task(execution='native'): {self.name} has no native form: {reason}. Omit execution to train it "
+                    "by PyTorch."
                 ) from None
             log.info("%s: trained by eager PyTorch: %s", self.name, reason)
             self.eager_reason = str(reason)
             return None
         log.info("%s: trained by native code (%s)", self.name, native.instruction_set())
         return network
-
-    def _can_compile(self) -> bool:
-        """Return whether workers can compile the model; if not, log the reason."""
-        reason = "native code trains it" if self.network is not None else compile_obstacle(self)
-        if reason is not None:
-            log.warning("%s: compile: true is ignored: %s", self.name, reason)
-        return reason is None
 
     def start(self, key: Key, dtype: torch.dtype) -> Vectors:
         """Return the initial model and buffers."""
@@ -335,7 +333,7 @@ class Task:
         if not self._checked_for_state and trainer.network is None and device.type == "cpu":
             self._checked_for_state = True  # once, not in every worker
             warn_if_stateful(self, trainer, ModuleTrainer(self, dtype, device, like=trainer))
-        if self.compile:
+        if self.execution == "compiled":
             trainer.compiled = CompiledLoss(self, trainer.module, trainer.parameters)
         return trainer
 

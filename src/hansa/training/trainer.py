@@ -42,7 +42,6 @@ from hansa.training.batch_sources import (
     client_row_index,
     train_source,
 )
-from hansa.training.batched_training import BatchedTraining
 from hansa.training.compiled import CompiledLoss
 from hansa.training.evaluation import Evaluator
 from hansa.training.execution_mode import native_inputs
@@ -52,6 +51,7 @@ from hansa.training.mixed_precision import ModelPrecision
 from hansa.training.model_probe import model_caller
 from hansa.training.module_state import ModuleState
 from hansa.training.scoring import PartialScore
+from hansa.training.vmap import BatchedTraining
 
 if TYPE_CHECKING:
     from hansa.training.task import Task
@@ -351,7 +351,7 @@ class ModuleTrainer(BaseTrainer):
         if self.network is not None and self.network.dropout_numbers and self.module.training:
             raise HansaError(
                 f"{self.task.name}: a batch has a negative label, which native code with dropout does not take. Use "
-                "Task(native=False)."
+                "Task(execution='eager')."
             )
         _, loss, gradients = self._differentiate(batch)
         return loss, gradients

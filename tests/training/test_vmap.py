@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -18,13 +17,13 @@ from hansa.engine.processes import ProcessGroup
 from hansa.local.step import LocalStep
 from hansa.local.trainer import ClientJob, train_by_steps
 from hansa.local.work import Work
-from hansa.training.batched_loss import draw_factors, record_dropout
-from hansa.training.client_batching import NotBatchable, choose_client_batching, with_client_batching
+from hansa.training.vmap import draw_factors, plan_client_batching, record_dropout, with_vmap
 from training import batched_models
 from training.batched_models import Dropping, Net, Recurrent, Regressor, Words, task
 
 WORK: dict[str, Any] = {"local_lr": 0.1, "steps": 3, "batch_size": 8}
 CPU = torch.device("cpu")
+BOTH = ("vmap", "eager")
 
 
 def run(method: Any, model: hansa.Task, rounds: int = 2, **options: Any) -> Any:
@@ -56,9 +55,7 @@ METHODS = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_give_the_results_of_one_client_after_the_other(name):
-    together, alone = (run(METHODS[name](), task(Dropping, together=each)) for each in (True, False))
-    assert together.batches_clients
-    assert not alone.batches_clients
+    together, alone = (run(METHODS[name](), task(Dropping, execution=each)) for each in BOTH)
     assert (together.params - alone.params).abs().max() < 1e-12
     assert (together.params - alone.task.start(alone.key, torch.float64)["model"]).abs().max() > 1e-3
     assert together.history[-1]["train_loss"] == pytest.approx(alone.history[-1]["train_loss"], abs=1e-12)
@@ -68,17 +65,15 @@ def test_methods_give_the_results_of_one_client_after_the_other(name):
     ("model", "kind"), [(Net, "classes"), (Regressor, "numbers"), (Words, "words"), (Recurrent, "classes")]
 )
 def test_models_give_the_results_of_one_client_after_the_other(model, kind):
-    together, alone = (run(METHODS["scaffold"](), task(model, kind, together=each)) for each in (True, False))
+    together, alone = (run(METHODS["scaffold"](), task(model, kind, execution=each)) for each in BOTH)
     assert (together.params - alone.params).abs().max() < 1e-12
 
 
-def test_cells_that_torch_fuses_are_trained_together_where_that_is_faster():
+def test_cells_that_torch_fuses_are_trained_together():
     method = presets.fedavg(**WORK)
-    plan = choose_client_batching(task(Recurrent, together=None), method, torch.float64, CPU)
-    assert plan.composed
-    assert not choose_client_batching(task(Net), method, torch.float64, CPU, required=True).composed
-    one, two = (run(method, task(Recurrent, together=None), workers=workers) for workers in (1, 2))
-    assert one.batches_clients
+    assert plan_client_batching(task(Recurrent), method, torch.float64, CPU).composed
+    assert not plan_client_batching(task(Net), method, torch.float64, CPU).composed
+    one, two = (run(method, task(Recurrent), workers=workers) for workers in (1, 2))
     assert torch.equal(one.params, two.params)
 
 
@@ -98,8 +93,7 @@ def test_rows_with_weights_and_several_inputs_are_trained_together():
         owners[rows.rows(client)] = client
     inputs = {"left": x[:, :2], "right": x[:, 2:]}
     both = hansa.data.from_arrays(inputs, rows.targets, clients=owners, weights=weights, dtype=torch.float64)
-    results = [run(METHODS["fedavg"](), hansa.Task(Both, cross_entropy, both, batch_clients=b)) for b in (True, False)]
-    assert results[0].batches_clients
+    results = [run(METHODS["fedavg"](), hansa.Task(Both, cross_entropy, both, execution=b)) for b in BOTH]
     assert (results[0].params - results[1].params).abs().max() < 1e-12
 
 
@@ -113,13 +107,13 @@ def test_augmented_images_are_trained_together():
     def convolution() -> nn.Module:
         return nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.SiLU(), nn.Flatten(), nn.Linear(64, 3))
 
-    def result(together: bool) -> Any:
+    def result(execution: str) -> Any:
         augment = [hansa.augment.crop(1), hansa.augment.flip()]
         work = presets.fedavg(local_lr=0.1, steps=3, batch_size=4)
-        options = {"augment": augment, "native": False, "batch_clients": together}
-        return run(work, hansa.Task(convolution, cross_entropy, images, **options))
+        task = hansa.Task(convolution, cross_entropy, images, augment=augment, execution=execution)  # type: ignore
+        return run(work, task)
 
-    assert (result(True).params - result(False).params).abs().max() < 1e-12
+    assert (result("vmap").params - result("eager").params).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -127,7 +121,7 @@ def test_augmented_images_are_trained_together():
     "terms", [{}, {"momentum": 0.9}, {"prox_weight": 0.1, "weight_decay": 0.1, "max_grad_norm": 0.2}]
 )
 def test_a_client_has_the_same_bits_whoever_is_beside_it(dtype, terms):
-    model = with_client_batching(task(Dropping), presets.fedavg(**WORK), dtype, CPU)
+    model = with_vmap(task(Dropping), presets.fedavg(**WORK), dtype, CPU)
     trainer = model.trainer(dtype, CPU)
     x = model.start(hansa.Key(0), dtype)["model"]
     shift = torch.linspace(-0.1, 0.1, len(x), dtype=dtype)
@@ -166,24 +160,17 @@ def test_results_do_not_depend_on_workers_threads_or_bytes():
     assert torch.equal(serial["scaffold"], result("scaffold", hansa.engine.Loopback))
 
 
-@pytest.mark.parametrize("requested", [None, True])
-def test_a_resumed_run_has_the_bits_of_one_without_a_break(requested, tmp_path, monkeypatch):
-    """It follows the record of its checkpoint, also where the rule would now choose otherwise."""
+def test_a_resumed_run_has_the_bits_of_one_without_a_break(tmp_path):
     method = METHODS["kept momentum"]()
-    whole = run(method, task(Dropping, together=requested), rounds=4)
-    assert whole.batches_clients == (requested is True or whole.batches_clients)
-    run(method, task(Dropping, together=requested), rounds=2, out=tmp_path / "run")
-    gain = 0.0 if not whole.batches_clients else 1e9
-    monkeypatch.setattr("hansa.training.client_batching._MIN_GAIN", gain)
-    resumed = run(method, task(Dropping, together=requested), rounds=4, out=tmp_path / "run")
-    assert resumed.batches_clients == whole.batches_clients
-    assert torch.equal(whole.params, resumed.params)
+    whole = run(method, task(Dropping), rounds=4)
+    run(method, task(Dropping), rounds=2, out=tmp_path / "run")
+    assert torch.equal(whole.params, run(method, task(Dropping), rounds=4, out=tmp_path / "run").params)
 
 
 def test_a_changed_request_is_refused_on_resume(tmp_path):
     run(METHODS["fedavg"](), task(), rounds=1, out=tmp_path / "run")
     with pytest.raises(HansaError, match="changed since the run was started: model"):
-        run(METHODS["fedavg"](), task(together=False), rounds=2, out=tmp_path / "run")
+        run(METHODS["fedavg"](), task(execution="eager"), rounds=2, out=tmp_path / "run")
 
 
 def test_dropout_draws_the_numbers_of_eager_steps():
@@ -197,60 +184,40 @@ def test_dropout_draws_the_numbers_of_eager_steps():
         assert torch.equal(drop(x), factor)
 
 
-REFUSED = {
-    "BatchNorm": (batched_models.Normed, METHODS["fedavg"], {}),
-    "other than dropout": (batched_models.Noisy, METHODS["fedavg"], {}),
-    "data-dependent control flow": (batched_models.Branching, METHODS["fedavg"], {}),
-    "two gradients a step": (Net, lambda: presets.fedavg(**WORK).with_local(solver=local.sam(0.05)), {}),
-    "gossip between the steps": (Net, lambda: presets.dsgd(**WORK), {}),
-    "keep blocks": (Net, lambda: presets.fedavg(**WORK).with_local(private_blocks=local.blocks("head*")), {}),
-    "it is compiled": (Net, METHODS["fedavg"], {"compiled": True}),
+REFUSED: dict[str, Any] = {
+    "BatchNorm": (batched_models.Normed, METHODS["fedavg"]),
+    "other than dropout": (batched_models.Noisy, METHODS["fedavg"]),
+    "data-dependent control flow": (batched_models.Branching, METHODS["fedavg"]),
+    "two gradients a step": (Net, lambda: presets.fedavg(**WORK).with_local(solver=local.sam(0.05))),
+    "gossip between the steps": (Net, lambda: presets.dsgd(**WORK)),
+    "keep blocks": (Net, lambda: presets.fedavg(**WORK).with_local(private_blocks=local.blocks("head*"))),
+    "an embedding has padding_idx": (lambda: Words(padding_idx=0), METHODS["fedavg"]),
+    "an embedding has max_norm": (lambda: Words(max_norm=1.0), METHODS["fedavg"]),
+    "an embedding has sparse": (lambda: Words(sparse=True), METHODS["fedavg"]),
+    "spectral norm": (batched_models.Spectral, METHODS["fedavg"]),
 }
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_what_cannot_be_trained_together_is_refused_with_the_reason(reason, caplog):
-    model, method, options = REFUSED[reason]
-    made = task(model, together=None)
-    made.compile = options.get("compiled", False)
-    with pytest.raises(NotBatchable, match=reason):
-        choose_client_batching(made, method(), torch.float64, CPU, required=True)
-    with caplog.at_level(logging.INFO, logger="hansa"):
-        assert with_client_batching(made, method(), torch.float64, CPU) is made
-    assert "clients are trained one after the other: " in caplog.text
-    made.batch_clients = True
-    with pytest.raises(HansaError, match=rf"batch_clients=True.*{reason}.*Omit batch_clients"):
-        with_client_batching(made, method(), torch.float64, CPU)
+def test_what_cannot_be_trained_together_is_refused_with_the_reason(reason):
+    model, method = REFUSED[reason]
+    kind = "words" if "embedding" in reason else "classes"
+    with pytest.raises(HansaError, match=rf"execution='vmap'.*{reason}.*Omit execution"):
+        with_vmap(task(model, kind), method(), torch.float64, CPU)
 
 
-def choice(sizes: tuple[int, ...], method: Any) -> Any:
-    return choose_client_batching(task(together=None, sizes=sizes), method, torch.float32, CPU)
-
-
-def test_the_choice_is_a_function_of_the_task_and_the_method():
-    sizes = (9, 24, 14, 31, 8, 19, 12, 27, 10, 16, 22, 40) * 3
-    first = choice(sizes, presets.fedavg(**WORK))
-    assert first == choice(sizes, presets.fedavg(**WORK))
-    assert first.models == 32
-    assert first.batch_size == 8
-    assert first.gain > 2
-    for method, reason in (
-        (presets.fedavg(**WORK, participation=0.1), "4 clients with batches of 8 take part"),
-        (presets.fedavg(local_lr=0.1, steps=2, batch_size=30), "fewer than 30 samples"),
-        (presets.fedavg(local_lr=0.1, steps=2, batch_size=None), "different numbers"),
-        (presets.fedasync(**WORK), "1 clients with batches"),
-    ):
-        with pytest.raises(NotBatchable, match=reason):
-            choice(sizes, method)
-    full = choice((11,) * 20, presets.fedavg(local_lr=0.1, steps=2, batch_size=None))
-    assert (full.batch_size, full.models, full.multiple) == (11, 24, 8)
+def test_without_the_word_clients_are_trained_one_after_the_other():
+    made = task(execution="auto", sizes=(24,) * 40)
+    assert with_vmap(made, METHODS["fedavg"](), torch.float32, CPU) is made
+    with pytest.raises(HansaError, match=r"execution='fast'.*vmap"):
+        task(execution="fast")
 
 
 def test_a_client_that_fails_is_named_and_does_not_change_the_others():
     model = task(batched_models.Fragile, spoil=4)
     with pytest.raises(HansaError, match=r"round 0, client 4, step [012]: ValueError: a row is out of range"):
         run(METHODS["fedavg"](), model)
-    planned = with_client_batching(model, METHODS["fedavg"](), torch.float64, CPU)
+    planned = with_vmap(model, METHODS["fedavg"](), torch.float64, CPU)
     trainer = planned.trainer(torch.float64, CPU)
     x = planned.start(hansa.Key(0), torch.float64)["model"]
     jobs = [ClientJob(x, client, Work(2, 8), LocalStep(0.1, x), hansa.Key(client)) for client in (1, 2, 3)]
@@ -263,6 +230,6 @@ def test_a_client_that_fails_is_named_and_does_not_change_the_others():
 
 
 def test_a_client_that_overflows_drops_out_alone():
-    together, alone = (run(METHODS["fedavg"](), task(batched_models.Far, spoil=4, together=b)) for b in (True, False))
+    together, alone = (run(METHODS["fedavg"](), task(batched_models.Far, spoil=4, execution=b)) for b in BOTH)
     assert together.history[-1]["lost"] == alone.history[-1]["lost"] == 1
     assert (together.params - alone.params).abs().max() < 1e-12

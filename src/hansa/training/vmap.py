@@ -1,0 +1,631 @@
+"""``Task(execution="vmap")``: several clients are trained in one program, ``torch.func.vmap`` over stacked parameters.
+
+The bits of a client's result depend neither on the clients beside it nor on their number. Torch may compute a single
+model by another kernel than several, and the last numbers of a tensor by other functions (exp, tanh, ...) than whole
+vectors of numbers: so a program always has 32 models, of which no tensor leaves a rest. Missing models are copies.
+Before a run, losses and gradients of example batches are compared with those of single steps.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as trees
+
+from hansa.algorithm import Algorithm
+from hansa.core.devices import copy_to_device
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
+from hansa.core.protocols import with_defaults
+from hansa.core.vectors import allocator
+from hansa.core.vectors.arithmetic import all_finite
+from hansa.core.vectors.layout import Layout, convert_module
+from hansa.local.solvers import BaseSolver
+from hansa.local.trainer import ClientJob, LocalResult, train_by_steps
+from hansa.training import random_state
+from hansa.training.batch_sources import Batch, KeyedBatches, TensorSource, convert_batch, count_rows, take_rows
+from hansa.training.losses import LossFunction
+from hansa.training.model_probe import bitwise_equal, model_caller
+from hansa.training.module_state import ModuleState
+
+if TYPE_CHECKING:
+    from hansa.training.task import Task, TaskLike
+    from hansa.training.trainer import ModuleTrainer
+
+log = logging.getLogger("hansa")
+
+MODELS = 32
+"""The models in one program: two vectors of 16 numbers for every tensor with one number per model."""
+_ALIGNMENT = 64  # numbers: rows of a matrix of models start at such multiples, so that all are computed alike
+
+_planned: WeakKeyDictionary[Any, dict[Any, Task]] = WeakKeyDictionary()
+"""The tasks that `with_vmap` returned, by task and method: engines know a task by its identity."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientBatching:
+    """How clients are trained together.
+
+    Args:
+        batch_size: The batch size of the clients that are; those with other batches are trained alone.
+        dropout: The calls of dropout in a step.
+        composed: Gradients are computed as in `BatchedLoss(composed=True)`.
+        models: The most clients in one program.
+    """
+
+    batch_size: int
+    dropout: tuple[DropoutShape, ...] = ()
+    composed: bool = False
+    models: int = MODELS
+
+
+class NotBatchable(Exception):
+    """Clients cannot be trained together; the message is the reason."""
+
+
+def with_vmap(task: TaskLike, algorithm: Algorithm, dtype: torch.dtype, device: torch.device) -> TaskLike:
+    """Return the task as the engine of a run needs it: with ``client_batching`` if its execution is "vmap".
+
+    Args:
+        task: The task.
+        algorithm: The method of the run, bound to the task.
+        dtype: The dtype of the run.
+        device: The device on which clients train.
+    """
+    if getattr(task, "execution", "") != "vmap":
+        return task
+    task = cast("Task", task)
+    known, kind = _planned.setdefault(task, {}), (repr(algorithm.local), dtype, device)
+    if kind not in known:
+        try:
+            plan = plan_client_batching(task, algorithm, dtype, device)
+        except NotBatchable as reason:
+            raise HansaError(
+                f"Task(execution='vmap'): {task.name} with {algorithm.name}: clients cannot be trained together: "
+                f"{reason}. Omit execution to train them one after the other."
+            ) from reason
+        log.info("%s: trained by torch.func.vmap, up to %d clients in one program", task.name, MODELS)
+        known[kind] = copy.copy(task)
+        known[kind].client_batching = plan
+    return known[kind]
+
+
+def plan_client_batching(task: Task, algorithm: Algorithm, dtype: torch.dtype, device: torch.device) -> ClientBatching:
+    """Return how the clients of a method are trained together; raise `NotBatchable` with the reason if they cannot be.
+
+    Args:
+        task: The task.
+        algorithm: The method.
+        dtype: The dtype of the run.
+        device: The device on which clients train.
+    """
+    _check(task, algorithm)
+    sizes = Counter(task.population.samples)
+    most_common = max(sizes, key=lambda each: (sizes[each], each))
+    batch_size = most_common if algorithm.local.batch_size is None else algorithm.local.batch_size
+    trial = _Trial(task, dtype, device, batch_size)
+    trial.compare()
+    return ClientBatching(batch_size, tuple(trial.dropout), trial.batched.composed)
+
+
+def _check(task: Task, algorithm: Algorithm) -> None:
+    """Raise `NotBatchable` for what needs one client after the other."""
+    phase = algorithm.local
+    if phase.mixing is not None:
+        raise NotBatchable("its clients gossip between the steps")
+    if with_defaults(phase.solver, BaseSolver).ascent_offset is not None:
+        raise NotBatchable(f"{phase.solver!r} takes two gradients a step")
+    if phase.private_blocks is not None:
+        raise NotBatchable("its clients keep blocks of the model")
+    if task.precision.reason is not None:
+        raise NotBatchable(f"it uses {task.precision.reason}")
+    if task.layout.buffer_dim:
+        raise NotBatchable("its model has buffers that training changes (BatchNorm? spectral norm?)")
+    if hasattr(task.data, "fetch"):
+        raise NotBatchable("its data is loaded batch by batch")
+    if task.augment.has_user_code:
+        raise NotBatchable("a user-defined augmentation may draw random numbers")
+
+
+class BatchedTraining:
+    """Trains the clients of a trainer together.
+
+    A client's result depends neither on the clients beside it nor on their number. So clients are put together in any
+    order, and those with fewer steps leave the group early.
+
+    Args:
+        trainer: The trainer, whose model and data are used.
+        plan: Which clients are trained together, and how many.
+    """
+
+    def __init__(self, trainer: ModuleTrainer, plan: ClientBatching) -> None:
+        self.trainer, self.plan = trainer, plan
+        self._loss = BatchedLoss(
+            trainer.module, trainer.call_model, trainer.task.loss, trainer.layout, composed=plan.composed
+        )
+        self._generator = torch.Generator()
+
+    @torch.no_grad()
+    def train(self, jobs: Sequence[ClientJob]) -> list[LocalResult]:
+        """Train clients together where their batches have the size of the plan, the others one by one."""
+        results: dict[int, LocalResult] = {}
+        groups: dict[object, list[int]] = {}
+        batches = [self._batches(job) for job in jobs]
+        for place, job in enumerate(jobs):
+            if batches[place] is None:
+                results[place] = train_by_steps(self.trainer, job)
+            else:
+                groups.setdefault(_arithmetic(job), []).append(place)
+        for places in groups.values():
+            places.sort(key=lambda place: -jobs[place].work.steps)
+            for first in range(0, len(places), self.plan.models):
+                some = places[first : first + self.plan.models]
+                rows = [rows for place in some if (rows := batches[place]) is not None]
+                results.update(zip(some, self._train([jobs[place] for place in some], rows), strict=True))
+        return [results[place] for place in range(len(jobs))]
+
+    def _batches(self, job: ClientJob) -> torch.Tensor | KeyedBatches | None:
+        """Return a client's batches; None if one of them has another size than the plan's."""
+        if job.work.batch_size != self.plan.batch_size:
+            return None
+        if job.batches is None:
+            return self.trainer.batches(job.client, job.work, job.key.child("batch"))
+        rows = job.batches.rows if isinstance(job.batches, KeyedBatches) else job.batches
+        equal = isinstance(rows, torch.Tensor) and rows.shape == (job.work.steps, self.plan.batch_size)
+        return job.batches if equal else None
+
+    def _train(self, jobs: Sequence[ClientJob], batches: Sequence[torch.Tensor | KeyedBatches]) -> list[LocalResult]:
+        """Train a group. If that fails, train each of its clients alone, so that the error names its client and step,
+        and the others do not depend on it."""
+        try:
+            return self._train_group(jobs, batches)
+        except Exception as error:
+            if len(jobs) == 1:
+                log.debug("client %d is trained by single steps: %s", jobs[0].client, error)
+                return [train_by_steps(self.trainer, jobs[0])]
+        return [self._train([job], [rows])[0] for job, rows in zip(jobs, batches, strict=True)]
+
+    def _train_group(
+        self, jobs: Sequence[ClientJob], batches: Sequence[torch.Tensor | KeyedBatches]
+    ) -> list[LocalResult]:
+        """Train clients in descending order of their steps, with the same arithmetic."""
+        trainer, steps = self.trainer, [job.work.steps for job in jobs]
+        trainer.module_state.restore()
+        group = _Group(trainer, jobs)
+        source = _GroupBatches(trainer, jobs, batches)
+        losses = torch.zeros(steps[0], len(jobs), dtype=trainer.dtype, device=trainer.device)
+        for t in range(steps[0]):
+            active = sum(each > t for each in steps)
+            keys = [jobs[min(place, active - 1)].key.child("noise", t) for place in range(MODELS)]
+            factors = draw_factors(self.plan.dropout, keys, self._generator, trainer.device)
+            values, gradients = self._loss.gradients(group.views, source[t, active], factors)
+            group.step(active, gradients)
+            losses[t, :active] = values[:active]
+        group.keep_state()
+        if jobs[0].keep_model:
+            trainer.y.copy_(group.row(0))
+        results = []
+        for place, job in enumerate(jobs):
+            delta = torch.sub(group.row(place), job.x, out=allocator.empty_like(job.x))
+            results.append(LocalResult(delta, losses[: steps[place], place].tolist(), all_finite(delta)))
+        return results
+
+
+def _arithmetic(job: ClientJob) -> object:
+    """Return a key that is equal for clients whose steps are taken on all rows of a matrix at once."""
+    step = job.step
+    return step.numbers, step.shift is None, step.is_affine, id(job) if job.keep_model else None
+
+
+class _GroupBatches:
+    """The batches of a group: ``batches[t, active]`` has one for each model in step t. Models beyond the active clients
+    repeat the last one's."""
+
+    def __init__(
+        self, trainer: ModuleTrainer, jobs: Sequence[ClientJob], batches: Sequence[torch.Tensor | KeyedBatches]
+    ) -> None:
+        self._trainer, self._jobs, self._batches = trainer, jobs, batches
+        self._rows: torch.Tensor | None = None
+        if isinstance(trainer.source, TensorSource) and not trainer.task.augment:
+            rows = [each.rows if isinstance(each, KeyedBatches) else each for each in batches]
+            self._rows = rows[0].new_zeros(len(rows), *rows[0].shape)
+            for place, each in enumerate(rows):
+                self._rows[place, : len(each)] = each
+
+    def __getitem__(self, place: tuple[int, int]) -> Batch:
+        t, active = place
+        if self._rows is None:
+            some = [self._trainer.batch(job.client, each[t]) for job, each in self._first(active)]
+            return stack_batches([some[min(model, active - 1)] for model in range(MODELS)])
+        rows = self._rows[:active, t]
+        if active < MODELS:
+            rows = torch.cat([rows, rows[-1:].expand(MODELS - active, -1)])
+        flat = self._trainer.source.batch(None, rows.reshape(-1))
+        return Batch(*trees.tree_map(lambda leaf: leaf.view(MODELS, -1, *leaf.shape[1:]), tuple(flat)))
+
+    def _first(self, count: int) -> list[tuple[ClientJob, torch.Tensor | KeyedBatches]]:
+        return list(zip(self._jobs[:count], self._batches[:count], strict=True))
+
+
+class _Group:
+    """The models of a group as rows of a matrix, and the local step of all: that of `LocalStep`, on matrices.
+
+    ``views`` are the parameters of all models, [models, ...] each.
+    """
+
+    def __init__(self, trainer: ModuleTrainer, jobs: Sequence[ClientJob]) -> None:
+        self._layout, self._dim, self._jobs = trainer.layout, trainer.y.numel(), jobs
+        self._like, step = trainer.y, jobs[0].step
+        self._affine = step.is_affine
+        self._y = self._stack([job.x for job in [*jobs, *[jobs[-1]] * (MODELS - len(jobs))]])
+        self.views = stacked_views(self._layout, self._y)
+        if not self._affine:
+            self._rows = [[view[place] for view in self.views] for place in range(len(jobs))]
+            self._steps = [copy.deepcopy(job.step, {id(job.step.anchor): job.step.anchor}) for job in jobs]
+            return
+        self._numbers = step.numbers
+        self._anchor = self._stack([job.step.anchor for job in jobs]) if step.prox_weight else None
+        self._shift = None
+        if step.shift is not None:
+            self._shift = self._stack([shift for job in jobs if (shift := job.step.shift) is not None])
+        self._velocity = None
+        if step.momentum:
+            self._velocity = self._stack([job.step.init_velocity() for job in jobs])
+            self._velocity_views = stacked_views(self._layout, self._velocity)
+
+    def _stack(self, vectors: Sequence[torch.Tensor]) -> torch.Tensor:
+        rows = stacked_rows(len(vectors), self._dim, self._like)
+        for row, vector in zip(rows, vectors, strict=True):
+            row[: self._dim] = vector
+        return rows
+
+    def row(self, place: int) -> torch.Tensor:
+        """Return a client's model."""
+        return self._y[place, : self._dim]
+
+    def keep_state(self) -> None:
+        """Store velocities and the state of optimizers in the clients' steps, once all steps have succeeded."""
+        for place, job in enumerate(self._jobs):
+            if not self._affine:
+                job.step.state, job.step.velocity = self._steps[place].state, self._steps[place].velocity
+            elif self._velocity is not None:
+                job.step.velocity = self._velocity[place, : self._dim]
+
+    def step(self, active: int, gradients: Sequence[torch.Tensor]) -> None:
+        """Take the step of the first clients."""
+        gradients = [gradient[:active] for gradient in gradients]
+        if not self._affine:
+            for place, step in enumerate(self._steps[:active]):
+                step.step(self.row(place), self._rows[place], [gradient[place] for gradient in gradients])
+            return
+        lr, a, decay, momentum, max_norm = (0.0 if number is None else number for number in self._numbers)
+        if max_norm:
+            gradients = _clip(gradients, max_norm)
+        y, views = self._y[:active], [view[:active] for view in self.views]
+        anchor = None if self._anchor is None else self._anchor[:active]
+        shift = None if self._shift is None else self._shift[:active]
+        if self._velocity is not None:
+            v = self._velocity[:active].mul_(momentum)
+            if decay or a:
+                v.add_(y, alpha=decay + a)
+            if anchor is not None:
+                v.sub_(anchor, alpha=a)
+            if shift is not None:
+                v.add_(shift)
+            torch._foreach_add_([view[:active] for view in self._velocity_views], gradients)
+            y.sub_(v, alpha=lr)
+            return
+        if decay:
+            y.mul_(1 - lr * (decay + a))
+            if anchor is not None:
+                y.add_(anchor, alpha=lr * a)
+        elif anchor is not None:
+            y.lerp_(anchor, lr * a)
+        if shift is not None:
+            y.sub_(shift, alpha=lr)
+        torch._foreach_add_(views, gradients, alpha=-lr)
+
+
+def _clip(gradients: Sequence[torch.Tensor], max_norm: float) -> list[torch.Tensor]:
+    """Return the gradients, [models, ...] each, clipped to a norm for each model."""
+    parts = [torch.linalg.vector_norm(gradient.reshape(len(gradient), -1), dim=1) for gradient in gradients]
+    norms = torch.linalg.vector_norm(torch.stack(parts, dim=1), dim=1)
+    factors = torch.clamp(max_norm / (norms + 1e-12), max=1.0)
+    return [gradient * factors.view(-1, *[1] * (gradient.ndim - 1)) for gradient in gradients]
+
+
+class _Trial:
+    """Steps of a few models on example rows, alone and together."""
+
+    def __init__(self, task: Task, dtype: torch.dtype, device: torch.device, batch_size: int) -> None:
+        self.task, self.dtype, self.device, self.batch_size = task, dtype, device, batch_size
+        self.module = convert_module(task.example_model(), dtype, device, task.kept_weights(dtype))
+        self.start = task.layout.pack(self.module, dtype)[0].to(device)
+        self.y = self.start.clone()
+        self.parameters: list[torch.Tensor] = [*task.layout.bind(self.module, self.y)]
+        self.module.train()
+        for part in self.module.modules():
+            for name in ("padding_idx", "max_norm", "sparse"):
+                value = getattr(part, name, None)
+                if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and not (value is None or value is False):
+                    raise NotBatchable(f"an embedding has {name}")
+        if ModuleState(self.module, ()).generators:
+            raise NotBatchable("its model has a random generator of its own")
+        self.call = model_caller(self.module, task.example[0])
+        self.batched = BatchedLoss(self.module, self.call, task.loss, task.layout)
+        with random_state.preserve_rng(), _one_thread():
+            self.dropout = record_dropout(lambda: self._alone(0))
+
+    def compare(self) -> None:
+        """Raise `NotBatchable` if results together differ from those alone, or depend on the other models."""
+        with random_state.preserve_rng(), _one_thread():
+            alone = [self._alone(model) for model in range(3)]
+            before = random_state.rng_state(self.device)
+            try:
+                self._together([0] * MODELS)
+            except NotBatchable:  # an operation without a form for several models
+                self.batched = BatchedLoss(self.module, self.call, self.task.loss, self.task.layout, composed=True)
+            orders = [[(place + shift) % 3 for place in range(MODELS)] for shift in range(3)]
+            together = [(model, *result) for order in orders for model, result in zip(order, self._together(order))]
+            if random_state.rng_changed(before, self.device):
+                raise NotBatchable("its model draws random numbers other than dropout")
+        for model, together_loss, gradient in together:
+            loss, flat = alone[model]
+            tolerance = 1e-4 if self.dtype == torch.float32 else 1e-9
+            if not abs(together_loss - loss) <= tolerance * (1 + abs(loss)):
+                raise NotBatchable(f"the loss together is {together_loss:.6g}, alone {loss:.6g}")
+            distance = float((gradient - flat).double().norm() / flat.double().norm().clamp(min=1e-30))
+            if not distance <= tolerance:
+                raise NotBatchable(f"the gradient together differs from that alone by {distance:.2g}")
+            if not bitwise_equal(gradient, together[model][2]):
+                raise NotBatchable("the last bits of a gradient depend on the clients beside it")
+
+    def _vector(self, model: int) -> torch.Tensor:
+        """Return a model near the initial one."""
+        noise = torch.from_numpy(Key(0).child("batched", model).numpy().standard_normal(self.start.numel()))
+        return self.start + 0.02 * noise.to(self.start)
+
+    def _batch(self, model: int) -> Batch:
+        """Return example rows as a batch of the run's size, for each model others."""
+        inputs, targets = self.task.example
+        rows = (torch.arange(self.batch_size) + 5 * model) % count_rows(targets)
+        batch = Batch(take_rows(inputs, rows), take_rows(targets, rows))
+        return convert_batch(batch, self.dtype, self.device, self.task.layout.channels_last)
+
+    def _alone(self, model: int) -> tuple[float, torch.Tensor]:
+        """Return loss and flat gradient of a model by itself."""
+        inputs, targets = self._batch(model)
+        self.y.copy_(self._vector(model))
+        random_state.seed_all(Key(0).child("noise", model), self.device)
+        with torch.enable_grad():
+            loss = self.task.loss(self.call(inputs), targets)
+            gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
+        flat = torch.empty_like(self.y)
+        for entry, gradient in zip(self.task.layout.parameters, gradients, strict=True):
+            entry.view(flat).copy_(gradient)
+        return float(loss.detach()), flat
+
+    def _together(self, models: Sequence[int]) -> list[tuple[float, torch.Tensor]]:
+        """Return loss and flat gradient of each model, computed in one program."""
+        rows = stacked_rows(len(models), self.y.numel(), self.y)
+        for row, model in zip(rows, models, strict=True):
+            row[: self.y.numel()] = self._vector(model)
+        batch = stack_batches([self._batch(model) for model in models])
+        keys = [Key(0).child("noise", model) for model in models]
+        factors = draw_factors(self.dropout, keys, torch.Generator(), self.device)
+        try:
+            with _without_fallback():
+                losses, gradients = self.batched.gradients(stacked_views(self.task.layout, rows), batch, factors)
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise NotBatchable(f"torch.func.vmap cannot take it: {reason}") from error
+        flat = torch.zeros_like(rows)
+        for view, gradient in zip(stacked_views(self.task.layout, flat), gradients, strict=True):
+            view.copy_(gradient)
+        return [(float(loss), row[: self.y.numel()]) for loss, row in zip(losses, flat, strict=True)]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Use one intra-op thread, as workers do: their number changes the last bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _without_fallback() -> Iterator[None]:
+    """Make operations that torch can only compute model by model raise: they gain nothing."""
+    functions: Any = torch._C._functorch
+    enabled = functions._is_vmap_fallback_enabled()
+    functions._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        functions._set_vmap_fallback_enabled(enabled)
+
+
+class DropoutShape(NamedTuple):
+    """One call of dropout in a step: the shape and dtype of its input, and the probability of a zero."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    p: float
+
+    def draw(self, generator: torch.Generator, out: torch.Tensor) -> None:
+        """Draw the factors of one batch, the numbers that eager dropout draws from a generator in this state."""
+        out.bernoulli_(1 - self.p, generator=generator)
+        if self.p < 1:
+            out.div_(1 - self.p)
+
+
+class _LossModule(nn.Module):
+    """A model and its loss as one module, so that its parameters can be replaced in a call."""
+
+    def __init__(self, model: nn.Module, call: Callable[[Any], Any], loss: LossFunction) -> None:
+        super().__init__()
+        self.model = model
+        self._functions = call, loss  # in a tuple, so that modules among them are not registered a second time
+
+    def forward(self, inputs: Any, targets: Any) -> torch.Tensor:
+        call, loss = self._functions
+        return loss(call(inputs), targets)
+
+
+class _RecordDropout(TorchFunctionMode):
+    """Records the calls of dropout, and refuses embeddings whose gradients vmap does not compute as torch does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[DropoutShape] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.dropout and (drop := _dropout_arguments(*args, **(kwargs or {}))) is not None:
+            self.calls.append(DropoutShape(tuple(drop[0].shape), drop[0].dtype, drop[1]))
+        name = getattr(func, "__name__", "")
+        padded = name == "embedding" and len(args) > 2 and args[2] is not None and args[2] >= 0
+        if padded or name.startswith("embedding_renorm"):
+            raise NotBatchable(f"an embedding has {'padding_idx' if padded else 'max_norm'}")
+        return func(*args, **(kwargs or {}))
+
+
+class _ReplaceDropout(TorchFunctionMode):
+    """Multiplies by given factors where dropout would draw them."""
+
+    def __init__(self, factors: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._factors = iter(factors)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.dropout and (drop := _dropout_arguments(*args, **(kwargs or {}))) is not None:
+            return drop[0] * next(self._factors)
+        return func(*args, **(kwargs or {}))
+
+
+def _dropout_arguments(
+    input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> tuple[torch.Tensor, float] | None:
+    return (input, p) if training and p > 0 else None
+
+
+class BatchedLoss:
+    """Losses and gradients of several models on a batch each.
+
+    Args:
+        module: The module in training mode; its parameters are replaced in every call.
+        call: Calls the module with a batch.
+        loss: The loss.
+        layout: The positions of its parameters in a flat vector.
+        composed: Compute gradients model by model inside of the program (``vmap(grad(...))``). Torch then replaces
+            fused operations that it cannot compute for several models, such as cells of a GRU, by elementary ones. It
+            costs more for other models.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        call: Callable[[Any], Any],
+        loss: LossFunction,
+        layout: Layout,
+        *,
+        composed: bool = False,
+    ) -> None:
+        self._module = _LossModule(module, call, loss)
+        self._names = [f"model.{entry.name}" for entry in layout.parameters]
+        self.layout, self.composed = layout, composed
+        function: Callable[..., Any] = grad_and_value(self._loss) if composed else self._loss
+        self._program: Callable[..., Any] = vmap(function, randomness="error")
+
+    def _loss(self, parameters: dict[str, torch.Tensor], inputs: Any, targets: Any, *factors: Any) -> torch.Tensor:
+        with _ReplaceDropout(factors) if factors else nullcontext():
+            loss: torch.Tensor = functional_call(self._module, parameters, (inputs, targets))
+        return loss
+
+    def gradients(
+        self, parameters: Sequence[torch.Tensor], batch: Batch, factors: Sequence[torch.Tensor] = ()
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return the losses, [models], and the gradients, one [models, ...] per parameter.
+
+        Args:
+            parameters: The parameters of all models, [models, ...] each, as `stacked_views` returns them.
+            batch: One batch per model: every tensor is [models, rows, ...].
+            factors: The factors of each call of dropout, [models, ...]; see `DropoutShape`.
+        """
+        if self.composed:
+            by_name = {name: each.detach() for name, each in zip(self._names, parameters, strict=True)}
+            composed, values = self._program(by_name, *batch, *factors)
+            return values.detach(), [composed[name].detach() for name in self._names]
+        leaves = [parameter.detach().requires_grad_() for parameter in parameters]
+        with torch.enable_grad():  # the gradient of a sum over models, whose terms share no parameter
+            losses = self._program(dict(zip(self._names, leaves, strict=True)), *batch, *factors)
+            gradients = torch.autograd.grad(
+                losses, leaves, torch.ones_like(losses), allow_unused=True, materialize_grads=True
+            )
+        return losses.detach(), list(gradients)
+
+
+def stacked_rows(count: int, dim: int, like: torch.Tensor) -> torch.Tensor:
+    """Return zeros for ``count`` vectors of length ``dim``, a row each; rows may be longer than that.
+
+    >>> stacked_rows(3, 70, torch.zeros(1)).shape
+    torch.Size([3, 128])
+    """
+    return like.new_zeros(count, -(-dim // _ALIGNMENT) * _ALIGNMENT)
+
+
+def stacked_views(layout: Layout, rows: torch.Tensor) -> list[torch.Tensor]:
+    """Return the parameters in a matrix of models, one view [models, ...] each.
+
+    >>> layout = Layout.of(nn.Linear(3, 2))
+    >>> [tuple(view.shape) for view in stacked_views(layout, stacked_rows(5, layout.dim, torch.zeros(1)))]
+    [(5, 2, 3), (5, 2)]
+    """
+    first = [entry.view(rows[0]) for entry in layout.parameters]
+    return [
+        rows.as_strided((len(rows), *view.shape), (rows.stride(0), *view.stride()), view.storage_offset())
+        for view in first
+    ]
+
+
+def record_dropout(step: Callable[[], Any]) -> list[DropoutShape]:
+    """Return the calls of dropout in a step."""
+    record = _RecordDropout()
+    with record:
+        step()
+    return record.calls
+
+
+def draw_factors(
+    calls: Sequence[DropoutShape], keys: Sequence[Key], generator: torch.Generator, device: torch.device
+) -> list[torch.Tensor]:
+    """Return the factors of each call of dropout, [models, ...], drawn with one key per model.
+
+    A key gives the numbers that a step on that model alone would draw after `random_state.seed_all`.
+    """
+    factors = [torch.empty((len(keys), *call.shape), dtype=call.dtype) for call in calls]
+    for place, key in enumerate(keys):
+        random_state.seed_generator(generator, key)
+        for call, out in zip(calls, factors, strict=True):
+            call.draw(generator, out[place])
+    return [copy_to_device(each, device) for each in factors]
+
+
+def stack_batches(batches: Sequence[Batch]) -> Batch:
+    """Return batches of equal shapes as one, each tensor with a new first axis."""
+    return Batch(*(trees.tree_map(lambda *leaves: torch.stack(leaves), *part) for part in zip(*batches, strict=True)))
