@@ -137,8 +137,7 @@ def main() -> None:
         arrays = {name: torch.from_numpy(held[name]) for name in held.files}
     dealt = data.FederatedData(**arrays, classes=10, name="bench")
     factory = partial(first_model, job.model, job.start, "own" in words, job.dropout)
-    form = "eager" not in words  # True: an error if there is no native form
-    task = hansa.Task(factory, cross_entropy, dealt, native=form)
+    task = hansa.Task(factory, cross_entropy, dealt, execution="eager" if "eager" in words else "native")
     algorithm = hansa.presets.fedavg(
         local_lr=job.lr, steps=job.steps, batch_size=job.batch, participation=job.cohort / job.clients
     )

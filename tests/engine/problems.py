@@ -7,6 +7,7 @@ import os
 import signal
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,9 +73,9 @@ class divided(hansa.Task):
         return self.compute_metrics([shell.evaluate(vectors, *piece) for piece in self.test_chunks()])
 
 
-def task(model=perceptron, native: bool | None = None) -> hansa.Task:
-    """Perceptron, plain convolution and dropout have native steps unless ``native`` is False; the others have none."""
-    return hansa.Task(model, nn.functional.cross_entropy, data(), native=native)
+def task(model=perceptron, execution: Any = "auto") -> hansa.Task:
+    """Perceptron, plain convolution and dropout have native steps unless ``execution`` is "eager"."""
+    return hansa.Task(model, nn.functional.cross_entropy, data(), execution=execution)
 
 
 def bowls(dtype: torch.dtype = torch.float64) -> quadratic:

@@ -207,9 +207,9 @@ def test_native_steps_equal_pytorchs(batches: str, preset: str) -> None:
         return
     method = getattr(presets, preset)(**STEPS, batches=batches, **({"clusters": 2} if preset == "cafga" else {}))
     models = []
-    for fast in (None, False):
-        problem = hansa.training.Task(layers, nn.functional.cross_entropy, classes(), native=fast)
-        assert (problem.network is not None) == (fast is None and native.available())
+    for execution in ("auto", "eager"):
+        problem = hansa.training.Task(layers, nn.functional.cross_entropy, classes(), execution=execution)
+        assert (problem.network is not None) == (execution == "auto" and native.available())
         models.append(runs(method, problem).state.vectors["model"])
     assert torch.allclose(*models, atol=2e-5)
 

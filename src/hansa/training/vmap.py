@@ -378,7 +378,9 @@ class _Trial:
             except NotBatchable:  # an operation without a form for several models
                 self.batched = BatchedLoss(self.module, self.call, self.task.loss, self.task.layout, composed=True)
             orders = [[(place + shift) % 3 for place in range(MODELS)] for shift in range(3)]
-            together = [(model, *result) for order in orders for model, result in zip(order, self._together(order))]
+            together = [
+                (model, *result) for order in orders for model, result in zip(order, self._together(order), strict=True)
+            ]
             if random_state.rng_changed(before, self.device):
                 raise NotBatchable("its model draws random numbers other than dropout")
         for model, together_loss, gradient in together:
