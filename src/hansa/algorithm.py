@@ -41,14 +41,15 @@ class Channel:
     """The path of a named vector: downlink to the clients, uplink from them, aggregation, server transform.
 
     A channel with ``follows`` is only broadcast. Clients report nothing on it; after each round its server transform is
-    applied to the aggregate of the other channel. FedCM's momentum follows the model this way.
+    applied to the aggregate of the other channel, and the step that it returns becomes the channel's vector: it is not
+    added to the one before. So FedCM's momentum is ``Channel(follows="model", server=momentum())``.
 
     Args:
         downlink: How the server's vector reaches the clients.
         uplink: How updates reach the server.
         aggregate: How updates are combined.
         server: What the server does with the aggregate before adding it.
-        follows: Channel whose aggregate updates this one; clients only receive it.
+        follows: Channel whose aggregate makes this one's vector; clients only receive it.
 
     >>> Channel().aggregate
     mean(weights='uniform')
@@ -117,6 +118,13 @@ class Algorithm(HtmlRepr):
         check_citations(self.components())
         if MODEL not in self.channels:
             raise HansaError(f"{self.name}: channels {sorted(self.channels)} lack {MODEL!r}, the one that is trained.")
+        if self.channels[MODEL].follows is not None:
+            raise HansaError(
+                f"{self.name}: channel {MODEL!r} follows {self.channels[MODEL].follows!r}, but clients train the model "
+                "and report on it. Leave out follows, or let the other channel follow the model.",
+                component="channels",
+                argument=MODEL,
+            )
         solver = self.local.solver
         reports: tuple[str, ...] = with_defaults(solver, BaseSolver).channels
         for name in reports:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 import hansa
 from contracts.small import NAMES, small
 from hansa import presets
+from hansa.aggregate import Combined
 from hansa.compress import sign
 from hansa.core.vectors import allocator
 from hansa.engine import Serial
@@ -201,3 +203,80 @@ def test_two_way_compression_gives_one_result_in_memory_and_on_disk(tmp_path):
         disk = hansa.run(method, task(), rounds=4, workers=1, store=store)
         assert torch.equal(ram.params, disk.params)
         assert ram.store.digest() == store.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class noisy_sum:
+    """What a private method adds up: a sum with noise, also where nobody was selected."""
+
+    min_updates: ClassVar[int] = 0
+
+    def init(self, dim, population):
+        return {"dim": dim, "rounds": 0}
+
+    def combine(self, updates, state, ctx):
+        noise = torch.randn(state["dim"], generator=ctx.key.child("noise", ctx.round).torch("cpu"))
+        total = sum((update.vector for update in updates), torch.zeros(state["dim"]))
+        return Combined((total + noise).double(), {**state, "rounds": state["rounds"] + 1}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class nobody_in_round_one:
+    def select(self, round, population, key):
+        return () if round == 1 else (0, 2)
+
+
+def bowls():
+    return hansa.training.quadratic(torch.eye(2).expand(3, 2, 2), torch.ones(3, 2))
+
+
+def noisy(seed, **options):
+    method = hansa.Algorithm("noisy", nobody_in_round_one(), channels={"model": hansa.Channel(aggregate=noisy_sum())})
+    return hansa.run(method, bowls(), rounds=3, seed=seed, keep_params=True, dtype=torch.float64, **options)
+
+
+def test_noise_of_an_aggregator_differs_by_seed_and_round_and_a_round_of_nobody_is_aggregated():
+    run = noisy(1)
+    assert torch.equal(run.trajectory, noisy(1, workers=2).trajectory)
+    assert not torch.equal(run.trajectory[0], noisy(2).trajectory[0])
+    assert run.state.aggregate["model"]["rounds"] == 3
+    assert [record["moved"] for record in run.history] == [True, True, True]
+    assert not torch.equal(run.trajectory[0], run.trajectory[1]), "the noise of the round that nobody took part in"
+    plain = hansa.Algorithm("plain", nobody_in_round_one())
+    assert [record["moved"] for record in hansa.run(plain, bowls(), rounds=3).history] == [True, False, True]
+
+
+@dataclass(frozen=True, slots=True)
+class halved:
+    def init(self, dim, population):
+        return {}
+
+    def combine(self, updates, state, ctx):
+        updates = [replace(update, vector=update.vector / 2) for update in updates]
+        return hansa.aggregate.mean().combine(updates, state, ctx)
+
+
+@pytest.mark.parametrize("uplink", [hansa.compress.direct(), hansa.compress.error_feedback(hansa.compress.top_k(0.5))])
+def test_an_aggregator_replaces_the_vectors_of_updates(uplink):
+    method = presets.fedavg(local_lr=0.5, steps=1, participation=1.0).on("model", uplink=uplink)
+    found = hansa.run(method.on("model", aggregate=halved()), bowls(), rounds=1)
+    expected = hansa.run(method.on("model", server=hansa.server.scale(0.5)), bowls(), rounds=1)
+    torch.testing.assert_close(found.params, expected.params)
+
+
+def test_a_channel_that_follows_takes_the_step_as_its_vector():
+    """FedCM's momentum by a transform of the library: clients receive the step of the round before."""
+    plain = presets.fedavg(local_lr=0.5, steps=1, participation=1.0)
+    follower = hansa.Channel(follows="model", server=hansa.server.momentum(0.5))
+    channels = {**plain.channels, "push": follower}
+    local = replace(plain.local, optimizer=hansa.server.momentum(0.5), optimizer_state={"m": "push"})
+    method = hansa.Algorithm("pushed", plain.sampler, local, channels)
+    run = hansa.run(method, bowls(), rounds=2, keep_params=True, dtype=torch.float64)
+    first, second = run.trajectory[0], run.trajectory[1] - run.trajectory[0]
+    torch.testing.assert_close(run.state.vectors["push"], 0.5 * first + second)
+
+
+def test_a_model_that_follows_another_channel_is_refused_when_composed():
+    channels = {"model": hansa.Channel(follows="buffers"), "buffers": hansa.Channel()}
+    with pytest.raises(hansa.core.errors.HansaError, match=r"'model' follows 'buffers'.*Leave out follows"):
+        hansa.Algorithm(channels=channels)

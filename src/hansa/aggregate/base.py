@@ -125,7 +125,8 @@ class BaseAggregator(Aggregator):
 
     @property
     def min_updates(self) -> int:
-        """The minimum number of updates; a round with fewer is not applied."""
+        """The minimum number of updates; a round with fewer is not applied. With 0, also a round for which the sampler
+        selected nobody is aggregated, as private averaging with Poisson sampling requires."""
         return 1
 
     @property

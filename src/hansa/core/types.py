@@ -10,12 +10,14 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import torch
 
 from hansa.core.errors import HansaError
+from hansa.core.keys import Key
 
 Vector: TypeAlias = "torch.Tensor"
 Vectors: TypeAlias = dict[str, "torch.Tensor"]
 State: TypeAlias = dict[str, Any]
 """A plain tree of tensors, numbers, strings, lists and dicts, which a checkpoint can store without pickle."""
 
+_NO_KEY = Key(0)
 MODEL = "model"
 CONTROL = "control"
 BUFFERS = "buffers"
@@ -102,6 +104,9 @@ class RoundContext:
     rows: RowReader | None = None
     staleness: tuple[int, ...] = ()
     """The staleness of each accepted update, in the order of ``clients``; empty if all are of the newest version."""
+    key: Key = _NO_KEY
+    """The run's key. A component that draws noise takes ``ctx.key.child("its name", ctx.round)``: its draws differ by
+    seed and round, and are the same after a resume. A local optimizer's context has no key of the run."""
 
     @property
     def count(self) -> int:
@@ -125,7 +130,8 @@ class Update:
 
     ``loss`` is the mean training loss reported with it, or None if no loss was computed. ``staleness`` is the number of
     server steps since the version that it started from, and ``arrival`` its place among the arrivals of an asynchronous
-    step.
+    step. ``base_change`` is the version that it started from minus the server's vector, None if they are the same.
+    `dataclasses.replace` gives an update with another vector.
     """
 
     client: int
@@ -136,11 +142,7 @@ class Update:
     loss: float | None = None
     staleness: int = 0
     arrival: int = 0
-
-    @property
-    def base_change(self) -> Vector | None:
-        """The version that it started from minus the server's vector; None if they are the same."""
-        return None
+    base_change: torch.Tensor | None = None
 
 
 class EncodedUpdate(Update):
@@ -149,6 +151,10 @@ class EncodedUpdate(Update):
     __slots__ = ("_base_change", "_decode")
     _decode: Callable[[], Vector]
     _base_change: Callable[[], Vector] | None
+
+    def __new__(cls, *arguments: Any, **fields: Any) -> Any:
+        """Return a plain update if a vector is given, as `dataclasses.replace` does."""
+        return Update(**fields) if "vector" in fields else super().__new__(cls)
 
     def __init__(
         self,

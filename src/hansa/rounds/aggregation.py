@@ -16,6 +16,7 @@ from hansa.aggregate.base import Combined, Participants, RunningAggregate
 from hansa.aggregate.mean import RunningMean
 from hansa.algorithm import Algorithm, Channel
 from hansa.compress import Packet
+from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
 from hansa.core.types import (
     BUFFERS,
@@ -171,6 +172,7 @@ class RoundAggregation:
         keep_updates: Keep all updates for diagnostics.
         stage_memory: Called with each accepted client's memory at once, instead of collecting it in
             `ClosedRound.memory`; commit it only if the round is applied.
+        key: The run's key; by default that of the orders.
     """
 
     def __init__(
@@ -187,8 +189,10 @@ class RoundAggregation:
         max_norm: float = 1e12,
         keep_updates: bool = False,
         stage_memory: StageMemory | None = None,
+        key: Key | None = None,
     ) -> None:
         self.algorithm, self.state, self.population = algorithm, state, population
+        self.key = key or (orders[0].key if orders else Key(0))
         self.quorum, self.rows = quorum, rows
         self.orders: Mapping[int, WorkOrder] = (
             orders.by_client()
@@ -313,19 +317,23 @@ class RoundAggregation:
         return where_computed(self.algorithm.channels[name].aggregate, base.to(vector.device) - vector)
 
     def close(self) -> ClosedRound:
-        """Aggregate and step. Below the quorum neither the model nor the server state changes."""
+        """Aggregate and step. Below the quorum neither the model nor the server state changes.
+
+        A round without orders is aggregated if all aggregators accept no updates: ``min_updates`` is 0.
+        """
         state = self.state
         admitted = tuple(sorted(self._norms))
-        needed = max(self.quorum, min_updates(self.algorithm, len(self.orders)))
+        quorum = self.quorum if self.orders else 0
+        needed = max(quorum, min_updates(self.algorithm, max(1, len(self.orders))))
         if len(admitted) < needed:
             self.dropped += [
                 DroppedClient(client, "quorum", f"{len(admitted)} of {needed} needed") for client in admitted
             ]
-            return ClosedRound(replace(state, round=state.round + 1), {}, self._outcome((), {}), None)
+            return ClosedRound(replace(state, round=state.round + 1), {}, self._outcome((), {}, applied=False), None)
         stale = self.algorithm.pace.asynchronous
         staleness = tuple(state.round - self.orders[client].round for client in admitted) if stale else ()
         population = state.population_with_stats(self.population)
-        ctx = RoundContext(state.round, population, admitted, self.rows, staleness)
+        ctx = RoundContext(state.round, population, admitted, self.rows, staleness, self.key)
         combined = {name: self._combine(name, ctx) for name in (*self._vectors, *self._running)}
         vectors, server, aggregate, downlink = {}, {}, dict(state.aggregate), {}
         for name, channel in self.algorithm.channels.items():
@@ -355,7 +363,8 @@ class RoundAggregation:
             {} if self._expected is None else self._expected.reporters,
             self._local_mean.result(),
         )
-        return ClosedRound(after, self._memory, self._outcome(admitted, combined[MODEL].info), diagnostics)
+        outcome = self._outcome(admitted, combined[MODEL].info, applied=True)
+        return ClosedRound(after, self._memory, outcome, diagnostics if admitted else None)
 
     def _combine(self, name: str, ctx: RoundContext) -> Combined:
         state, device = self.state.aggregate[name], self.state.vectors[name].device
@@ -364,12 +373,12 @@ class RoundAggregation:
         combined = self.algorithm.channels[name].aggregate.combine(self._vectors[name], state, ctx)
         return combined if combined.vector.device == device else combined._replace(vector=combined.vector.to(device))
 
-    def _outcome(self, admitted: tuple[int, ...], info: Mapping[str, Any]) -> Outcome:
+    def _outcome(self, admitted: tuple[int, ...], info: Mapping[str, Any], *, applied: bool) -> Outcome:
         losses = [loss for client in admitted if (loss := self._losses[client]) is not None]
         means = {name: math.fsum(values) / len(values) for name, values in self._info.items()}
         return Outcome(
             round=self.state.round,
-            applied=bool(admitted),
+            applied=applied,
             admitted=admitted,
             dropped=tuple(sorted(self.dropped, key=lambda lost: (lost.client, lost.reason))),
             up_bytes=self._up,

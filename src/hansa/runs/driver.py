@@ -350,6 +350,7 @@ class Run:
             max_norm=self.options.max_norm,
             keep_updates=bool(measures),
             stage_memory=None if measures else self.store.stage,
+            key=self.key,
         )
         try:
             for report in in_cohort_order(reports, orders):

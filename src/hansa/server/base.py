@@ -32,7 +32,10 @@ class ServerTransform(Protocol):
 
     @abstractmethod
     def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
-        """Return the step that the server adds to its vector, and the state after it."""
+        """Return the step made of the aggregate, and the state after it.
+
+        A channel adds the step to its vector. A channel that ``follows`` another takes the step as its vector.
+        """
 
 
 class BaseServerTransform(ServerTransform):
