@@ -1,4 +1,4 @@
-"""A Lightning module as the model: forward, training_step and validation_step are its own. Needs hansa[lightning]."""
+"""A Lightning module as the model: its loss and its metrics are functions that its steps and the task share."""
 
 import os
 from typing import Any
@@ -11,7 +11,7 @@ import hansa
 
 
 class LitNet(lightning.LightningModule):  # type: ignore[misc, unused-ignore]
-    """A module as it was written for Lightning's Trainer."""
+    """A module for Lightning's Trainer. Here its optimizers and hooks are not used: local steps are the method's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -20,18 +20,20 @@ class LitNet(lightning.LightningModule):  # type: ignore[misc, unused-ignore]
     def forward(self, image: torch.Tensor) -> Any:
         return self.head(torch.relu(self.hidden(image.flatten(1))))
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        loss = nn.functional.cross_entropy(self(batch[0]), batch[1], label_smoothing=0.1)
-        self.log("train_loss", loss)
-        return loss
+    @staticmethod
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output, target, label_smoothing=0.1)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        best = self(batch[0]).topk(3).indices
-        self.log("val_top3_accuracy", (best == batch[1][:, None]).any(1).float().mean())
+    @staticmethod
+    def top3_accuracy(output: torch.Tensor, target: torch.Tensor) -> float:
+        return float((output.topk(3).indices == target[:, None]).any(1).float().mean())
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.loss(self(batch[0]), batch[1])
 
 
 clients = hansa.data.federate("fashion-mini", clients=10)  # of unequal size
-task = hansa.training.from_lightning(LitNet, clients, better={"top3_accuracy": "higher"})
-method = hansa.presets.fedams(local_lr=0.05, server_lr=0.05, epochs=1)  # the optimizers are the method's
+task = hansa.Task(LitNet, LitNet.loss, clients, metrics={"top3_accuracy": hansa.higher(LitNet.top3_accuracy)})
+method = hansa.presets.fedams(local_lr=0.05, server_lr=0.05, epochs=1)
 run = hansa.run(method, task, rounds=int(os.environ.get("ROUNDS", "20")))
 print(run.table("round", "test_loss", "test_accuracy", "test_top3_accuracy"))

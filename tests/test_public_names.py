@@ -24,6 +24,8 @@ MODULES = (
 CHANGED: dict[str, str] = {
     "hansa.data.download": "pooch pauses between attempts: no pause=",
     "hansa.Task": "execution= replaces native, batch_clients and compile",
+    "hansa.sklearn": "examples/sklearn_sites.py has an estimator in forty lines",
+    "hansa.data.schema_from_sklearn": "examples/sklearn_schema.py makes a schema of a fitted ColumnTransformer",
 }
 """Names that went or whose parameters changed, with what to use instead."""
 

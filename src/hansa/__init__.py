@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hansa.runs.export import export, load_model, predict
     from hansa.runs.metrics import load_run
     from hansa.runs.search import search_range
-    from hansa.study import compare, resume, run, run_config, search, sklearn
+    from hansa.study import compare, resume, run, run_config, search
     from hansa.study.report.results import Comparison, Runs
     from hansa.study.theory.report import theory
     from hansa.training import Task, augment, losses, metrics, models
@@ -71,7 +71,6 @@ __all__ = [
     "search",
     "search_range",
     "server",
-    "sklearn",
     "store",
     "theory",
     "training",

@@ -8,20 +8,21 @@ from pathlib import Path
 import pytest
 
 from examples.test_models import columns, run
+from hansa.config import from_yaml, load
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
-    "datasets": "datasets",
-    "flwr_datasets": "flwr-datasets",
-    "hydra": "hydra",
+    "datasets": "'hansa[datasets]'",
+    "flwr_datasets": "'hansa[flwr-datasets]'",
+    "hydra": "hydra-core",
     "lightning": "lightning",
-    "sklearn": "sklearn",
+    "sklearn": "scikit-learn",
     "wandb": "wandb",
 }
 
 
 def need(package: str) -> None:
-    pytest.importorskip(package, reason=f"not exercised: pip install 'hansa[{PACKAGES[package]}]'")
+    pytest.importorskip(package, reason=f"not exercised: pip install {PACKAGES[package]}")
 
 
 def test_a_partitioner_of_flower(tmp_path: Path) -> None:
@@ -37,17 +38,26 @@ def test_an_estimator_of_scikit_learn(tmp_path: Path) -> None:
     assert "best: {'federatedclassifier__rounds': 8}" in output
 
 
-SMALL = ["rounds=2", "data.clients=6", "model.name=logistic", "local.steps=2", "local.batch_size=10"]
+def test_a_schema_of_a_fitted_transformer(tmp_path: Path) -> None:
+    need("sklearn")
+    output = run(tmp_path, "sklearn_schema")
+    assert all(text in output for text in ('"mean":60.9', '"std":8.67', '["cardio","icu","surgery"]'))
+    assert float(output.rsplit(maxsplit=1)[1]) < 1e-6
+
+
+SMALL = ["rounds=2", "data.clients=6", "+model.name=logistic", "local.steps=2", "local.batch_size=10"]
 
 
 def test_runs_of_hydra_and_a_multirun(tmp_path: Path) -> None:
     need("hydra")
-    run(tmp_path, "hydra_config", *SMALL, "preset=fedams", "server.lr=0.3", "hydra.run.dir=one")
-    text = (tmp_path / "one" / "run" / "config.yaml").read_text(encoding="utf-8")
-    assert "presets.fedams(steps=2, batch_size=10, server_lr=0.3)" in text
+    run(tmp_path, "hydra_config", *SMALL, "algorithm.preset=fedams", "+server.lr=0.3", "hydra.run.dir=one")
+    text = "{rounds: 2, algorithm: fedams, server: {lr: 0.3}, data: {clients: 6}, model: logistic, "
+    same = from_yaml(text + "local: {lr: 0.05, steps: 2, batch_size: 10}}")
+    assert load(tmp_path / "one" / "run" / "config.yaml") == same
     output = run(
-        tmp_path, "hydra_config", "--multirun", *SMALL, "preset=fedavg,fedprox", "seeds=2", "hydra.sweep.dir=many"
-    )
+        tmp_path, "hydra_config", "--multirun", *SMALL, "algorithm.preset=fedavg,fedprox", "+seeds=2",
+        "hydra.sweep.dir=many",
+    )  # fmt: skip
     assert [line.split()[0] for line in output.splitlines() if "seeds [0, 1]" in line] == ["fedavg", "fedprox"]
     assert sorted(path.name for path in (tmp_path / "many").iterdir() if path.is_dir()) == ["0", "1"]
 

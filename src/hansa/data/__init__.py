@@ -30,8 +30,7 @@ if TYPE_CHECKING:
         with_validation,
     )
     from hansa.data.files import DataError, MissingFileError, data_folder
-    from hansa.data.hub import from_hub
-    from hansa.data.huggingface import from_hf
+    from hansa.data.huggingface import from_hf, from_hub
     from hansa.data.loading import FileStatus, check_files, dataset_names, federate, is_present, load
     from hansa.data.partitions import (
         HETEROGENEITY_SETTINGS,
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     )
     from hansa.data.schema.columns import SplitColumn, TableColumn
     from hansa.data.schema.encoding import SchemaMisfitError, TableEncoding
-    from hansa.data.schema.from_sklearn import schema_from_sklearn
     from hansa.data.schema.table_schema import Schema
     from hansa.data.sources import DATASETS, DatasetInfo, dataset_info
     from hansa.data.split import Split, load_split, save_split, saved_split
@@ -105,7 +103,6 @@ __all__ = [
     "quantity_skew",
     "save_split",
     "saved_split",
-    "schema_from_sklearn",
     "shards",
     "subsample",
     "synthetic",

@@ -304,7 +304,7 @@ def _image_dataset(
 
 def _load_owned(name: str, folder: Path | str | None, seed: int, options: dict[str, Any]) -> FederatedData:
     from hansa.data.csv_folder import from_csv_folder
-    from hansa.data.hub import from_hub
+    from hansa.data.huggingface import from_hub
 
     try:
         if name == "csv-folder":

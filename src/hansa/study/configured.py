@@ -33,7 +33,7 @@ def run_config(
     Code that the configuration names is imported.
 
     Args:
-        config: A configuration, as `hansa.config.load`, `hansa.config.from_yaml` and `hansa.config.hydra.read` return.
+        config: A configuration, as `hansa.config.load` and `hansa.config.from_yaml` return.
         out: The folder of the run, or of its seeds. An unfinished run of the same configuration is resumed.
         overwrite: Replace a run in ``out``; a different one is otherwise refused. Folders of seeds are never replaced.
         callbacks: Functions of (run, record), called after every round; a true result stops the run.

@@ -7,10 +7,9 @@ from hansa.core.lazy_imports import lazy_exports
 if TYPE_CHECKING:
     from hansa.training.client_evaluation import personalise
     from hansa.training.function_tasks import function, quadratic
-    from hansa.training.lightning import from_lightning
     from hansa.training.task import Task, TaskLike
 
-__all__ = ["Task", "TaskLike", "from_lightning", "function", "personalise", "quadratic"]
+__all__ = ["Task", "TaskLike", "function", "personalise", "quadratic"]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_exports(__name__)
