@@ -61,6 +61,28 @@ def test_fedaware(normalize, explore, from_zero, weights):
     np.testing.assert_allclose(diversities(found, "momentum_diversity"), state["diversity"], rtol=1e-6)
 
 
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_direction_as_long_as_the_average_update(normalize, weights):
+    samples = np.array(task(lab()).population.samples) if weights == "samples" else None
+    said = {"alpha": 0.6, "normalize": normalize}
+    expected, state = aware.fedaware(
+        lab(), np.zeros(DIM), participants(), STEPS, 0.05, **said, weights=samples, average_length=True, eta=0.5
+    )
+    found = run(presets.fedaware(**words(**said, weights=weights, server_lr=0.5, length="average")))
+    assert_agree(found, expected, 1e-8)
+    printed, _ = aware.fedaware(lab(), np.zeros(DIM), participants(), STEPS, 0.05, **said, weights=samples, eta=0.5)
+    assert np.abs(expected - printed).max() > 1e-3
+    rows = np.array([state["rows"][i] for i in sorted(state["rows"])])
+    products = rows @ state["direction"]
+    assert products.min() >= -1e-9 * np.abs(products).max(), "not a common descent direction"
+
+
+def test_a_projected_step_has_its_own_length():
+    with pytest.raises(hansa.HansaError, match=r"length=.average.*projected"):
+        presets.fedaware_yogi(length="average")
+
+
 def test_the_authors_code_by_its_words():
     """Momenta from zero, sample weights until all were seen, their solver on unit momenta."""
     said = {"normalize": True, "explore": True, "from_zero": True}

@@ -48,6 +48,7 @@ def fedaware(
     from_zero: bool = False,
     authors: bool = False,
     weights: Array | None = None,
+    average_length: bool = False,
     eta: float = 1.0,
 ) -> tuple[Array, State]:
     """Alg. 1. For i in S_t: m_i <- alpha m_i + (1 - alpha) Delta_i, the first time m_i = Delta_i; others keep m_i.
@@ -55,6 +56,7 @@ def fedaware(
     lambda~ = argmin ||sum lambda_i m_i||^2 over the simplex of the clients seen so far; x <- x + eta sum lambda~_i m_i.
     `normalize`: m_i/||m_i|| takes the place of m_i in both. `explore`: while some client was never seen (this round's
     participants count as seen) x <- x + eta sum_S p_i Delta_i, p the objective's `weights` over S.
+    `average_length`: the direction is scaled to the length of sum_S p_i Delta_i.
     `state`: rows {client: m_i}, direction of the last round, and per round of the rows used D~, D and chi^2.
     """
     tau, lr = schedule(problem, len(participants), steps, local_lr)
@@ -71,6 +73,9 @@ def fedaware(
             found = authors_weights(rows) if authors else simplex_weights(rows)
             given = shares(sorted(m), weights)
             direction = found @ rows
+            if average_length and direction.any():
+                mean = shares(list(chosen), weights) @ np.array([Delta[i] for i in chosen])
+                direction = direction / np.sqrt(direction @ direction) * np.sqrt(mean @ mean)
             told["surrogate"].append(diversity(rows, given, found))
             told["diversity"].append(diversity(rows, given))
             told["chi_square"].append(chi_square(found, given))

@@ -39,6 +39,11 @@ class aware(BaseAggregator):
     ``min_norm="authors"`` is their Frank-Wolfe, which stops before the minimum, so that steps are longer.
     ``project`` is a server transform whose step on the mean update is projected onto the direction.
 
+    The shortest vector in the hull of very different momenta is short, and so are the steps of Algorithm 1.
+    ``length="average"`` keeps the direction and gives it the length of FedAvg's step:
+    Delta = ||sum_S lambda_i Delta_i|| d/||d|| with d = sum lambda~_i m_i, and 0 for d = 0. Its inner product with every
+    m_i stays non-negative, so it is a common descent direction still.
+
     ``weights`` are the objective's lambda: they affect averages and reported diversities, not the direction.
     A zero momentum makes the direction zero, because zero is then the shortest vector.
     Only the Gram matrix is part of the state; the momenta are stored as rows of the run, in memory or on disk, in the
@@ -54,6 +59,7 @@ class aware(BaseAggregator):
         from_zero: Start momenta from zero instead of from the first update.
         min_norm: Solver of the min-norm problem: "exact", or "authors" for the one of the authors' code.
         weights: Weights of the clients in the objective.
+        length: Length of the step: "min-norm" as in Algorithm 1, or "average", that of the participants' mean update.
 
     >>> rule = aware(alpha=0.5)
     >>> rule.alpha, rule.momentum_storage
@@ -69,6 +75,7 @@ class aware(BaseAggregator):
     from_zero: bool = False
     min_norm: MinNormSolver = "exact"
     weights: Weights = "uniform"
+    length: Literal["min-norm", "average"] = "min-norm"
     cites: ClassVar[tuple[str, ...]] = ("zeng2024",)
 
     def __post_init__(self) -> None:
@@ -90,6 +97,10 @@ class aware(BaseAggregator):
             )
         if self.min_norm not in SOLVERS:
             raise invalid_argument("aware", "min_norm", self.min_norm, "'exact' or 'authors'")
+        if self.length not in ("min-norm", "average"):
+            raise invalid_argument("aware", "length", self.length, "'min-norm' or 'average'")
+        if self.length == "average" and self.project is not None:
+            raise invalid_argument("aware", "length", self.length, "'min-norm': a projected step has its own length")
         object.__setattr__(self, "weights", check_weights("aware", self.weights))
         if self.weights == "clusters":
             raise invalid_argument("aware", "weights", self.weights, "'uniform', 'samples' or one number a client")
@@ -108,7 +119,7 @@ class aware(BaseAggregator):
         seen, gram = _refresh(state["clients"], state["gram"], fresh, ctx.rows)
         exploring = self.explore and len(seen) < ctx.population.count
         average = None
-        if exploring or self.project is not None:
+        if exploring or self.project is not None or self.length == "average":
             average = sum_updates(ordered, normalize_weights(self.weights, ordered))
         info: dict[str, Any]
         if exploring:
@@ -116,6 +127,9 @@ class aware(BaseAggregator):
             direction, info = average, {"exploring": 1.0, "seen": len(seen)}
         else:
             direction, info = self._direction(seen, gram, fresh, ctx, ordered[0].vector)
+            if self.length == "average":
+                assert average is not None
+                direction = _with_length(direction, average)
         other = state["project"]
         if self.project is not None:
             assert average is not None
@@ -197,6 +211,13 @@ def _refresh(
         grown[there[:, None], at[None, :]] = cross
         grown[at[:, None], there[None, :]] = cross.T
     return seen, grown
+
+
+def _with_length(direction: Vector, like: Vector) -> Vector:
+    """Return ||like|| d/||d||, or 0 if d is 0."""
+    d = direction.double()
+    length = float(d.norm())
+    return (d * (float(like.double().norm()) / length if length else 0.0)).to(direction)
 
 
 def _projected(step: Vector, direction: Vector) -> Vector:

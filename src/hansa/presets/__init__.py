@@ -280,6 +280,7 @@ class Aware(Common, total=False):
         from_zero: Start momenta from zero instead of from the first update.
         min_norm: Solver of the min-norm problem: "exact", or "authors" for the one of the authors' code.
         momentum_storage: Keep the momenta in memory ("ram") or on disk ("disk").
+        length: Length of the step: "min-norm" as in Algorithm 1, or "average", that of the participants' mean update.
 
     >>> "alpha" in Aware.__annotations__
     True
@@ -292,12 +293,13 @@ class Aware(Common, total=False):
     from_zero: bool
     min_norm: Literal["exact", "authors"]
     momentum_storage: Literal["ram", "disk"]
+    length: Literal["min-norm", "average"]
 
 
 document_arguments(Aware)
 AWARE: dict[str, Any] = {
     "alpha": 0.5, "normalize": False, "explore": False, "startup": False, "from_zero": False, "min_norm": "exact",
-    "momentum_storage": "ram",
+    "momentum_storage": "ram", "length": "min-norm",
 }  # fmt: skip
 
 
@@ -343,6 +345,7 @@ def _compose_aware(name: str, project: ServerTransform | None, options: Aware) -
     direction = aware(
         options["alpha"], options["normalize"], explore, project, storage,
         from_zero=options["from_zero"], min_norm=options["min_norm"], weights=options["weights"],
+        length=options["length"],
     )  # fmt: skip
     if explore and common.get("sampler") is None:
         common["sampler"] = explore_all(common["participation"], then="uniform")
