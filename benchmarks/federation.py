@@ -35,7 +35,7 @@ name: ledger
 data: {name: fashion-mini, clients: 3, partition: iid}
 model: {name: mlp, options: {hidden: 3145}}
 algorithm: fedavg
-local: {lr: 0.1, steps: 1, batch_size: 8}
+local: {lr: 0.1, steps: 2, batch_size: 8}
 evaluate: {every: 0}
 checkpoint: {every: 0}
 engine: {kind: flower, sites: {north: 1, east: 1, south: 1}, deadline: 240}

@@ -20,7 +20,7 @@ rounds: 3
 data: {factory: flower_mine:data}
 model: {factory: flower_mine:Net}
 algorithm: fedavg
-local: {steps: 2, batch_size: 3}
+local: {steps: 4, batch_size: 3}
 checkpoint: {every: 1}
 engine: {kind: flower, sites: {north: 4, south: 4}, deadline: 240}
 """

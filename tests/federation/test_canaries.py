@@ -26,6 +26,7 @@ from hansa.federation import site as site_module
 from hansa.federation.agent import DataSource
 from hansa.federation.enrollment import REFUSAL, Refusal, unpack_batch
 from hansa.federation.messages import RoundReports
+from hansa.federation.policy import USAGE
 from hansa.federation.reasons import REASONS
 from hansa.rounds import wire_format
 from hansa.runs.store import io
@@ -41,7 +42,7 @@ model:
   factory: "MODULE:Model"
   metrics: {auc: roc_auc, own_accuracy: "MODULE:own_score"}
 algorithm: scaffold
-local: {steps: 2, batch_size: 3}
+local: {steps: 4, batch_size: 3}
 checkpoint: {every: 1}
 evaluate: {where: sites}
 engine: {kind: flower, sites: {north: 1, south: 1}, deadline: 60}
@@ -188,7 +189,7 @@ def damage_memory(draw: random.Random, sites: TableSites):
     """A callback that damages or removes the site's files after the first round."""
 
     def damage(run, record):
-        files = sorted(path for path in (sites.folder / "north").rglob("*") if path.is_file())
+        files = sorted(path for path in (sites.folder / "north").rglob("*") if path.is_file() and path.name != USAGE)
         for path in draw.sample(files, draw.randint(1, len(files))):
             draw.choice([lambda path: path.unlink(), lambda path: path.write_bytes(CANARY.encode() * 9)])(path)
         sites.kill("north")

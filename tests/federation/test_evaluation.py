@@ -16,7 +16,7 @@ from hansa import presets
 from hansa.compress import sign
 from hansa.core.errors import HansaError
 from hansa.core.vectors.fingerprint import fingerprint
-from hansa.federation import Federation, RamMemoryStore, Site, SiteEvaluationReply, SiteEvaluationRequest
+from hansa.federation import Federation, Policy, RamMemoryStore, Site, SiteEvaluationReply, SiteEvaluationRequest
 from hansa.federation.site_metrics import combine_replies
 from hansa.rounds.messages import Broadcast
 from hansa.runs.driver import Run
@@ -247,7 +247,9 @@ def test_sums_over_few_test_rows_stay_at_the_site():
     found, _, transport = run(METHOD, "sites")
     request = request_of(found, transport)
     for fewest, rows in ((7, 7), (8, 0)):
-        site = Site(Run(METHOD, TASKS["server"]).algorithm, TASKS["north"], SITES["north"], test_rows=fewest)
+        site = Site(
+            Run(METHOD, TASKS["server"]).algorithm, TASKS["north"], SITES["north"], policy=Policy(test_rows=fewest)
+        )
         reply = SiteEvaluationReply.from_bytes(site.handle(request.to_bytes()))
         assert (reply.rows, reply.hits is None, reply.loss == 0) == (rows, not rows, not rows)
     assert combine_replies({"north": reply}).metrics == {}

@@ -37,7 +37,7 @@ model: logistic
 local: {{lr: 0.1, steps: 3, batch_size: 5}}
 checkpoint: {{every: 1}}
 """
-OPEN = Policy.model_validate({"table": {"categories": "all", "moments": True, "rows": 1}})
+OPEN = Policy.model_validate({"table": {"categories": "all", "moments": True, "rows": 1}, "min_rows": 1})
 FILES = {
     "north": ("age,ward,y\n", [f"{30 + 7 * i % 41}.5,{'icu' if i % 3 else 'surgery'},{i % 2}" for i in range(17)]),
     "south": (

@@ -288,7 +288,7 @@ def test_a_policy_file_is_checked(tmp_path):
 
 def test_one_bit_an_entry_is_a_25th_of_the_uplink(tmp_path):
     """Whole frames, not packets alone, of a model of 29 thousand parameters; in one site of two clients."""
-    changes = ["data=fashion-mini", "data.clients=2", "model=cnn_29k", "sample=null", "rounds=1", "local.steps=1"]
+    changes = ["data=fashion-mini", "data.clients=2", "model=cnn_29k", "sample=null", "rounds=1", "local.steps=2"]
     changes += ["engine.sites={north: 2}", "evaluate.every=0"]
     up = {}
     for method in ("fedams", "fedcams"):

@@ -23,7 +23,7 @@ from hansa.compress.packet import HEADER
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.types import MODEL
-from hansa.federation import RamMemoryStore, RoundOrders, RoundReports, Site, SiteEvaluationReply
+from hansa.federation import Policy, RamMemoryStore, RoundOrders, RoundReports, Site, SiteEvaluationReply
 from hansa.rounds import wire_format
 from hansa.rounds.messages import Broadcast, DroppedClient, Report
 from hansa.rounds.wire_format import DIGEST, pack, unpack
@@ -99,7 +99,7 @@ def test_a_site_refuses_what_is_not_for_it(exchange):
     }
     for what, (reason, message) in wrong.items():
         refused(site, message.to_bytes(), reason), what
-    site.steps, site.rounds = 1, 1
+    site.policy, site.rounds = Policy(steps=1, min_rows=1), 1
     refused(site, with_orders(replace(one, work=one.work._replace(steps=2)), *others).to_bytes(), "steps")
     later = replace(orders, round=1, orders=tuple(replace(order, round=1) for order in orders.orders))
     refused(site, later.to_bytes(), "rounds")
@@ -120,7 +120,7 @@ def test_damaged_truncated_oversize_and_foreign_bytes_are_refused_at_either_end(
         spoken = edited(data, lambda head: head.update(protocol=99))
         for reason, bad in [*cases.items(), ("version", spoken), ("oversize", data), ("truncated", data + b"\0")]:
             limit = 100 if reason == "oversize" else None
-            site.limit = engine.limit = limit
+            engine.limit, site.policy = limit, Policy(min_rows=1).model_copy(update={"message": limit or 1 << 30})
             if at_server:
                 refused_by_server(engine, seen, "north", bad, reason)
             else:

@@ -65,7 +65,9 @@ def run(disclosure="sketch", tasks=TASKS, test_rows=10, rounds=2):
     bound = Run(METHOD, tasks["server"]).algorithm
     rules = {"north": disclosure, "south": disclosure} if isinstance(disclosure, str) else disclosure
     transport = FaultyTransport(
-        lambda name: Site(bound, tasks[name], SITES[name], test_rows=test_rows, metrics=rules[name])
+        lambda name: Site(
+            bound, tasks[name], SITES[name], policy=Policy(test_rows=test_rows, metrics=rules[name], min_rows=1)
+        )
     )
     engines = []
 
@@ -122,7 +124,8 @@ def test_a_policy_keeps_metrics_and_small_groups_at_the_site():
     none = run("none").history[-1]
     assert not any("auc" in name or "gap" in name for name in none)
     assert none["north/test_loss"] > 0
-    site = Site(Run(METHOD, TASKS["server"]).algorithm, task(130, 3, share=0.05), SITES["south"], test_rows=10)
+    bound = Run(METHOD, TASKS["server"]).algorithm
+    site = Site(bound, task(130, 3, share=0.05), SITES["south"], policy=Policy())
     site._evaluate(evaluation_request(site))
     assert site.kept_back == {"auc": "7 rows in its smallest group, the policy has 10"}
     rare = {**TASKS, "south": task(130, 3, share=0.05)}  # 7 positive rows of 130

@@ -33,6 +33,7 @@ from hansa.compress import sign, top_k
 from hansa.core.errors import HansaError
 from hansa.federation import (
     Federation,
+    Policy,
     RamMemoryStore,
     RoundOrders,
     RoundReports,
@@ -56,6 +57,7 @@ MEMORY = 64 << 20
 
 MESSAGE = 4000
 LIMIT = 8 << 20
+POLICY = Policy(message=LIMIT, min_rows=1, test_rows=1)
 READERS: dict[str, Callable[..., Any]] = {
     "order": WorkOrder.from_bytes,
     "report": Report.from_bytes,
@@ -101,7 +103,7 @@ def _place(method: Any) -> Place:
     seen: list[Any] = []
     bound = Run(method, problem).algorithm
     transport = FaultyTransport(
-        lambda name: Site(bound, problem, SITES[name], memory_store=RamMemoryStore(), limit=LIMIT)
+        lambda name: Site(bound, problem, SITES[name], memory_store=RamMemoryStore(), policy=POLICY)
     )
     transport.on_message = lambda *message: seen.append(message)
     engines = []

@@ -17,7 +17,7 @@ import typer
 from hansa.cli import options as opt
 from hansa.cli.console import note, report_errors, say
 from hansa.cli.report import print_and_write, read_entries
-from hansa.cli.run import run_and_summarize
+from hansa.cli.run import refuse_changed_settings, run_and_summarize
 from hansa.core.errors import HansaError
 from hansa.federation.exchange_log import REQUESTED, SENT
 from hansa.federation.flower_processes import require_unix_sockets
@@ -65,6 +65,7 @@ def serve(
         opt.output("--out", "-o", help="Run folder; with several configurations, the folder above them."),
     ] = None,
     resume: Annotated[bool, opt.output("--resume", help="Resume the run in --out if there is one.")] = False,
+    accept: opt.Accept = None,
     forget: Annotated[
         list[int] | None,
         opt.output("--forget", metavar="CLIENT", help="Reset a client whose site lost its memory. Repeatable."),
@@ -94,7 +95,7 @@ def serve(
     from hansa.federation.certificates import ServerKeys
     from hansa.federation.serve import NoSites, Server, clients_by_site
     from hansa.federation.superlink import SuperLink
-    from hansa.runs.folder import slug
+    from hansa.runs.folder import RunFolder, slug
     from hansa.runs.trackers import check_trackers
 
     _set_verbose(verbose)
@@ -108,14 +109,17 @@ def serve(
     home = Path("runs") if folder is None else folder
     several = len(requested) > 1
     places = [home if folder is not None and not several else home / slug(config.title) for config in requested]
-    for config in requested:
+    for config, place in zip(requested, places, strict=True):
         Server(config, NoSites()).check()
+        if resume and RunFolder(place).exists:
+            refuse_changed_settings(place, RunFolder(place).config, config)
     with _exit_on_signals():
         link = SuperLink(list(sites[0]), server_keys, host=host, port=port)
         try:
             for config, place in zip(requested, places, strict=True):
                 link.describe(run=str(place), rounds=config.rounds, round=0)
-                experiment = _open_experiment(config, link, place, folder is None, resume, rounds)
+                again = resume and RunFolder(place).exists
+                experiment = _open_experiment(config, link, place, folder is None, again, rounds, accept or [])
                 experiment.run.forget(*(forget or []))
                 link.describe(round=partial(_rounds_done, experiment))
                 run_and_summarize(experiment, quiet, track or [])
@@ -145,15 +149,16 @@ _MAX_LOST = 20
 
 
 def _open_experiment(
-    config: Config, link: SuperLink, place: Path, numbered: bool, resume: bool, rounds: int | None
+    config: Config, link: SuperLink, place: Path, numbered: bool, again: bool, rounds: int | None, accept: list[str]
 ) -> Experiment:
     """Resume the run of a folder, or start a new one when the sites have joined."""
     from hansa.federation.serve import Server
     from hansa.runs.folder import RunFolder
 
     server = Server(config, link)
-    if resume and RunFolder(place).exists:
-        return server.resume(place, rounds=rounds)
+    if again:
+        last = config.rounds if rounds is not None else max(config.rounds, RunFolder(place).config.rounds)
+        return server.resume(place, rounds=last, accept=accept)
     note(f"waiting on {link.address} for {', '.join(server.sites)}")
     return server.new(place, numbered=numbered)
 

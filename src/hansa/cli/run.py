@@ -164,7 +164,8 @@ def refuse_changed_settings(folder: Path, saved: Config, requested: Config) -> N
     from hansa.runs.trackers import flatten
 
     before, after = flatten(to_dict(saved)), flatten(to_dict(requested))
-    keys = sorted({*before, *after} - {"rounds", "workers", "engine", "device", "deterministic", "server_device"})
+    may_change = {"rounds", "workers", "engine", "device", "deterministic", "server_device"}
+    keys = sorted(key for key in {*before, *after} if key.partition(".")[0] not in may_change)
     changed = [
         f"{key} is {before.get(key, 'not set')!s:.60}, requested {after.get(key, 'not set')!s:.60}"
         for key in keys

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+
+import torch
 
 from hansa.config import Config, allow_code, build, build_algorithm, from_yaml
 from hansa.core.keys import Key
@@ -40,7 +41,7 @@ from hansa.federation.enrollment import (
 )
 from hansa.federation.exchange_log import ExchangeLog
 from hansa.federation.messages import ProtocolError, check_protocol
-from hansa.federation.policy import Policy
+from hansa.federation.policy import USAGE, Policy, Usage
 from hansa.federation.reasons import code_of, known
 from hansa.federation.schema_agreement import SCHEMA, SchemaRequest, answer_request, misfit, row_choice
 from hansa.rounds import wire_format
@@ -49,6 +50,7 @@ from hansa.runs.folder_lock import PREPROCESSING
 from hansa.runs.preprocessing import Preprocessing, write_preprocessing
 from hansa.runs.provenance import hansa_version
 from hansa.runs.store import io
+from hansa.training import random_state
 
 log = logging.getLogger("hansa")
 
@@ -86,6 +88,7 @@ class Agent:
         self._lock = threading.Lock()
         self._last: tuple[str, bytes] = ("", b"")
         io.make_folder(self.folder)
+        self.usage = Usage(self.folder / USAGE)
         self.exchange_log = ExchangeLog(self.folder / "exchanges.jsonl")
         self._round: int | None = None
         self._refused = self._kept_back = ""
@@ -197,6 +200,7 @@ class Agent:
             stage = "site-data"
             data = self._load_data(config, request)
             stage = "model"
+            self._check_size(config, data)
             task = build.build_task(config, data)
             stage = "config"
             method = build_algorithm(config)
@@ -219,9 +223,29 @@ class Agent:
             raise misfit(error, request.schema) from None
         except Exception as error:
             raise ProtocolError(stage, f"{type(error).__name__}: {error}") from error
-        rules: dict[str, Any] = {"limit": self.policy.message, "rounds": self.policy.rounds, "steps": self.policy.steps}
-        rules |= {"test_rows": self.policy.test_rows, "metrics": self.policy.metrics}
-        return Site(algorithm, task, request.clients, memory_store=memory, run=request.run, dtype=dtype, **rules), reply
+        numbers = request.clients if self.source.shared else range(len(request.clients))
+        site = Site(
+            algorithm, task, request.clients, dtype, memory_store=memory, run=request.run, policy=self.policy,
+            key=Key(config.seed), rounds=config.rounds, usage=self.usage,
+            owners=dict(zip(request.clients, numbers, strict=True)),
+        )  # fmt: skip
+        site.check_rows()
+        return site, reply
+
+    def _check_size(self, config: Config, data: FederatedData) -> None:
+        """Refuse a model of more parameters than the policy permits, before memory is allocated for it."""
+        make = build.model_factory(config, data)
+        try:
+            with torch.device("meta"), random_state.preserve_rng():
+                model = make()
+        except Exception:
+            if config.model.factory is None:
+                raise
+            return  # a model of the site's own code, which its operator has listed, may need real tensors
+        entries = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+        if entries > self.policy.parameters:
+            problem = f"a model of {entries:,} parameters and buffer entries"
+            raise ProtocolError("parameters", f"{problem}, the site's policy permits {self.policy.parameters:,}")
 
     def _check(self, request: EnrollmentRequest) -> None:
         if request.site != self.site:

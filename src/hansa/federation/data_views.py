@@ -59,19 +59,23 @@ class SiteData(FederatedData):
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerData(FederatedData):
     """The server's view: each client's number of samples, the test set if there is one, and no client's rows.
-    ``labels`` has label counts if all sites permit them."""
+    ``counts`` has the numbers of samples; ``labels`` has label counts if all sites permit them."""
 
+    counts: torch.Tensor | None = None
     labels: torch.Tensor | None = None
 
     @classmethod
     def from_counts(cls, data: FederatedData, samples: Sequence[int], labels: torch.Tensor | None = None) -> ServerData:
         """Make the view from the server's own data (used for its test set and one example) and the sites' counts."""
-        offsets = torch.tensor([0, *samples]).cumsum(0)
-        index = torch.zeros(int(offsets[-1]), dtype=torch.int64)
+        index, offsets = torch.zeros(len(samples), dtype=torch.int64), torch.arange(len(samples) + 1)
         return cls(
             data.inputs, data.targets, index, offsets, data.test_inputs, data.test_targets, data.classes, data.name,
-            encoding=data.encoding, labels=labels,
+            encoding=data.encoding, counts=torch.tensor(samples), labels=labels,
         )  # fmt: skip
+
+    @property
+    def sizes(self) -> torch.Tensor:
+        return FederatedData.sizes.fget(self) if self.counts is None else self.counts  # type: ignore[attr-defined]
 
     def rows(self, client: int) -> torch.Tensor:
         raise HansaError(f"{self.name}: the samples of client {client} are at its site and cannot be read here.")

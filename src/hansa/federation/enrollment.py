@@ -100,15 +100,18 @@ class EnrollmentReply(Message):
     def _read(cls, head: Any, frame: Frame) -> Self:
         labels = head["labels"]
         return cls(
-            str(head["charge"]),
-            str(head["version"]),
-            {int(client): int(count) for client, count in head["samples"].items()},
-            str(head["model"]),
+            _text(head["charge"]),
+            _text(head["version"]),
+            {
+                wire_format.whole_key(client): wire_format.integer(count, most=MAX_SAMPLES)
+                for client, count in head["samples"].items()
+            },
+            _text(head["model"]),
             None
             if labels is None
-            else {int(client): tuple(int(count) for count in counts) for client, counts in labels.items()},
-            {str(name): str(value) for name, value in head["arithmetic"].items()},
-            str(head.get("schema", ""))[:64],
+            else {wire_format.whole_key(client): wire_format.integers(counts) for client, counts in labels.items()},
+            {_text(name): _text(value) for name, value in list(head["arithmetic"].items())[:_MAX_FACTS]},
+            _text(head.get("schema", "")),
         )
 
 
@@ -144,7 +147,14 @@ class Refusal(Message):
         return cls(known(str(head["reason"])), misfit, column if misfit else "")
 
 
-_MAX_NAME = 200
+def _text(value: Any) -> str:
+    """Return a short text of a site, without characters that a terminal would interpret."""
+    return wire_format.sentence(str(value))[:_MAX_NAME]
+
+
+_MAX_NAME, _MAX_FACTS = 200, 20
+MAX_SAMPLES = 1 << 40
+"""The most samples of a client: more are not plausible."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,11 +217,14 @@ class SiteEvaluationReply(Message):
     labels: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     sketches: Mapping[str, Sketch] = field(default_factory=dict)
+    kept_back: bool = False
+    """Whether the site has test rows but fewer than its policy permits to report."""
 
     def _head(self, blobs: Blobs) -> dict[str, Any]:
         more = {"metrics": dict(self.metrics), "sketches": {name: dict(each) for name, each in self.sketches.items()}}
         return {
             **{name: value for name, value in more.items() if value},
+            **({"kept_back": True} if self.kept_back else {}),
             "run": self.run,
             "round": self.round,
             "digest": self.digest.hex(),
@@ -245,6 +248,7 @@ class SiteEvaluationReply(Message):
             wire_format.as_number(head["labels"]),
             {wire_format.name(name): _finite(value) for name, value in head.get("metrics", {}).items()},
             {wire_format.name(name): _read_sketch(sketch) for name, sketch in head.get("sketches", {}).items()},
+            head.get("kept_back") is True,
         )
 
 

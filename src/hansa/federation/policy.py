@@ -1,8 +1,12 @@
-"""A site's policy: what it permits a server to do. The site writes it; it is never sent."""
+"""A site's policy: what it permits a server to do. The site writes it; it is never sent.
+
+`Usage` counts what servers have asked for, over all runs, against the budgets of the policy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -10,6 +14,7 @@ from pydantic import Field, ValidationError
 
 from hansa.config.sections import ConfigSection, Positive
 from hansa.config.yaml_text import ConfigError, parse_document, read_document
+from hansa.core.errors import HansaError
 from hansa.data.schema.agreement import SharingRules
 from hansa.federation.messages import ProtocolError
 
@@ -42,13 +47,22 @@ class Policy(ConfigSection):
     factories: tuple[str, ...] = Field(default=(), strict=False)
     """MODULE:NAME of your own installed code that a configuration may name. Nothing else is imported."""
     data: tuple[str, ...] | None = Field(default=None, strict=False)
-    """Data sets that a configuration may name, for sites that take their data from it; by default all known ones."""
+    """Data sets that a configuration may name, for sites that take their data from it; by default all known ones. Also
+    the folders and files that it may name: by default none."""
     rounds: Positive = 10_000
-    """The most rounds of a run."""
+    """The most rounds of a run, which also bounds the trainings of a client and the evaluations in a run."""
+    trainings: Positive = 10_000
+    """The most trainings of a client, over all runs. A repeated message counts once."""
+    evaluations: Positive = 10_000
+    """The most models that are evaluated on the site's test rows, over all runs."""
     steps: Positive = 100_000
     """The most local steps of an order."""
+    min_rows: Positive = 10
+    """The fewest rows that an update is computed from: a client with fewer, or with less work, never takes part."""
     message: Annotated[int, Field(ge=1000)] = 1_000_000_000
     """The size of the largest accepted frame, in bytes."""
+    parameters: Positive = 1_000_000_000
+    """The most parameters and buffer entries of a model; they are counted before memory is allocated."""
     test_rows: Positive = 10
     """The fewest test rows whose loss, accuracy and metrics may leave the site; with fewer, nothing is said of them.
     Also the fewest rows of each class for an AUC, the fewest events for a C-index, and the smallest count in a
@@ -75,8 +89,10 @@ class Policy(ConfigSection):
             ) from error
 
     def check(self, config: str, *, data_from_config: bool) -> None:
-        """Raise if a configuration names code or data, or has more rounds, than the policy permits. Nothing that it
-        names is imported or read before."""
+        """Raise if a configuration names code, data or files, or has more rounds, than the policy permits. Nothing that
+        it names is imported or read before."""
+        if len(config) > _MAX_CONFIG:
+            raise ProtocolError("config", f"a configuration of {len(config)} characters, expected {_MAX_CONFIG}")
         try:
             settings = parse_document(config, "enrollment").data
         except ConfigError as error:
@@ -88,13 +104,112 @@ class Policy(ConfigSection):
                 )
         if "python" in settings:
             raise ProtocolError("config", "the run was made in Python and has no complete configuration")
+        for name in _SERVER_SECTIONS:
+            if settings.get(name) is not None:
+                raise ProtocolError("config", f"{name}: is of simulations only, or of the server")
         rounds = settings.get("rounds", 0)
         if not isinstance(rounds, int) or rounds > self.rounds:
             raise ProtocolError("rounds", f"a run of {rounds!r} rounds, the site's policy permits {self.rounds}")
-        data = settings.get("data") or {}
+        if data_from_config:
+            self._check_data(settings.get("data") or {})
+
+    def _check_data(self, data: Any) -> None:
+        """Raise if the data section names a data set or a file that the policy does not list."""
         name = data if isinstance(data, str) else data.get("name") or data.get("factory")
-        if data_from_config and self.data is not None and name not in (*self.data, *self.factories):
+        if self.data is not None and name not in (*self.data, *self.factories):
             raise ProtocolError("data", f"the configuration names data {name!r}, which the site's policy does not list")
+        for key, text in _strings(data):
+            words = key.split(".")
+            named = words[-1] in _FILE_KEYS or any(letter in text for letter in "/\\~")
+            if named and text not in (self.data or ()) and text not in self.factories:
+                raise ProtocolError(
+                    "paths", f"data.{key} names {text!r}, which the site's policy does not list under data"
+                )
+
+
+USAGE = "usage.sqlite"
+"""The file of the counts in the site's folder."""
+_MAX_CONFIG = 1 << 20
+_SERVER_SECTIONS = ("profile", "links", "faults")
+_FILE_KEYS = ("folder", "path", "file", "files", "root", "schema", "source", "cache")
+REDONE = 3
+"""How often a round may be asked for with another model: by a server that resumes from an older checkpoint."""
+
+
+class Usage:
+    """Counts what was computed for servers, over all runs. An entry is durable when `charge` returns, so before the
+    answer leaves the site. Equal work is counted once: a repeated message costs nothing.
+
+    Args:
+        path: The SQLite file; None counts in memory.
+
+    >>> usage = Usage()
+    >>> [usage.charge("training", [0], "run", 0, digest, total=9, rounds=2) for digest in (b"a", b"a", b"b", b"c")]
+    ['', '', '', "client 0: 2 trainings in this run, the site's policy has rounds: 2"]
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        try:
+            self._db = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None)
+            self._db.executescript(
+                "PRAGMA synchronous=FULL;"
+                "CREATE TABLE IF NOT EXISTS work (kind TEXT, owner INTEGER, run TEXT, round INTEGER, digest BLOB,"
+                " PRIMARY KEY (kind, owner, run, round, digest)) WITHOUT ROWID;"
+                "CREATE TABLE IF NOT EXISTS total (kind TEXT, owner INTEGER, count INTEGER, PRIMARY KEY (kind, owner));"
+            )
+        except sqlite3.Error as error:
+            raise HansaError(
+                f"{path}: the counts of trainings and evaluations are damaged ({error}). Restore the file from a "
+                "backup; without it, the budgets of the policy begin anew."
+            ) from error
+
+    def charge(
+        self, kind: str, owners: Sequence[int], run: str, round: int, digest: bytes, *, total: int, rounds: int
+    ) -> str:
+        """Count a piece of work for each owner, or return what forbids it and count nothing.
+
+        Args:
+            kind: "training" or "evaluation".
+            owners: The site's own numbers of the clients.
+            run: The run.
+            round: The round.
+            digest: Identifies the work in its round: equal digests have equal results.
+            total: The most over all runs.
+            rounds: The most in a run.
+        """
+        work = "SELECT count(*) FROM work WHERE kind = ? AND owner = ? AND run = ?"
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            for owner in owners:
+                key = (kind, owner, run)
+                if self._count(f"{work} AND round = ? AND digest = ?", *key, round, digest):
+                    continue
+                everything = self._count("SELECT count FROM total WHERE kind = ? AND owner = ?", kind, owner)
+                for count, most, name in (
+                    (everything, total, f"over all runs, the site's policy has {kind}s: {total}"),
+                    (self._count(work, *key), rounds, f"in this run, the site's policy has rounds: {rounds}"),
+                    (self._count(f"{work} AND round = ?", *key, round), REDONE, f"of round {round + 1}"),
+                ):
+                    if count >= most:
+                        self._db.execute("ROLLBACK")
+                        return f"client {owner}: {count} {kind}s {name}"
+                self._db.execute("INSERT INTO work VALUES (?, ?, ?, ?, ?)", (*key, round, digest))
+                self._db.execute("INSERT OR REPLACE INTO total VALUES (?, ?, ?)", (kind, owner, everything + 1))
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        return ""
+
+    def totals(self) -> dict[str, int]:
+        """Return the largest count of an owner over all runs, by kind."""
+        rows = self._db.execute("SELECT kind, max(count) FROM total GROUP BY kind ORDER BY kind")
+        return {str(kind): int(count) for kind, count in rows}
+
+    def _count(self, query: str, *values: object) -> int:
+        row = self._db.execute(query, values).fetchone()
+        return int(row[0]) if row else 0
 
 
 def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ text of the code.
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Iterable
 
 from hansa.core.errors import HansaError
@@ -38,7 +39,11 @@ REASONS = {
     "channels": "the message has other channels than the algorithm",
     "clients": "the message is for clients of other sites, or for one client twice",
     "stamps": "the memory version of a client is missing",
-    "work": "the order has no steps or no samples",
+    "work": "the order has other work than the configuration",
+    "rows": "an update would be computed from fewer rows than the site's policy permits (min_rows)",
+    "budget": "the site's policy permits no more trainings or evaluations",
+    "paths": "the configuration names a file that the site's policy does not list under data",
+    "parameters": "the model has more parameters than the site's policy permits",
     # what the site has does not fit, or fails
     "config": "the site cannot use the configuration",
     "site-data": "the site's data cannot be read, or has another number of clients",
@@ -77,7 +82,7 @@ def code_of(error: BaseException) -> str:
         return known(reason)
     if isinstance(error, DataError):
         return "site-data"
-    return "disk" if isinstance(error, OSError) else FAILED
+    return "disk" if isinstance(error, (OSError, sqlite3.Error)) else FAILED
 
 
 def without_details(dropped: Iterable[DroppedClient]) -> tuple[DroppedClient, ...]:

@@ -70,6 +70,15 @@ class Server:
 
         If the server died before it had written what the sites reported, it asks them again."""
         folder = RunFolder.containing(path)
+        saved = clients_by_site(folder.config.engine)
+        if saved != self.sites:
+            described = (
+                ", ".join(f"{name}: {list(each)}" for name, each in sites.items()) for sites in (saved, self.sites)
+            )
+            raise HansaError(
+                f"{folder}: engine.sites: the run has {next(described)}, requested {next(described)}. The memory of a "
+                "client is at its site: a run keeps its sites and their clients. Start another run for others."
+            )
         if self.schema is not None and (stored := read_preprocessing(folder / PREPROCESSING)) is not None:
             self.schema = None if stored[0].encoding is None else stored[0].encoding.schema
         if not (folder / SITES).is_file():
@@ -132,10 +141,13 @@ class Server:
             raise HansaError(
                 f"site {site} reports clients {sorted(reply.samples)}, expected {list(clients)} with samples"
             )
-        if reply.labels is not None and any(
-            sum(reply.labels.get(client, ())) != reply.samples[client] for client in clients
+        if reply.labels is not None and (
+            any(sum(reply.labels.get(client, ())) != reply.samples[client] for client in clients)
+            or len({len(counts) for counts in reply.labels.values()} | self._label_numbers()) > 1
         ):
-            raise HansaError(f"site {site} reports label counts that do not add up to its samples")
+            raise HansaError(
+                f"site {site} reports label counts that do not add up to its samples, or of other numbers of labels"
+            )
         self._check_schema(site, reply.schema)
         known = self.enrolled.get(site)
         if known is not None and (dict(known.samples), known.model) != (dict(reply.samples), reply.model):
@@ -146,6 +158,10 @@ class Server:
                 site, dict(reply.arithmetic), numeric_platform(),
             )  # fmt: skip
         self.enrolled[site] = reply
+
+    def _label_numbers(self) -> set[int]:
+        """Return the numbers of labels that sites have reported: one, if they agree."""
+        return {len(counts) for reply in self.enrolled.values() for counts in (reply.labels or {}).values()}
 
     def _check_schema(self, site: str, digest: str, own: str = "") -> None:
         """Refuse a site whose tables are encoded by another schema than those of the server or of another site."""
@@ -164,7 +180,8 @@ class Server:
         if self.schema is not None:  # it travels by itself
             plain = {name: value for name, value in section.options.items() if name != "schema"}
             section = section.model_copy(update={"options": plain})
-        text = to_yaml(self.config.model_copy(update={"engine": EngineSection(), "seeds": None, "data": section}))
+        own: dict[str, Any] = {"engine": EngineSection(), "seeds": None, "profile": None, "links": None, "faults": None}
+        text = to_yaml(self.config.model_copy(update={**own, "data": section}))
         mixing = None if run is None else run.algorithm.local.mixing
         clusters = None if mixing is None else tuple(tuple(group) for group in mixing.cluster_lists())
         run_id = "" if run is None else run.id
@@ -193,6 +210,7 @@ class Server:
         known: tuple[Sequence[int], torch.Tensor | None] | None = None,
     ) -> Run:
         samples, labels = (self._samples(), self._labels()) if known is None else known
+        self.config = config.model_copy(update={"engine": self.config.engine})  # that of the folder, if it is resumed
         own_data = self._own_data(config)
         for name, reply in self.enrolled.items():
             self._check_schema(name, reply.schema, "" if own_data.schema is None else own_data.schema.sha256)
@@ -212,7 +230,7 @@ class Server:
             self.enrolled.setdefault(name, first)
         enrollments = {name: self._enrollment(name, run).to_bytes() for name in self.sites}
         run.site_of = {client: name for name, clients in self.sites.items() for client in clients}
-        deadline = config.engine.deadline
+        deadline = self.config.engine.deadline
         self.transport = EnrollingTransport(self.connections, enrollments, self._on_enrolled, deadline=deadline)
         return run
 

@@ -105,6 +105,7 @@ class Federation:
         self.refusals = Refusals()
         self.unresponsive: set[str] = set()
         self.combined_by: dict[str, str] = {}  # how each metric was last combined over the sites
+        self.left_out: dict[str, str] = {}  # the sites without numbers in the last evaluation, and why
         self.sites = {name: tuple(clients) for name, clients in sites.items()}
         self._bytes: dict[str, SiteBytes] = {}
         self._site_of = {client: name for name, clients in sites.items() for client in clients}
@@ -133,13 +134,15 @@ class Federation:
         """Return how metrics were combined over sites, and where the seconds of the last round went: for each site, and
         for the one that the round waited for longest."""
         columns: dict[str, Any] = {"combined_by": self.combined_by} if self.combined_by else {}
+        if self.left_out:
+            columns["left_out"] = self.left_out
         take = getattr(self.transport, "take_seconds", None)
         spent = {} if take is None else take()
         if spent:
             columns["sites"] = {name: spent[name]._asdict() for name in sorted(spent)}
             slowest = max(spent.values(), key=lambda each: each.seconds)
             columns |= {name: getattr(slowest, name) for name in PARTS}
-        self.combined_by = {}
+        self.combined_by, self.left_out = {}, {}
         return columns
 
     def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
@@ -307,9 +310,12 @@ class Federation:
         request = SiteEvaluationRequest(order.run, order.round, broadcasts, fingerprint(vectors[MODEL]))
         data, waiting = request.to_bytes(), dict.fromkeys(sorted(self.sites))
         handle = partial(self._handle_evaluation, request=request, waiting=waiting)
+        self.left_out = {}
         replies = dict(self._exchange(waiting, lambda site: data, handle))
-        if waiting:
-            log.warning("round %d: evaluated without site %s, which did not answer", order.round, ", ".join(waiting))
+        self.left_out |= dict.fromkeys(waiting, "did not answer")
+        self.left_out |= {site: FEW_ROWS for site, reply in replies.items() if reply.kept_back}
+        for site, reason in sorted(self.left_out.items()):
+            log.warning("round %d: evaluated without site %s: %s", order.round + 1, site, reason)
         results = combine_replies(replies, self.task)
         self.combined_by = results.combined_by
         return results.metrics
@@ -321,15 +327,21 @@ class Federation:
         self.unresponsive.discard(site)
         try:
             if wire_format.kind_of(data) == REFUSAL and site in waiting:
-                self._record_refusal(site, data)
+                refusal = self._record_refusal(site, data)
                 waiting.pop(site, None)
+                self.left_out[site] = f"{refusal.reason}: {refusal.detail}"
                 return None
             if wire_format.kind_of(data) == REPORTS or site not in waiting:
                 raise ProtocolError("unasked", f"site {site} has no pending evaluation")
             reply = SiteEvaluationReply.from_bytes(data, limit=self.limit)
             if (reply.run, reply.round, reply.digest) != (request.run, request.round, request.digest):
                 raise ProtocolError("round", f"site {site} replies to another evaluation, of round {reply.round}")
-            check_reply(site, reply, self.task)
+            try:
+                check_reply(site, reply, self.task)
+            except ProtocolError as error:  # it is not asked again for the same
+                waiting.pop(site, None)
+                self.left_out[site] = wire_format.sentence(error.detail)
+                raise
         except HansaError as error:
             self.refusals.record_error(error)
             return None
@@ -385,4 +397,5 @@ def _check_report(site: str, report: Report, order: WorkOrder) -> None:
         )
 
 
+FEW_ROWS = "fewer test rows than its policy permits to report"
 _MAX_PEER_BYTES = 1 << 50  # of a cohort in a round; larger counts are not plausible

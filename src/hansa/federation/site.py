@@ -16,16 +16,18 @@ reason          what is wrong
 ``channels``    broadcasts on other channels than the algorithm has
 ``clients``     orders for clients of other sites, or for one client twice
 ``stamps``      the memory version of a client is missing
-``work``        orders without steps or samples
-``rounds``      a round after the last one that this site permits
+``work``        other work than the configuration has for this client and round
+``rounds``      a round after the last one of the run, or after the last that this site permits
 ``steps``       more local steps than this site permits
+``budget``      an evaluation beyond the site's budget; of orders, the clients without budget are left out
 ``model``       broadcasts of another model, or that do not decode to what the server has
 ==============  ===========================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import hashlib
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -48,8 +50,9 @@ from hansa.federation.messages import (
     SiteEvaluationReply,
     SiteEvaluationRequest,
 )
-from hansa.federation.policy import MetricDisclosure
+from hansa.federation.policy import Policy, Usage
 from hansa.federation.reasons import without_details
+from hansa.local.work import is_set_by_samples
 from hansa.rounds import client_round, wire_format
 from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder
 from hansa.training import TaskLike, random_state
@@ -68,12 +71,11 @@ class Site:
         dtype: The dtype of the model.
         run: The run that this site joins; None accepts any.
         memory_store: Where the clients' memory is stored; None keeps it in RAM.
-        limit: The largest accepted frame in bytes.
-        rounds: The most rounds.
-        steps: The most local steps of an order.
-        test_rows: The fewest test rows whose sums are reported, and the fewest rows of a class in a metric or sketch.
-        metrics: What is reported of metrics that are not sums: "none", their "value", or also a "sketch" that the
-            server can pool.
+        policy: What a server may ask for; None permits all but frames over a gigabyte.
+        key: The key of the run; None accepts any.
+        rounds: The rounds of the run; None knows of no last one.
+        usage: Counts what was asked for; None counts in memory.
+        owners: The site's own number of each client, by which it counts; None counts by the numbers of the federation.
     """
 
     def __init__(
@@ -85,15 +87,17 @@ class Site:
         *,
         run: str | None = None,
         memory_store: MemoryStore | None = None,
-        limit: int | None = None,
+        policy: Policy | None = None,
+        key: Key | None = None,
         rounds: int | None = None,
-        steps: int | None = None,
-        test_rows: int = 1,
-        metrics: MetricDisclosure = "value",
+        usage: Usage | None = None,
+        owners: Mapping[int, int] | None = None,
     ) -> None:
         self.algorithm, self.task, self.clients = algorithm, task, frozenset(clients)
-        self.rounds, self.steps, self.test_rows, self.metrics = rounds, steps, test_rows, metrics
-        self.run, self.limit, self.dtype = run, limit, dtype
+        self.policy = Policy(test_rows=1, min_rows=1) if policy is None else policy
+        self.usage = Usage() if usage is None else usage
+        self.owners = {client: client for client in clients} if owners is None else owners
+        self.run, self.key, self.rounds, self.dtype = run, key, rounds, dtype
         self.memory_store: MemoryStore = RamMemoryStore() if memory_store is None else memory_store
         self.refusals = Refusals()
         self._trainer = task.trainer(dtype, torch.device("cpu"))
@@ -101,6 +105,18 @@ class Site:
         self.kept_back: dict[str, str] = {}  # what the last answer does not say, and why; for the site only
         start = task.start(Key(0), dtype)
         self._dims = {name: start.get(name, start[MODEL]).numel() for name in algorithm.channels}
+
+    def check_rows(self) -> None:
+        """Refuse a run in which no client of the site can take part, as far as its work is known before."""
+        local, samples = self.algorithm.local, self.task.population.samples
+        if local.mixing is None and is_set_by_samples(local.steps):
+            rows = {
+                client: local.rows_of(local.draw_work(client, samples[client], Key(0)), samples[client])
+                for client in self.clients
+            }
+            if max(rows.values()) < self.policy.min_rows:
+                most = f"{max(rows.values())} rows, the policy has min_rows: {self.policy.min_rows}"
+                raise ProtocolError("rows", f"no update would be computed from more than {most}")
 
     def handle(self, data: bytes) -> bytes | None:
         """Return the answer to a frame, or None if it is refused; a refused frame changes nothing."""
@@ -116,13 +132,16 @@ class Site:
         try:
             request: SiteEvaluationRequest | RoundOrders
             if wire_format.kind_of(data) == EVALUATION:
-                request = SiteEvaluationRequest.from_bytes(data, limit=self.limit)
+                request = SiteEvaluationRequest.from_bytes(data, limit=self.policy.message)
             else:
-                request = RoundOrders.from_bytes(data, limit=self.limit)
+                request = RoundOrders.from_bytes(data, limit=self.policy.message)
         except HansaError as error:
             raise ProtocolError(getattr(error, "reason", "malformed"), str(error)) from error
         if self.run is not None and request.run != self.run:
             raise ProtocolError("run", f"orders of run {request.run!r}, expected {self.run!r}")
+        last = min(each for each in (self.rounds, self.policy.rounds) if each is not None)
+        if request.round >= last:
+            raise ProtocolError("rounds", f"a message of round {request.round + 1}, the last one is {last}")
         with random_state.fixed_arithmetic():
             if isinstance(request, SiteEvaluationRequest):
                 return self._evaluate(request).to_bytes()
@@ -130,8 +149,6 @@ class Site:
             return self._answer(request).to_bytes()
 
     def _check(self, request: RoundOrders) -> None:
-        if self.rounds is not None and request.round >= self.rounds:
-            raise ProtocolError("rounds", f"orders of round {request.round + 1}, the site permits {self.rounds}")
         if set(request.broadcasts) != set(self.algorithm.channels):
             raise ProtocolError(
                 "channels", f"broadcasts on {sorted(request.broadcasts)}, expected {sorted(self.algorithm.channels)}"
@@ -146,12 +163,21 @@ class Site:
             missing = sorted(set(order.reporters) - set(request.versions))
             if missing:
                 raise ProtocolError("stamps", f"no memory version for client {missing[0]}")
-            if self.steps is not None and order.work.steps > self.steps:
-                raise ProtocolError("steps", f"an order of {order.work.steps} steps, the site permits {self.steps}")
-            if not order.work.steps >= 1 or not order.work.batch_size >= 1:
-                raise ProtocolError(
-                    "work", f"an order of {order.work.steps} steps with batches of {order.work.batch_size}"
-                )
+            self._check_work(order)
+
+    def _check_work(self, order: WorkOrder) -> None:
+        """Refuse other work than the configuration has, whose rates the site takes from there itself."""
+        if order.work.steps > self.policy.steps:
+            raise ProtocolError("steps", f"an order of {order.work.steps} steps, the site permits {self.policy.steps}")
+        if order.mean:
+            raise ProtocolError("work", f"cohort {order.cohort}: the mean of its models is of simulations only")
+        if self.key is not None and order.key != self.key:
+            raise ProtocolError("work", f"an order with key {order.key}, the configuration has {self.key}")
+        first, address = order.clients[0], order.key.child("work", order.round, order.clients[0])
+        most = max(self.task.population.samples[client] for client in order.clients)
+        agreed = self.algorithm.local.draw_work(first, most, address)
+        if order.work != agreed:
+            raise ProtocolError("work", f"client {first}: an order of {order.work}, the configuration has {agreed}")
 
     def _check_clients(self, order: WorkOrder, seen: set[int]) -> None:
         unknown = sorted(set(order.clients) - self.clients)
@@ -159,12 +185,25 @@ class Site:
             raise ProtocolError("clients", f"client {unknown[0]} is not at this site")
         if not {*order.reporters, *order.absent} <= set(order.clients) or not order.reporters:
             raise ProtocolError("clients", f"cohort {order.cohort}: reporters {order.reporters} of {order.clients}")
-        if order.attack is not None:
-            raise ProtocolError("clients", f"cohort {order.cohort}: an attack, which only simulations have")
+        if order.attack is not None or order.absent:
+            raise ProtocolError(
+                "clients", f"cohort {order.cohort}: an attack or a failure, which only simulations have"
+            )
+        if order.clients != self._cohort(order):
+            raise ProtocolError("clients", f"cohort {order.cohort}: clients {order.clients}, expected a whole cluster")
         repeated = seen.intersection(order.clients)
         if repeated or len(set(order.clients)) < len(order.clients):
             raise ProtocolError("clients", f"cohort {order.cohort}: a client is ordered twice")
         seen.update(order.clients)
+
+    def _cohort(self, order: WorkOrder) -> tuple[int, ...]:
+        """Return the clients that belong into the cohort of an order."""
+        mixing = self.algorithm.local.mixing
+        if mixing is None:
+            return order.reporters[:1]
+        clusters = mixing.cluster_lists()
+        cluster = tuple(clusters[order.cohort]) if order.cohort < len(clusters) else ()
+        return tuple(sorted(set(order.reporters) & set(cluster))) if mixing.reporters_only else cluster
 
     def _answer(self, request: RoundOrders) -> RoundReports:
         vectors, need = self._decode(request)
@@ -237,6 +276,10 @@ class Site:
                 remedy = f"Restore it, or restart the server with --forget {client}."
                 return _drop_all(order, "memory", f"{problem}. {remedy}")
             memory[client] = rows
+        if reason := self._too_few_rows(order):
+            return _drop_all(order, "rows", reason)
+        if reason := self._charge(order, request):
+            return _drop_all(order, "budget", reason)
         try:
             orders = [replace(order, memory=memory)]
             (report,) = client_round(self.algorithm, orders, self._trainer, self.task.population)
@@ -251,6 +294,26 @@ class Site:
                 updated.add(client)
             self.memory_store.prune(client, request.versions[client], request.keep_from)
         return replace(report, memory={})
+
+    def _too_few_rows(self, order: WorkOrder) -> str:
+        """Return which client of a cohort has an update of too few rows, or nothing."""
+        for client in order.clients:
+            rows = self.algorithm.local.rows_of(order.work, self.task.population.samples[client])
+            if rows < self.policy.min_rows:
+                return (
+                    f"an update of client {client} is computed from {rows} rows, the policy has {self.policy.min_rows}"
+                )
+        return ""
+
+    def _charge(self, order: WorkOrder, request: RoundOrders) -> str:
+        """Count the training of a cohort by all that its result depends on; return what forbids it, or nothing."""
+        state = hashlib.sha256(repr((order.key, order.cohort, order.clients, order.reporters, order.work)).encode())
+        state.update(repr([str(request.versions[client]) for client in order.reporters]).encode())
+        for name in sorted(request.digests):
+            state.update(name.encode() + request.digests[name])
+        owners = [self.owners[client] for client in order.clients]
+        limits = {"total": self.policy.trainings, "rounds": self.policy.rounds}
+        return self.usage.charge("training", owners, request.run, order.round, state.digest(), **limits)
 
     def _evaluate(self, request: SiteEvaluationRequest) -> SiteEvaluationReply:
         """Return the sums over this site's test rows."""
@@ -272,17 +335,21 @@ class Site:
         task: Any = self.task
         if not hasattr(task, "sum_scores") or not (pieces := task.test_chunks()):
             return reply
-        if task.main_test_rows < self.test_rows:  # sums over few rows would say much of each
-            self.kept_back["sums"] = f"{task.main_test_rows} test rows, the policy has {self.test_rows}"
-            return reply
+        if task.main_test_rows < self.policy.test_rows:  # sums over few rows would say much of each
+            self.kept_back["sums"] = f"{task.main_test_rows} test rows, the policy has {self.policy.test_rows}"
+            return replace(reply, kept_back=True)
+        digest = b"".join(fingerprint(vectors[name]) for name in sorted(vectors))
+        limits = {"total": self.policy.evaluations, "rounds": self.policy.rounds}
+        if reason := self.usage.charge("evaluation", [_ALL], request.run, request.round, digest, **limits):
+            raise ProtocolError("budget", reason)
         with random_state.preserve_rng():
             scores = [self._trainer.evaluate(vectors, *piece) for piece in pieces]  # type: ignore[attr-defined]
             score = task.sum_scores(scores)
         hits = summed_hits(score, task.main_test_rows)
-        requested = {} if self.metrics == "none" else getattr(task, "metrics", {})
-        if self.metrics == "none":
+        requested = {} if self.policy.metrics == "none" else getattr(task, "metrics", {})
+        if self.policy.metrics == "none":
             self.kept_back = dict.fromkeys(getattr(task, "metrics", {}), "the policy has metrics: none")
-        own = compute_site_metrics(score, requested, self.test_rows, sketch=self.metrics == "sketch")
+        own = compute_site_metrics(score, requested, self.policy.test_rows, sketch=self.policy.metrics == "sketch")
         self.kept_back |= own.kept_back
         return replace(
             reply,
@@ -304,4 +371,5 @@ def _drop_all(order: WorkOrder, reason: str, detail: str) -> Report:
     )
 
 
+_ALL = -1  # the owner of the site's test rows
 _MAX_VERSIONS = 8  # received versions that a site keeps; if the base is missing, it is sent the full vector

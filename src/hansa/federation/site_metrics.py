@@ -65,8 +65,9 @@ def combine_replies(replies: Mapping[str, SiteEvaluationReply], task: Any = None
         results.metrics |= {f"{site}/test_{name}": value for site, value in values.items()}
         if len(values) > 1:
             worst = max if directions.get(name) == "lower" else min
-            results.metrics[f"sites_test_{name}_worst"] = worst(values.values())
-            results.metrics[f"sites_test_{name}_std"] = statistics.pstdev(values.values())
+            finite = all(map(math.isfinite, values.values()))
+            results.metrics[f"sites_test_{name}_worst"] = worst(values.values()) if finite else math.nan
+            results.metrics[f"sites_test_{name}_std"] = statistics.pstdev(values.values()) if finite else math.nan
     return results
 
 
@@ -80,8 +81,11 @@ def check_reply(site: str, reply: SiteEvaluationReply, task: Any) -> None:
     """
     hits, labels = reply.hits or 0.0, reply.labels or 0.0
     counted = getattr(task, "metric", None) in (None, *BUILT_IN_METRICS)  # hits; values of an own metric may be others
-    if not reply.weight >= 0 or (counted and not -1e-9 <= hits <= labels * (1 + 1e-9)) or not math.isfinite(hits):
-        raise ProtocolError("marks", f"site {site}: {reply.hits} hits of {reply.labels} labels, weight {reply.weight}")
+    sums = (reply.weight, hits, labels)
+    possible = all(map(math.isfinite, sums)) and min(reply.weight, labels) >= 0 and max(reply.weight, labels) < _MOST
+    if not possible or (counted and not -1e-9 <= hits <= labels * (1 + 1e-9)) or (reply.loss and not reply.weight):
+        detail = f"{reply.hits} hits of {reply.labels} labels, loss {reply.loss} of weight {reply.weight}"
+        raise ProtocolError("marks", f"site {site}: impossible sums: {detail}")
     metrics = getattr(task, "metrics", {})
     unasked = sorted({*reply.metrics, *reply.sketches} - set(metrics))
     if unasked or (reply.metrics and not reply.rows):
@@ -98,6 +102,9 @@ def check_reply(site: str, reply: SiteEvaluationReply, task: Any) -> None:
             mergeable.combine([sketch])
         except Exception as error:
             raise ProtocolError("marks", f"site {site}: the sketch of {name} is impossible: {error}") from error
+
+
+_MOST = 1e15  # of labels and weights
 
 
 def mergeable_metric(metric: Any) -> MergeableMetric | None:
@@ -132,7 +139,9 @@ def _combine_metric(
 def _sums(reported: Mapping[str, SiteEvaluationReply]) -> dict[str, float]:
     """Return loss and accuracy over all rows."""
     weight = math.fsum(reply.weight for reply in reported.values())
-    sums = {"sites_test_loss": math.fsum(reply.loss for reply in reported.values()) / weight if weight else math.nan}
+    losses = [reply.loss for reply in reported.values()]
+    finite = all(map(math.isfinite, losses))
+    sums = {"sites_test_loss": math.fsum(losses) / weight if weight and finite else math.nan}
     hits = [reply.hits for reply in reported.values() if reply.hits is not None]
     if len(hits) == len(reported):
         labels = math.fsum(reply.labels or 0.0 for reply in reported.values())

@@ -185,6 +185,20 @@ class LocalPhase:
         work = with_defaults(self.steps, BaseLocalWork)
         return work.draw_passes(client, samples, self.batch_size, key, self.division)
 
+    def rows_of(self, work: Work, samples: int) -> int:
+        """Return how many different rows of a client some work uses at least.
+
+        Args:
+            work: The work of a round.
+            samples: The samples of the client.
+        """
+        batch = min(work.batch_size, samples)
+        whole = samples - samples % batch if self.division.last == "drop" else samples
+        rows = work.steps * batch
+        if self.division.last == "short" and self.division.continued and samples % batch:
+            rows -= batch - samples % batch  # the short batch of a pass may be among them
+        return min(rows, whole)
+
     def draw_works(self, clients: Sequence[int], samples: Sequence[int], key: Key) -> tuple[Work, ...]:
         """Return the work of each client in a round. Equal works are one object: garbage collection visits all.
 

@@ -126,6 +126,7 @@ COLUMNS: dict[str, Column] = {
         Column("sites", "sites", "list", "bytes and seconds of each site of a federation"),
         Column("combined_by", "combined by", "list",
                "how a metric over all sites was computed: pooled from sketches, or mean by test rows"),
+        Column("left_out", "left out", "list", "sites without numbers in an evaluation, and why"),
         Column("seconds", "seconds", "seconds", "wall time of this round", "lower"),
         Column("work_seconds", "work", "seconds", "work of the site that the round waited for longest", "lower"),
         Column("start_seconds", "process start", "seconds", "start of Flower's processes at that site", "lower"),

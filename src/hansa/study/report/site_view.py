@@ -80,6 +80,9 @@ def _notes(
         known = all(isinstance(value, float) for value in bounds)
         within = f"; certainly between {bounds[0]:.3f} and {bounds[1]:.3f}" if known else ""
         notes.append(f"{column_of(column).label}: {_cell(column, numbers.get(column))}, {how}{within}")
+    left_out = last.get("left_out")
+    for site, reason in sorted(left_out.items()) if isinstance(left_out, dict) else ():
+        notes.append(f"without {site}: {reason}")
     if parts := round_seconds(history):
         notes.append(f"a round takes {describe_seconds(parts)} (median)")
     return notes
