@@ -17,9 +17,8 @@ from hansa.core.errors import (
     invalid_argument,
     suggestion,
 )
-from hansa.core.html_repr import HtmlRepr
 from hansa.core.keys import Key
-from hansa.core.protocols import walk_components, with_defaults
+from hansa.core.protocols import HtmlRepr, walk_components, with_defaults
 from hansa.core.types import BUFFERS, MODEL
 from hansa.core.vectors.layout import Layout
 from hansa.gossip import BaseActivity, resolve

@@ -22,8 +22,7 @@ from hansa.core.counts import floor_share
 from hansa.core.errors import HansaError, check_integer, check_positive, invalid_argument
 from hansa.core.protocols import with_defaults
 from hansa.core.types import RoundContext, State, Update, Vector, in_client_order
-from hansa.core.vectors.arithmetic import norm_on_device
-from hansa.core.vectors.sorting import sort_vectors
+from hansa.core.vectors.arithmetic import norm_on_device, sort_vectors
 
 _BLOCK = 1 << 14  # coordinates; a few dozen updates of them are in the cache
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from html import escape
 from typing import Any, Protocol, TypeVar, cast
 
 from hansa.core.errors import HansaError, suggestion
 
 Base = TypeVar("Base")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def with_defaults(component: object, base: type[Base]) -> Base:
@@ -148,3 +150,53 @@ def _components_of(protocol: type) -> dict[str, type]:
 
 def _is_abstract(item: type, protocol: type) -> bool:
     return item is protocol or inspect.isabstract(item) or bool(missing_methods(item, protocol))
+
+
+DECLARED = "__hansa_component__"
+"""The attribute that `component` sets."""
+
+
+def component(function: F) -> F:
+    """Declare a function as a component that a configuration may name as MODULE:NAME.
+
+    Functions need it, so that a file cannot call arbitrary functions: losses, metrics, data, augmentations, presets and
+    functions that return models or other components. Classes need it only if they have no base class of Hansa or
+    PyTorch and lack the methods of a component.
+
+    Args:
+        function: A function, or a class, of your module. It is returned unchanged.
+
+    >>> @component
+    ... def hinge(output, target):
+    ...     return (1 - output * target).clamp(min=0).mean()
+    """
+    setattr(function, DECLARED, True)
+    return function
+
+
+def is_declared(value: object) -> bool:
+    """Return whether a function or class itself, not only a base class of it, was declared with `component`."""
+    return vars(value).get(DECLARED) is True if hasattr(value, "__dict__") else False
+
+
+class HtmlRepr:
+    """A mixin for dataclasses of components: in a notebook, a table of the non-default ones."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in _table_rows(self))
+        return f"<table>{rows}</table>"
+
+
+def _table_rows(component: Any, above: str = "") -> Iterator[tuple[str, str]]:
+    for field in fields(component):
+        value = getattr(component, field.name)
+        name = f"{above}{field.name}"
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                yield from _table_rows(inner, f"{key}: ") if is_dataclass(inner) else [(f"{name}.{key}", repr(inner))]
+        elif not above and is_dataclass(value) and len(fields(value)) > 4:
+            yield from _table_rows(value, f"{field.name}.")
+        elif not above or field.default is MISSING or value != field.default:
+            yield name, repr(value)

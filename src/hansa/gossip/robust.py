@@ -14,8 +14,7 @@ from hansa.core.errors import check_integer, check_positive, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.protocols import check_component
 from hansa.core.types import Vector
-from hansa.core.vectors.arithmetic import norm, norm_on_device
-from hansa.core.vectors.sorting import sort_vectors
+from hansa.core.vectors.arithmetic import norm, norm_on_device, sort_vectors
 
 INFINITE = float("inf")
 AttackKind: TypeAlias = Literal["flip", "noise"]

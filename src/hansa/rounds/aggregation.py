@@ -32,8 +32,7 @@ from hansa.core.types import (
     Vectors,
 )
 from hansa.core.vectors import allocator
-from hansa.core.vectors.arithmetic import all_finite
-from hansa.core.vectors.placement import computes_on, tree_to, vectors_to, where_computed
+from hansa.core.vectors.arithmetic import all_finite, computes_on, tree_to, vectors_to, where_computed
 from hansa.local import effective_steps
 from hansa.local.solvers import BaseSolver
 from hansa.rounds.many_clients import AnyReport, OrderColumns, ReportColumns

@@ -13,8 +13,7 @@ from hansa.algorithm import Algorithm
 from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
 from hansa.core.types import MODEL, Vectors
-from hansa.core.vectors.arithmetic import norm
-from hansa.core.vectors.placement import vectors_to
+from hansa.core.vectors.arithmetic import norm, vectors_to
 from hansa.rounds.aggregation import RoundDiagnostics
 from hansa.rounds.measures import Measure, Probe, take_measures
 from hansa.rounds.round import decode_broadcasts

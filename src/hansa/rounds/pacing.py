@@ -14,8 +14,8 @@ from hansa.compress import Packet, Uplink
 from hansa.core.errors import HansaError, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.types import MODEL, Population, State, Vectors
+from hansa.core.vectors.arithmetic import where_computed
 from hansa.core.vectors.fingerprint import fingerprint
-from hansa.core.vectors.placement import where_computed
 from hansa.local.work import Work
 from hansa.pace import buffered
 from hansa.pace.clock import RoundTiming, VirtualClock

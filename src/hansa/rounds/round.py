@@ -16,8 +16,8 @@ from hansa.core.errors import add_step
 from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, Population, Vector, Vectors
+from hansa.core.vectors.arithmetic import computes_on, vectors_to, where_computed
 from hansa.core.vectors.fingerprint import fingerprint
-from hansa.core.vectors.placement import computes_on, vectors_to, where_computed
 from hansa.gossip.executors import CohortResult, train_cohorts
 from hansa.gossip.mixing import Mixing
 from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult, Trainer, draw_batches, train, train_by_steps

@@ -23,7 +23,7 @@ from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.protocols import as_protocol, with_defaults
 from hansa.core.types import BUFFERS, MODEL, State, Vector, Vectors
-from hansa.core.vectors.placement import vectors_to
+from hansa.core.vectors.arithmetic import vectors_to
 from hansa.engine import DeviceEngine, Engine, MeteredEngine, ObservedEngine, RemoteEngine, Serial
 from hansa.pace import synchronous
 from hansa.pace.clock import VirtualClock

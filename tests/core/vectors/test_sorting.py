@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hansa.core.vectors.sorting import sort_vectors
+from hansa.core.vectors.arithmetic import sort_vectors
 
 
 @pytest.mark.parametrize("count", [*range(1, 34), 63, 64, 65, 100])

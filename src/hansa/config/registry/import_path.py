@@ -17,8 +17,8 @@ from contextvars import ContextVar
 from inspect import isclass, isfunction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hansa.core.component import is_declared
 from hansa.core.errors import HansaError, suggestion
+from hansa.core.protocols import is_declared
 
 if TYPE_CHECKING:
     from hansa.config.registry.components import Kind

@@ -1,4 +1,4 @@
-"""Arithmetic on whole vectors, in native code if available and applicable, otherwise in torch.
+"""Arithmetic on whole vectors, in native code if available and applicable, otherwise in torch; and where it is done.
 
 The choice depends only on the machine and the vector, so equal runs stay bit-identical. The two agree up to rounding.
 """
@@ -9,12 +9,14 @@ import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any
 
 import torch
 
 from hansa.core import native
 from hansa.core.devices import has_float64
-from hansa.core.types import Vector
+from hansa.core.types import Vector, Vectors
 from hansa.core.vectors import allocator, kernels
 
 SPAN = 1 << 14  # coordinates converted to float64 at a time
@@ -152,3 +154,81 @@ def weighted_sum(rows: Sequence[Vector], weights: Sequence[float]) -> Vector:
     for row, weight in zip(rows[1:], weights[1:], strict=True):
         total.add_(row, alpha=weight)
     return total
+
+
+def computes_on(component: object, device: torch.device) -> torch.device:
+    """Return the device on which a component computes, where the server's vectors are on ``device``.
+
+    >>> from hansa.aggregate import aware, mean
+    >>> computes_on(mean(), torch.device("meta")), computes_on(aware(), torch.device("meta"))
+    (device(type='meta'), device(type='cpu'))
+    """
+    return device if getattr(component, "on_device", False) else torch.device("cpu")
+
+
+def where_computed(component: object, vector: Vector) -> Vector:
+    """Return a vector on the device on which a component computes with it, without a copy if it is there."""
+    return vector if vector.is_cpu else vector.to(computes_on(component, vector.device))
+
+
+def vectors_to(vectors: Vectors, device: torch.device) -> Vectors:
+    """Return the vectors on a device, those that are there without a copy."""
+    return {name: vector.to(device) for name, vector in vectors.items()}
+
+
+def tree_to(tree: Any, device: torch.device) -> Any:
+    """Return a plain tree with its tensors on a device.
+
+    >>> tree_to({"t": 1, "m": [torch.zeros(2)]}, torch.device("meta"))["m"][0].device
+    device(type='meta')
+    """
+    if isinstance(tree, torch.Tensor):
+        return tree.to(device)
+    if isinstance(tree, dict):
+        return {name: tree_to(each, device) for name, each in tree.items()}
+    return [tree_to(each, device) for each in tree] if isinstance(tree, list) else tree
+
+
+_LARGEST_NETWORK = 64  # vectors; more of them are left to torch.sort
+
+
+@lru_cache(maxsize=_LARGEST_NETWORK)
+def comparators(count: int) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of places that Batcher's odd-even merge sort compares, in order, for ``count`` values.
+
+    >>> comparators(3)
+    ((0, 1), (0, 2), (1, 2))
+    """
+    pairs: list[tuple[int, int]] = []
+    sorted_run = 1
+    while sorted_run < count:
+        distance = sorted_run
+        while distance:
+            for first in range(distance % sorted_run, count - distance, 2 * distance):
+                for low in range(first, min(first + distance, count - distance)):
+                    high = low + distance
+                    if low // (2 * sorted_run) == high // (2 * sorted_run):
+                        pairs.append((low, high))
+            distance //= 2
+        sorted_run *= 2
+    return tuple(pairs)
+
+
+def sort_vectors(vectors: Sequence[Vector]) -> list[Vector]:
+    """Return n vectors of the same length whose i-th has the i-th smallest value of each coordinate.
+
+    The values are those of ``torch.stack(vectors).sort(dim=0)``. Up to 64 vectors are compared as wholes, which is
+    about ten times as fast: ``torch.sort`` sorts the few values of every coordinate separately.
+
+    Args:
+        vectors: Vectors without NaN, which are not modified.
+
+    >>> sort_vectors([torch.tensor([3.0, 1.0]), torch.tensor([2.0, 4.0])])
+    [tensor([2., 1.]), tensor([3., 4.])]
+    """
+    if len(vectors) > _LARGEST_NETWORK:
+        return list(torch.stack(list(vectors)).sort(dim=0).values)
+    rows = list(vectors)
+    for low, high in comparators(len(rows)):
+        rows[low], rows[high] = torch.minimum(rows[low], rows[high]), torch.maximum(rows[low], rows[high])
+    return rows

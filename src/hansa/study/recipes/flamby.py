@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from hansa.core.component import component
 from hansa.core.keys import Key
+from hansa.core.protocols import component
 from hansa.data import FederatedData, data_folder, from_arrays
 from hansa.data.files import DataError, MissingFileError, invalid_file
 from hansa.data.hospital_tables import HOSPITALS, read_hospital_tables

@@ -8,8 +8,8 @@ from typing import ClassVar
 from hansa import presets
 from hansa.aggregate import mean
 from hansa.algorithm import Algorithm, Channel
-from hansa.core.component import component
 from hansa.core.errors import check_decay
+from hansa.core.protocols import component
 from hansa.core.types import CONTROL, Vector, Vectors
 from hansa.local import BaseSolver, Correction, SolverResult, scaffold
 from hansa.server import scale
