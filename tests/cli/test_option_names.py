@@ -12,7 +12,7 @@ from hansa.cli import compare, options, report, run, sweep
 from hansa.runs.export import export
 from hansa.runs.options import RunOptions
 
-ONLY_COMMANDS = {
+ONLY_COMMANDS = {"as_json",
     "config", "sets", "base",  # a configuration file and changes to it
     "preset",  # an algorithm by name
     "quiet",  # progress=False

@@ -13,7 +13,7 @@ import pytest
 
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
-from hansa.study import scheduler
+from hansa.study import parallel as scheduler
 
 SLOW = """\
 import os

@@ -16,7 +16,7 @@ from hansa.runs import metrics, metrics_log
 from hansa.runs.driver import MAX_DROPPED_IN_CHECKPOINT, Run
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
-from hansa.runs.run_cache import find_or_create_run_at
+from hansa.runs.launch import digest_name, plan_reusable_runs
 from hansa.runs.store import DamagedFileError, io
 from torture import metrics_log as torture
 from torture.disks import Hasty
@@ -105,10 +105,12 @@ def test_a_run_of_an_older_version_is_refused_by_its_version(done):
     with pytest.raises(HansaError, match=r"written by Hansa .*start a new run"):
         Experiment.resume(done.path)
     config = from_preset("fedavg", SMALL)
-    Experiment.new(config, tmp := done.path.parent / "fresh").execute()
-    assert find_or_create_run_at(config, tmp).path == tmp
+    parent = done.path.parent / "below"
+    Experiment.new(config, tmp := parent / digest_name("fresh", config)).execute()
+    (planned,) = plan_reusable_runs(config, parent, "fresh")
+    assert planned.open().path == tmp
     rewrite_marker(RunFolder(tmp), 1, "0.2.0")
-    assert find_or_create_run_at(config, tmp).folder.path != tmp  # not reused, not overwritten
+    assert planned.open().folder.path != tmp  # not reused, not overwritten
 
 
 def test_a_run_of_a_newer_version_is_refused(done):

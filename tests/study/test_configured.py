@@ -34,7 +34,7 @@ def test_it_runs_resumes_and_refuses_another(tmp_path, monkeypatch):
     resumed = hansa.run_config(config, "stopped")
     assert torch.equal(resumed.params, run.params)
     assert len(hansa.run_config(from_yaml(SETTING, ["rounds=4"]), "stopped").history) == 4
-    with pytest.raises(hansa.HansaError, match=r"holds a run of another configuration\. overwrite=True replaces it"):
+    with pytest.raises(hansa.HansaError, match=r"local\.lr is 0\.05, requested 0\.1"):
         hansa.run_config(from_yaml(SETTING, ["local.lr=0.1"]), "stopped")
     replaced = hansa.run_config(from_yaml(SETTING, ["local.lr=0.1"]), "stopped", overwrite=True)
     assert not torch.equal(replaced.params, run.params)
@@ -46,5 +46,5 @@ def test_several_seeds_are_runs_and_more_can_be_added(tmp_path):
     again = hansa.run_config(from_yaml(SETTING, ["seeds=3"]), tmp_path / "seeds")
     assert again.seeds == [0, 1, 2]
     assert torch.equal(again[1].params, runs[1].params)
-    with pytest.raises(hansa.HansaError, match="already holds runs"):
+    with pytest.raises(hansa.HansaError, match=r"local\.lr is 0\.05, requested 0\.1"):
         hansa.run_config(from_yaml(SETTING, ["seeds=3", "local.lr=0.1"]), tmp_path / "seeds")

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -19,10 +20,10 @@ from torch import nn
 
 import hansa
 from hansa.runs.folder import RunFolder
-from hansa.study import scheduler
-from hansa.study.jobs import SeedJob
-from hansa.study.run_worker import RunWorker
-from hansa.study.scheduler import StudyScheduler
+from hansa.runs.launch import PlannedRun
+from hansa.study import parallel as scheduler
+from hansa.study.parallel import StudyScheduler, Worker
+from hansa.study.session import StudyJob, config_job, reusable_jobs
 
 MAIN, MARK = "HANSA_TEST_MAIN", "HANSA_TEST_MARK"
 
@@ -113,7 +114,7 @@ def assert_same_run(one, other):
 @pytest.mark.parametrize("start", ["fork", "spawn"], indirect=True)
 def test_runs_of_workers_are_those_of_this_process_with_all_they_hold(only_workers, start, monkeypatch):
     """Workers survive a signal that a terminal or a batch system sends to all processes, however early it comes."""
-    begin, started = RunWorker.__init__, []
+    begin, started = Worker.__init__, []
 
     def begin_and_signal(self, how):
         begin(self, how)
@@ -121,10 +122,10 @@ def test_runs_of_workers_are_those_of_this_process_with_all_they_hold(only_worke
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             os.kill(self.process.pid, number)
 
-    monkeypatch.setattr(RunWorker, "__init__", begin_and_signal)
+    monkeypatch.setattr(Worker, "__init__", begin_and_signal)
     found = hansa.compare(METHODS, make_task(), rounds=4, seeds=[0, 3], parallel=2, keep_params=True)
     assert sorted(only_workers[0]._answers) == [0, 1, 2, 3]  # not one was executed here
-    assert started == (["ForkedProcess"] * 2 if start == "fork" else ["Popen"])  # otherwise this process helps
+    assert started == (["ForkProcess"] * 2 if start == "fork" else ["Popen"])  # otherwise this process helps
     for name, algorithm in METHODS.items():
         for run in found[name]:
             alone = hansa.run(algorithm, make_task(), rounds=4, seed=run.key.seed, workers=1, keep_params=True)
@@ -218,14 +219,13 @@ def test_a_sweep_side_by_side_writes_the_same_tables(only_workers, tmp_path, mon
 @pytest.mark.parametrize("seeds", [None, [0, 1]])
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_every_planned_run_can_be_sent_to_a_process(tmp_path, seeds, overwrite):
+
     from hansa.config import from_yaml
     from hansa.engine.shared_memory import CodePacker, SharedMemory, unpack_object
-    from hansa.runs.run_cache import plan_runs
-    from hansa.study.config_jobs import ConfigJob
     from hansa.study.report.progress import ProgressDisplay
 
     config = from_yaml(CONFIG.replace('{factory: "my_model:Net"}', "logistic")).model_copy(update={"seeds": seeds})
-    jobs = [ConfigJob(each, "x") for each in plan_runs(config, tmp_path, "x", overwrite=overwrite)]
+    jobs = reusable_jobs(config, tmp_path, "x", overwrite=overwrite)
     memory = SharedMemory()
     last = unpack_object(CodePacker(memory).pack(jobs), [memory], copy=False)[-1]
     folder = RunFolder(last.work(ProgressDisplay()))
@@ -272,19 +272,20 @@ class Sleep(NamedTuple):
     size: float
     title: str = "sleep"
     rounds: int = 1
+    shared: bool = False
 
     def work(self, display):
         return self.size
 
 
 def test_the_longest_runs_begin_first(start, monkeypatch):
-    given, whole = [], RunWorker.start
+    given, whole = [], Worker.start
 
     def note_start(self, job, *, alone):
         given.append((job, alone))
         whole(self, job, alone=alone)
 
-    monkeypatch.setattr(RunWorker, "start", note_start)
+    monkeypatch.setattr(Worker, "start", note_start)
     jobs = [Sleep(size) for size in (1.0, 5.0, 1.0, 7.0, 1.0)]
     found = StudyScheduler(jobs, lambda job, _: job.size, lambda _, answer: answer, parallel=2).run()
     assert found == [1.0, 5.0, 1.0, 7.0, 1.0]
@@ -296,11 +297,9 @@ def test_the_longest_runs_begin_first(start, monkeypatch):
 
 def test_the_demo_begins_with_the_method_in_which_all_clients_train():
     from hansa.cli.demo import demo_configs
-    from hansa.runs.run_cache import PlannedRun
-    from hansa.study.config_jobs import ConfigJob
 
     sizes = {
-        name: ConfigJob(PlannedRun(config, lambda: RunFolder("none")), name).size
+        name: config_job(PlannedRun(config, Path("none")), several=False).size
         for name, config in demo_configs().items()
     }
     assert max(sizes, key=sizes.get) == "CAFGA"
@@ -310,13 +309,14 @@ def test_the_demo_begins_with_the_method_in_which_all_clients_train():
 @pytest.mark.parametrize("fitting", [0, 1, 2])
 def test_this_process_takes_runs_if_fewer_workers_fit_than_were_asked_for(start, monkeypatch, fitting):
     monkeypatch.setattr(scheduler, "workers_that_fit", lambda count: min(count, fitting))
-    here, whole = [], SeedJob.run
+    here, whole, process = [], StudyJob.execute, os.getpid()
 
-    def run(self, *arguments, **options):
-        here.append(self.seed)
+    def execute(self, *arguments, **options):
+        if os.getpid() == process:
+            here.append(self.spec.seed)
         return whole(self, *arguments, **options)
 
-    monkeypatch.setattr(SeedJob, "run", run)
+    monkeypatch.setattr(StudyJob, "execute", execute)
     task = make_task()
     runs = hansa.run(method(), task, rounds=2, seeds=5, parallel=2)
     assert (len(here) > 0) is (fitting < 2)

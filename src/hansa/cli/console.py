@@ -95,10 +95,13 @@ def report_errors(command: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(USAGE_ERROR) from error
         except HansaError as error:
             print_error(error)
-            raise typer.Exit(USAGE_ERROR) from error
-        except KeyboardInterrupt as error:  # a second Ctrl-C, or one outside a run
-            _print_last("[yellow]interrupted[/]")
-            raise typer.Exit(INTERRUPTED) from error
+            if folder := getattr(error, "folder", None):
+                note(f"completed rounds are in {folder}")  # of a run that failed
+            raise typer.Exit(getattr(error, "exit_code", USAGE_ERROR)) from error
+        except KeyboardInterrupt as error:  # by a signal that stopped runs; a second Ctrl-C, or one outside a run
+            code: int | None = getattr(error, "exit_code", None)
+            _print_last("[yellow]interrupted[/]" if code is None else escape(str(error)))
+            raise typer.Exit(INTERRUPTED if code is None else code) from error
         except BrokenPipeError as error:  # the reader of the output has gone
             discard_output()
             raise typer.Exit(FAILED) from error

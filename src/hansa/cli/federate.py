@@ -17,7 +17,7 @@ import typer
 from hansa.cli import options as opt
 from hansa.cli.console import note, report_errors, say
 from hansa.cli.report import print_and_write, read_entries
-from hansa.cli.run import refuse_changed_settings, run_and_summarize
+from hansa.cli.run import run_and_summarize
 from hansa.core.errors import HansaError
 from hansa.federation.exchange_log import REQUESTED, SENT
 from hansa.federation.flower_processes import require_unix_sockets
@@ -96,6 +96,7 @@ def serve(
     from hansa.federation.serve import NoSites, Server, clients_by_site
     from hansa.federation.superlink import SuperLink
     from hansa.runs.folder import RunFolder, slug
+    from hansa.runs.launch import refuse_other_settings
     from hansa.runs.trackers import check_trackers
 
     _set_verbose(verbose)
@@ -112,7 +113,7 @@ def serve(
     for config, place in zip(requested, places, strict=True):
         Server(config, NoSites()).check()
         if resume and RunFolder(place).exists:
-            refuse_changed_settings(place, RunFolder(place).config, config)
+            refuse_other_settings(place, RunFolder(place).config, config)
     with _exit_on_signals():
         link = SuperLink(list(sites[0]), server_keys, host=host, port=port)
         try:
@@ -160,7 +161,7 @@ def _open_experiment(
         last = config.rounds if rounds is not None else max(config.rounds, RunFolder(place).config.rounds)
         return server.resume(place, rounds=last, accept=accept)
     note(f"waiting on {link.address} for {', '.join(server.sites)}")
-    return server.new(place, numbered=numbered)
+    return server.new(place, "new" if numbered else "refuse")
 
 
 @report_errors

@@ -11,15 +11,13 @@ import typer
 from rich.markup import escape
 
 from hansa.cli import options as opt
-from hansa.cli.console import FAILED, err, note, out, plain_table, report_errors, say
+from hansa.cli.console import FAILED, note, out, plain_table, report_errors, say
 from hansa.cli.report import write_latex, write_report
-from hansa.cli.run import count_rounds, run_configs
+from hansa.cli.run import session
 from hansa.config.registry.import_path import only_look
 from hansa.core.errors import HansaError, suggestion
 
 if TYPE_CHECKING:
-    from hansa.config import Config
-    from hansa.runs.run_cache import PlannedRun
     from hansa.study.recipes import Recipe
     from hansa.study.recipes.outcome import RecipeResult
     from hansa.study.recipes.schedule import RecipeProgress
@@ -128,6 +126,7 @@ def _run_recipes(recipes: Sequence[Recipe], order: Sequence[str], options: Recip
 
     With several recipes, one that cannot be run does not stop the others.
     """
+    from hansa.runs.experiment import RunError
     from hansa.runs.store.io import make_folder, write_file
     from hansa.study.recipes.outcome import RecipeResult, results_page
 
@@ -140,13 +139,13 @@ def _run_recipes(recipes: Sequence[Recipe], order: Sequence[str], options: Recip
         try:
             result = _run_recipe(recipe, options)
             show_result(result)
-        except (HansaError, typer.Exit) as error:
-            if len(recipes) == 1 or (isinstance(error, typer.Exit) and error.exit_code != FAILED):
+        except HansaError as error:
+            if len(recipes) == 1:
                 raise
-            failed = isinstance(error, typer.Exit)
+            failed = isinstance(error, RunError)
             reason = "a run failed" if failed else str(error).splitlines()[0]
             result = RecipeResult(recipe, scale, error=reason, failed=failed)
-            note(f"{recipe.name}: not run: {result.error}", "yellow")
+            note(f"{recipe.name}: not run: {str(error).splitlines()[0]}", "yellow")
         results = sorted([*results, result], key=lambda each: order.index(each.recipe.name))
         make_folder(place.absolute())
         text = json.dumps(result.record, indent=1, ensure_ascii=False) + "\n"
@@ -164,25 +163,19 @@ def _page_of(results: Sequence[RecipeResult], place: Path, alone: bool | None = 
 
 def _run_recipe(recipe: Recipe, options: RecipeOptions) -> RecipeResult:
     """Run all cells of a recipe, compare them with the paper, and write the report page."""
-    from hansa.runs.run_cache import plan_runs
     from hansa.study.recipes import compare_with_paper
     from hansa.study.recipes.outcome import HEADINGS, RecipeResult, result_tables
     from hansa.study.recipes.publish import CellRun, export_result
     from hansa.study.recipes.schedule import plan_recipe
     from hansa.study.report import ReportTable
-    from hansa.study.report.progress import InterruptHandler, progress_display
 
     scale, place = options.scale, options.place
     planned = plan_recipe(recipe, scale, options.overrides).cells
-    with InterruptHandler(err()) as interrupt, progress_display(err(), options.quiet) as display:
-        display.expect(sum(count_rounds(each.config) for each in planned))
-
-        def plan(label: str, config: Config) -> list[PlannedRun]:
-            titled, runs = config.model_copy(update={"name": label}), place / "runs"
-            return plan_runs(titled, runs, config.algorithm.preset, extend=False)  # another recipe may need it
-
-        named = {each.cell.label: each.config for each in planned}
-        entries = list(run_configs(named, plan, display, interrupt, options.parallel).values())
+    named = {each.cell.label: each.config for each in planned}
+    presets = {name: config.algorithm.preset for name, config in named.items()}
+    with session(options.quiet) as running:  # a run of fewer rounds stays: another recipe may need it
+        found = running.run_reusable(named, place / "runs", options.parallel, extend=False, folder_names=presets)
+    entries = list(found.values())
     page = place / f"{recipe.name}.html"
     histories = {
         (each.cell.row, each.cell.column): entry.histories for each, entry in zip(planned, entries, strict=True)

@@ -6,7 +6,6 @@ import csv
 import io
 import itertools
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -15,9 +14,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from hansa.cli import options as opt
-from hansa.cli.console import FAILED, err, note, out, plain_table, report_errors, say
+from hansa.cli.console import note, out, plain_table, report_errors, say, say_json
 from hansa.cli.report import write_latex, write_report
-from hansa.cli.run import plan_below, run_configs, run_entries, run_experiment
+from hansa.cli.run import session
 from hansa.core.errors import HansaError, invalid_argument
 from hansa.runs.columns import WINDOW, column_of
 from hansa.runs.metrics import describe_score
@@ -26,9 +25,9 @@ from hansa.study.report import formats
 if TYPE_CHECKING:
     from hansa.config import Config
     from hansa.runs.columns import MetricFacts
-    from hansa.runs.search import Axis, RunningTrial, Search
+    from hansa.runs.search import Axis, Search
     from hansa.study.report import RankedEntry, ReportEntry
-    from hansa.study.report.progress import InterruptHandler, ProgressDisplay
+    from hansa.study.session import Session
 
 SEARCH = "Search"
 
@@ -73,6 +72,7 @@ def sweep(
     prune: Annotated[bool, opt.option(SEARCH, "--prune/--no-prune", help="Stop points below the median.")] = True,
     trust: opt.Trust = False,
     quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Run every combination of values, or search for the best one.
 
@@ -82,7 +82,9 @@ def sweep(
     With --search optuna, points are proposed from ranges such as local.lr=1e-3..1:log or from the given values.
     """
     from hansa.runs.columns import scores_test_rows
+    from hansa.runs.launch import hold_folder
     from hansa.runs.metrics import facts_of
+    from hansa.runs.search import DONE
     from hansa.study.report.ranking import describe_order
 
     axes, listed = split_seeds(grid)
@@ -90,30 +92,41 @@ def sweep(
         raise _duplicate_seeds()
     several = listed if seeds is None else seeds
     overrides = opt.changes(sets, rounds, seed, workers, several, device, deterministic, server_device)
-    message = ""
-    if search is None:
-        points = [
-            (values, opt.read_config(config, None, [*overrides, *point_changes(values)]))
-            for values in grid_points(axes)
-        ]
-        configs: dict[str, Config | ReportEntry] = {point_name(values) or each.title: each for values, each in points}
-        entries = run_entries(configs, folder, quiet, parallel=parallel)
-        finished = list(zip([values for values, _ in points], entries, strict=True))
-    elif search != "optuna":
+    if search not in (None, "optuna"):
         raise invalid_argument("sweep", "search", search, "optuna")
-    else:
-        done, finished = run_search(config, axes, overrides, metric, window, trials, prune, folder, quiet, parallel)
-        if not finished:
-            raise HansaError(f"{folder}: {done.counts()}: no point finished. Try other ranges, or --no-prune.")
-        message = f"\n{done.counts()}"
+    done = None
+    with session(quiet) as running:
+        if search is None:
+            points = grid_points(axes)
+        else:
+            how: dict[str, Any] = {"metric": metric, "window": window, "trials": trials, "prune": prune}
+            done = run_search(config, parse_axes(axes), overrides, folder, running, parallel=parallel, **how)
+            points = [format_point(trial.point) for trial in done.trials if trial.status == DONE]
+            if not points:
+                raise HansaError(f"{folder}: {done.counts()}: no point finished. Try other ranges, or --no-prune.")
+        named = {
+            point_name(values): opt.read_config(config, None, [*overrides, *point_changes(values)]) for values in points
+        }
+        if points == [{}]:
+            named = {each.title: each for each in named.values()}
+        entries = running.run_reusable(named, folder, parallel)
+    values_of = dict(zip(map(point_name, points), points, strict=True))
+    finished = list(zip(values_of.values(), entries.values(), strict=True))
     facts = facts_of(finished[0][1].histories[0])
     metric = (facts.tuning or None) if metric is None else metric
     ranked = rank_points(finished, metric, window)
-    _write_points(folder / "results.csv", ranked)
-    _write_runs(folder / "runs.csv", ranked)
     page = folder / "report.html" if report is None else report
     options: dict[str, Any] = {"metric": metric, "window": window}
-    write_report([entry for _, entry in finished], page, title=f"Sweep of {config}", target=target, **options)
+    with hold_folder(folder):
+        _write_points(folder / "results.csv", ranked)
+        _write_runs(folder / "runs.csv", ranked)
+        write_report([entry for _, entry in finished], page, title=f"Sweep of {config}", target=target, **options)
+    if as_json:
+        ranking = [
+            {"point": point.values, "seeds": len(point.ranked.entry.runs), **point.ranked.numbers} for point in ranked
+        ]
+        say_json({"metric": ranked[0].ranked.metric, "points": ranking, "report": str(page)})
+        return
     out().print(_points_table(ranked))
     say(f"ranked {describe_order([point.ranked for point in ranked])}", "dim")
     if warning := scores_test_rows(ranked[0].ranked.metric):
@@ -121,6 +134,7 @@ def sweep(
     if latex is not None:
         _write_latex(latex, finished, metric, window, target)
     best = "  ".join(f"--set {change}" for change in point_changes(ranked[0].values)) or "the only point"
+    message = "" if done is None else f"\n{done.counts()}"
     say(f"{message}\nbest: {best}\nresults: {folder / 'results.csv'}\nreport: {page.resolve().as_uri()}")
 
 
@@ -203,28 +217,28 @@ def split_values(text: str) -> list[str]:
 
 def run_search(
     config: Path,
-    grid: Sequence[str],
+    axes: Mapping[str, Axis],
     overrides: Sequence[str],
+    folder: Path,
+    running: Session,
+    *,
     metric: str | None,
     window: int,
     trials: int,
     prune: bool,
-    folder: Path,
-    quiet: bool,
     parallel: int | None = None,
-) -> tuple[Search, list[tuple[dict[str, str], ReportEntry]]]:
-    """Run a search, or resume it; return it with the finished points and their runs."""
-    from hansa.engine import reuse_workers
+) -> Search:
+    """Run a search, or resume it; its trials are runs below a folder."""
     from hansa.runs.experiment import config_digest
-    from hansa.runs.search import DONE, Search
+    from hansa.runs.search import Search
     from hansa.runs.seed_group import expand_seeds
-    from hansa.study.report.progress import InterruptHandler, progress_display
+    from hansa.study.session import StudyJob, reusable_jobs
 
     base = opt.read_config(config, None, overrides)
     seeds = [each.seed for each in expand_seeds(base)] if base.seeds is not None else [base.seed]
     facts = _metric_facts(base)
     search = Search(
-        parse_axes(grid),
+        axes,
         facts.tuning if metric is None else metric,
         better=facts.better,
         window=window,
@@ -240,26 +254,15 @@ def run_search(
             "seed_list": seeds,
         },
     )
-    console = err()
-    with reuse_workers(), InterruptHandler(console) as interrupt, progress_display(console, quiet) as display:
-        display.expect(base.rounds * len(seeds) * (trials - len(search.trials)))
-        for trial in search.ask(trials):
-            name = point_name(format_point(trial.point))
-            requested = opt.read_config(config, None, [*overrides, *point_changes(format_point(trial.point))])
-            named = requested.model_copy(update={"name": name})
-            if not prune and named.seeds is not None and parallel != 1:
-                try:
-                    run_configs({name: named}, partial(plan_below, folder), display, interrupt, parallel)
-                except typer.Exit as end:  # the run that failed is repeated below, and recorded
-                    if end.exit_code != FAILED:
-                        raise
-            _run_trial(trial, named, folder, display, interrupt)
-    points = [format_point(each.point) for each in search.trials if each.status == DONE]
-    done = {point_name(point): point for point in points}
-    configs: dict[str, Config | ReportEntry] = {
-        name: opt.read_config(config, None, [*overrides, *point_changes(point)]) for name, point in done.items()
-    }
-    return search, list(zip(done.values(), run_entries(configs, folder, True), strict=True))
+
+    def plan(point: Mapping[str, Any]) -> list[StudyJob]:
+        values = format_point(point)
+        name = point_name(values)
+        requested = opt.read_config(config, None, [*overrides, *point_changes(values)])
+        return reusable_jobs(requested.model_copy(update={"name": name}), folder, name)
+
+    running.run_trials(search, trials, plan, parallel)
+    return search
 
 
 def _metric_facts(config: Config) -> MetricFacts:
@@ -270,35 +273,6 @@ def _metric_facts(config: Config) -> MetricFacts:
 
     first = expand_seeds(config)[0]
     return MetricFacts.of_task(build.build_task(first, build.load_data(first)))
-
-
-def _run_trial(
-    trial: RunningTrial, config: Config, folder: Path, display: ProgressDisplay, interrupt: InterruptHandler
-) -> None:
-    from hansa.runs.experiment import Experiment
-    from hansa.runs.run_cache import plan_runs
-
-    name, failed = config.title, False
-    for planned in plan_runs(config, folder, name):
-        each = planned.open()
-        trial.next_seed()
-        if not isinstance(each, Experiment):
-            trial.report(each.history)
-        else:
-            trial.report(each.run.history)
-            title = f"{name}, seed {each.config.seed}" if config.seeds is not None else name
-            try:
-                run_experiment(each, display, interrupt, title=title, callbacks=[trial], stopped=trial.pruned)
-            except typer.Exit as end:
-                if end.exit_code != FAILED:
-                    raise
-                failed = True
-            if interrupt.exit_code:
-                note("interrupted and saved. Run the same command to continue the search.")
-                raise typer.Exit(interrupt.exit_code)
-        if failed or trial.pruned:
-            break
-    trial.finish(failed=failed)
 
 
 def format_point(point: Mapping[str, Any]) -> dict[str, str]:

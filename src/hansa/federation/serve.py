@@ -29,6 +29,7 @@ from hansa.runs.driver import Run
 from hansa.runs.experiment import Experiment, build_run
 from hansa.runs.folder import RunFolder
 from hansa.runs.folder_lock import PREPROCESSING
+from hansa.runs.launch import IfExists, open_run
 from hansa.runs.preprocessing import read_preprocessing
 from hansa.runs.provenance import hansa_version
 from hansa.runs.store import ClientStore, io
@@ -58,10 +59,10 @@ class Server:
         self.engine: Federation | None = None
         _check_evaluation(config)
 
-    def new(self, path: Path | str, **options: Any) -> Experiment:
+    def new(self, path: Path | str, if_exists: IfExists = "refuse") -> Experiment:
         """Enroll all sites and start a run in a folder."""
         self.enroll_sites()
-        experiment = Experiment.new(self.config, path, run_factory=self._run, **options)
+        experiment = open_run(self.config, path, if_exists, run_factory=self._run)
         self._write_facts(experiment.folder)
         return experiment
 
@@ -87,7 +88,7 @@ class Server:
         facts = io.read_sealed(folder / SITES)
         labels = None if facts["labels"] is None else torch.tensor(facts["labels"])
         run_factory = partial(self._run, known=([int(count) for count in facts["samples"]], labels))
-        return Experiment.resume(folder.path, run_factory=run_factory, **options)
+        return open_run(None, folder.path, "resume", run_factory=run_factory, **options)
 
     @allow_code()
     def check(self) -> None:

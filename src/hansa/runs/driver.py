@@ -9,9 +9,10 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import torch
 from torch import nn
@@ -70,13 +71,6 @@ MAX_DROPPED_IN_CHECKPOINT = 100
 """Maximum number of dropped clients that a checkpoint lists with their reasons; the history has the counts."""
 
 
-class Presenter(Protocol):
-    """Renders runs as reports; set by the higher-level package `hansa.study`."""
-
-    def write_report(self, run: Run, path: Path | str, title: str | None) -> Path: ...
-    def to_html(self, run: Run) -> str: ...
-
-
 class EngineRoles(NamedTuple):
     """An engine as each protocol that it implements beside `Engine`, None for the others."""
 
@@ -119,8 +113,6 @@ class Run:
     >>> done.state.round, len(done.history)
     (3, 3)
     """
-
-    presenter: ClassVar[Presenter | None] = None
 
     def __init__(
         self,
@@ -261,7 +253,8 @@ class Run:
 
     def report(self, path: Path | str, title: str | None = None) -> Path:
         """Write a report page with curves, numbers and citations: one HTML file that opens offline."""
-        return self._presenter().write_report(self, path, title)
+        written: Path = _pages().Runs(self.algorithm.name, [self]).report(path, title)
+        return written
 
     def __repr__(self) -> str:
         metric = main_metric({name for record in self.history for name in record}, self.history.facts)
@@ -270,12 +263,7 @@ class Run:
         return f"Run({self.algorithm.name} on {self.task.name}, seed {self.key.seed}, {self.state.round} rounds{score})"
 
     def _repr_html_(self) -> str:
-        return self._presenter().to_html(self)
-
-    def _presenter(self) -> Presenter:
-        if self.presenter is None:
-            raise HansaError("reports of a run need `import hansa.study`, which `hansa.run` does.")
-        return self.presenter
+        return str(_pages().run_html(self))
 
     def frame(self) -> pandas.DataFrame:
         """Return the history as a pandas frame, one row per round."""
@@ -489,6 +477,11 @@ class Run:
             **outcome.info,
             **timed,
         }
+
+
+def _pages() -> Any:
+    """Return the module of report pages. It is in a package above this one, and imported for pages only."""
+    return import_module("hansa.study.report.results")
 
 
 def requires_disk(algorithm: Algorithm) -> bool:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from hansa import data
 from hansa.config import Config, allow_code, build, build_algorithm
@@ -91,29 +91,22 @@ class Experiment:
         cls,
         path: Path | str,
         *,
-        rounds: int | None = None,
-        workers: int | Literal["auto"] | None = None,
-        device: str | list[str] | None = None,
-        deterministic: bool | None = None,
-        server_device: str | None = None,
         fallback: bool = False,
         accept: Sequence[str] = (),
         trust: bool = False,
         run_factory: RunFactory | None = None,
+        **settings: Any,
     ) -> Experiment:
         """Return the run of a folder at its last checkpoint.
 
         Args:
             path: The folder.
-            rounds: A new last round.
-            workers: A new number of workers; the result does not depend on it.
-            device: Another device; on another kind of device the result is the same up to rounding.
-            deterministic: Whether accelerators use deterministic algorithms only.
-            server_device: Another device for the server; on another kind the result is the same up to rounding.
             fallback: Use the newest undamaged checkpoint.
             accept: Kinds of changes of data, model or code to accept; they are recorded in the folder.
             trust: Import code that the folder names even if this user did not create the folder on this machine.
             run_factory: Builds a run started in Python.
+            settings: New values of keys of the configuration that results do not depend on, such as rounds, workers and
+                device (on another kind of device the result is the same up to rounding); None keeps a value.
         """
         accepted = parse_accepted_changes(accept)
         folder = RunFolder.containing(path)
@@ -122,13 +115,9 @@ class Experiment:
         try:
             folder.check_resumable()
             folder.require_trust(trust=trust)
-            options = {
-                "rounds": rounds, "workers": workers, "device": device, "deterministic": deterministic,
-                "server_device": server_device,
-            }  # fmt: skip
             saved_config = folder.config
             config = saved_config.model_copy(
-                update={name: value for name, value in options.items() if value is not None}
+                update={name: value for name, value in settings.items() if value is not None}
             )
             if run_factory is None:
                 _refuse_python(config, str(folder))
@@ -182,16 +171,24 @@ class Experiment:
             stopped: Whether a callback has stopped the run before, at its current round: then only save.
         """
         recording = [*record_callbacks(self.config, self.run), *first]
-        all_callbacks = [*recording, self.folder.append_record, self._save_when_due, *callbacks]
+        saving = [self._check_folder, self.folder.append_record, self._save_when_due]
         target = self.config.evaluate.target
         try:
-            self.run.advance(0 if stopped else self.rounds_left, all_callbacks)
+            self.run.advance(0 if stopped else self.rounds_left, [*recording, *saving, *callbacks])
         except BaseException as error:
             # closed rounds are saved; an incomplete round must not reach a checkpoint
+            if isinstance(error, OSError | DamagedFileError):
+                time.sleep(0.2)  # a folder that is being removed goes file by file
             try:
+                self._check_folder()
                 self.folder.write_results(self.run, FAILED if isinstance(error, Exception) else STOPPED, target)
+            except (HansaError, OSError):
+                self._check_folder()
+                raise
             finally:
                 self._close()
+            if isinstance(error, HansaError):
+                raise RunError(f"failed in round {self.run.state.round + 1}: {error}", self.folder.path) from error
             raise
         if self.config.checkpoint.every and self.run.state.round > self._saved:
             self.save()
@@ -232,9 +229,32 @@ class Experiment:
         if run.state.round - self._saved >= section.every or overdue:
             self.save()
 
+    def _check_folder(self, run: Run | None = None, record: Record | None = None) -> None:
+        """Refuse to go on if the folder was removed or moved while the run is active. This is a callback."""
+        if not self.folder.exists:
+            raise RunError(
+                f"{self.folder}: the run folder was removed or moved while the run was active. The run ended after "
+                f"round {self.run.state.round}; nothing more can be saved."
+            )
+
     def _close(self) -> None:
         self.run.store.close()
         self.folder.lock.release()
+
+
+class RunError(HansaError):
+    """A run in a folder failed in a round; the rounds before it are in the folder.
+
+    Args:
+        message: In which round, and why.
+        folder: The folder of the run, if it is still there.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, folder: Path | None = None) -> None:
+        super().__init__(message)
+        self.folder = folder
 
 
 RunFactory: TypeAlias = "Callable[[Config, ClientStore | None, int], Run]"

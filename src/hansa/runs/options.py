@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import torch
 
+from hansa.algorithm import Algorithm
 from hansa.core.devices import Device, resolve_devices
 from hansa.core.errors import check_integer, check_positive, invalid_argument
+from hansa.engine import auto_engine
 from hansa.pace import Profile
 from hansa.pace.profiles import require_profile
 from hansa.rounds.faults import faults
@@ -18,6 +20,7 @@ from hansa.training import TaskLike, personalise
 
 if TYPE_CHECKING:
     from hansa.runs.driver import Run
+    from hansa.runs.store import ClientStore
 
 Record: TypeAlias = dict[str, Any]
 """The numbers of one round, by the names of `hansa.runs.columns`."""
@@ -73,6 +76,27 @@ class RunOptions:
         return resolve_devices(self.device if self.device is not None else getattr(task, "device", None) or "cpu")
 
 
+@dataclass(frozen=True, slots=True)
+class PythonRun:
+    """A run started in Python: an algorithm, a task and options, which no configuration file can hold."""
+
+    algorithm: Algorithm
+    task: TaskLike
+    rounds: int
+    options: RunOptions
+    seed: int = 0
+    name: str | None = None
+    checkpoint_every: int = 10
+
+    def start(self, store: ClientStore | None = None, done: int = 0) -> Run:
+        """Return the run before its first round, or after ``done`` rounds, whose client memory is in ``store``."""
+        from hansa.runs.driver import Run
+
+        devices = self.options.resolve_devices(self.task)
+        engine = auto_engine(self.options.workers, self.rounds - done, devices=devices)
+        return Run(self.algorithm, self.task, seed=self.seed, store=store, engine=engine, options=self.options)
+
+
 class RunOptionsDict(TypedDict, total=False):
     """The same options as keyword arguments, for type checkers; `RunOptions` documents them."""
 
@@ -91,6 +115,16 @@ class RunOptionsDict(TypedDict, total=False):
     per_client: bool | int | None
     personalise: personalise | Mapping[str, Any] | None
     profile: Profile | None
+
+
+def device_names(device: Device) -> str | list[str]:
+    """Return devices as a configuration names them.
+
+    >>> device_names(["cpu", "cpu"]), device_names("cpu")
+    (['cpu', 'cpu'], 'cpu')
+    """
+    names = [str(each) for each in resolve_devices(device)]
+    return names if len(names) > 1 else names[0]
 
 
 def _as_personalise(value: object) -> personalise | None:

@@ -122,7 +122,7 @@ class Search:
         if not axes:
             raise HansaError("search: expected at least one axis, such as local.lr=1e-3..1:log.")
         self._optuna = _optuna()
-        self.axes, self.seeds, self.rounds, self.window = dict(axes), seeds, rounds, window
+        self.axes, self.seeds, self.rounds, self.window, self.prune = dict(axes), seeds, rounds, window, prune
         self.metric, directions = split_metric(metric, better)
         self._falls = lower_is_better(self.metric, directions)
         self._key = Key(seed)

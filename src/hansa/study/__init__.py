@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from hansa.core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
-    from hansa.study.api import compare, resume, run, search
-    from hansa.study.configured import run_config
+    from hansa.study.api import compare, resume, run, run_config, search
 
 __all__ = ["compare", "resume", "run", "run_config", "search"]
 

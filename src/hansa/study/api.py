@@ -4,45 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from hansa.algorithm import Algorithm
 from hansa.core.errors import HansaError, check_integer, invalid_argument
-from hansa.engine import reuse_workers
 from hansa.runs.columns import WINDOW, MetricFacts, scores_test_rows
 from hansa.runs.driver import Run
-from hansa.runs.options import RunOptions, RunOptionsDict
+from hansa.runs.options import Callback, PythonRun, RunOptions, RunOptionsDict, device_names
 from hansa.runs.store import ClientStore
-from hansa.study.jobs import Display, OutputFolder, RunJob, SeedJob, run_jobs
 from hansa.training import TaskLike
 
 if TYPE_CHECKING:  # a run in memory needs none of these: folders, results and progress are imported where they are used
-    from contextlib import AbstractContextManager
-
+    from hansa.config import Config
+    from hansa.runs.launch import IfExists
     from hansa.runs.search import Axis, Search
     from hansa.study.report.results import Comparison, Runs
+    from hansa.study.session import StudyJob
 
 log = logging.getLogger("hansa")
-
-
-class _Reports:
-    """Renders runs with `hansa.study.report`, which is imported on first use."""
-
-    def write_report(self, run: Run, path: Path | str, title: str | None) -> Path:
-        from hansa.study.report.results import Runs
-
-        return Runs(run.algorithm.name, [run]).report(path, title)
-
-    def to_html(self, run: Run) -> str:
-        from hansa.study.report.results import run_html
-
-        return run_html(run)
-
-
-Run.presenter = _Reports()
 
 
 @overload
@@ -149,25 +130,32 @@ def run(
     if not isinstance(algorithm, Algorithm):
         raise invalid_argument("run", "algorithm", algorithm, "an Algorithm", "hansa.presets.fedavg(...) makes one.")
     check_integer("run", "rounds", rounds)
-    folder = None if out is None else OutputFolder(Path(out), name, overwrite, checkpoint_every, accept)
-    title = algorithm.name if name is None else name
-    job = RunJob(algorithm, task, rounds, RunOptions(**options), title, folder)
-    with reuse_workers() if seeds is not None else nullcontext(), progress_if(progress) as display:
-        if seeds is None:
-            if parallel is not None:
-                raise invalid_argument("run", "parallel", parallel, "None for one seed", "workers=N uses N cores.")
-            return job.run(0 if seed is None else seed, display, store)
-        if store is not None:
-            raise invalid_argument("run", "store", store, "None with several seeds", "Each seed has its own store.")
-        from hansa.runs.seed_group import parse_seeds
-        from hansa.study.report.results import Runs
+    chosen = RunOptions(**options)
+    spec = PythonRun(algorithm, task, rounds, chosen, 0 if seed is None else seed, name, checkpoint_every)
+    if store is not None and (out is not None or seeds is not None):
+        hint = "Each seed has its own store." if out is None else "The run's folder holds client memory."
+        raise invalid_argument("run", "store", store, "None with out or several seeds", hint)
+    if seeds is None and parallel is not None:
+        raise invalid_argument("run", "parallel", parallel, "None for one seed", "workers=N uses N cores.")
+    if seeds is None and out is None and not progress:
+        return spec.start(store).advance(rounds, chosen.callbacks)
+    from hansa.runs.seed_group import parse_seeds
+    from hansa.study.session import Session, python_jobs
 
-        if seed is not None and not isinstance(seeds, int):
-            raise invalid_argument("run", "seed", seed, "none beside a list of seeds", f"The list is {list(seeds)}.")
-        all_seeds = parse_seeds(seeds, 0 if seed is None else seed)
-        if display is not None:
-            display.expect(rounds * len(all_seeds))
-        return Runs(title, run_jobs(job.seed_jobs(all_seeds), display, parallel))
+    title = algorithm.name if name is None else name
+    existing: dict[str, Any] = {"overwrite": overwrite, "accept": accept}
+    if seeds is None:
+        with Session(progress, saved=out is not None) as session:
+            (job,) = python_jobs(spec, title, None, out, **existing)
+            return job.as_run(session.run_job(job, spec.start(store) if out is None else job.open()))
+    from hansa.study.report.results import Runs
+
+    if seed is not None and not isinstance(seeds, int):
+        raise invalid_argument("run", "seed", seed, "none beside a list of seeds", f"The list is {list(seeds)}.")
+    all_seeds = parse_seeds(seeds, spec.seed)
+    with Session(progress, saved=out is not None) as session:
+        session.display.expect(rounds * len(all_seeds))
+        return Runs(title, session.run_python(python_jobs(spec, title, all_seeds, out, **existing), parallel))
 
 
 def compare(
@@ -214,6 +202,7 @@ def compare(
     from hansa.runs.folder import slug
     from hansa.runs.seed_group import parse_seeds
     from hansa.study.report.results import Comparison, Runs
+    from hansa.study.session import Session, python_jobs
 
     if not isinstance(methods, Mapping) or not all(isinstance(method, Algorithm) for method in methods.values()):
         raise invalid_argument(
@@ -226,17 +215,16 @@ def compare(
     again = [*methods] if overwrite is True else [] if overwrite is False else list(overwrite)
     if unknown := [name for name in again if name not in methods]:
         raise invalid_argument("compare", "overwrite", unknown[0], f"names among {', '.join(methods)}")
-    jobs: dict[str, list[SeedJob]] = {}
-    all_seeds = parse_seeds(seeds, 0, "compare")
-    with reuse_workers(), progress_if(progress, rounds * len(methods) * len(all_seeds)) as display:
+    all_seeds, chosen = parse_seeds(seeds, 0, "compare"), RunOptions(**options)
+    with Session(progress, saved=out is not None) as session:
+        session.display.expect(rounds * len(methods) * len(all_seeds))
+        jobs: list[StudyJob] = []
         for name, algorithm in methods.items():
-            folder = None
-            if out is not None:
-                folder = OutputFolder(Path(out) / slugs[name], name, name in again, checkpoint_every, accept)
-            job = RunJob(algorithm, task, rounds, RunOptions(**options), name, folder)
-            jobs[name] = job.seed_jobs(all_seeds)
-        runs = iter(run_jobs([each for listed in jobs.values() for each in listed], display, parallel))
-        return Comparison({name: Runs(name, [next(runs) for _ in listed]) for name, listed in jobs.items()})
+            spec = PythonRun(algorithm, task, rounds, chosen, 0, name, checkpoint_every)
+            folder = None if out is None else Path(out) / slugs[name]
+            jobs += python_jobs(spec, name, all_seeds, folder, overwrite=name in again, accept=accept)
+        runs = iter(session.run_python(jobs, parallel))
+        return Comparison({name: Runs(name, [next(runs) for _ in all_seeds]) for name in methods})
 
 
 def search(
@@ -281,12 +269,14 @@ def search(
             before it, so trials never do. None uses all cores where that saves time.
         options: Further options of every run, as in `hansa.run`.
     """
-    from hansa.runs.folder import RunFolder, slug
+    from hansa.runs.folder import slug
+    from hansa.runs.launch import PlannedRun
     from hansa.runs.search import Search
     from hansa.runs.seed_group import parse_seeds
+    from hansa.study.session import Session, StudyJob
 
     check_integer("search", "rounds", rounds)
-    all_seeds = parse_seeds(seeds, 0, "search")
+    all_seeds, chosen = parse_seeds(seeds, 0, "search"), RunOptions(**options)
     facts = MetricFacts.of_task(task)
     metric = metric or facts.tuning or "loss"
     if warning := scores_test_rows(metric):
@@ -302,38 +292,20 @@ def search(
         better=facts.better,
         window=window,
     )
-    common = RunOptions(**options)
-    planned = rounds * len(all_seeds) * (trials - len(study.trials))
-    with reuse_workers(), progress_if(progress, planned) as display:
-        for trial in study.ask(trials):
-            title = ", ".join(f"{name}={value!r}" for name, value in trial.point.items())
-            watched = replace(common, callbacks=[*common.callbacks, trial])
-            algorithm, failed = factory(**trial.point), False
-            jobs = {}
-            for seed in all_seeds:
-                folder = None
-                if out is not None:
-                    folder = OutputFolder(Path(out) / f"{slug(title)}-seed-{seed}", title, False, checkpoint_every)
-                jobs[seed] = RunJob(algorithm, task, rounds, common, title, folder)
-            finished: dict[int, Run] = {}
-            if not prune and len(all_seeds) > 1 and parallel != 1:
-                with suppress(HansaError):  # it is raised again below, by the run that failed
-                    runs = run_jobs([SeedJob(job, seed) for seed, job in jobs.items()], display, parallel)
-                    finished = dict(zip(jobs, runs, strict=True))
-            for seed, job in jobs.items():
-                folder = job.folder
-                trial.next_seed()
-                try:
-                    run = finished.get(seed) or job._replace(options=watched).run(seed, display)
-                    trial.report(run.history)
-                except HansaError as error:  # such as a learning rate at which every update is non-finite
-                    log.warning("trial %d, %s: %s", trial.trial.number, title, error)
-                    if folder is not None and RunFolder(folder.path).exists:
-                        trial.report(RunFolder(folder.path).history)  # its rounds may be those of an earlier call
-                    failed = True
-                if failed or trial.pruned:
-                    break
-            trial.finish(failed=failed)
+
+    def plan(point: Mapping[str, Any]) -> list[StudyJob]:
+        title = ", ".join(f"{name}={value!r}" for name, value in point.items())
+        first, jobs = PythonRun(factory(**point), task, rounds, chosen, 0, title, checkpoint_every), []
+        for seed in all_seeds:
+            spec, planned = replace(first, seed=seed), None
+            if out is not None:
+                folder = Path(out) / f"{slug(title)}-seed-{seed}"
+                planned = PlannedRun(spec, folder, options={"rounds": rounds}, shared=True)
+            jobs.append(StudyJob(title, spec, planned, chosen.callbacks))
+        return jobs
+
+    with Session(progress, saved=out is not None) as session:
+        session.run_trials(study, trials, plan, parallel)
     return study
 
 
@@ -380,45 +352,54 @@ def resume(
     ...     resume(f"{folder}/run", method, task, rounds=4).state.round
     4
     """
-    from hansa.runs.folder import RunFolder
-    from hansa.runs.seed_group import SeedGroupFolder, expand_seeds
-    from hansa.study import persisted_runs
-    from hansa.study.report.results import Runs
+    from hansa.study.session import Session
 
     if (algorithm is None) != (task is None):
         raise HansaError(f"resume({str(folder)!r}): expected both an algorithm and a task, or neither.")
     if task is None and (foreign := sorted(set(options) - RESUMABLE)):
         raise HansaError(f"resume({str(folder)!r}): {', '.join(foreign)}: the folder's configuration sets these.")
     chosen = RunOptions(**options)
-    resumed = persisted_runs.ResumeJob(
-        Path(folder), None, rounds, "", algorithm, task, chosen, fallback, tuple(accept), trust
-    )
-    group = SeedGroupFolder(folder)
-    with reuse_workers() if group.exists else nullcontext(), progress_if(progress) as display:
-        if not group.exists:
-            return resumed._replace(title=RunFolder.containing(folder).config.title).run(display)
-        config = group.config
-        if task is None:
-            group.require_trust(trust=trust)
-        if rounds is not None:
-            config = config.model_copy(update={"rounds": rounds})
-            group.write_config(config)
-        jobs = [
-            resumed._replace(
-                path=group.run(each.seed).path, config=each, title=f"{config.title}, seed {each.seed}", to_round=rounds
-            )
-            for each in expand_seeds(config)
-        ]
-        return Runs(config.title, run_jobs(jobs, display, parallel))
+    spec = None if algorithm is None or task is None else PythonRun(algorithm, task, 0, chosen)
+    settings: dict[str, Any] = {
+        "rounds": rounds,
+        "workers": chosen.workers,
+        "device": None if chosen.device is None else device_names(chosen.device),
+        "deterministic": chosen.deterministic,
+        "server_device": None if chosen.server_device is None else str(chosen.server_device),
+    }
+    resuming: dict[str, Any] = {"fallback": fallback, "accept": accept, "trust": trust}
+    with Session(progress) as session:
+        return session.resume(folder, spec, settings, chosen.callbacks, parallel, **resuming).as_runs()
 
 
-def progress_if(wanted: bool, rounds: int = 0) -> AbstractContextManager[Display]:
-    """Return a display of progress, or none; ``rounds`` are those of all runs of a study."""
-    if not wanted:
-        return nullcontext()
-    from hansa.study.report.progress import progress_display
+def run_config(
+    config: Config,
+    out: Path | str,
+    *,
+    overwrite: bool = False,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = False,
+) -> Run | Runs:
+    """Run a configuration in a folder, or resume it there, and return the run; with several seeds `hansa.Runs`.
 
-    display = progress_display()
-    if rounds:
-        display.expect(rounds)
-    return display
+    Code that the configuration names is imported.
+
+    Args:
+        config: A configuration, as `hansa.config.load` and `hansa.config.from_yaml` return.
+        out: The folder of the run, or of its seeds. An unfinished run of the same configuration is resumed.
+        overwrite: Replace the runs in ``out``; different ones are otherwise refused.
+        callbacks: Functions of (run, record), called after every round; a true result stops the run.
+        progress: Whether to show a progress bar.
+
+    >>> import tempfile
+    >>> from hansa.config import from_yaml
+    >>> config = from_yaml("rounds: 2\\ndata: {name: synthetic, clients: 4}\\nmodel: logistic\\nlocal: {steps: 1}")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     len(run_config(config, f"{folder}/run").history)
+    2
+    """
+    from hansa.study.session import Session
+
+    how: IfExists = "replace" if overwrite else "resume"
+    with Session(progress) as session:
+        return session.run_config(config, out, how, callbacks, rounds=config.rounds).as_runs()

@@ -1,0 +1,164 @@
+"""Run folders that several processes use, or that go away: nothing is trained twice, and what is said is true."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import threading
+import time
+
+import pytest
+
+from hansa.config import from_yaml
+from hansa.runs.experiment import Experiment
+from hansa.runs.folder import RunFolder
+from hansa.runs.folder_lock import CONFIG
+from hansa.runs.launch import digest_name, open_run, plan_reusable_runs
+from hansa.runs.seed_group import SeedGroupFolder
+from hansa.runs.store.lock import InUseError
+
+SLOW = """\
+import os, time, torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(60, 10)
+    def forward(self, x):
+        time.sleep(float(os.environ.get("SLOW", 0)))
+        return self.layer(torch.tanh(x))
+"""
+
+
+def slow_config(folder, rounds=8):
+    (folder / "slow_net.py").write_text(SLOW)
+    text = (folder / "small.yaml").read_text().replace("rounds: 3", f"rounds: {rounds}").replace("model: logistic", "")
+    (folder / "slow.yaml").write_text(text + 'model: {factory: "slow_net:Net"}\n')
+
+
+def wait_for(condition, *children):
+    end = time.monotonic() + 120
+    while not condition():
+        for child in children:
+            assert child.poll() is None, child.communicate()
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("seeds", [(), ("seed=0,1",)])
+def test_two_sweeps_into_one_folder_train_every_point_once(folder, process, monkeypatch, seeds):
+    """The second one takes points that the first one does not execute, and waits for the others."""
+    slow_config(folder)
+    monkeypatch.setenv("SLOW", "0.01")
+    words = ["sweep", "slow.yaml", "local.lr=0.05,0.1,0.2", *seeds, "-q", "-o", "out", "--parallel", 1]
+    first, second = process(*words), process(*words)
+    for child in (first, second):
+        output, errors = child.communicate(timeout=300)
+        assert child.returncode == 0, errors
+        assert "best: " in output
+    runs = [RunFolder(path.parent) for path in folder.glob("out/**/metrics.jsonl")]
+    assert len(runs) == 3 * max(1, 2 * len(seeds))
+    assert not list(folder.glob("out/*-2"))
+    assert {run.summary["status"] for run in runs} == {"finished"}
+
+
+def test_a_point_under_way_in_another_process_is_not_started_again(folder):
+    config = from_yaml((folder / "small.yaml").read_text())
+    (planned,) = plan_reusable_runs(config, folder / "out", "x")
+    first = planned.open()
+    with pytest.raises(InUseError, match="in use by process"):
+        planned.open()
+    first.execute()
+    assert planned.open().path == first.folder.path
+    assert len(list((folder / "out").iterdir())) == 1
+
+
+def test_a_start_that_was_killed_leaves_no_half_folder_beside_the_run(folder, monkeypatch):
+    """Before, a search that was killed while it created a folder went on in another one with a number."""
+    config = from_yaml((folder / "small.yaml").read_text())
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_):
+        raise Killed
+
+    for seeds in (None, [0, 1]):
+        asked = config.model_copy(update={"seeds": seeds})
+        with monkeypatch.context() as patch:
+            patch.setattr(RunFolder if seeds is None else SeedGroupFolder, "write_config", die)
+            patch.setattr("hansa.runs.folder_lock.FolderLock.roll_back", lambda self: self.release())
+            with pytest.raises(Killed):
+                plan_reusable_runs(asked, folder / str(seeds), "x")[0].open()
+        if seeds is not None:
+            SeedGroupFolder(folder / str(seeds) / digest_name("x", config)).path.mkdir(parents=True)
+        for planned in plan_reusable_runs(asked, folder / str(seeds), "x"):
+            planned.open().execute()
+        assert [path.name for path in (folder / str(seeds)).iterdir() if path.is_dir()] == [digest_name("x", config)]
+
+
+def test_a_run_whose_folder_is_deleted_says_so(folder, process, monkeypatch):
+    slow_config(folder, rounds=1000)
+    monkeypatch.setenv("SLOW", "0.02")
+    child = process("run", "slow.yaml", "-o", "out", "-q")
+    wait_for(lambda: (folder / "out" / "metrics.jsonl").exists(), child)
+    shutil.rmtree(folder / "out", ignore_errors=True)
+    shutil.rmtree(folder / "out", ignore_errors=True)
+    _, errors = child.communicate(timeout=120)
+    assert child.returncode == 1, errors
+    assert "out: the run folder was removed or moved while the run was active" in errors
+    assert "completed rounds are in" not in errors
+
+
+def test_a_run_whose_folder_is_moved_says_so_in_python(folder):
+    config = from_yaml((folder / "small.yaml").read_text(), ["rounds=9"])
+
+    def move(run, record):
+        if record["round"] == 2:
+            (folder / "out").rename(folder / "elsewhere")
+
+    with pytest.raises(Exception, match="removed or moved while the run was active"):
+        open_run(config, folder / "out").execute([move])
+    assert Experiment.resume(folder / "elsewhere").execute()["rounds"] == 9
+
+
+def test_what_a_search_waits_for_can_be_interrupted(folder, process):
+    pytest.importorskip("optuna")
+    config = from_yaml((folder / "small.yaml").read_text(), ["local.lr=0.1"])
+    held = Experiment.new(config, folder / "out" / digest_name("local.lr=0.1", config))
+    child = process("sweep", "small.yaml", "local.lr=0.1", "--search", "optuna", "--trials", 1, "-o", "out", "-q")
+    timer = threading.Timer(8, child.send_signal, [signal.SIGTERM])
+    timer.start()
+    _, errors = child.communicate(timeout=120)
+    timer.cancel()
+    assert child.returncode == 143, errors
+    held.execute()
+
+
+@pytest.mark.parametrize("if_exists", ["resume", "replace", "new", "refuse"])
+def test_one_place_decides_what_happens_to_a_run_that_a_folder_holds(folder, if_exists):
+    config = from_yaml((folder / "small.yaml").read_text())
+    open_run(config, folder / "out", if_exists).execute()
+    before = (folder / "out" / "metrics.jsonl").read_text()
+    if if_exists == "refuse":
+        with pytest.raises(Exception, match="already holds a run"):
+            open_run(config, folder / "out", if_exists)
+        return
+    again = open_run(config, folder / "out", if_exists)
+    assert again.rounds_left == (0 if if_exists == "resume" else 3)
+    assert again.folder.path.name == ("out-2" if if_exists == "new" else "out")
+    again.execute()
+    assert ((folder / "out" / "metrics.jsonl").read_text() == before) is (if_exists != "replace")
+    assert (again.folder / CONFIG).is_file()
+
+
+def test_results_as_json(cli, folder):
+    one = cli("run", "small.yaml", "-o", "one", "-q", "--json")
+    assert json.loads(one.stdout)["summary"]["rounds"] == 3
+    assert json.loads(cli("resume", "one", "-q", "--json", "-r", 4).stdout)["summary"]["rounds"] == 4
+    seeds = cli("run", "small.yaml", "-o", "two", "-q", "--json", "--seeds", 2)
+    assert set(json.loads(seeds.stdout)["seeds"]) == {"0", "1"}
+    swept = json.loads(cli("sweep", "small.yaml", "local.lr=0.001,0.2", "-q", "--json").stdout)
+    assert [point["point"] for point in swept["points"]] == [{"local.lr": "0.2"}, {"local.lr": "0.001"}]
+    compared = json.loads(cli("compare", "fedavg", "fedams", "-c", "small.yaml", "-q", "--json").stdout)
+    assert {method["name"] for method in compared["methods"]} == {"fedavg", "fedams"}
