@@ -136,7 +136,6 @@ def show(
     from hansa.config import allow_code, from_yaml
     from hansa.config.build import load_data
     from hansa.data.sources import DATASETS
-    from hansa.study.report.partition import LabelCounts
 
     overrides = [f"data.name={name}", f"seed={seed}"]
     overrides += [f"data.clients={clients}"] if clients is not None else []
@@ -153,8 +152,9 @@ def show(
         shades = SHADES if console.encoding.startswith("utf") else ASCII_SHADES
         console.print(heat_text(counts, labels, console.width, shades))
         if svg is not None:
-            image = LabelCounts(counts, labels).heat_map()
-            svg.write_text(image.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
+            from hansa.study.report.figure import draw_partition
+
+            draw_partition(counts, labels, svg)
     say(str(data.summary()))
 
 
