@@ -32,7 +32,7 @@ def r2(output: Tensor, target: Tensor) -> Tensor:  # over all test rows
 
 test = (x[::7], y[::7], weights[::7])
 data = hansa.data.from_arrays(x, y, weights=weights, clients=site, test=test)
-task = hansa.Task(Net, nn.functional.mse_loss, data, metrics={"r2": r2})
+task = hansa.Task(Net, nn.functional.mse_loss, data, metrics={"r2": hansa.higher(r2)})
 method = hansa.presets.scaffold(local_lr=0.05, steps=10, batch_size=20)
 run = hansa.run(method, task, rounds=int(os.environ.get("ROUNDS", "60")))
 print(run.table("round", "test_loss", "test_r2"))

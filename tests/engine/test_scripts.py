@@ -71,7 +71,7 @@ class signs(hansa.compress.Coder):
 
 
 held = hansa.data.from_arrays(inputs, targets, clients=owners, test=(inputs[:30], targets[:30]))
-task = hansa.Task(lambda: Net(width), weighted(3.0), held, metric=lambda o, t: ((o > 0) == (t > 0.5)).sum())
+task = hansa.Task(lambda: Net(width), weighted(3.0), held, metric=lambda o, t: ((o > 0) == (t > 0.5)).flatten())
 method = hansa.presets.fedcams(local_lr=0.1, steps=3, batch_size=5, compressor=signs(), server_lr=0.1)
 runs = [hansa.run(method, task, rounds=2, workers=1)]
 with hansa.workers(2) as block:

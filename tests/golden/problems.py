@@ -483,7 +483,7 @@ TASKS: dict[str, Callable[[], Any]] = {
     "torch weights": lambda: hansa.Task(
         Norm, nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.5, 1.5])), federated(VECTOR)
     ),
-    "sum": lambda: hansa.Task(Norm, total_loss, federated(VECTOR)),
+    "sum": lambda: hansa.Task(Norm, total_loss, federated(VECTOR), reduction="sum"),
     "convmixer": lambda: built("convmixer", COLOUR, width=8, depth=2, groups=4),
     "convmixer, groups": lambda: built("convmixer", COLOUR, width=8, depth=2, norm="group", groups=4),
     "resnet18": lambda: built("resnet18", (3, 8, 8)),

@@ -18,7 +18,7 @@ from hansa.runs.folder import RunFolder
 from hansa.runs.metrics import RunHistory, seed_statistics
 from hansa.study.report import ReportEntry, common_target, rank
 from hansa.study.report.entries import choose_metric
-from hansa.training.metric_direction import known_direction, metric_directions
+from hansa.training.metric_direction import metric_directions
 
 SIZES = (7, 30, 12, 21, 9, 16, 11, 25, 8, 14, 19)
 
@@ -68,21 +68,6 @@ def compared(task, tmp_path_factory):
     }
     folder = tmp_path_factory.mktemp("compared")
     return hansa.compare(methods, task, rounds=7, seeds=2, out=folder, workers=1), folder
-
-
-FALLING = (
-    "rmse MAE val_mse loss brier_score ece perplexity wer log_loss mean_absolute_error MeanSquaredError "
-    "false_negative_rate negative_log_likelihood"
-)
-RISING = (
-    "accuracy roc_auc AUROC f1_macro c_index concordance_index r2_score top5_accuracy true_negative_rate "
-    "neg_root_mean_squared_error dice"
-)
-
-
-def test_metrics_are_known_by_name():
-    assert {name: known_direction(name) for name in FALLING.split()} == dict.fromkeys(FALLING.split(), "lower")
-    assert {name: known_direction(name) for name in RISING.split()} == dict.fromkeys(RISING.split(), "higher")
 
 
 def test_a_metric_states_its_direction_itself_or_by_its_functions_name():

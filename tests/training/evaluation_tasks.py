@@ -25,6 +25,7 @@ from hansa.federation.site_metrics import combine_replies
 from hansa.rounds.measures import heterogeneity
 from hansa.rounds.messages import Broadcast
 from hansa.runs.driver import Run
+from hansa.training.losses import torch_form
 from oracle import evaluation as oracle
 
 FEATURES = 3
@@ -191,7 +192,7 @@ def check_heterogeneity(problem):
         x, y = source.batch(client, rows)
         module.zero_grad()
         value = task.loss(module(x.double()).float(), y)
-        if task.reduction == "sum":
+        if task.sums_rows:
             weight = float(y.weight.sum()) if isinstance(y, losses.WeightedTargets) else len(rows)
             value = value / max(weight, 1e-30)
         value.backward()
@@ -207,7 +208,7 @@ def problems(draw, kinds=KINDS):
     seed, rows = draw(st.integers(0, 10**6)), draw(st.integers(4, 60))
     options = {
         "evaluation_batch_size": draw(st.sampled_from([None, 1, 2, 3, 7, 16])),
-        "native": draw(st.sampled_from([None, False])),
+        "execution": draw(st.sampled_from(["auto", "eager"])),
     }
     make = {
         "class": classes,
@@ -233,7 +234,10 @@ def problems(draw, kinds=KINDS):
     if model.keywords.get("last") is None and draw(st.integers(0, 3)) == 0:
         metrics["margin"] = hansa.higher(lambda o, y: o.double().std(correction=0))
         by_hand["margin"] = lambda o, y: float(np.asarray(o).std())
-    metric = more.pop("metric", None)
+    options |= {name: more.pop(name) for name in ("metric", "ignored") if name in more}
+    if torch_form(loss) is None and not hasattr(loss, "sums"):
+        mine = "sum" if "sum" in name else more.pop("reduction", "mean")
+        options["reduction"] = mine if mine == "sum" else draw(st.sampled_from([None, mine]))
     if kind == "ragged":
         data = from_items(
             list(range(rows)), partial(collate, inputs, targets), clients=owners, test=list(range(rows)),
@@ -241,7 +245,7 @@ def problems(draw, kinds=KINDS):
         )  # fmt: skip
     else:
         data = from_arrays(inputs, targets, clients=owners, test=test, test_clients=owners, **data_options)
-    build = partial(hansa.Task, model, loss, metric=metric, metrics=metrics, **options)
+    build = partial(hansa.Task, model, loss, metrics=metrics, **options)
     if kind == "ragged" and by_hand:
         by_hand["margin"] = None
     problem = Problem(kind, name, build(data), loss_of, accuracy_of, inputs, targets, weights.astype(float), owners,
@@ -304,8 +308,8 @@ def classes(draw, random, rows):
         "own ignored": (
             lambda o, y: F.cross_entropy(o, y, ignore_index=ignored), skipping, mean, ignored, False,
         ),
-        "focal": (Focal(gamma), lambda o, y: oracle.focal(o, int(y), gamma), mean, None, True),
-        "focal sum": (Focal(gamma, "sum"), lambda o, y: oracle.focal(o, int(y), gamma), total, None, True),
+        "focal": (Focal(gamma), lambda o, y: oracle.focal(o, int(y), gamma), mean, None, False),
+        "focal sum": (Focal(gamma, "sum"), lambda o, y: oracle.focal(o, int(y), gamma), total, None, False),
         "focal mean": (Focal(gamma, obeys=False), lambda o, y: oracle.focal(o, int(y), gamma), mean, None, False),
         "margin": (nn.MultiMarginLoss(), lambda o, y: oracle.multi_margin(o, int(y)), mean, None, True),
     }  # fmt: skip
@@ -317,6 +321,10 @@ def classes(draw, random, rows):
     relu, dropout = draw(st.booleans()), draw(st.sampled_from([0.0, 0.4]))
     last = (lambda x: torch.log_softmax(x, 1)) if log else None
     options = {"weighted": weightable and draw(st.integers(0, 2)) == 0}
+    if name == "own ignored":
+        options |= {"ignored": skipped, "reduction": "labels"}
+    elif name == "own weight":
+        options["reduction"] = None
 
     def loss_of(output, target, weights):
         return combine(oracle.each_row(entries, output, target), weights)
@@ -325,17 +333,13 @@ def classes(draw, random, rows):
         return oracle.accuracy([[row] for row in output], [[int(y)] for y in target], skipped)
 
     if draw(st.integers(0, 3)) == 0:
-        options["metric"] = draw(st.sampled_from([hit_count, hit_mean, hit_rows, hit_column]))
+        options["metric"] = draw(st.sampled_from([hit_mean, hit_rows, hit_column]))
 
         def accuracy_of(o, y):
             return oracle.accuracy([[row] for row in o], [[int(each)] for each in y], None)
 
     model = partial(Net, count, last=last, relu=relu, dropout=dropout)
     return name, loss, model, targets, loss_of, accuracy_of, {"classes": count}, options
-
-
-def hit_count(output, target):
-    return (output.argmax(1) == target).sum()
 
 
 def hit_mean(output, target):
@@ -382,6 +386,8 @@ def binary(draw, random, rows):
         return oracle.accuracy_above([float(row[0]) for row in output], [int(y) for y in target], threshold)
 
     model = partial(Net, 1, last=last, relu=draw(st.booleans()), scale=scale)
+    if name != "ours":  # nobody says whether the output is a logit or a probability
+        accuracy_of = None
     return name, loss, model, targets, loss_of, accuracy_of, {}, {"weighted": name == "ours" and draw(st.booleans())}
 
 
@@ -412,8 +418,8 @@ def numbers(draw, random, rows):
         "l1": (nn.L1Loss(), by_entry(oracle.absolute), mean, True),
         "huber": (nn.HuberLoss(delta=delta), by_entry(partial(oracle.huber, delta=delta)), mean, True),
         "partial huber": (partial(F.huber_loss, delta=delta), by_entry(partial(oracle.huber, delta=delta)), mean, True),
-        "subclass": (Doubled(), by_entry(twice), mean, True),
-        "subclass sum": (Doubled(reduction="sum"), by_entry(twice), total, True),
+        "subclass": (Doubled(), by_entry(twice), mean, False),
+        "subclass sum": (Doubled(reduction="sum"), by_entry(twice), total, False),
         "own": (lambda o, y: ((o - y) ** 2).mean(), by_entry(oracle.squared), mean, False),
         "own sum": (lambda o, y: ((o - y) ** 2).sum(), by_entry(oracle.squared), total, False),
         "ours": (losses.huber(delta), by_entry(partial(oracle.huber, delta=delta)), mean, True),
@@ -509,6 +515,10 @@ def sequences(draw, random, rows):
     shape = (length, count) if last else (count, length)
     model = partial(Net, count * length, shape=shape, relu=draw(st.booleans()))
     options = {"weighted": name in ("module", "partial", "ours") and draw(st.integers(0, 2)) == 0}
+    options["reduction"] = "labels" if name == "own" else None
+    if name in ("own", "shifted"):  # nobody says which label a position predicts
+        accuracy_of = None
+        options["ignored"] = padding
     return name, loss, model, targets, loss_of, accuracy_of, {}, options
 
 
@@ -562,7 +572,8 @@ def ragged(draw, random, rows):
         return oracle.accuracy([list(o[: len(y)]) for o, y in zip(output, target, strict=True)], target, None)
 
     model = partial(Ragged, count * LONGEST, shape=(LONGEST, count), relu=draw(st.booleans()))
-    return name, table[name], model, targets, loss_of, accuracy_of, {}, {}
+    known = accuracy_of if name == "ours" else None
+    return name, table[name], model, targets, loss_of, known, {}, {"reduction": "labels"}
 
 
 def coupled(draw, random, rows):
@@ -614,4 +625,4 @@ def coupled(draw, random, rows):
             return oracle.accuracy([[row] for row in o], [[int(each)] for each in y], None)
 
     model = partial(Net, width, relu=draw(st.booleans()), scale=1.0)
-    return name, loss, model, targets, loss_of, accuracy_of, {}, {}
+    return name, loss, model, targets, loss_of, accuracy_of, {}, {"reduction": None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import math
 from functools import partial
 
 import pytest
@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hansa
-from hansa import HansaError, presets
+from hansa import HansaError, losses, presets
 from hansa.data import from_arrays
 
 DRAW = torch.Generator().manual_seed(1)
@@ -61,7 +61,7 @@ def mine(output, target):
     ],
 )
 def test_the_test_loss_is_the_loss_of_all_rows_at_once(loss, divided):
-    record, output = outcome(loss)
+    record, output = outcome(loss, reduction="sum" if divided > 1 else None)
     assert record["test_loss"] == pytest.approx(float(loss(output, Y)) / divided, rel=1e-4)
 
 
@@ -86,24 +86,60 @@ def test_ignored_labels_of_sequences_do_not_count():
     assert record["test_accuracy"] == pytest.approx(hits / int(counted.sum()), rel=1e-12)
 
 
-def test_any_other_weighted_loss_is_computed_from_all_rows_at_once_and_says_so(caplog):
+def test_any_other_loss_is_computed_from_all_rows_at_once():
     def weighted(output, target):
         weights = WEIGHT[target]
         return (weights * F.cross_entropy(output, target, reduction="none")).sum() / weights.sum()
 
-    with caplog.at_level(logging.INFO, "hansa"):
-        record, output = outcome(weighted)
-    assert "neither a mean nor a sum over rows" in caplog.text
+    record, output = outcome(weighted)
     assert record["test_loss"] == pytest.approx(float(weighted(output, Y)), rel=1e-5)
+
+
+def test_a_mean_weighted_by_a_column_of_the_targets_is_one_over_all_rows():
+    """On rows of equal weight it is a plain mean."""
+    weight = 0.1 + torch.arange(1300) // 400
+    targets = {"label": Y, "weight": weight.float()}
+    data = from_arrays(X, targets, clients=OWNERS, test=(X, targets))
+
+    def weighted(output, target):
+        value = F.cross_entropy(output, target["label"], reduction="none")
+        return (target["weight"] * value).sum() / target["weight"].sum()
+
+    record, output = outcome(weighted, data)
+    assert record["test_loss"] == pytest.approx(float(weighted(output, targets)), rel=1e-5)
+
+
+class Arc(nn.Module):
+    """A loss with class centres of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.centres = nn.Parameter(torch.zeros(3, 3))
+
+    def forward(self, output, target):
+        return ((output - self.centres[target]) ** 2).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda o, y: (F.cross_entropy(o, y), o), "returned tuple: expected one number for a batch as a tensor"),
+        (lambda o, y: F.cross_entropy(o, y).item(), "returned float: expected one number for a batch as a tensor"),
+        (lambda o, y: F.cross_entropy(o, y).detach(), "has no gradient"),
+        (lambda o, y: F.cross_entropy(o.detach(), y), "has no gradient"),
+        (Arc(), r"Arc\): has parameters of its own \(centres\)"),
+        (nn.CrossEntropyLoss, "expected a function of"),
+    ],
+    ids=["tuple", "float", "no gradient", "detached", "parameters", "class"],
+)
+def test_a_loss_that_cannot_be_trained_is_refused_with_a_sentence(loss, message):
+    with pytest.raises(HansaError, match=message):
+        hansa.Task(Net, loss, DATA)
 
 
 def test_a_loss_of_every_row_is_refused():
     with pytest.raises(HansaError, match=r"returned a tensor of shape \(12,\): expected one number for a batch"):
         hansa.Task(Net, nn.CrossEntropyLoss(reduction="none"), DATA)
-
-
-def hits_by_record(output, target):
-    return (output["logits"].argmax(1) == target).sum()
 
 
 class Record(nn.Module):
@@ -132,36 +168,32 @@ def truth(output):
 @pytest.mark.parametrize(
     "metric",
     [
-        lambda output, target: (output.argmax(1) == target).sum(),
-        lambda output, target: (output.argmax(1) == target).float().sum(),
-        lambda output, target: int((output.argmax(1) == target).sum()),
         lambda output, target: (output.argmax(1) == target).float().mean(),
         lambda output, target: output.argmax(1) == target,
         lambda output, target: float((output.argmax(1) == target).double().mean()),
     ],
-    ids=["count", "float count", "int", "mean", "a value a row", "float mean"],
+    ids=["mean", "a value a row", "float mean"],
 )
-def test_a_metric_may_count_average_or_answer_for_every_row(metric):
+def test_a_metric_may_average_or_answer_for_every_row(metric):
     record, output = outcome(F.cross_entropy, metric=metric)
     assert record["test_accuracy"] == pytest.approx(truth(output), abs=1e-6)
 
 
-@pytest.mark.parametrize("model", [Record, Opaquely])
-def test_answers_of_any_kind_are_taken_apart_or_asked_for_again(model):
-    def logits(output):
-        return output["logits"] if isinstance(output, dict) else output.logits
+def test_a_metric_that_counts_is_refused_with_the_remedy():
+    with pytest.raises(HansaError, match="expected one value per row, or one number up to 1 such as their mean"):
+        hansa.Task(Net, F.cross_entropy, DATA, metric=lambda output, target: (target >= 0).sum())
 
-    task = hansa.Task(
-        model,
-        lambda output, target: F.cross_entropy(logits(output), target, reduction="sum"),
-        DATA,
-        metric=lambda output, target: (logits(output).argmax(1) == target).double().mean(),
-    )
-    run = hansa.run(presets.fedavg(**{**OPTIONS, "local_lr": 0.01}), task, rounds=1)
-    with torch.no_grad():
-        output = logits(run.model.eval()(X))
-    assert run.history[-1]["test_accuracy"] == pytest.approx(truth(output), abs=1e-6)
-    assert run.history[-1]["test_loss"] == pytest.approx(float(F.cross_entropy(output, Y)), rel=1e-4)
+
+def test_records_of_tensors_are_outputs_of_all_rows_and_others_need_a_reduction():
+    def own(output, target):
+        return F.cross_entropy(output["logits"] if isinstance(output, dict) else output.logits, target)
+
+    record, output = outcome(own, model=Record)
+    assert record["test_loss"] == pytest.approx(float(own(output, Y)), rel=1e-5)
+    with pytest.raises(HansaError, match=r"the model returns .*Opaque.*reduction='mean'"):
+        hansa.Task(Opaquely, own, DATA, execution="eager")
+    record, output = outcome(own, model=Opaquely, reduction="mean", execution="eager")
+    assert record["test_loss"] == pytest.approx(float(own(output, Y)), rel=1e-5)
 
 
 def auc(output, target):
@@ -170,11 +202,63 @@ def auc(output, target):
     return (first[:, None] > rest[None, :]).double().mean()
 
 
-def test_a_metric_that_is_no_count_is_refused_with_the_remedy():
-    with pytest.raises(
-        HansaError, match=r"metric=auc\).*neither the sum nor the mean.*Use Task\(metrics=\{'auc': ...\}\)"
-    ):
-        outcome(F.cross_entropy, from_arrays(X, Y, clients=3, test=(X[::3], Y[::3])), metric=auc)
+class Share:
+    """An object as those of torchmetrics: it compares by identity of its states, and keeps what it has seen."""
+
+    higher_is_better = True
+
+    def __init__(self):
+        self.hits = self.rows = 0
+
+    def __eq__(self, other):
+        raise RuntimeError("metrics are not compared")
+
+    __hash__ = None
+
+    def reset(self):
+        self.hits = self.rows = 0
+
+    def update(self, preds, target):
+        self.hits, self.rows = self.hits + int((preds.argmax(1) == target).sum()), self.rows + len(target)
+
+    def compute(self):
+        return torch.tensor(self.hits / self.rows)
+
+
+def test_objects_with_update_and_compute_are_metrics():
+    seen = Share()
+    seen.update(torch.eye(3), torch.zeros(3, dtype=torch.int64))
+    record, output = outcome(F.cross_entropy, metric=Share(), metrics={"share": seen, "miss": hansa.higher(Share())})
+    for name in ("accuracy", "share", "miss"):
+        assert record[f"test_{name}"] == pytest.approx(truth(output))
+
+
+def test_functions_of_sklearn_are_called_in_their_order():
+    def mean_pinball_loss(y_true, y_pred):
+        assert type(y_true).__name__ == type(y_pred).__name__ == "ndarray"
+        return ((y_true - y_pred).clip(0) * 2 + (y_pred - y_true).clip(0)).mean()
+
+    mean_pinball_loss.__module__ = "sklearn.metrics._regression"
+    numbers = X[:, 0].clone()
+    data = from_arrays(X, numbers, clients=OWNERS, test=(X, numbers))
+    task = hansa.Task(lambda: nn.Linear(4, 1), losses.mse(), data, metrics={"pinball": mean_pinball_loss})
+    assert task.directions == {"pinball": "lower"}
+    vectors = task.start(hansa.Key(0), torch.float32)
+    with torch.no_grad():
+        output = task.module(vectors)(X)[:, 0]
+    found = task.evaluate(task.trainer(torch.float32, torch.device("cpu")), vectors)
+    assert found["test_pinball"] == pytest.approx(mean_pinball_loss(numbers.numpy(), output.numpy()), rel=1e-5)
+
+
+@pytest.mark.parametrize("worst", [float("nan"), float("inf")])
+def test_outputs_that_are_not_finite_make_every_metric_nan(worst):
+    class Broken(Net):
+        def forward(self, x):
+            return super().forward(x) + torch.where(x[:, :1] > 2.5, worst, 0.0) * (not self.training)
+
+    metrics = {"ones": hansa.higher(lambda output, target: 1.0), "share": Share()}
+    record, _ = outcome(F.cross_entropy, model=Broken, metrics=metrics)
+    assert all(math.isnan(record[f"test_{name}"]) for name in ("accuracy", "ones", "share"))
 
 
 def test_metrics_are_computed_of_all_test_rows_at_once():
@@ -204,7 +288,7 @@ def test_metrics_without_a_proper_name_are_refused(metrics, message):
 def test_a_metric_that_gives_no_number_is_refused():
     with pytest.raises(HansaError, match=r"logits returned float32 \[12, 3\]: expected one number"):
         outcome(F.cross_entropy, metrics={"logits": hansa.higher(lambda output, target: output)})
-    with pytest.raises(HansaError, match="expected the number of correct rows, or one value per row"):
+    with pytest.raises(HansaError, match="expected one value per row"):
         outcome(F.cross_entropy, metric=lambda output, target: output)
 
 
@@ -225,12 +309,10 @@ class One(nn.Module):
 @pytest.mark.parametrize(
     ("model", "loss", "threshold"),
     [
-        (One, lambda o, y: F.binary_cross_entropy_with_logits(o.squeeze(1), y.float()), 0.0),
-        (One, lambda o, y: F.binary_cross_entropy_with_logits(o[:, 0], y.float(), pos_weight=torch.tensor(4.0)), 0.0),
-        (lambda: One(nn.Sigmoid()), lambda o, y: F.binary_cross_entropy(o[:, 0], y.float()), 0.5),
-        (lambda: One(nn.Flatten(0)), lambda o, y: F.mse_loss(o, y.float()), 0.5),
+        (One, losses.bce(), 0.0),
+        (One, losses.bce(pos_weight=4.0), 0.0),
     ],
-    ids=["logit", "weighted logit", "probability", "squared error"],
+    ids=["logit", "weighted logit"],
 )
 def test_one_output_a_row_is_judged_by_its_threshold(model, loss, threshold):
     data = from_arrays(X, LABELS, clients=OWNERS, test=(X, LABELS))
@@ -241,6 +323,13 @@ def test_one_output_a_row_is_judged_by_its_threshold(model, loss, threshold):
     accuracy = float(((output > threshold).long() == LABELS).double().mean())
     assert run.history[-1]["test_accuracy"] == pytest.approx(accuracy)
     assert accuracy > 0.9
+
+
+def test_one_output_of_an_unknown_loss_has_no_guessed_accuracy(caplog):
+    data = from_arrays(X, LABELS, clients=OWNERS, test=(X, LABELS))
+    task = hansa.Task(One, lambda o, y: F.binary_cross_entropy_with_logits(o[:, 0], y.float()), data)
+    assert task.metric is None
+    assert "may be a logit or a probability" in caplog.text
 
 
 @pytest.mark.parametrize("targets", [torch.randint(0, 2, (1300, 3)), torch.randint(0, 2, (1300, 3)).float()])
@@ -263,7 +352,7 @@ def test_classes_on_the_last_axis_are_found_there():
         def forward(self, x):
             return self.layer(x).view(-1, 5, 3)
 
-    record, output = outcome(lambda o, y: F.cross_entropy(o.transpose(1, 2), y), data, Language)
+    record, output = outcome(losses.cross_entropy(class_axis="last"), data, Language)
     assert record["test_accuracy"] == pytest.approx(float((output.argmax(-1) == words).double().mean()))
 
 

@@ -12,8 +12,7 @@ import hansa
 from hansa import HansaError, config, presets
 from hansa.data import from_arrays
 from hansa.training import losses
-from hansa.training.losses import WeightedTargets
-from hansa.training.row_weights import with_row_weights
+from hansa.training.losses import WeightedTargets, with_row_weights
 
 DRAW = np.random.default_rng(4)
 X, Y = DRAW.normal(size=(730, 3)).astype(np.float32), DRAW.integers(0, 3, 730)

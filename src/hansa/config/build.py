@@ -122,6 +122,8 @@ def build_task(config: Config, federated: data.FederatedData) -> Task:
         autocast=section.autocast,
         param_dtype=section.param_dtype,
         execution=section.execution,
+        reduction=section.reduction,
+        ignored=section.ignored,
         evaluation_batch_size=section.evaluation_batch_size,
     )
     make = model_factory(config, federated)

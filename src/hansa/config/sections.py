@@ -112,11 +112,16 @@ class ModelSection(ConfigSection):
     evaluation_batch_size: Annotated[int, Field(ge=1)] | None = None
     """Rows per batch in evaluation; by default 500, or fewer if their intermediate results exceed one GiB."""
     metric: str | None = None
-    """Your MODULE:FUNCTION of (output, target) that returns hits, reported as test_accuracy."""
+    """Your MODULE:FUNCTION of (output, target) that returns one value per row, reported as test_accuracy."""
     metrics: dict[str, str | MetricSection] = {}
-    """Metrics by name, each roc_auc, c_index, or your MODULE:FUNCTION of all test outputs and targets, reported as
-    test_NAME. A name that does not say whether a larger value is better, as rmse and auc do, needs {function:
-    MODULE:FUNCTION, better: lower}."""
+    """Metrics by name, each roc_auc, c_index, or a MODULE:FUNCTION of all test outputs and targets, reported as
+    test_NAME. A name other than accuracy, auc, f1, c_index, rmse, mae and mse needs {function: MODULE:FUNCTION,
+    better: lower}; functions of sklearn.metrics do not."""
+    reduction: Literal["mean", "sum", "labels"] | None = None
+    """What your own loss is for a batch: a mean over rows, a sum, or a mean over labels; by default it is computed from
+    all test outputs at once."""
+    ignored: int | None = None
+    """A label that does not count in accuracy; by default the ignore_index of the loss."""
     main_metric: str | None = None
     """The metric that runs are ranked by: accuracy, loss, or one of metrics; by default accuracy if there is one, else
     the first of metrics, else the loss."""

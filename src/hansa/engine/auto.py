@@ -29,7 +29,7 @@ from hansa.local import BaseTrainer
 from hansa.rounds.many_clients import AnyReport, OrderColumns
 from hansa.rounds.messages import WorkOrder
 from hansa.training import TaskLike
-from hansa.training.client_evaluation import ClientMetrics, EvaluationJob
+from hansa.training.evaluation import ClientMetrics, EvaluationJob
 
 log = logging.getLogger("hansa")
 

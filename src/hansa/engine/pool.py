@@ -35,7 +35,7 @@ from hansa.engine.threads import ThreadGroup
 from hansa.engine.worker_group import Event, Job, JobDone, WorkerExited, WorkerGroup, WorkerStartError
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.training import TaskLike
-from hansa.training.client_evaluation import ClientMetrics, EvaluationJob
+from hansa.training.evaluation import ClientMetrics, EvaluationJob
 
 log = logging.getLogger("hansa")
 

@@ -42,8 +42,8 @@ from hansa.engine.shared_memory import CodePacker, PackedObject, Packer, SharedM
 from hansa.engine.worker_group import Job
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.training import TaskLike
-from hansa.training.client_evaluation import ClientMetrics, EvaluationJob
 from hansa.training.determinism import naming_the_remedy
+from hansa.training.evaluation import ClientMetrics, EvaluationJob
 
 log = logging.getLogger("hansa")
 

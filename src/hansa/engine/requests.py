@@ -20,8 +20,8 @@ from hansa.rounds import client_round
 from hansa.rounds.many_clients import OrderColumns
 from hansa.rounds.messages import WorkOrder
 from hansa.training import TaskLike
-from hansa.training.client_evaluation import EvaluationJob, run_evaluation
 from hansa.training.determinism import REQUESTED, DeterminismSettings
+from hansa.training.evaluation import EvaluationJob, run_evaluation
 
 
 @runtime_checkable

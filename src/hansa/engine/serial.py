@@ -17,7 +17,7 @@ from hansa.rounds.many_clients import AnyReport, OrderColumns
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.rounds.round import client_round_columns, decode_broadcasts
 from hansa.training import TaskLike
-from hansa.training.client_evaluation import ClientMetrics, EvaluationJob, run_evaluation
+from hansa.training.evaluation import ClientMetrics, EvaluationJob, run_evaluation
 
 log = logging.getLogger("hansa")
 

@@ -27,6 +27,7 @@ reason          what is wrong
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -56,7 +57,7 @@ from hansa.local.work import is_set_by_samples
 from hansa.rounds import client_round, wire_format
 from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder
 from hansa.training import TaskLike, random_state
-from hansa.training.scoring import compute_site_metrics, summed_hits
+from hansa.training.evaluation import compute_site_metrics
 
 
 class Site:
@@ -345,7 +346,7 @@ class Site:
         with random_state.preserve_rng():
             scores = [self._trainer.evaluate(vectors, *piece) for piece in pieces]  # type: ignore[attr-defined]
             score = task.sum_scores(scores)
-        hits = summed_hits(score, task.main_test_rows)
+        counted = score.correct is not None and math.isfinite(score.correct)  # outputs that are NaN have no hits
         requested = {} if self.policy.metrics == "none" else getattr(task, "metrics", {})
         if self.policy.metrics == "none":
             self.kept_back = dict.fromkeys(getattr(task, "metrics", {}), "the policy has metrics: none")
@@ -356,8 +357,8 @@ class Site:
             rows=task.main_test_rows,
             loss=score.loss_sum,
             weight=score.weight,
-            hits=None if hits is None else hits[0],
-            labels=None if hits is None else hits[1],
+            hits=score.correct if counted else None,
+            labels=score.labels if counted else None,
             metrics=own.values,
             sketches=own.sketches,
         )

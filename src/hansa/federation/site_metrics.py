@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hansa.federation.messages import ProtocolError, SiteEvaluationReply
-from hansa.training.labels import BUILT_IN_METRICS
 from hansa.training.metric_direction import Direction
-from hansa.training.metrics import MergeableMetric
+from hansa.training.metrics import Accuracy, MergeableMetric
 
 log = logging.getLogger("hansa")
 
@@ -80,7 +79,8 @@ def check_reply(site: str, reply: SiteEvaluationReply, task: Any) -> None:
         task: The task of the server.
     """
     hits, labels = reply.hits or 0.0, reply.labels or 0.0
-    counted = getattr(task, "metric", None) in (None, *BUILT_IN_METRICS)  # hits; values of an own metric may be others
+    metric = getattr(task, "metric", None)
+    counted = metric is None or isinstance(metric, Accuracy)  # hits; values of a user's metric may be others
     sums = (reply.weight, hits, labels)
     possible = all(map(math.isfinite, sums)) and min(reply.weight, labels) >= 0 and max(reply.weight, labels) < _MOST
     if not possible or (counted and not -1e-9 <= hits <= labels * (1 + 1e-9)) or (reply.loss and not reply.weight):

@@ -185,7 +185,7 @@ federation. Those of a named test set have its name before them: ``validation/te
 WINDOW = 5
 """The default number of last measurements that a score averages; one setting for tables, pages, CSV and searches."""
 VALIDATION = "validation"
-"""The name of the test set of validation rows, as in `hansa.training.seeded_clients`, which needs torch."""
+"""The name of the test set of validation rows, as in `hansa.training.task`, which needs torch."""
 _FALLING = ("bits", "bytes", "seconds", "consensus", "lost")
 _SUMMARY = re.compile(r"(best|final|last\d+)_")
 

@@ -22,7 +22,7 @@ from hansa.runs.columns import direction_of
 from hansa.runs.options import RunOptions
 from hansa.runs.store import ClientStore
 from hansa.training import TaskLike, personalise
-from hansa.training.client_evaluation import ClientEvaluable, ClientMetrics, EvaluationJob, client_model, split_job
+from hansa.training.evaluation import ClientEvaluable, ClientMetrics, EvaluationJob, client_model, split_job
 from hansa.training.metric_direction import Direction
 
 OWN_MODEL = ("local/private", "local/private_buffers", "local/row")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from hansa.local.work import Work
 from hansa.testing.requirements import ContractError
 from hansa.training.batch_sources import count_rows
 from hansa.training.losses import WeightedTargets
+from hansa.training.metrics import Accuracy, compute_metric
 from hansa.training.model_probe import model_caller
 from hansa.training.task import Task
 from hansa.training.trainer import ModuleTrainer
@@ -210,31 +211,29 @@ class _Reference:
 
     def _accuracy(self, output: Any, target: torch.Tensor, rows: int) -> tuple[float, float] | None:
         """Return the share of correct predictions, label by label, and that of predictions that are nearly tied."""
-        metric, rule = self.task.metric, self.task.label_rule
+        metric = self.task.metric
         if metric is None:
             return None
-        name = getattr(metric, "__name__", "")
-        if not getattr(metric, "__module__", "").startswith("hansa.") or not name.startswith("count_correct"):
+        if not isinstance(metric, Accuracy):
             values = []
             for place in range(rows):
                 own = torch.tensor([place])
                 one = trees.tree_map(lambda leaf, own=own: leaf[own], output)
-                values.append(float(torch.as_tensor(metric(one, target[own])).double().sum()))
+                values.append(metric.score(one, target[own])[0])
             value = math.fsum(values) / rows
             return value, 10 * self.tolerance * (1 + abs(value)) + 2.0 / rows
         scores = getattr(output, "logits", output)
-        if name.endswith(("logits", "probabilities")):
-            threshold = 0.5 if name.endswith("probabilities") else 0.0
-            scores = torch.stack([torch.zeros(rows).double(), scores.reshape(rows).double() - threshold], 1)
-        elif name.endswith("last_axis"):
-            scores = scores.movedim(-1, 1)
+        if metric.threshold is not None:
+            scores = torch.stack([torch.zeros(rows).double(), scores.reshape(rows).double() - metric.threshold], 1)
+        else:
+            scores = scores.movedim(metric.axis, 1)
         positions = target.reshape(rows, -1)
         scores = scores.reshape(rows, scores.shape[1], -1)
         correct = labels = tied = 0
         for row in range(rows):
-            for place in range(positions.shape[1] - rule.shift):
-                label = int(positions[row, place + rule.shift])
-                if label < 0 or label == rule.ignored:
+            for place in range(positions.shape[1]):
+                label = int(positions[row, place])
+                if label < 0 or label == metric.ignored:
                     continue
                 best, second = torch.topk(scores[row, :, place], 2).values.tolist()
                 labels += 1
@@ -277,9 +276,9 @@ def _flat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([part.detach().reshape(-1).double() for part in parts])
 
 
-def _number_or_nan(function: Callable[[Any, Any], Any], output: Any, target: Any) -> float:
+def _number_or_nan(metric: Any, output: Any, target: Any) -> float:
     try:
-        return float(function(output, target))
+        return compute_metric("metric", metric, output, target)
     except ValueError:
         return math.nan
 

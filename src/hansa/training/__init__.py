@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from hansa.core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
-    from hansa.training.client_evaluation import personalise
+    from hansa.training.evaluation import personalise
     from hansa.training.function_tasks import function, quadratic
     from hansa.training.task import Task, TaskLike
 

@@ -277,6 +277,16 @@ def take_rows(tree: Tree, rows: torch.Tensor) -> Tree:
     return _pytree().tree_map(take, tree)
 
 
+def has_rows(tree: Tree, count: int) -> bool:
+    """Return whether a tree consists of tensors with one entry per row.
+
+    >>> has_rows((torch.zeros(3), torch.zeros(3, 2)), 3), has_rows({"loss": torch.zeros(())}, 3)
+    (True, False)
+    """
+    leaves = _pytree().tree_leaves(tree)
+    return all(isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and len(leaf) == count for leaf in leaves)
+
+
 def example_batch(data: Any, max_rows: int) -> Batch:
     """Return a few rows spread over the data, or over the first client's rows if data is loaded on demand."""
     if hasattr(data, "fetch"):

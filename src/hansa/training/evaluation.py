@@ -1,18 +1,30 @@
-"""Evaluation of a trainer's model on test rows, in batches that fit into memory."""
+"""Evaluation: losses and metrics of test rows that do not depend on how the rows are divided into batches.
+
+Chunks of test rows are scored by trainers (`Evaluator`), and the sums over chunks added (`compute_metrics`). Clients
+may be evaluated each on its own test rows, also after local fine-tuning (`run_evaluation`).
+"""
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from weakref import ref
 
 import torch
 from torch.utils import _pytree as trees
 
+from hansa.algorithm import Algorithm, LocalPhase
 from hansa.core.devices import copy_to_device
-from hansa.core.errors import HansaError, check_integer
+from hansa.core.errors import HansaError, check_integer, check_non_negative, short_repr
 from hansa.core.keys import Key
+from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
+from hansa.local import Work
+from hansa.local.step import LocalStep
+from hansa.local.trainer import ClientJob, train
 from hansa.training.batch_sources import (
     Batch,
     BatchSource,
@@ -21,20 +33,195 @@ from hansa.training.batch_sources import (
     count_rows,
     count_test_rows,
     describe_shapes,
+    has_rows,
     take_rows,
     test_source,
 )
-from hansa.training.labels import BUILT_IN_METRICS, count_correct
-from hansa.training.losses import strip_weights
-from hansa.training.scoring import PartialScore, merge_scores, move_to_cpu, score_user_metric
+from hansa.training.losses import LossFunction, strip_weights
+from hansa.training.metric_direction import unwrapped
+from hansa.training.metrics import Accuracy, GroupedMetric, MergeableMetric, Metric, Sketch, compute_metric
 
 if TYPE_CHECKING:
     from hansa.training.model_probe import ProbeResult
     from hansa.training.trainer import ModuleTrainer
 
+log = logging.getLogger("hansa")
+
 EVALUATION_BATCH = 500
 CHUNK_ROWS = 1000  # test rows evaluated at a time: fixed, so that sums do not depend on the number of workers
 _BATCH_BYTES = 1 << 30  # of intermediate results in evaluation: fixed, so that results do not depend on the machine
+_OUTPUT_BYTES = 1 << 30  # of the outputs of a test set that are kept for the loss
+_MAX_CLIENTS, _MAX_ROWS = 64, 4000  # of one job; results do not depend on them
+
+ClientMetrics: TypeAlias = dict[str, float]
+"""Metrics of one client: test_loss, test_accuracy, personal_loss, ..."""
+
+
+class PartialScore(NamedTuple):
+    """Sums over a range of test rows: the loss and its weight, and the ``correct`` among the ``labels`` that count.
+
+    ``outputs`` are stored if the loss or a metric needs all rows at once.
+    """
+
+    loss_sum: float
+    weight: float
+    correct: float | None = None
+    labels: float = 0.0
+    outputs: tuple[tuple[Any, torch.Tensor], ...] = ()
+
+
+def merge_scores(scores: Sequence[PartialScore]) -> PartialScore:
+    """Add the scores of several batches."""
+    correct = [score.correct for score in scores if score.correct is not None]
+    return PartialScore(
+        math.fsum(score.loss_sum for score in scores),
+        math.fsum(score.weight for score in scores),
+        math.fsum(correct) if correct else None,
+        math.fsum(score.labels for score in scores),
+        tuple(outputs for score in scores for outputs in score.outputs),
+    )
+
+
+def total_score(scores: Sequence[PartialScore], rows: int, loss: LossFunction | None) -> PartialScore:
+    """Add the scores of all chunks. ``loss`` is the loss if it needs all rows at once: it is computed here."""
+    score = merge_scores(scores)
+    if loss is None:
+        return score
+    with torch.no_grad():
+        value = float(loss(*_all_rows(score)))
+    return score._replace(loss_sum=value * rows, weight=float(rows))
+
+
+def compute_metrics(
+    scores: Sequence[PartialScore], rows: int, metrics: Mapping[str, Metric], loss: LossFunction | None = None
+) -> dict[str, float]:
+    """Return loss, accuracy and further metrics of all test rows from one score per chunk, in order.
+
+    ``loss`` is the task's loss if it needs all rows at once.
+    """
+    score = total_score(scores, rows, loss)
+    results = {"test_loss": score.loss_sum / score.weight if score.weight else math.nan}
+    if score.correct is not None:
+        results["test_accuracy"] = score.correct / max(1.0, score.labels)
+    if metrics:
+        output, target = _all_rows(score)
+        results |= {f"test_{name}": compute_metric(name, metric, output, target) for name, metric in metrics.items()}
+    return results
+
+
+def compute_client_metrics(
+    score: PartialScore, rows: int, metrics: Mapping[str, Metric], loss: LossFunction | None = None
+) -> ClientMetrics:
+    """Return loss, accuracy and further metrics of one client's test rows.
+
+    A metric that raises ValueError for these rows, such as an AUC of a single class, is NaN.
+    """
+    overall = compute_metrics([score], rows, {}, loss)
+    results = {name.removeprefix("test_"): value for name, value in overall.items()}
+    for name, metric in metrics.items():
+        try:
+            results[name] = compute_metric(name, metric, *_all_rows(score))
+        except HansaError:
+            raise
+        except ValueError:
+            results[name] = math.nan
+    return results
+
+
+class SiteMetrics(NamedTuple):
+    """What a site of a federation may send about its test rows: metrics by name, and sketches of some of them; and why
+    it keeps others back, which is for the site only."""
+
+    values: dict[str, float]
+    sketches: dict[str, Sketch]
+    kept_back: dict[str, str]
+
+
+def compute_site_metrics(score: PartialScore, metrics: Mapping[str, Metric], fewest: int, sketch: bool) -> SiteMetrics:
+    """Return the metrics of a site's test rows, each computed by the site.
+
+    A metric that says something about fewer than ``fewest`` rows, such as an AUC with a rare class, or that fails, is
+    left out, and ``kept_back`` says why.
+    """
+    results = SiteMetrics({}, {}, {})
+    if not metrics:
+        return results
+    output, target = _all_rows(score)
+    for name, metric in metrics.items():
+        function = unwrapped(metric)
+        try:
+            group = function.smallest_group(target) if isinstance(function, GroupedMetric) else count_rows(target)
+            if group < fewest:
+                results.kept_back[name] = f"{group} rows in its smallest group, the policy has {fewest}"
+                continue
+            value = compute_metric(name, metric, output, target)
+            if math.isfinite(value):
+                results.values[name] = value
+            part = function.sketch(output, target, fewest) if sketch and isinstance(function, MergeableMetric) else None
+            if part is not None:
+                results.sketches[name] = part
+        except Exception as error:
+            results.kept_back[name] = f"{type(error).__name__}: {error}"
+            log.warning("metric %s is left out: %s", name, results.kept_back[name])
+    return results
+
+
+def _all_rows(score: PartialScore) -> tuple[Any, Any]:
+    """Return the outputs and the targets of all rows."""
+    outputs, targets = zip(*score.outputs, strict=True)
+    return concatenate_outputs(outputs), concatenate_outputs(targets)
+
+
+def concatenate_outputs(outputs: Sequence[Any]) -> Any:
+    """Concatenate the outputs of batches: tensors, or tuples and dicts of tensors."""
+    flat = [trees.tree_flatten(output) for output in outputs]
+    for leaves, _ in flat:
+        for leaf in leaves:
+            if not isinstance(leaf, torch.Tensor):
+                raise HansaError(
+                    f"Task(metrics): the model returns {short_repr(type(leaf))}, which has no rows. Return a tensor, "
+                    "or tuples or dicts of tensors."
+                )
+    columns = list(zip(*(leaves for leaves, _ in flat), strict=True))
+    for column in columns:
+        shapes = {tuple(leaf.shape[1:]) for leaf in column}
+        if len(shapes) > 1 or not all(leaf.ndim for leaf in column):
+            raise HansaError(
+                f"the loss or a metric needs all test rows at once, but batches have outputs or targets of different "
+                f"shapes ({', '.join(map(str, sorted(shapes)))} a row). Pad them to one length, or use a loss of "
+                "torch or hansa.losses, or Task(reduction=...), and metric= with one value per row."
+            )
+    return trees.tree_unflatten([torch.cat(column) for column in columns], flat[0][1])
+
+
+def move_to_cpu(output: Any) -> Any:
+    """Move an output to the CPU, so that workers can send it."""
+    return trees.tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, output)
+
+
+def check_outputs(probe: ProbeResult | None, test_rows: int, for_loss: bool, metrics: Mapping[str, Any]) -> None:
+    """Raise if the loss or a metric needs the outputs of all test rows, and these have no rows or are too large."""
+    if probe is None or not test_rows or not (for_loss or metrics):
+        return
+    wrong = ""
+    if not has_rows(probe.output, count_rows(probe.target)):
+        wrong = (
+            f"but the model returns {type(probe.output).__name__} with something else than tensors of one entry per row"
+        )
+    elif for_loss and (size := probe.output_bytes_per_row * test_rows) > _OUTPUT_BYTES:
+        wrong = f"which take {size / 2**30:.1f} GiB for {test_rows:,} rows"
+    if not wrong:
+        return
+    if for_loss:
+        raise HansaError(
+            "Task(loss): a loss that is neither torch's nor of hansa.losses is computed from the outputs of all test "
+            f"rows at once, {wrong}. State how it reduces a batch: Task(reduction='mean') over rows, 'sum', or "
+            "'labels' for a mean over labels that count."
+        )
+    raise HansaError(
+        f"Task(metrics) needs the outputs of all test rows at once, {wrong}. Return a tensor, or tuples or dicts of "
+        "such tensors."
+    )
 
 
 def evaluation_batch_size(probe: ProbeResult | None) -> int:
@@ -134,7 +321,7 @@ class Evaluator:
                 loss, hits = network.evaluate(self.trainer.y, *inputs, first, first + count)
             else:
                 loss, hits = network.evaluate(self.trainer.y, *source.batch(None, rows))
-            return PartialScore(loss, count, hits, labels=count)
+            return PartialScore(loss, count, math.nan if math.isnan(loss) else hits, labels=count)
         self.trainer.seed(Key(0).child("evaluation", seed))
         self.trainer.module.eval()
         try:
@@ -156,20 +343,15 @@ class Evaluator:
             yield Batch(take_rows(batch.inputs, some), take_rows(batch.targets, some))
 
     def _score_batch(self, batch: Batch) -> PartialScore:
-        task, ask = self.task, self.trainer.call_model
-        inputs, target = batch
-        output = ask(inputs)
+        task, (inputs, target) = self.task, batch
+        output = self.trainer.call_model(inputs)
         loss, weight = (0.0, 0.0) if task.loss_sums is None else task.loss_sums(output, target)
-        whole, target = target, strip_weights(target)
-        hits, own, labels = None, None, 0.0
-        if task.metric in BUILT_IN_METRICS:
-            hits, labels = task.label_rule.score(task.metric, output, target)
-        elif task.metric is not None:
-            own = score_user_metric(task.metric, output, target, lambda some: ask(take_rows(inputs, some)))
+        target = strip_weights(target)
+        hits, labels = (None, 0.0) if task.metric is None else task.metric.score(output, target)
         outputs: tuple[tuple[Any, Any], ...] = ()
         if task.needs_all_outputs:
-            outputs = ((move_to_cpu(output), move_to_cpu(whole if task.loss_sums is None else target)),)
-        return PartialScore(loss, weight, hits, own, labels, outputs)
+            outputs = ((move_to_cpu(output), move_to_cpu(target)),)
+        return PartialScore(loss, weight, hits, labels, outputs)
 
     def _source(self, name: str) -> tuple[BatchSource, bool]:
         """Return the source of a prepared test set, and whether native code evaluates it."""
@@ -181,7 +363,7 @@ class Evaluator:
 
     def _is_native(self, source: BatchSource) -> bool:
         task = self.task
-        is_plain = task.metric is count_correct and task.label_rule.is_plain and not task.metrics
+        is_plain = task.metric == Accuracy() and not task.metrics
         network, inputs = self.trainer.network, source.native_inputs
         if network is None or not is_plain or inputs is None:
             return False
@@ -209,3 +391,127 @@ class Evaluator:
 
 def _consecutive(rows: torch.Tensor) -> bool:
     return len(rows) == 1 or (int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((rows.diff() == 1).all()))
+
+
+@dataclass(frozen=True, slots=True)
+class personalise:
+    """Fine-tune each client's model with plain SGD on its training rows before it is evaluated.
+
+    The run itself is not affected.
+
+    Args:
+        steps: Number of local steps.
+        lr: Learning rate.
+        batch_size: Rows per step; None takes all rows of the client.
+
+    >>> personalise(steps=5, lr=0.01).steps
+    5
+    """
+
+    steps: int = 5
+    lr: float = 0.01
+    batch_size: int | None = 32
+
+    def __post_init__(self) -> None:
+        check_integer("personalise", "steps", self.steps)
+        check_non_negative("personalise", "lr", self.lr)
+        if self.batch_size is not None:
+            check_integer("personalise", "batch_size", self.batch_size, "None takes all of a client's rows.")
+
+    def work(self, samples: int) -> Work:
+        """Return the local work of a client with this many samples."""
+        return Work(self.steps, samples if self.batch_size is None else min(self.batch_size, samples))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EvaluationJob:
+    """Clients to evaluate after a round, with the server's vectors and the clients' memory."""
+
+    vectors: Vectors
+    clients: tuple[int, ...]
+    round: int
+    key: Key
+    personalisation: personalise | None = None
+    memory: Mapping[int, Vectors] = field(default_factory=dict)
+
+
+@runtime_checkable
+class ClientEvaluable(Protocol):
+    """A task whose test rows may belong to clients."""
+
+    @property
+    def client_test_sizes(self) -> Mapping[int, int]:
+        """Number of test rows of each client that has its own."""
+        ...
+
+    def evaluate_client(self, trainer: Any, client: int) -> ClientMetrics:
+        """Return loss, accuracy and metrics of the trainer's model on a client's own test rows."""
+        ...
+
+
+def split_job(test_sizes: Mapping[int, int], job: EvaluationJob) -> Iterator[EvaluationJob]:
+    """Split the evaluation of many clients into jobs of bounded size, given the clients' numbers of test rows."""
+    clients: list[int] = []
+    rows = 0
+    for client, count in test_sizes.items():
+        if clients and (len(clients) == _MAX_CLIENTS or rows + count > _MAX_ROWS):
+            yield replace(job, clients=tuple(clients))
+            clients, rows = [], 0
+        clients.append(client)
+        rows += count
+    if clients:
+        yield replace(job, clients=tuple(clients))
+
+
+def run_evaluation(algorithm: Algorithm, task: Any, trainer: Any, job: EvaluationJob) -> list[ClientMetrics]:
+    """Return the metrics of each client of a job; they depend only on the vectors, the client's memory and the key."""
+    results = []
+    for client in job.clients:
+        model, buffers = client_model(algorithm.local, job.vectors, job.memory.get(client, {}))
+        trainer.load(model, buffers)
+        metrics = {f"test_{name}": value for name, value in task.evaluate_client(trainer, client).items()}
+        if job.personalisation is not None:
+            _fine_tune(algorithm.local, task, trainer, client, model, buffers, job)
+            metrics |= {f"personal_{name}": value for name, value in task.evaluate_client(trainer, client).items()}
+        results.append(metrics)
+    return results
+
+
+def client_model(phase: LocalPhase, vectors: Vectors, memory: Mapping[str, Vector]) -> tuple[Vector, Vector | None]:
+    """Return a client's model and buffers: its local model if clients keep theirs, otherwise the server's model with
+    the client's private blocks."""
+    model, buffers = vectors[MODEL], vectors.get(BUFFERS)
+    if phase.mixing is not None and phase.mixing.keep_local_models:
+        row = memory.get("local/row")
+        if row is None:
+            return model, buffers
+        return row[: model.numel()], None if buffers is None else row[model.numel() :]
+    model = phase.client_start(model, memory)
+    return model, None if buffers is None else phase.client_start(buffers, memory, of_buffers=True)
+
+
+def _fine_tune(
+    phase: LocalPhase, task: Any, trainer: Any, client: int, model: Vector, buffers: Vector | None, job: EvaluationJob
+) -> None:
+    assert job.personalisation is not None
+    model = model.to(trainer.y.device)
+    step = LocalStep(
+        job.personalisation.lr, model, max_grad_norm=phase.max_grad_norm, frozen_blocks=phase.frozen_blocks
+    )
+    work = job.personalisation.work(task.population.samples[client])
+    key = job.key.child("personalise", job.round, client)
+    train(trainer, ClientJob(model, client, work, step, key, buffers))
+
+
+def rows_by_owner(owners: torch.Tensor | None) -> dict[int, torch.Tensor]:
+    """Return the rows of each client that has some.
+
+    >>> rows_by_owner(torch.tensor([2, -1, 0, 2]))
+    {0: tensor([2]), 2: tensor([0, 3])}
+    """
+    if owners is None:
+        return {}
+    order = torch.argsort(owners, stable=True)
+    clients, counts = torch.unique_consecutive(owners[order], return_counts=True)
+    parts = zip(clients.tolist(), torch.split(order, counts.tolist()), strict=True)
+    return {client: rows for client, rows in parts if client >= 0}

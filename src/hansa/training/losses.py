@@ -1,8 +1,11 @@
-"""Losses with class weights, row weights and ignored labels.
+"""Losses with class weights, row weights and ignored labels, and the sums of which a test loss is the quotient.
 
 Each is a weighted mean L = sum_i w_i l_i / sum_i w_i over the entries of a batch. The weight w_i is the weight of the
 entry's class times that of its row, and 0 for an ignored label. The test loss is this quotient over all test rows, not
 a mean of the batches' means.
+
+The sums of torch's losses for classes and for numbers are known too (`torch_form`), and those of a loss for which
+``Task(reduction=...)`` says what it is. Any other loss is called once with the outputs of all test rows.
 
 >>> loss = cross_entropy(class_weights=[1.0, 3.0])
 >>> float(loss(torch.zeros(2, 2), torch.tensor([0, 1])))  # log 2 for any weights
@@ -12,19 +15,29 @@ a mean of the batches' means.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import torch
+from torch import nn
+from torch.nn import functional
 
 from hansa.core.errors import HansaError, check_decay, check_non_negative, check_positive, invalid_argument
+from hansa.training.batch_sources import count_rows
 
 LossFunction: TypeAlias = "Callable[[Any, Any], torch.Tensor]"
 """A loss of (output, target), as users write it."""
 
 IGNORED = -100
 """The label that torch ignores by default."""
+
+Reduction: TypeAlias = Literal["mean", "sum", "labels"]
+"""What a loss of one batch is: a mean over its rows, a sum over its rows, or a mean over its labels that count."""
+
+LossSums: TypeAlias = "Callable[[Any, Any], tuple[float, float]]"
+"""A function of (output, target) that returns a sum of losses and the weight to divide it by."""
 
 __all__ = ["Loss", "WeightedTargets", "bce", "cross_entropy", "huber", "l1", "mse", "nll"]
 
@@ -110,7 +123,7 @@ class huber(_Elementwise):
         check_positive("huber", "delta", self.delta)
 
     def entry_losses(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.huber_loss(output, target, reduction="none", delta=self.delta)
+        return functional.huber_loss(output, target, reduction="none", delta=self.delta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +141,7 @@ class bce(_Elementwise):
 
     def entry_losses(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         weight = torch.tensor(self.pos_weight, dtype=output.dtype, device=output.device)
-        return torch.nn.functional.binary_cross_entropy_with_logits(output, target, reduction="none", pos_weight=weight)
+        return functional.binary_cross_entropy_with_logits(output, target, reduction="none", pos_weight=weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +171,7 @@ class cross_entropy(Loss):
 
     def terms(self, output: Any, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scores = _classes_second(_logits(output), target, self.class_axis)
-        losses = torch.nn.functional.cross_entropy(
+        losses = functional.cross_entropy(
             scores, target, reduction="none", ignore_index=self.ignore_index, label_smoothing=self.label_smoothing
         )
         return losses, label_weights(self.class_weights, target, self.ignore_index, losses)
@@ -170,7 +183,7 @@ class cross_entropy(Loss):
         labels = strip_weights(target)
         scores = _classes_second(_logits(output), labels, self.class_axis)
         weight = torch.tensor(self.class_weights, dtype=scores.dtype, device=scores.device)
-        losses = torch.nn.functional.cross_entropy(
+        losses = functional.cross_entropy(
             scores, labels, weight, None, self.ignore_index, None, "none", self.label_smoothing
         )
         return row_weighted(losses, label_weights(self.class_weights, labels, self.ignore_index, losses), target)
@@ -195,7 +208,7 @@ class nll(Loss):
 
     def terms(self, output: Any, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scores = _classes_second(_logits(output), target, self.class_axis)
-        losses = torch.nn.functional.nll_loss(scores, target, reduction="none", ignore_index=self.ignore_index)
+        losses = functional.nll_loss(scores, target, reduction="none", ignore_index=self.ignore_index)
         return losses, label_weights(self.class_weights, target, self.ignore_index, losses)
 
 
@@ -244,3 +257,324 @@ def label_weights(
     if bool((target[counted] >= len(table)).any()):
         raise HansaError(f"class_weights has {len(table)} classes, but there is a target {int(target.max())}.")
     return table[target.clamp(min=0)] * counted
+
+
+CLASS_LOSSES: dict[Any, Callable[..., torch.Tensor]] = {
+    nn.CrossEntropyLoss: functional.cross_entropy,
+    nn.NLLLoss: functional.nll_loss,
+}
+"""Torch's losses for class numbers: means over the labels that are not ignored, or sums."""
+NUMBER_LOSSES: dict[Any, Callable[..., torch.Tensor]] = {
+    nn.MSELoss: functional.mse_loss,
+    nn.L1Loss: functional.l1_loss,
+    nn.SmoothL1Loss: functional.smooth_l1_loss,
+    nn.HuberLoss: functional.huber_loss,
+    nn.BCELoss: functional.binary_cross_entropy,
+    nn.BCEWithLogitsLoss: functional.binary_cross_entropy_with_logits,
+    nn.PoissonNLLLoss: functional.poisson_nll_loss,
+    nn.KLDivLoss: functional.kl_div,
+    nn.SoftMarginLoss: functional.soft_margin_loss,
+    nn.HingeEmbeddingLoss: functional.hinge_embedding_loss,
+    nn.MultiMarginLoss: functional.multi_margin_loss,
+    nn.MultiLabelMarginLoss: functional.multilabel_margin_loss,
+    nn.MultiLabelSoftMarginLoss: functional.multilabel_soft_margin_loss,
+}
+"""Torch's losses that are means or sums over rows of one size."""
+
+
+class TorchForm(NamedTuple):
+    """One of torch's losses: the function and its settings, of which ``reduction`` is "mean", "sum" or "batchmean"."""
+
+    function: Callable[..., torch.Tensor]
+    settings: dict[str, Any]
+
+    @property
+    def reduction(self) -> str:
+        """How the loss reduces the entries of a batch."""
+        return str(self.settings.get("reduction", "mean"))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The settings without the reduction."""
+        return {name: value for name, value in self.settings.items() if name != "reduction"}
+
+    @property
+    def of_classes(self) -> bool:
+        """Whether targets are class numbers."""
+        return self.function in CLASS_LOSSES.values()
+
+
+def torch_form(loss: Any) -> TorchForm | None:
+    """Return the form of a loss that is torch's: a function, a partial of one with keywords, or an object of torch's
+    class itself; None for any other.
+
+    >>> torch_form(nn.CrossEntropyLoss(label_smoothing=0.1)).settings["label_smoothing"]
+    0.1
+    """
+    function, settings = loss, {}
+    if isinstance(loss, partial) and not loss.args:
+        function, settings = loss.func, dict(loss.keywords)
+    elif (kind := type(loss)) in CLASS_LOSSES or kind in NUMBER_LOSSES:
+        function = {**CLASS_LOSSES, **NUMBER_LOSSES}[kind]
+        settings = {
+            name: value for name, value in vars(loss).items() if not name.startswith("_") and name != "training"
+        }
+        settings |= dict(loss.named_buffers())
+    known = function in (*CLASS_LOSSES.values(), *NUMBER_LOSSES.values())
+    if not known or settings.keys() & {"size_average", "reduce"} or settings.get("reduction", "mean") == "none":
+        return None
+    return TorchForm(function, settings)
+
+
+def check_reduction(reduction: Any) -> Reduction | None:
+    """Return the reduction that a task states; raise for another word."""
+    if reduction is not None and reduction not in get_args(Reduction):
+        raise invalid_argument("Task", "reduction", reduction, "'mean', 'sum' or 'labels'")
+    return reduction  # type: ignore[no-any-return]
+
+
+def ignored_label(loss: Any) -> int | None:
+    """Return the label that a loss is set to ignore: its ``ignore_index``; None if it has none.
+
+    >>> ignored_label(partial(functional.cross_entropy, ignore_index=0)), ignored_label(mse())
+    (0, None)
+    """
+    for part in (loss, getattr(loss, "function", None)):
+        settings = part.keywords if isinstance(part, partial) else {"ignore_index": getattr(part, "ignore_index", None)}
+        if isinstance(ignored := settings.get("ignore_index"), int):
+            return ignored
+    return None
+
+
+def is_sum(loss: Any, reduction: Reduction | None) -> bool:
+    """Return whether the loss of a batch is a sum over rows."""
+    form = torch_form(loss)
+    return (getattr(loss, "reduction", "") if form is None and hasattr(loss, "sums") else reduction) == "sum" or (
+        form is not None and form.reduction == "sum"
+    )
+
+
+def check_classes(loss: LossFunction, output: Any, targets: Any) -> None:
+    """Raise for class numbers without an output of the model, if the loss is torch's cross-entropy."""
+    form, targets = torch_form(loss), strip_weights(targets)
+    if form is None or not form.of_classes or not isinstance(targets, torch.Tensor) or targets.is_floating_point():
+        return
+    if not isinstance(output, torch.Tensor) or output.ndim < 2:
+        return
+    labels = targets[targets != form.settings.get("ignore_index", IGNORED)]
+    if labels.numel() and (largest := int(labels.max())) >= output.shape[1]:
+        raise HansaError(
+            f"targets go up to {largest}, the model has {output.shape[1]} outputs: give it {largest + 1}, or number "
+            "classes from 0."
+        )
+
+
+def check_loss(loss: Any) -> None:
+    """Raise for a loss that is no function, or that has parameters, which nobody would train."""
+    if isinstance(loss, type) or not callable(loss):
+        raise HansaError(
+            f"Task(loss={getattr(loss, '__name__', loss)!r}): expected a function of (output, target), such as "
+            "torch.nn.functional.cross_entropy or torch.nn.CrossEntropyLoss()."
+        )
+    trained = (
+        [name for name, each in loss.named_parameters() if each.requires_grad] if isinstance(loss, nn.Module) else []
+    )
+    if trained:
+        raise HansaError(
+            f"Task(loss={type(loss).__name__}): has parameters of its own ({', '.join(trained[:3])}), which are not "
+            "trained. Make them parameters of the model and return them with its output."
+        )
+
+
+def count_labels(target: Any, ignored: int | None) -> float:
+    """Return the number of labels that count: those that are neither negative nor ``ignored``.
+
+    >>> count_labels(torch.tensor([0, 2, 1, -100]), ignored=0)
+    2.0
+    """
+    if not isinstance(target, torch.Tensor) or target.is_floating_point() or target.is_complex():
+        raise HansaError("Task(reduction='labels'): targets are no labels. Use 'mean' for a mean over rows.")
+    counted = target >= 0
+    return float((counted if ignored is None else counted & (target != ignored)).sum())
+
+
+def is_row_mean(loss: Any, reduction: Reduction | None, ignored: int | None, targets: Any) -> bool:
+    """Return whether the loss of a batch is surely the mean, or the sum, of the losses of its rows."""
+    form, weighted = torch_form(loss), isinstance(targets, WeightedTargets)
+    by_labels = reduction == "labels"
+    if hasattr(loss, "sums"):
+        if weighted or not isinstance(loss, (mse, l1, huber, bce, cross_entropy, nll)):
+            return False
+        if not isinstance(loss, (cross_entropy, nll)):
+            return True
+        if loss.class_weights is not None:
+            return False
+        by_labels = True
+    elif form is not None:
+        if form.reduction == "sum" or not form.of_classes:
+            return True
+        if form.settings.get("weight") is not None:
+            return False
+        by_labels = True
+    elif reduction in ("mean", "sum"):
+        return True
+    if not by_labels or not isinstance(targets, torch.Tensor):
+        return False
+    return targets.is_floating_point() or count_labels(targets, ignored) == targets.numel()
+
+
+def loss_sums(loss: LossFunction, reduction: Reduction | None, ignored: int | None) -> LossSums | None:
+    """Return a function that computes, for one batch, a sum of losses and the weight to divide it by.
+
+    The quotient of the sums over all batches is the loss of all test rows. A mean over n rows has weight n, and a mean
+    over labels the number of labels that count. A sum is divided by the number of rows too, so that test losses are
+    comparable. Cross-entropy with class weights is sum w_i l_i / sum w_i, as torch computes it for one batch, and so
+    are the losses of `hansa.losses`. None for a loss that is given all rows at once.
+
+    Args:
+        loss: The loss.
+        reduction: What a loss is that is neither torch's nor Hansa's; None if nobody says.
+        ignored: The label that does not count.
+    """
+    if hasattr(loss, "sums"):
+        return partial(_weighted_loss_sums, loss.sums)
+    form = torch_form(loss)
+    if form is None:
+        if reduction == "labels":
+            return partial(_counted_sums, loss, ignored)
+        return None if reduction is None else partial(_row_sums, loss, reduction == "sum")
+    if not form.of_classes or form.reduction != "mean":
+        return partial(_row_sums, loss, form.reduction == "sum")
+    ignore_index = int(form.settings.get("ignore_index", IGNORED))
+    sums = _label_sums if form.settings.get("weight") is None else _class_weighted_sums
+    return partial(sums, loss, form.function, form.options, ignore_index)
+
+
+def _weighted_loss_sums(sums: Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]], output: Any, target: Any) -> Any:
+    total, weight = sums(output, target)
+    return float(total), float(weight)
+
+
+def _row_sums(loss: LossFunction, is_sum: bool, output: Any, target: Any) -> tuple[float, float]:
+    value, rows = float(loss(output, target)), count_rows(target)
+    return (value if is_sum else value * rows), float(rows)
+
+
+def _counted_sums(loss: LossFunction, ignored: int | None, output: Any, target: Any) -> tuple[float, float]:
+    labels = count_labels(target, ignored)
+    return (float(loss(output, target)) * labels, labels) if labels else (0.0, 0.0)
+
+
+def _label_sums(
+    loss: LossFunction,
+    function: Callable[..., torch.Tensor],
+    options: Mapping[str, Any],
+    ignored: int,
+    output: Any,
+    target: torch.Tensor,
+) -> tuple[float, float]:
+    if target.is_floating_point():
+        return _row_sums(loss, False, output, target)
+    labels = int((target != ignored).sum())
+    if labels == target.numel():
+        return float(loss(output, target)) * labels, float(labels)
+    return float(function(output, target, reduction="sum", **options)), float(labels)
+
+
+def _class_weighted_sums(
+    loss: LossFunction,
+    function: Callable[..., torch.Tensor],
+    options: Mapping[str, Any],
+    ignored: int,
+    output: Any,
+    target: torch.Tensor,
+) -> tuple[float, float]:
+    if target.is_floating_point():  # class probabilities: torch divides by the rows
+        return _row_sums(loss, False, output, target)
+    weights = options["weight"].to(output.device)
+    labels = target[target != ignored]
+    return float(function(output, target, reduction="sum", **options)), float(weights[labels].double().sum())
+
+
+@dataclass(frozen=True, slots=True)
+class row_loss(Loss):
+    """A loss with row weights, from a function that returns one value per row or per entry.
+
+    Args:
+        function: The function of (output, target).
+        reduction: "mean" over entries, or "sum" or "batchmean" over the sums of rows.
+        class_weights: The weight of each class in the divisor of the mean, as in torch's cross-entropy.
+        ignore_index: The label that does not count in the divisor.
+    """
+
+    function: Callable[[Any, Any], torch.Tensor]
+    reduction: str = "mean"
+    class_weights: Sequence[float] | None = None
+    ignore_index: int | None = None
+
+    def terms(self, output: Any, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loss of every entry, which includes class weights, and its share of the divisor."""
+        losses = _values_per_row(self.function, output, target)
+        if self.reduction != "mean":
+            losses = losses.flatten(1).sum(1) if losses.ndim > 1 else losses
+        elif self.ignore_index is not None and not target.is_floating_point():
+            return losses, label_weights(self.class_weights, target, self.ignore_index, losses)
+        return losses, torch.ones_like(losses)
+
+    def sums(self, output: Any, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the weighted sum of the losses and its divisor."""
+        return row_weighted(*self.terms(output, strip_weights(target)), target)
+
+    def __call__(self, output: Any, target: Any) -> torch.Tensor:
+        total, weight = self.sums(output, target)
+        return total if self.reduction == "sum" else total / weight.clamp(min=torch.finfo(weight.dtype).tiny)
+
+
+def with_row_weights(loss: Any) -> Loss:
+    """Return a loss that takes row weights: Hansa's unchanged, torch's by its values per entry. Any other loss must
+    return one value per row.
+
+    >>> with_row_weights(functional.mse_loss)
+    mse()
+    """
+    if hasattr(loss, "sums"):
+        ours: Loss = loss
+        return ours
+    form = torch_form(loss)
+    if form is None:
+        return row_loss(loss)
+    options = {name: value for name, value in form.options.items() if value is not None}
+    if form.function is functional.cross_entropy and form.reduction == "mean":
+        weight = options.get("weight")
+        weights, ignored = None if weight is None else weight.tolist(), options.get("ignore_index", IGNORED)
+        return cross_entropy(weights, ignored, options.get("label_smoothing", 0.0), "second")
+    plain = {
+        functional.mse_loss: mse,
+        functional.l1_loss: l1,
+        functional.huber_loss: huber,
+        functional.binary_cross_entropy_with_logits: bce,
+        functional.nll_loss: nll,
+    }
+    defaults = {"delta": 1.0, "ignore_index": IGNORED}
+    if form.function in plain and form.reduction == "mean" and all(defaults.get(n) == v for n, v in options.items()):
+        return plain[form.function]()  # type: ignore[no-any-return]
+    weight = options.get("weight") if form.of_classes else None
+    return row_loss(
+        partial(form.function, reduction="none", **options),
+        form.reduction,
+        None if weight is None else tuple(weight.tolist()),
+        int(options.get("ignore_index", IGNORED)) if form.of_classes else None,
+    )
+
+
+def _values_per_row(function: Callable[[Any, Any], torch.Tensor], output: Any, target: Any) -> torch.Tensor:
+    losses, rows = function(output, target), count_rows(target)
+    if not isinstance(losses, torch.Tensor) or losses.ndim < 1 or len(losses) != rows:
+        name = getattr(function, "__name__", getattr(getattr(function, "func", None), "__name__", "the loss"))
+        name = type(function).__name__ if isinstance(function, nn.Module) else name
+        returned = f"shape {list(losses.shape)}" if isinstance(losses, torch.Tensor) else type(losses).__name__
+        raise HansaError(
+            f"{name} returned {returned} for {rows} weighted rows: expected one value per row, as with "
+            "functools.partial(loss, reduction='none'), which Hansa multiplies by the weights."
+        )
+    return losses

@@ -1,11 +1,14 @@
-"""Metrics of all test rows at once: the area under the ROC curve and the concordance index.
+"""Metrics: accuracy, which is summed over batches, and metrics of all test rows at once.
 
-A metric is a function of the outputs and targets of all rows. One that can also be computed from **sketches** of parts
-of the rows (`MergeableMetric`) is pooled over the sites of a federation without their outputs.
+The latter are functions of the outputs and targets of all rows, functions of sklearn, or objects with ``update`` and
+``compute`` as torchmetrics has them. Of outputs that are NaN or positive infinity every metric is NaN. A metric that
+can also be computed from **sketches** of parts of the rows (`MergeableMetric`) is pooled over the sites of a federation
+without their outputs.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +16,224 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
+from torch import nn
+from torch.utils import _pytree as trees
 
-from hansa.core.errors import HansaError
+from hansa.core.errors import HansaError, short_repr
+from hansa.training.batch_sources import count_rows, describe_shapes
+from hansa.training.losses import LossFunction, torch_form
+from hansa.training.metric_direction import DirectedMetric, is_metric_object, is_of_sklearn
+
+Metric: TypeAlias = Callable[[Any, Any], Any]
+"""A metric of (outputs, targets), as users write it."""
 
 Sketch: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
 """What a site sends in place of outputs: lists of rows of numbers, by name."""
+
+
+class HitMetric(Protocol):
+    """A metric that is a sum of hits divided by the number of labels."""
+
+    def score(self, output: Any, target: Any) -> tuple[float, float]:
+        """Return the hits of a batch and its number of labels."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """The share of labels that are predicted.
+
+    Negative labels and ``ignored`` ones do not count. The prediction is the largest output on the axis of the classes;
+    of one output per row it is whether that is above ``threshold``. NaN if an output is NaN or positive infinity.
+
+    Args:
+        axis: The axis of the classes, 1 or -1.
+        threshold: The threshold of one output per row, 0 for a logit and 1/2 for a probability.
+        ignored: A label that does not count.
+
+    >>> Accuracy().score(torch.eye(3), torch.tensor([0, 2, -1]))
+    (1.0, 2.0)
+    """
+
+    axis: int = 1
+    threshold: float | None = None
+    ignored: int | None = None
+
+    def score(self, output: Any, target: torch.Tensor) -> tuple[float, float]:
+        """Return the number of correct predictions and the number of labels."""
+        scores = getattr(output, "logits", output)
+        counted = target >= 0 if self.ignored is None else (target >= 0) & (target != self.ignored)
+        if self.threshold is None:
+            hits = scores.argmax(dim=self.axis) == target
+        else:
+            hits = (scores.reshape(target.shape) > self.threshold) == (target > 0)
+        labels = float(counted.sum())
+        return (math.nan if has_no_order(scores) else float((hits & counted).double().sum())), labels
+
+
+@dataclass(frozen=True, slots=True)
+class RowMetric:
+    """A user's metric that returns one value per row: accuracy is their mean.
+
+    Args:
+        function: The function of (output, target).
+    """
+
+    function: Metric
+
+    def score(self, output: Any, target: Any) -> tuple[float, float]:
+        """Return the sum of the values and the number of rows."""
+        rows, value = count_rows(target), self.function(output, target)
+        if not is_per_row(value, rows):
+            name = getattr(self.function, "__name__", "metric")
+            raise HansaError(
+                f"Task(metric={name}): returned {_describe(value)} for {rows} rows: expected one value each."
+            )
+        return (math.nan if has_no_order(output) else float(value.double().sum())), float(rows)
+
+
+def is_per_row(value: Any, rows: int) -> bool:
+    """Return whether a metric returned one value per row."""
+    return isinstance(value, torch.Tensor) and value.shape in ((rows,), (rows, 1))
+
+
+def has_no_order(outputs: Any) -> bool:
+    """Return whether an output is NaN or positive infinity. Negative infinity is what masks write.
+
+    >>> has_no_order(torch.tensor([0.0, float("-inf")])), has_no_order({"a": torch.tensor([float("nan")])})
+    (False, True)
+    """
+    leaves = [
+        leaf for leaf in trees.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    ]
+    return any(leaf.numel() and not float(leaf.detach().amax()) < math.inf for leaf in leaves)
+
+
+def default_accuracy(
+    loss: LossFunction, output: Any, target: Any, targets: Any, ignored: int | None
+) -> tuple[Accuracy | None, str]:
+    """Return the accuracy of class numbers, if shapes and a known loss leave one choice; otherwise why there is none,
+    "" where nobody would expect one.
+
+    Args:
+        loss: The loss.
+        output: The output for a few rows.
+        target: Their targets.
+        targets: All targets, or those of a few rows.
+        ignored: The label that does not count.
+    """
+    output = getattr(output, "logits", output)
+    if not isinstance(target, torch.Tensor) or target.is_floating_point() or target.is_complex():
+        return None, ""
+    if not isinstance(output, torch.Tensor) or not output.is_floating_point():
+        return None, f"the model returns {describe_shapes(output)}"
+    form = torch_form(loss)
+    if output.shape in (target.shape, (*target.shape, 1)):
+        counted = targets[targets >= 0]
+        if target.ndim != 1 or (counted.numel() and int(counted.max()) > 1):
+            return None, ""
+        if type(loss).__name__ == "bce" or (form is not None and "with_logits" in form.function.__name__):
+            return Accuracy(threshold=0.0, ignored=ignored), ""
+        if form is not None and form.function is nn.functional.binary_cross_entropy:
+            return Accuracy(threshold=0.5, ignored=ignored), ""
+        return None, "one output per row may be a logit or a probability"
+    stated = "second" if form is not None and form.of_classes else getattr(loss, "class_axis", "")
+    second = output.ndim == target.ndim + 1 and output.shape[2:] == target.shape[1:]
+    last = output.ndim == target.ndim + 1 and output.shape[:-1] == target.shape
+    unknown_order = target.ndim == 2 and not stated  # a language model may compare outputs with the next label
+    if second and (stated in ("auto", "second") or output.ndim == 2 or not (last or unknown_order)):
+        return Accuracy(1, ignored=ignored), ""
+    if last and stated in ("auto", "last"):
+        return Accuracy(-1, ignored=ignored), ""
+    if second or last:
+        return None, "its classes may be on two axes, or its loss may compare outputs with the next label"
+    return None, ""
+
+
+def compute_metric(name: str, metric: Any, output: Any, target: Any) -> float:
+    """Return a metric of all rows as a number; NaN if outputs have no order.
+
+    Args:
+        name: The name of the metric, for messages.
+        metric: A function of (outputs, targets), one of sklearn, or an object with ``update`` and ``compute``.
+        output: The outputs of all rows.
+        target: Their targets.
+    """
+    if has_no_order(output):
+        return math.nan
+    function: Any = metric.function if isinstance(metric, DirectedMetric) else metric
+    if is_metric_object(function):
+        function = copy.deepcopy(function)
+        if callable(reset := getattr(function, "reset", None)):
+            reset()
+        function.update(output, target)
+        value = function.compute()
+    elif is_of_sklearn(function):
+        value = function(_as_array(target), _as_array(output))
+    else:
+        value = function(output, target)
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise HansaError(
+            f"Task(metrics): {name} returned {_describe(value)}: expected one number for all rows, such as their mean."
+        ) from error
+
+
+def _as_array(tree: Any) -> Any:
+    """Return a tensor as NumPy array, a column as a vector."""
+    if not isinstance(tree, torch.Tensor):
+        return tree
+    return (tree[:, 0] if tree.ndim == 2 and tree.shape[1] == 1 else tree).detach().numpy()
+
+
+def check_accuracy(metric: Any, output: Any, target: Any) -> bool:
+    """Return whether a user's accuracy gives one value per row; raise for what is no share of the rows.
+
+    Args:
+        metric: The metric.
+        output: Outputs of a few rows.
+        target: Their targets.
+    """
+    if is_metric_object(metric) or is_of_sklearn(metric):
+        return False
+    rows, name = count_rows(target), getattr(metric, "__name__", type(metric).__name__)
+    try:
+        value = metric(output, target)
+    except Exception:  # such as for one class among few rows; if it fails again, evaluation says so
+        return False
+    if is_per_row(value, rows):
+        return True
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.inf
+    if number > 1 + 1e-6:
+        raise HansaError(
+            f"Task(metric={name}): returned {_describe(value)} for {rows} rows: expected one value per row, or one "
+            "number up to 1 such as their mean, not their sum. metrics={...} takes any metric."
+        )
+    return False
+
+
+def check_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics of a task; raise if one is no metric or its name is taken."""
+    if not isinstance(metrics, Mapping):
+        raise HansaError(
+            f"Task(metrics={short_repr(metrics)}): expected a dict of metrics by name, such as {{'auc': roc_auc}}."
+        )
+    for name, metric in metrics.items():
+        valid = isinstance(name, str) and name.isidentifier() and name != "loss"
+        if not valid or isinstance(metric, type) or not (callable(metric) or is_metric_object(metric)):
+            raise HansaError(
+                f"Task(metrics={{{short_repr(name)}: {short_repr(metric)}}}): expected an identifier other than loss, "
+                "and a function of (outputs, targets) or an object with update() and compute()."
+            )
+    return dict(metrics)
+
+
+def _describe(value: Any) -> str:
+    return describe_shapes(value) if isinstance(value, torch.Tensor) else short_repr(value)
 
 
 class Bounded(NamedTuple):
@@ -69,7 +285,7 @@ class RocAuc:
 
     def __call__(self, output: Any, target: torch.Tensor) -> float:
         positive, negative = _scores_by_class(output, target)
-        if not len(positive) or not len(negative):
+        if not len(positive) or not len(negative) or not bool(torch.isfinite(torch.cat([positive, negative])).all()):
             return math.nan
         ordered = negative.sort().values
         below = torch.searchsorted(ordered, positive)
@@ -87,9 +303,10 @@ class RocAuc:
         >>> roc_auc.sketch(torch.tensor([-2.0, -1.0, 1.0, 2.0]), torch.tensor([0, 0, 1, 1]), fewest=2)
         {'negative': [[2, 0.194072]], 'positive': [[2, 0.805928]]}
         """
-        if self.smallest_group(target) < max(1, fewest):
-            return None
         positive, negative = _scores_by_class(output, target)
+        finite = bool(torch.isfinite(torch.cat([positive, negative])).all())
+        if self.smallest_group(target) < max(1, fewest) or not finite:
+            return None
         return {"negative": _group_means(negative, fewest), "positive": _group_means(positive, fewest)}
 
     def combine(self, sketches: Sequence[Sketch]) -> Bounded:
@@ -129,6 +346,8 @@ class ConcordanceIndex:
 
     def __call__(self, output: Any, target: torch.Tensor) -> float:
         risk, (event, time) = _single_output("c_index", output), _events_and_times(target)
+        if not bool(torch.isfinite(risk).all()):
+            return math.nan
         places = torch.arange(len(time))
         halves = count = 0
         for first in range(0, len(time), _BLOCK):
@@ -183,7 +402,10 @@ def _scores_by_class(output: Any, target: torch.Tensor) -> tuple[torch.Tensor, t
 def _events_and_times(target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if target.ndim != 2 or target.shape[1] != 2:
         raise HansaError(f"c_index: targets of shape {tuple(target.shape)}, expected (rows, 2): event and time.")
-    return target[:, 0] > 0, target[:, 1]
+    event, time = target[:, 0], target[:, 1]
+    if bool(((event != 0) & (event != 1)).any()) or not bool(torch.isfinite(time).all()):
+        raise HansaError("c_index: expected targets with two columns: 1 or 0 for an event or none, then a finite time.")
+    return event > 0, time
 
 
 def _group_means(scores: torch.Tensor, fewest: int) -> list[list[float]]:

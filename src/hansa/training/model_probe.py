@@ -1,14 +1,12 @@
-"""Probe a model before training: what it returns, which buffers it changes, and how its loss reduces over rows."""
+"""A step on a few rows before training: what a model returns, which buffers it changes, and the memory it needs."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,15 +17,13 @@ from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.vectors.layout import Layout, convert_module
 from hansa.training import random_state
-from hansa.training.batch_sources import Batch, convert_batch, count_rows, describe_shapes, take_rows
+from hansa.training.batch_sources import Batch, convert_batch, count_rows, describe_shapes, has_rows, take_rows
 from hansa.training.losses import LossFunction
 from hansa.training.mixed_precision import autocast_caller
 
 log = logging.getLogger("hansa")
 
 _ROWS = 12
-_SAMPLE_BYTES = 1 << 27  # of intermediate results of the rows on which losses are compared
-_MAX_SEARCHED = 100_000  # rows whose targets are searched for special values
 
 
 def model_caller(module: nn.Module, inputs: Any) -> Callable[[Any], Any]:
@@ -64,31 +60,15 @@ def _forward_parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LossSample:
-    """A loss of some rows, and of the two parts of several divisions of them.
-
-    Each part is its rows and its loss, NaN if the loss does not take it. ``tolerance`` is that of a comparison.
-    """
-
-    output: Any
-    target: Any
-    loss: float
-    divisions: tuple[tuple[tuple[torch.Tensor, float], ...], ...]
-    tolerance: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class ProbeResult:
-    """Output, target and loss of one batch, losses of parts of batches, gradients of the loss with respect to the
-    logits with the targets, changed buffers, and the bytes of the largest intermediate results of a row."""
+    """Output and target of a few rows, the buffers that a step changed, and the bytes of a row: of the largest
+    intermediate results, and of the output."""
 
     output: Any
     target: Any
-    loss: torch.Tensor
-    samples: tuple[LossSample, ...]
-    logit_gradients: tuple[tuple[torch.Tensor, Any], ...]
     changed_buffers: frozenset[str]
     bytes_per_row: int
+    output_bytes_per_row: int
 
 
 def probe_model(
@@ -97,20 +77,18 @@ def probe_model(
     layout: Layout,
     dtype: torch.dtype,
     batch: Batch,
-    others: Sequence[Batch] | None = None,
     autocast: str | None = None,
 ) -> ProbeResult | None:
-    """Compute the gradient of one batch, then evaluate it.
-
-    With ``others``, the loss is sampled on that batch and on these, and differentiated with respect to the logits.
-    With ``autocast`` the model is called in mixed precision.
+    """Compute the gradient of one batch, then evaluate it. With ``autocast`` the model is called in mixed precision.
 
     Raises if the model or the loss cannot take the batch. Returns None for a model that fails only in evaluation: its
     evaluation will report that.
     """
-    convert = partial(convert_batch, dtype=dtype, device=torch.device("cpu"), channels_last=layout.channels_last)
     count = count_rows(batch.targets)
-    x, target = convert(_take_batch(batch, torch.linspace(0, count - 1, min(_ROWS, count)).long()))
+    if has_rows(tuple(batch), count):  # what a function collates may have no rows
+        rows = torch.linspace(0, count - 1, min(_ROWS, count)).long()
+        batch = Batch(take_rows(batch.inputs, rows), take_rows(batch.targets, rows))
+    x, target = convert_batch(batch, dtype, torch.device("cpu"), layout.channels_last)
     with random_state.preserve_rng():
         random_state.seed_all(Key(0), torch.device("cpu"))
         module = convert_module(make(), dtype, keep=layout.own_dtypes)
@@ -119,44 +97,18 @@ def probe_model(
         call = autocast_caller(model_caller(module, x), autocast, dtype, torch.device("cpu"))
         with torch.enable_grad():
             value = _compute_loss(loss, _compute_output(call, x, module), x, target)
-            if value.ndim == 0:
-                torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
+            torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
         changed = {name for name, buffer in module.named_buffers() if not bitwise_equal(buffer, before.get(name))}
         module.eval()
         try:
             with torch.no_grad(), _measure_memory(module) as largest:
                 output = call(x)
-                value = loss(output, target)
-            size = max(largest[0], 4 * _byte_count(output))
-            samples: list[LossSample] = []
-            gradients: list[tuple[torch.Tensor, Any]] = []
-            if value.ndim == 0 and others is not None:
-                most = max(4, _SAMPLE_BYTES * count_rows(target) // max(1, size))
-                batches = [_first_rows(batch, most) for batch in (Batch(x, target), *map(convert, others))]
-                gradients = [pair for each in batches if (pair := _logit_gradient(call, loss, *each)) is not None]
-                samples = _sample_loss(call, loss, batches)
-                _perturb(parameters)
-                samples += _sample_loss(call, loss, batches)
         except Exception as error:
             log.debug("%s cannot be evaluated: %s", type(module).__name__, error)
             return None
-    return ProbeResult(
-        output,
-        target,
-        value,
-        tuple(samples),
-        tuple(gradients),
-        frozenset(changed),
-        -(-size // max(1, count_rows(target))),
-    )
-
-
-def _take_batch(batch: Batch, rows: torch.Tensor) -> Batch:
-    return Batch(take_rows(batch.inputs, rows), take_rows(batch.targets, rows))
-
-
-def _first_rows(batch: Batch, most: int) -> Batch:
-    return batch if count_rows(batch.targets) <= most else _take_batch(batch, torch.arange(most))
+    count, size = max(1, count_rows(target)), _byte_count(output)
+    largest_size = max(largest[0], 4 * size)
+    return ProbeResult(output, target, frozenset(changed), -(-largest_size // count), -(-size // count))
 
 
 def _compute_output(call: Callable[[Any], Any], x: Any, module: nn.Module) -> Any:
@@ -170,14 +122,30 @@ def _compute_output(call: Callable[[Any], Any], x: Any, module: nn.Module) -> An
 
 
 def _compute_loss(loss: LossFunction, output: Any, x: Any, target: Any) -> torch.Tensor:
+    """Return the loss of a batch; raise if it is no number that depends on the parameters."""
+    name = getattr(loss, "__name__", type(loss).__name__)
     try:
-        return loss(output, target)
+        value: Any = loss(output, target)
+    except HansaError:
+        raise
     except Exception as error:
-        name = getattr(loss, "__name__", type(loss).__name__)
         raise HansaError(
             f"the loss {name} cannot take outputs {describe_shapes(output)} and targets {describe_shapes(target)} (of "
             f"inputs {describe_shapes(x)}): {type(error).__name__}: {error}"
         ) from error
+    if not isinstance(value, torch.Tensor) or value.ndim:
+        shape = getattr(value, "shape", None)
+        returned = type(value).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
+        raise HansaError(
+            f"Task(loss={name}): returned {returned}: expected one number for a batch as a tensor, such as the "
+            "mean over its rows."
+        )
+    if not value.requires_grad:
+        raise HansaError(
+            f"Task(loss={name}): has no gradient: it does not depend on the parameters, or was computed under "
+            "no_grad(), or from detach() or item()."
+        )
+    return value
 
 
 @contextmanager
@@ -200,126 +168,6 @@ def _measure_memory(module: nn.Module) -> Iterator[list[int]]:
 
 def _byte_count(tree: Any) -> int:
     return sum(leaf.nbytes for leaf in trees.tree_leaves(tree) if isinstance(leaf, torch.Tensor))
-
-
-@torch.no_grad()
-def _perturb(parameters: Iterable[torch.Tensor]) -> None:
-    """Move parameters at random, so that no output is constant because a layer starts at zero."""
-    for parameter in parameters:
-        scale = float(parameter.double().std()) if parameter.numel() > 1 else 0.0
-        parameter.add_(torch.randn_like(parameter), alpha=0.5 * scale if scale > 0 else 0.1)
-
-
-@torch.no_grad()
-def _sample_loss(call: Callable[[Any], Any], loss: LossFunction, batches: Sequence[Batch]) -> list[LossSample]:
-    samples = []
-    for x, target in batches:
-        try:
-            count, output = count_rows(target), call(x)
-            value, scores, labels, tolerance = _precise_loss(loss, output, target, count)
-        except Exception as error:
-            log.debug("the loss does not take some rows: %s", error)
-            continue
-        numbers, order = torch.arange(count), torch.argsort(_row_values(target), stable=True)
-        masks = (numbers % 3 == 2, numbers < 1, numbers < count // 2)
-        divisions = []
-        for place, mask in enumerate(masks):
-            rows = [order[mask] if place else numbers[mask], order[~mask] if place else numbers[~mask]]
-            if min(map(len, rows)):
-                parts = [(some, _part_loss(call, loss, x, scores, labels, some)) for some in rows]
-                divisions.append(tuple(parts))
-        samples.append(LossSample(output, target, value, tuple(divisions), tolerance))
-    return samples
-
-
-def _precise_loss(loss: LossFunction, output: Any, target: Any, count: int) -> tuple[float, Any, Any, float]:
-    """Return the loss of a batch, in float64 if it takes that, with output and target as it took them."""
-    if has_rows(output, count):
-        wide = trees.tree_map(_widen, output), trees.tree_map(_widen, target)
-        try:
-            value = loss(*wide)
-            if value.dtype == torch.float64:
-                return float(value), *wide, 1e-9
-        except Exception as error:
-            log.debug("the loss does not take float64: %s", error)
-    return float(loss(output, target)), output, target, 1e-5
-
-
-def _widen(leaf: Any) -> Any:
-    return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
-
-
-def _part_loss(
-    call: Callable[[Any], Any], loss: LossFunction, x: Any, output: Any, target: Any, rows: torch.Tensor
-) -> float:
-    selected = select_output_rows(output, rows, count_rows(target), lambda: call(take_rows(x, rows)))
-    try:
-        return float(loss(selected, take_rows(target, rows)))
-    except Exception:  # a loss that needs more rows
-        return math.nan
-
-
-def _row_values(target: Any) -> torch.Tensor:
-    """Return a number per row, such as its label, to divide rows by."""
-    leaf: torch.Tensor = trees.tree_leaves(target)[0]
-    return leaf.double().flatten(1).sum(1) if leaf.ndim > 1 else leaf.double()
-
-
-def _logit_gradient(
-    call: Callable[[Any], Any], loss: LossFunction, x: Any, target: Any
-) -> tuple[torch.Tensor, Any] | None:
-    """Return the gradient of the loss with respect to the output, or to its ``logits``, and the target; None if there
-    is no gradient."""
-    with torch.enable_grad():
-        output = call(x)
-        logits = getattr(output, "logits", output)
-        if not isinstance(logits, torch.Tensor) or not logits.requires_grad:
-            return None
-        try:
-            (gradient,) = torch.autograd.grad(loss(output, target), [logits], allow_unused=True)
-        except Exception as error:
-            log.debug("the loss has no gradient for some rows: %s", error)
-            return None
-    return None if gradient is None else (gradient.detach(), target)
-
-
-def diverse_rows(targets: Any, max_rows: int) -> torch.Tensor | None:
-    """Return rows with the smallest, the largest, the most common and the rarest targets; None if there are none.
-
-    >>> diverse_rows(torch.tensor([5, 5, 5, 1, 5, 9]), 3).tolist()
-    [3, 5, 0]
-    """
-    leaves = trees.tree_leaves(targets)
-    if not leaves or not all(isinstance(leaf, torch.Tensor) and leaf.ndim for leaf in leaves) or not len(leaves[0]):
-        return None
-    step = max(1, len(leaves[0]) // _MAX_SEARCHED)
-    chosen: dict[int, None] = {}
-    for leaf in leaves:
-        searched = leaf[::step].flatten(1) if leaf.ndim > 1 else leaf[::step, None]
-        if not searched.numel():
-            continue
-        values, counts = torch.unique(searched[:, 0], return_counts=True)
-        order = torch.argsort(counts, stable=True)[: max_rows // 2].tolist()
-        rows = [searched.amin(1).argmin(), searched.amax(1).argmax()]
-        rows += [(searched[:, 0] == values[i]).nonzero()[0, 0] for i in (int(counts.argmax()), *order)]
-        chosen.update(dict.fromkeys(int(row) * step for row in rows))
-    spread = torch.linspace(0, len(leaves[0]) - 1, min(max_rows, len(leaves[0]))).long().tolist()
-    chosen.update(dict.fromkeys(spread))
-    return torch.tensor(list(chosen)[:max_rows])
-
-
-def has_rows(output: Any, count: int) -> bool:
-    """Return whether an output consists of tensors with one entry per row."""
-    leaves = trees.tree_leaves(output)
-    return all(isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and len(leaf) == count for leaf in leaves)
-
-
-def select_output_rows(output: Any, rows: torch.Tensor, count: int, recompute: Callable[[], Any]) -> Any:
-    """Return the output of some of a batch's ``count`` rows; an output without rows is recomputed."""
-    leaves, structure = trees.tree_flatten(output)
-    if not has_rows(output, count):
-        return recompute()
-    return trees.tree_unflatten([leaf[rows] for leaf in leaves], structure)
 
 
 def bitwise_equal(a: torch.Tensor, b: torch.Tensor | None) -> bool:

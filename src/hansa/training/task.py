@@ -6,6 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import nn
@@ -22,40 +23,60 @@ from hansa.core.vectors.layout import Layout, widen_module
 from hansa.local.trainer import Trainer
 from hansa.training import random_state
 from hansa.training.augment import Augment, as_pipeline
-from hansa.training.batch_sources import Batch, ClientData, all_client_rows, count_test_rows, example_batch, take_rows
-from hansa.training.client_evaluation import rows_by_owner
+from hansa.training.batch_sources import Batch, ClientData, all_client_rows, count_test_rows, example_batch
 from hansa.training.compiled import CompiledLoss, compile_obstacle
-from hansa.training.evaluation import CHUNK_ROWS, check_batch_size, named_test_sets
-from hansa.training.execution_mode import Execution, check_execution, choose_layout, find_native_form
-from hansa.training.frozen_weights import find_constant_buffers, find_frozen, keep_narrow_weights
-from hansa.training.labels import check_classes, default_metric, find_label_rule
-from hansa.training.losses import LossFunction, WeightedTargets
-from hansa.training.metric_direction import check_hits, main_column, metric_directions
-from hansa.training.mixed_precision import Precision
-from hansa.training.model_probe import ProbeResult, diverse_rows, probe_model
-from hansa.training.module_state import warn_if_stateful
-from hansa.training.reduction import Reduction, find_reductions, loss_sums, torch_class_loss
-from hansa.training.row_weights import check_row_weights, with_row_weights
-from hansa.training.scoring import (
-    Metric,
+from hansa.training.evaluation import (
+    CHUNK_ROWS,
+    NamedTestSet,
     PartialScore,
-    check_metric_names,
-    check_metrics,
+    check_batch_size,
     check_outputs,
     compute_client_metrics,
     compute_metrics,
+    named_test_sets,
+    rows_by_owner,
     total_score,
 )
-from hansa.training.seeded_clients import samples_of, task_for_seed, validation_set
+from hansa.training.execution_mode import Execution, check_execution, choose_layout, find_native_form
+from hansa.training.frozen_weights import find_constant_buffers, find_frozen, keep_narrow_weights
+from hansa.training.losses import (
+    LossFunction,
+    Reduction,
+    WeightedTargets,
+    check_classes,
+    check_loss,
+    check_reduction,
+    ignored_label,
+    is_row_mean,
+    is_sum,
+    loss_sums,
+    strip_weights,
+    with_row_weights,
+)
+from hansa.training.metric_direction import check_rises, main_column, metric_directions
+from hansa.training.metrics import (
+    HitMetric,
+    Metric,
+    RowMetric,
+    check_accuracy,
+    check_metrics,
+    compute_metric,
+    default_accuracy,
+)
+from hansa.training.mixed_precision import Precision
+from hansa.training.model_probe import ProbeResult, probe_model
+from hansa.training.module_state import warn_if_stateful
 from hansa.training.shared_copies import existing_trainer, remember_trainer
 from hansa.training.trainer import ModuleTrainer, fresh
 from hansa.training.vmap import ClientBatching
 
 log = logging.getLogger("hansa")
 
+VALIDATION = "validation"
+"""The name of the test set of validation rows."""
 _NO_BATCHING: ClientBatching | None = None  # `with_vmap` sets it for a run
 _PROBE_ROWS = 24
-_SAMPLE_ROWS = 12
+_drawn: WeakKeyDictionary[Any, WeakValueDictionary[int, Task]] = WeakKeyDictionary()
 
 
 class TaskLike(Protocol):
@@ -109,19 +130,26 @@ class Task:
     Args:
         model: A function without arguments, or a module class, that returns the model. A parameter ``seed`` receives
             the seed of the run.
-        loss: A function of (output, target) that returns one number. The test loss is its value for all test rows, a
-            sum divided by their number. A loss that is neither a mean nor a sum over rows, such as a Cox or a
-            contrastive loss, is computed from the outputs of all test rows at once.
+        loss: A function of (output, target) that returns one number for a batch. The test loss of torch's and Hansa's
+            losses is the quotient of their sums over all test rows, a sum divided by the number of rows. Any other loss
+            is called once with the outputs of all test rows, so that it may be a mean or couple the rows, such as a Cox
+            or a contrastive loss.
         data: Federated data, such as `hansa.data.federate` returns.
-        metric: A function of (output, target) that returns the number of correct rows, one value per row, or a mean of
-            these. It is reported as test_accuracy. Default: classification accuracy if targets are class numbers.
-        metrics: Functions of the outputs and targets of all test rows: ``{"auc": roc_auc}`` is reported as test_auc. A
-            name that does not say whether a larger value is better needs `hansa.lower` or `hansa.higher`:
-            ``{"delay": hansa.lower(delay)}``.
+        metric: A function of (output, target) that returns one value per row, such as whether it is correct, or one
+            number for all test rows; or an object with ``update`` and ``compute``. It is reported as test_accuracy.
+            Default: classification accuracy if targets are class numbers and shapes leave one choice of the classes.
+        metrics: Metrics of all test rows by name: ``{"auc": roc_auc}`` is reported as test_auc. A metric is a function
+            of (outputs, targets), one of ``sklearn.metrics``, or an object with ``update``, ``compute`` and
+            ``higher_is_better`` as in torchmetrics. A function of another name than accuracy, auc, f1, c_index, rmse,
+            mae or mse needs `hansa.lower` or `hansa.higher`: ``{"delay": hansa.lower(delay)}``.
         main_metric: The metric that runs are ranked by: "accuracy", "loss", or one of ``metrics``. Default: accuracy if
             there is one, else the first of ``metrics``, else the loss.
         augment: Functions of (batch, generator) that every training batch passes through, such as
             ``[hansa.augment.crop(4), hansa.augment.flip()]``.
+        reduction: What your own loss is for a batch: "mean" over its rows, "sum", or "labels" for the mean over labels
+            that count. Its test loss is then added batch by batch, and outputs are not kept.
+        ignored: A label that counts neither in accuracy nor in ``reduction="labels"``. Default: the ``ignore_index`` of
+            the loss. Negative labels never count.
         name: Name of the task. Default: the class of the model.
         execution: How clients are trained. "auto": by native code where model and loss have a native form, otherwise by
             eager PyTorch. "native" and "eager": by that only. "vmap": many clients in one program
@@ -154,6 +182,8 @@ class Task:
         metrics: Mapping[str, Metric] | None = None,
         main_metric: str | None = None,
         augment: Sequence[Augment] | Augment = (),
+        reduction: Reduction | None = None,
+        ignored: int | None = None,
         name: str | None = None,
         execution: Execution = "auto",
         autocast: str | None = None,
@@ -162,73 +192,94 @@ class Task:
         evaluation_batch_size: int | None = None,
         device: Device | None = None,
     ) -> None:
-        if isinstance(model, nn.Module):
-            raise HansaError(
-                f"Task(model={type(model).__name__} object): expected a function that returns the model, because every "
-                f"worker needs its own. Pass the class, or lambda: {type(model).__name__}(...)."
-            )
+        _check_model_and_data(model, data)
+        check_loss(loss)
+        check_rises(metric)
         self.model, self.loss, self.data, self.augment = model, loss, data, as_pipeline(augment)
         self.device = None if device is None else resolve_devices(device, "Task")
-        self.metrics = check_metric_names({} if metrics is None else metrics)
-        self.directions = metric_directions(self.metrics)
-        check_hits(metric)
+        self.execution, self.client_batching = check_execution(execution), _NO_BATCHING
+        self.precision = Precision(autocast, param_dtype)
+        self.reduction = check_reduction(reduction)
         self.population = Population(samples_of(data))
         if min(self.population.samples, default=0) < 1:
             empty = next((i for i, samples in enumerate(self.population.samples) if samples < 1), 0)
             raise HansaError(f"client {empty} has no samples: give it some, or remove it from the data.")
-        example = self.example_model()
-        self.name = name if name is not None else type(example).__name__
-        self.example = inputs, targets = self._example_batch()
-        own_loss = loss
-        if isinstance(targets, WeightedTargets):
-            self.loss = loss = with_row_weights(loss)
-        self.layout = Layout.of(example, channels_last=False)
-        if isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor):
-            self.layout = choose_layout(self.name, self.example_model, loss, inputs, targets)
-        double = any(entry.dtype == torch.float64 for entry in self.layout.parameters)
-        self.dtype = torch.float64 if double else torch.float32
-        self.precision = Precision(autocast, param_dtype)
-        if param_dtype is None:
-            self.layout = keep_narrow_weights(
-                self.name, self.example_model, loss, self.layout, self.dtype, self.example, autocast
-            )
+        module = self.example_model()
+        self.name = name if name is not None else type(module).__name__
+        self.example = self._example_batch()
+        if isinstance(self.example.targets, WeightedTargets):
+            self.loss = with_row_weights(loss)
+        stated = ignored_label(self.loss) if ignored is None else ignored
+        self.ignored = None if stated is None or stated < 0 else stated
         self.test_sets = self._test_sets(test)
-        samples = None if torch_class_loss(loss) is not None else self._sample_batches()
-        mixed = autocast if self.layout.own_dtypes else None  # which such weights may need
-        probe = probe_model(self.example_model, loss, self.layout, self.dtype, self.example, samples, mixed)
-        if probe is not None and isinstance(targets, WeightedTargets):
-            check_row_weights(own_loss, loss, probe.output, probe.target)
-        check_classes(probe, loss, getattr(data, "targets", None))
-        changed = None if probe is None else probe.changed_buffers
-        same = find_constant_buffers(example, lambda: fresh(model, Key(1)), changed)
-        self.constant_buffers = same & {entry.name for entry in self.layout.buffers}
-        self.layout = self.layout.without(self.constant_buffers)
-        self.frozen = find_frozen(example, same)
-        accuracy = default_metric(loss, probe, getattr(data, "targets", targets))
-        self.metric = metric if metric is not None else accuracy
-        check_metrics(probe, metric, self.metrics)
+        self._client_test_rows = rows_by_owner(getattr(data, "test_owners", None))
+        probe = self._describe_model(module)
+        self.network = self._find_network()
+        self._describe_scores(probe, metric, check_metrics({} if metrics is None else metrics))
+        self.directions = metric_directions(self.metrics)
         self.main_metric = main_column(self.metrics, self.metric is not None, main_metric)
-        self.label_rule = find_label_rule(loss, probe, accuracy)
-        reductions = self._find_reductions(probe)
-        self.reduction = reductions[0]
-        self.is_row_mean = "mean" in reductions or "sum" in reductions
-        self.loss_sums = loss_sums(loss, self.reduction, self.label_rule)
-        if self.needs_all_outputs and any(map(count_test_rows, self.test_sets.values())):
-            check_outputs(probe, self.loss_sums is None)
-        if self.loss_sums is None:
-            why = "the loss is neither a mean nor a sum over rows"
-            log.info("%s: %s: the test loss is computed from all test rows at once", self.name, why)
         self.evaluation_batch_size = check_batch_size(evaluation_batch_size, probe)
-        self.execution, self.client_batching = check_execution(execution), _NO_BATCHING
-        self.network = self._find_network(inputs, targets)
         if execution == "compiled" and (reason := compile_obstacle(self)) is not None:
             raise HansaError(
                 f"Task(execution='compiled'): {self.name} cannot be compiled: {reason}. Omit execution to train it as "
                 "it is."
             )
-        self._client_test_rows = rows_by_owner(getattr(data, "test_owners", None))
         self._checked_for_state = False
         allocator.trim()  # memory of the comparisons
+
+    def _describe_model(self, module: nn.Module) -> ProbeResult | None:
+        """Set the layout, the dtype, and the buffers and weights that trainers share; take a step on a few rows."""
+        inputs, targets = self.example
+        self.layout = Layout.of(module, channels_last=False)
+        if isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor):
+            self.layout = choose_layout(self.name, self.example_model, self.loss, inputs, targets)
+        double = any(entry.dtype == torch.float64 for entry in self.layout.parameters)
+        self.dtype = torch.float64 if double else torch.float32
+        autocast = self.precision.autocast
+        if self.precision.param_dtype is None:
+            self.layout = keep_narrow_weights(
+                self.name, self.example_model, self.loss, self.layout, self.dtype, self.example, autocast
+            )
+        mixed = autocast if self.layout.own_dtypes else None  # which such weights may need
+        probe = probe_model(self.example_model, self.loss, self.layout, self.dtype, self.example, mixed)
+        changed = None if probe is None else probe.changed_buffers
+        same = find_constant_buffers(module, lambda: fresh(self.model, Key(1)), changed)
+        self.constant_buffers = same & {entry.name for entry in self.layout.buffers}
+        self.layout = self.layout.without(self.constant_buffers)
+        self.frozen = find_frozen(module, same)
+        return probe
+
+    def _describe_scores(self, probe: ProbeResult | None, metric: Metric | None, metrics: dict[str, Metric]) -> None:
+        """Set how test rows are scored: the sums of the loss, accuracy, and metrics of all rows."""
+        every = getattr(self.data, "targets", self.example.targets)
+        self.metric: HitMetric | None = None
+        self.metrics = metrics
+        if metric is not None:
+            if probe is not None and check_accuracy(metric, probe.output, strip_weights(probe.target)):
+                self.metric = RowMetric(metric)
+            else:
+                self.metrics = {"accuracy": metric, **metrics}
+        elif "accuracy" not in metrics and probe is not None:
+            target, targets = strip_weights(probe.target), strip_weights(every)
+            self.metric, reason = default_accuracy(self.loss, probe.output, target, targets, self.ignored)
+            if reason:
+                log.warning("%s: no accuracy: %s. Task(metric=...) takes a function of yours.", self.name, reason)
+        reduction = self.reduction if self.network is None else "labels"  # it is cross-entropy, however it is written
+        self.loss_sums = loss_sums(self.loss, reduction, self.ignored)
+        self.sums_rows = is_sum(self.loss, reduction)
+        self.is_row_mean = is_row_mean(self.loss, reduction, self.ignored, every)
+        if probe is None:
+            return
+        check_classes(self.loss, probe.output, every)
+        for name, each in metrics.items():
+            try:
+                compute_metric(name, each, probe.output, strip_weights(probe.target))
+            except HansaError:
+                raise
+            except Exception as error:  # such as for one class among few rows; if it fails again, evaluation says so
+                log.debug("the metric %s fails on a few rows: %s", name, error)
+        rows = max(map(count_test_rows, self.test_sets.values()), default=0)
+        check_outputs(probe, rows, self.loss_sums is None, self.metrics)
 
     def _example_batch(self) -> Batch:
         """Return a few rows as the model sees them in training."""
@@ -249,45 +300,20 @@ class Task:
         """Return a new model with the same initial weights every time."""
         return fresh(self.model, Key(0))
 
-    def _find_reductions(self, probe: ProbeResult | None) -> list[Reduction]:
-        if probe is not None and probe.loss.ndim and not hasattr(self.loss, "sums"):
-            raise HansaError(
-                f"Task(loss): returned a tensor of shape {tuple(probe.loss.shape)}: expected one number for a batch, "
-                "such as the mean over its rows."
-            )
-        return find_reductions(self.loss, probe, self.label_rule)
-
     def _test_sets(self, test: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the test sets by name; that of the data itself has the name ""."""
         sets = named_test_sets(test, self.example)
         sets = sets if sets and not count_test_rows(self.data) else {"": self.data, **sets}
-        return {**sets, **validation_set(self.data)}
+        return {**sets, **_validation_set(self.data)}
 
-    def _sample_batches(self) -> list[Batch]:
-        """Return rows of training and test data with different targets, on which the loss is probed."""
-        data: Any = self.data
-        batches = []
-        if hasattr(data, "fetch"):
-            client = data.population - 1
-            batches.append(Batch(*data.fetch(client, data.rows(client)[:_SAMPLE_ROWS])))
-        if hasattr(data, "fetch_test") and data.test_count:
-            rows = torch.linspace(0, data.test_count - 1, min(_SAMPLE_ROWS, data.test_count)).long()
-            batches.append(Batch(*data.fetch_test(rows)))
-        for inputs, targets in (
-            (getattr(data, "inputs", None), getattr(data, "targets", None)),
-            (getattr(data, "test_inputs", None), getattr(data, "test_targets", None)),
-        ):
-            if inputs is not None and (chosen := diverse_rows(targets, _SAMPLE_ROWS)) is not None:
-                batches.append(Batch(take_rows(inputs, chosen), take_rows(targets, chosen)))
-        return [self._augment_example(batch) for batch in batches]
-
-    def _find_network(self, inputs: Any, targets: Any) -> Network | None:
+    def _find_network(self) -> Network | None:
         """Return the native form of the model and its loss, if there is one; `eager_reason` says why there is none."""
         self.eager_reason: str | None = None
         if self.execution not in ("auto", "native"):
             self.eager_reason = f"execution={self.execution!r}"
             return None
         native.warn_if_missing()
+        inputs, targets = self.example
         required = self.execution == "native"
         try:
             if self.precision.reason is not None:
@@ -383,7 +409,7 @@ class Task:
         results: dict[str, float] = {}
         for name, own in self._scores_by_set(scores).items():
             rows = count_test_rows(self.test_sets[name])
-            metrics = compute_metrics(own, rows, self.metric, self.metrics, self._loss_of_all_rows)
+            metrics = compute_metrics(own, rows, self.metrics, self._loss_of_all_rows)
             results |= metrics if name == self.main_test_set else {}
             results |= {f"{name}/{metric}": value for metric, value in metrics.items()} if name else {}
         return results
@@ -420,15 +446,29 @@ class Task:
         """Return loss, accuracy and metrics of the trainer's model on a client's own test rows."""
         rows = self._client_test_rows[client]
         score = trainer.score(rows)
-        return compute_client_metrics(score, len(rows), self.metric, self.metrics, self._loss_of_all_rows)
+        return compute_client_metrics(score, len(rows), self.metrics, self._loss_of_all_rows)
 
     def for_seed(self, seed: int) -> Task:
-        """Return the task with the clients that a run's seed draws; itself if its data has fixed clients.
+        """Return the task with the clients, or validation rows, that a run's seed draws; itself if they are fixed.
+
+        It is the same object as long as a run or the caller holds it.
 
         Args:
             seed: The seed of a run.
         """
-        return task_for_seed(self, seed)
+        known = _drawn.setdefault(self, WeakValueDictionary())
+        if (result := known.get(seed)) is not None:
+            return result
+        data: Any = self.data
+        drawn = data.for_seed(seed) if hasattr(data, "for_seed") else data
+        if drawn is data:
+            return self
+        known[seed] = other = copy.copy(self)
+        other.data, other.population = drawn, Population(samples_of(drawn))
+        other.test_sets = {name: drawn if test is data else test for name, test in self.test_sets.items()}
+        other.test_sets |= _validation_set(drawn)
+        other._client_test_rows = rows_by_owner(getattr(drawn, "test_owners", None))
+        return other
 
     def on_training_data(self) -> Task:
         """Return the task with all clients' training rows as test set: ``test_loss`` is the global training loss."""
@@ -445,6 +485,35 @@ class Task:
         widen_module(module, vectors[MODEL].dtype, self.kept_weights(vectors[MODEL].dtype))
         module.load_state_dict(self.layout.unpack(vectors[MODEL], vectors.get(BUFFERS)), strict=False)
         return module
+
+
+def _check_model_and_data(model: Any, data: Any) -> None:
+    """Raise for a model that is no function, and for data that is not federated."""
+    if isinstance(model, nn.Module):
+        raise HansaError(
+            f"Task(model={type(model).__name__} object): expected a function that returns the model, because every "
+            f"worker needs its own. Pass the class, or lambda: {type(model).__name__}(...)."
+        )
+    if not all(hasattr(data, name) for name in ("population", "rows", "samples")):
+        raise HansaError(
+            f"Task(data={type(data).__name__}): expected federated data, such as hansa.data.from_arrays(inputs, "
+            "targets, clients=...) or, for a Dataset or DataLoader, "
+            "hansa.data.from_items(dataset, collate, clients=...) return."
+        )
+
+
+def samples_of(data: ClientData) -> tuple[int, ...]:
+    """Return the number of samples of each client, without a call per client if the data has ``sizes``."""
+    sizes = getattr(data, "sizes", None)
+    if isinstance(sizes, torch.Tensor) and sizes.shape == (data.population,):
+        return tuple(sizes.tolist())
+    return tuple(data.samples(client) for client in range(data.population))
+
+
+def _validation_set(data: Any) -> dict[str, NamedTestSet]:
+    """Return the validation rows of some data as a test set by name; empty if there are none."""
+    targets = getattr(data, "validation_targets", None)
+    return {} if targets is None else {VALIDATION: NamedTestSet(VALIDATION, data.validation_inputs, targets)}
 
 
 def _has_negative(labels: torch.Tensor) -> bool:

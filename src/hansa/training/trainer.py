@@ -43,14 +43,12 @@ from hansa.training.batch_sources import (
     train_source,
 )
 from hansa.training.compiled import CompiledLoss
-from hansa.training.evaluation import Evaluator
+from hansa.training.evaluation import Evaluator, PartialScore
 from hansa.training.execution_mode import native_inputs
 from hansa.training.frozen_weights import SharedWeights
-from hansa.training.labels import has_ignored_labels
 from hansa.training.mixed_precision import ModelPrecision
 from hansa.training.model_probe import model_caller
 from hansa.training.module_state import ModuleState
-from hansa.training.scoring import PartialScore
 from hansa.training.vmap import BatchedTraining
 
 if TYPE_CHECKING:
@@ -280,7 +278,7 @@ class ModuleTrainer(BaseTrainer):
         steps = max(1, _BATCH_NUMBERS // max(1, run.rows.shape[1] * self.task.example[0][0].numel()))
         for first in range(0, len(run), steps):
             batches = self._read_batches(run[first : first + steps])
-            if any(map(has_ignored_labels, batches)):
+            if any(_has_ignored_labels(batch) for batch in batches):
                 yield self._step_eagerly(batches, step)
                 continue
             inputs, labels = (torch.cat([batch[place] for batch in batches]) for place in (0, 1))
@@ -335,7 +333,7 @@ class ModuleTrainer(BaseTrainer):
                 examples = self._examples()
             else:
                 examples = self.batch(client, rows)
-                if has_ignored_labels(examples):
+                if _has_ignored_labels(examples):
                     return self._eager_gradient(examples)
                 rows = torch.arange(len(examples[1]))
             mean, _ = self.network.gradient(
@@ -387,7 +385,7 @@ class ModuleTrainer(BaseTrainer):
         batch = self.batch(client, rows)
         output, _, gradients = self._differentiate(batch)
         weight = task.loss_sums(output, batch.targets)[1]
-        if weight and task.reduction == "sum":
+        if weight and task.sums_rows:
             gradients = tuple(gradient / weight for gradient in gradients)
         return weight, gradients
 
@@ -420,12 +418,35 @@ def fresh(model: Callable[..., nn.Module], key: Key) -> nn.Module:
 
     A function with a parameter ``seed`` receives the seed of the run.
     """
+    arguments = {"seed": key.seed} if _asks_for_seed(model) else {}
+    _check_call(model, arguments)
     with random_state.LOCK, random_state.preserve_rng():
         random_state.seed_all(key, torch.device("cpu"))
-        module = model(seed=key.seed) if _asks_for_seed(model) else model()
+        module = model(**arguments)
     if not isinstance(module, nn.Module):
         raise HansaError(f"Task(model): the function gave {type(module).__name__}, expected an nn.Module.")
     return module
+
+
+def _check_call(model: Any, arguments: dict[str, Any]) -> None:
+    """Raise if a function that builds a model needs arguments."""
+    try:
+        signature = inspect.signature(model)
+    except (TypeError, ValueError):  # a built-in
+        return
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        name = getattr(model, "__name__", type(model).__name__)
+        raise HansaError(
+            f"Task(model={name}): cannot be called without arguments: {error}. Set them with functools.partial({name}, "
+            f"...) or lambda: {name}(...)."
+        ) from error
+
+
+def _has_ignored_labels(batch: Sequence[Any]) -> bool:
+    """Return whether a batch has negative labels, which cross-entropy ignores and native code does not take."""
+    return int(batch[1].min()) < 0
 
 
 def _asks_for_seed(model: Callable[..., nn.Module]) -> bool:

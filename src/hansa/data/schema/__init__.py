@@ -1,0 +1,1 @@
+"""Schemas of tables: how the columns of a CSV file become inputs and targets, the same at every site."""
