@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from hansa.data.csv_folder import HEART_ASSET, HOSPITALS, README_FILE, SCHEMA_FILE, _read_asset
 from hansa.data.files import invalid_file
-from hansa.data.hospital_tables import HEART_ASSET, HOSPITALS, README_FILE, SCHEMA_FILE, _read_asset
 from hansa.data.loading import ASSET
 from hansa.data.readers import read_idx
 from hansa.data.sources import dataset_info

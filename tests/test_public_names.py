@@ -22,6 +22,10 @@ MODULES = (
 )  # fmt: skip
 
 CHANGED: dict[str, str] = {
+    "hansa.data.infer_schema": "delimiter, decimal and encoding of files are arguments",
+    "hansa.data.Schema": "states delimiter, decimal and encoding of files",
+    "hansa.data.TableColumn": "spellings of categories",
+    "hansa.data.TableEncoding": "counts of missing, otherwise spelled and unknown cells",
     "hansa.data.download": "pooch pauses between attempts: no pause=",
     "hansa.Task": "execution= replaces native, batch_clients and compile; reduction= and ignored= are new",
     "hansa.sklearn": "examples/sklearn_sites.py has an estimator in forty lines",

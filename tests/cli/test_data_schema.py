@@ -30,6 +30,23 @@ def test_a_schema_is_inferred_written_and_checked(cli, folder):
     assert cli("data", "schema", "sites", "--target", "y", "-o", "schema.txt").exit_code == 2
 
 
+def test_files_are_checked_by_an_open_schema_as_by_a_closed_one(cli, folder):
+    """It said "fits" of values that the schema does not list, as long as a mean was open."""
+    (folder / "sites").mkdir()
+    (folder / "sites" / "a.csv").write_text("age,ward,y\n40,garden,1\n50,icu,0\n")
+    columns = "[{name: age, kind: number, scale: pooled}, {name: ward, kind: category, categories: [icu]%s}, %s]"
+    target = "{name: y, kind: target, categories: ['0', '1']}"
+    for name, unknown, last in (("open", "", target), ("zero", ", unknown: zero", target),
+                                ("class", ", unknown: zero", target.replace("'1'", "'2'"))):  # fmt: skip
+        (folder / f"{name}.yaml").write_text(f"hansa_schema: 1\ncolumns: {columns % (unknown, last)}\n")
+    wrong = cli("data", "schema", "sites", "--check", "open.yaml")
+    assert (wrong.exit_code, "'ward' is 'garden'" in wrong.stdout) == (1, True)
+    fits = cli("data", "schema", "sites", "--check", "zero.yaml")
+    assert (fits.exit_code, "ward: 1 unknown" in fits.stdout) == (0, True)
+    wrong = cli("data", "schema", "sites", "--check", "class.yaml")
+    assert (wrong.exit_code, "'y' is '1'" in wrong.stdout) == (1, True)
+
+
 def test_predictions_have_the_names_of_classes(cli, folder):
     (folder / "sites").mkdir()
     rows = "".join(f"{place},{'ill' if place > 9 else 'well'}\n" for place in range(20))

@@ -20,6 +20,8 @@ def test_a_damaged_run_is_named_and_the_rest_is_drawn(cli, folder):
     ):
         assert output in page
     assert '<tr data-run="0">' in page
+    assert cli("report", "good", "--figure", "curves.pdf").exit_code == 0
+    assert (folder / "curves.pdf").read_bytes().startswith(b"%PDF")
     assert cli("report", "bad").exit_code == 2
 
 

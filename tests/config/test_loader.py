@@ -12,7 +12,7 @@ import hansa
 import hansa.data
 from hansa import presets
 from hansa.config import ConfigError, build_algorithm, from_preset, from_yaml, json_schema, load, to_yaml
-from hansa.config.arguments import SECTION_ARGUMENTS, own_arguments, preset_arguments
+from hansa.config.compose import SECTION_ARGUMENTS, own_arguments, preset_arguments
 from hansa.config.registry import KINDS
 
 

@@ -9,7 +9,7 @@ import pytest
 import hansa
 from hansa import presets
 from hansa.config import build_algorithm, composition, from_preset, from_yaml
-from hansa.config.registry import to_python
+from hansa.config.compose import to_python
 
 
 def evaluated(found):

@@ -47,12 +47,12 @@ def tables(draw: st.DrawFn) -> Tables:
     columns = [
         TableColumn("age", "number", missing=missing, fill=fill, scale=scale),
         TableColumn("dose", "number", scale=draw(st.sampled_from(["none", "pooled"]))),
-        TableColumn("ward", "category", missing="refuse" if missing == "refuse" else "indicator"),
+        TableColumn("ward", "category", tuple(sorted(WARDS)), missing="refuse" if missing == "refuse" else "indicator"),
         TableColumn("stage", "ordinal", STAGES, scale=scale),
         TableColumn("admitted", "date", scale="pooled"),
         TableColumn("note", "text_length", missing="constant", fill=0.0),
         TableColumn("patient", "id"),
-        TableColumn("y", "target", target="class" if by_class else "number"),
+        TableColumn("y", "target", ("0", "1", "2")) if by_class else TableColumn("y", "target", target="number"),
     ]
     order = draw(st.permutations(columns))
     split = SplitColumn("fold", ("test",), ("train",)) if draw(st.booleans()) else None

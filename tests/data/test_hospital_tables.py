@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 import hansa
-from hansa.data.hospital_tables import HOSPITALS, hospital_files
-from hansa.data.schema.table_schema import Schema
+from hansa.data import Schema
+from hansa.data.csv_folder import HOSPITALS, hospital_files
 
 
 def test_the_data_set_has_the_hospitals_as_clients():

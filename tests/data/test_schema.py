@@ -17,17 +17,18 @@ from hypothesis import strategies as st
 import hansa
 from data.tables import TRIALS, Tables, tables
 from hansa.data import Schema, SchemaMisfitError, SplitColumn, TableColumn, TableEncoding, from_csv_folder, infer_schema
-from hansa.data.schema.agreement import (
-    SharingRules,
-    TableSummary,
+from hansa.data.schema import (
+    MISFIT_CODES,
+    CellCounts,
+    Moments,
+    Table,
+    as_table,
     complete,
-    name_hash,
-    shared_hashes,
-    summarize,
+    encode,
+    encode_for_training,
+    read_csv,
+    table_moments,
 )
-from hansa.data.schema.encoding import MISFIT_CODES, encode, encode_for_training
-from hansa.data.schema.moments import Moments
-from hansa.data.schema.tables import Table, as_table, read_csv
 from hansa.runs.preprocessing import Preprocessing
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -125,9 +126,12 @@ def test_forms_and_the_hash(tmp_path):
         ({"kind": "numbr"}, "kind='numbr': expected one of number.*Did you mean number"),
         ({"kind": "category", "categories": [True, False]}, "Quote it"),
         ({"kind": "category", "categories": ["a", "a"]}, "every value once"),
+        ({"kind": "category"}, "a list of the values, which `hansa data schema` finds"),
+        ({"kind": "category", "categories": ["a", "b"], "spellings": {"a": ["b"]}}, "other spellings"),
+        ({"kind": "category", "categories": ["a"], "spellings": 3}, "lists of other spellings"),
         ({"kind": "number", "categories": ["a"]}, "none for the kind number"),
         ({"kind": "ordinal"}, "in increasing order"),
-        ({"kind": "category", "missing": "mean"}, "refuse, indicator or constant"),
+        ({"kind": "category", "categories": ["a"], "missing": "mean"}, "refuse, indicator or constant"),
         ({"kind": "number", "missing": "constant"}, "fill=None"),
         ({"kind": "number", "fill": 3}, "none with missing: refuse"),
         ({"kind": "category", "categories": ["a"], "missing": "constant", "fill": "b"}, "one of the categories"),
@@ -135,7 +139,7 @@ def test_forms_and_the_hash(tmp_path):
         ({"kind": "number", "mean": 3}, "neither scaled pooled"),
         ({"kind": "number", "scale": "pooled", "mean": 3, "std": 0}, "above 0"),
         ({"kind": "number", "scale": "pooled", "mean": math.inf}, "finite"),
-        ({"kind": "target", "missing": "mean"}, "refuse for the kind target"),
+        ({"kind": "target", "categories": ["a"], "missing": "mean"}, "refuse for the kind target"),
         ({"kind": "number", "target": "class"}, "target='class'"),
         ({"kind": "number", "scales": "pooled"}, "unknown key 'scales'. Did you mean scale"),
     ],
@@ -152,9 +156,11 @@ def test_a_wrong_column_is_named(column, message):
         ({}, "hansa_schema: 1"),
         ({"hansa_schema": 1, "columns": []}, "one mapping per column"),
         ({"hansa_schema": 1, "columns": [{"name": "x", "kind": "number"}] * 2}, "'x' is listed twice"),
-        ({"hansa_schema": 1, "columns": [{"name": "y", "kind": "target"}]}, "no column of inputs"),
+        ({"hansa_schema": 1, "columns": [{"name": "y", "kind": "target", "target": "number"}]}, "no column of inputs"),
         ({"hansa_schema": 1, "columns": [{"name": "x", "kind": "number"}], "split": "x"}, "List it once"),
         ({"hansa_schema": 1, "columns": [{"name": "x", "kind": "number"}], "colums": 1}, "Did you mean columns"),
+        ({"hansa_schema": 1, "columns": [{"name": "x", "kind": "number"}], "delimiter": ";;"}, "one character"),
+        ({"hansa_schema": 1, "columns": [{"name": "x", "kind": "number"}], "encoding": "utf-9"}, "utf-8, latin-1"),
     ],
 )
 def test_a_wrong_schema_is_named(content, message):
@@ -190,8 +196,8 @@ def test_a_misfit_has_a_code_and_a_schema_column_and_its_message_the_place(chang
 
 
 def test_an_open_schema_encodes_nothing():
-    with pytest.raises(SchemaMisfitError, match="'ward' is not agreed yet"):
-        encode(Schema((TableColumn("ward", "category"),)), table(ward=["icu"]))
+    with pytest.raises(SchemaMisfitError, match="deviation of 'age' is still open"):
+        encode(Schema((TableColumn("age", "number", scale="pooled"),)), table(age=[1]))
 
 
 def test_frames_of_all_kinds_are_one_table():
@@ -209,10 +215,9 @@ def test_frames_of_all_kinds_are_one_table():
 
 
 def test_integers_with_and_without_a_point_are_one_category():
-    draft = Schema((TableColumn("cp", "category"),))
-    both = [table("a", cp=["1.0", "2.0"]), table("b", cp=["1", "4"])]
-    schema = complete(draft, [summarize(draft, each) for each in both])
-    assert schema["cp"].categories == ("1", "2", "4")
+    schema = Schema((TableColumn("cp", "category", ("1", 2.0)),))
+    assert schema["cp"].categories == ("1", "2")
+    assert encode(schema, table(cp=["1.0", "2", "1"])).inputs.tolist() == [[1, 0], [0, 1], [1, 0]]
 
 
 def test_statistics_of_a_site_scale_only_its_own_rows():
@@ -226,27 +231,38 @@ def test_statistics_of_a_site_scale_only_its_own_rows():
         encoding.inputs({"age": [5]})
 
 
-def test_sites_send_what_their_rules_allow():
-    draft = Schema((TableColumn("ward", "category", unknown="zero"), TableColumn("age", "number", scale="pooled")))
-    rules = SharingRules("shared", {"ward": ("icu",)}, sites=2, moments=True, rows=2)
-    sites = [table("a", ward=["icu", "rare"], age=[1, 2]), table("b", ward=["cardio", "icu"], age=[3, 4]),
-             table("c", ward=["cardio", "own"], age=[5, 6])]  # fmt: skip
-    first = [summarize(draft, each, rules, salt=b"s") for each in sites]
-    assert [each.names["ward"] for each in first] == [("icu",), ("icu",), ()]
-    shared = shared_hashes(first)
-    assert shared == {"ward": (name_hash(b"s", "ward", "cardio"),)}
-    second = [summarize(draft, each, rules, salt=b"s", reveal=shared) for each in sites]
-    sent = json.dumps([each.to_json() for each in first + second])
-    assert "rare" not in sent
-    assert "own" not in sent
-    schema = complete(draft, [TableSummary.from_json(each.to_json()) for each in second])
-    assert schema["ward"].categories == ("cardio", "icu")
-    assert (schema["ward"].unknown, schema["age"].mean) == ("zero", 3.5)
-    with pytest.raises(SchemaMisfitError, match="keeps 2 of 2 category names"):
-        summarize(Schema((TableColumn("ward", "category"),)), sites[0], SharingRules())
-    with pytest.raises(SchemaMisfitError, match="no moments of fewer than 3 rows") as few:
-        summarize(draft, sites[0], SharingRules("shared", moments=True, rows=3))
-    assert few.value.code == "too-few-rows"
+def test_spellings_unknown_and_missing_cells_are_counted(tmp_path, caplog):
+    ward = TableColumn("ward", "category", ("icu", "surgery"), "indicator", unknown="zero",
+                       spellings={"icu": ["ICU", "intensive"]})  # fmt: skip
+    schema = Schema((ward, TableColumn("y", "target", ("no", "yes"), spellings={"yes": ["y", "1"]})))
+    assert Schema.load(schema.save(tmp_path / "schema.yaml")) == schema
+    encoded = encode_for_training(
+        schema, table(ward=["ICU", "garden", "", "surgery", "roof"], y=["1", "y", "yes", "no", "no"])
+    )
+    assert encoded.inputs.tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0, 0]]
+    assert encoded.targets.tolist() == [1, 1, 1, 0, 0]
+    assert encoded.counts == {"ward": CellCounts(missing=1, spelled=1, unknown=2)}
+    assert "north.csv: 2 of 5 values of 'ward' are not in the schema" in caplog.text
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    write(folder, a="ward,y\nicu,no\ncellar,yes\n", b="ward,y\nicu,yes\n")
+    data = from_csv_folder(folder, schema=schema, test=0)
+    assert data.encoding.counts == {"a": {"ward": CellCounts(unknown=1)}}
+
+
+def test_a_schema_states_how_files_are_written(tmp_path):
+    text = "Alter;Ort;krank\n40,5;M\u00fcnchen;ja\n1,25e1;Bonn;nein\n"
+    (tmp_path / "a.csv").write_bytes(text.encode("latin-1"))
+    form = {"delimiter": ";", "decimal": ",", "encoding": "latin-1"}
+    schema = infer_schema(tmp_path / "a.csv", "krank", test=0, **form)
+    assert schema.inputs == ("Alter", "Ort=Bonn", "Ort=M\u00fcnchen")
+    schema = Schema.load(schema.save(tmp_path / "schema.yaml"))
+    data = from_csv_folder(tmp_path / "a.csv", schema=schema, test=0)
+    assert data.inputs.tolist() == [[40.5, 0, 1], [12.5, 1, 0]]
+    assert TableEncoding(schema).inputs({"Alter": [40.5], "Ort": ["Bonn"]}).tolist() == [[40.5, 1, 0]]
+    (tmp_path / "b.csv").write_text("Alter;Ort;krank\n40.5;Bonn;ja\n")
+    with pytest.raises(SchemaMisfitError, match=r"'Alter' is '40\.5': not a number"):
+        TableEncoding(schema).inputs(tmp_path / "b.csv")
 
 
 @settings(max_examples=TRIALS, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -254,9 +270,9 @@ def test_sites_send_what_their_rules_allow():
 def test_the_schema_does_not_depend_on_the_order_of_sites_rows_and_columns(tmp_path_factory, each: Tables, draw):
     folder = each.write(tmp_path_factory.mktemp("tables"))
     files = [read_csv(path) for path in sorted(folder.glob("*.csv"))]
-    summaries = [summarize(each.draft, file) for file in files]
-    draw.shuffle(summaries)
-    schema = complete(each.draft, summaries)
+    sums = [table_moments(each.draft, file) for file in files]
+    draw.shuffle(sums)
+    schema = complete(each.draft, sums)
     if each.draft.split is None:
         return  # the choice of test rows follows the order of rows
     for file in files:
@@ -302,7 +318,7 @@ json_values = st.recursive(
 @given(json_values)
 def test_any_plain_data_is_read_or_refused_with_one_error(content):
     marked = {**content, "hansa_schema": 1, "hansa_preprocessing": 1} if isinstance(content, dict) else content
-    for read in (Schema.from_dict, TableSummary.from_json, Preprocessing.from_dict):
+    for read in (Schema.from_dict, Moments.from_json, Preprocessing.from_dict):
         for each in (content, marked):
             with contextlib.suppress(hansa.HansaError):
                 read(each)

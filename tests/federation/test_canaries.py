@@ -111,7 +111,7 @@ class TableSites(LocalSites):
 
     def agent(self, site: str) -> Agent:
         if site not in self.agents:
-            source = DataSource(build.load_data, tables=lambda: read_tables(self.files / f"{site}.csv"))
+            source = DataSource(build.load_data, tables=lambda schema: read_tables(self.files / f"{site}.csv", schema))
             self.agents[site] = Agent(site, source, self.folder / site, self.policy)
         return self.agents[site]
 

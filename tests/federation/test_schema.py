@@ -37,7 +37,7 @@ model: logistic
 local: {{lr: 0.1, steps: 3, batch_size: 5}}
 checkpoint: {{every: 1}}
 """
-OPEN = Policy.model_validate({"table": {"categories": "all", "moments": True, "rows": 1}, "min_rows": 1})
+OPEN = Policy.model_validate({"table": {"moments": True, "rows": 1}, "min_rows": 1})
 FILES = {
     "north": ("age,ward,y\n", [f"{30 + 7 * i % 41}.5,{'icu' if i % 3 else 'surgery'},{i % 2}" for i in range(17)]),
     "south": (
@@ -46,8 +46,9 @@ FILES = {
     ),
 }
 DRAFT = Schema((
-    TableColumn("age", "number", missing="mean", scale="pooled"), TableColumn("ward", "category"),
-    TableColumn("y", "target"),
+    TableColumn("age", "number", missing="mean", scale="pooled"),
+    TableColumn("ward", "category", ("cardio", "icu", "surgery")),
+    TableColumn("y", "target", ("0", "1")),
 ))  # fmt: skip
 
 
@@ -60,7 +61,7 @@ class TableSites(LocalSites):
 
     def agent(self, site: str) -> Agent:
         if site not in self.agents:
-            source = DataSource(build.load_data, tables=lambda: read_tables(self.files / f"{site}.csv"))
+            source = DataSource(build.load_data, tables=lambda schema: read_tables(self.files / f"{site}.csv", schema))
             self.agents[site] = Agent(site, source, self.folder / site, self.policy)
         return self.agents[site]
 
@@ -97,7 +98,7 @@ def test_the_same_files_give_the_same_bits_simulated_and_served(tmp_path, files,
     experiment.execute()
     expected = simulated(files, text)
     assert serving.schema == expected.task.data.schema
-    assert serving.schema["ward"].categories == ("cardio", "icu", "surgery")
+    assert serving.schema["age"].mean is not None
     for name, vector in expected.state.vectors.items():
         assert torch.equal(experiment.run.state.vectors[name], vector)
     record, _ = read_preprocessing(tmp_path / "run" / "preprocessing.json")
@@ -195,7 +196,7 @@ def test_a_column_that_the_schema_lacks_is_never_named(tmp_path, files, text):
     assert message == "site north does not take part: schema: column 'age': column-missing"
 
 
-def test_by_default_no_category_and_no_moment_leaves_a_site(tmp_path, files, text):
+def test_by_default_no_sum_leaves_a_site(tmp_path, files, text):
     sites = TableSites(tmp_path / "sites", files, Policy())
     assert "schema: column 'age': not-agreed" in refusal(sites, sites_of(files), text=text)
     assert not any(b"icu" in answer or b"surgery" in answer for _, _, answer in sites.seen)
@@ -207,18 +208,10 @@ def test_by_default_no_category_and_no_moment_leaves_a_site(tmp_path, files, tex
     assert torch.equal(experiment.run.params, simulated(files, text).params)
 
 
-def test_names_that_two_sites_share_are_agreed_on_and_others_stay(tmp_path, files):
-    draft = Schema((TableColumn("age", "number", missing="constant", fill=0.0), TableColumn("ward", "category"),
-                    TableColumn("y", "target", ("0", "1"))))  # fmt: skip
-    text = TEXT.format(schema=draft.save(tmp_path / "draft.yaml"))
-    sites = TableSites(tmp_path / "sites", files, Policy.model_validate({"table": {"categories": "shared"}}))
-    serving = server(sites, sites_of(files), text=text)
-    experiment = serving.new(tmp_path / "run")
-    experiment.execute()
-    assert serving.schema["ward"].categories == ("surgery",)
-    assert serving.schema["ward"].unknown == "zero"
-    assert not any(b"cardio" in answer or b"icu" in answer for _, _, answer in sites.seen)
-    assert experiment.run.history[-1]["participants"] == 2
+def test_sums_of_few_rows_stay(tmp_path, files, text):
+    policy = Policy.model_validate({"table": {"moments": True, "rows": 100}})
+    sites = TableSites(tmp_path / "sites", files, policy)
+    assert "column 'age': too-few-rows" in refusal(sites, sites_of(files), text=text)
 
 
 def test_sites_never_encode_alone(tmp_path, files):
@@ -246,9 +239,9 @@ def test_sites_never_encode_alone(tmp_path, files):
 
 def test_a_question_for_another_site_is_refused(tmp_path, files):
     agent = TableSites(tmp_path, files).agent("north")
-    answer = agent.handle(SchemaRequest("south", DRAFT.to_json(), b"salt").to_bytes())
+    answer = agent.handle(SchemaRequest("south", DRAFT.to_json()).to_bytes())
     assert (wire_format.kind_of(answer), Refusal.from_bytes(answer).reason) == ("refused", "site")
-    answer = agent.handle(SchemaRequest("north", "no schema", b"salt").to_bytes())
+    answer = agent.handle(SchemaRequest("north", "no schema").to_bytes())
     assert Refusal.from_bytes(answer).reason == "schema"
 
 

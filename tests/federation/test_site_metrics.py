@@ -24,7 +24,7 @@ from hansa.study.recipes.flamby import cox_loss
 from hansa.study.report import ReportEntry
 from hansa.study.report.page import render_page
 from hansa.study.report.progress import LatestMetrics
-from hansa.study.report.site_view import site_table
+from hansa.study.report.tables import site_table
 from hansa.training.metrics import Bounded, c_index, roc_auc
 
 ROWS = {"north": 80, "south": 130}

@@ -11,9 +11,8 @@ from torch import nn
 import hansa
 from hansa.runs import metrics
 from hansa.study.report import ReportEntry, rank
-from hansa.study.report.latex import latex_table
-from hansa.study.report.ranking import best_values, format_cell, is_best, ranking_columns, tiles
-from hansa.study.report.sections import comparability_warnings
+from hansa.study.report.page import comparability_warnings
+from hansa.study.report.ranking import best_values, format_cell, is_best, latex_table, ranking_columns, tiles
 
 
 def history(values, name="test_accuracy"):
@@ -65,7 +64,7 @@ def test_it_is_last_named_and_never_bold(seeds):
     (row,) = [line for line in latex_table(ranking, 0.4).splitlines() if line.startswith("bad")]
     assert "diverged" in row
     assert "textbf" not in row
-    assert not any("bad" in tile for tile in tiles(ranking, 0.4))
+    assert all(tile.ranked.entry.name != "bad" for tile in tiles(ranking, 0.4))
 
 
 def test_a_search_does_not_choose_a_rate_that_diverges():

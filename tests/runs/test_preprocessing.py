@@ -20,8 +20,7 @@ from data.tables import TRIALS, tables
 from hansa.config import build, from_yaml
 from hansa.data import Schema, TableColumn
 from hansa.data.csv_folder import complete_schema, read_tables
-from hansa.data.schema.encoding import encode, parse_numbers
-from hansa.data.schema.tables import read_csv
+from hansa.data.schema import encode, parse_numbers, read_csv
 from hansa.runs.experiment import Experiment
 from hansa.runs.export import predict_from_folder, sidecar_path
 from hansa.runs.folder import RunFolder
@@ -30,10 +29,10 @@ from hansa.runs.preprocessing import Preprocessing, read_preprocessing
 
 DRAFT = Schema(
     (
-        TableColumn("ward", "category", missing="indicator"),
+        TableColumn("ward", "category", ("x", "y", "z"), missing="indicator"),
         TableColumn("stage", "ordinal", ("low", "middle", "high"), scale="pooled"),
         TableColumn("age", "number", missing="mean", scale="pooled"),
-        TableColumn("y", "target"),
+        TableColumn("y", "target", ("no", "yes")),
     ),
     hansa.data.SplitColumn("fold"),
 )

@@ -19,10 +19,9 @@ from hansa.runs.folder import RunFolder
 from hansa.runs.provenance import code_without_comments
 from hansa.runs.weighting import unweighted_note
 from hansa.study.report import ReportEntry, rank
-from hansa.study.report.latex import latex_table
+from hansa.study.report.page import comparability_warnings
 from hansa.study.report.progress import StudyClock
-from hansa.study.report.ranking import tiles
-from hansa.study.report.sections import comparability_warnings
+from hansa.study.report.ranking import latex_table, tiles
 
 METHOD = hansa.presets.fedavg(local_lr=0.05, steps=2, batch_size=4)
 
@@ -237,10 +236,16 @@ def test_latex_has_deviations_costs_and_paired_intervals():
     unsure = entry("unsure", [[0.2, 0.6], [0.3, 0.9], [0.1, 0.8]])
     assert r"$-3.3$ [$-32.0$, $25.4$] \\" in latex_table(rank([unsure, fast]))  # no star: the interval contains 0
     assert "never" in latex_table(rank([slow, fast], 0.75), 0.75)
-    tile = next(each for each in tiles(ranking, 0.5) if "bits" in each)
-    assert "slow_1" in tile  # 160 bits: the traffic between peers counts
-    assert "160 bit" in tile
-    assert "highest accuracy, final" in tiles(ranking, 0.5)[0]
+    assert "difference from fast" in latex_table(ranking, 0.5, reference="fast")
+    from_slow = latex_table(ranking, 0.5, reference="slow_1")
+    assert r"$20.0$ [$20.0$, $20.0$]$^*$" in from_slow
+    with pytest.raises(hansa.HansaError, match=r"no such method\. Did you mean fast"):
+        latex_table(ranking, reference="fas")
+    alike = entry("alike", [[0.5, 0.7], [0.5, 0.8], [0.5, 0.9]])
+    assert latex_table(rank([fast, alike])).count(r"\textbf{80.0") == 2  # ties are all bold
+    tile = next(tile for tile in tiles(ranking, 0.5) if "bits" in tile.title)
+    assert (tile.ranked.entry.name, tile.value) == ("slow_1", "160 bit")  # the traffic between peers counts
+    assert "highest accuracy, final" in tiles(ranking, 0.5)[0].title
 
 
 def test_unweighted_fedavg_says_so_and_the_study_has_a_clock():

@@ -18,7 +18,7 @@ from hansa.runs.columns import WINDOW
 
 if TYPE_CHECKING:
     from hansa.config import Config, ConfigError
-    from hansa.config.arguments import Preset
+    from hansa.config.compose import Preset
     from hansa.config.yaml_text import Document
     from hansa.study.report import ReportEntry
 
@@ -167,7 +167,7 @@ def transfer_config(document: Document, method: str) -> list[str]:
     adaptive or neither is: their learning rates are not comparable. Components that the file replaces, and arguments
     of its own preset, are dropped. Nothing is dropped if the preset stays the same.
     """
-    from hansa.config.arguments import find_preset
+    from hansa.config.compose import find_preset
     from hansa.config.registry import normalize_name
 
     data = document.data
@@ -190,7 +190,7 @@ def transfer_config(document: Document, method: str) -> list[str]:
 
 def _inapplicable(data: dict[str, Any], preset: Preset, own: Any) -> Iterator[tuple[str, str | None]]:
     """The sections and keys of a configuration that do not apply to another preset."""
-    from hansa.config.arguments import SECTION_ARGUMENTS, find_preset, preset_arguments
+    from hansa.config.compose import SECTION_ARGUMENTS, find_preset, preset_arguments
 
     known = preset_arguments(preset)
     similar_server = isinstance(own, str) and ("eps" in preset_arguments(find_preset(own))) == ("eps" in known)

@@ -21,6 +21,7 @@ from rich.table import Table
 from typer.core import TyperCommand
 
 from hansa.core.errors import HansaError
+from hansa.core.terminal import Terminal
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,12 +47,12 @@ def plugin_names() -> str:
 
 def out() -> Console:
     """Return the console of results: standard output."""
-    return Console(highlight=False)
+    return Terminal(highlight=False)
 
 
 def err() -> Console:
     """Return the console of progress and errors: standard error."""
-    return Console(stderr=True, highlight=False)
+    return Terminal(stderr=True, highlight=False)
 
 
 def say(text: str, style: str | None = None) -> None:

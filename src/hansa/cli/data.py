@@ -136,7 +136,6 @@ def show(
     from hansa.config import allow_code, from_yaml
     from hansa.config.build import load_data
     from hansa.data.sources import DATASETS
-    from hansa.study.report.partition import LabelCounts
 
     overrides = [f"data.name={name}", f"seed={seed}"]
     overrides += [f"data.clients={clients}"] if clients is not None else []
@@ -153,8 +152,9 @@ def show(
         shades = SHADES if console.encoding.startswith("utf") else ASCII_SHADES
         console.print(heat_text(counts, labels, console.width, shades))
         if svg is not None:
-            image = LabelCounts(counts, labels).heat_map()
-            svg.write_text(image.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
+            from hansa.study.report.figure import draw_partition
+
+            draw_partition(counts, labels, svg)
     say(str(data.summary()))
 
 
@@ -184,11 +184,14 @@ def schema(
         float | None, typer.Option("--test", help="Fraction of test rows, which statistics leave out; default 0.2.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the choice of test rows.", min=0)] = 0,
+    delimiter: Annotated[str, typer.Option("--delimiter", help="What separates the cells.")] = ",",
+    decimal: Annotated[str, typer.Option("--decimal", help="Decimal mark of numbers: . or ,")] = ".",
+    encoding: Annotated[str, typer.Option("--encoding", help="Encoding of the files.")] = "utf-8",
 ) -> None:
     """Infer the schema of CSV files, or check that files fit one.
 
-    The exit code is 1 if a file does not fit. A federation agrees on a schema without such a folder: leave categories,
-    mean and std out of the file.
+    The exit code is 1 if a file does not fit. In a federation, infer it from one table and leave mean and std out:
+    they become those of all sites.
     """
     from hansa import data
     from hansa.core.errors import HansaError
@@ -201,6 +204,7 @@ def schema(
     if to is not None and to.suffix not in (".yaml", ".yml", ".json"):
         raise HansaError(f"{to}: expected a file name that ends in .yaml or .json.")
     options: dict[str, Any] = {"kind": kind, "scale": scale, "missing": missing}
+    options |= {"delimiter": delimiter, "decimal": decimal, "encoding": encoding}
     inferred = data.infer_schema(
         folder, target, drop=drop or (), ids=ids or (), split=split, test=test, seed=seed, **options
     )
@@ -212,24 +216,23 @@ def schema(
     say(f"SHA-256 {inferred.sha256}", "dim")
 
 
-def _check_tables(folder: Path, agreed: Any) -> None:
-    """Say of every file whether it fits a schema."""
+def _check_tables(folder: Path, schema: Any) -> None:
+    """Say of every file whether it fits a schema, and how many of its cells are missing, spelled otherwise, unknown."""
     from hansa.data.csv_folder import read_tables
     from hansa.data.files import DataError
-    from hansa.data.schema.agreement import check_fit, summarize
+    from hansa.data.schema import encode, encode_for_training
 
-    fits = True
-    for table in read_tables(folder):
+    fits, encoder = True, encode_for_training if schema.target is not None else encode
+    for table in read_tables(folder, schema):
         try:
-            if agreed.is_open:
-                summarize(agreed, table)
-            else:
-                check_fit(agreed, table)
+            encoded = encoder(schema.provisional(), table)
         except DataError as error:
             out().print(f"[red]does not fit[/] {escape(str(error))}", soft_wrap=True)
             fits = False
         else:
             out().print(f"[green]fits[/] {escape(table.source)}, {table.rows} rows", soft_wrap=True)
+            for column, counts in encoded.counts.items():
+                out().print(f"     {escape(column)}: {counts}", soft_wrap=True)
     if not fits:
         raise typer.Exit(FAILED)
 

@@ -304,7 +304,7 @@ def data_source(value: str) -> DataSource:
     if value == "config":
         return DataSource(build.load_data, shared=True)
     if Path(value).is_dir() or Path(value).suffix.lower() == ".csv":
-        return DataSource(build.load_data, tables=lambda: read_tables(value))
+        return DataSource(build.load_data, tables=lambda schema: read_tables(value, schema))
     if import_path.is_import_path(value):
         section: Any = {"factory": value}
     elif Path(value).suffix in (".yaml", ".yml"):

@@ -49,7 +49,7 @@ def presets(
 ) -> None:
     """List the presets, or describe one."""
     from hansa.config.registry import KINDS, ConfigValueError
-    from hansa.config.registry.signatures import summary_line
+    from hansa.config.registry.components import summary_line
 
     kind = KINDS["preset"]
     if name is not None:
@@ -74,7 +74,7 @@ def presets(
 
 
 def _describe_preset(preset: Callable[..., Algorithm], as_json: bool) -> None:
-    from hansa.config.arguments import (
+    from hansa.config.compose import (
         COMPOSED_SECTIONS,
         SAMPLING_ARGUMENTS,
         SECTION_ARGUMENTS,
@@ -82,7 +82,7 @@ def _describe_preset(preset: Callable[..., Algorithm], as_json: bool) -> None:
         preset_arguments,
         preset_name,
     )
-    from hansa.config.registry.signatures import summary_line
+    from hansa.config.registry.components import summary_line
     from hansa.core.citations import citations
 
     known, own = preset_arguments(preset), own_arguments(preset)
@@ -127,8 +127,8 @@ def parts(
 ) -> None:
     """List the components that methods are composed of."""
     from hansa.config.registry import KINDS, normalize_name, signature_of, unknown_plugins
+    from hansa.config.registry.components import summary_line
     from hansa.config.registry.plugins import warn_once
-    from hansa.config.registry.signatures import summary_line
 
     for plugin in unknown_plugins():
         warn_once(plugin)
@@ -165,7 +165,7 @@ def models(
     as_json: opt.AsJson = False,
 ) -> None:
     """List the built-in models with their input shapes, parameters and sizes."""
-    from hansa.config.registry.signatures import summary_line
+    from hansa.config.registry.components import summary_line
     from hansa.training.models import MODELS, describe
 
     rows = [describe(name, parse_shape(shape), classes) for name in MODELS]

@@ -34,6 +34,10 @@ def report(
     window: opt.Window = WINDOW,
     target: opt.Target = None,
     latex: opt.Latex = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="Also draw the curves of the metric for a paper: .pdf, .svg or .png.", show_default=False),
+    ] = None,
 ) -> None:
     """Write a report page with the curves, numbers and configurations of runs.
 
@@ -42,6 +46,11 @@ def report(
     entries, problems = read_entries(runs)
     ranked: dict[str, Any] = {"metric": metric, "window": window, "target": target, "latex": latex}
     print_and_write(list(entries.values()), page, title=title, problems=problems, **ranked)
+    if figure is not None:
+        from hansa.study.report.figure import draw_curves
+
+        draw_curves(list(entries.values()), figure, metric)
+        say(f"figure: {figure}")
 
 
 @report_errors
@@ -112,8 +121,8 @@ def print_and_write(
 ) -> None:
     """Print the ranking and write the report page; the options are those of `write_report`."""
     from hansa.study.report import common_target, rank
+    from hansa.study.report.page import comparability_warnings
     from hansa.study.report.ranking import describe_order
-    from hansa.study.report.sections import comparability_warnings
 
     target = common_target(entries, metric) if target is None else target
     ranking = rank(entries, target, metric=metric, window=window)
@@ -125,7 +134,7 @@ def print_and_write(
     write_report(entries, page, metric=metric, window=window, target=target, **options)
     say(f"\nreport: {page.resolve().as_uri()}")
     if latex is not None:
-        from hansa.study.report.latex import latex_table
+        from hansa.study.report.ranking import latex_table
 
         write_latex(latex, [latex_table(ranking, target)])
 

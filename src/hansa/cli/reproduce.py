@@ -102,7 +102,7 @@ def reproduce(
     say(f"\npage: {_page_of(results, place).resolve().as_uri()}")
     if latex is not None:
         from hansa.study.recipes.outcome import HEADINGS, result_tables
-        from hansa.study.report.latex import text_latex_table
+        from hansa.study.report.ranking import text_latex_table
 
         tables = [(title, rows) for result in results if not result.error for title, rows in result_tables(result)]
         write_latex(latex, [text_latex_table(HEADINGS, rows, title) for title, rows in tables])

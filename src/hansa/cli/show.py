@@ -15,6 +15,7 @@ from hansa.cli import options as opt
 from hansa.cli.console import out, plain_table, report_errors, say, say_json
 from hansa.core.errors import HansaError
 from hansa.runs.columns import (
+    COSTS,
     OUTCOMES,
     WINDOW,
     base_metric,
@@ -35,10 +36,6 @@ if TYPE_CHECKING:
     from hansa.study.report import ReportEntry
     from hansa.training.metric_direction import Direction
 
-COSTS = (
-    "up_bits", "down_bits", "peer_bits", "simulated_total_seconds", "wall_seconds", "lost",
-)  # fmt: skip
-"""The costs of a summary, in order; those that a run does not have are left out."""
 LAST_ROUNDS = ("train_loss", "diversity", "participants", "lost")
 NARROW_WITHOUT = ("asked", "down_bytes", "norm", "up_bytes", "peer_bytes", "loss")
 """Columns of clients to leave out on narrow terminals, first to last."""
@@ -59,7 +56,9 @@ def show(
     from hansa.runs.folder import RunFolder
     from hansa.runs.folder_lock import MODEL
     from hansa.runs.seed_group import SeedGroupFolder
+    from hansa.study.report.run_discovery import check_readable
 
+    check_readable(folder)
     if (group := SeedGroupFolder(folder)).exists:
         from hansa.study.report import ReportEntry
 
@@ -109,7 +108,7 @@ def print_summary(
 ) -> None:
     """Print the summary of a run, and for a federation its sites, the worst first."""
     from hansa.runs.metrics import describe_seconds, facts_of, round_seconds, site_names
-    from hansa.study.report.site_view import site_table
+    from hansa.study.report.tables import site_table
 
     sites = tuple(f"{site}/" for site in site_names(history))
     console = out()
@@ -134,7 +133,7 @@ def _write_latex(path: Path | None, entry: ReportEntry, target: float | None, me
     if path is not None:
         from hansa.cli.report import write_latex
         from hansa.study.report import rank
-        from hansa.study.report.latex import latex_table
+        from hansa.study.report.ranking import latex_table
 
         write_latex(path, [latex_table(rank([entry], target, metric=metric, window=window), target)])
 
@@ -237,7 +236,7 @@ def show_clients(
     better: Mapping[str, Direction] | None = None,
 ) -> None:
     """Show one row for each client, the worst first by the metric of the run; as JSON, all clients."""
-    from hansa.study.report.client_view import client_metric, describe_spread, format_client_cell, worst_first
+    from hansa.study.report.tables import client_metric, describe_spread, format_client_cell, worst_first
 
     if not columns.rows:
         raise HansaError(f"{title}: no client record: no round has been completed, or the run is from hansa 0.1.")

@@ -306,7 +306,7 @@ def _write_latex(
     from dataclasses import replace
 
     from hansa.study.report import common_target, rank
-    from hansa.study.report.latex import latex_table
+    from hansa.study.report.ranking import latex_table
 
     entries = [replace(entry, name=point_name(values) or entry.name) for values, entry in finished]
     target = common_target(entries, metric) if target is None else target

@@ -1,39 +1,278 @@
-"""The algorithm that a file describes: a preset with its arguments, and the components that replace the preset's."""
+"""The algorithm that a file describes: a preset with its arguments, the components that replace the preset's, and both
+as Python source."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from hansa import aggregate, compress, data, gossip, local, pace, presets, sample, server
 from hansa.algorithm import Algorithm, Channel, LocalPhase, Mixing
-from hansa.config.arguments import (
-    MODEL_CHANNEL_KEYS,
-    Preset,
-    find_preset,
-    invalid_settings,
-    preset_arguments,
-    preset_name,
-    settings,
-)
 from hansa.config.registry import (
+    KINDS,
     Argument,
     ConfigValueError,
     Keys,
-    PythonExpression,
-    PythonWriter,
     field_for_argument,
+    normalize_name,
     signature_of,
 )
 from hansa.config.sections import Config
-from hansa.core.errors import HansaError
+from hansa.core.errors import HansaError, suggestion
 from hansa.core.types import MODEL
 from hansa.gossip import Activity, as_activity, ring
 from hansa.local import epochs, fixed
 from hansa.pace import Pace
 from hansa.sample import Sampler, per_cluster
 from hansa.server import chain
+from hansa.training import augment, losses
+
+SECTION_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
+    "local": {
+        "lr": "local_lr",
+        "steps": "steps",
+        "epochs": "epochs",
+        "batch_size": "batch_size",
+        "batches": "batches",
+        "momentum": "local_momentum",
+        "weight_decay": "weight_decay",
+        "max_grad_norm": "max_grad_norm",
+        "solver": "solver",
+        "optimizer": "optimizer",
+        "optimizer_state": "optimizer_state",
+        "decoupled_weight_decay": "decoupled_weight_decay",
+        "private_blocks": "private_blocks",
+        "frozen_blocks": "frozen_blocks",
+    },
+    "server": {
+        "lr": "server_lr",
+        "weights": "weights",
+        "momentum": "momentum",
+        "b1": "b1",
+        "b2": "b2",
+        "eps": "eps",
+        "v0": "v0",
+        "bias_correction": "bias_correction",
+        "eps_inside": "eps_inside",
+    },
+    "gossip": {
+        "topology": "topology",
+        "clusters": "clusters",
+        "reporters": "reporters",
+        "active": "active",
+        "gossip_every": "gossip_every",
+        "reporters_only": "reporters_only",
+        "keep_local_models": "keep_local_models",
+        "average_every": "average_every",
+        "order": "order",
+        "compressor": "gossip_compressor",
+        "consensus_rate": "consensus_rate",
+        "robust": "robust",
+    },
+    "compress": {"compressor": "compressor", "two_way": "two_way"},
+}
+"""For each section, its keys and the preset arguments that they set."""
+
+SAMPLING_ARGUMENTS = ("participation", "sampler")
+MODEL_CHANNEL_KEYS = ("uplink", "downlink", "aggregate")
+"""Keys that are short for those of channels.model, as server.optimizer is for its server."""
+COMPOSED_SECTIONS = ("local", "gossip")
+"""Sections whose keys replace components of the algorithm where the preset has no such argument."""
+
+Preset = Callable[..., Algorithm]
+
+
+class Setting(NamedTuple):
+    """A key that is set in a section, the preset argument that it sets, and its value."""
+
+    section: str
+    key: str
+    argument: str
+    value: Any
+
+
+def preset_arguments(preset: Preset) -> dict[str, Argument]:
+    """Return all arguments of a preset; ``**common`` without annotation stands for those that all presets share.
+
+    >>> sorted(set(preset_arguments(presets.fedprox)) - set(preset_arguments(presets.fedavg)))
+    ['mu']
+    """
+    signature = signature_of(preset)
+    common = signature_of(presets.fedavg).arguments if signature.accepts_any else {}
+    return {**common, **signature.arguments}
+
+
+def own_arguments(preset: Preset) -> dict[str, Argument]:
+    """Return the arguments that belong in the section ``algorithm``: those that no other section has.
+
+    >>> own_arguments(presets.fedprox)["mu"].default
+    0.01
+    """
+    shared = {argument for table in SECTION_ARGUMENTS.values() for argument in table.values()} | set(SAMPLING_ARGUMENTS)
+    return {name: argument for name, argument in preset_arguments(preset).items() if name not in shared}
+
+
+def find_preset(name: str) -> Preset:
+    """Return a preset of Hansa or of a plug-in by name, or a user-defined one as MODULE:FUNCTION."""
+    try:
+        return KINDS["preset"].find(name)
+    except ConfigValueError as error:
+        raise error.with_prefix("algorithm", "preset") from error
+
+
+def settings(config: Config) -> Iterator[Setting]:
+    """Yield every key that is set in the sections that have tables."""
+    for section, table in SECTION_ARGUMENTS.items():
+        for key, argument in table.items():
+            value = getattr(getattr(config, section), key)
+            if value is not None:
+                yield Setting(section, key, argument, value)
+
+
+def invalid_settings(config: Config) -> Iterator[ConfigValueError]:
+    """Yield an error for every key that the preset does not accept."""
+    preset = find_preset(config.algorithm.preset)
+    name, known, own = preset_name(preset), preset_arguments(preset), own_arguments(preset)
+    model_channel, optimizer = config.channels.get("model"), config.server.optimizer
+    for section, key, argument, _ in settings(config):
+        if section == "server" and optimizer is not None:
+            if key not in ("lr", "weights"):
+                message = f"server.optimizer replaces the preset's server: set {key} inside it."
+                yield ConfigValueError((section, key), message)
+        elif argument not in known and section not in COMPOSED_SECTIONS:
+            having = [other for other, factory in KINDS["preset"].items() if argument in preset_arguments(factory)]
+            who = f" These have it: {', '.join(having)}." if having else ""
+            yield ConfigValueError((section, key), f"{name} has no such argument.{who}")
+    for argument in config.algorithm.own:
+        if argument not in own:
+            yield ConfigValueError(("algorithm", argument), _unknown_argument(name, argument, own))
+    for key in MODEL_CHANNEL_KEYS:
+        if getattr(config, key) is not None and getattr(model_channel, key, None) is not None:
+            message = f"is set twice: {key} is short for channels.model.{key}."
+            yield ConfigValueError(("channels", "model", key), message)
+    if config.gossip.reporters is not None and config.sample is not None and "reporters" not in known:
+        yield ConfigValueError(("gossip", "reporters"), "sample sets the participants too: expected one of the two.")
+    if optimizer is not None and getattr(model_channel, "server", None) is not None:
+        message = "is set twice: server.optimizer is short for channels.model.server."
+        yield ConfigValueError(("channels", "model", "server"), message)
+
+
+def preset_name(preset: Preset) -> str:
+    """Return the name of a preset for messages."""
+    return getattr(preset, "__name__", repr(preset))
+
+
+def _unknown_argument(preset: str, name: str, own: Mapping[str, Argument]) -> str:
+    places = [
+        f"{section}.{key}"
+        for section, table in SECTION_ARGUMENTS.items()
+        for key, argument in table.items()
+        if name in (key, argument)
+    ]
+    if name in SAMPLING_ARGUMENTS:
+        places.append("sample")
+    if places:
+        return f"it belongs elsewhere: {' or '.join(places)}."
+    hint = suggestion(normalize_name(name), own) if own else "It has none of its own."
+    return f"{preset} has no such argument. {hint}"
+
+
+PACKAGES = (server, aggregate, compress, local, gossip, sample, pace, data, augment, losses, presets)
+TOP_LEVEL = (Algorithm, Channel, LocalPhase, Mixing)
+
+
+class PythonExpression(NamedTuple):
+    """Python source and the imports that it needs."""
+
+    text: str
+    imports: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([*self.imports, self.text])
+
+
+class PythonWriter:
+    """Writes values as Python source and collects the imports they need."""
+
+    def __init__(self) -> None:
+        self.public: set[str] = set()
+        self.modules: set[str] = set()
+
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """The import lines, those of Hansa first."""
+        ours = [f"from hansa import {', '.join(sorted(self.public))}"] if self.public else []
+        return (*ours, *(f"import {module}" for module in sorted(self.modules)))
+
+    def write_value(self, value: Any) -> str:
+        """Return a value as the call that makes it, without arguments that equal their defaults."""
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"float({str(value)!r})"
+        if isinstance(value, tuple) and type(value) is tuple:
+            return f"({', '.join(map(self.write_value, value))}{',' if len(value) == 1 else ''})"
+        if isinstance(value, list):
+            return f"[{', '.join(map(self.write_value, value))}]"
+        if isinstance(value, Mapping):
+            return f"{{{', '.join(f'{key!r}: {self.write_value(inner)}' for key, inner in value.items())}}}"
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return self.write_call(type(value), self._changed_fields(value))
+        return repr(value)
+
+    def write_call(self, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+        """Return a call with keyword arguments; those of a ``*name`` parameter are positional."""
+        starred = [name for name, parameter in inspect.signature(factory).parameters.items()
+                   if parameter.kind is inspect.Parameter.VAR_POSITIONAL]  # fmt: skip
+        positional = [self.write_value(each) for name in starred for each in arguments.get(name, ())]
+        named = self.write_arguments({name: value for name, value in arguments.items() if name not in starred})
+        return f"{self.write_name(factory)}({', '.join([*positional, *([named] if named else [])])})"
+
+    def write_arguments(self, arguments: Mapping[str, Any]) -> str:
+        """Return keyword arguments as written in a call."""
+        return ", ".join(f"{name}={self.write_value(value)}" for name, value in arguments.items())
+
+    def write_name(self, factory: Callable[..., Any]) -> str:
+        """Return the name of a class or function: ``compress.sign`` in Hansa, else ``module.attr``."""
+        if factory in TOP_LEVEL:
+            self.public.add(factory.__name__)
+            return factory.__name__
+        for package in PACKAGES:
+            if getattr(package, factory.__name__, None) is factory:
+                name = package.__name__.rpartition(".")[2]  # hansa.training.losses is hansa.losses
+                self.public.add(name)
+                return f"{name}.{factory.__name__}"
+        self.modules.add(factory.__module__)
+        return f"{factory.__module__}.{factory.__qualname__}"
+
+    def _changed_fields(self, component: Any) -> dict[str, Any]:
+        """Return the fields of a dataclass that differ from their defaults."""
+        changed = {}
+        parameters = inspect.signature(type(component)).parameters
+        for field in dataclasses.fields(component):
+            value = getattr(component, field.name)
+            default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+            if default is dataclasses.MISSING and field.name in parameters:
+                default = parameters[field.name].default
+            if type(value) is not type(default) or value != default:
+                changed[field.name] = value
+        return changed
+
+
+def to_python(value: Any) -> PythonExpression:
+    """Return a component or an algorithm as Python that makes an equal one.
+
+    >>> from hansa import server
+    >>> print(to_python(server.chain(server.adam(), server.scale(0.1))))
+    from hansa import server
+    server.chain(server.adam(), server.scale(lr=0.1))
+    """
+    writer = PythonWriter()
+    text = writer.write_value(value)
+    return PythonExpression(text, writer.imports)
 
 
 @dataclass(frozen=True, slots=True)

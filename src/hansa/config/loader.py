@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from hansa.algorithm import Algorithm
-from hansa.config import arguments, compose
+from hansa.config import compose
 from hansa.config.registry import ConfigValueError, Keys
 from hansa.config.registry.fields import BUILD_COMPONENTS
 from hansa.config.registry.import_path import is_import_path, may_import, named_code
@@ -60,7 +60,7 @@ def validate(document: Document, changes: Iterable[str] = (), *, building: bool 
     errors: list[ConfigValueError] = []
     try:
         if may_import() or not is_import_path(config.algorithm.preset):
-            errors = list(arguments.invalid_settings(config))
+            errors = list(compose.invalid_settings(config))
         if not errors and config.python is None and (may_import() or not code_names(config)):
             compose.compose_algorithm(config)
     except ConfigValueError as error:

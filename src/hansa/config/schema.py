@@ -11,11 +11,10 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUndefinedAnnotation
 
 from hansa.config import sections
-from hansa.config.arguments import own_arguments
+from hansa.config.compose import own_arguments
 from hansa.config.registry import KINDS
-from hansa.config.registry.components import Factory, Kind
+from hansa.config.registry.components import EMPTY, Argument, Factory, Kind, signature_of, summary_line
 from hansa.config.registry.fields import ComponentField, field_for_argument
-from hansa.config.registry.signatures import EMPTY, Argument, signature_of, summary_line
 from hansa.config.sections import Config
 
 IMPORT_PATH_PATTERN = "^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"

@@ -1,4 +1,5 @@
-"""YAML documents with the line of every key, for errors that name file and line."""
+"""YAML documents with the line of every key, for errors that name file and line; their length, depth, expansion by
+aliases and types of values are bounded."""
 
 from __future__ import annotations
 
@@ -12,9 +13,91 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from hansa.config import yaml_limits
 from hansa.config.registry import Keys
 from hansa.core.errors import HansaError, short_repr
+
+MAX_CHARACTERS = 1 << 20
+"""Maximum number of characters of a file."""
+
+MAX_DEPTH = 40
+"""Maximum levels of nesting."""
+
+MAX_VALUES = 100_000
+"""Maximum number of values of a file; aliased ones count at each use."""
+
+_DIGITS = 100
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+_TAGS = frozenset(
+    f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map", "merge")
+)
+
+
+class _LimitExceeded(Exception):
+    """A document that exceeds a limit: the line, and which limit."""
+
+    def __init__(self, line: int, problem: str) -> None:
+        super().__init__(problem)
+        self.line, self.problem = line, problem
+
+
+def _check_text(text: str) -> None:
+    """Refuse text that is too long."""
+    if len(text) > MAX_CHARACTERS:
+        raise _LimitExceeded(1, f"longer than {MAX_CHARACTERS} characters.")
+
+
+def _check_nodes(root: yaml.Node) -> None:
+    """Refuse recursive or huge aliases, deep nesting, numbers of over 100 digits, control characters and other tags."""
+    sizes: dict[int, tuple[int, int]] = {}
+    entered: set[int] = set()
+
+    def measure(node: yaml.Node) -> tuple[int, int]:
+        """Return the number of values of a node, aliases expanded, and its depth."""
+        if id(node) in sizes:
+            return sizes[id(node)]
+        if id(node) in entered:
+            raise _LimitExceeded(_line_of(node), "an alias that contains itself.")
+        entered.add(id(node))
+        _check_value(node)
+        inner = [measure(child) for child in _inside(node)]
+        size, depth = 1 + sum(count for count, _ in inner), 1 + max((levels for _, levels in inner), default=0)
+        if depth > MAX_DEPTH:
+            raise _LimitExceeded(_line_of(node), f"nested more than {MAX_DEPTH} levels deep.")
+        if size > MAX_VALUES:
+            raise _LimitExceeded(_line_of(node), f"stands for more than {MAX_VALUES} values, by its aliases.")
+        entered.discard(id(node))
+        sizes[id(node)] = size, depth
+        return size, depth
+
+    measure(root)
+
+
+def _inside(node: yaml.Node) -> Iterator[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield key
+            yield value
+    elif isinstance(node, yaml.SequenceNode):
+        yield from node.value
+
+
+def _check_value(node: yaml.Node) -> None:
+    if node.tag not in _TAGS:
+        raise _LimitExceeded(
+            _line_of(node), f"a value of type {node.tag[:80]!r}: expected strings, numbers, lists and mappings only."
+        )
+    if not isinstance(node, yaml.ScalarNode):
+        return
+    if node.tag.endswith((":int", ":float")) and len(node.value) > _DIGITS:
+        raise _LimitExceeded(_line_of(node), f"a number of {len(node.value)} digits: expected at most {_DIGITS}.")
+    match = _CONTROL.search(node.value)
+    if match is not None:
+        raise _LimitExceeded(_line_of(node), f"a string with the control character {match.group()!r}.")
+
+
+def _line_of(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
 
 _INDEX = re.compile("[0-9]{1,9}")  # of a list
 
@@ -115,7 +198,7 @@ def read_document(path: Path | str) -> Document:
     path = Path(path)
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read(yaml_limits.MAX_CHARACTERS + 1)
+            text = file.read(MAX_CHARACTERS + 1)
     except FileNotFoundError:
         raise ConfigError([Problem(str(path), (), "no such file.")]) from None
     except (OSError, ValueError) as error:  # ValueError: an invalid path
@@ -124,7 +207,7 @@ def read_document(path: Path | str) -> Document:
 
 
 def parse_document(text: str, source: str = "config") -> Document:
-    """Parse YAML text as a document, within the limits of `hansa.config.yaml_limits`.
+    """Parse YAML text as a document, within the limits below.
 
     >>> parse_document("local: {lr: 1e-3}").data
     {'local': {'lr': 0.001}}
@@ -147,8 +230,8 @@ def _parse(text: str, source: str) -> Document:
         node, data = _construct(text, lambda node: _refuse_duplicate_keys(node, source, text))
     except yaml.YAMLError as error:
         raise ConfigError([_syntax_problem(error, source, text)]) from error
-    except yaml_limits.LimitExceeded as error:
-        excerpt = _excerpt(text[: yaml_limits.MAX_CHARACTERS].splitlines(), error.line)
+    except _LimitExceeded as error:
+        excerpt = _excerpt(text[:MAX_CHARACTERS].splitlines(), error.line)
         raise ConfigError([Problem(f"{source}:{error.line}", (), error.problem, error.line, excerpt)]) from error
     if node is None:
         return Document({}, source)
@@ -164,28 +247,28 @@ def parse_value(text: str, source: str) -> Any:
         _, value = _construct(text)
     except yaml.YAMLError as error:
         raise ConfigError([Problem(source, (), f"the value is not YAML: {_reason(error)}.")]) from error
-    except yaml_limits.LimitExceeded as error:
+    except _LimitExceeded as error:
         raise ConfigError([Problem(source, (), error.problem)]) from error
     return value
 
 
 def _construct(text: str, inspect_node: Callable[[yaml.Node], None] | None = None) -> tuple[yaml.Node | None, Any]:
     """Return the node and the value of a text; ``inspect_node`` sees the node first. Any failure is a `YAMLError`."""
-    yaml_limits.check_text(text)
+    _check_text(text)
     try:
         loader = YamlLoader(text)
         try:
             node = loader.get_single_node()
             if node is None:
                 return None, None
-            yaml_limits.check_nodes(node)
+            _check_nodes(node)
             if inspect_node is not None:
                 inspect_node(node)
             return node, loader.construct_document(node)
         finally:
             loader.dispose()
     except RecursionError:
-        raise yaml_limits.LimitExceeded(1, f"nested more than {yaml_limits.MAX_DEPTH} levels deep.") from None
+        raise _LimitExceeded(1, f"nested more than {MAX_DEPTH} levels deep.") from None
     except (AttributeError, LookupError, TypeError, ArithmeticError) as error:  # a value that does not match its tag
         raise yaml.YAMLError(f"a value that does not match its tag ({short_repr(str(error))})") from error
     except ValueError as error:

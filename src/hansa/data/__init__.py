@@ -45,9 +45,7 @@ if TYPE_CHECKING:
         shards,
         subsample,
     )
-    from hansa.data.schema.columns import SplitColumn, TableColumn
-    from hansa.data.schema.encoding import SchemaMisfitError, TableEncoding
-    from hansa.data.schema.table_schema import Schema
+    from hansa.data.schema import Schema, SchemaMisfitError, SplitColumn, TableColumn, TableEncoding
     from hansa.data.sources import DATASETS, DatasetInfo, dataset_info
     from hansa.data.split import Split, load_split, save_split, saved_split
     from hansa.data.synthetic_data import synthetic, two_gaussians

@@ -1,27 +1,58 @@
-"""Federated data from a folder of CSV files, one per client, encoded by a schema, without pandas."""
+"""Federated data from CSV files, one per client, encoded by a schema; a schema of files; the embedded hospital tables.
+
+UCI Heart Disease (Janosi, Steinbrunn, Pfisterer, Detrano 1989, doi 10.24432/C52P4X), licensed under CC BY 4.0, is
+embedded. Changes: a header, and the column ``disease``, 1 where ``num`` is above 0, in place of ``num``. Cells are as
+published; ``?`` is a missing value. ``packaging/embedded_data.py`` builds the file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import io
+import math
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
-from hansa.core.errors import invalid_argument
+from hansa.core.errors import invalid_argument, short_repr, suggestion
 from hansa.data.federated import Dataset, FederatedData, partition_dataset
-from hansa.data.files import DataError, MissingFileError
+from hansa.data.files import DataError, MissingFileError, invalid_file
 from hansa.data.partitions import natural
-from hansa.data.schema.agreement import complete, summarize
-from hansa.data.schema.columns import Missing, Scale
-from hansa.data.schema.encoding import TableEncoding, encode_for_training
-from hansa.data.schema.inference import InferenceOptions, SplitLike, infer_draft
-from hansa.data.schema.table_schema import Schema, as_schema
-from hansa.data.schema.tables import Table, read_csv
+from hansa.data.schema import (
+    MISSING_TEXTS,
+    Missing,
+    Scale,
+    Schema,
+    SplitColumn,
+    Table,
+    TableColumn,
+    TableEncoding,
+    as_schema,
+    category_text,
+    complete,
+    encode_for_training,
+    read_csv,
+    read_csv_text,
+    table_moments,
+)
 
 TEST = 0.2
 """Fraction of each client's rows for testing, if nothing else is said."""
+
+MAX_CLASSES = 10_000
+"""Classes that are all integers below this are numbered by their value."""
+
+MAX_CATEGORIES = 100
+"""A text column with more distinct values is taken for names or free text and refused."""
+
+SplitLike: TypeAlias = "str | SplitColumn | Mapping[str, Any]"
 
 
 def from_csv_folder(
@@ -48,8 +79,8 @@ def from_csv_folder(
     Args:
         folder: The folder, or one file.
         target: Column of targets: text and integers from 0 are classes, other numbers are floats.
-        schema: A `Schema`, or its file, instead of the other arguments about columns. What is open in it is agreed over
-            all files.
+        schema: A `Schema`, or its file, instead of the other arguments about columns. Open means and deviations are
+            those of all files.
         test: Fraction of each client's rows, chosen by ``seed``, that is its test rows; by default 0.2, or none with a
             split column.
         split: Column whose values ``train`` and ``test`` divide the rows, or ``{"column": NAME, "test": [VALUES]}``.
@@ -72,13 +103,15 @@ def from_csv_folder(
     >>> clients.population, clients.client_names, tuple(clients.inputs.shape)
     (2, ('north', 'south'), (6, 3))
     """
-    tables = read_tables(folder)
     title = Path(folder).stem if name is None else name
     if schema is None:
         if target is None:
             raise invalid_argument("from_csv_folder", "target", None, "the column of targets, or a schema")
-        scale = _scale(standardize)
-        options = InferenceOptions(target, drop, (), split, kind, scale, missing, missing_values)
+        scales: dict[Any, Scale] = {False: "none", True: "pooled", "pooled": "pooled", "site": "site"}
+        if standardize not in scales:
+            raise invalid_argument("from_csv_folder", "standardize", standardize, "True, False, 'pooled' or 'site'")
+        tables = read_tables(folder)
+        options = InferenceOptions(target, drop, (), split, kind, scales[standardize], missing, missing_values)
         chosen = infer_draft(tables, options, title)
     else:
         columns = {"target": target, "split": split, "drop": drop or None, "kind": kind,
@@ -88,6 +121,7 @@ def from_csv_folder(
             if value is not None:
                 raise invalid_argument("from_csv_folder", argument, value, "none with a schema", "Change the schema.")
         chosen = as_schema(schema)
+        tables = read_tables(folder, chosen)
     fraction = fraction_of_test_rows(chosen, test)
     return federate_tables(complete_schema(chosen, tables, fraction, seed), tables, fraction, seed, title)
 
@@ -105,8 +139,13 @@ def infer_schema(
     missing_values: Sequence[str] | None = None,
     test: float | None = None,
     seed: int = 0,
+    delimiter: str = ",",
+    decimal: Literal[".", ","] = ".",
+    encoding: str = "utf-8",
 ) -> Schema:
-    """Return the schema of the CSV files of a folder, with nothing open.
+    """Return the schema of one CSV file or of those of a folder, with nothing open.
+
+    A column of numbers is a number, one of ISO dates a date and one of other texts a category.
 
     Args:
         folder: The folder, or one file.
@@ -120,6 +159,9 @@ def infer_schema(
         missing_values: Texts of missing values besides empty cells.
         test: Fraction of test rows, which pooled statistics leave out, as in `from_csv_folder`.
         seed: Seed of the choice of test rows.
+        delimiter: What separates the cells.
+        decimal: The decimal mark of numbers.
+        encoding: The encoding of the files.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as sites:
@@ -128,26 +170,27 @@ def infer_schema(
     ...     infer_schema(sites, "y").inputs
     ('age', 'ward=icu', 'ward=surgery')
     """
-    tables = read_tables(folder)
-    options = InferenceOptions(target, drop, ids, split, kind, scale, missing, missing_values)
+    form = Schema((TableColumn("any", "number"),), delimiter=delimiter, decimal=decimal, encoding=encoding)
+    tables = read_tables(folder, form)
+    options = InferenceOptions(target, drop, ids, split, kind, scale, missing, missing_values, form)
     draft = infer_draft(tables, options, Path(folder).stem)
     return complete_schema(draft, tables, fraction_of_test_rows(draft, test), seed)
 
 
-def read_tables(folder: Path | str) -> list[Table]:
-    """Read the CSV files of a folder, in the order of their names, or one file."""
+def read_tables(folder: Path | str, schema: Schema | None = None) -> list[Table]:
+    """Read the CSV files of a folder, in the order of their names, or one file, written as the schema says."""
     folder = Path(folder)
     if folder.is_file():
-        return [read_csv(folder)]
+        return [read_csv(folder, schema)]
     paths = sorted(folder.glob("*.csv")) if folder.is_dir() else []
     if not paths:
         raise MissingFileError(f"{folder}: no .csv files: expected one for each client.")
-    return [read_csv(path) for path in paths]
+    return [read_csv(path, schema) for path in paths]
 
 
 def complete_schema(draft: Schema, tables: Sequence[Table], test: float, seed: int) -> Schema:
-    """Return the schema with what is open agreed over all tables."""
-    return complete(draft, [summarize(draft, table, test=test, seed=seed) for table in tables])
+    """Return the schema with open means and deviations computed over all tables."""
+    return complete(draft, [table_moments(draft, table, test, seed) for table in tables])
 
 
 def federate_tables(
@@ -178,17 +221,18 @@ def dataset_of_tables(schema: Schema, tables: Sequence[Table], test: float, seed
         test_groups=owners[is_test] if has_test else None,
         group_names=tuple(table.name for table in tables),
         class_names=() if target is None or target.categories is None else target.categories,
-        encoding=TableEncoding(schema, {table.name: each.statistics for table, each in zip(tables, encoded, strict=True)
-                                        if each.statistics}),
-    )  # fmt: skip
+        encoding=TableEncoding(
+            schema,
+            {table.name: each.statistics for table, each in zip(tables, encoded, strict=True) if each.statistics},
+            {table.name: each.counts for table, each in zip(tables, encoded, strict=True) if each.counts},
+        ),
+    )
 
 
 def schema_template(schema: Schema, name: str = "tables") -> FederatedData:
     """Return data of one row of zeros with the shape and classes of a schema, for a party without any table."""
-    target = schema.target
-    if target is None or schema.is_open:
-        missing_part = "has no target" if target is None else "is not agreed yet"
-        raise DataError(f"schema: {missing_part}: no model can be built for it.")
+    if schema.target is None:
+        raise DataError("schema: has no target: no model can be built for it.")
     targets = torch.zeros(1) if schema.classes is None else torch.zeros(1, dtype=torch.int64)
     zeros = torch.zeros(1, len(schema.inputs))
     data = Dataset(name, zeros, targets, classes=schema.classes, groups=torch.zeros(1, dtype=torch.int64),
@@ -212,11 +256,213 @@ def fraction_of_test_rows(schema: Schema, test: float | None) -> float:
     return float(test)
 
 
-def _scale(standardize: object) -> Scale:
-    if standardize is False:
-        return "none"
-    if standardize is True or standardize == "pooled":
-        return "pooled"
-    if standardize == "site":
-        return "site"
-    raise invalid_argument("from_csv_folder", "standardize", standardize, "True, False, 'pooled' or 'site'")
+# ---- infer a schema
+
+
+class InferenceOptions(NamedTuple):
+    """How columns of tables are taken: those to drop, the kind of target, the scale, missing values, and the schema
+    that says how the files are written."""
+
+    target: str
+    drop: Sequence[str] = ()
+    ids: Sequence[str] = ()
+    split: SplitLike | None = None
+    kind: Literal["class", "number"] | None = None
+    scale: Scale = "none"
+    missing: Missing = "refuse"
+    missing_values: Sequence[str] | None = None
+    form: Schema | None = None
+
+    @property
+    def missing_texts(self) -> tuple[str, ...]:
+        """Texts of missing values: by default only empty cells if they are refused."""
+        if self.missing_values is not None:
+            return ("", *self.missing_values)
+        return ("",) if self.missing == "refuse" else MISSING_TEXTS
+
+
+def infer_draft(tables: Sequence[Table], options: InferenceOptions, name: str = "table") -> Schema:
+    """Return a schema with the kinds and categories of all columns, in the order of the first table. Means and
+    deviations are open, and integers from 0 in the target are classes."""
+    if options.kind not in (None, "class", "number"):
+        raise invalid_argument("from_csv_folder", "kind", options.kind, "'class', 'number' or None")
+    split = as_split(options.split)
+    columns = []
+    for column in _shared_columns(tables, options, split):
+        if column in options.ids:
+            columns.append(TableColumn(column, "id"))
+        elif column == options.target:
+            columns.append(_infer_target(tables, column, options))
+        else:
+            columns.append(_infer_column(tables, column, options))
+    if not any(column.kind not in ("id", "target") for column in columns):
+        raise DataError(f"{tables[0].source}: no column of inputs beside {options.target!r}.")
+    form = options.form
+    written = {} if form is None else {"delimiter": form.delimiter, "decimal": form.decimal, "encoding": form.encoding}
+    return Schema(tuple(columns), split, options.missing_texts, name, **written)  # type: ignore[arg-type]
+
+
+def as_split(split: SplitLike | None) -> SplitColumn | None:
+    """Return the split column; of a column that is only named, ``train`` and ``test`` are the values.
+
+    >>> as_split("fold")
+    SplitColumn(column='fold', test=('test',), train=('train',))
+    """
+    if split is None or isinstance(split, SplitColumn):
+        return split
+    if isinstance(split, str):
+        return SplitColumn(split, ("test",), ("train",))
+    try:
+        return SplitColumn(**split)
+    except TypeError:
+        raise invalid_argument(
+            "from_csv_folder", "split", split, "the name of a column, or {'column': NAME, 'test': [VALUES]}"
+        ) from None
+
+
+def _shared_columns(tables: Sequence[Table], options: InferenceOptions, split: SplitColumn | None) -> list[str]:
+    """Return the columns in the first table's order, without those to drop."""
+    first = list(tables[0].columns)
+    for column in (options.target, *options.drop, *options.ids, *(() if split is None else (split.column,))):
+        if column not in first:
+            raise DataError(f"{tables[0].source}: no column {column!r}. {suggestion(column, first)}")
+    for table in tables[1:]:
+        if different := sorted(set(first) ^ set(table.columns)):
+            raise DataError(
+                f"{table.source}: other columns than {tables[0].name}.csv: {', '.join(map(short_repr, different[:5]))}."
+            )
+    left_out = {*options.drop, *(() if split is None else (split.column,))}
+    return [column for column in first if column not in left_out]
+
+
+def _present(tables: Sequence[Table], name: str, options: InferenceOptions) -> list[tuple[Table, int, str]]:
+    """Return the cells of a column that are not missing, with their places."""
+    texts = set(options.missing_texts)
+    cells = [(table, row, cell) for table in tables for row, cell in enumerate(table.columns[name])]
+    present = [place for place in cells if place[2] not in texts]
+    if len(present) < len(cells) and (options.missing == "refuse" or name == options.target):
+        table, row, _ = next(place for place in cells if place[2] in texts)
+        remedy = "" if name == options.target else ". Or pass missing='indicator' or 'mean'"
+        problem = f"a missing value. Fill it in, or drop the row or the column{remedy}"
+        raise table.misfit(name, row, problem, "value-missing")
+    if not present:
+        raise DataError(f"{tables[0].source}: {name!r} has no value in any file: drop=[{name!r}] leaves it out.")
+    return present
+
+
+def _infer_column(tables: Sequence[Table], name: str, options: InferenceOptions) -> TableColumn:
+    present = _present(tables, name, options)
+    missing: Missing = options.missing if len(present) < sum(table.rows for table in tables) else "refuse"
+    fill = 0.0 if missing == "constant" else None
+    numbers = _numbers(present, options)
+    texts = [place for place, number in zip(present, numbers, strict=True) if number is None]
+    if not texts:
+        _check_finite(name, present, numbers)
+        scale: Scale = options.scale if len(set(numbers)) > 2 else "none"
+        return TableColumn(name, "number", missing=missing, fill=fill, scale=scale)
+    if all(_ISO_DATE.fullmatch(cell) and _is_date(cell) for _, _, cell in present):
+        return TableColumn(name, "date", missing=missing, fill=fill, scale=options.scale)
+    if 2 * len(texts) < len(present):
+        table, row, _ = texts[0]
+        raise table.misfit(name, row, "not a number, in a numeric column", "not-a-number")
+    distinct = sorted({category_text(cell) for _, _, cell in present})
+    if len(distinct) > MAX_CATEGORIES:
+        raise DataError(
+            f"{tables[0].source}: {name!r} has {len(distinct)} different texts, more than {MAX_CATEGORIES}: "
+            f"drop=[{name!r}] leaves it out."
+        )
+    return TableColumn(name, "category", tuple(distinct), "refuse" if missing == "refuse" else "indicator")
+
+
+def _infer_target(tables: Sequence[Table], name: str, options: InferenceOptions) -> TableColumn:
+    present = _present(tables, name, options)
+    numbers = _numbers(present, options)
+    numeric = None not in numbers and all(number is not None and math.isfinite(number) for number in numbers)
+    if options.kind == "number" or (options.kind is None and numeric):
+        if None in numbers:
+            table, row, _ = present[numbers.index(None)]
+            raise table.misfit(name, row, "not a number", "not-a-number")
+        _check_finite(name, present, numbers)
+        whole = all(number is not None and number % 1 == 0 and 0 <= number < MAX_CLASSES for number in numbers)
+        if options.kind == "number" or not whole:
+            return TableColumn(name, "target", target="number")
+    classes = sorted({category_text(cell) for _, _, cell in present})
+    if all(
+        text.isascii() and text.isdigit() and str(int(text)) == text and int(text) < MAX_CLASSES for text in classes
+    ):
+        classes = list(map(str, range(max(map(int, classes)) + 1)))
+    return TableColumn(name, "target", tuple(classes))
+
+
+def _numbers(present: Sequence[tuple[Table, int, str]], options: InferenceOptions) -> list[float | None]:
+    """Return the numbers of cells, None for other texts."""
+    comma = options.form is not None and options.form.decimal == ","
+    return [_number(cell.replace(".", "?").replace(",", ".") if comma else cell) for _, _, cell in present]
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _check_finite(name: str, present: Sequence[tuple[Table, int, str]], numbers: Sequence[float | None]) -> None:
+    for (table, row, _), number in zip(present, numbers, strict=True):
+        if number is None or not math.isfinite(number):
+            raise table.misfit(name, row, "not finite", "not-finite")
+
+
+_ISO_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?")
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return bool(datetime.fromisoformat(text))
+    except ValueError:
+        return False
+
+
+# ---- the embedded tables of four hospitals
+
+HEART_ASSET = "heart-disease.zip"
+HEART_SHA256 = "5dbf55378f8e35518424dd861053b4ee3a00c669ac74c85f24ec9f9565f0b237"
+HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
+SCHEMA_FILE, README_FILE = "schema.yaml", "README.txt"
+
+
+def read_hospital_tables() -> tuple[list[Table], Schema]:
+    """Return the tables of the four hospitals and the draft of their schema."""
+    content = _read_asset()
+    return [read_csv_text(content[f"{name}.csv"], f"{name}.csv") for name in HOSPITALS], Schema.from_yaml(
+        content[SCHEMA_FILE], SCHEMA_FILE
+    )
+
+
+def load_hospitals(name: str, test: float = TEST) -> Dataset:
+    """Return the tables as one data set whose natural owners are the hospitals."""
+    tables, draft = read_hospital_tables()
+    schema = complete_schema(draft, tables, test, 0)
+    return dataset_of_tables(schema, tables, test, 0, name)
+
+
+def write_hospital_tables(folder: Path) -> None:
+    """Write the four files, the draft of their schema and their licence into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in _read_asset().items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def hospital_files() -> tuple[str, ...]:
+    """Return the names of the files that `write_hospital_tables` writes."""
+    return (*(f"{name}.csv" for name in HOSPITALS), SCHEMA_FILE, README_FILE)
+
+
+def _read_asset() -> dict[str, str]:
+    path = resources.files("hansa.data") / "assets" / HEART_ASSET
+    content = path.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != HEART_SHA256:
+        raise invalid_file(str(path), f"SHA-256 {HEART_SHA256}", digest, "Reinstall hansa.")
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return {name: archive.read(name).decode() for name in archive.namelist()}

@@ -9,8 +9,8 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+from hansa.data.csv_folder import write_hospital_tables
 from hansa.data.files import DataError, data_folder, ensure_writable, invalid_file
-from hansa.data.hospital_tables import write_hospital_tables
 from hansa.data.loading import check_files
 from hansa.data.sources import DatasetInfo, RemoteFile, dataset_info
 

@@ -14,8 +14,7 @@ import torch
 from hansa.core.errors import HansaError, check_positive, invalid_argument, suggestion
 from hansa.core.keys import Key
 from hansa.data.partitions import Partition
-from hansa.data.schema.encoding import TableEncoding
-from hansa.data.schema.table_schema import Schema
+from hansa.data.schema import Schema, TableEncoding
 from hansa.data.split import Split, count_rows, owner_column, saved_split
 from hansa.training.losses import strip_weights
 

@@ -21,9 +21,9 @@ import numpy.typing as npt
 import torch
 
 from hansa.core.errors import HansaError
+from hansa.data.csv_folder import HEART_ASSET, load_hospitals, read_hospital_tables
 from hansa.data.federated import Dataset, FederatedData, partition_dataset
 from hansa.data.files import DataError, MissingFileError, data_folder, invalid_file
-from hansa.data.hospital_tables import HEART_ASSET, load_hospitals, read_hospital_tables
 from hansa.data.partitions import Partition, dirichlet, natural
 from hansa.data.readers import OwnedSamples, read_cifar, read_femnist, read_idx, read_shakespeare
 from hansa.data.sources import DATASETS, DataFile, DatasetInfo, dataset_info

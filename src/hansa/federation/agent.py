@@ -23,7 +23,7 @@ from hansa.core.types import Vectors
 from hansa.core.vectors.fingerprint import fingerprint
 from hansa.data import FederatedData, Schema, SchemaMisfitError
 from hansa.data.csv_folder import federate_tables
-from hansa.data.schema.tables import Table
+from hansa.data.schema import Table
 from hansa.federation import DiskMemoryStore, Refusals, Site
 from hansa.federation.data_views import SiteData
 from hansa.federation.enrollment import (
@@ -65,7 +65,7 @@ class DataSource:
 
     load: Callable[[Config], FederatedData]
     shared: bool = False
-    tables: Callable[[], Sequence[Table]] | None = None
+    tables: Callable[[Schema], Sequence[Table]] | None = None
 
 
 class Agent:
@@ -160,7 +160,7 @@ class Agent:
             raise ProtocolError("site", f"a question for site {request.site!r}, this is {self.site!r}")
         if self.source.tables is None:
             raise ProtocolError("no-tables", "this site has no tables: its data is not a folder of CSV files")
-        return answer_request(request, self.source.tables(), self.policy.table.rules).to_bytes()
+        return answer_request(request, self.source.tables, self.policy.table).to_bytes()
 
     def _enroll(self, data: bytes) -> bytes:
         request = EnrollmentRequest.from_bytes(data, limit=self.policy.message)
@@ -273,7 +273,7 @@ class Agent:
             return source.load(config)
         schema = Schema.from_json(text)
         if source.tables is not None:
-            return federate_tables(schema, source.tables(), *row_choice(config, schema))
+            return federate_tables(schema, source.tables(schema), *row_choice(config, schema))
         if source.shared:
             options = {**config.data.options, "schema": schema.to_dict()}
             config = config.model_copy(update={"data": config.data.model_copy(update={"options": options})})

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import torch
 
-from hansa.data.schema.encoding import MISFIT_CODES
+from hansa.data.schema import MISFIT_CODES
 from hansa.federation.messages import PROTOCOL, Message, check_protocol
 from hansa.federation.reasons import REASONS, known
 from hansa.rounds import wire_format

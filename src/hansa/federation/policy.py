@@ -15,30 +15,18 @@ from pydantic import Field, ValidationError
 from hansa.config.sections import ConfigSection, Positive
 from hansa.config.yaml_text import ConfigError, parse_document, read_document
 from hansa.core.errors import HansaError
-from hansa.data.schema.agreement import SharingRules
 from hansa.federation.messages import ProtocolError
 
 MetricDisclosure: TypeAlias = Literal["none", "value", "sketch"]
 
 
 class TablePolicy(ConfigSection):
-    """What a site sends about its tables while the federation agrees on a schema. By default: nothing."""
+    """What a site sends about its tables before the enrollment, for open means and deviations. By default: nothing."""
 
-    categories: Literal["none", "shared", "all"] = "none"
-    """Names of categories besides those of ``allow``: none; those that other sites have too; or all."""
-    allow: dict[str, list[str]] = Field(default_factory=dict)
-    """Names of categories that may leave the site, by column."""
-    sites: Annotated[int, Field(ge=2)] = 2
-    """How many sites, this one included, must have a name in common before it is sent. Before that, a keyed hash is."""
     moments: bool = False
     """Whether number, sum and sum of squares of a column may leave the site, for scale: pooled and missing: mean."""
     rows: Positive = 10
     """The fewest training rows of a column whose sums are sent."""
-
-    @property
-    def rules(self) -> SharingRules:
-        """The rules of the agreement."""
-        return SharingRules(self.categories, self.allow, self.sites, self.moments, self.rows)
 
 
 class Policy(ConfigSection):

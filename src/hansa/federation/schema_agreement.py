@@ -1,39 +1,31 @@
-"""Agreement on the schema of the sites' tables, before the enrollment.
+"""Means and deviations of the sites' tables, before the enrollment.
 
-The server sends a draft with open columns. Each site answers with a summary that its policy allows: names of categories
-on its list, keyed hashes of others, and exact sums. The server then asks once more, for the names whose hashes enough
-sites sent. The schema follows from the summaries and does not depend on their order.
+The server sends a schema in which means and deviations are open. Each site answers with exact sums over its training
+rows, if its policy lets them leave. The schema follows from the sums and does not depend on their order.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Self
 
 from hansa.config import Config
 from hansa.core.errors import HansaError
 from hansa.data import DataError, Schema, SchemaMisfitError
 from hansa.data.csv_folder import fraction_of_test_rows
-from hansa.data.schema.agreement import (
-    SharingRules,
-    TableSummary,
-    complete,
-    merge_client_summaries,
-    shared_hashes,
-    summarize,
-)
-from hansa.data.schema.table_schema import as_schema
-from hansa.data.schema.tables import Table
+from hansa.data.schema import Moments, Table, as_schema, complete, table_moments
 from hansa.federation.enrollment import REFUSAL, Refusal
 from hansa.federation.messages import Message, ProtocolError
 from hansa.federation.transport import EnrollingTransport, SiteConnections
 from hansa.rounds import wire_format
 from hansa.rounds.wire_format import Blobs, Frame
+
+if TYPE_CHECKING:
+    from hansa.federation.policy import TablePolicy
 
 log = logging.getLogger("hansa")
 
@@ -43,53 +35,36 @@ CSV = "csv-folder"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SchemaRequest(Message):
-    """Asks a site for a summary of its tables: the draft, the key of the hashes, the hashes whose names are wanted, and
-    which rows are for testing."""
+    """Asks a site for the sums of the open columns of a schema, over its training rows."""
 
     kind = SCHEMA
     site: str
     schema: str
-    salt: bytes
-    reveal: Mapping[str, Sequence[str]] = field(default_factory=dict)
     test: float = 0.0
     seed: int = 0
 
     def _head(self, blobs: Blobs) -> dict[str, Any]:
-        return {
-            "site": self.site,
-            "schema": self.schema,
-            "salt": self.salt.hex(),
-            "reveal": {column: list(hashes) for column, hashes in self.reveal.items()},
-            "test": self.test,
-            "seed": self.seed,
-        }
+        return {"site": self.site, "schema": self.schema, "test": self.test, "seed": self.seed}
 
     @classmethod
     def _read(cls, head: Any, frame: Frame) -> Self:
         test = float(head["test"])
-        return cls(
-            str(head["site"]),
-            str(head["schema"]),
-            bytes.fromhex(head["salt"]),
-            {str(column): tuple(map(str, hashes)) for column, hashes in head["reveal"].items()},
-            test if 0 <= test < 1 else 0.0,
-            int(head["seed"]),
-        )
+        return cls(str(head["site"]), str(head["schema"]), test if 0 <= test < 1 else 0.0, int(head["seed"]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SchemaReply(Message):
-    """A site's summary of its tables."""
+    """A site's sums: the moments of each open column, over all its tables."""
 
     kind = SCHEMA_REPLY
-    summary: str
+    moments: Mapping[str, Moments]
 
     def _head(self, blobs: Blobs) -> dict[str, Any]:
-        return {"summary": self.summary}
+        return {"moments": {column: moments.to_json() for column, moments in self.moments.items()}}
 
     @classmethod
     def _read(cls, head: Any, frame: Frame) -> Self:
-        return cls(str(head["summary"]))
+        return cls({str(column): Moments.from_json(sums) for column, sums in head["moments"].items()})
 
 
 def misfit(error: SchemaMisfitError, schema: str) -> ProtocolError:
@@ -110,22 +85,27 @@ def misfit(error: SchemaMisfitError, schema: str) -> ProtocolError:
     return ProtocolError("schema", f"column {column!r}: {error.code}" if column else error.code, error.code, column)
 
 
-def answer_request(request: SchemaRequest, tables: Sequence[Table], rules: SharingRules) -> SchemaReply:
-    """Return a site's summary of its tables, within its rules."""
+def answer_request(
+    request: SchemaRequest, tables: Callable[[Schema], Sequence[Table]], policy: TablePolicy
+) -> SchemaReply:
+    """Return a site's sums over its tables, within its policy."""
     try:
-        draft = Schema.from_json(request.schema)
+        schema = Schema.from_json(request.schema)
     except DataError as error:
-        raise ProtocolError("schema", "the draft is not a schema") from error
+        raise ProtocolError("schema", "the server's schema cannot be read") from error
     try:
-        summaries = [
-            summarize(
-                draft, table, rules, salt=request.salt, reveal=request.reveal, test=request.test, seed=request.seed
-            )
-            for table in tables
-        ]
+        found = [table_moments(schema, table, request.test, request.seed) for table in tables(schema)]
+        moments = {name: reduce(Moments.merge, (each[name] for each in found)) for name in found[0]}
+        for name, sums in moments.items():
+            if not policy.moments:
+                text = f"the policy lets no sum of {name!r} leave the site. Set table.moments, or list mean and std."
+                raise SchemaMisfitError(text, "not-agreed", name)
+            if sums.count < policy.rows:
+                text = f"{name!r}: the policy lets no sum of {sums.count} rows leave the site, only of {policy.rows}."
+                raise SchemaMisfitError(text, "too-few-rows", name)
     except SchemaMisfitError as error:
         raise misfit(error, request.schema) from None
-    return SchemaReply(json.dumps(merge_client_summaries(summaries).to_json()))
+    return SchemaReply(moments)
 
 
 def draft_schema(config: Config) -> Schema | None:
@@ -142,46 +122,29 @@ def row_choice(config: Config, schema: Schema) -> tuple[float, int]:
 
 
 def agree_schema(connections: SiteConnections, sites: Sequence[str], draft: Schema, config: Config) -> Schema:
-    """Ask all sites for summaries and return the complete schema."""
-    salt = secrets.token_bytes(32)
-    summaries = _ask(connections, sites, draft, config, salt, {})
-    reveal = {column: hashes for column, hashes in shared_hashes(list(summaries.values())).items() if hashes}
-    if reveal:
-        summaries = _ask(connections, sites, draft, config, salt, reveal)
-    schema = complete(draft, [summaries[site] for site in sites])
-    log.info("the sites agreed on the schema %s", schema.sha256)
-    return schema
-
-
-def _ask(
-    connections: SiteConnections,
-    sites: Sequence[str],
-    draft: Schema,
-    config: Config,
-    salt: bytes,
-    reveal: Mapping[str, Sequence[str]],
-) -> dict[str, TableSummary]:
+    """Ask all sites for their sums and return the complete schema."""
     test, seed = row_choice(config, draft)
     transport = EnrollingTransport(connections, dict.fromkeys(sites, b""), lambda site, reply: None, deadline=math.inf)
     transport._enrolled.update(sites)  # the enrollment needs the schema and comes after it
     for site in sites:
-        transport.send(site, SchemaRequest(site, draft.to_json(), salt, reveal, test, seed).to_bytes())
-    summaries: dict[str, TableSummary] = {}
-    while len(summaries) < len(sites):
+        transport.send(site, SchemaRequest(site, draft.to_json(), test, seed).to_bytes())
+    moments: dict[str, Mapping[str, Moments]] = {}
+    while len(moments) < len(sites):
         for site, answer in transport.receive():
             if wire_format.kind_of(answer) == REFUSAL:
                 refusal = Refusal.from_bytes(answer)
                 raise HansaError(f"site {site} does not take part: {refusal.reason}: {refusal.detail}")
-            summaries[site] = _read_summary(site, answer, draft)
-    return summaries
+            moments[site] = _read_sums(site, answer, draft)
+    schema = complete(draft, [moments[site] for site in sites])
+    log.info("the sites agreed on the schema %s", schema.sha256)
+    return schema
 
 
-def _read_summary(site: str, answer: bytes, draft: Schema) -> TableSummary:
+def _read_sums(site: str, answer: bytes, draft: Schema) -> Mapping[str, Moments]:
     try:
-        summary = TableSummary.from_json(json.loads(SchemaReply.from_bytes(answer).summary))
+        moments = SchemaReply.from_bytes(answer).moments
     except (ValueError, RecursionError) as error:  # also FrameError and DataError
-        raise HansaError(f"site {site}: its summary of a table cannot be read.") from error
-    open_columns = {column.name for column in draft if column.is_open}
-    if not {*summary.names, *summary.hashes, *summary.moments} <= open_columns:
-        raise HansaError(f"site {site}: its summary has columns that the schema does not leave open.")
-    return summary
+        raise HansaError(f"site {site}: its sums of a table cannot be read.") from error
+    if set(moments) != {column.name for column in draft if column.is_open}:
+        raise HansaError(f"site {site}: its sums are not of the columns that are open in the schema.")
+    return moments

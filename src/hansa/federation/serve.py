@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from hansa.config import Config, allow_code, build, build_algorithm, to_yaml
 from hansa.config.sections import EngineSection
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
-from hansa.data import FederatedData, Schema
+from hansa.data import FederatedData
 from hansa.data.csv_folder import federate_tables, read_tables, schema_template
 from hansa.federation import Federation
 from hansa.federation.agent import model_digest
@@ -92,16 +91,16 @@ class Server:
 
     @allow_code()
     def check(self) -> None:
-        """Build what the server needs itself, before it waits for sites: algorithm, data, model, loss, metrics. Only
-        categories that the sites have yet to agree on leave the model for later: its shape depends on them."""
+        """Build what the server needs itself, before it waits for sites: algorithm, data, model, loss, metrics."""
         check_pace(self.config, build_algorithm(self.config))
-        schema = None if self.schema is None else _with_provisional_moments(self.schema)
-        if schema is not None and schema is not self.schema and self.config.data.folder is not None:
-            read_tables(self.config.data.folder)
-        if schema is None or not schema.is_open:
-            own_data = schema_template(schema) if schema not in (None, self.schema) else self._own_data(self.config)
-            data = ServerData.from_counts(own_data, [1] * self.population)
-            build.build_task(self.config, data).start(Key(self.config.seed), build.torch_dtype(self.config))
+        if self.schema is None or not self.schema.is_open:
+            own_data = self._own_data(self.config)
+        else:
+            own_data = schema_template(self.schema)
+            if self.config.data.folder is not None:
+                read_tables(self.config.data.folder, self.schema)
+        data = ServerData.from_counts(own_data, [1] * self.population)
+        build.build_task(self.config, data).start(Key(self.config.seed), build.torch_dtype(self.config))
 
     def finish(self, seconds: float = 15.0) -> None:
         """Tell the sites that there is no more work; one that cannot be reached goes on waiting."""
@@ -120,8 +119,8 @@ class Server:
         io.write_sealed(folder / SITES, facts)
 
     def enroll_sites(self) -> None:
-        """Ask every site which data it has, and wait until all have replied. What is open in the schema of tables is
-        agreed on before."""
+        """Ask every site which data it has, and wait until all have replied. Open means and deviations of tables come
+        before."""
         if self.schema is not None and self.schema.is_open:
             self.schema = agree_schema(self.connections, list(self.sites), self.schema, self.config)
         enrollments = {name: self._enrollment(name).to_bytes() for name in self.sites}
@@ -241,7 +240,9 @@ class Server:
             return build.load_data(config)
         if config.data.folder is None:
             return schema_template(self.schema)
-        return federate_tables(self.schema, read_tables(config.data.folder), *row_choice(config, self.schema))
+        return federate_tables(
+            self.schema, read_tables(config.data.folder, self.schema), *row_choice(config, self.schema)
+        )
 
     def _engine(self, *arguments: Any) -> Federation:
         assert self.transport is not None
@@ -251,12 +252,6 @@ class Server:
             where=self.config.evaluate.where,
         )  # fmt: skip
         return self.engine
-
-
-def _with_provisional_moments(schema: Schema) -> Schema:
-    """Return a schema whose open means and deviations have some value; the shape of the model does not depend on it."""
-    unknown = [column for column in schema if column.is_open and column.uses_moments]
-    return schema.replace_columns(*(replace(column, mean=0.0, std=1.0) for column in unknown)) if unknown else schema
 
 
 class NoSites:

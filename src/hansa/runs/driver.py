@@ -46,7 +46,7 @@ from hansa.rounds.pacing import ArrivalEngine, check_profile
 from hansa.runs.client_columns import Array, ClientColumns
 from hansa.runs.client_record import ClientRecord
 from hansa.runs.columns import MetricFacts, main_metric
-from hansa.runs.metrics import RunHistory, check_any_update_accepted, text_table, warn_dropped_clients
+from hansa.runs.metrics import RunHistory, check_any_update_accepted, frame_of, text_table, warn_dropped_clients
 from hansa.runs.options import Callback, Record, RunOptions, RunOptionsDict
 from hansa.runs.per_client import (
     ClientEvaluationPlan,
@@ -267,11 +267,7 @@ class Run:
 
     def frame(self) -> pandas.DataFrame:
         """Return the history as a pandas frame, one row per round."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise HansaError("run.frame() needs pandas: pip install 'hansa[report]'.") from error
-        return pandas.DataFrame(self.history)
+        return frame_of(self.history)
 
     def clients(self, *columns: str) -> ClientColumns:
         """Return the client record, one row per client and round: all columns, or those named.

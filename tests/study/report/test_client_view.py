@@ -1,19 +1,24 @@
-"""The clients on the page: in order, with the right numbers, small, and inert whatever they are called."""
+"""The clients and the timeline on the page: in order, with the right numbers, small, and inert whatever their names."""
 
 from __future__ import annotations
 
+import json
 import re
-from html.parser import HTMLParser
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import hansa
-from hansa import presets
+from hansa import pace, presets
 from hansa.runs.client_columns import ClientColumns, summarize_clients
 from hansa.study import report
-from hansa.study.report.client_view import MethodClients, clients_section
+from hansa.study.report import ReportEntry
+from hansa.study.report.page import MAX_BARS, MAX_JOBS, MAX_TIMED_CLIENTS, timeline_data
 from runs.people import owned_task
+
+from .test_page import Reader
 
 
 def columns(accuracy: list[float]) -> ClientColumns:
@@ -28,54 +33,49 @@ def columns(accuracy: list[float]) -> ClientColumns:
     )
 
 
-class Cells(HTMLParser):
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.rows: list[list[str]] = []
-        self.tags: list[str] = []
-        self.feed(text)
+def entry(accuracy: list[float], **more) -> ReportEntry:
+    return ReportEntry("m", [{"round": 1, "test_accuracy": 0.5}], clients=columns(accuracy), **more)
 
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        elif tag in ("td", "th"):
-            self.rows[-1].append("")
 
-    def handle_data(self, data):
-        if self.rows and self.rows[-1]:
-            self.rows[-1][-1] += data
+def embedded(text: str):
+    return json.loads(Reader(text).data)
+
+
+def rows_of(text: str) -> list[list[str]]:
+    return next(table for table in Reader(text).tables.values() if table and table[0][0] == "worst clients")
 
 
 def test_the_worst_come_first_with_their_own_numbers() -> None:
-    accuracy = [0.9, 0.2, float("nan"), 0.5, 0.7]
-    cells = Cells(clients_section([MethodClients("m", "#123456", columns(accuracy))])).rows
-    assert [row[0] for row in cells[1:]] == ["client 1", "client 3", "client 4", "client 0"]
-    assert cells[0][1:] == ["test accuracy", "loss", "participations", "up"]
-    assert cells[1][1:] == ["20.0%", "1", "1", "10 kbit"]
+    rows = rows_of(report.render_page([entry([0.9, 0.2, float("nan"), 0.5, 0.7])]))
+    assert [row[0] for row in rows[1:]] == ["client 1", "client 3", "client 4", "client 0"]
+    assert rows[0][1:] == ["test accuracy", "loss", "participations", "up"]
+    assert rows[1][1:] == ["20.0%", "1", "1", "10 kbit"]
 
 
-def test_the_words_are_the_spread() -> None:
+def test_the_spread_and_the_bars_are_those_of_the_clients() -> None:
     accuracy = np.random.default_rng(0).random(37).astype(np.float32).tolist()
     mean, deviation, worst = summarize_clients(accuracy, lower_is_better=False)
-    text = clients_section([MethodClients("m", "#123456", columns(accuracy))])
+    text = report.render_page([entry(accuracy)])
     assert f"mean {100 * mean:.1f}%, deviation {100 * deviation:.1f}%, worst tenth {100 * worst:.1f}%" in text
-    assert text.count('class="worst" d="') == 1
-    assert re.search(r'class="worst" d="([^"]*)"', text)[1].count("M") == 4  # 37 clients: four of them
+    (bars,) = embedded(text)["clients"]
+    assert bars["values"] == pytest.approx(sorted(accuracy), rel=1e-3)
 
 
-def test_names_labels_and_colours_are_inert() -> None:
+def test_names_and_labels_of_others_are_inert() -> None:
     bad = '"><script>alert(1)</script>'
-    made = MethodClients(bad, bad, columns([0.5, 0.1]), [[3, 1], [0, 2]], [bad, "b"], bad)
-    text = clients_section([made])
-    assert "script" not in Cells(text).tags
-    assert "3 of &quot;&gt;&lt;script&gt;" in text
+    made = entry([0.5, 0.1], label_counts=[[3, 1], [0, 2]], label_names=[bad, "b"], client_names=[bad, bad])
+    made.clients.named([bad, bad])
+    text = report.render_page([replace(made, name=bad)], problems=[bad])
+    assert Reader(text).tags.count("script") == 3
+    assert "3 of &#34;&gt;&lt;script&gt;" in text
 
 
 def test_ten_thousand_clients_stay_small() -> None:
     many = np.random.default_rng(1).random(10_000).tolist()
-    text = clients_section([MethodClients(f"m{n}", "#123456", columns(many), [[5] * 10] * 10_000) for n in range(20)])
+    entries = [replace(entry(many, label_counts=[[5] * 10] * 10_000), name=f"m{n}") for n in range(20)]
+    text = report.render_page(entries)
     assert len(text) < 600_000
+    assert len(embedded(text)["clients"][0]["values"]) == MAX_BARS
 
 
 def test_a_run_a_folder_and_seeds_have_it_on_their_page(tmp_path) -> None:
@@ -93,15 +93,59 @@ def test_a_run_a_folder_and_seeds_have_it_on_their_page(tmp_path) -> None:
     assert "seed 0, the first of 2" in several
 
 
-def test_nothing_is_said_where_nothing_is_known(tmp_path, caplog) -> None:
-    assert clients_section([]) == ""
-    hansa.run(presets.fedavg(steps=1), owned_task(5), rounds=1, out=tmp_path / "x")
-    path = tmp_path / "x" / "clients.columns"
-    path.write_bytes(b"HCC1" + b"\0" * 40)
+def test_a_damaged_record_of_clients_is_named_on_the_page(tmp_path) -> None:
+    hansa.run(presets.fedavg(steps=1), owned_task(5), rounds=1, out=tmp_path / "x", name="one")
+    (tmp_path / "x" / "clients.columns").write_bytes(b"HCC1" + b"\0" * 40)
     page = report.render_page([report.ReportEntry.from_folder(tmp_path / "x")])
     assert 'id="clients"' not in page
-    assert "clients.columns" in caplog.text
-    path.unlink()
-    assert 'id="clients"' not in report.render_page([report.ReportEntry.from_folder(tmp_path / "x")])
-    with pytest.raises(hansa.HansaError, match="at least one run"):
-        report.render_page([])
+    assert "one: clients left out" in page
+
+
+def test_a_summary_that_does_not_agree_is_named_on_the_page(tmp_path) -> None:
+    hansa.run(presets.fedavg(steps=1), owned_task(5), rounds=2, out=tmp_path / "x", name="one")
+    path = tmp_path / "x" / "summary.json"
+    path.write_text(path.read_text().replace('"rounds": 2', '"rounds": 7'))
+    assert re.search(r"<li>one: .*does not agree", report.render_page([report.ReportEntry.from_folder(tmp_path / "x")]))
+
+
+def jobs_table(jobs):
+    names = ("round", "client", "admitted", "start_seconds", "download_seconds", "compute_seconds", "upload_seconds")
+    return dict(zip(names, map(np.array, zip(*jobs, strict=True)), strict=True))
+
+
+def test_clients_of_a_timeline_stand_from_fast_to_slow() -> None:
+    data = timeline_data(jobs_table([(1, 5, True, 0.0, 1.0, 5.0, 2.0), (1, 3, False, 2.0, 0.0, 4.0, 0.0)]))
+    assert (data["clients"], data["seconds"]) == ([3, 5], 8.0)
+    assert data["jobs"] == [[1, 0.0, 1.0, 6.0, 8.0, 0, 1], [0, 2.0, 2.0, 6.0, 6.0, 1, 1]]
+
+
+def test_many_clients_and_jobs_of_a_timeline_are_thinned() -> None:
+    jobs = [(r, c, True, float(r), 0.0, 1.0 + c, 0.0) for r in range(10) for c in range(3000)]
+    data = timeline_data(jobs_table(jobs))
+    assert (len(data["clients"]), data["clients"][0], data["clients"][-1]) == (MAX_TIMED_CLIENTS, 0, 2999)
+    assert len(data["jobs"]) == MAX_JOBS
+    assert (data["all_clients"], data["all_jobs"]) == (3000, 30_000)
+
+
+@pytest.fixture(scope="module")
+def asynchronous(tmp_path_factory):
+    task = hansa.training.quadratic(torch.eye(3).expand(9, 3, 3), torch.ones(9, 3))
+    devices = pace.devices(step_seconds=hansa.local.lognormal(1.0, 1.0), latency=0.5, up_bandwidth=200.0)
+    method = presets.fedbuff(size=2, concurrency=5, max_staleness=2, steps=2)
+    run = hansa.run(method, task, rounds=12, profile=devices, workers=1)
+    return run, run.report(tmp_path_factory.mktemp("page") / "page.html")
+
+
+def test_the_page_has_every_job_of_the_run(asynchronous) -> None:
+    run, path = asynchronous
+    (data,) = embedded(path.read_text(encoding="utf-8"))["timelines"]
+    rows = run.clients("client", "admitted", "start_seconds")
+    assert len(data["jobs"]) == len(rows["client"]) == 24 + sum(record["lost"] for record in run.history)
+    assert sum(job[5] for job in data["jobs"]) == sum(record["lost"] for record in run.history)
+    assert data["seconds"] == pytest.approx(run.state.pace["now"], rel=1e-5)
+
+
+def test_a_run_without_a_clock_has_no_timeline(tmp_path) -> None:
+    task = hansa.training.quadratic(torch.eye(3).expand(4, 3, 3), torch.ones(4, 3))
+    path = hansa.run(presets.fedavg(steps=1), task, rounds=2, workers=1).report(tmp_path / "page.html")
+    assert 'id="timeline"' not in path.read_text(encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import shutil
 import signal
@@ -18,6 +19,7 @@ import pytest
 import hansa
 from browser import Browser
 from hansa.runs import metrics_log
+from hansa.study.report import page
 from hansa.study.report.live import ReportServer, RunWatcher
 
 CONFIG = "name: {name}\nrounds: 40\ndata: {{name: fashion-mini, clients: 10}}\nalgorithm: fedavg\n"
@@ -75,9 +77,9 @@ def ask(server, path, host=None):
 def test_it_is_served_on_loopback_to_whoever_has_the_token(served):
     server, _ = served
     assert server.server_address[0] == "127.0.0.1"
-    status, heads, page = ask(server, f"/{server.token}/")
+    status, heads, text = ask(server, f"/{server.token}/")
     assert status == 200
-    assert "<title>Federated runs, live</title>" in page
+    assert "<title>Federated runs, live</title>" in text
     assert (heads["Cache-Control"], heads["Referrer-Policy"]) == ("no-store", "no-referrer")
     assert ask(server, f"/{server.token}")[1]["Location"] == f"/{server.token}/"
     for path in ("/", "/state", f"/{server.token[:-1]}/", f"/{server.token}x/"):
@@ -104,32 +106,111 @@ def test_changes_are_sent_and_waited_for(served):
     news = json.loads(ask(server, state + first["version"])[2])
     assert time.monotonic() - begun > 0.2
     assert news["version"] != first["version"]
-    assert news["content"]["runs"][0]["series"]["test_accuracy"] == [0.5, 0.5, 0.5, 0.75, 0.75]
+    assert news["content"]["runs"][0]["series"][0]["test_accuracy"] == [0.5, 0.5, 0.5, 0.75, 0.75]
 
 
 def test_runs_that_come_go_break_and_begin_again(tmp_path):
     watch = RunWatcher([tmp_path / "runs"])  # which is not there yet
     watch.refresh()
-    assert "No run in" in watch.parts["notices"]
+    assert "No run in" in str(watch.content["notices"])
     one = GrowingRun(tmp_path / "runs" / "one", "one")
     assert watch.refresh()
-    assert "no completed round yet" in watch.parts["notices"]
+    assert "no completed round yet" in str(watch.content["notices"])
     one.grow(2)
     two = GrowingRun(tmp_path / "runs" / "two", "two").grow(3).grow(cut=True)
     assert watch.refresh()
     assert not watch.refresh()
-    assert [len(run["series"]["test_accuracy"]) for run in watch.content["runs"]] == [2, 3]
+    assert [len(run["series"][0]["test_accuracy"]) for run in watch.content["data"]["runs"]] == [2, 3]
     (two.path / "metrics.jsonl").write_text("{}\n{}\n")
     watch.refresh()
-    assert "two" in watch.parts["notices"]
-    assert [run["name"] for run in watch.content["runs"]] == ["one"]
+    assert "two" in str(watch.content["notices"])
+    assert [run["name"] for run in watch.content["data"]["runs"]] == ["one"]
     shutil.rmtree(two.path)
     watch.refresh()
-    assert "two: deleted since it was last read" in watch.parts["notices"]
+    assert "two: deleted since it was last read" in str(watch.content["notices"])
     shutil.rmtree(one.path)
     GrowingRun(tmp_path / "runs" / "one", "one").grow(1, accuracy=0.25)  # begun anew
     watch.refresh()
-    assert watch.content["runs"][0]["series"]["test_accuracy"] == [0.25]
+    assert watch.content["data"]["runs"][0]["series"][0]["test_accuracy"] == [0.25]
+
+
+def fifo(path):
+    os.mkfifo(path / "clients.columns")
+
+
+def sparse(path):
+    with (path / "environment.json").open("wb") as file:
+        file.truncate(1 << 40)
+
+
+def nested(path):
+    (path / "environment.json").write_text("[" * 200_000)
+
+
+def endless(path):
+    (path / "summary.json").unlink(missing_ok=True)
+    (path / "summary.json").symlink_to("/dev/zero")
+
+
+def not_text(path):
+    (path / "config.yaml").write_bytes(b"\xff\xfe\x00")
+
+
+@pytest.mark.parametrize("harm", [fifo, sparse, nested, endless, not_text])
+def test_a_hostile_folder_is_named_in_one_line_and_does_not_stop_the_page(tmp_path, harm):
+    GrowingRun(tmp_path / "runs" / "bad", "bad").grow(2)
+    harm(tmp_path / "runs" / "bad")
+    good = GrowingRun(tmp_path / "runs" / "good", "good").grow(2)
+    watch = RunWatcher([tmp_path / "runs"])
+    watch.start()
+    try:
+        first = watch.newer_than("", 20)
+        assert [run["name"] for run in first["content"]["runs"]] == ["good"]
+        named = [notice for notice in watch.content["notices"] if "bad" in notice]
+        assert len(named) == 1
+        assert len(named[0]) < 800
+        good.grow(1)
+        news = watch.newer_than(first["version"], 20)
+        assert news["content"]["runs"][0]["series"][0]["round"] == {"first": 1, "step": 1, "count": 3}
+        assert not news["lost"]
+    finally:
+        watch.close()
+
+
+def test_an_entry_that_cannot_be_drawn_is_left_out_and_named(tmp_path, monkeypatch):
+    for name in ("bad", "good"):
+        GrowingRun(tmp_path / "runs" / name, name).grow(2)
+
+    def refuse(entry):
+        if entry.name == "bad":
+            raise MemoryError("too many clients")
+        return entry, []
+
+    monkeypatch.setattr(page, "with_clients", refuse)
+    watch = RunWatcher([tmp_path / "runs"])
+    watch.refresh()
+    assert [run["name"] for run in watch.content["data"]["runs"]] == ["good"]
+    assert any("bad: cannot be shown (MemoryError" in notice for notice in watch.content["notices"])
+
+
+def test_a_failure_is_said_instead_of_live(tmp_path, monkeypatch):
+    GrowingRun(tmp_path / "runs" / "one", "one").grow(1)
+    watch = RunWatcher([tmp_path / "runs"])
+    watch.start()
+    try:
+        assert watch.newer_than("")["status"].startswith("live")
+        working = watch.refresh
+        monkeypatch.setattr(watch, "refresh", lambda: 1 / 0)
+        deadline = time.monotonic() + 20
+        while not watch.newer_than(watch.version, 0.1)["lost"]:
+            assert time.monotonic() < deadline
+        monkeypatch.setattr(watch, "refresh", working)
+        GrowingRun(tmp_path / "runs" / "two", "two").grow(1)
+        answer = watch.newer_than(watch.version, 20)
+        assert not answer["lost"]
+        assert len(answer["content"]["runs"]) == 2
+    finally:
+        watch.close()
 
 
 def test_a_port_in_use_is_refused(tmp_path):
@@ -164,7 +245,7 @@ def test_a_browser_sees_new_rounds_within_two_seconds_and_keeps_what_was_chosen(
     browser = Browser()
     try:
         browser.open(server.address)
-        rounds = "(plots.state.data.runs[0]?.series.round || []).length"
+        rounds = "(report.charts.get('main-0')?.data[0] || []).length"
         browser.until(f"{rounds} === 3")
         browser.run("document.getElementById('log').click()")
         waits = []
@@ -175,9 +256,9 @@ def test_a_browser_sees_new_rounds_within_two_seconds_and_keeps_what_was_chosen(
             waits.append(time.monotonic() - begun)
         assert min(waits) < 2 * slowness()
         GrowingRun(grown.path.parent / "two", "two").grow(4)
-        browser.until("document.querySelectorAll('[data-name=main] path.line').length === 2")
+        browser.until("document.querySelectorAll('#legend button').length === 2")
         assert browser.run("document.querySelectorAll('#ranking tbody tr').length") == 2
-        assert browser.run("plots.state.log")
+        assert browser.run("report.state.log")
         assert browser.console == []
     finally:
         browser.close()

@@ -13,17 +13,18 @@ from hansa.core.lazy_imports import lazy_exports
 if TYPE_CHECKING:
     from hansa.config.registry.components import (
         KINDS,
+        Argument,
         ConfigValueError,
         Factory,
         Keys,
         Kind,
+        Signature,
         register_kind,
+        signature_of,
         unknown_plugins,
     )
     from hansa.config.registry.fields import ComponentField, component_field, field_for_argument
     from hansa.config.registry.plugins import Plugin, normalize_name
-    from hansa.config.registry.python_expression import PythonExpression, PythonWriter, to_python
-    from hansa.config.registry.signatures import Argument, Signature, signature_of
 
 __all__ = [
     "KINDS",
@@ -34,15 +35,12 @@ __all__ = [
     "Keys",
     "Kind",
     "Plugin",
-    "PythonExpression",
-    "PythonWriter",
     "Signature",
     "component_field",
     "field_for_argument",
     "normalize_name",
     "register_kind",
     "signature_of",
-    "to_python",
     "unknown_plugins",
 ]
 

@@ -16,10 +16,18 @@ from typing import Any, Literal, Union
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
 
-from hansa.config.registry.components import KINDS, ConfigValueError, Factory, Kind
+from hansa.config.registry.components import (
+    EMPTY,
+    KINDS,
+    Argument,
+    ConfigValueError,
+    Factory,
+    Kind,
+    Signature,
+    signature_of,
+)
 from hansa.config.registry.import_path import is_import_path, may_import, named_code
 from hansa.config.registry.plugins import normalize_name
-from hansa.config.registry.signatures import EMPTY, Argument, Signature, signature_of
 from hansa.core.errors import HansaError, quotes_hint, short_repr, suggestion
 
 PLAIN_VALUES = {

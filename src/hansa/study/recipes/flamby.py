@@ -26,8 +26,8 @@ from torch import nn
 from hansa.core.keys import Key
 from hansa.core.protocols import component
 from hansa.data import FederatedData, data_folder, from_arrays
+from hansa.data.csv_folder import HOSPITALS, read_hospital_tables
 from hansa.data.files import DataError, MissingFileError, invalid_file
-from hansa.data.hospital_tables import HOSPITALS, read_hospital_tables
 from hansa.local.batching import PassOrder
 from hansa.training.metrics import c_index
 

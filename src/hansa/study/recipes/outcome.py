@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from hansa.study.recipes.claims import CLAIM_RULE, ClaimCheck
 from hansa.study.recipes.recipe import Recipe, RecipeMeasure
 from hansa.study.recipes.verdict import CellComparison, agreement_rule
-from hansa.study.report.sections import PageSection, table_html, verdict_cell
+from hansa.study.report.page import PageSection, table_html, verdict_cell
 
 HEADINGS = ("", "published", "ours", "difference", "verdict")
 

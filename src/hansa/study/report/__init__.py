@@ -6,10 +6,9 @@ from hansa.core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from hansa.study.report.entries import RankedEntry, ReportEntry, common_target, group_by_seed, rank
-    from hansa.study.report.page import render_page, write_page
-    from hansa.study.report.partition import LabelCounts
+    from hansa.study.report.page import PageSection, ReportTable, render_page, write_page
     from hansa.study.report.results import Comparison, Runs
-    from hansa.study.report.sections import PageSection, ReportTable
+    from hansa.study.report.tables import LabelCounts
 
 __all__ = [
     "Comparison",

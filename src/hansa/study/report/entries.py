@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -32,6 +35,8 @@ from hansa.runs.folder import RunFolder
 from hansa.runs.folder_lock import CONFIG
 from hansa.runs.metrics import SeedStatistics, facts_of, summarize_seeds
 from hansa.training.metric_direction import Direction
+
+log = logging.getLogger("hansa")
 
 PALETTE = (
     "#0072b2", "#d55e00", "#009e73", "#b8569a", "#c98a00", "#45a5db", "#7a4fbf", "#8a5a2b", "#767d86", "#93a01a",
@@ -64,6 +69,7 @@ class ReportEntry:
         client_names: The names of the clients by number, if they have any.
         data: The name of the data, and digests of its rows (``data``) and of its ``partition``.
         jobs: The client record with the times of jobs, for the timeline. Read from ``folder`` if not given.
+        notes: What is damaged or missing in the folder, for the top of the page.
 
     >>> ReportEntry("a", [{"round": 1, "test_accuracy": 0.5}]).series()["test_accuracy"]
     [0.5]
@@ -85,24 +91,27 @@ class ReportEntry:
     client_names: Sequence[str] = ()
     data: Mapping[str, str] = field(default_factory=dict)
     jobs: ClientColumns | None = field(default=None, compare=False, repr=False)
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def from_folder(cls, folder: Path | str, name: str | None = None) -> ReportEntry:
         """Read a run folder."""
         run = RunFolder.containing(folder)
-        config, history = run.config, run.metrics
-        return cls(
-            config.title if name is None else name,
-            history,
-            (run / CONFIG).read_text(encoding="utf-8"),
-            run.environment,
-            run.summary_of(history),
-            config.seed,
-            folder=str(run.path),
-            planned_rounds=config.rounds,
-            client_names=run.client_names,
-            data=run.data_facts,
-        )
+        with _collected_warnings() as notes:
+            config, history = run.config, run.metrics
+            return cls(
+                config.title if name is None else name,
+                history,
+                (run / CONFIG).read_text(encoding="utf-8"),
+                run.environment,
+                run.summary_of(history),
+                config.seed,
+                folder=str(run.path),
+                planned_rounds=config.rounds,
+                client_names=run.client_names,
+                data=run.data_facts,
+                notes=tuple(notes),
+            )
 
     @classmethod
     def from_group(cls, folder: Path | str, name: str | None = None) -> ReportEntry:
@@ -158,6 +167,19 @@ class ReportEntry:
             return tables[0]
         names = [name for name in tables[0] if all(name in table for table in tables)]
         return {name: [_mean(values) for values in zip(*(t[name] for t in tables), strict=True)] for name in names}
+
+
+@contextmanager
+def _collected_warnings() -> Iterator[list[str]]:
+    """Collect what this thread warns about, such as files that do not agree."""
+    messages: list[str] = []
+    handler, thread = logging.Handler(logging.WARNING), threading.get_ident()
+    handler.emit = lambda record: messages.append(record.getMessage()) if record.thread == thread else None  # type: ignore
+    log.addHandler(handler)
+    try:
+        yield messages
+    finally:
+        log.removeHandler(handler)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,6 @@
-"""Curves as a matplotlib figure: means over seeds with bands. Needs ``hansa[plot]``."""
+"""Figures for papers by matplotlib, as PDF, SVG or PNG: curves with bands over seeds, and label distributions. Needs
+``hansa[plot]``.
+"""
 
 from __future__ import annotations
 
@@ -33,19 +35,13 @@ def draw_curves(
     """
     if x not in AXES:
         raise HansaError(f"plot(x={x!r}): {suggestion(x, AXES)}")
-    try:
-        figures, backend = import_module("matplotlib.figure"), import_module("matplotlib.backends.backend_agg")
-    except ImportError as error:
-        raise HansaError("plot() needs matplotlib: pip install 'hansa[plot]'.") from error
     name = choose_metric(entries)[0] if metric is None else metric.partition(":")[0]
     tables = [entry.curves(also=name) for entry in entries]
     known = dict.fromkeys(each for seeds in tables for table in seeds for each in table if each not in AXES)
     if name not in known:
         raise HansaError(f"plot(metric={metric!r}): {suggestion(str(metric), known)}")
     metric = name
-    figure = _displayed(figures.Figure)(figsize=(5.2, 3.4), layout="constrained")
-    backend.FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    figure, axes = _new_figure(5.2, 3.4)
     for place, (entry, seeds) in enumerate(zip(entries, tables, strict=True)):
         points = curve(seeds, metric, x)
         if not points:
@@ -61,6 +57,36 @@ def draw_curves(
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize="small")
+    return _save(figure, path)
+
+
+def draw_partition(counts: Sequence[Sequence[int]], labels: Sequence[str], path: Path | str | None = None) -> Any:
+    """Draw how many samples of each label each client holds, as a matplotlib figure.
+
+    Args:
+        counts: ``counts[client][label]``.
+        labels: The names of the labels.
+        path: Where to write the figure, if given; the suffix chooses the format.
+    """
+    figure, axes = _new_figure(7.0, 0.8 + 0.2 * len(labels))
+    image = axes.imshow([list(row) for row in zip(*counts, strict=True)], aspect="auto", cmap="Blues", vmin=0)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_xlabel("client")
+    figure.colorbar(image, label="samples")
+    return _save(figure, path)
+
+
+def _new_figure(width: float, height: float) -> tuple[Any, Any]:
+    try:
+        figures, backend = import_module("matplotlib.figure"), import_module("matplotlib.backends.backend_agg")
+    except ImportError as error:
+        raise HansaError("plot() needs matplotlib: pip install 'hansa[plot]'.") from error
+    figure = _displayed(figures.Figure)(figsize=(width, height), layout="constrained")
+    backend.FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
+
+
+def _save(figure: Any, path: Path | str | None) -> Any:
     if path is not None:
         path = Path(path)
         io.make_folder(path.parent.resolve())

@@ -9,7 +9,6 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
-from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,18 +17,13 @@ from urllib.parse import parse_qs, urlsplit
 from hansa.core.errors import HansaError
 from hansa.study.report import run_discovery
 from hansa.study.report.entries import ReportEntry
-from hansa.study.report.page import SCRIPTS, chart_content, fill_template, render_parts
-from hansa.study.report.sections import notice_list
+from hansa.study.report.page import empty_content, fill_template, page_content, render_parts
 
 POLL_SECONDS = 0.4
 """Seconds between two looks at the folders; after a slow one, twice its duration."""
 HOLD_SECONDS = 4.0
 """Seconds that a request may wait for something new."""
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
-_PARTS = (
-    "notices", "tiles", "ranked_by", "table", "published", "targets", "sections", "graphs", "partition", "configs",
-    "environment",
-)  # fmt: skip
 
 
 class RunWatcher:
@@ -37,8 +31,8 @@ class RunWatcher:
 
     def __init__(self, folders: Sequence[Path], title: str = "Federated runs, live") -> None:
         self.folders, self.title = list(folders), title
-        self.version, self.status = "", "starting"
-        self.parts, self.content = dict.fromkeys(_PARTS, ""), chart_content(())
+        self.version, self.status, self.lost = "", "starting", False
+        self.content: dict[str, Any] = empty_content()
         self._entries: dict[Path, tuple[object, list[ReportEntry], list[str]]] = {}
         self._seen: dict[Path, None] = {}
         self._stamp: object = None
@@ -65,10 +59,9 @@ class RunWatcher:
         """Wait for a newer version than the given one, and return its content; only the status if there is none."""
         with self._changed:
             self._changed.wait_for(lambda: self.version != version or self._end.is_set(), seconds)
-            answer: dict[str, Any] = {"version": self.version, "status": self.status}
-            if self.version != version:
-                answer.update(parts=self.parts, content=self.content)
-            return answer
+            answer: dict[str, Any] = {"version": self.version, "status": self.status, "lost": self.lost}
+            content = None if self.version == version else self.content
+        return answer if content is None else {**answer, "parts": render_parts(content), "content": content["data"]}
 
     def refresh(self) -> bool:
         """Read what has changed since the last call; return whether anything has."""
@@ -91,17 +84,13 @@ class RunWatcher:
         problems = [problem for _, _, messages in self._entries.values() for problem in messages]
         problems += [f"{run}: deleted since it was last read." for run in deleted]
         entries = run_discovery.merge_seeds([entry for _, read, _ in self._entries.values() for entry in read])
-        if entries:
-            parts, content = render_parts(entries, problems=problems)
-        else:
-            waiting = f"No run in {', '.join(map(str, self.folders))} yet. Runs appear here when they start."
-            parts, content = dict.fromkeys(_PARTS, ""), chart_content(())
-            parts["notices"] = notice_list(problems or [waiting])
+        waiting = f"No run in {', '.join(map(str, self.folders))} yet. Runs appear here when they start."
+        content = empty_content(problems or [waiting]) if not entries else _content(entries, problems)
         rounds = sum(len(history) for entry in entries for history in entry.histories)
         with self._changed:
             self._count += 1
             self.version = f"{self._start}-{self._count}"
-            self.parts, self.content = parts, content
+            self.content, self.lost = content, False
             self.status = f"live \u00b7 {rounds} rounds \u00b7 {time.strftime('%H:%M:%S')}"
             self._changed.notify_all()
 
@@ -111,25 +100,39 @@ class RunWatcher:
             before = time.monotonic()
             try:
                 self.refresh()
-            except (HansaError, OSError) as error:  # a folder that changed while it was read
+            except Exception as error:  # a folder that changed while it was read: the next look reads it again
                 with self._changed:
-                    self.status = f"retrying: {error}"
+                    self.status, self.lost = f"retrying: {error}"[:300], True
             pause = max(POLL_SECONDS, 2 * (time.monotonic() - before))
 
     def page(self) -> str:
         """Return the current page as HTML."""
         with self._changed:
-            version, parts, content, status = self.version, self.parts, self.content, self.status
+            version, content, status = self.version, self.content, self.status
         return fill_template(
-            parts,
             content,
             title=self.title,
             facts=list(map(str, self.folders)),
             footer="Served from this machine only, to those who have its address.",
-            scripts=(*SCRIPTS, "live.js"),
-            live=f'<span class="live" id="live" data-version="{escape(version)}">{escape(status)}</span>',
-            policy="; connect-src 'self'",
+            live={"version": version, "status": status},
         )
+
+
+def _content(entries: Sequence[ReportEntry], problems: Sequence[str]) -> dict[str, Any]:
+    """Return the content of the page; entries that cannot be shown are left out and named."""
+    try:
+        return page_content(entries, problems=problems)
+    except Exception:
+        shown, messages = [], list(problems)
+        for entry in entries:
+            try:
+                page_content([entry])
+                shown.append(entry)
+            except Exception as error:
+                messages.append(f"{entry.name}: cannot be shown ({error!r:.200}).")
+        if len(shown) == len(entries):
+            raise
+        return page_content(shown, problems=messages) if shown else empty_content(messages)
 
 
 class ReportServer(ThreadingHTTPServer):

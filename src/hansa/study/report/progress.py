@@ -26,14 +26,14 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from hansa.runs.columns import ACCURACY, base_metric, column_of, main_metric
+from hansa.core.terminal import Terminal
+from hansa.runs.columns import ACCURACY, LOSSES, base_metric, column_of, main_metric
 from hansa.runs.weighting import unweighted_note
 from hansa.study.report import formats
 
 if TYPE_CHECKING:
     from hansa.runs.driver import Run
 
-LOSSES = ("test_loss", "sites_test_loss", "global_loss", "loss", "train_loss")
 REFRESH_SECONDS = 0.1
 MAX_LINES = 20
 """How many plain lines are printed for a run at most."""
@@ -363,7 +363,7 @@ def progress_display(console: Console | None = None, quiet: bool = False) -> Pro
     """Return the display that suits a console (standard error by default): bars on a terminal or in a notebook."""
     if quiet:
         return ProgressDisplay()
-    console = Console(stderr=True, highlight=False) if console is None else console
+    console = Terminal(stderr=True, highlight=False) if console is None else console
     notebook = console.is_jupyter and find_spec("ipywidgets") is not None  # rich needs ipywidgets for bars
     return ProgressBars(console) if console.is_terminal or notebook else ProgressLines(console)
 
@@ -409,6 +409,6 @@ class InterruptHandler:
             raise KeyboardInterrupt
         self.received = signal.Signals(number)
         with suppress(OSError):  # the terminal may be gone
-            (Console(stderr=True) if self._console is None else self._console).print(
+            (Terminal(stderr=True) if self._console is None else self._console).print(
                 "[yellow]stopping after this round, then saving (interrupt again to stop at once)[/]"
             )

@@ -1,22 +1,34 @@
-"""The ranking of a report: its columns, its HTML table, and what each method spent to reach a target."""
+"""The ranking of a report: its columns and cells, what each method spent to reach a target, and its LaTeX table."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from hansa.core.errors import HansaError, suggestion
 from hansa.runs import metrics
-from hansa.runs.columns import ACCURACY, AXES, COLUMNS, base_metric, column_of, evaluated_metrics, plain_name
-from hansa.runs.metrics import seed_statistics, site_names
+from hansa.runs.columns import (
+    ACCURACY,
+    AXES,
+    COLUMNS,
+    COSTS,
+    LOSSES,
+    base_metric,
+    column_of,
+    evaluated_metrics,
+    plain_name,
+)
+from hansa.runs.metrics import MIN_SEEDS, paired_interval, seed_statistics, site_names
 from hansa.study.report import formats
 from hansa.study.report.entries import RankedEntry, ReportEntry, chance_level, has_column
 
 TO_TARGET = ("rounds_to_target", "bits_to_target")
-LOSSES = ("test_loss", "sites_test_loss", "global_loss", "loss", "train_loss")
-COSTS = ("up_bits", "down_bits", "peer_bits", "simulated_total_seconds", "wall_seconds", "lost")
+_ESCAPES = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--", "−": "$-$",
+}  # fmt: skip
 
 
 class RankingColumn(NamedTuple):
@@ -107,45 +119,6 @@ def format_cell(ranked: RankedEntry, key: str, write: formats.Formatter) -> str:
     return formats.format_mean_std(write, value, None if over_seeds is None else over_seeds.std)
 
 
-def ranking_html(ranking: Sequence[RankedEntry], target: float | None, places: Sequence[int] = ()) -> str:
-    """Return the ranking as an HTML table; ``places`` are the entries' places among the curves of the page."""
-    columns = ranking_columns(ranking, target)
-    best = best_values(ranking, columns)
-    head = "".join(f'<th scope="col">{_heading_html(column)}</th>' for column in columns)
-    rows = []
-    for position, (ranked, place) in enumerate(zip(ranking, places or range(len(ranking)), strict=True), start=1):
-        cells = []
-        for column in columns:
-            mark = ' class="best"' if is_best(ranked, column.key, best) else ""
-            cells.append(f"<td{mark}>{escape(format_cell(ranked, column.key, column.write))}</td>")
-        rows.append(
-            f'<tr data-run="{place}"><td class="rank">{position}</td><td class="left">{method_label(ranked)}'
-            f"{_badges(ranked.entry)}</td>{''.join(cells)}</tr>"
-        )
-    return (
-        f'<table id="ranking"><thead><tr><th></th><th scope="col" class="left">method</th>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table>"
-    )
-
-
-def _heading_html(column: RankingColumn) -> str:
-    statistic = f'<span class="sub">{escape(column.statistic)}</span>' if column.statistic else ""
-    return f"{escape(column.heading)}{statistic}"
-
-
-def method_label(ranked: RankedEntry) -> str:
-    """Return the name of a method with its colour, as HTML."""
-    return f'<i class="swatch" style="--c:{ranked.colour}"></i><b>{escape(ranked.entry.name)}</b>'
-
-
-def _badges(entry: ReportEntry) -> str:
-    """The number of seeds, and the progress of an unfinished run."""
-    badges = f' <span class="seeds">{len(entry.members)} seeds</span>' if entry.members else ""
-    if entry.progress:
-        badges += f' <span class="badge">{escape(entry.progress)}</span>'
-    return badges
-
-
 class CostToTarget(NamedTuple):
     """The mean costs of the runs that reached a target, the deviation of their rounds, and the number of these runs."""
 
@@ -225,65 +198,63 @@ def target_ladder(ranking: Sequence[RankedEntry], target: float | None) -> list[
     return [step for step in steps if step <= most and (step > chance or step == target) and step > 0]
 
 
-def ladder_table(ranking: Sequence[RankedEntry], targets: Sequence[float]) -> str:
-    """Return the rounds, and the bits over all links, to each target as an HTML table."""
+class TargetCell(NamedTuple):
+    """What a method spent to reach a target: rounds and bits as text; no rounds if it never reached it."""
+
+    rounds: str
+    sent: str = ""
+    best: bool = False
+
+
+def target_cells(ranking: Sequence[RankedEntry], targets: Sequence[float]) -> list[list[TargetCell]]:
+    """Return the rounds, and the bits over all links, of each method to each target."""
     metric, falls = ranking[0].metric, ranking[0].falls
-    head = "".join(f'<th scope="col">{escape(format_target(target, metric))}</th>' for target in targets)
     costs = [costs_to_targets(ranked.entry, targets, metric, falls) for ranked in ranking]
+    finite = [not ranked.diverged for ranked in ranking]
     fewest = [
         min(
-            (
-                cost.spent["round"]
-                for ranked, cost in zip(ranking, column, strict=True)
-                if cost.runs and ranked.shows(1)
-            ),
-            default=math.inf,
+            (cost.spent["round"] for cost, counts in zip(column, finite, strict=True) if cost.runs and counts),
+            default=0,
         )
         for column in zip(*costs, strict=True)
     ]
-    rows = []
-    for ranked, row in zip(ranking, costs, strict=True):
-        runs = len(ranked.entry.runs)
-        cells = "".join(
-            _ladder_cell(cost, runs, least if ranked.shows(1) else math.nan)
+    return [
+        [
+            _target_cell(cost, len(ranked.entry.runs), least if counts else 0)
             for cost, least in zip(row, fewest, strict=True)
-        )
-        rows.append(f'<tr><td class="left">{method_label(ranked)}</td>{cells}</tr>')
-    return (
-        f'<table id="targets"><thead><tr><th scope="col" class="left">method</th>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table>"
-    )
+        ]
+        for ranked, row, counts in zip(ranking, costs, finite, strict=True)
+    ]
 
 
-def _ladder_cell(cost: CostToTarget, runs: int, fewest: float) -> str:
+def _target_cell(cost: CostToTarget, runs: int, fewest: float) -> TargetCell:
     if not cost.runs:
-        return '<td class="never">never</td>'
+        return TargetCell("")
     rounds = cost.spent["round"]
     text = formats.format_mean_std(formats.format_count, rounds, cost.std if cost.runs > 1 else None)
     some = f" in {cost.runs} of {runs}" if cost.runs < runs else ""
-    sent = f'<span class="sub">{escape(formats.format_bits(cost.spent["bits"]))}{some}</span>'
-    mark = ' class="best"' if rounds == fewest and not some else ""
-    return f"<td><span{mark}>{escape(text)}</span>{sent}</td>"
+    return TargetCell(text, formats.format_bits(cost.spent["bits"]) + some, rounds == fewest and not some)
 
 
-def tiles(ranking: Sequence[RankedEntry], target: float | None) -> list[str]:
-    """Return the headline numbers as HTML: the best metric, and the lowest costs to the target."""
+class Tile(NamedTuple):
+    """A headline number: what it is, its value, and the method that has it."""
 
-    def tile(ranked: RankedEntry, title: str, value: str) -> str:
-        return (
-            f'<div class="tile" style="--c:{ranked.colour}"><div class="what">{escape(title)}</div>'
-            f'<div class="value">{escape(value)}</div><div class="who">{escape(ranked.entry.name)}</div></div>'
-        )
+    title: str
+    value: str
+    ranked: RankedEntry
 
+
+def tiles(ranking: Sequence[RankedEntry], target: float | None) -> list[Tile]:
+    """Return the headline numbers: the best metric, and the lowest costs to the target."""
     first = ranking[0]
     metric, key = first.metric, first.score
-    what = f"{'lowest' if first.falls else 'highest'} {column_of(metric).label}, {metrics.describe_score(key)}"
+    title = f"{'lowest' if first.falls else 'highest'} {column_of(metric).label}, {metrics.describe_score(key)}"
     best = format_cell(first, key, formats.formatter_of(key))
-    parts = [] if not first.shows(first.numbers.get(key)) else [tile(first, what, best)]
+    parts = [Tile(title, best, first)] if first.shows(first.numbers.get(key)) else []
     if target is None:
         return parts
     costs = [(ranked, costs_to_targets(ranked.entry, [target], metric, first.falls)[0]) for ranked in ranking]
-    reached = [(ranked, cost) for ranked, cost in costs if cost.runs == len(ranked.entry.runs) and ranked.shows(cost)]
+    reached = [(ranked, cost) for ranked, cost in costs if cost.runs == len(ranked.entry.runs) and not ranked.diverged]
     kinds: tuple[tuple[str, str, Callable[[float], str]], ...] = (
         ("fewest rounds", "round", lambda n: f"{formats.format_count(n)} rounds"),
         ("fewest bits, peers included,", "bits", formats.format_bits),
@@ -293,7 +264,7 @@ def tiles(ranking: Sequence[RankedEntry], target: float | None) -> list[str]:
         spent = [(ranked, cost.spent[axis]) for ranked, cost in reached if axis in cost.spent]
         if spent:
             ranked, least = min(spent, key=lambda pair: pair[1])
-            parts.append(tile(ranked, f"{title} to {format_target(target, metric)}", write(least)))
+            parts.append(Tile(f"{title} to {format_target(target, metric)}", write(least), ranked))
     return parts
 
 
@@ -316,3 +287,152 @@ def format_target(target: float, metric: str = ACCURACY) -> str:
     if column.unit == "fraction":
         return formats.format_percent(target).replace(".0%", "%")
     return f"{formats.formatter_of(metric)(target)} {column.label}"
+
+
+def escape_latex(text: str) -> str:
+    r"""Return text such that LaTeX prints it.
+
+    >>> escape_latex("top_k, 50%")
+    'top\\_k, 50\\%'
+    """
+    return "".join(_ESCAPES.get(letter, letter) for letter in text)
+
+
+def latex_table(
+    ranking: Sequence[RankedEntry],
+    target: float | None = None,
+    *,
+    confidence: float = 0.95,
+    reference: str | None = None,
+) -> str:
+    r"""Return a ranking as a LaTeX table for the package booktabs, the best of each column in bold.
+
+    The columns are the score, with its deviation over seeds; with a target, rounds and bits (over all links) to reach
+    it, or how many seeds did; and with three or more seeds the difference from the reference: the mean over
+    seeds of the paired differences, with its confidence interval, and a star if the interval does not contain 0.
+    Methods whose cell is printed like that of the best are bold too. A method that diverged is last and never bold.
+
+    Args:
+        ranking: The methods, as `rank` returns them with this target.
+        target: The value that the metric is to reach.
+        confidence: The level of the intervals.
+        reference: The method from which differences are taken; by default the first one.
+
+    >>> from hansa.study.report import ReportEntry, rank
+    >>> print(latex_table(rank([ReportEntry("FedAvg", [{"round": 1, "test_accuracy": 0.5}])])))
+    \begin{tabular}{lr}
+    \toprule
+    method & accuracy, final (\%) \\
+    \midrule
+    FedAvg & \textbf{50.0} \\
+    \bottomrule
+    \end{tabular}
+    """
+    first = ranking[0]
+    by_name = {ranked.entry.name: ranked for ranked in ranking}
+    if reference is not None and reference not in by_name:
+        raise HansaError(f"latex(reference={reference!r}): no such method. {suggestion(reference, by_name)}")
+    base = first if reference is None else by_name[reference]
+    percent = column_of(first.metric).unit == "fraction"
+    label = escape_latex(f"{column_of(first.metric).label}, {metrics.describe_score(first.score)}")
+    columns = {
+        "method": [escape_latex(ranked.entry.name) for ranked in ranking],
+        label + (r" (\%)" if percent else ""): _bold_best(
+            ranking, [_latex_score(ranked, percent) for ranked in ranking], first.score, first.falls
+        ),
+    }
+    if target is not None:
+        shown = escape_latex(f"{100 * target:g}%" if percent else f"{target:g}")
+        for key, what in (("rounds_to_target", "rounds"), ("bits_to_target", "bits")):
+            columns[f"{what} to {shown}"] = _bold_best(ranking, [_latex_cost(r, key) for r in ranking], key, True)
+    differences = [_difference(ranked, base, percent, confidence) for ranked in ranking]
+    if any(differences):
+        origin = "" if reference is None else f" from {escape_latex(reference)}"
+        heading = rf"difference{origin}, {100 * confidence:g}\% interval ($^*$: without 0)"
+        columns[heading] = ["" if r is base else text or "--" for r, text in zip(ranking, differences, strict=True)]
+    return _tabular(list(columns), list(zip(*columns.values(), strict=True)))
+
+
+def text_latex_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> str:
+    r"""Return rows of text as a LaTeX table for the package booktabs.
+
+    Args:
+        headings: One heading per column.
+        rows: The rows.
+        title: The heading of the first column.
+
+    >>> print(text_latex_table(["", "ours"], [["FedAvg", "50.0 ± 1.2"]], "CIFAR-10, accuracy (%)"))
+    \begin{tabular}{lr}
+    \toprule
+    CIFAR-10, accuracy (\%) & ours \\
+    \midrule
+    FedAvg & 50.0 $\pm$ 1.2 \\
+    \bottomrule
+    \end{tabular}
+    """
+    escaped = [list(map(escape_latex, row)) for row in rows]
+    return _tabular([escape_latex(title), *map(escape_latex, headings[1:])], escaped)
+
+
+def _tabular(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    from pandas import DataFrame
+
+    layout = "l" + "r" * (len(headings) - 1)
+    return str(DataFrame(rows, columns=headings).to_latex(index=False, escape=False, column_format=layout)).strip()
+
+
+def _bold_best(ranking: Sequence[RankedEntry], texts: Sequence[str], key: str, lower: bool) -> list[str]:
+    """Mark the best value of a column, and those that are printed like it."""
+    values = {ranked.numbers[key]: text for ranked, text in zip(ranking, texts, strict=True)
+              if ranked.shows(ranked.numbers.get(key))}  # fmt: skip
+    best = values[min(values) if lower else max(values)] if values else None
+    finite = [not ranked.diverged for ranked in ranking]
+    return [rf"\textbf{{{t}}}" if t == best and counts else t for t, counts in zip(texts, finite, strict=True)]
+
+
+def _latex_score(ranked: RankedEntry, percent: bool) -> str:
+    value, over = ranked.numbers.get(ranked.score), ranked.spreads.get(ranked.score)
+    if value is None:
+        return "--"
+    if ranked.diverged:
+        return escape_latex(format_cell(ranked, ranked.score, formats.format_number))
+    if percent or over is None:
+        text = _latex_number(value, percent)
+        return text if over is None else rf"{text} $\pm$ {_latex_number(over.std, percent)}"
+    return escape_latex(formats.format_mean_std(formats.format_number, value, over.std))
+
+
+def _latex_number(value: float, percent: bool) -> str:
+    return f"{100 * value:.1f}" if percent else f"{value:.3g}"
+
+
+def _latex_cost(ranked: RankedEntry, key: str) -> str:
+    value, over = ranked.numbers.get(key), ranked.spreads.get(key)
+    if value is None:
+        reached, runs = ranked.numbers.get("reached") or 0, len(ranked.entry.runs)
+        return f"{reached} of {runs} seeds" if reached else "never"
+    write = formats.format_count if key == "rounds_to_target" else formats.format_bits
+    return escape_latex(formats.format_mean_std(write, value, None if over is None else over.std))
+
+
+def seed_scores(ranked: RankedEntry) -> dict[int | None, float]:
+    """Return the score of each seed of a method that did not diverge."""
+    stated = f"{ranked.metric}:{'lower' if ranked.falls else 'higher'}"
+    values = {
+        run.seed: metrics.summarize(run.history, metric=stated, window=ranked.window).get(ranked.score)
+        for run in ranked.entry.runs
+    }
+    return {seed: float(value) for seed, value in values.items() if metrics.is_finite(value)}  # type: ignore[arg-type]
+
+
+def _difference(ranked: RankedEntry, base: RankedEntry, percent: bool, confidence: float) -> str:
+    """The mean of a method's paired differences from the reference, with its interval; "" with fewer than three seeds
+    in common, or if one of the two diverged."""
+    scores, other = seed_scores(ranked), seed_scores(base)
+    common = [seed for seed in scores if seed in other]
+    if ranked is base or len(common) < MIN_SEEDS or ranked.diverged or base.diverged:
+        return ""
+    interval = paired_interval([scores[seed] for seed in common], [other[seed] for seed in common], confidence)
+    low, high = (_latex_number(interval.mean + sign * interval.half, percent) for sign in (-1, 1))
+    mark = "$^*$" if interval.sign else ""
+    return f"${_latex_number(interval.mean, percent)}$ [${low}$, ${high}$]{mark}"

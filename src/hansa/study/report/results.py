@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
@@ -24,9 +23,8 @@ from hansa.runs.metrics import (
 from hansa.runs.provenance import data_digests
 from hansa.study.report import figure, formats
 from hansa.study.report.entries import RankedEntry, ReportEntry, common_target, rank
-from hansa.study.report.latex import latex_table
-from hansa.study.report.page import write_page
-from hansa.study.report.ranking import describe_order, format_cell, ranking_columns, ranking_html
+from hansa.study.report.page import facts_html, ranking_html, write_page
+from hansa.study.report.ranking import describe_order, format_cell, latex_table, ranking_columns
 
 if TYPE_CHECKING:
     import pandas
@@ -159,10 +157,9 @@ class Runs(Sequence[Run]):
 
     def frame(self) -> pandas.DataFrame:
         """Return a pandas frame with one row for each round and seed, running totals included."""
-        rows = [
+        return metrics.frame_of(
             {"seed": run.key.seed, **record} for run in self._runs for record in metrics.running_totals(run.history)
-        ]
-        return _pandas().DataFrame(rows)
+        )
 
     def means(self) -> pandas.DataFrame:
         """Return a pandas frame with one row for each round: means over seeds, and NAME_std beside them."""
@@ -175,7 +172,7 @@ class Runs(Sequence[Run]):
                     over = seed_statistics([float(value) for value in values if value is not None])
                     row[name], row[f"{name}_std"] = over.mean, over.std
             rows.append(row)
-        return _pandas().DataFrame(rows)
+        return metrics.frame_of(rows)
 
     def plot(self, path: Path | str | None = None, metric: str | None = None, x: str = "round") -> Any:
         """Draw the mean curve with its band; see `Comparison.plot`."""
@@ -275,7 +272,9 @@ class Comparison(Mapping[str, Runs]):
     def frame(self) -> pandas.DataFrame:
         """Return a pandas frame with one row for each method, round and seed, running totals included."""
         frames = [runs.frame().assign(method=name) for name, runs in self._methods.items()]
-        joined = _pandas().concat(frames, ignore_index=True)
+        from pandas import concat
+
+        joined = concat(frames, ignore_index=True)
         return joined[["method", *(name for name in joined.columns if name != "method")]]
 
     def table(
@@ -284,7 +283,8 @@ class Comparison(Mapping[str, Runs]):
         """Return a pandas frame of the ranking with one row for each method: means and NAME_std over seeds.
 
         ``final_NAME``, ``best_NAME`` and ``last5_NAME`` are the final, the best and the mean of the last five
-        measurements of a metric; ``attrs["ranked_by"]`` is the column of the ranking. The arguments are those of
+        measurements of a metric, NaN if a seed diverged; ``diverged`` is how many did. ``attrs["ranked_by"]`` is the
+        column of the ranking. The arguments are those of
         `ranking`.
         """
         rows = []
@@ -292,8 +292,9 @@ class Comparison(Mapping[str, Runs]):
         for ranked in ranking:
             deviations = {f"{_with_statistic(name)}_std": over.std for name, over in ranked.spreads.items()}
             numbers = {_with_statistic(name): value for name, value in ranked.numbers.items()}
-            rows.append({"method": ranked.entry.name, "seeds": len(ranked.entry.runs), **numbers, **deviations})
-        frame = _pandas().DataFrame(rows)
+            counts = {"seeds": len(ranked.entry.runs), "diverged": len(ranked.diverged)}
+            rows.append({"method": ranked.entry.name, **counts, **numbers, **deviations})
+        frame = metrics.frame_of(rows)
         frame.attrs["ranked_by"] = _with_statistic(ranking[0].score)
         return frame
 
@@ -304,17 +305,21 @@ class Comparison(Mapping[str, Runs]):
         metric: str | None = None,
         window: int = WINDOW,
         confidence: float = 0.95,
+        reference: str | None = None,
     ) -> str:
         """Return the ranking as a LaTeX table for booktabs: mean and deviation, rounds and bits to the target, and the
-        paired differences from the best method with their intervals; the best of each column in bold.
+        paired differences from a reference with their intervals; the best of each column, and what is printed like it,
+        in bold. Methods that diverged are last and say so.
 
         Args:
             target: A value for the metric to reach.
             metric: As in `ranking`.
             window: As in `ranking`.
             confidence: The level of the intervals, which need three seeds or more.
+            reference: The method from which differences are taken; by default the best one.
         """
-        return latex_table(self.ranking(target, metric=metric, window=window), target, confidence=confidence)
+        ranking = self.ranking(target, metric=metric, window=window)
+        return latex_table(ranking, target, confidence=confidence, reference=reference)
 
     def plot(self, path: Path | str | None = None, metric: str | None = None, x: str = "round") -> Any:
         """Draw mean curves with bands of one standard deviation as a matplotlib figure. Needs ``hansa[plot]``.
@@ -382,19 +387,10 @@ def run_html(run: Run) -> str:
         if summary.get(key):
             label = f"{column_of(key).label}, final" if key in measured else column_of(key).label
             rows.append((label, formats.formatter_of(key)(summary[key])))
-    cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows)
-    return f"<table><caption>{escape(run.algorithm.name)} on {escape(run.task.name)}</caption>{cells}</table>"
+    return facts_html(f"{run.algorithm.name} on {run.task.name}", rows)
 
 
 def _with_statistic(name: str) -> str:
     """Return the name of a summary's number with its statistic: the final value of a metric has none."""
     measured = bool(evaluated_metrics([name])) or "outcome" in column_of(name).charts
     return f"final_{name}" if name == plain_name(name) and measured else name
-
-
-def _pandas() -> Any:
-    try:
-        import pandas
-    except ImportError as error:
-        raise HansaError("frames need pandas: pip install 'hansa[report]'.") from error
-    return pandas

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from hansa.core.errors import HansaError
@@ -12,8 +15,10 @@ from hansa.runs.folder_lock import CONFIG, METRICS
 from hansa.runs.seed_group import GROUP, SeedGroupFolder
 from hansa.study.report.entries import ReportEntry, group_by_seed
 
-MAX_DEPTH = 4
-"""How many levels below a folder are searched for runs."""
+MAX_DEPTH, MAX_FILES = 4, 2000
+"""How many levels below a folder are searched for runs, and how many of its files and folders."""
+MAX_BYTES = 1 << 29
+"""Run folders with larger files, besides the model, are named and not read."""
 
 
 def read_runs(folders: Sequence[Path]) -> tuple[list[ReportEntry], list[str]]:
@@ -28,10 +33,15 @@ def read_entries(folders: Sequence[Path]) -> tuple[list[ReportEntry], list[str]]
     problems: list[str] = []
     for folder in folders:
         try:
+            check_readable(folder)
             read = ReportEntry.from_group if SeedGroupFolder(folder).exists else ReportEntry.from_folder
             entry = read(folder)
-        except (HansaError, OSError, UnicodeDecodeError) as error:
-            text = f"{CONFIG} is not text" if isinstance(error, UnicodeDecodeError) else str(error)
+        except Exception as error:  # whatever a folder of somebody else contains: the others are shown
+            if isinstance(error, UnicodeDecodeError):
+                text = f"{CONFIG} is not text"
+            else:
+                text = str(error) if isinstance(error, (HansaError, OSError)) else f"not readable ({error!r:.200})"
+            text = " ".join(text.split())[:500]
             problems.append(text if str(folder) in text else f"{folder}: {text}")
             continue
         begun = [run for run in entry.runs if len(run.history)]
@@ -41,6 +51,27 @@ def read_entries(folders: Sequence[Path]) -> tuple[list[ReportEntry], list[str]]
         if begun:
             entries.append(entry if len(begun) == len(entry.runs) else ReportEntry.from_seeds(entry.name, begun))
     return entries, problems
+
+
+def check_readable(folder: Path) -> None:
+    """Refuse a run folder with files that a report cannot read to their end: pipes, devices, or more than `MAX_BYTES`.
+
+    The model and checkpoints are not read, so they may be larger.
+    """
+    if not folder.is_dir():  # a file in it, or nothing: their reader says so
+        return
+    for inner in (folder, *(each for each in _subfolders(folder) if each.name.startswith("seed-"))):
+        with os.scandir(inner) as files:
+            for file in islice(files, MAX_FILES):
+                status = file.stat()
+                if stat.S_ISDIR(status.st_mode) or file.name.startswith("model."):
+                    continue
+                if not stat.S_ISREG(status.st_mode):
+                    raise HansaError(f"{inner}: {file.name} is not a regular file.")
+                if status.st_size > MAX_BYTES:
+                    raise HansaError(
+                        f"{inner}: {file.name} has {status.st_size:,} bytes; reports read at most {MAX_BYTES:,}."
+                    )
 
 
 def merge_seeds(entries: Sequence[ReportEntry]) -> list[ReportEntry]:
@@ -71,7 +102,8 @@ def find_runs(place: Path) -> list[Path]:
 
 def _subfolders(folder: Path) -> Iterator[Path]:
     try:
-        yield from sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+        inside = islice(folder.iterdir(), MAX_FILES)
+        yield from sorted(each for each in inside if each.is_dir() and not each.name.startswith("."))
     except OSError:  # deleted, or not readable
         return
 
