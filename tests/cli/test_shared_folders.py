@@ -159,6 +159,6 @@ def test_results_as_json(cli, folder):
     seeds = cli("run", "small.yaml", "-o", "two", "-q", "--json", "--seeds", 2)
     assert set(json.loads(seeds.stdout)["seeds"]) == {"0", "1"}
     swept = json.loads(cli("sweep", "small.yaml", "local.lr=0.001,0.2", "-q", "--json").stdout)
-    assert [point["point"] for point in swept["points"]] == [{"local.lr": "0.2"}, {"local.lr": "0.001"}]
+    assert [point["name"] for point in swept["ranking"]] == ["local.lr=0.2", "local.lr=0.001"]
     compared = json.loads(cli("compare", "fedavg", "fedams", "-c", "small.yaml", "-q", "--json").stdout)
-    assert {method["name"] for method in compared["methods"]} == {"fedavg", "fedams"}
+    assert {method["name"] for method in compared["ranking"]} == {"fedavg", "fedams"}

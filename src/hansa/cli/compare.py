@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hansa.cli import options as opt
-from hansa.cli.console import note, report_errors, say_json
-from hansa.cli.report import print_and_write, read_entries, write_report
+from hansa.cli.console import note, report_errors
+from hansa.cli.report import print_and_write, read_entries
 from hansa.cli.run import run_entries
 from hansa.core.errors import HansaError, suggestion
 from hansa.runs.columns import WINDOW
@@ -64,7 +64,6 @@ def compare(
 
     Finished runs are not repeated.
     """
-    from hansa.study.report import common_target, rank
     from hansa.study.report.run_discovery import is_run_folder, unique_name
 
     overrides = opt.changes(sets, rounds, seed, workers, seeds, device, deterministic, server_device)
@@ -77,15 +76,8 @@ def compare(
             name = config.title if Path(item).is_file() else item
             requested[unique_name(name, f"{name} {place + 1}", requested)] = config
     entries = run_entries(requested, folder, quiet, parallel=parallel)
-    page: dict[str, Any] = {"title": "Federated runs compared", "problems": problems, "window": window}
-    page |= {"metric": metric, "target": common_target(entries, metric) if target is None else target}
-    if as_json:
-        ranking = rank(entries, page["target"], metric=metric, window=window)
-        write_report(entries, report, **page)
-        methods = [{"name": each.entry.name, "seeds": len(each.entry.runs), **each.numbers} for each in ranking]
-        say_json({"metric": ranking[0].metric, "methods": methods, "report": str(report)})
-    else:
-        print_and_write(entries, report, latex=latex, **page)
+    ranked: dict[str, Any] = {"metric": metric, "window": window, "target": target, "latex": latex}
+    print_and_write(entries, report, title="Federated runs compared", problems=problems, as_json=as_json, **ranked)
 
 
 def _read_item(item: str, base: Path | None, overrides: Sequence[str]) -> Config:

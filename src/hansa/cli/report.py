@@ -13,7 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from hansa.cli import options as opt
-from hansa.cli.console import err, note, out, plain_table, report_errors, say
+from hansa.cli.console import err, note, out, plain_table, report_errors, say, say_json
 from hansa.core.errors import HansaError
 from hansa.runs.columns import WINDOW
 
@@ -117,26 +117,33 @@ def print_and_write(
     window: int = WINDOW,
     target: float | None = None,
     latex: Path | None = None,
+    as_json: bool = False,
     **options: Any,
-) -> None:
-    """Print the ranking and write the report page; the options are those of `write_report`."""
+) -> list[RankedEntry]:
+    """Print the ranking, write the report page, and return the ranking; the options are those of `write_report`."""
     from hansa.study.report import common_target, rank
     from hansa.study.report.page import comparability_warnings
     from hansa.study.report.ranking import describe_order
 
     target = common_target(entries, metric) if target is None else target
     ranking = rank(entries, target, metric=metric, window=window)
-    console = out()
-    console.print(ranking_table(ranking, target, console))
-    say(f"ranked {describe_order(ranking)}", "dim")
+    if not as_json:
+        console = out()
+        console.print(ranking_table(ranking, target, console))
+        say(f"ranked {describe_order(ranking)}", "dim")
     for warning in comparability_warnings(entries, ranking[0].metric):
         err().print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
     write_report(entries, page, metric=metric, window=window, target=target, **options)
-    say(f"\nreport: {page.resolve().as_uri()}")
     if latex is not None:
         from hansa.study.report.ranking import latex_table
 
         write_latex(latex, [latex_table(ranking, target)])
+    if as_json:
+        rows = [{"name": each.entry.name, "seeds": len(each.entry.runs), **each.numbers} for each in ranking]
+        say_json({"ranked_by": ranking[0].score, "ranking": rows, "report": str(page)})
+    else:
+        say(f"\nreport: {page.resolve().as_uri()}")
+    return ranking
 
 
 def write_latex(path: Path, tables: Sequence[str]) -> None:
@@ -145,7 +152,7 @@ def write_latex(path: Path, tables: Sequence[str]) -> None:
 
     make_folder(path.parent.resolve())
     write_file(path, ("\n\n".join(tables) + "\n").encode())
-    say(f"table: {path}")
+    note(f"table: {path}")
 
 
 def write_report(entries: Sequence[ReportEntry], page: Path, cited: Sequence[Config] = (), **options: Any) -> None:

@@ -1,0 +1,191 @@
+"""Sweeps of configurations: the points of a grid or a search, and the files of their results."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hansa.core.errors import HansaError
+from hansa.runs.search import Axis, Search, parse_range, search_range
+
+if TYPE_CHECKING:
+    from hansa.config import Config
+    from hansa.study.report import RankedEntry
+    from hansa.study.session import Session, StudyJob
+
+
+def parse_axes(grid: Sequence[str]) -> dict[str, Axis]:
+    """Parse the axes of a grid or a search: a list of values, or a range.
+
+    >>> parse_axes(["local.lr=1e-3..1:log", "local.steps=5,10"])
+    {'local.lr': search_range(low=0.001, high=1.0, log=True), 'local.steps': ['5', '10']}
+    """
+    axes: dict[str, Axis] = {}
+    for axis in grid:
+        key, equals, values = axis.partition("=")
+        if not equals or not key or not values:
+            raise HansaError(f"{axis}: expected KEY=V1,V2,..., such as local.lr=0.01,0.1.")
+        if key in axes:
+            raise HansaError(f"{axis}: {key} is given twice.")
+        axes[key] = parse_range(values) or split_values(values)
+    return axes
+
+
+def split_values(text: str) -> list[str]:
+    """Split values at commas that are not inside brackets.
+
+    >>> split_values("0.1,{kind: cosine, lr: 0.1, rounds: 5},[1,2]")
+    ['0.1', '{kind: cosine, lr: 0.1, rounds: 5}', '[1,2]']
+    """
+    values, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and depth == 0:
+            values.append("")
+        else:
+            values[-1] += letter
+    return [value.strip() for value in values if value.strip()]
+
+
+def split_seeds(grid: Sequence[str]) -> tuple[list[str], str | None]:
+    """Return the grid without its seeds, and the seeds.
+
+    >>> split_seeds(["local.lr=0.1,0.2", "seed=0,1"])
+    (['local.lr=0.1,0.2'], '0,1')
+    """
+    seeds = [axis.partition("=")[2] for axis in grid if axis.partition("=")[0] in ("seed", "seeds")]
+    if len(seeds) > 1:
+        raise HansaError("seeds are given twice. Pass them in the grid or with --seeds.")
+    rest = [axis for axis in grid if axis.partition("=")[0] not in ("seed", "seeds")]
+    return rest, seeds[0].strip("[]") + ("" if "," in seeds[0] else ",") if seeds else None
+
+
+def grid_points(axes: Mapping[str, Axis]) -> list[dict[str, str]]:
+    """Return every point of a grid as its values by key.
+
+    >>> [point_name(point) for point in grid_points(parse_axes(["local.lr=0.1,0.2", "local.steps=1,5"]))][:2]
+    ['local.lr=0.1 local.steps=1', 'local.lr=0.1 local.steps=5']
+    """
+    for key, values in axes.items():
+        if isinstance(values, search_range):
+            raise HansaError(f"{key}: a grid needs values, not a range. Ranges need --search optuna.")
+    return [dict(zip(axes, choice, strict=True)) for choice in itertools.product(*axes.values())]  # type: ignore[arg-type]
+
+
+def point_changes(point: Mapping[str, Any]) -> list[str]:
+    """Return a point as overrides of a configuration."""
+    return [f"{key}={value if isinstance(value, str) else repr(value)}" for key, value in point.items()]
+
+
+def point_name(point: Mapping[str, Any]) -> str:
+    """Return the name of a point: its overrides."""
+    return " ".join(point_changes(point))
+
+
+def run_search(
+    running: Session,
+    configure: Callable[[Mapping[str, Any]], Config],
+    axes: Mapping[str, Axis],
+    folder: Path,
+    *,
+    metric: str | None,
+    window: int,
+    trials: int,
+    prune: bool,
+    parallel: int | None = None,
+) -> Search:
+    """Search for the best point, or resume the search; its trials are runs below a folder.
+
+    Args:
+        running: The session that executes the runs.
+        configure: Returns the configuration of a point; that of no point is what all have in common.
+        axes: The axes of the search.
+        folder: The folder of the search.
+        metric: The metric to optimize; by default the main one of the task, on validation rows if it has any.
+        window: How many of the last measurements a score averages.
+        trials: The number of points to try.
+        prune: Whether to end trials early that are worse than the median of the trials before them.
+        parallel: How many seeds of a trial run side by side, if trials are not pruned.
+    """
+    from hansa.config import build
+    from hansa.runs.columns import MetricFacts
+    from hansa.runs.experiment import config_digest
+    from hansa.runs.seed_group import expand_seeds
+    from hansa.study.session import reusable_jobs
+
+    base = configure({})
+    of_seeds = expand_seeds(base)
+    facts = MetricFacts.of_task(build.build_task(of_seeds[0], build.load_data(of_seeds[0])))
+    settings = base.model_dump(mode="json", include={"links"})
+    search = Search(
+        axes,
+        facts.tuning if metric is None else metric,
+        better=facts.better,
+        window=window,
+        seeds=len(of_seeds),
+        rounds=base.rounds,
+        seed=base.seed,
+        prune=prune,
+        folder=folder,
+        facts={
+            "config": config_digest(base),
+            "evaluate": base.evaluate.model_dump(mode="json", exclude_defaults=True),
+            "links": settings["links"],
+            "seed_list": [each.seed for each in of_seeds],
+        },
+    )
+
+    def plan(point: Mapping[str, Any]) -> list[StudyJob]:
+        name = point_name(point)
+        return reusable_jobs(configure(point).model_copy(update={"name": name}), folder, name)
+
+    running.run_trials(search, trials, plan, parallel)
+    return search
+
+
+def write_results(folder: Path, ranking: Sequence[RankedEntry], values_of: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write ``results.csv``, a line for each point with its means over seeds, and ``runs.csv``, a line for each run.
+
+    Args:
+        folder: The folder of the sweep.
+        ranking: The points, the best first.
+        values_of: The values of each point, by the name of its entry.
+    """
+    from hansa.runs.metrics import summarize
+
+    first = ranking[0]
+    names = dict.fromkeys([first.score, f"best_{first.metric}", first.metric])
+    columns = {f"final_{name}" if name == first.metric else name: name for name in names}
+    score, measured = next(iter(columns)), f"{first.metric}:{'lower' if first.falls else 'higher'}"
+    columns |= {name: name for name in ("rounds", "bits", "wall_seconds")}
+    points: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
+    for ranked in ranking:
+        values, spread = values_of[ranked.entry.name], ranked.spreads.get(first.score)
+        points.append({
+            **values,
+            **{column: ranked.numbers.get(name, "") for column, name in columns.items()},
+            **{f"{name}_{score}": "" if spread is None else getattr(spread, name) for name in ("std", "min", "max")},
+            "seeds": len(ranked.entry.runs),
+            "status": "/".join(dict.fromkeys(str(run.summary.get("status", "")) for run in ranked.entry.runs)),
+        })  # fmt: skip
+        for run in ranked.entry.runs:
+            numbers = summarize(run.history, metric=measured, window=first.window)
+            of_run = {column: numbers.get(name, "") for column, name in columns.items()}
+            runs.append({**values, "seed": run.seed, **of_run})
+    _write_csv(folder / "results.csv", points)
+    _write_csv(folder / "runs.csv", runs)
+
+
+def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    from hansa.runs.store.io import write_file
+
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_file(path, text.getvalue().encode())
