@@ -8,6 +8,7 @@ import os
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -262,7 +263,7 @@ def _short(tensor: torch.Tensor) -> str:
 # ---- who owns which row: numbers or names, in an array, a list, a tuple or a pandas Series
 
 _STRINGS = (str, bytes)
-_NUMBERS = (int, np.integer)
+_NUMBERS = (Integral,)  # of Python and numpy
 
 
 def parse_clients(name: str, clients: Any, rows: int) -> Split:
