@@ -60,6 +60,26 @@ def test_predictions_have_the_names_of_classes(cli, folder):
     assert lines == ["row,prediction,class", "0,1,well", "1,0,ill"]
 
 
+def test_cells_that_a_spreadsheet_would_run_are_texts(cli, folder):
+    (folder / "sites").mkdir()
+    for name in ("=cmd()", "@b"):
+        rows = "".join(f"{place},{'=1+1' if place > 9 else 'well'}\n" for place in range(20))
+        (folder / "sites" / f"{name}.csv").write_text("age,state\n" + rows)
+    data = "data={name: csv-folder, folder: sites, options: {target: state, standardize: true}}"
+    words = ["run", "--preset", "fedavg", "--set", data, "--set", "model=logistic", "--set", "local.lr=1.0"]
+    assert cli(*words, "--rounds", "5", "--out", "x", "-q").exit_code == 0
+    assert cli("export", "x", "-o", "clients.csv").exit_code == 0
+    clients = (folder / "clients.csv").read_text("utf-8")
+    assert ",'=cmd()" in clients
+    assert ",=" not in clients
+    assert ",'@b" in clients
+    assert ",@" not in clients
+    (folder / "new.csv").write_text("age\n0\n19\n")
+    assert cli("predict", "x", "new.csv").exit_code == 0
+    lines = (folder / "predictions.csv").read_text("utf-8").split()
+    assert sorted(line.split(",")[2] for line in lines[1:]) == ["'=1+1", "well"]
+
+
 def test_a_run_predicts_new_patients_from_the_command_line(cli, folder):
     assert cli("data", "get", "heart-disease", "--folder", ".").exit_code == 0
     options = "{schema: heart-disease/schema.yaml, test: 0.25}"

@@ -86,11 +86,11 @@ def export(
     say(f"model: {path}")
     if record is None:
         say("preprocessing: not recorded by the run. The file contains the bare model.", "yellow")
-    elif path.suffix == ".onnx":
-        say(f"preprocessing: in the graph ({record.describe()})")
     else:
         say(f"preprocessing: {export.sidecar_path(path)} ({record.describe()})")
-        if record.changes_inputs:
+        if path.suffix == ".onnx" and record.encoding is not None:
+            say("The graph takes encoded rows: the inputs of the schema in their order, float32.", "yellow")
+        elif path.suffix != ".onnx" and record.changes_inputs:
             say("The state dict alone does not preprocess: load both with hansa.load_model.", "yellow")
 
 
@@ -100,6 +100,7 @@ def _write_predictions(path: Path, predictions: Predictions) -> None:
 
     import numpy as np
 
+    from hansa.data.files import spreadsheet_text
     from hansa.runs.store.io import make_folder, write_file
 
     make_folder(path.parent.resolve())
@@ -113,7 +114,7 @@ def _write_predictions(path: Path, predictions: Predictions) -> None:
         columns, rows = ["prediction"], [[value] for value in predictions.classes.tolist()]
         names = predictions.class_names
         if any(name != str(place) for place, name in enumerate(names)):
-            columns, rows = [*columns, "class"], [[value, names[value]] for (value,) in rows]
+            columns, rows = [*columns, "class"], [[value, spreadsheet_text(names[value])] for (value,) in rows]
     else:
         flat = outputs.reshape(len(outputs), -1)
         columns, rows = [f"output_{place}" for place in range(flat.shape[1])], flat.tolist()

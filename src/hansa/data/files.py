@@ -82,3 +82,12 @@ def ensure_writable(folder: Path) -> Path:
             "Set HANSA_DATA to a folder you may write to."
         ) from error
     return folder
+
+
+def spreadsheet_text(text: str) -> str:
+    """Return a text for a cell of a CSV file: what a spreadsheet would run as a formula gets an apostrophe in front.
+
+    >>> spreadsheet_text("=1+1"), spreadsheet_text("north")
+    ("'=1+1", 'north')
+    """
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

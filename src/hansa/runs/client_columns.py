@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from hansa.core.errors import HansaError, suggestion
+from hansa.data.files import spreadsheet_text
 from hansa.runs.columns import CLIENT_COLUMNS
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def _extend(values: Array, length: int, fill: float) -> Array:
 
 def _format_values(values: Array) -> list[str]:
     if values.dtype.kind == "U":
-        return [_quoted(str(value)) for value in values]
+        return [_quoted(spreadsheet_text(str(value))) for value in values]
     if values.dtype.kind != "f":
         return [str(int(value)) for value in values]
     return ["" if value != value else str(value) for value in values]

@@ -1,12 +1,17 @@
-"""The trained model of a run folder: with its preprocessing, its predictions, and exports to other formats."""
+"""The trained model of a run folder: with its preprocessing, its predictions, and exports to other formats.
+
+An ONNX graph is made by torch's own exporter. It takes what the model takes: of a table the encoded inputs, in the
+order of `Schema.inputs`, and of images floats, which it normalises as ``data.augment`` did.
+"""
 
 from __future__ import annotations
 
 import io as memory
 import logging
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors.torch
@@ -17,27 +22,162 @@ from hansa.algorithm import Algorithm
 from hansa.config import Config, allow_code, build, only_look
 from hansa.config.registry.import_path import named_code
 from hansa.config.sections import AUGMENT, ModelSection
-from hansa.core.errors import HansaError
+from hansa.core.errors import HansaError, check_integer, invalid_argument
+from hansa.core.keys import Key
 from hansa.core.types import BUFFERS, MODEL
 from hansa.runs.driver import Run
 from hansa.runs.experiment import build_run
 from hansa.runs.folder import RunFolder
 from hansa.runs.folder_lock import CLIENTS, PREPROCESSING
 from hansa.runs.folder_lock import MODEL as MODEL_FILE
-from hansa.runs.onnx_export import write_onnx
 from hansa.runs.per_client import check_client, client_vectors, has_client_models
 from hansa.runs.preprocessing import Preprocessing, read_preprocessing, write_preprocessing
 from hansa.runs.seed_group import SeedGroupFolder
 from hansa.runs.store import DamagedFileError, DiskStore, io
-from hansa.runs.trained_model import Predictions, TrainedModel, is_table, predict, trained_dtype
 from hansa.training import Task
-from hansa.training.augment import as_pipeline
+from hansa.training.augment import Pipeline, as_pipeline, normalize
 from hansa.training.losses import strip_weights
 
 log = logging.getLogger("hansa")
 
 FORMATS = (".safetensors", ".pt", ".onnx")
 __all__ = ["FORMATS", "Predictions", "export", "load_model", "predict", "predict_from_folder", "read_inputs"]
+
+
+class Predictions(NamedTuple):
+    """Outputs of a model; for classifiers the class of each row; the targets if they are known; the names of classes.
+
+    >>> Predictions(torch.zeros(1, 2), torch.tensor([0]), None).classes.tolist()
+    [0]
+    """
+
+    outputs: Tensor
+    classes: Tensor | None
+    targets: Tensor | None
+    class_names: tuple[str, ...] = ()
+
+
+def trained_dtype(module: nn.Module) -> torch.dtype:
+    """Return the dtype of a model's inputs: that of its trained parameters, since frozen ones may be narrower.
+
+    >>> trained_dtype(nn.Sequential(nn.Linear(2, 2).requires_grad_(False).bfloat16(), nn.Linear(2, 1)))
+    torch.float32
+    """
+    dtypes = [each.dtype for each in sorted(module.parameters(), key=lambda each: not each.requires_grad)]
+    return dtypes[0] if dtypes else torch.float32
+
+
+class TrainedModel(nn.Module):
+    """A module in evaluation mode that normalises its inputs as the run did.
+
+    Calling it with inputs, as the run's data has them, applies the normalisations of ``data.augment`` and then
+    ``module``. `predict` also takes raw inputs: a data frame or CSV file is encoded by the run's schema, and images of
+    bytes are scaled as the data set was. Attributes and ``state_dict`` are those of ``module``.
+
+    Args:
+        module: The trained module.
+        preprocessing: What inputs pass through before it.
+        pipeline: The normalisations, if they are not those of ``preprocessing``.
+
+    >>> TrainedModel(nn.Linear(2, 1)).predict(torch.zeros(3, 2)).outputs.shape
+    torch.Size([3, 1])
+    """
+
+    def __init__(
+        self, module: nn.Module, preprocessing: Preprocessing | None = None, pipeline: Pipeline | None = None
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.preprocessing = Preprocessing() if preprocessing is None else preprocessing
+        self.pipeline = self.preprocessing.pipeline() if pipeline is None else pipeline
+        self.train(module.training)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        if self.pipeline and len(inputs) == 1:
+            return self.module(self.normalized(inputs[0]), **named)
+        return self.module(*inputs, **named)
+
+    def normalized(self, inputs: Any) -> Any:
+        """Return inputs after the normalisations of the run."""
+        if not all(isinstance(part, normalize) for part in self.pipeline.parts):
+            return self.pipeline(inputs, Key(0), torch.Generator())
+        for part in self.pipeline.parts:  # they draw nothing, and exporters can follow them
+            inputs = part(inputs, torch.default_generator)
+        return inputs
+
+    def predict(self, frame: Any, *, client: str | None = None, batch_size: int = 500) -> Predictions:
+        """Return predictions for raw inputs.
+
+        Args:
+            frame: For tables a data frame, a dict of columns, a list of dicts or the path of a CSV file; otherwise an
+                array or tensor of inputs.
+            client: For columns scaled by site, the client whose statistics are used.
+            batch_size: How many rows to evaluate at a time.
+        """
+        encoding, targets = self.preprocessing.encoding, None
+        if encoding is not None and not isinstance(frame, (Tensor, np.ndarray)):
+            rows, targets = encoding.inputs(frame, client), encoding.targets(frame)
+        elif isinstance(frame, (Tensor, np.ndarray)):
+            rows = torch.as_tensor(frame)
+            rows = rows if self.preprocessing.shape is None else self.preprocessing.read_tensor(rows)
+        else:
+            raise HansaError(
+                f"predict: {type(frame).__name__}: expected a tensor: the model was not trained on tables."
+            )
+        dtype = trained_dtype(self.module)
+        outputs = predict(self, rows.to(dtype) if rows.is_floating_point() else rows, batch_size)
+        return Predictions(outputs, self.classes_of(outputs), targets, self.class_names)
+
+    def classes_of(self, outputs: Tensor) -> Tensor | None:
+        """Return the class of each row of outputs; None if they are not one score per class."""
+        count = self.preprocessing.classes
+        labelled = count is not None and outputs.ndim == 2 and outputs.shape[1] == count
+        return outputs.argmax(1) if labelled else None
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes, for tables."""
+        encoding = self.preprocessing.encoding
+        target = None if encoding is None else encoding.schema.target
+        return () if target is None or target.categories is None else target.categories
+
+    def state_dict(self, *arguments: Any, **options: Any) -> Any:
+        return self.module.state_dict(*arguments, **options)
+
+    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
+        return self.module.load_state_dict(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":
+                raise
+            return getattr(self.module, name)
+
+
+def predict(model: nn.Module, inputs: Tensor, batch_size: int = 500) -> Tensor:
+    """Return the outputs of a model, one row per input.
+
+    Args:
+        model: A module; it is evaluated without gradients. One of `load_model` normalises inputs as its run did.
+        inputs: The inputs, one per row.
+        batch_size: How many rows to evaluate at a time.
+
+    >>> import torch
+    >>> predict(torch.nn.Linear(2, 1), torch.zeros(3, 2)).shape
+    torch.Size([3, 1])
+    """
+    check_integer("predict", "batch_size", batch_size)
+    if len(inputs) == 0:
+        raise invalid_argument("predict", "inputs", tuple(inputs.shape), "at least one row")
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            return torch.cat([model(inputs[start : start + batch_size]) for start in range(0, len(inputs), batch_size)])
+    finally:
+        model.train(was_training)
 
 
 @allow_code()
@@ -237,7 +377,7 @@ def _predict_file(
         if own != used:
             raise HansaError(f"{preprocessing}: has the schema {used}, the model {own}. Take the one of the same run.")
         model = TrainedModel(model.module, stored[0], model.pipeline)
-    if model.preprocessing.encoding is not None and is_table(inputs):
+    if model.preprocessing.encoding is not None and Path(inputs).suffix.lower() == ".csv":
         return model.predict(inputs, client=site)
     return model.predict(read_inputs(inputs))
 
@@ -268,9 +408,9 @@ def export(
 ) -> Path:
     """Write the model of a run folder to a file and return its path.
 
-    A state dict has no preprocessing, so a file beside it, ``NAME.preprocessing.json``, holds the run's schema,
-    normalisations and their SHA-256; `load_model` reads both. An ONNX graph contains the preprocessing: it takes one
-    input per column of a table, and normalises images itself.
+    A file beside it, ``NAME.preprocessing.json``, holds the run's schema, normalisations and their SHA-256;
+    `load_model` reads both. An ONNX graph of a table model takes encoded rows, [rows, inputs of the schema] in float32,
+    as `TableEncoding.inputs` returns them; one of images normalises them as ``data.augment`` did.
 
     Args:
         folder: The folder of a run.
@@ -292,11 +432,10 @@ def export(
     if path.suffix not in FORMATS:
         raise HansaError(f"{path}: expected a name that ends in {', '.join(FORMATS)}.")
     io.make_folder(path.parent.resolve())
-    if path.suffix == ".onnx":
-        _onnx(run_folder, path, model, trust)
-        return path
     content = run_folder.read_model()
-    if path.suffix == ".pt":
+    if path.suffix == ".onnx":
+        content = _onnx(run_folder, path, model, trust)
+    elif path.suffix == ".pt":
         buffer = memory.BytesIO()
         torch.save(safetensors.torch.load(content), buffer)
         content = buffer.getvalue()
@@ -322,7 +461,10 @@ def _options(section: ModelSection) -> dict[str, Any]:
 
 
 @allow_code()
-def _onnx(run_folder: RunFolder, path: Path, model: Callable[[], nn.Module] | None, trust: bool) -> None:
+def _onnx(run_folder: RunFolder, path: Path, model: Callable[[], nn.Module] | None, trust: bool) -> bytes:
+    """Return the graph of a run's model, by the exporter of torch."""
+    if not all(map(find_spec, ("onnx", "onnxscript"))):
+        raise HansaError("export to ONNX needs two packages: pip install 'hansa[onnx]'.")
     run_folder.require_trust(trust=trust)
     module = load_model(run_folder.path, model, trust=trust)
     record = module.preprocessing
@@ -335,9 +477,14 @@ def _onnx(run_folder: RunFolder, path: Path, model: Callable[[], nn.Module] | No
                 f"{run_folder}: the model takes several tensors: torch.onnx.export(hansa.load_model(...), inputs, ...)."
             )
         template = build.load_data(run_folder.config)
-    dtype = trained_dtype(module)
-    rows = template.inputs[:1].repeat(2, *[1] * (template.inputs.ndim - 1))
-    write_onnx(module, rows.to(dtype) if rows.is_floating_point() else rows, path, record)
+    rows, dtype = template.inputs[:1].repeat(2, *[1] * (template.inputs.ndim - 1)), trained_dtype(module)
+    rows = rows.to(dtype) if rows.is_floating_point() else rows
+    shapes = {"inputs": ({0: torch.export.Dim("rows")},)}
+    program = torch.onnx.export(module, (rows,), input_names=["inputs"], output_names=["outputs"],
+                                dynamic_shapes=shapes, dynamo=True, verbose=False)  # fmt: skip
+    assert program is not None
+    content: bytes = program.model_proto.SerializeToString()
+    return content
 
 
 def _find_run_folder(path: Path | str) -> RunFolder:

@@ -1,6 +1,6 @@
 """What inputs pass through before a trained model: written beside the model, so that predictions repeat it exactly.
 
-A run folder has it as ``preprocessing.json``; an exported model carries it in its graph or in a file beside it.
+A run folder has it as ``preprocessing.json``; an exported model has a file beside it.
 """
 
 from __future__ import annotations
