@@ -53,10 +53,8 @@ class ClientColumns(dict[str, Array]):
 
     def frame(self) -> pandas.DataFrame:
         """Return the columns as a pandas frame, with a column of names if clients have any."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise HansaError("a frame of clients needs pandas: pip install 'hansa[report]'.") from error
+        import pandas
+
         return pandas.DataFrame(self.with_name_column())
 
     @property

@@ -18,7 +18,6 @@ from hansa.runs import metrics, seed_group
 from hansa.runs.client_columns import ClientColumns
 from hansa.runs.columns import (
     ACCURACY,
-    BITS,
     CHARTED,
     SITE_PREFIX,
     TOTALS,
@@ -44,8 +43,6 @@ PALETTE = (
 """Colours that colour-blind readers can tell apart on white and on dark, after Okabe and Ito."""
 MAX_POINTS = 1500
 """Curves with more rounds are thinned for drawing; tables use all rounds."""
-COST_COLUMNS = frozenset({*BITS.values(), "seconds", "simulated_seconds"})
-"""The columns of a history that running totals are computed from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,35 +138,17 @@ def costs_to_targets(
         metric: The column that is to reach them.
         falls: Whether it reaches a target from above.
     """
-    first_records: list[list[Mapping[str, Any]]] = [[] for _ in targets]
-    for history in entry.histories:
-        for place, record in _first_reaching(history, targets, metric, falls).items():
-            first_records[place].append(record)
-    return [
-        CostToTarget(
-            {axis: _mean([r[axis] for r in records]) for axis in AXES if records and all(axis in r for r in records)},
-            seed_statistics([float(r["round"]) for r in records]).std if records else math.nan,
-            len(records),
-        )
-        for records in first_records
-    ]
-
-
-def _first_reaching(
-    history: Sequence[Mapping[str, Any]], targets: Sequence[float], metric: str, falls: bool
-) -> dict[int, dict[str, Any]]:
-    """By target, the record with running totals of the first round that reached it."""
-    left = dict(enumerate(targets))
-    reached: dict[int, dict[str, Any]] = {}
-    for record in metrics.running_totals(history) if left else ():
-        value = record.get(metric)
-        if isinstance(value, (int, float)) and math.isfinite(value):
-            for place in [place for place, target in left.items() if (value <= target if falls else value >= target)]:
-                reached[place] = record
-                del left[place]
-        if not left:
-            break
-    return reached
+    stated = f"{metric}:{'lower' if falls else 'higher'}"
+    histories = [history for history in entry.histories if has_column(history, metric)]
+    costs = []
+    for target in targets:
+        records = [spent for h in histories if (spent := metrics.cost_to(h, target, stated)) is not None]
+        spent = {
+            axis: _mean([r[axis] for r in records]) for axis in AXES if records and all(axis in r for r in records)
+        }
+        deviation = seed_statistics([float(r["round"]) for r in records]).std if records else math.nan
+        costs.append(CostToTarget(spent, deviation, len(records)))
+    return costs
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -169,8 +169,7 @@ class Runs(Sequence[Run]):
             for name in records[0]:
                 values = [record.get(name) for record in records]
                 if name != "round" and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
-                    over = seed_statistics([float(value) for value in values if value is not None])
-                    row[name], row[f"{name}_std"] = over.mean, over.std
+                    row[name], row[f"{name}_std"], *_ = seed_statistics(list(map(float, values)))  # type: ignore[arg-type]
             rows.append(row)
         return metrics.frame_of(rows)
 
