@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from recorded import begin_record
+
 
 def test_a_damaged_run_is_named_and_the_rest_is_drawn(cli, folder):
     assert cli("run", "small.yaml", "-o", "good", "-q").exit_code == 0
     assert cli("run", "small.yaml", "-o", "bad", "-q", "--seed", "1").exit_code == 0
-    metrics = folder / "bad" / "metrics.jsonl"
-    metrics.write_text(metrics.read_text("utf-8").replace('"round": 2', '"round": 7'))
-    (folder / "begun").mkdir()
+    record = folder / "bad" / "run.db"
+    record.write_bytes(record.read_bytes().replace(b'"round": 2', b'"round": 7'))
+    begin_record(folder / "begun")
     (folder / "begun" / "config.yaml").write_text((folder / "good" / "config.yaml").read_text("utf-8"))
     made = cli("report", "good", "bad", "begun", "gone")
     assert made.exit_code == 0, made.output
     page = (folder / "report.html").read_text("utf-8")
     for output in (
-        "metrics.jsonl:2: not a valid record",
+        "run.db is damaged: round 2",
         "begun: no completed round yet",
         "gone: not a run folder",
     ):

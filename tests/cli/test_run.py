@@ -22,8 +22,7 @@ def test_a_run_leaves_everything_behind(cli, folder):
     names = {path.name for path in (folder / "out").iterdir()}
     assert names == {
         "config.yaml", "composition.json", "partition.safetensors", "environment.json", "metrics.jsonl", "summary.json",
-        "model.safetensors", "checkpoint", "clients", "clients.columns", "preprocessing.json", ".hansa-run",
-        ".hansa-lock",
+        "model.safetensors", "run.db", "preprocessing.json", ".hansa-run", ".hansa-lock",
     }  # fmt: skip
     found = RunFolder(folder / "out")
     assert found.config.local.lr == 0.1

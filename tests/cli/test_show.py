@@ -51,10 +51,10 @@ def test_a_run_whose_tests_nobody_owns_is_shown_by_training_loss(cli, folder):
     assert cli("run", "small.yaml", "-o", "out", "--quiet").exit_code == 0
     text = cli("show", "out", "--clients").stdout
     assert "sorted by loss, highest first" in text
-    (folder / "out" / "clients.columns").unlink()
+    (folder / "out" / "run.db").unlink()
     found = cli("show", "out", "--clients")
     assert found.exit_code != 0
-    assert "no client record" in found.output
+    assert "run.db is missing" in " ".join(found.output.split())
 
 
 def test_show_tells_the_numbers_and_the_curve(cli):

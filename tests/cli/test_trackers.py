@@ -11,6 +11,7 @@ import pytest
 
 import hansa
 from hansa.runs import trackers
+from hansa.runs.folder import RunFolder
 
 
 class Writer:
@@ -73,7 +74,7 @@ def test_tensorboard_gets_every_finite_number_of_every_round(cli, tensorboard, f
     (writer,) = Writer.made
     assert writer.folder == "out/tensorboard"
     accuracy = [(step, value) for name, value, step in writer.scalars if name == "test_accuracy"]
-    expected = hansa.runs.metrics_log.read_history(folder / "out" / "metrics.jsonl")
+    expected = RunFolder(folder / "out").history
     assert accuracy == [(record["round"], record["test_accuracy"]) for record in expected]
     assert all(math.isfinite(value) for _, value, _ in writer.scalars)
 

@@ -38,9 +38,9 @@ from hansa.core.keys import Key
 from hansa.engine import Loopback, Serial, workers
 from hansa.engine.pool import Pool
 from hansa.rounds.measures import compression, gamma
-from hansa.runs import checkpoint
 from hansa.runs.driver import Run
 from hansa.runs.store import RamStore
+from recorded import through_disk
 
 KEY = Key(1)
 X = torch.from_numpy(np.random.default_rng(0).standard_normal(1001, dtype=np.float32))
@@ -255,8 +255,7 @@ def test_a_run_with_it_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path: Path
         return Run(METHODS["both ways"](), lab.task(), seed=3, store=RamStore())
 
     through, first = begun().advance(6), begun().advance(3)
-    checkpoint.save(tmp_path, {"run": first.checkpoint_state(), "rows": first.store.tree()}, {"round": 3})
-    found = checkpoint.load(tmp_path).state
+    found = through_disk(tmp_path, {"run": first.checkpoint_state(), "rows": first.store.tree()})
     again = Run(METHODS["both ways"](), lab.task(), seed=3, store=RamStore.restore(found["rows"]))
     again.restore(found["run"], first.history)
     again.advance(3)

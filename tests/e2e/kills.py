@@ -292,13 +292,13 @@ class Trial:
 
         from hansa.config import allow_code, build, from_yaml
         from hansa.engine import Serial
-        from hansa.runs import checkpoint
         from hansa.runs.experiment import build_run
+        from hansa.runs.folder import RunFolder
 
         config = from_yaml(TEXT, [*self.words, "engine=pool"])
         with allow_code():
             expected = build_run(config, build.load_data(config), engine=Serial).advance(config.rounds)
-        state, _ = checkpoint.load(self.folder / "run" / "checkpoint")
+        state, _ = RunFolder(self.folder / "run").load_checkpoint()
         vectors = state["server"]["vectors"]
         problems = [
             f"{name} differs"

@@ -18,8 +18,8 @@ from e2e import kills
 from e2e.real_sites import TEXT, Process, alive, children, history, join, node_of, rounds, until
 from hansa.config import allow_code, build, from_yaml
 from hansa.engine import Serial
-from hansa.runs import checkpoint
 from hansa.runs.experiment import build_run
+from hansa.runs.folder import RunFolder
 
 sys.path.append(os.path.dirname(__file__))  # where flower_mine is, which the configuration names
 
@@ -180,7 +180,7 @@ def test_server_and_site_that_are_killed_go_on_from_what_they_have_on_disk(keys,
         for process in living.values():
             numbers += children(process.process.pid)
             process.stop()
-    state, _ = checkpoint.load(run / "checkpoint")
+    state, _ = RunFolder(run).load_checkpoint()
     same(state["server"]["vectors"], history(run), simulated(*words))
     assert not alive(numbers, 30)
 

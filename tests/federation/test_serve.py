@@ -140,7 +140,7 @@ def test_memory_and_data_never_travel(tmp_path):
         for part in unpack_batch(sent):
             if wire_format.kind_of(part) == "orders":
                 assert not any(order.memory for order in RoundOrders.from_bytes(part).orders)
-    assert list((tmp_path / "sites" / "north").rglob("*.rows"))
+    assert list((tmp_path / "sites" / "north").rglob("run.db"))
 
 
 def refused(sites, *changes, text=TEXT):

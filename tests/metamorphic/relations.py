@@ -15,7 +15,6 @@ from exactness.laboratory import task
 from gossip.laboratory import problem, regression
 from hansa import gossip, presets, sample
 from hansa.algorithm import Mixing
-from hansa.runs import checkpoint
 from hansa.runs.driver import Run
 from hansa.runs.store import RamStore
 from metamorphic.laboratory import (
@@ -35,6 +34,7 @@ from metamorphic.laboratory import (
     plain_run,
     rows_of,
 )
+from recorded import through_disk
 
 ISOLATED = Mixing(gossip.isolated(), 2)
 
@@ -214,11 +214,10 @@ def a_resumed_run_is_a_run(path: Path, name: str, variant: str, folder: Folder) 
     assert_moved(whole)
     half = path.run(method(name, variant), rounds=2)
     assert isinstance(half.store, RamStore)
-    checkpoint.save(folder, {"run": half.checkpoint_state(), "rows": half.store.tree()}, {})
-    loaded = checkpoint.load(folder)
-    store = RamStore.restore(loaded.state["rows"])
+    saved = through_disk(folder, {"run": half.checkpoint_state(), "rows": half.store.tree()})
+    store = RamStore.restore(saved["rows"])
     again = Run(method(name, variant), path.task(), dtype=path.dtype, evaluate_every=0, store=store)
-    again.restore(loaded.state["run"], half.history)
+    again.restore(saved["run"], half.history)
     again.advance(1)
     assert torch.equal(again.params, whole.params)
     for client in range(CLIENTS):

@@ -66,7 +66,7 @@ def same(one: Run, other: Run) -> None:
     assert one.store.digest() == other.store.digest()
     timeless = [[{k: v for k, v in record.items() if k != "seconds"} for record in r.history] for r in (one, other)]
     assert repr(timeless[0]) == repr(timeless[1])
-    assert one.client_record.seal == other.client_record.seal
+    assert repr(dict(one.clients())) == repr(dict(other.clients()))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -91,7 +91,7 @@ def test_a_resumed_run_is_the_same_run(name, tmp_path):
     hansa.run(method, task(), rounds=4, out=out, checkpoint_every=1, workers=1, **options)
     resumed = hansa.run(method, task(), rounds=7, out=out, checkpoint_every=1, workers=1, **options)
     assert torch.equal(resumed.params, whole.params)
-    assert (out / "clients.columns").read_bytes() == (tmp_path / "whole" / "clients.columns").read_bytes()
+    assert repr(dict(resumed.clients())) == repr(dict(whole.clients()))
     jobs, expected = resumed.state.pace["jobs"], whole.state.pace["jobs"]
     assert sorted(jobs) == sorted(expected)
     assert jobs

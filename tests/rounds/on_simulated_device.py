@@ -27,10 +27,9 @@ from hansa.core.vectors.fingerprint import fingerprint
 from hansa.engine import Loopback, Pool, ray_pool
 from hansa.engine.ray_pool import RayPool
 from hansa.local.solvers import Correction, SolverResult
-from hansa.runs import checkpoint
 from hansa.runs.driver import Run
 from hansa.runs.folder import RunFolder
-from hansa.runs.folder_lock import CHECKPOINT
+from recorded import through_disk
 
 BOTH = {**EVERY, **{f"all clients: {name}": method for name, method in METHODS.items()}}
 
@@ -318,7 +317,7 @@ def test_a_checkpoint_copies_every_vector_once(device, tmp_path):
     run = Run(presets.fedams(steps=2, batch_size=4), regression(), device=device, server_device=device).advance(2)
     state, size = run.checkpoint_state(), run.params.nbytes
     TRAFFIC.reset()
-    checkpoint.save(tmp_path, state, {"round": 2})
+    through_disk(tmp_path, state)
     assert (TRAFFIC.copies_to_cpu, TRAFFIC.bytes_to_cpu) == (4, 4 * size)  # the model, m, v and vhat
 
 
@@ -333,7 +332,7 @@ def test_a_run_that_died_after_a_checkpoint_is_resumed_with_the_same_bits(name, 
 
     with pytest.raises(KeyError):
         hansa.run(method, task(), rounds=5, out=tmp_path / "run", checkpoint_every=2, callbacks=[die], **words)
-    point, meta = checkpoint.load(tmp_path / "run" / CHECKPOINT)
+    point, meta = RunFolder(tmp_path / "run").load_checkpoint()
     assert meta["round"] == 2
     assert all(tensor.device.type == "cpu" for tensor in tensors(point))
     same(hansa.resume(tmp_path / "run", method, task(), rounds=5, **words), expected)

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import hansa
-from hansa.runs import metrics, metrics_log
+from hansa.runs import metrics
+from hansa.runs.record import from_line, to_line
+from recorded import add_rounds, begin_record
 
 CURVE = [0.10, 0.52, 0.48, 0.71, 0.69, 0.70, 0.74, 0.73]
 COSTS = {"up_bytes": 10, "down_bytes": 30, "peer_bytes": 5, "seconds": 2.0}
@@ -60,37 +62,24 @@ def test_a_summary_counts_lost_clients_and_rounds_without_effect():
 
 def test_lines_are_strict_json_even_with_nan_and_infinity():
     record = {"round": 1, "loss": math.nan, "diversity": math.inf, "low": -math.inf, "clients": [1, 2]}
-    line = metrics_log.to_line(record)
+    line = to_line(record)
     json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    back = metrics_log.from_line(line)
+    back = from_line(line)
     assert math.isnan(back.pop("loss"))
     assert back == {"round": 1, "diversity": math.inf, "low": -math.inf, "clients": [1, 2]}
 
 
 def test_a_run_loads_as_a_frame_with_one_call(tmp_path):
-    lines = "".join(metrics_log.to_line(record) + "\n" for record in HISTORY)
-    (tmp_path / "metrics.jsonl").write_text(lines)
+    begin_record(tmp_path)
+    add_rounds(tmp_path, HISTORY)
     frame = metrics.load_run(tmp_path)
     assert frame["test_accuracy"].tolist() == CURVE
     assert frame["up_bits"].tolist() == [80 * r for r in range(1, 9)]
     assert metrics.rounds_to(frame, 0.71) == 4
 
 
-def test_a_last_line_cut_short_by_a_crash_is_left_out(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(metrics_log.to_line(HISTORY[0]) + "\n" + metrics_log.to_line(HISTORY[1])[:20])
-    assert [record["round"] for record in metrics_log.read_history(path)] == [1]
-
-
-def test_damage_in_the_middle_names_the_file_and_the_line(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(metrics_log.to_line(HISTORY[0]) + "\nnonsense\n" + metrics_log.to_line(HISTORY[1]) + "\n")
-    with pytest.raises(hansa.HansaError, match=r"metrics.jsonl:2: not a valid record"):
-        metrics_log.read_history(path)
-
-
-def test_a_folder_without_metrics_says_so(tmp_path):
-    with pytest.raises(hansa.HansaError, match=r"no round of a run"):
+def test_a_folder_without_a_record_says_so(tmp_path):
+    with pytest.raises(hansa.HansaError, match=r"run\.db is missing"):
         metrics.load_run(tmp_path)
 
 

@@ -12,11 +12,10 @@ import time
 
 COUNTS = {
     "faults": (50, "power cuts before every call of every case, and every call failed in every way"),
-    "corruption": (10_000, "damaged files"),
+    "corruption": (10_000, "damaged records, and a tenth as many damaged runs"),
     "malformed": (100_000, "malformed uploads"),
     "losses": (20, "seeds at every rate of loss for every preset"),
     "federation": (3000, "federations of every preset, with frames, sites and servers that are lost"),
-    "metrics_log": (1000, "damaged histories"),
     "folders": (100, "runs started at once; half as many overwrites and sweeps; links; changed data and code"),
     "search": (200, "searches killed with SIGKILL between any two of their steps and resumed"),
     "asynchronous": (200, "asynchronous runs killed with SIGKILL and resumed"),

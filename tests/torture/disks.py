@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from sqlite3 import Connection
 
 import numpy as np
 
@@ -23,6 +24,8 @@ class Dead(BaseException):
 
 class Hasty(Disk):
     """Never waits for the platter: only the order of calls matters here, and the real wait is most of the time."""
+
+    synchronous = "OFF"
 
     def sync(self, file: int) -> None:
         """Nothing."""
@@ -51,6 +54,10 @@ class Counting(Hasty):
     def sync(self, file: int) -> None:
         self.before("sync")
         super().sync(file)
+
+    def commit(self, connection: Connection, path: Path) -> None:
+        self.before("commit")
+        super().commit(connection, path)
 
     def rename(self, source: Path, target: Path) -> None:
         self.before("rename")
@@ -103,7 +110,8 @@ class Stingy(Hasty):
 class PowerCut(Counting):
     """The power goes before the n-th call; what was not synced is then lost, all or any part of it.
 
-    Data is safe after ``sync`` of its file, a name after ``sync_folder`` of its folder. `cut` undoes the rest: each
+    Data is safe after ``sync`` of its file, a name after ``sync_folder`` of its folder, a transaction after its commit,
+    which `torture.faults` proves by cutting its log. `cut` undoes the rest: each
     unsynced write or not, as drawn; of the unsynced names of a folder, the last ones.
     """
 

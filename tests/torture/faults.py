@@ -1,4 +1,5 @@
-"""Every write, sync and rename fails once, and the power goes before each of them; then all must be whole.
+"""Every write, sync and commit fails once, the power goes before each of them, and a log is cut anywhere; then all must
+be whole.
 
 ``python -m torture.faults 50`` (with ``tests`` on the path) cuts the power 50 times before every call of every case.
 """
@@ -7,32 +8,36 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from hansa.core.keys import Key
 from hansa.core.types import State
-from hansa.runs import checkpoint
-from hansa.runs.store import DiskStore, RamStore, index, io
+from hansa.runs.record import RunRecord, encode_clients
+from hansa.runs.store import RamStore, io
+from hansa.runs.store.database import DATABASE
 from torture.disks import FAULTS, Counting, Dead, Failing, Hasty, PowerCut
 
 ROUNDS = 8
-KEPT = (3, 5, 6)
+SAVED = (0, 3, 5, 6)
 
 
 def rows(round: int) -> dict[int, dict[str, torch.Tensor]]:
-    """What round ``round`` commits: some of six clients, rows of two sizes, one of them the server's own."""
+    """What round ``round`` commits: some of six clients, rows of two sizes, one of them the server's own and large."""
     draw = Key(1).child("rows", round).numpy()
     clients = sorted(int(client) for client in draw.choice(6, size=3, replace=False))
     return {
         client: {
             "solver/control": torch.from_numpy(draw.normal(size=40)),
-            "server/momentum": torch.from_numpy(draw.normal(size=1200)).float(),
+            "server/momentum": torch.from_numpy(draw.normal(size=20_000)).float(),
         }
         for client in clients
     }
@@ -43,18 +48,10 @@ def digests() -> list[str]:
     """The digest of every generation, from a store in memory."""
     store = RamStore()
     found = [store.digest()]
-    for round in range(ROUNDS + 1):
+    for round in range(ROUNDS + 3):
         store.commit(round, rows(round))
         found.append(store.digest())
     return found
-
-
-def history(folder: Path, rounds: int = ROUNDS) -> None:
-    with DiskStore(folder) as store:
-        for round in range(rounds):
-            store.commit(round, rows(round))
-            if store.generation in KEPT:
-                store.retain([*store.retained, store.generation])
 
 
 def state(number: int) -> State:
@@ -62,13 +59,39 @@ def state(number: int) -> State:
         "round": number,
         "vectors": {
             "model": Key(2).child(number).numpy().normal(size=50).tolist(),
-            "m": torch.full((300,), number / 3),
+            "m": torch.full((20_000,), number / 3),
         },
     }
 
 
-def save(folder: Path, number: int) -> None:
-    checkpoint.save(folder, state(number), {"round": number})
+def clients_of(round: int) -> bytes:
+    return encode_clients({"work": {"client": np.array(sorted(rows(round))), "norm": np.array([round, 1, 2.0])}})
+
+
+def close_round(record: RunRecord, *, save: bool = False) -> None:
+    """One round, with a checkpoint in the same transaction if asked."""
+    store = record.open_rows()
+    round = store.generation
+    store.commit(round, rows(round))
+    record.add_round({"round": round + 1, "loss": 1 / (round + 1)}, clients_of(round))
+    if save:
+        record.save_checkpoint(state(round + 1), {"round": round + 1}, keep=3)
+    record.commit()
+
+
+def begin(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    with RunRecord.create(folder) as record:
+        record.open_rows()
+        record.save_checkpoint(state(0), {"round": 0})
+        record.commit()
+
+
+def history(folder: Path) -> None:
+    begin(folder)
+    with RunRecord(folder, writing=True) as record:
+        for round in range(1, ROUNDS + 1):
+            close_round(record, save=round in SAVED)
 
 
 @dataclass(frozen=True)
@@ -85,120 +108,87 @@ def _nothing(folder: Path) -> None:
     folder.mkdir()
 
 
-def _create(folder: Path) -> None:
-    DiskStore(folder).close()
-
-
 def _is_new(folder: Path, finished: bool) -> None:
-    with DiskStore(folder) as store:
-        assert store.generation == 0
-        store.commit(0, rows(0))
-        assert store.verify() == 6
+    if not RunRecord.exists(folder):
+        assert not finished
+        begin(folder)
+    with RunRecord(folder, writing=True) as record:
+        assert list(record.rounds()) == []
+        record.open_rows()
+        record.save_checkpoint(state(0), {"round": 0})
+        close_round(record)
+        assert record.open_rows().verify() == 6
 
 
-def _commit_first(folder: Path) -> None:
-    with DiskStore(folder) as store:
-        store.commit(0, rows(0))
-
-
-def _none_or_one(folder: Path, finished: bool) -> None:
-    with DiskStore(folder) as store:
-        assert store.generation in ((1,) if finished else (0, 1))
-        assert store.digest() == digests()[store.generation]
-        assert store.verify() == 6 * store.generation
-
-
-def _commit(folder: Path) -> None:
-    with DiskStore(folder) as store:
-        store.commit(ROUNDS, rows(ROUNDS))
-
-
-def _retain_and_commit(folder: Path) -> None:
-    with DiskStore(folder) as store:
-        store.retain([6, ROUNDS])
-        store.commit(ROUNDS, rows(ROUNDS))
+def _commit(folder: Path, save: bool = False) -> None:
+    with RunRecord(folder, writing=True) as record:
+        close_round(record, save=save)
 
 
 def _old_or_new(folder: Path, finished: bool) -> None:
-    expected = digests()
-    with DiskStore(folder) as store:
-        assert store.generation in ((ROUNDS + 1,) if finished else (ROUNDS, ROUNDS + 1))
-        assert store.digest() == expected[store.generation]
-        assert store.verify() == 12
-        held = store.retained
-        assert 6 in held
-    for generation in reversed(held):  # and back, to each that is kept
-        _at(folder, generation, expected)
-    with DiskStore(folder) as store:  # and on
-        store.commit(store.generation, rows(store.generation))
+    whole(folder, (ROUNDS + 1,) if finished else (ROUNDS, ROUNDS + 1))
+
+
+def whole(folder: Path, expected: tuple[int, ...]) -> None:
+    """The record is at one of these rounds, with everything of it; every checkpoint can be resumed, and it goes on."""
+    with RunRecord(folder) as record:
+        found = [each.record["round"] for each in record.rounds()]
+        assert len(found) in expected
+        assert found == list(range(1, len(found) + 1))
+        blocks = {round: tables["work"]["client"].tolist() for round, tables in record.client_blocks()}
+        assert blocks == {round: sorted(rows(round - 1)) for round in found}
+        store = record.open_rows()
+        assert store.generation == len(found)
+        assert store.digest() == digests()[len(found)]
         store.verify()
+        saved = record.checkpoint_rounds()
+        assert saved in ([round for round in SAVED if round <= len(found)][-3:], [5, 6, ROUNDS + 1], [3, 5], [3])
+        record.database.check_pages()
+    for round in reversed(saved):
+        copy = folder.with_name("resumed")
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(folder, copy)
+        with RunRecord(copy, writing=True) as record:
+            record.check_checkpoint(round)
+            assert _same(record.load_checkpoint(round).state, state(round))
+            assert len(record.rewind(round)) == round
+            close_round(record)
+            close_round(record, save=True)
+            assert record.open_rows().digest() == digests()[round + 2]
+            record.open_rows().verify()
+            assert record.checkpoint_rounds()[-1] == round + 2
 
 
-def _at(folder: Path, generation: int, expected: list[str]) -> None:
-    with DiskStore(folder, at_round=generation) as store:
-        assert store.generation == generation
-        assert store.digest() == expected[generation]
-        store.verify()
+def _same(one: State, two: State) -> bool:
+    left, right = one["vectors"], two["vectors"]
+    return bool(torch.equal(left["m"], right["m"])) and left["model"] == right["model"] and one["round"] == two["round"]
 
 
-def _roll_back(folder: Path) -> None:
-    DiskStore(folder, at_round=5).close()
+def _rewind(folder: Path) -> None:
+    with RunRecord(folder, writing=True) as record:
+        record.rewind(5)
 
 
-def _rolled_or_rolling(folder: Path, finished: bool) -> None:
-    expected = digests()
-    with DiskStore(folder) as store:
-        assert store.generation == 5 if finished else 5 <= store.generation <= ROUNDS
-        assert store.digest() == expected[store.generation]
-        if store.generation in (5, ROUNDS):
-            store.verify()
-    _at(folder, 5, expected)
-    with DiskStore(folder) as store:
-        store.commit(5, rows(5))
-        assert store.digest() == expected[6]
-        store.verify()
+def _rewound_or_not(folder: Path, finished: bool) -> None:
+    whole(folder, (5,) if finished else (5, ROUNDS))
 
 
-def _one_saved(folder: Path, finished: bool) -> None:
-    if checkpoint.list_metadata(folder):
-        _loads(folder, (1,))
-    else:
-        assert not finished
-    save(folder, 2)
-    _loads(folder, (2,))
+def _salvage(folder: Path) -> None:
+    with RunRecord(folder, writing=True) as record:
+        record._salvage(3)
 
 
-def _three_saved(folder: Path) -> None:
-    for number in (1, 2, 3):
-        save(folder, number)
-
-
-def _three_or_four(folder: Path, finished: bool) -> None:
-    _loads(folder, (4,) if finished else (3, 4))
-    standing = [path for path in folder.iterdir() if path.suffix != io.TEMPORARY_SUFFIX]
-    assert all(len(list(path.iterdir())) == 3 for path in standing), "part of a generation stands where a whole one did"
-    for _ in range(3):
-        save(folder, 5)
-    _loads(folder, (5,))
-    assert len(list(folder.iterdir())) == 3
-
-
-def _loads(folder: Path, numbers: tuple[int, ...]) -> None:
-    found, meta = checkpoint.load(folder)
-    assert meta["round"] in numbers
-    wanted = state(meta["round"])
-    assert torch.equal(found["vectors"].pop("m"), wanted["vectors"].pop("m"))
-    assert found == wanted
+def _salvaged_or_not(folder: Path, finished: bool) -> None:
+    whole(folder, (3,) if finished else (3, ROUNDS))
 
 
 CASES = (
-    Case("a store is made", _nothing, _create, _is_new),
-    Case("the first round is committed", _create, _commit_first, _none_or_one),
+    Case("a record is made", _nothing, begin, _is_new),
+    Case("the first round is committed", begin, _commit, lambda folder, done: whole(folder, (1,) if done else (0, 1))),
     Case("a round is committed", history, _commit, _old_or_new),
-    Case("a round is committed and the log folded", history, _retain_and_commit, _old_or_new),
-    Case("a store is rolled back", history, _roll_back, _rolled_or_rolling),
-    Case("the first checkpoint is saved", _nothing, lambda folder: save(folder, 1), _one_saved),
-    Case("a checkpoint is saved and the oldest given up", _three_saved, lambda folder: save(folder, 4), _three_or_four),
+    Case("a round is committed with a checkpoint", history, partial(_commit, save=True), _old_or_new),
+    Case("a record goes back to a checkpoint", history, _rewind, _rewound_or_not),
+    Case("a damaged record is written anew", history, _salvage, _salvaged_or_not),
 )
 
 
@@ -261,21 +251,44 @@ def trials(bench: Bench, cuts: int) -> Iterator[Callable[[], None]]:
             yield partial(bench.fail, at, fault)
         for seed in range(cuts):
             yield partial(bench.cut, at, seed)
-    for seed in range(5 + cuts):
+    for seed in range(2 + cuts):
         yield partial(bench.cut, None, seed)
 
 
 def run(case: Case, place: Path, cuts: int) -> int:
-    """Every trial of a case; returns how many there were. The log folds early, so that a short history sees it."""
+    """Every trial of a case; returns how many there were."""
     done = 0
-    before, index.LOG = index.LOG, 2
-    try:
-        for trial in trials(Bench(case, place), cuts):
-            trial()
-            done += 1
-    finally:
-        index.LOG = before
+    for trial in trials(Bench(case, place), cuts):
+        trial()
+        done += 1
     return done
+
+
+def cut_logs(place: Path, count: int, seed: int = 0) -> int:
+    """The power goes while the log of a transaction is written: any part of its end is missing, or is zeros."""
+    folder, live = place / "cut", place / "live"
+    with io.use_disk(Hasty()):
+        history(live)
+        with RunRecord(live, writing=True) as record:
+            log = record.path.with_name(DATABASE + "-wal")
+            with closing(sqlite3.connect(f"file:{record.path}?mode=ro", uri=True)) as reader:  # keeps the log growing
+                reader.execute("BEGIN")
+                reader.execute("SELECT count(*) FROM rounds").fetchone()
+                before = log.stat().st_size
+                close_round(record, save=True)
+            after = log.read_bytes()
+            shutil.copytree(live, folder, ignore=shutil.ignore_patterns("*-shm"))
+        assert len(after) > before
+        for trial in range(count):
+            draw = Key(seed).child("log", trial).numpy()
+            at = int(draw.integers(before, len(after) + 1))
+            torn = after[:at] + (bytes(len(after) - at) if draw.random() < 0.5 else b"")
+            trial_folder = place / "trial"
+            shutil.rmtree(trial_folder, ignore_errors=True)
+            shutil.copytree(folder, trial_folder)
+            (trial_folder / log.name).write_bytes(torn)
+            whole(trial_folder, (ROUNDS, ROUNDS + 1) if at < len(after) else (ROUNDS + 1,))
+    return count
 
 
 def main() -> None:
@@ -285,6 +298,8 @@ def main() -> None:
     for case in CASES:
         with tempfile.TemporaryDirectory() as place:
             print(f"{case.name}: {run(case, Path(place), count)} faults, old or new whole every time", flush=True)
+    with tempfile.TemporaryDirectory() as place:
+        print(f"{cut_logs(Path(place), 20 * count)} logs cut, old or new whole every time", flush=True)
 
 
 if __name__ == "__main__":

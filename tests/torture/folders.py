@@ -178,8 +178,8 @@ def links(count: int, place: Path, seed: int = 0) -> Counter[str]:
     (mine / "thesis.txt").write_text("years of work")
     (mine / "index" / "notes.txt").write_text("more of it")
     expected = {path: path.read_text() for path in mine.rglob("*") if path.is_file()}
-    spots = ("clients/index/x.part", "clients/x", "checkpoint/00000099.part", "metrics.jsonl.part", "summary.json.part",
-             "clients/index/base-000000000.json.part", ".hansa-run.part", "config.yaml.part")  # fmt: skip
+    spots = ("run.db.part", "run.db.part-journal", "metrics.jsonl.part", "summary.json.part", "model.safetensors.part",
+             ".hansa-run.part", "config.yaml.part")  # fmt: skip
     for number in range(count):
         folder = place / f"linked {number}"
         Experiment.new(from_preset("scaffold", SMALL), folder).execute()

@@ -30,10 +30,11 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.presets import catalogue
-from hansa.runs import checkpoint
-from hansa.runs.store import DiskStore
+from hansa.runs.folder import RunFolder
+from hansa.runs.record import RunRecord
 
 ROUNDS = 10
 COMMON = ("data.name=synthetic", "data.clients=10", f"rounds={ROUNDS}", "local.steps=3", "checkpoint.minutes=60")
@@ -47,7 +48,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "feddyn": ("feddyn", HALF),
     "cafga": ("cafga", "gossip.clusters=2"),
     "fedaware": ("fedaware", HALF),
-    "fedaware, rows on disk": ("fedaware", HALF, "algorithm.rows=disk"),
+    "fedaware, rows on disk": ("fedaware", HALF, "algorithm.momentum_storage=disk"),
     "dadam, models of their own": ("dadam",),
     "fedams in float64, clients lost": ("fedams", HALF, "dtype=float64", "quorum=3", "faults={before: 0.2, nan: 0.2}"),
 }
@@ -119,14 +120,20 @@ class Child:
 
 def fingerprint(folder: Path, rounds: int = ROUNDS) -> dict[str, str]:
     """SHA-256 of all that a finished run comes to: server, moments, clients' rows, ledger, history, model, summary."""
-    state, meta = checkpoint.load(folder / "checkpoint")
-    with DiskStore.open(folder / "clients") as store:
+    assert not list(folder.glob("run.db-*")), f"{folder}: a finished run has a log"
+    with RunRecord(folder) as record:
+        record.database.check_pages()
+        state, meta = record.load_checkpoint()
+        store = record.open_rows()
         assert store.verify() > 0 or not store.clients(), f"{folder}: rows that were not verified"
         rows = f"{store.generation} {store.digest()}"
+        clients = [repr(tables) for _, tables in record.client_blocks()]
+        recorded = [each.record for each in record.rounds()]
     summary = json.loads((folder / "summary.json").read_text())
     history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [repr(line["round"]) for line in history] == [repr(line["round"]) for line in recorded]
     for timed in (*history, summary):  # the only numbers that may differ
-        for name in ("seconds", "wall_seconds", "seal", "metrics_seal"):  # and what seals them
+        for name in ("seconds", "wall_seconds", "record_digest", "metrics_sha256"):  # and what covers them
             timed.pop(name, None)
     found = [record["round"] for record in history]
     assert found == list(range(1, rounds + 1)), f"{folder}: the history has rounds {found}"
@@ -139,7 +146,7 @@ def fingerprint(folder: Path, rounds: int = ROUNDS) -> dict[str, str]:
         "history": sha(history),
         "summary": sha(summary),
         "model": sha(load_file(folder / "model.safetensors")),
-        "clients": hashlib.sha256((folder / "clients.columns").read_bytes()).hexdigest(),
+        "clients": sha(clients),
     }
 
 
@@ -236,8 +243,10 @@ def trial(number: int, seed: int, place: Path, unkilled: Unkilled) -> Counter[st
 
 def closed(folder: Path) -> int:
     """The rounds that a killed run has recorded."""
-    path = folder / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+    try:
+        return len(RunFolder(folder).history)
+    except HansaError:  # it has none yet
+        return 0
 
 
 def share(work: Callable[[int], Counter[str]], numbers: range, jobs: int) -> Counter[str]:

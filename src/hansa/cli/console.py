@@ -69,7 +69,7 @@ def say_json(value: Any) -> None:
     """Print a value as JSON to standard output."""
     import json
 
-    from hansa.runs.metrics_log import to_plain_json
+    from hansa.runs.record import to_plain_json
 
     out().print_json(json.dumps(to_plain_json(value), allow_nan=False))
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from hansa.core.errors import HansaError
 from hansa.federation.messages import MemoryVersion
 from hansa.rounds import wire_format
 from hansa.rounds.wire_format import Blobs
-from hansa.runs.store import io
+from hansa.runs.store import DamagedFileError, io
+from hansa.runs.store.database import DATABASE, ROWS, Database
+from hansa.runs.store.row_file import RowEntry
 
 
 class MemoryStore(Protocol):
@@ -78,56 +82,73 @@ class RamMemoryStore:
 
 
 class DiskMemoryStore:
-    """Client memory in a folder, one file per version, synced when `put` returns."""
+    """Client memory in a folder, in a database as that of a run. A version is durable when `put` returns.
+
+    Several processes may use it.
+
+    Args:
+        folder: The folder, created if it is absent; one for each run.
+    """
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         io.make_folder(self.folder)
+        self._opened: Database | None = None
+        if not os.path.lexists(self.folder / DATABASE):
+            if os.path.lexists(self.folder / ROWS):
+                raise DamagedFileError(f"{self.folder / DATABASE} is missing. Restore it from a backup.")
+            Database.create(self.folder)
+
+    @property
+    def _database(self) -> Database:
+        """The database, opened once in each process."""
+        if self._opened is None or not self._opened.is_mine:
+            self._opened = Database(self.folder, writing=True, shared=False)
+        return self._opened
 
     def get(self, client: int, version: MemoryVersion) -> dict[str, Tensor] | None:
-        entry = self._files(client).get(version)
-        if entry is None:
-            return None
-        path, _ = entry
         try:
-            frame = wire_format.unpack(path.read_bytes(), "memory")
+            _, entry = self._versions(client).get(version, (None, None))
+            if entry is None:
+                return None
+            frame = wire_format.unpack(self._database.get(entry).numpy().tobytes(), "memory")
             return wire_format.read_tensors(frame.head.get("rows"), frame)
-        except wire_format.FrameError as error:
+        except (wire_format.FrameError, DamagedFileError) as error:
             raise HansaError(
-                f"{path}: the memory of client {client} is damaged ({error}). Restore the file from a backup, or "
+                f"{self.folder}: the memory of client {client} is damaged ({error}). Restore it from a backup, or "
                 f"restart the server with --forget {client}."
             ) from error
 
     def put(
         self, client: int, version: MemoryVersion, rows: Mapping[str, Tensor], parent: MemoryVersion | None = None
     ) -> None:
-        blobs = Blobs()
+        blobs, database = Blobs(), self._database
         head = {"rows": blobs.tensors(rows)}
-        io.make_folder(self.folder / str(client))
-        names = [f"{named.round}-{named.digest}" for named in (version, parent) if named is not None]
-        path = self.folder / str(client) / ("-".join(names) + _SUFFIX)
-        io.write_file(path, wire_format.pack("memory", head, blobs.blobs))
+        content = torch.frombuffer(bytearray(wire_format.pack("memory", head, blobs.blobs)), dtype=torch.uint8)
+        name = " ".join(str(named) for named in (version, parent) if named is not None)
+        database.check_present()
+        with database.writing_rows():
+            database.see_others()
+            database.delete(entry for known, (_, entry) in self._versions(client).items() if known == version)
+            database.put("memory", client, name, version.round, content)
+            database.commit()
 
     def prune(self, client: int, named: MemoryVersion | None, keep_from: int) -> None:
-        files = self._files(client)
-        parents = {version: parent for version, (_, parent) in files.items()}
-        for version in obsolete_versions(parents, named, keep_from):
-            io.remove(files[version][0])
+        versions, database = self._versions(client), self._database
+        parents = {version: parent for version, (parent, _) in versions.items()}
+        if obsolete := obsolete_versions(parents, named, keep_from):
+            with database.writing_rows():
+                database.see_others()
+                database.delete(versions[version][1] for version in obsolete)
+                database.commit()
 
     def clients(self) -> list[int]:
-        numbers = [int(path.name) for path in self.folder.iterdir() if path.name.isdigit()]
-        return sorted(client for client in numbers if self._files(client))
+        return sorted({entry.client for entry, _ in self._database.entries("kind = 'memory'")})
 
-    def _files(self, client: int) -> dict[MemoryVersion, tuple[Path, MemoryVersion | None]]:
-        """Return a client's versions with the file and the parent of each, both from the file name."""
-        folder = self.folder / str(client)
-        files: dict[MemoryVersion, tuple[Path, MemoryVersion | None]] = {}
-        for path in folder.iterdir() if folder.is_dir() else ():
-            if path.name.endswith(_SUFFIX):
-                parts = path.name.removesuffix(_SUFFIX).split("-")
-                versions = [MemoryVersion.parse(":".join(parts[at : at + 2])) for at in range(0, len(parts), 2)]
-                files[versions[0]] = path, versions[1] if len(versions) > 1 else None
-        return files
-
-
-_SUFFIX = ".rows"
+    def _versions(self, client: int) -> dict[MemoryVersion, tuple[MemoryVersion | None, RowEntry]]:
+        """Return a client's versions, each with its parent and its row."""
+        versions: dict[MemoryVersion, tuple[MemoryVersion | None, RowEntry]] = {}
+        for entry, _ in self._database.entries("kind = 'memory' AND client = ?", [client]):
+            version, *parent = map(MemoryVersion.parse, entry.name.split(" "))
+            versions[version] = (parent[0] if parent else None), entry
+        return versions

@@ -16,11 +16,9 @@ from hansa.core.errors import HansaError
 from hansa.federation.serve import clients_by_site
 from hansa.pace.clock import RecordedClock
 from hansa.rounds.messages import DroppedClient, Report, WorkOrder
-from hansa.runs import checkpoint
 from hansa.runs.driver import Run
 from hansa.runs.experiment import build_run
 from hansa.runs.folder import RunFolder
-from hansa.runs.folder_lock import CHECKPOINT
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ def replay_run(path: Path | str, *, trust: bool = False) -> Replay:
         raise HansaError(
             f"{folder}: no recorded arrivals. `hansa replay` needs a run of `hansa serve` with pace: buffered."
         )
-    state, meta = checkpoint.load(folder / CHECKPOINT)
+    state, meta = folder.load_checkpoint()
     steps = int(meta["round"])
     arrivals: dict[tuple[int, int], float] = {}
     lost: set[tuple[int, int]] = set()

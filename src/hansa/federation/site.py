@@ -288,12 +288,15 @@ class Site:
             return _drop_all(order, "failed", f"{type(error).__name__}: {error}")
         for upload in report.uploads:
             client, new_rows = upload.client, report.memory.get(upload.client, {})
-            if new_rows:
-                self.memory_store.put(
-                    client, MemoryVersion.of_upload(upload), {**memory[client], **new_rows}, request.versions[client]
-                )
-                updated.add(client)
-            self.memory_store.prune(client, request.versions[client], request.keep_from)
+            try:
+                if new_rows:
+                    version, rows = MemoryVersion.of_upload(upload), {**memory[client], **new_rows}
+                    self.memory_store.put(client, version, rows, request.versions[client])
+                    updated.add(client)
+                self.memory_store.prune(client, request.versions[client], request.keep_from)
+            except HansaError as error:  # it is damaged: nothing leaves that was not stored
+                updated.difference_update(order.reporters)
+                return _drop_all(order, "memory", str(error))
         return replace(report, memory={})
 
     def _too_few_rows(self, order: WorkOrder) -> str:

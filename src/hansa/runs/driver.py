@@ -44,7 +44,6 @@ from hansa.rounds.measures.base import wants_mean
 from hansa.rounds.messages import DroppedClient, WorkOrder
 from hansa.rounds.pacing import ArrivalEngine, check_profile
 from hansa.runs.client_columns import Array, ClientColumns
-from hansa.runs.client_record import ClientRecord
 from hansa.runs.columns import MetricFacts, main_metric
 from hansa.runs.metrics import RunHistory, check_any_update_accepted, frame_of, text_table, warn_dropped_clients
 from hansa.runs.options import Callback, Record, RunOptions, RunOptionsDict
@@ -57,6 +56,7 @@ from hansa.runs.per_client import (
     participation_columns,
     timing_columns,
 )
+from hansa.runs.record import ClientRecord
 from hansa.runs.store import ClientStore, DiskStore, RamStore
 from hansa.runs.weighting import unweighted_note
 from hansa.training import TaskLike, random_state
@@ -186,7 +186,7 @@ class Run:
         if not requires_disk(self.algorithm):
             return RamStore()
         folder = TemporaryDirectory(prefix="hansa-rows-")
-        store = DiskStore(folder.name)
+        store = DiskStore(folder.name, durable=False)
         weakref.finalize(self, _close_temporary_store, store, folder)
         return store
 

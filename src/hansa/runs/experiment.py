@@ -19,13 +19,12 @@ from hansa.core.types import State
 from hansa.engine import EngineFactory, EngineOptions, build_engine
 from hansa.rounds.ledger import Ledger
 from hansa.rounds.measures import Measure, compression, local_mean_loss, track_heterogeneity
-from hansa.runs import checkpoint, client_record
-from hansa.runs.client_record import ClientRecord
 from hansa.runs.driver import Run
 from hansa.runs.folder import FAILED, FINISHED, STOPPED, RunFolder, arithmetic_description
-from hansa.runs.folder_lock import CHECKPOINT, CLIENTS, PARTITION, RECORD
+from hansa.runs.folder_lock import PARTITION
 from hansa.runs.options import Callback, Record, RunOptions
 from hansa.runs.provenance import Provenance, changed_kinds, parse_accepted_changes, provenance_of
+from hansa.runs.record import ClientRecord, Meta, RunRecord
 from hansa.runs.store import ClientStore, DamagedFileError, DiskStore, io
 from hansa.training import Task
 
@@ -72,15 +71,18 @@ class Experiment:
         folder.lock.acquire(overwrite=overwrite, numbered=numbered)
         try:
             folder.write_start(config, run)
-            run.client_record = ClientRecord(folder / RECORD)
+            folder.record = RunRecord.create(folder.path)
+            run.client_record = ClientRecord(folder.record)
             experiment = cls(config, run, folder)
             if config.checkpoint.every:
-                run.store = DiskStore(folder / CLIENTS)
+                run.store = folder.record.open_rows()
                 experiment.save()  # so that the run can be resumed from the start
             folder.write_config(config)  # last, because a folder with a configuration counts as a run
             folder.lock.discard_replaced()
         except BaseException:
             run.store.close()
+            if folder.record is not None:
+                folder.record.close()
             folder.lock.roll_back()
             raise
         return experiment
@@ -111,9 +113,8 @@ class Experiment:
         accepted = parse_accepted_changes(accept)
         folder = RunFolder.containing(path)
         folder.lock.acquire_existing()
-        stores: list[ClientStore] = []
         try:
-            folder.check_resumable()
+            folder.check_readable()
             folder.require_trust(trust=trust)
             saved_config = folder.config
             config = saved_config.model_copy(
@@ -121,8 +122,7 @@ class Experiment:
             )
             if run_factory is None:
                 _refuse_python(config, str(folder))
-            point = _latest_intact_point(folder) if fallback else _latest_point(folder)
-            stores.append(point.store)
+            point = _resume_point(folder, fallback)
             if point.meta["config"] != config_digest(config):
                 raise _config_changed(folder)
             if config.rounds < point.round:
@@ -139,10 +139,10 @@ class Experiment:
                     "%s: started with %s, resumed with %s: the result may differ in its last bits from that of an "
                     "uninterrupted run", folder, point.meta["arithmetic"], now,
                 )  # fmt: skip
-            run.client_record = ClientRecord.load(folder / RECORD, point.round, point.meta.get("clients"))
-            run.restore(point.state, folder.truncate_metrics(point.round, point.meta.get("metrics")))
-            saved = (int(meta["round"]) for meta in checkpoint.list_metadata(folder / CHECKPOINT))
-            run.oldest_resumable_round = min([point.round, *saved])
+            run.client_record = ClientRecord(folder.record)
+            run.restore(point.state, folder.rewind(point.round))
+            assert folder.record is not None
+            run.oldest_resumable_round = min(folder.record.checkpoint_rounds())
             if provenance is not None:
                 folder.write_marker(run, *provenance)
                 folder.write_composition(run)
@@ -150,8 +150,8 @@ class Experiment:
                 folder.write_config(config)
             return cls(config, run, folder)
         except BaseException:
-            for store in stores:
-                store.close()
+            if folder.record is not None:
+                folder.record.close()
             folder.lock.release()
             raise
 
@@ -171,7 +171,7 @@ class Experiment:
             stopped: Whether a callback has stopped the run before, at its current round: then only save.
         """
         recording = [*record_callbacks(self.config, self.run), *first]
-        saving = [self._check_folder, self.folder.append_record, self._save_when_due]
+        saving = [self._check_folder, self._close_round]
         target = self.config.evaluate.target
         try:
             self.run.advance(0 if stopped else self.rounds_left, [*recording, *saving, *callbacks])
@@ -182,9 +182,9 @@ class Experiment:
             try:
                 self._check_folder()
                 self.folder.write_results(self.run, FAILED if isinstance(error, Exception) else STOPPED, target)
-            except (HansaError, OSError):
+            except (HansaError, OSError) as second:
                 self._check_folder()
-                raise
+                log.warning("%s: the results were not written: %s", self.folder, second)
             finally:
                 self._close()
             if isinstance(error, HansaError):
@@ -199,7 +199,13 @@ class Experiment:
 
     def save(self) -> None:
         """Write a checkpoint of the last closed round."""
-        run = self.run
+        self._write_checkpoint()
+        self.folder.commit([])
+        self._saved_checkpoint()
+
+    def _write_checkpoint(self) -> None:
+        run, record = self.run, self.folder.record
+        assert record is not None
         meta = {
             "round": run.state.round,
             "run": run.id,
@@ -207,27 +213,29 @@ class Experiment:
             "seed": run.key.seed,
             "arithmetic": arithmetic_of(run),
             "remote_devices": run.remote_devices,
-            "metrics": self.folder.seal,
-            "clients": run.client_record.seal,
         }
         if (schema := getattr(getattr(run.task, "data", None), "schema", None)) is not None:
             meta["schema"] = schema.to_dict()
-        run.client_record.sync()
-        path = self.folder / CHECKPOINT
-        checkpoint.save(path, run.checkpoint_state(), meta, keep=self.config.checkpoint.keep)
-        rounds = [int(meta_of["round"]) for meta_of in checkpoint.list_metadata(path)]
-        run.store.retain(rounds)
-        run.oldest_resumable_round = min(rounds)
-        self._saved, self._saved_at = run.state.round, time.monotonic()
+        record.save_checkpoint(run.checkpoint_state(), meta, keep=self.config.checkpoint.keep)
 
-    def _save_when_due(self, run: Run, record: Record) -> None:
+    def _saved_checkpoint(self) -> None:
+        assert self.folder.record is not None
+        self.run.oldest_resumable_round = min(self.folder.record.checkpoint_rounds())
+        self._saved, self._saved_at = self.run.state.round, time.monotonic()
+
+    def _close_round(self, run: Run, record: Record) -> None:
+        """Record a round, with a checkpoint if one is due, in one transaction. This is a callback."""
         section = self.config.checkpoint
-        if not section.every:
-            run.oldest_resumable_round = run.state.round  # it cannot be resumed
-            return
         overdue = section.minutes is not None and time.monotonic() - self._saved_at >= 60 * section.minutes
-        if run.state.round - self._saved >= section.every or overdue:
-            self.save()
+        due = bool(section.every) and (run.state.round - self._saved >= section.every or overdue)
+        self.folder.append_record(run, record)
+        if due:
+            self._write_checkpoint()
+        self.folder.commit([record])
+        if due:
+            self._saved_checkpoint()
+        elif not section.every:
+            run.oldest_resumable_round = run.state.round  # it cannot be resumed
 
     def _check_folder(self, run: Run | None = None, record: Record | None = None) -> None:
         """Refuse to go on if the folder was removed or moved while the run is active. This is a callback."""
@@ -239,6 +247,8 @@ class Experiment:
 
     def _close(self) -> None:
         self.run.store.close()
+        if self.folder.record is not None:
+            self.folder.record.close()
         self.folder.lock.release()
 
 
@@ -265,7 +275,7 @@ class ResumePoint(NamedTuple):
     """Where a run can be resumed: a checkpoint, and the client rows at its round."""
 
     state: State
-    meta: checkpoint.Meta
+    meta: Meta
     store: DiskStore
 
     @property
@@ -273,38 +283,18 @@ class ResumePoint(NamedTuple):
         return int(self.meta["round"])
 
 
-def _latest_point(folder: RunFolder) -> ResumePoint:
-    state, meta = checkpoint.load(folder / CHECKPOINT)
-    return ResumePoint(state, meta, DiskStore.open(folder / CLIENTS, at_round=int(meta["round"])))
-
-
-def _latest_intact_point(folder: RunFolder) -> ResumePoint:
-    """Return the newest point whose checkpoint, rows and metrics are undamaged, and warn about lost rounds."""
-    rounds = [int(meta_of["round"]) for meta_of in checkpoint.list_metadata(folder / CHECKPOINT)]
-    seals = folder.seals()
-    for state, meta in checkpoint.iter_intact(folder / CHECKPOINT):
-        done = int(meta["round"])
-        if done > len(seals) or (done and seals[done - 1] != meta.get("metrics", seals[done - 1])):
-            log.warning("%s: the metrics up to round %d are damaged; falling back further", folder, done)
-            continue
-        if not client_record.is_intact(folder / RECORD, done, meta.get("clients")):
-            log.warning("%s: the client record up to round %d is damaged; falling back further", folder, done)
-            continue
-        try:
-            store = DiskStore.open(folder / CLIENTS, at_round=done)
-            try:
-                store.verify()
-            except BaseException:
-                store.close()
-                raise
-        except HansaError as damage:
-            log.warning("%s Falling back to the checkpoint before it.", damage)
-            continue
-        if (last := max([done, len(seals), *rounds])) > done:
-            log.warning("%s: resumed after round %d; rounds %d to %d are lost and run again",
-                        folder, done, done + 1, last)  # fmt: skip
-        return ResumePoint(state, meta, store)
-    raise DamagedFileError(f"{folder}: no checkpoint has undamaged state, rows and metrics. Start a new run.")
+def _resume_point(folder: RunFolder, fallback: bool) -> ResumePoint:
+    """Return the newest checkpoint; with ``fallback`` the newest undamaged one, with a warning about lost rounds."""
+    folder.record = record = RunRecord(folder.path, writing=True)
+    before = record.database.head.rounds
+    if not fallback:
+        record.database.check_pages()
+    round = record.intact_checkpoint() if fallback else record.newest_checkpoint()
+    if fallback and before > round:
+        log.warning("%s: resumed after round %d; rounds %d to %d are lost and run again",
+                    folder, round, round + 1, before)  # fmt: skip
+    state, meta = record.load_checkpoint(round)
+    return ResumePoint(state, meta, record.open_rows(record.head_of_checkpoint(round).generation))
 
 
 def _check_provenance(

@@ -28,12 +28,13 @@ from hansa.core.types import BUFFERS, MODEL
 from hansa.runs.driver import Run
 from hansa.runs.experiment import build_run
 from hansa.runs.folder import RunFolder
-from hansa.runs.folder_lock import CLIENTS, PREPROCESSING
 from hansa.runs.folder_lock import MODEL as MODEL_FILE
+from hansa.runs.folder_lock import PREPROCESSING
 from hansa.runs.per_client import check_client, client_vectors, has_client_models
 from hansa.runs.preprocessing import Preprocessing, read_preprocessing, write_preprocessing
+from hansa.runs.record import RunRecord
 from hansa.runs.seed_group import SeedGroupFolder
-from hansa.runs.store import DamagedFileError, DiskStore, io
+from hansa.runs.store import DamagedFileError, io
 from hansa.training import Task
 from hansa.training.augment import Pipeline, as_pipeline, normalize
 from hansa.training.losses import strip_weights
@@ -317,9 +318,10 @@ def _load_client_model(run_folder: RunFolder, client: int, algorithm: Algorithm 
     vectors = {MODEL: state, BUFFERS: buffers} if run_task.layout.buffer_dim else {MODEL: state}
     if not has_client_models(run.algorithm):  # raises before looking for client rows, which such a run does not have
         client_vectors(run.algorithm, vectors, run.store, client)
-    if not (run_folder / CLIENTS).is_dir():
+    if not run_folder.checkpoint_rounds:
         raise HansaError(f"{run_folder}: has no client rows, because checkpoint.every is 0.")
-    with DiskStore.open(run_folder / CLIENTS) as store:
+    with RunRecord(run_folder.path) as record:
+        store = record.open_rows()
         if store.generation != int(run_folder.summary["rounds"]):
             raise HansaError(f"{run_folder}: the client rows are at round {store.generation}: resume the run first.")
         return run_task.module(client_vectors(run.algorithm, vectors, store, client)).eval()

@@ -6,11 +6,10 @@ composition.json         the composition and its citations, readable without imp
 preprocessing.json       what inputs pass through before the model: schema of tables, normalisations
 partition.safetensors    the samples of every client
 environment.json         versions and machine
-metrics.jsonl            one sealed line of JSON per round
-clients.columns          the client record, in sealed columns
+run.db, run.rows         the record: rounds, clients and the checkpoints for exact resumption
+metrics.jsonl            one line of JSON per round, written for other programs and never read
 summary.json             the final metrics
 model.safetensors        the model after the last round
-checkpoint/, clients/    the state for exact resumption
 .hansa-run               marks a run folder; digests of what resuming depends on
 .hansa-stamp             if the run names code: proof that this user created it on this machine
 .hansa-lock              locked while the run is active; names the process
@@ -25,11 +24,9 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +35,7 @@ from hansa.config import Config, ConfigError, cited_works, code_names, compositi
 from hansa.core import native
 from hansa.core.citations import citations
 from hansa.core.errors import HansaError
-from hansa.runs import client_record, metrics, metrics_log
+from hansa.runs import metrics
 from hansa.runs import trust as trust_module
 from hansa.runs.client_columns import ClientColumns
 from hansa.runs.columns import MetricFacts
@@ -52,7 +49,6 @@ from hansa.runs.folder_lock import (
     NAMES,
     PARTITION,
     PREPROCESSING,
-    RECORD,
     SUMMARY,
     FolderLock,
     read_marker,
@@ -61,6 +57,7 @@ from hansa.runs.folder_lock import (
 from hansa.runs.metrics import RunHistory
 from hansa.runs.preprocessing import Preprocessing, write_preprocessing
 from hansa.runs.provenance import provenance_of
+from hansa.runs.record import Checkpoint, RunRecord, read_by_client, read_columns, to_line, to_plain_json
 from hansa.runs.store import DamagedFileError, io
 
 if TYPE_CHECKING:
@@ -79,7 +76,7 @@ class RunFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.lock = FolderLock(Path(path))
-        self.seal = metrics_log.INITIAL_SEAL
+        self.record: RunRecord | None = None  # open while this process executes the run
 
     @classmethod
     def containing(cls, path: Path | str) -> RunFolder:
@@ -116,8 +113,8 @@ class RunFolder:
                 raise
             raise HansaError(f"{_older(self, version)} ({error.problems[0]})") from error
 
-    def check_resumable(self) -> None:
-        """Refuse a run that an older version of Hansa wrote: names in its composition and configuration changed."""
+    def check_readable(self) -> None:
+        """Refuse a run that an older version of Hansa wrote: its record has another format."""
         if (version := self.older_version()) is not None:
             raise HansaError(_older(self, version))
 
@@ -141,23 +138,52 @@ class RunFolder:
     @property
     def history(self) -> RunHistory:
         """The records of all closed rounds."""
-        return RunHistory((line.record for line in self._lines()), self.facts)
+        return self._history()
 
     @property
     def metrics(self) -> RunHistory:
-        """The records of all closed rounds without their lists, such as those of clients, and the last seal."""
-        numbers = RunHistory((), self.facts, metrics_log.INITIAL_SEAL)
-        for record, numbers.seal in self._lines():
-            numbers.append({name: value for name, value in record.items() if not isinstance(value, list)})
-        return numbers
+        """The records of all closed rounds without their lists, such as those of clients, and the record's digest."""
+        return self._history(lists=False)
+
+    def _history(self, *, lists: bool = True) -> RunHistory:
+        if not self.has_record:
+            return RunHistory((), self.facts)
+        history = RunHistory((), self.facts)
+        with RunRecord(self.path) as record:
+            for each in record.rounds():
+                numbers = {name: value for name, value in each.record.items() if not isinstance(value, list)}
+                history.append(each.record if lists else numbers)
+                history.digest = each.digest
+        return history
 
     def clients(self, *columns: str) -> ClientColumns:
-        """Return the client record, all columns or those named; none in folders of Hansa 0.1."""
-        return client_record.read_columns(self / RECORD, *columns).named(self.client_names)
+        """Return the client record, all columns or those named."""
+        return (read_columns(self.path, *columns) if self.has_record else ClientColumns()).named(self.client_names)
 
     def by_client(self) -> ClientColumns:
         """Return one row per client, in little memory."""
-        return client_record.read_by_client(self / RECORD).named(self.client_names)
+        return (read_by_client(self.path) if self.has_record else ClientColumns()).named(self.client_names)
+
+    @property
+    def has_record(self) -> bool:
+        """Whether a run has been started here, or is being started; one of an older Hansa is refused."""
+        if self.exists:
+            self.check_readable()
+        return self.exists or RunRecord.exists(self.path)
+
+    @property
+    def checkpoint_rounds(self) -> list[int]:
+        """The rounds from which the run can be resumed."""
+        if not self.has_record:
+            return []
+        with RunRecord(self.path) as record:
+            return record.checkpoint_rounds()
+
+    def load_checkpoint(self) -> Checkpoint:
+        """Return the newest checkpoint."""
+        self.check_readable()
+        with RunRecord(self.path) as record:
+            return record.load_checkpoint()
 
     @property
     def client_names(self) -> list[str]:
@@ -173,11 +199,6 @@ class RunFolder:
         return {**facts, **{name: str(bound[name]) for name in ("data", "partition") if name in bound}}
 
     @property
-    def _has_seals(self) -> bool:
-        marker = self.marker
-        return marker is not None and bool(marker.get("seals"))
-
-    @property
     def summary(self) -> dict[str, Any]:
         """The summary of the metrics, with the fields recorded when the run ended."""
         return self.summary_of(self.metrics)
@@ -190,17 +211,17 @@ class RunFolder:
         if not (self / SUMMARY).is_file():
             return {"status": UNFINISHED, **derived}
         stored = _read_json(self / SUMMARY)
-        expected = metrics_log.to_plain_json(derived)
+        expected = to_plain_json(derived)
         differing = [name for name, value in expected.items() if name in stored and stored[name] != value]
-        if stored.get("metrics_seal", history.seal) != history.seal:
-            differing.insert(0, "metrics_seal")
+        if stored.get("record_digest", history.digest) != history.digest:
+            differing.insert(0, "record_digest")
         if differing:
             log.warning(
-                "%s does not agree with %s in %s: the metrics are used",
-                self / SUMMARY, METRICS, ", ".join(differing[:5]),
-            )  # fmt: skip
-        # older versions stored means of the last five of fewer rounds
-        return {**{name: value for name, value in stored.items() if not name.startswith("last5_")}, **derived}
+                "%s does not agree with the record in %s: the record is used", self / SUMMARY, ", ".join(differing[:5])
+            )
+        elif stored.get("metrics_sha256", found := _sha256_of(self / METRICS)) != found:
+            log.warning("%s was changed or cut: the record is used", self / METRICS)
+        return {**stored, **derived}
 
     @property
     def composition(self) -> dict[str, Any]:
@@ -273,7 +294,6 @@ class RunFolder:
             "run": run.id,
             "bound": dict(provenance),
             "accepted": [dict(each) for each in accepted],
-            "seals": True,
         }
         write_marker(self.path, marker)
 
@@ -283,44 +303,24 @@ class RunFolder:
         io.write_file(self / CONFIG, to_yaml(config, comments).encode())
 
     def append_record(self, run: Run, record: Record) -> None:
-        """Append a round's record to the metrics, durable before the next round begins. This is a callback."""
-        line, self.seal = metrics_log.seal_record(record, self.seal)
-        io.append(self / METRICS, (line + "\n").encode())
+        """Add the record of a round and its clients; `commit` makes it durable."""
+        assert self.record is not None
+        self.record.database.check_present()
+        self.record.add_round(record, run.client_record.newest)
 
-    def seals(self) -> list[str]:
-        """Return the seals of the rounds before the first damaged record."""
-        seals: list[str] = []
-        with suppress(HansaError):
-            seals.extend(line.seal for line in self._lines())
-        return seals
+    def commit(self, records: Sequence[Record]) -> None:
+        """Make the rounds that were added durable, and append their records to the metrics."""
+        assert self.record is not None
+        self.record.commit()
+        io.append(self / METRICS, "".join(to_line(record) + "\n" for record in records).encode())
 
-    def truncate_metrics(self, round: int, seal: str | None = None) -> list[dict[str, Any]]:
-        """Remove the records after this round and return the others; ``seal`` must be that of the last one kept."""
-        lines = list(islice(self._lines(), round))
-        if len(lines) != round:
-            raise HansaError(
-                f"{self / METRICS}: expected the rounds 1 to {round}, found {len(lines)} of them. Restore the file, or "
-                "use an older checkpoint: `hansa resume --fallback`."
-            )
-        if seal is not None and lines and lines[-1].seal != seal:
-            raise DamagedFileError(
-                f"{self / METRICS}: not the metrics of the checkpoint of round {round}. Restore the file, or "
-                "use an older checkpoint: `hansa resume --fallback`."
-            )
-        self.seal, texts = metrics_log.INITIAL_SEAL, []
-        for line in lines:
-            text, self.seal = metrics_log.seal_record(line.record, self.seal)
-            texts.append(text + "\n")
-        io.write_file(self / METRICS, "".join(texts).encode())
+    def rewind(self, round: int) -> list[dict[str, Any]]:
+        """Go back to the checkpoint of a round and return the records of the rounds before it."""
+        assert self.record is not None
+        records = self.record.rewind(round)
+        io.write_file(self / METRICS, *((to_line(record) + "\n").encode() for record in records))
         io.remove(self / SUMMARY)
-        return [line.record for line in lines]
-
-    def _lines(self) -> Iterator[metrics_log.LogLine]:
-        return (
-            metrics_log.read_lines(self / METRICS, require_seals=self._has_seals)
-            if (self / METRICS).is_file()
-            else iter(())
-        )
+        return records
 
     def write_results(self, run: Run, status: str, target: float | None = None) -> dict[str, Any]:
         """Write the model and the summary."""
@@ -328,7 +328,6 @@ class RunFolder:
 
         from hansa.core.devices import device_name
 
-        run.client_record.sync()
         history = self.metrics
         model = save(_tensors(run), {"run": f"{run.id} after round {run.state.round}"})
         summary = {
@@ -341,7 +340,8 @@ class RunFolder:
             "devices": run.training_devices,
             "server_device": device_name(run.server_device),
             "model_sha256": io.sha256(model),
-            "metrics_seal": history.seal,
+            "record_digest": history.digest,
+            "metrics_sha256": _sha256_of(self / METRICS),
         }
         io.write_file(self / MODEL, model)
         _write_json(self / SUMMARY, summary)
@@ -410,9 +410,10 @@ def _label_counts(federated: data.FederatedData) -> list[list[int]] | None:
 
 
 def _older(folder: RunFolder, version: str) -> str:
+    found = (folder.marker or {"format": 0})["format"]
     return (
-        f"{folder}: written by Hansa {version}; this is Hansa {__version__}, in which names of components and "
-        f"configuration keys changed. Use Hansa {version} for it, or start a new run."
+        f"{folder}: written by Hansa {version} (format {found}); this is Hansa {__version__}, which reads format "
+        f"{FORMAT}. Use Hansa {version} for it, or start a new run."
     )
 
 
@@ -439,5 +440,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def _sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, that of nothing if it is missing."""
+    return io.sha256(path.read_bytes() if path.is_file() else b"")
+
+
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    io.write_file(path, (json.dumps(metrics_log.to_plain_json(content), indent=2, allow_nan=False) + "\n").encode())
+    io.write_file(path, (json.dumps(to_plain_json(content), indent=2, allow_nan=False) + "\n").encode())

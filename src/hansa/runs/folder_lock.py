@@ -15,6 +15,7 @@ from typing import Any
 from hansa import __version__
 from hansa.core.errors import HansaError
 from hansa.runs.store import DamagedFileError, io
+from hansa.runs.store.database import FILES
 from hansa.runs.store.lock import FileLock, InUseError
 from hansa.runs.trust import STAMP
 
@@ -24,22 +25,18 @@ ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 MODEL = "model.safetensors"
-RECORD = "clients.columns"
-CHECKPOINT = "checkpoint"
-CLIENTS = "clients"
 COMPOSITION = "composition.json"
 PREPROCESSING = "preprocessing.json"
 MARKER = ".hansa-run"
 NAMES = (
-    CONFIG, STAMP, COMPOSITION, PREPROCESSING, PARTITION, METRICS, RECORD, SUMMARY, MODEL, CHECKPOINT, CLIENTS,
-    ENVIRONMENT, MARKER,
+    CONFIG, STAMP, COMPOSITION, PREPROCESSING, PARTITION, METRICS, *FILES, SUMMARY, MODEL, ENVIRONMENT, MARKER,
 )  # fmt: skip
 """The files of a run in order of removal: the first makes the folder a run, the last identifies it as Hansa's."""
 
 LOCK = ".hansa-lock"
 REPLACING, REPLACED = ".replacing", ".replaced"
-FORMAT = 2
-"""Format of run folders. Format 1 (Hansa 0.2) has other configuration keys and component names: not resumable."""
+FORMAT = 3
+"""Format of run folders. Earlier ones, without a database, are refused."""
 
 
 class FolderLock:

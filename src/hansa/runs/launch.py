@@ -23,7 +23,7 @@ from hansa.core.errors import HansaError
 from hansa.runs.driver import Run
 from hansa.runs.experiment import Experiment, RunFactory, build_run, config_digest
 from hansa.runs.folder import FINISHED, RunFolder, slug
-from hansa.runs.folder_lock import CHECKPOINT, LOCK
+from hansa.runs.folder_lock import LOCK
 from hansa.runs.options import PythonRun, device_names
 from hansa.runs.provenance import changed_kinds, provenance_of
 from hansa.runs.seed_group import GROUP, SeedGroupFolder, expand_seeds
@@ -337,7 +337,7 @@ def _is_reusable(folder: RunFolder, config: Config, *, extend: bool = True) -> b
         return False
     if is_finished(folder, config):
         return True
-    return (folder / CHECKPOINT).is_dir() and int(folder.summary["rounds"]) <= config.rounds
+    return bool(folder.checkpoint_rounds) and int(folder.summary["rounds"]) <= config.rounds
 
 
 def _numbered(base: Path) -> Iterator[Path]:

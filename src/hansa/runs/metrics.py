@@ -73,9 +73,9 @@ PARTS = ("work_seconds", "start_seconds", "transport_seconds")
 class RunHistory(list[dict[str, Any]]):
     """The records of a run, with what the run recorded about its metrics."""
 
-    def __init__(self, records: Iterable[dict[str, Any]] = (), facts: MetricFacts = NO_FACTS, seal: str = "") -> None:
+    def __init__(self, records: Iterable[dict[str, Any]] = (), facts: MetricFacts = NO_FACTS) -> None:
         super().__init__(records)
-        self.facts, self.seal = facts, seal
+        self.facts, self.digest = facts, ""
 
 
 def facts_of(history: object) -> MetricFacts:

@@ -23,12 +23,12 @@ from hansa.core.errors import HansaError
 from hansa.core.types import State, Vector
 from hansa.engine import reuse_workers
 from hansa.rounds.messages import DroppedClient
-from hansa.runs.client_record import ClientRecord
 from hansa.runs.driver import Run, requires_disk
 from hansa.runs.experiment import Experiment, config_digest
 from hansa.runs.folder import RunFolder
 from hansa.runs.launch import IfExists, PlannedRun, factory_of, open_run, plan_reusable_runs, plan_runs
 from hansa.runs.options import Callback, PythonRun, Record
+from hansa.runs.record import ClientRecord
 from hansa.runs.search import Search
 from hansa.runs.seed_group import SeedGroupFolder, expand_seeds
 from hansa.runs.store import DamagedFileError, RamStore

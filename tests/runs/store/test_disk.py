@@ -11,7 +11,10 @@ import torch
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.runs.store import DamagedFileError, DiskStore, RamStore, io
+from hansa.runs.store.database import DATABASE, ROWS
 from torture.disks import Counting, Failing, Hasty, Stingy
+
+LARGE = 20_000
 
 
 @pytest.fixture(autouse=True)
@@ -24,87 +27,71 @@ def row(*path: int | str, size: int = 200) -> torch.Tensor:
     return torch.from_numpy(Key(8).child(*path).numpy().normal(size=size))
 
 
-def rows_size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in (folder / "rows").iterdir())
-
-
-def test_what_was_committed_is_there_after_reopening(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [200, LARGE])
+def test_what_was_committed_is_there_after_reopening(tmp_path: Path, size: int) -> None:
     with DiskStore(tmp_path) as store:
-        store.commit(0, {1: {"a": row(1)}, 2: {"a": row(2), "b": torch.tensor([3])}})
+        store.commit(0, {1: {"a": row(1, size=size)}, 2: {"a": row(2, size=size), "b": torch.tensor([3])}})
         digest = store.digest()
     with DiskStore.open(tmp_path) as store:
         assert (store.generation, store.digest(), store.verify()) == (1, digest, 3)
-        assert torch.equal(store.read(2)["a"], row(2))
+        assert torch.equal(store.read(2)["a"], row(2, size=size))
 
 
 def test_only_rows_that_changed_are_written(tmp_path: Path) -> None:
     with DiskStore(tmp_path) as store:
-        store.commit(0, {client: {"a": row(client)} for client in range(10)})
-        size = rows_size(tmp_path)
+        store.commit(0, {client: {"a": row(client, size=LARGE)} for client in range(10)})
+        size = (tmp_path / ROWS).stat().st_size
         with io.use_disk(Counting()) as disk:
-            store.commit(1, {client: {"a": row(client)} for client in range(10)})
-        assert rows_size(tmp_path) == size
-        assert disk.calls.count("write") == 2  # type: ignore[attr-defined]  # the seal and the body of the round's file
-        store.commit(2, {client: {"a": row(client + (client == 4))} for client in range(10)})
-        assert rows_size(tmp_path) <= size + 4096
+            store.commit(1, {client: {"a": row(client, size=LARGE)} for client in range(10)})
+        assert (tmp_path / ROWS).stat().st_size == size
+        assert disk.calls == ["commit"]  # type: ignore[attr-defined]
+        with io.use_disk(Counting()) as disk:
+            store.commit(2, {client: {"a": row(client + (client == 4), size=LARGE)} for client in range(10)})
+        assert disk.calls == ["write", "sync", "commit"]  # type: ignore[attr-defined]
 
 
-def test_old_rows_are_collected_and_their_space_used_again(tmp_path: Path) -> None:
-    with DiskStore(tmp_path) as store:
-        for round in range(120):
-            store.commit(round, {round % 5: {"a": row(round)}})
-        assert rows_size(tmp_path) <= 6 * 4096
-        assert len(list((tmp_path / "index").iterdir())) <= 40
-        assert store.verify() == 5
-
-
-def test_kept_generations_are_opened_exactly_and_what_followed_is_given_up(tmp_path: Path) -> None:
-    digests = {}
+def test_old_rows_are_deleted_and_their_space_is_used_again(tmp_path: Path) -> None:
     with DiskStore(tmp_path) as store:
         for round in range(60):
-            store.commit(round, {(7 * round) % 10: {"a": row(round)}, 11: {"b": row("b", round)}})
-            digests[store.generation] = store.digest()
-            if store.generation % 10 == 0:
-                store.retain([*store.retained[-2:], store.generation])
-        assert store.retained == [40, 50, 60]
-        store.commit(60, {})
-    for generation in (50, 40):
-        with DiskStore.open(tmp_path, at_round=generation) as store:
-            assert store.generation == generation
-            assert store.digest() == digests[generation]
+            store.commit(round, {round % 5: {"a": row(round, size=LARGE), "b": row("b", round)}})
+        assert (tmp_path / ROWS).stat().st_size <= 6 * (8 * LARGE + 4096)
+        assert store.verify() == 10
+    assert (tmp_path / DATABASE).stat().st_size < 200_000
+
+
+def test_slots_of_several_sizes_never_overlap(tmp_path: Path) -> None:
+    draw = Key(4).numpy()
+    ram = RamStore()
+    for reopened in range(4):
+        with DiskStore(tmp_path) as store:
+            for round in range(20 * reopened, 20 * reopened + 20):
+                sizes = draw.integers(9000, 40_000, size=3)
+                rows = {
+                    int(c): {"a": row(round, int(c), size=int(n))}
+                    for c, n in zip(draw.permutation(8)[:3], sizes, strict=True)
+                }
+                for each in (store, ram):
+                    each.commit(round, rows)
+            assert store.digest() == ram.digest()
             store.verify()
+
+
+def test_staged_rows_are_written_with_the_round_or_discarded(tmp_path: Path) -> None:
     with DiskStore(tmp_path) as store:
-        assert (store.generation, store.retained) == (40, [40])
-        store.commit(40, {1: {"a": row("another")}})
-        assert torch.equal(store.read(1)["a"], row("another"))
-
-
-def test_a_generation_that_was_not_kept_is_refused_with_what_is_held(tmp_path: Path) -> None:
+        store.commit(0, {0: {"a": row(0, size=LARGE)}})
+        digest, size = store.digest(), (tmp_path / ROWS).stat().st_size
+        store.stage(1, {"a": row(1, size=LARGE)})
+        store.discard()
+        store.commit(1, {})
+        assert store.digest() == digest
+        store.stage(1, {"a": row(1, size=LARGE)})
+        store.stage(0, {"a": row(2)})
+        assert torch.equal(store.read(0)["a"], row(0, size=LARGE))
+        store.commit(2, {0: {"a": row(3)}})
     with DiskStore(tmp_path) as store:
-        for round in range(5):
-            store.commit(round, {0: {"a": row(round)}})
-            if round == 1:
-                store.retain([2])
-    for wrong in (0, 1, 3, 4, 6):
-        with pytest.raises(HansaError, match=f"cannot be opened at round {wrong}: it holds rounds 2, 5"):
-            DiskStore(tmp_path, at_round=wrong)
-
-
-def test_a_generation_is_kept_only_if_named_while_it_is_there(tmp_path: Path) -> None:
-    with DiskStore(tmp_path) as store:
-        for round in range(3):
-            store.commit(round, {0: {"a": row(round)}})
-        store.retain([1, 3, 9])
-        assert store.retained == [3]
-
-
-def test_opening_at_the_present_round_keeps_it(tmp_path: Path) -> None:
-    with DiskStore(tmp_path) as store:
-        store.commit(0, {0: {"a": row(0)}})
-    with DiskStore(tmp_path, at_round=1) as store:
-        store.commit(1, {0: {"a": row(1)}})
-    with DiskStore(tmp_path, at_round=1) as store:
-        assert torch.equal(store.read(0)["a"], row(0))
+        assert torch.equal(store.read(1)["a"], row(1, size=LARGE))
+        assert torch.equal(store.read(0)["a"], row(3))
+        assert (tmp_path / ROWS).stat().st_size < 2 * size + 4096
 
 
 def test_a_folder_serves_one_run_at_a_time(tmp_path: Path) -> None:
@@ -119,35 +106,47 @@ def test_opening_a_folder_without_a_store_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_after_a_failed_write_the_store_must_be_opened_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_after_a_failed_write_the_store_must_be_opened_again(tmp_path: Path, at: int) -> None:
     with DiskStore(tmp_path) as store:
-        store.commit(0, {0: {"a": row(0)}})
-        with io.use_disk(Failing(0, "ENOSPC")), pytest.raises(OSError, match=r"\.rows") as caught:
-            store.commit(1, {0: {"a": row(1)}})
+        store.commit(0, {0: {"a": row(0, size=LARGE)}})
+        with io.use_disk(Failing(at, "ENOSPC")), pytest.raises(OSError, match=r"run\.") as caught:
+            store.commit(1, {0: {"a": row(1, size=LARGE)}})
         assert caught.value.errno == errno.ENOSPC
-        assert torch.equal(store.read(0)["a"], row(0))
         with pytest.raises(HansaError, match="Open it again"):
             store.commit(1, {0: {"a": row(1)}})
     with DiskStore(tmp_path) as store:
+        assert torch.equal(store.read(0)["a"], row(0, size=LARGE))
         store.commit(1, {0: {"a": row(1)}})
+
+
+def test_a_disk_that_is_full_ends_the_round_and_leaves_the_one_before(tmp_path: Path) -> None:
+    with DiskStore(tmp_path) as store:
+        store.commit(0, {0: {"a": row(0)}})
+        pages = store.database.execute("PRAGMA page_count").fetchone()[0]
+        store.database.execute(f"PRAGMA max_page_count={pages + 2}")
+        with pytest.raises(OSError, match=r"run\.db") as caught:
+            store.commit(1, {client: {"a": row(client, size=1000)} for client in range(50)})
+        assert caught.value.errno == errno.ENOSPC
+    with DiskStore(tmp_path) as store:
+        assert (store.generation, store.clients()) == (1, [0])
 
 
 def test_short_writes_are_finished(tmp_path: Path) -> None:
     with io.use_disk(Stingy()), DiskStore(tmp_path) as store:
-        store.commit(0, {0: {"a": row(0)}})
-        assert torch.equal(store.read(0)["a"], row(0))
+        store.commit(0, {0: {"a": row(0, size=9000)}})
+        assert torch.equal(store.read(0)["a"], row(0, size=9000))
 
 
 @pytest.mark.parametrize("read", ["read_many", "dot", "combine"])
 def test_damage_after_a_first_good_read_is_noticed_too(tmp_path: Path, read: str) -> None:
     with DiskStore(tmp_path) as store:
-        store.commit(0, {client: {"a": row(client)} for client in range(3)})
-        arguments = {"read_many": (), "dot": (row("v")[None],), "combine": ([1.0, 1.0, 1.0],)}[read]
+        store.commit(0, {client: {"a": row(client, size=LARGE)} for client in range(3)})
+        arguments = {"read_many": (), "dot": (row("v", size=LARGE)[None],), "combine": ([1.0, 1.0, 1.0],)}[read]
         getattr(store, read)([0, 1, 2], "a", *arguments)
-        path = next((tmp_path / "rows").iterdir())
-        data = bytearray(path.read_bytes())
-        data[1600 + 100] ^= 16
-        path.write_bytes(data)
+        data = bytearray((tmp_path / ROWS).read_bytes())
+        data[len(data) // 2] ^= 16
+        (tmp_path / ROWS).write_bytes(data)
         with pytest.raises(DamagedFileError, match=r"client 1, row 'a' of round 0 is damaged: its CRC-32"):
             getattr(store, read)([0, 1, 2], "a", *arguments)
 
@@ -160,14 +159,13 @@ def test_streamed_rows_are_checked_whoever_reads_them(
     d = 40_003
     rows = {client: row(client, size=d).float() for client in range(70)}
     vectors = torch.stack([row("v", i, size=d).float() for i in range(6)])
-    ram = RamStore()
+    ram, path = RamStore(), tmp_path / ROWS
     with DiskStore(tmp_path) as store:
-        for one in (ram, store):
-            one.commit(0, {client: {"a": value} for client, value in rows.items()})
+        for each in (ram, store):
+            each.commit(0, {client: {"a": value} for client, value in rows.items()})
         clients = [5, *range(6, 70), 0]
         for _ in range(2):  # by SHA-256, then by CRC-32
             assert torch.equal(store.dot(clients, "a", vectors), ram.dot(clients, "a", vectors))
-        path = next((tmp_path / "rows").iterdir())
         data = path.read_bytes()
         path.write_bytes(data[:-9000])
         with pytest.raises(
@@ -185,42 +183,42 @@ def test_streamed_rows_are_checked_whoever_reads_them(
         assert torch.equal(store.dot(clients, "a", vectors), ram.dot(clients, "a", vectors))
 
 
-def test_a_lost_index_is_not_taken_for_a_new_store(tmp_path: Path) -> None:
+def test_small_and_large_rows_give_the_bits_of_memory(tmp_path: Path) -> None:
+    ram = RamStore()
+    with DiskStore(tmp_path) as store:
+        for name, size in (("small", 999), ("large", 40_003)):
+            rows = {client: {name: row(name, client, size=size).float()} for client in range(40)}
+            for each in (ram, store):
+                each.commit(each.generation, rows)
+            vectors = torch.stack([row("v", i, size=size).float() for i in range(3)])
+            weights = row("w", size=40).tolist()
+            assert torch.equal(store.dot(range(40), name, vectors), ram.dot(range(40), name, vectors))
+            assert torch.equal(store.combine(range(40), name, weights), ram.combine(range(40), name, weights))
+
+
+def test_a_lost_database_is_not_taken_for_a_new_store(tmp_path: Path) -> None:
+    with DiskStore(tmp_path) as store:
+        store.commit(0, {0: {"a": row(0, size=LARGE)}})
+    (tmp_path / DATABASE).unlink()
+    with pytest.raises(DamagedFileError, match=r"run\.db is missing"):
+        DiskStore(tmp_path)
+
+
+def test_a_forked_process_does_not_use_or_close_the_connection_of_its_parent(tmp_path: Path) -> None:
     with DiskStore(tmp_path) as store:
         store.commit(0, {0: {"a": row(0)}})
-    for path in (tmp_path / "index").iterdir():
-        path.unlink()
-    with pytest.raises(DamagedFileError, match="has no base file"):
-        DiskStore(tmp_path)
-
-
-def test_a_damaged_newest_round_does_not_bar_the_way_to_an_older_checkpoint(tmp_path: Path) -> None:
+        if (child := os.fork()) == 0:
+            code = 1
+            try:
+                store.commit(1, {0: {"a": row(1)}})
+            except HansaError as error:
+                code = 0 if "another process" in str(error) else 2
+            finally:
+                del store
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert (tmp_path / f"{DATABASE}-wal").exists()
+        store.commit(1, {0: {"a": row(2)}})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", DATABASE]
     with DiskStore(tmp_path) as store:
-        for round in range(4):
-            store.commit(round, {0: {"a": row(round)}})
-            if round == 1:
-                store.retain([2])
-    (tmp_path / "index" / "round-000000004.json").write_bytes(b"nonsense")
-    with pytest.raises(DamagedFileError, match="round-000000004"):
-        DiskStore(tmp_path)
-    with DiskStore(tmp_path, at_round=2) as store:
-        assert torch.equal(store.read(0)["a"], row(1))
-
-
-def test_a_round_of_another_history_is_noticed(tmp_path: Path) -> None:
-    for name, seed in (("one", 1), ("two", 2)):
-        with DiskStore(tmp_path / name) as store:
-            for round in range(3):
-                store.commit(round, {0: {"a": row(seed, round)}})
-    name = "index/round-000000002.json"
-    (tmp_path / "one" / name).write_bytes((tmp_path / "two" / name).read_bytes())
-    with pytest.raises(DamagedFileError, match=r"round-000000002\.json does not follow the round before it"):
-        DiskStore(tmp_path / "one")
-
-
-def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
-    DiskStore(tmp_path).close()
-    path = tmp_path / "index" / "base-000000000.json"
-    io.write_sealed(path, {**io.read_sealed(path), "format": 99})
-    with pytest.raises(HansaError, match="format 99; this Hansa reads format 1"):
-        DiskStore(tmp_path)
+        assert torch.equal(store.read(0)["a"], row(2))

@@ -1,4 +1,4 @@
-"""A store on disk against a dict: commits, crashes, rollbacks and reopenings in any order."""
+"""A record against a dict: rounds, checkpoints, crashes, resumes and reopenings in any order."""
 
 from __future__ import annotations
 
@@ -7,21 +7,14 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from hansa.core.keys import Key
-from hansa.runs.store import DiskStore, index, io
+from hansa.runs.record import RunRecord
+from hansa.runs.store import io
 from torture.disks import Dead, Hasty, PowerCut
 
 Model = dict[int, dict[str, torch.Tensor]]
@@ -33,89 +26,96 @@ ROWS = st.dictionaries(
 
 
 def value(name: str, number: int) -> torch.Tensor:
-    size = {"a": 3, "b": 200, "server/m": 700}[name]
+    size = {"a": 3, "b": 20_000, "server/m": 17_000 + 1000 * (number % 4)}[name]
     return torch.from_numpy(Key(number).child(name).numpy().normal(size=size)).float()
 
 
 class History(RuleBasedStateMachine):
-    """``past[g]`` is what the store held at generation g, ``said[g]`` what was kept when g was written."""
+    """``past[g]`` is what the store held at generation g; ``saved`` are the rounds with a checkpoint."""
 
     @initialize()
     def begin(self) -> None:
         self.folder = Path(tempfile.mkdtemp())
         self.past: list[Model] = [{}]
-        self.said: list[set[int]] = [set()]
-        self.kept: set[int] = set()
+        self.saved: list[int] = []
+        with io.use_disk(Hasty()):
+            RunRecord.create(self.folder).close()
         self.open()
 
-    def open(self, at_round: int | None = None) -> None:
+    def open(self) -> None:
         with io.use_disk(Hasty()):
-            self.store = DiskStore(self.folder, at_round=at_round)
+            self.record = RunRecord(self.folder, writing=True)
+            self.store = self.record.open_rows()
 
-    def after(self, rows: Model) -> Model:
+    def close(self) -> None:
+        with io.use_disk(Hasty()):
+            self.record.close()
+
+    def write(self, numbers: dict[int, dict[str, int]], save: bool) -> None:
+        rows = {client: {name: value(name, n) for name, n in named.items()} for client, named in numbers.items()}
+        round = len(self.past)
+        self.store.commit(round - 1, rows)
+        self.record.add_round({"round": round}, b"\0\0\0\0")
+        if save:
+            self.record.save_checkpoint({"x": value("b", round)}, {"round": round}, keep=3)
+        self.record.commit()
+
+    def wrote(self, numbers: dict[int, dict[str, int]], save: bool) -> None:
         new = copy.copy(self.past[-1])
-        for client, named in rows.items():
+        for client, named in numbers.items():
             if named:
-                new[client] = {**new.get(client, {}), **named}
-        return new
+                new[client] = {**new.get(client, {}), **{name: value(name, n) for name, n in named.items()}}
+        self.past.append(new)
+        self.saved = [*self.saved, len(self.past) - 1][-3:] if save else self.saved
 
-    def wrote(self, rows: Model) -> None:
-        self.past.append(self.after(rows))
-        self.said.append(set(self.kept))
-
-    @rule(numbers=ROWS)
-    def commit(self, numbers: dict[int, dict[str, int]]) -> None:
-        rows = {client: {name: value(name, n) for name, n in named.items()} for client, named in numbers.items()}
+    @rule(numbers=ROWS, save=st.booleans())
+    def close_round(self, numbers: dict[int, dict[str, int]], save: bool) -> None:
         with io.use_disk(Hasty()):
-            self.store.commit(len(self.past) - 1, rows)
-        self.wrote(rows)
+            self.write(numbers, save)
+        self.wrote(numbers, save)
 
-    @rule(numbers=ROWS, at=st.integers(0, 25), seed=st.integers(0, 1000))
-    def lose_power(self, numbers: dict[int, dict[str, int]], at: int, seed: int) -> None:
-        rows = {client: {name: value(name, n) for name, n in named.items()} for client, named in numbers.items()}
+    @rule(numbers=ROWS, save=st.booleans(), at=st.integers(0, 8), seed=st.integers(0, 1000))
+    def lose_power(self, numbers: dict[int, dict[str, int]], save: bool, at: int, seed: int) -> None:
         disk = PowerCut(at, Key(seed).numpy())
         finished = True
         with io.use_disk(disk):
             try:
-                self.store.commit(len(self.past) - 1, rows)
+                self.write(numbers, save)
             except Dead:
                 finished = False
-        self.store.close()
+        self.close()
         disk.cut()
         self.open()
         if finished or self.store.generation == len(self.past):
-            self.wrote(rows)
-        self.kept = set(self.said[-1])
-
-    @rule(data=st.data())
-    def retain(self, data: st.DataObject) -> None:
-        self.kept = data.draw(st.sets(st.sampled_from(sorted(self.kept | {len(self.past) - 1}))))
-        self.store.retain(self.kept)
+            self.wrote(numbers, save)
 
     @rule()
     def reopen(self) -> None:
-        self.store.close()
+        self.close()
         self.open()
-        self.kept = set(self.said[-1])
 
-    @precondition(lambda self: any(g < len(self.past) - 1 for g in self.said[-1]))
     @rule(data=st.data())
-    def roll_back(self, data: st.DataObject) -> None:
-        goal = data.draw(st.sampled_from(sorted(g for g in self.said[-1] if g < len(self.past) - 1)))
-        self.store.close()
-        self.open(at_round=goal)
-        self.kept = {g for g in self.said[-1] if g <= goal}
-        del self.past[goal + 1 :], self.said[goal + 1 :]
-        self.said[goal] = set(self.kept)
+    def resume(self, data: st.DataObject) -> None:
+        if not self.saved:
+            return
+        goal = data.draw(st.sampled_from(self.saved))
+        self.close()
+        with io.use_disk(Hasty()):
+            self.record = RunRecord(self.folder, writing=True)
+            assert torch.equal(self.record.load_checkpoint(goal).state["x"], value("b", goal))
+            assert [each["round"] for each in self.record.rewind(goal)] == list(range(1, goal + 1))
+            self.store = self.record.open_rows()
+        self.saved = [round for round in self.saved if round <= goal]
+        del self.past[goal + 1 :]
 
     @invariant()
     def holds_what_the_dict_holds(self) -> None:
-        if not hasattr(self, "store"):
+        if not hasattr(self, "record"):
             return
         now = self.past[-1]
-        assert self.store.generation == len(self.past) - 1
+        assert self.store.generation == len(self.past) - 1 == len(list(self.record.rounds()))
         assert self.store.clients() == sorted(now)
-        assert set(self.store.retained) == self.kept
+        assert self.record.checkpoint_rounds() == self.saved
         for client in range(5):
             mine = {name: row for name, row in now.get(client, {}).items() if not name.startswith("server/")}
             found = self.store.read(client)
@@ -125,16 +125,15 @@ class History(RuleBasedStateMachine):
                 assert torch.equal(self.store.read_many([client], "server/m")[0], now[client]["server/m"])
 
     def teardown(self) -> None:
-        if hasattr(self, "store"):
-            self.store.close()
+        if hasattr(self, "record"):
+            self.close()
             shutil.rmtree(self.folder)
 
 
-def test_a_store_is_a_dict_with_a_past(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "LOG", 2)
+def test_a_record_is_a_dict_with_a_past() -> None:
     chosen = settings(
-        max_examples=25,
-        stateful_step_count=25,
+        max_examples=20,
+        stateful_step_count=20,
         deadline=None,
         derandomize=True,
         database=None,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -95,7 +97,8 @@ def test_a_run_a_folder_and_seeds_have_it_on_their_page(tmp_path) -> None:
 
 def test_a_damaged_record_of_clients_is_named_on_the_page(tmp_path) -> None:
     hansa.run(presets.fedavg(steps=1), owned_task(5), rounds=1, out=tmp_path / "x", name="one")
-    (tmp_path / "x" / "clients.columns").write_bytes(b"HCC1" + b"\0" * 40)
+    with closing(sqlite3.connect(tmp_path / "x" / "run.db")) as other, other:
+        other.execute("UPDATE clients SET content = x'00'")
     page = report.render_page([report.ReportEntry.from_folder(tmp_path / "x")])
     assert 'id="clients"' not in page
     assert "one: clients left out" in page

@@ -18,9 +18,9 @@ import pytest
 
 import hansa
 from browser import Browser
-from hansa.runs import metrics_log
 from hansa.study.report import page
 from hansa.study.report.live import ReportServer, RunWatcher
+from recorded import add_rounds, begin_record
 
 CONFIG = "name: {name}\nrounds: 40\ndata: {{name: fashion-mini, clients: 10}}\nalgorithm: fedavg\n"
 
@@ -29,11 +29,11 @@ class GrowingRun:
     """A run folder that grows round by round."""
 
     def __init__(self, path, name):
-        self.path, self.seal, self.round = path, metrics_log.INITIAL_SEAL, 0
-        path.mkdir(parents=True)
+        self.path, self.round = path, 0
+        begin_record(path)
         (path / "config.yaml").write_text(CONFIG.format(name=name))
 
-    def grow(self, rounds=1, accuracy=0.5, cut=False):
+    def grow(self, rounds=1, accuracy=0.5):
         for _ in range(rounds):
             self.round += 1
             record = {
@@ -43,9 +43,7 @@ class GrowingRun:
                 "down_bytes": 100,
                 "seconds": 1.0,
             }
-            line, self.seal = metrics_log.seal_record(record, self.seal)
-            with open(self.path / "metrics.jsonl", "a") as file:
-                file.write(line[: len(line) // 2] if cut else line + "\n")
+            add_rounds(self.path, [record])
         return self
 
 
@@ -117,10 +115,11 @@ def test_runs_that_come_go_break_and_begin_again(tmp_path):
     assert watch.refresh()
     assert "no completed round yet" in str(watch.content["notices"])
     one.grow(2)
-    two = GrowingRun(tmp_path / "runs" / "two", "two").grow(3).grow(cut=True)
+    two = GrowingRun(tmp_path / "runs" / "two", "two").grow(3)
     assert watch.refresh()
     assert not watch.refresh()
     assert [len(run["series"][0]["test_accuracy"]) for run in watch.content["data"]["runs"]] == [2, 3]
+    (two.path / "run.db").write_bytes(b"no database")
     (two.path / "metrics.jsonl").write_text("{}\n{}\n")
     watch.refresh()
     assert "two" in str(watch.content["notices"])
@@ -135,7 +134,8 @@ def test_runs_that_come_go_break_and_begin_again(tmp_path):
 
 
 def fifo(path):
-    os.mkfifo(path / "clients.columns")
+    (path / "run.db").unlink()
+    os.mkfifo(path / "run.db")
 
 
 def sparse(path):

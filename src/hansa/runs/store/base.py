@@ -25,6 +25,8 @@ DTYPES = {
     "float16": torch.float16,
     "int64": torch.int64,
     "int32": torch.int32,
+    "int16": torch.int16,
+    "int8": torch.int8,
     "uint8": torch.uint8,
     "bool": torch.bool,
 }
@@ -68,10 +70,6 @@ class ClientStore(Protocol):
 
     def commit(self, round: int, rows: Rows) -> None:
         """Close a round: commit the staged rows and these atomically."""
-        ...
-
-    def retain(self, rounds: Iterable[int]) -> None:
-        """Keep these generations; others are removed at the next commit."""
         ...
 
     def clients(self, name: str | None = None) -> list[int]:

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from sqlite3 import Connection
 from threading import Lock
 from typing import Any, TypeAlias
 
@@ -28,7 +29,10 @@ class DamagedFileError(HansaError):
 
 
 class Disk:
-    """The system calls that change a disk. Tests replace it with `use_disk`."""
+    """The calls that change a disk. Tests replace it with `use_disk`."""
+
+    synchronous = "FULL"
+    """How SQLite waits for the disk."""
 
     def open(self, path: Path, fresh: bool = False) -> int:
         """Return a descriptor for reading and writing; the file is created if absent, truncated if ``fresh``."""
@@ -45,6 +49,14 @@ class Disk:
 
     def sync(self, file: int) -> None:
         os.fsync(file)
+
+    def commit(self, connection: Connection, path: Path) -> None:
+        """Commit a transaction of SQLite."""
+        connection.execute("COMMIT")
+
+    def settle(self, connection: Connection) -> None:
+        """Fold the log of a database into it, so that one plain file remains."""
+        connection.execute("PRAGMA journal_mode=DELETE")
 
     def close(self, file: int) -> None:
         os.close(file)
@@ -88,10 +100,11 @@ def use_disk(disk: Disk) -> Iterator[Disk]:
 class File:
     """A file held open for writes at offsets, durable after `sync`."""
 
-    def __init__(self, path: Path, fresh: bool = False) -> None:
+    def __init__(self, path: Path, fresh: bool = False, *, reading: bool = False) -> None:
         self.path = path
         with _named(path):
-            self._file = _disk.open(path, fresh)
+            flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+            self._file = os.open(path, flags) if reading else _disk.open(path, fresh)
 
     def write(self, offset: int, data: Bytes) -> None:
         """Write all of ``data``, in several calls if necessary."""
@@ -133,6 +146,22 @@ class File:
             _disk.close(file)
 
 
+def synchronous() -> str:
+    """Return how SQLite waits for the disk."""
+    return _disk.synchronous
+
+
+def commit(connection: Connection, path: Path) -> None:
+    """Commit a transaction of SQLite, durable on return if the connection is."""
+    with _named(path):
+        _disk.commit(connection, path)
+
+
+def settle(connection: Connection) -> None:
+    """Fold the log of a database into it, if no reader prevents that."""
+    _disk.settle(connection)
+
+
 def write_file(path: Path, *chunks: Bytes) -> None:
     """Replace a file by ``chunks`` atomically; durable on return."""
     aside = path.with_name(path.name + TEMPORARY_SUFFIX)
@@ -162,29 +191,13 @@ def rename(source: Path, target: Path) -> None:
         _disk.sync_folder(target.parent)
 
 
-def append(path: Path, data: Bytes, *, sync: bool = True) -> None:
-    """Append to a file; durable on return, or with ``sync=False`` after `sync_file`. A crash may truncate the last
-    append."""
-    created = sync and not path.exists()
+def append(path: Path, data: Bytes) -> None:
+    """Append to a file. It is not durable: a crash may truncate it."""
     file = File(path)
     try:
         file.write(file.size(), data)
-        if sync:
-            file.sync()
     finally:
         file.close()
-    if created:
-        sync_folder(path.parent)
-
-
-def sync_file(path: Path) -> None:
-    """Make a file and its name durable."""
-    file = File(path)
-    try:
-        file.sync()
-    finally:
-        file.close()
-    sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -70,9 +70,6 @@ class RamStore:
             if named:
                 self._rows[client] = {**self._rows.get(client, {}), **named}
         self._staged, self._generation = {}, round + 1
-
-    def retain(self, rounds: Iterable[int]) -> None:
-        """Do nothing: older generations are not kept in memory."""
 
     def clients(self, name: str | None = None) -> list[int]:
         return sorted(client for client, rows in self._rows.items() if name is None or name in rows)

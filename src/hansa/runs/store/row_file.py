@@ -1,14 +1,14 @@
-"""Row data on disk, in files of equal-sized slots. A row never overwrites one that a kept generation needs."""
+"""The file of large rows: slots that the database points into. A slot is used again only when nothing needs its row."""
 
 from __future__ import annotations
 
+import bisect
 import hashlib
-import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,105 +17,100 @@ from hansa.core.vectors import allocator
 from hansa.core.vectors.fingerprint import checksum
 from hansa.core.vectors.inner_products import ShortRowError, StreamedInnerProducts
 from hansa.runs.store import io
-from hansa.runs.store.base import DTYPES, dtype_name, hash_header, row_bytes
+from hansa.runs.store.base import DTYPES, hash_header, row_bytes
 from hansa.runs.store.io import DamagedFileError
 
 PIECE = 1 << 17  # bytes read at a time, checked and multiplied while in cache
 SPAN = 1 << 20  # entries of a row between two checks of ``stop``
+_PAGE = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class RowEntry:
-    """The slot of a row and its checksums; ``born`` is the generation that wrote it."""
+class RowEntry(NamedTuple):
+    """A row of the database, its checksums, and its place in the row file if it is kept there; ``born`` is the
+    generation that wrote it."""
 
+    id: int
+    kind: str
     client: int
     name: str
     born: int
     dtype: str
     shape: tuple[int, ...]
-    slot: int
-    sha: str
+    place: int | None
     crc: int
+    sha: bytes
 
     @property
-    def count(self) -> int:
+    def length(self) -> int:
         return torch.Size(self.shape).numel()
 
     @property
     def nbytes(self) -> int:
-        return self.count * DTYPES[self.dtype].itemsize
-
-    @property
-    def stride(self) -> int:
-        """The size of its slot, one of a few size classes, so that equal models share one file."""
-        unit = 64 if self.nbytes <= 4096 else 4096
-        return max(1, -(-self.nbytes // unit)) * unit
-
-    def to_json(self) -> list[object]:
-        return [self.client, self.name, self.born, self.dtype, list(self.shape), self.slot, self.sha, self.crc]
-
-    @classmethod
-    def from_json(cls, fields: list[object]) -> RowEntry:
-        client, name, born, dtype, shape, slot, sha, crc = fields
-        return cls(client, name, born, dtype, tuple(shape), slot, sha, crc)  # type: ignore[arg-type]
+        return self.length * DTYPES[self.dtype].itemsize
 
     def __str__(self) -> str:
-        return f"client {self.client}, row {self.name!r} of round {self.born - 1}"
+        if self.kind == "client":
+            return f"client {self.client}, row {self.name!r} of round {self.born - 1}"
+        return f"{self.kind} {self.client}, {self.name!r}"
 
 
 class RowFile:
-    """The slot files of a store, with their used and free slots."""
+    """The slots of the row file, used and free."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._files: dict[int, io.File] = {}
-        self._free: dict[int, list[int]] = {}
-        self._next: dict[int, int] = {}
-        self._touched: set[int] = set()
-        self._proven: set[RowEntry] = set()
+    def __init__(self, path: Path, *, writing: bool) -> None:
+        self.path, self._writing = path, writing
+        self._file: io.File | None = None
+        self._gaps: list[tuple[int, int]] = []  # (place, length), in order and never adjacent
+        self._end = 0
+        self._freed: list[tuple[int, int]] = []
+        self._unsynced = False
+        self._proven: set[tuple[int, bytes]] = set()
         self._opening = Lock()
 
-    def reserve(self, entries: list[RowEntry]) -> None:
-        """Mark these slots as used and every other slot below the highest as free."""
-        taken: dict[int, set[int]] = {}
-        for entry in entries:
-            taken.setdefault(entry.stride, set()).add(entry.slot)
-        self._next = {stride: max(slots) + 1 for stride, slots in taken.items()}
-        # ascending lists are heaps already
-        self._free = {
-            stride: [slot for slot in range(self._next[stride]) if slot not in slots] for stride, slots in taken.items()
-        }
+    def reserve(self, used: Iterable[tuple[int, int]]) -> None:
+        """Mark these places of these sizes as used, and everything between them as free."""
+        self._gaps, self._end = [], 0
+        for place, size in sorted(used):
+            if place > self._end:
+                self._gaps.append((self._end, place - self._end))
+            self._end = max(self._end, place + _slot(size))
 
-    def put(self, client: int, name: str, born: int, row: Tensor, sha: str) -> RowEntry:
-        """Write a row into the lowest free slot."""
-        data = row_bytes(row)
-        entry = RowEntry(client, name, born, dtype_name(row.dtype), tuple(row.shape), 0, sha, checksum(data))
-        stride = entry.stride
-        free = self._free.setdefault(stride, [])
-        if free:
-            slot = heapq.heappop(free)
+    def put(self, data: memoryview) -> int:
+        """Write a row into the first gap that is large enough, or at the end; return its place."""
+        size = _slot(len(data))
+        for index, (place, length) in enumerate(self._gaps):
+            if length >= size:
+                self._gaps[index : index + 1] = [(place + size, length - size)] if length > size else []
+                break
         else:
-            slot = self._next.get(stride, 0)
-            self._next[stride] = slot + 1
-        self._file(stride, make=True).write(slot * stride, data)
-        self._touched.add(stride)
-        return RowEntry(client, name, born, entry.dtype, entry.shape, slot, sha, entry.crc)
+            place, self._end = self._end, self._end + size
+        self._open().write(place, data)
+        self._unsynced = True
+        return place
 
-    def free(self, entry: RowEntry) -> None:
-        """Release a slot for later rows."""
-        heapq.heappush(self._free.setdefault(entry.stride, []), entry.slot)
-        self._proven.discard(entry)
+    def release_freed(self) -> None:
+        """Let later rows use the slots that were freed, after the transaction that freed them."""
+        for place, length in self._freed:
+            index = bisect.bisect(self._gaps, (place, length))
+            if index < len(self._gaps) and self._gaps[index][0] == place + length:
+                length += self._gaps.pop(index)[1]
+            if index and sum(self._gaps[index - 1]) == place:
+                place, before = self._gaps.pop(index - 1)
+                index, length = index - 1, length + before
+            self._gaps.insert(index, (place, length))
+        self._freed = []
 
     def sync(self) -> None:
         """Make every row written since the last sync durable."""
-        for stride in sorted(self._touched):
-            self._files[stride].sync()
-        self._touched.clear()
+        if self._unsynced and self._file is not None:
+            self._file.sync()
+        self._unsynced = False
 
     def get(self, entry: RowEntry, into: Tensor | None = None, *, quick: bool = False) -> Tensor:
         """Read a row, checked by SHA-256; with ``quick`` by CRC-32 if its SHA-256 has been checked before."""
-        flat = torch.empty(entry.count, dtype=DTYPES[entry.dtype]) if into is None else into
-        view, row = row_bytes(flat), _RowReader(self, entry, quick)
+        row = _RowReader(self, entry, quick)
+        flat = torch.empty(entry.length, dtype=DTYPES[entry.dtype]) if into is None else into
+        view = row_bytes(flat)
         for start in range(0, entry.nbytes, PIECE):
             row.read(view[start : start + PIECE])
         row.close()
@@ -137,38 +132,51 @@ class RowFile:
         return products.total()
 
     def close(self) -> None:
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        """Close the file. It can still be read."""
+        if self._file is not None:
+            self._file.close()
+        self._file, self._writing = None, False
 
     def is_verified(self, entry: RowEntry) -> bool:
         """Return whether the row's SHA-256 has been checked."""
-        return entry in self._proven
+        return (entry.id, entry.sha) in self._proven
 
     def mark_verified(self, entry: RowEntry) -> None:
-        self._proven.add(entry)
+        self._proven.add((entry.id, entry.sha))
+
+    def forget(self, entry: RowEntry) -> None:
+        """Free the slot of a deleted row, if it has one, at the next `release_freed`."""
+        self._proven.discard((entry.id, entry.sha))
+        if entry.place is not None:
+            self._freed.append((entry.place, _slot(entry.nbytes)))
 
     def file_of(self, entry: RowEntry) -> io.File:
-        """Return the open file of a row."""
-        path = self._path(entry.stride)
-        if not path.exists():
+        """Return the open file of a row, which must reach to its end."""
+        if self._file is None and not self.path.exists():
             raise DamagedFileError(
-                f"{entry}: its file {path} is missing. Restore it, or start from another checkpoint."
+                f"{entry}: its file {self.path} is missing. Restore it, or start from another checkpoint."
             )
-        return self._file(entry.stride)
+        file, end = self._open(), (entry.place or 0) + entry.nbytes
+        if end > (size := file.size()):
+            raise DamagedFileError(
+                f"{entry} is damaged: the file ends after {max(0, size - end + entry.nbytes)} of {entry.nbytes} bytes "
+                f"({self.path}). Restore the file, or start from another checkpoint."
+            )
+        return file
 
-    def _path(self, stride: int) -> Path:
-        return self.folder / f"{stride}.rows"
-
-    def _file(self, stride: int, *, make: bool = False) -> io.File:
+    def _open(self) -> io.File:
         with self._opening:
-            if stride not in self._files:
-                path = self._path(stride)
-                created = make and not path.exists()
-                self._files[stride] = io.File(path)
+            if self._file is None:
+                created = self._writing and not self.path.exists()
+                self._file = io.File(self.path, reading=not self._writing)
                 if created:
-                    io.sync_folder(self.folder)
-            return self._files[stride]
+                    io.sync_folder(self.path.parent)
+            return self._file
+
+
+def _slot(size: int) -> int:
+    """Return the size of the slot of a row."""
+    return max(1, -(-size // _PAGE)) * _PAGE
 
 
 class _RowReader:
@@ -176,7 +184,7 @@ class _RowReader:
 
     def __init__(self, rows: RowFile, entry: RowEntry, quick: bool) -> None:
         self.file = rows.file_of(entry)
-        self.offset = entry.slot * entry.stride  # of the next byte
+        self.offset = self._start = entry.place or 0  # of the next byte
         self.crc = 0
         self._rows, self._entry = rows, entry
         self._sha = None if quick and rows.is_verified(entry) else hashlib.sha256(hash_header(entry.dtype, entry.shape))
@@ -199,7 +207,7 @@ class _RowReader:
 
     def close(self) -> None:
         """Check the row that was read."""
-        if self._sha is not None and self._sha.hexdigest() != self._entry.sha:
+        if self._sha is not None and self._sha.digest() != self._entry.sha:
             raise self._damaged("its SHA-256 does not match")
         if self._sha is None and self.crc != self._entry.crc:
             raise self._damaged("its CRC-32 does not match")
@@ -207,14 +215,13 @@ class _RowReader:
 
     def short(self, length: int) -> DamagedFileError:
         """Return the error for a file that ends early."""
-        done = self.offset - self._entry.slot * self._entry.stride + length
+        done = self.offset - self._start + length
         return self._damaged(f"the file ends after {done} of {self._entry.nbytes} bytes")
 
     def _damaged(self, why: str) -> DamagedFileError:
-        start = self._entry.slot * self._entry.stride
         return DamagedFileError(
-            f"{self._entry} is damaged: {why} ({self.file.path}, bytes {start} to {start + self._entry.nbytes}). "
-            "Restore the file, or start from another checkpoint."
+            f"{self._entry} is damaged: {why} ({self.file.path}, bytes {self._start} to "
+            f"{self._start + self._entry.nbytes}). Restore the file, or start from another checkpoint."
         )
 
 
