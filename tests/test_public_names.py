@@ -28,6 +28,27 @@ CHANGED: dict[str, str] = {
     "hansa.data.TableEncoding": "counts of missing, otherwise spelled and unknown cells",
     "hansa.data.download": "pooch pauses between attempts: no pause=",
     "hansa.Task": "execution= replaces native, batch_clients and compile; reduction= and ignored= are new",
+    "hansa.Task": "execution= replaces native, batch_clients and compile",
+    **dict.fromkeys(
+        [
+            f"hansa.gossip.{name}"
+            for name in (
+                "AfgaTheorem",
+                "Change",
+                "Corollary",
+                "ParameterOrders",
+                "afga_theorem",
+                "corollary",
+                "drift",
+                "suggest_changes",
+            )
+        ],
+        "hansa.theory, hansa topology and hansa.study.theorems have the theorems",
+    ),
+    "hansa.gossip.svg": "gossip.draw draws by networkx",
+    "hansa.gossip.text": "gossip.draw draws by networkx",
+    "hansa.gossip.describe": "returns numbers; hansa topology adds the theorems' conditions",
+    "hansa.gossip.Description": "gossip.describe returns plain numbers",
     "hansa.sklearn": "examples/sklearn_sites.py has an estimator in forty lines",
     "hansa.data.schema_from_sklearn": "examples/sklearn_schema.py makes a schema of a fitted ColumnTransformer",
 }

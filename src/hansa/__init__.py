@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hansa.runs.search import search_range
     from hansa.study import compare, resume, run, run_config, search
     from hansa.study.report.results import Comparison, Runs
-    from hansa.study.theory.report import theory
+    from hansa.study.theory import theory
     from hansa.training import Task, augment, losses, metrics, models
     from hansa.training.metric_direction import higher, lower
 

@@ -16,16 +16,28 @@ from torch import nn
 
 import hansa
 from hansa.core.errors import HansaError
-from hansa.gossip import by_cluster, clipped, complete, ring
-from hansa.study.theory import (
-    AdaptiveBound,
-    AwareBound,
-    ClusteredBound,
-    ProblemConstants,
-    ResampledBound,
-    adaptive_orders,
-    estimate_constants,
+from hansa.gossip import (
+    by_cluster,
+    clipped,
+    cluster_rho,
+    complete,
+    exponential,
+    hypercube,
+    ring,
+    unbalanced_complete,
 )
+from hansa.study.theorems import (
+    ProblemConstants,
+    TheorySetting,
+    adaptive_bound,
+    aware_bound,
+    clustered_bound,
+    clustered_limits,
+    resampled_bound,
+    theorem_results,
+    topology_results,
+)
+from hansa.study.theory import estimate_constants, recorded_values
 from oracle import theory as oracle
 
 positive = st.floats(0.01, 10.0)
@@ -64,11 +76,16 @@ def test_fedams_and_fedcams_are_the_papers(
         )
     else:
         want = oracle.cams_full(5, m, 100, **common) if n == m else oracle.cams_partial(5, m, n, 100, **common)
-    found = AdaptiveBound(
-        clients=m, participants=n, steps=5, rounds=100, server_lr=rates["eta"], local_lr=rates["eta_l"], b1=rates["b1"],
-        b2=rates["b2"], eps=rates["eps"], problem=p, compressed=compressed, q=q, gamma=gamma,
+    setting = TheorySetting(
+        family="adaptive", clients=m, participants=n, steps=(5,) * m, rounds=100, server_lr=rates["eta"], q=q,
+        local_lr=rates["eta_l"], b1=rates["b1"], b2=rates["b2"], eps=rates["eps"], gamma=gamma,
+        compressor="sign()" if compressed else "",
     )  # fmt: skip
-    assert (found.local_lr_limit, found.psi, found.phi, found.bound) == pytest.approx(want, rel=1e-9)
+    found = adaptive_bound(setting, p)
+    assert [found[name] for name in ("largest eta_l", "Psi", "Phi", "bound")] == pytest.approx(list(want), rel=1e-9)
+    (bound,) = (result for result in theorem_results(setting, p) if result.values)
+    number = ("4.18" if n == m else "B.2") if compressed else "4.4" if n == m else "4.9"
+    assert (bound.name, bound.values) == (f"[CAMS] Theorem {number}", found)
 
 
 @settings(max_examples=60, deadline=None)
@@ -79,32 +96,37 @@ def test_ha_fed_is_the_papers(p: ProblemConstants, rates: Any, K: int, n: int, t
         K, n, m, rho, tau, 100, **rates, L=p.L, G=p.G, s=p.sigma_l, within=p.sigma_within, between=p.sigma_between,
         gap=p.gap, d=p.d,
     )  # fmt: skip
-    found = ClusteredBound(
-        clusters=K, size=n, reporters=m, rho=rho, steps=tau, rounds=100, server_lr=rates["eta"],
-        local_lr=rates["eta_l"], b1=rates["b1"], b2=rates["b2"], eps=rates["eps"], problem=p,
+    setting = TheorySetting(
+        clients=K * n, participants=K * m, sizes=(n,) * K, reporters=(m,) * K, cluster_rho=(rho,) * K,
+        steps=(tau,) * K * n, rounds=100, server_lr=rates["eta"], local_lr=rates["eta_l"], b1=rates["b1"],
+        b2=rates["b2"], eps=rates["eps"],
     )  # fmt: skip
-    assert list(found.local_lr_limits(rates["eta_l"]).values()) == pytest.approx(limits, rel=1e-9)
-    assert (found.psi, found.phi_1, found.phi_2, found.phi_3, found.phi_4, found.bound) == pytest.approx(
-        (psi, *phis, bound), rel=1e-9
-    )
-    largest = found.local_lr_limit
-    assert largest <= min(found.local_lr_limits(largest).values())
-    assert largest * 1.001 > min(found.local_lr_limits(largest * 1.001).values())
+    found = clustered_bound(setting, p)
+    assert clustered_limits(setting, p, rates["eta_l"]) == pytest.approx(tuple(limits), rel=1e-9)
+    names = ("Psi", "Phi_1", "Phi_2", "Phi_3", "Phi_4", "bound")
+    assert [found[name] for name in names] == pytest.approx([psi, *phis, bound], rel=1e-9)
+    largest = found["largest eta_l"]
+    assert largest <= min(clustered_limits(setting, p, largest))
+    assert largest * 1.001 > min(clustered_limits(setting, p, largest * 1.001))
 
 
 @settings(max_examples=40, deadline=None)
 @given(problems(), st.integers(1, 6), st.integers(1, 9), st.integers(1, 50), rhos)
 def test_afga_is_the_papers(p: ProblemConstants, K: int, m: int, I: int, rho: float) -> None:  # noqa: E741
-    found = ResampledBound(clusters=K, reporters=m, rho=rho, steps=I, rounds=100, problem=p)
+    setting = TheorySetting(
+        clients=9 * K, participants=m * K, sizes=(9,) * K, reporters=(m,) * K, cluster_rho=(rho,) * K,
+        steps=(I,) * 9 * K, rounds=100,
+    )  # fmt: skip
+    first, later = resampled_bound(setting, p).values()
     if K > 1:
         variances = p.sigma_within, p.sigma_between
     else:
         variances = p.sigma_g, 0.0
     leading, second = oracle.afga(K, m, rho, I, 100, p.L, p.G, p.sigma_l, *variances, p.gap)
-    assert found.second == pytest.approx(second)
+    assert later == pytest.approx(second)
     if K == 1:  # equation (3) counts the noise once, (36) twice: the same order
         leading -= p.L * p.sigma_l**2 / math.sqrt(100 * I * m)
-    assert found.leading == pytest.approx(leading)
+    assert first == pytest.approx(leading)
 
 
 @settings(max_examples=40, deadline=None)
@@ -116,32 +138,89 @@ def test_aware_is_the_papers(p: ProblemConstants, steps: list[int], data: Any, l
     found = (raw / raw.sum()).tolist()
     p = ProblemConstants(**p.known(), zeta=zeta, gradient_norm=0.7, gradient_scale=1.3)
     chi2 = math.fsum((f * n) ** 2 for f in found)
-    bound = AwareBound(
-        steps=steps, weights=[1 / n] * n, local_lr=lr, alpha=0.5, participation=0.2, problem=p, chi_square=chi2,
-        chi=float(n), diversity=1.7,
+    setting = TheorySetting(
+        clients=n, participants=n, steps=tuple(steps), weights=(1 / n,) * n, local_lr=lr, alpha=0.5, chi_square=chi2,
+        diversity=1.7,
     )  # fmt: skip
+    bound = aware_bound(setting, p)
     hetero, drift, gap, rho, stationary, factors = oracle.aware(
-        steps, [1 / n] * n, found, lr, 0.5, 0.2, p.L, p.sigma_l, p.sigma_g, zeta, 0.7, 1.3, 1.7
+        steps, [1 / n] * n, found, lr, 0.5, 1.0, p.L, p.sigma_l, p.sigma_g, zeta, 0.7, 1.3, 1.7
     )
-    assert (bound.phi_hetero, bound.drift, bound.momentum_gap) == pytest.approx((hetero, drift, gap))
-    assert bound.rho_t == pytest.approx(rho, rel=1e-6, abs=1e-6)
+    assert (bound["Phi_Hetero"], bound["drift"], bound["momentum gap"]) == pytest.approx((hetero, drift, gap))
+    assert bound["rho^t"] == pytest.approx(rho, rel=1e-6, abs=1e-6)
     if rho > 1e-3:
-        assert bound.stationary_bound == pytest.approx(stationary, rel=1e-4)
+        assert bound["bound without vanishing terms"] == pytest.approx(stationary, rel=1e-4)
     elif rho < 0:
-        assert math.isinf(bound.stationary_bound)
-    assert bound.surrogate_bound(2.0) == pytest.approx(factors[0] * p.sigma_g**2 + factors[1] * 2.0, abs=1e-6)
+        assert math.isinf(bound["bound without vanishing terms"])
+    want = factors[0] * p.sigma_g**2 + factors[1] * 0.7**2
+    assert bound["bound at this model"] == pytest.approx(want, abs=1e-6)
 
 
 def test_orders_of_the_corollaries() -> None:
-    name, orders = adaptive_orders(10, 10, 4, 400)  # type: ignore[misc]
-    assert (name, orders.least_rounds, orders.enough(400)) == ("Corollary 4.6", 40, True)
-    assert (orders.server_scale, orders.local_scale) == pytest.approx((math.sqrt(40), 1 / 80))
-    assert orders.rate_scale == pytest.approx(1 / math.sqrt(16000))
-    _, sent = adaptive_orders(10, 10, 4, 400, q=0.75, compressed=True)  # type: ignore[misc]
-    assert sent.rate_scale == pytest.approx(4 * orders.rate_scale)
-    name, some = adaptive_orders(100, 10, 4, 400)  # type: ignore[misc]
-    assert (name, some.rate_scale) == ("Corollary 4.11", pytest.approx(math.sqrt(4 / 4000)))
-    assert adaptive_orders(100, 10, 4, 400, q=0.5, compressed=True) is None
+    def orders(name: str, **facts: Any) -> tuple[list[float], list[bool | None]]:
+        setting = TheorySetting(family="adaptive", steps=(4,) * facts["clients"], rounds=400, **facts)
+        (row,) = (row for row in theorem_results(setting, ProblemConstants()) if row.name == f"[CAMS] Corollary {name}")
+        return [inside for _, inside in row.orders.values()], list(row.conditions.values())
+
+    plain, enough = orders("4.6", clients=10, participants=10)
+    assert plain == pytest.approx([math.sqrt(40), 1 / 80, 1 / math.sqrt(16000)])
+    assert enough == [True]
+    sent, _ = orders("4.20", clients=10, participants=10, q=0.75, compressor="sign()")
+    assert sent[2] == pytest.approx(4 * plain[2])
+    some, _ = orders("4.11", clients=100, participants=10)
+    assert some[2] == pytest.approx(math.sqrt(4 / 4000))
+    both = TheorySetting(family="adaptive", clients=100, participants=10, steps=(4,) * 100, compressor="sign()")
+    assert not any("Corollary" in row.name for row in theorem_results(both, ProblemConstants()))
+
+
+def check_topology(sizes: list[int], m: int, graph: Any = None, **known: Any) -> list[Any]:
+    rates = cluster_rho(graph or ring(), sizes)
+    return topology_results(sizes, [m] * len(sizes), rates, known.get("steps"), known.get("rounds"))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "m", "graph", "dense", "few"),
+    [
+        ([8] * 4, 2, ring(), False, True),  # rho 0.805 > 1/(2 sqrt 6)
+        ([8] * 4, 2, unbalanced_complete(seed=30, spread=0.35), True, True),  # rho 0.125
+        ([8] * 4, 8, ring(), True, True),  # m = n leaves rho free
+        ([8] * 8, 8, ring(), True, False),
+        ([5] * 2, 1, exponential(), True, True),  # rho 1/4 = 1/(2 sqrt 4), met exactly
+    ],
+)
+def test_the_conditions_on_topologies_are_those_printed(
+    sizes: list[int], m: int, graph: Any, dense: bool, few: bool
+) -> None:
+    corollary, _ = check_topology(sizes, m, graph)
+    assert list(corollary.conditions.values()) == [dense, few, None]
+    n, rate = sizes[0], max(cluster_rho(graph, sizes))
+    assert dense == (m == n or 2 * rate * math.sqrt(n - m) <= 1 + 1e-9)
+
+
+def test_the_afga_theorems_as_printed() -> None:
+    """rho <= M/(M+N) over all clients, rho_max <= m/(m+n) over clusters, the tightest where sizes differ."""
+    _, one = check_topology([50], 5)
+    assert one.name == "[AFGA] Theorem 4.6"
+    assert one.conditions == {"rho_max = 0.9947 <= M/(M + N) = 0.09091": False, "R >= I M": None}
+    _, uneven = check_topology([4, 16], 2, complete())
+    assert uneven.name == "[AFGA] Theorem D.3"
+    assert "rho_max = 0 <= m/(m + n) = 0.1111" in uneven.conditions
+    _, exact = check_topology([4], 2, hypercube())
+    assert exact.conditions["rho_max = 0.3333 <= M/(M + N) = 0.3333"] is True
+
+
+def test_rates_of_topologies_scale_as_the_theorems_say() -> None:
+    once, four_times = (check_topology([8] * 4, 2, complete(), steps=steps, rounds=1000) for steps in (12, 48))
+    for place, factors in ((0, (2, 1 / 2, 1 / 2)), (1, (2, 1 / 4, 1 / 2))):
+        for (_, few), (_, many), factor in zip(
+            once[place].orders.values(), four_times[place].orders.values(), factors, strict=True
+        ):
+            assert many == pytest.approx(factor * few)
+    assert once[1].orders["server rate"][1] == pytest.approx(8 * math.sqrt(12 / 2))
+    for rounds, enough in ((96, False), (97, True)):
+        assert check_topology([8] * 4, 2, complete(), steps=12, rounds=rounds)[0].conditions[
+            f"T = {rounds} > tau M = 96"
+        ] is enough  # fmt: skip
 
 
 def draw_least_squares(sizes: tuple[int, ...]) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
@@ -227,7 +306,7 @@ def test_a_report_of_each_family_with_estimated_constants_knows_every_value() ->
     assert clustered.setting.rho_max == pytest.approx(1 / 3)
     assert clustered["Corollary 5.11"].conditions["K = 2 < n = 4"] is True
     resampled = hansa.theory(hansa.presets.afga(participation=0.25, steps=4), task, rounds=50, estimate=True)
-    assert resampled["Theorem 4.6"].orders is not None
+    assert resampled["Theorem 4.6"].orders["rate"][0] == "O(1/sqrt(R I M))"
     measured = {"chi_square": 9.0, "surrogate_diversity": 3.0}
     aware = hansa.theory(hansa.presets.fedaware(steps=4), task, rounds=50, estimate=True, measured=measured)
     assert aware["Theorem 4.2"].values["factor of sigma_g^2"] == pytest.approx(2 * (9 - 8))
@@ -307,7 +386,7 @@ def test_the_command_reads_files_presets_and_runs_and_estimates(tmp_path: Path) 
     plain = called(str(tmp_path / "run.yaml"))
     assert plain.exit_code == 0, plain.output
     assert "[CAMS] Corollary 4.20" in plain.output
-    assert "T >= K m = 12: does not hold" in plain.output
+    assert "T = 3 >= K m = 12: does not hold" in plain.output
     estimated = json.loads(called(str(tmp_path / "run.yaml"), "--estimate", "--json").output)
     assert estimated["estimated"] is True
     assert estimated["setting"]["clients"] == 6
@@ -316,18 +395,17 @@ def test_the_command_reads_files_presets_and_runs_and_estimates(tmp_path: Path) 
     given = called("--preset", "fedams", "--set", "local.steps=5", "--constant", "L=10", "--constant", "G=2", "--json")
     assert json.loads(given.output)["theorems"][1]["values"]["largest eta_l"] > 0
     own = called("ha_fed", "--clients", "30", "--set", "gossip.clusters=3", "--set", "gossip.topology=complete")
-    assert "rho_max = 0.000 <= 1/(2 sqrt(n - m)) = 0.177: holds" in own.output
+    assert "rho_max = 0 <= 1/(2 sqrt(n - m)) = 0.1768: holds" in own.output
 
 
 def test_a_run_adds_what_it_measured(tmp_path: Path) -> None:
     task = hansa.training.quadratic(torch.eye(3).expand(4, 3, 3), torch.arange(12.0).view(4, 3))
-    from hansa.cli.theory import _measured
     from hansa.runs.folder import RunFolder
 
     method = hansa.presets.fedcams(steps=2)
     hansa.run(method, task, rounds=3, out=tmp_path / "run", measures=[hansa.measures.compression], workers=1)
-    measured = _measured(RunFolder(tmp_path / "run"))
     history = RunFolder(tmp_path / "run").history
+    measured = recorded_values(history)
     assert measured["q"] == max(record["q"] for record in history)
     assert measured["gamma"] == max(record["gamma"] for record in history)
     refused = called(str(tmp_path / "run"))

@@ -269,29 +269,40 @@ def topology(
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Local steps per round, for the theorems.", min=1)] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds, for the theorems.", min=1)] = None,
-    svg: Annotated[Path | None, typer.Option(help="Also write a drawing of the graph.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Also draw the graph of a cluster: .svg, .pdf or .png.", show_default=False)
+    ] = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Describe a gossip graph: how fast it averages and what it costs."""
+    """Describe a gossip graph: how fast it averages, what it costs, and whether the theorems' conditions hold."""
     from hansa import gossip
+    from hansa.gossip.activity import count_of
+    from hansa.study.theorems import topology_results
 
+    if reporters is not None and participation is not None:
+        raise HansaError(f"--reporters {reporters}, --participation {participation}: expected one of the two.")
     graph = _find_topology(name, options or [], target_rho, clients, clusters)
-    description = gossip.describe(
-        graph,
-        clients,
-        clusters,
-        reporters=reporters,
-        participation=participation,
-        dim=parameters,
-        steps=steps,
-        rounds=rounds,
-    )
-    if svg is not None:
-        svg.write_text(gossip.svg(graph.sparse(max(description.sizes))), encoding="utf-8")
+    described = gossip.describe(graph, clients, clusters, dim=parameters)
+    requested = reporters if reporters is not None else 1.0 if participation is None else participation
+    sizes = described["cluster_sizes"]
+    counts = [count_of("topology", "reporters", requested, n) for n in sizes]
+    results = topology_results(sizes, counts, described["cluster_rho"], steps, rounds)
+    if figure is not None:
+        if figure.suffix not in (".svg", ".pdf", ".png"):
+            raise HansaError(f"--figure {figure}: expected a name that ends in .svg, .pdf or .png.")
+        gossip.draw(graph.sparse(max(sizes))).figure.savefig(figure)
+    described["reporters"] = counts
     if as_json:
-        out().print_json(json.dumps(description.record()))
-    else:
-        out().print(description)
+        out().print_json(json.dumps({**described, "theorems": [result.record() for result in results]}))
+        return
+    table = Table.grid(padding=(0, 2))
+    for heading, value in described.items():
+        numbers = sorted(set(value)) if isinstance(value, list) else [value]
+        texts = (f"{each:.3f}" if isinstance(each, float) else str(each) for each in numbers)
+        table.add_row(heading.replace("_", " "), escape(", ".join(texts)))
+    for heading, text in (line for result in results for line in result.lines()):
+        table.add_row(escape(heading), text)
+    out().print(table)
 
 
 def _find_topology(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -41,12 +40,7 @@ def theory(
     ] = None,
     estimate: Annotated[
         bool,
-        opt.option(
-            CONSTANTS,
-            "--estimate",
-            help="Estimate the constants at the first model. Loads the data and the model, and the code that the file "
-            "names.",
-        ),
+        opt.option(CONSTANTS, "--estimate", help="Measure them at the first model, with the code that the file names."),
     ] = False,
     trust: opt.Trust = False,
     as_json: opt.AsJson = False,
@@ -57,28 +51,28 @@ def theory(
     bounds: FedAMS, FedAMSGrad and FedCAMS (q, gamma), HA-Fed (rho), AFGA and CAFGA, FedAWARE (chi^2, Phi_Hetero). A run
     folder adds what the run measured. Orders have no constants: only their ratios mean something.
     """
-    from hansa.config import build_algorithm, code_names
+    from hansa.config import build, build_algorithm, code_names
     from hansa.config.registry.import_path import NOT_LOADED, allow_code
+    from hansa.study.theory import recorded_values
     from hansa.study.theory import theory as report_on
 
     with allow_code(trust=trust) if estimate else nullcontext():
         folder, config = _read(item, preset, opt.changes(sets, rounds=rounds))
-        if not estimate and (code := code_names(_method_only(config))):
+        method_only = {name: type(config).model_fields[name].default for name in ("data", "model")}
+        if not estimate and (code := code_names(config.model_copy(update=method_only))):
             raise HansaError(
                 f"{item or preset}: {NOT_LOADED}: {', '.join(code)}. Only --estimate imports code that a file names."
             )
-        measured = {} if folder is None else _measured(folder)
-        task = _build_task(config) if estimate else None
         report = report_on(
             build_algorithm(config),
-            task,
-            clients=None if estimate else _clients(config, folder, clients),
+            build.build_task(config, build.load_data(config)) if estimate else None,
+            clients=None if estimate else clients or _clients(config, folder),
             rounds=config.rounds,
             steps=steps,
             parameters=None if parameters is None else int(parameters),
-            constants=_parse_constants(constants or []),
+            constants=dict(map(_constant, constants or [])),
             estimate=estimate,
-            measured=measured,
+            measured={} if folder is None else recorded_values(folder.history),
             seed=config.seed,
         )
     if as_json:
@@ -95,8 +89,7 @@ def _read(item: Path | None, preset: str | None, overrides: list[str]) -> tuple[
 
     if item is not None and item.exists():
         folder, group = RunFolder.containing(item), SeedGroupFolder(item)
-        if group.exists and group.runs:
-            folder = group.runs[0]
+        folder = group.runs[0] if group.exists and group.runs else folder
         if folder.exists:
             config = opt.read_config(folder / "config.yaml", None, overrides)
             if config.python is not None:
@@ -107,38 +100,18 @@ def _read(item: Path | None, preset: str | None, overrides: list[str]) -> tuple[
     return None, opt.read_config(item, preset, overrides)
 
 
-def _method_only(config: Config) -> Config:
-    """Return the configuration without data and model: code that they name is not needed."""
-    return config.model_copy(update={name: type(config).model_fields[name].default for name in ("data", "model")})
-
-
-def _measured(folder: RunFolder) -> dict[str, float]:
-    """Return what the run recorded: the largest q and gamma, and FedAWARE's measures of the last round."""
-    from hansa.study.theory.report import MEASURED
-
-    columns: dict[str, list[float]] = {name: [] for name in MEASURED}
-    for record in folder.history:
-        for name, values in columns.items():
-            value = record.get(name)
-            if isinstance(value, (int, float)) and math.isfinite(value):
-                values.append(float(value))
-    return {name: max(values) if name in ("q", "gamma") else values[-1] for name, values in columns.items() if values}
-
-
-def _clients(config: Config, folder: RunFolder | None, clients: int | None) -> int:
+def _clients(config: Config, folder: RunFolder | None) -> int:
     """Return the number of clients, without loading data."""
     from hansa import data
     from hansa.config.build import CLIENTS
     from hansa.runs.folder_lock import PARTITION
 
-    if clients is not None:
-        return clients
     if folder is not None and (folder / PARTITION).is_file():
         return int(data.load_split(folder / PARTITION, None).population)
     if config.data.clients is not None:
         return config.data.clients
-    partitioned = config.data.factory is None and config.data.name in data.DATASETS
-    if partitioned and data.DATASETS[config.data.name].layout in ("embedded", "idx", "cifar"):
+    known = data.DATASETS.get(config.data.name) if config.data.factory is None else None
+    if known is not None and known.layout in ("embedded", "idx", "cifar"):
         return CLIENTS
     raise HansaError(
         f"{config.data.factory or config.data.name}: the number of clients follows from the data. Give it, --clients "
@@ -146,20 +119,9 @@ def _clients(config: Config, folder: RunFolder | None, clients: int | None) -> i
     )
 
 
-def _build_task(config: Config) -> Any:
-    from hansa.config import build
-
-    return build.build_task(config, build.load_data(config))
-
-
-def _parse_constants(texts: list[str]) -> dict[str, float]:
-    constants = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        try:
-            constants[name] = float(value)
-        except ValueError:
-            equals = ""
-        if not equals:
-            raise HansaError(f"--constant {text}: expected NAME=VALUE, such as L=10.")
-    return constants
+def _constant(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise HansaError(f"--constant {text}: expected NAME=VALUE, such as L=10.") from None

@@ -15,22 +15,10 @@ from hansa.gossip.activity import (
 )
 from hansa.gossip.by_cluster import as_topology, by_cluster, redrawn
 from hansa.gossip.clusters import BaseClustering, Clustering, by_labels, common_size, equal, given, random, resolve
-from hansa.gossip.describe import Description, describe
-from hansa.gossip.draw import svg, text
+from hansa.gossip.describe import Match, describe, draw, with_rho
 from hansa.gossip.optimizers import consensus_amsgrad
 from hansa.gossip.robust import Attack, MixingRule, clipped, trimmed
-from hansa.gossip.search import Match, with_rho
 from hansa.gossip.spectral import cluster_rho, edge_count, messages, rho, rho_max, step_bytes
-from hansa.gossip.theory import (
-    AfgaTheorem,
-    Change,
-    Corollary,
-    ParameterOrders,
-    afga_theorem,
-    corollary,
-    drift,
-    suggest_changes,
-)
 from hansa.gossip.topology import (
     Topology,
     complete,
@@ -50,20 +38,14 @@ from hansa.gossip.weights import WeightMatrix, check_mixing_matrix, metropolis, 
 
 __all__ = [
     "Activity",
-    "AfgaTheorem",
     "Attack",
     "BaseActivity",
     "BaseClustering",
-    "Change",
     "Clustering",
-    "Corollary",
-    "Description",
     "Match",
     "MixingRule",
-    "ParameterOrders",
     "Topology",
     "WeightMatrix",
-    "afga_theorem",
     "as_activity",
     "as_topology",
     "available",
@@ -76,9 +58,8 @@ __all__ = [
     "common_size",
     "complete",
     "consensus_amsgrad",
-    "corollary",
     "describe",
-    "drift",
+    "draw",
     "edge_count",
     "edges",
     "equal",
@@ -104,9 +85,6 @@ __all__ = [
     "sinkhorn",
     "star",
     "step_bytes",
-    "suggest_changes",
-    "svg",
-    "text",
     "to_dense",
     "torus",
     "trimmed",

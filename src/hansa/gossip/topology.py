@@ -6,7 +6,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from operator import index
 from typing import TYPE_CHECKING, ClassVar
 
@@ -76,15 +75,6 @@ class Topology(ABC):
     def __call__(self, n: int) -> Tensor:
         """Return the validated matrix for n clients."""
         return torch.from_numpy(self.sparse(n).toarray())
-
-    def _repr_html_(self) -> str:
-        """Return a drawing of the graph of eight clients, for notebooks."""
-        from hansa.gossip.draw import svg
-
-        try:
-            return f"<div>{escape(str(self))}, of 8 clients</div>{svg(self.sparse(8), 240)}"
-        except HansaError:  # a graph of a fixed, other size
-            return f"<div>{escape(str(self))}</div>"
 
     def __str__(self) -> str:
         """Return the constructor call, shortened if it holds a whole graph."""

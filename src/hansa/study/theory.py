@@ -1,0 +1,359 @@
+"""`hansa.theory`: what the papers prove about an algorithm, with its own numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import fsum, isfinite, isnan, nan, pi, prod, sqrt
+from typing import TYPE_CHECKING, Any
+
+from hansa.aggregate import BaseAggregator, aware, client_weights, mean
+from hansa.algorithm import Algorithm
+from hansa.compress import Compressor, direct, error_feedback, sign
+from hansa.compress.base import Coder
+from hansa.core.errors import HansaError, check_integer
+from hansa.core.keys import Key
+from hansa.core.protocols import with_defaults
+from hansa.core.schedule import rate_at
+from hansa.core.types import MODEL, Population
+from hansa.gossip import available, cluster_rho, everyone, resample
+from hansa.local import BaseLocalWork
+from hansa.local.solvers import sgd
+from hansa.pace import synchronous
+from hansa.pace.composition import participants_of
+from hansa.rounds.measures import heterogeneity, smoothness
+from hansa.sample import per_cluster, uniform
+from hansa.server import ams, amsgrad, chain, scale
+from hansa.study.theorems import Family, ProblemConstants, TheoremResult, TheorySetting, finite, shown, theorem_results
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+MEASURED = ("q", "gamma", "chi_square", "surrogate_diversity")
+"""Columns of a run's history that replace what the composition alone does not say."""
+TYPICAL_SIZE = 1_000_000  # parameters, where the contraction depends on their number and it is not known
+NORMAL_SIGN = sqrt(1 - 2 / pi)  # q of the sign of a vector with normal entries
+SAMPLES, HESSIANS, ITERATIONS = 16, 8, 12  # of estimates: gradients a client, clients, steps of a power iteration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TheoryReport:
+    """What the theorems say about a setting, printable on a rich console.
+
+    >>> import hansa
+    >>> report = theory(hansa.presets.fedams(steps=10, participation=1.0), clients=20, rounds=500)
+    >>> [each.name for each in report.results]
+    ['[CAMS] Corollary 4.6', '[CAMS] Theorem 4.4']
+    >>> report["Corollary 4.6"].conditions
+    {'T = 500 >= K m = 200': True}
+    """
+
+    setting: TheorySetting
+    problem: ProblemConstants
+    estimated: bool
+    results: tuple[TheoremResult, ...]
+
+    def __getitem__(self, name: str) -> TheoremResult:
+        """Return a theorem by name, such as "Corollary 4.6"."""
+        for result in self.results:
+            if result.name.endswith(name):
+                return result
+        raise KeyError(f"{name}: this setting has {', '.join(result.name for result in self.results)}.")
+
+    def record(self) -> dict[str, Any]:
+        """Return the report as plain data, for JSON."""
+        facts = {**asdict(self.setting), "rho_max": self.setting.rho_max}
+        return {
+            "setting": {name: finite(value) if isinstance(value, float) else value for name, value in facts.items()},
+            "constants": self.problem.known(),
+            "estimated": self.estimated,
+            "theorems": [result.record() for result in self.results],
+        }
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column()
+        for heading, text in self._lines():
+            table.add_row(escape(heading), escape(text))
+        yield table
+
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        for name, value in asdict(self.setting).items():
+            if isinstance(value, tuple) and name != "deviations":
+                value = sorted(set(value)) if len(set(value)) <= 8 else f"{min(value):.4g} to {max(value):.4g}"
+            if value not in (None, "", [], ()) and not (isinstance(value, float) and isnan(value)):
+                if name == "deviations":
+                    yield from (("not covered", text) for text in value)
+                else:
+                    yield name, ", ".join(map(shown, value)) if isinstance(value, list) else shown(value)
+        yield "constants", ", ".join(f"{name} = {value:.4g}" for name, value in self.problem.known().items()) or "none"
+        if self.estimated:
+            yield "", "estimated at one model: the true constants are at least these, up to sampling"
+        for result in self.results:
+            yield "", ""
+            yield from result.lines()
+
+
+def theory(
+    algorithm: Algorithm,
+    task: Any = None,
+    *,
+    clients: int | None = None,
+    rounds: int | None = None,
+    steps: int | None = None,
+    parameters: int | None = None,
+    constants: Mapping[str, float] | None = None,
+    estimate: bool = False,
+    measured: Mapping[str, float] | None = None,
+    seed: int = 0,
+) -> TheoryReport:
+    """Return what the papers prove about an algorithm, with its own numbers.
+
+    For FedAMS, FedAMSGrad and FedCAMS these are [CAMS] Corollaries 4.6, 4.11 and 4.20 and the bounds and limits on the
+    local rate of Theorems 4.4, 4.9, 4.18 and B.2; for HA-Fed [HAFED] Corollary 5.11 and Theorems 5.6 and 5.8; for AFGA
+    and CAFGA [AFGA] Theorems 4.6 and D.3; for FedAWARE [AWARE] Corollary 3.2, Lemma 4.1, Theorems 4.1 and 4.2. Orders
+    have no constants: only their ratios mean something. Values that need unknown constants are NaN.
+
+    Args:
+        algorithm: A preset or a composition.
+        task: The task, which gives the clients, their samples and, with ``estimate``, the constants.
+        clients: Number of clients, without a task.
+        rounds: Number of rounds.
+        steps: Local steps, where they follow from the data and there is no task.
+        parameters: Number of parameters, without a task.
+        constants: Known constants by name, such as ``{"L": 10.0}``; see `ProblemConstants`.
+        estimate: Estimate the other constants from the task, at its first model.
+        measured: Values that a run recorded: q, gamma, chi_square, surrogate_diversity.
+        seed: Seed of random clusters and of the estimates.
+
+    >>> import hansa
+    >>> report = theory(hansa.presets.fedcams(steps=10, participation=1.0), clients=20, rounds=500)
+    >>> report["Corollary 4.20"].orders["rate"][0]
+    'O(1/((1 - q) sqrt(T K m)))'
+    """
+    for name, number in (("clients", clients), ("rounds", rounds), ("steps", steps), ("parameters", parameters)):
+        if number is not None:
+            check_integer("theory", name, number)
+    if clients is None and task is None:
+        raise HansaError("theory(clients=None, task=None): expected one of the two.")
+    if estimate and task is None:
+        raise HansaError("theory(estimate=True, task=None): constants are estimated from a task.")
+    samples = None if task is None else tuple(task.population.samples)
+    count = clients if samples is None else len(samples)
+    assert count is not None
+    problem = estimate_constants(algorithm, task, seed=seed) if estimate else ProblemConstants()
+    if task is not None and not estimate:
+        parameters = task.start(Key(seed), task.dtype)[MODEL].numel()
+    if parameters is not None:
+        problem = problem.updated({"d": float(parameters)})
+    problem = problem.updated(dict(constants or {}))
+    setting = read_setting(
+        algorithm, count, rounds=rounds, steps=steps, samples=samples, seed=seed, measured=measured,
+        parameters=None if isnan(problem.d) else int(problem.d),
+        labels=getattr(getattr(task, "data", None), "label_counts", None),
+    )  # fmt: skip
+    if setting.family is None:
+        raise HansaError(
+            f"{setting.method}: none of the theorems covers it. They are of servers with ams() or amsgrad() (FedAMS, "
+            "FedAMSGrad, FedCAMS, HA-Fed, AFGA, CAFGA) and of the aggregator aware() (FedAWARE)."
+        )
+    return TheoryReport(setting=setting, problem=problem, estimated=estimate, results=theorem_results(setting, problem))
+
+
+def recorded_values(history: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return what a run recorded of `MEASURED`: the largest q and gamma, and FedAWARE's measures of the last round.
+
+    Args:
+        history: The records of the run.
+
+    >>> recorded_values([{"q": 0.5, "chi_square": 9.0}, {"q": 0.25, "chi_square": 8.0}])
+    {'q': 0.5, 'chi_square': 8.0}
+    """
+    columns: dict[str, list[float]] = {name: [] for name in MEASURED}
+    for record in history:
+        for name, values in columns.items():
+            if isinstance(value := record.get(name), (int, float)) and isfinite(value):
+                values.append(float(value))
+    return {name: max(values) if name in ("q", "gamma") else values[-1] for name, values in columns.items() if values}
+
+
+def estimate_constants(algorithm: Algorithm, task: Any, *, at: Any = None, seed: int = 0) -> ProblemConstants:
+    """Estimate L, G, the sigmas, zeta and f_0 at a model, by default the first one of the seed.
+
+    Batches, clusters and weights are those of the algorithm. ``gap`` is the loss at the start, which bounds f_0 - f*
+    for losses that are never negative. The assumptions bound these quantities at every model, the estimates at one.
+
+    Args:
+        algorithm: A preset or a composition.
+        task: A task.
+        at: A flat vector, or ``run.state.vectors``.
+        seed: Seed of the first model and of all draws.
+
+    >>> import torch
+    >>> import hansa
+    >>> task = hansa.training.quadratic([[[2.0]], [[3.0]]], [[0.0], [3.0]])
+    >>> found = estimate_constants(hansa.presets.fedams(), task)
+    >>> round(found.L, 6), found.sigma_g, found.gap
+    (9.0, 4.5, 2.25)
+    """
+    bound = algorithm.bind(task.population.count, Key(seed), getattr(getattr(task, "data", None), "label_counts", None))
+    mixing = bound.local.mixing
+    weights = with_defaults(bound.channels[MODEL].aggregate, BaseAggregator).weights
+    size = bound.local.batch_size or max(task.population.samples)
+    spread = heterogeneity(
+        task, at, clusters=None if mixing is None else mixing.cluster_lists(), batch_size=size, samples=SAMPLES,
+        weights="uniform" if weights == "clusters" else weights, seed=seed,
+    )  # fmt: skip
+    smooth = smoothness(task, at, clients=HESSIANS, iterations=ITERATIONS, batch_size=size, seed=seed)
+    return ProblemConstants(
+        L=smooth.L, G=smooth.G, sigma_l=spread.sigma_l, sigma_g=spread.sigma_g, zeta=spread.zeta,
+        sigma_within=nan if spread.sigma_within is None else spread.sigma_within,
+        sigma_between=nan if spread.sigma_between is None else spread.sigma_between,
+        gap=smooth.loss if smooth.loss >= 0 else nan, gradient_norm=spread.gradient_norm,
+        gradient_scale=sqrt(spread.sigma_g**2 + spread.gradient_norm**2),
+        d=float(task.start(Key(seed), task.dtype)[MODEL].numel()),
+    )  # fmt: skip
+
+
+def compression_q(compressor: Compressor, parameters: int) -> float:
+    """Return q: of the sign of a vector with normal entries, sqrt(1 - 2/pi), or the bound of other compressors.
+
+    >>> from hansa.compress import sign, top_k
+    >>> round(compression_q(sign(), 1000), 3), compression_q(top_k(0.75), 1000)
+    (0.603, 0.5)
+    """
+    if isinstance(compressor, sign):
+        return NORMAL_SIGN
+    return min(1.0, with_defaults(compressor, Coder).contraction(parameters))
+
+
+def read_setting(
+    algorithm: Algorithm,
+    clients: int,
+    *,
+    rounds: int | None = None,
+    steps: int | None = None,
+    samples: Sequence[int] | None = None,
+    parameters: int | None = None,
+    labels: Any = None,
+    seed: int = 0,
+    measured: Mapping[str, float] | None = None,
+) -> TheorySetting:
+    """Read a setting from an algorithm.
+
+    Args:
+        algorithm: A preset or a composition.
+        clients: Number of clients.
+        rounds: Number of rounds, if known.
+        steps: Local steps, where they follow from the data and these are not at hand.
+        samples: Number of samples of each client, if known.
+        parameters: Number of parameters, if known.
+        labels: Label counts of the clients, for clusterings that need them.
+        seed: Seed of random clusters and of drawn steps.
+        measured: What a run recorded of `MEASURED`, which replaces the compressor's contraction.
+    """
+    key, recorded = Key(seed), dict(measured or {})
+    bound = algorithm.bind(clients, key, labels)
+    model, mixing = bound.channels[MODEL], bound.local.mixing
+    transforms = model.server.transforms if isinstance(model.server, chain) else (model.server,)
+    adaptive = next((each for each in transforms if isinstance(each, ams | amsgrad)), None)
+    lists = () if mixing is None else mixing.cluster_lists()
+    sizes = tuple(len(group) for group in lists)
+    population = Population(tuple(samples) if samples is not None else (1,) * clients)
+    chosen = bound.sampler.select(0, population, key)
+    compressor = model.uplink.compressor if isinstance(model.uplink, error_feedback) else None
+    contraction = 0.0 if compressor is None else compression_q(compressor, parameters or TYPICAL_SIZE)
+    named = with_defaults(model.aggregate, BaseAggregator).weights
+    weights = "uniform" if named == "clusters" else named
+    alpha = model.aggregate.alpha if isinstance(model.aggregate, aware) else nan
+    if isinstance(model.aggregate, aware):
+        family: Family | None = "aware"
+    elif adaptive is None or bound.serverless:
+        family = None
+    elif mixing is None:
+        family = "adaptive"
+    else:
+        active = mixing.active.activity if isinstance(mixing.active, available) else mixing.active
+        family = "resampled" if isinstance(active, resample) else "clustered"
+    taken = _steps(bound, clients, steps, samples, key)
+    return TheorySetting(
+        method=algorithm.name, family=family, clients=clients, steps=taken, rounds=rounds,
+        participants=participants_of(bound.sampler, clients) or len(chosen),
+        server_lr=prod(rate_at(each.lr, 0) for each in transforms if isinstance(each, scale)),
+        local_lr=rate_at(bound.local.lr, 0),
+        **({} if adaptive is None else {"b1": adaptive.b1, "b2": adaptive.b2, "eps": adaptive.eps}),
+        compressor="" if compressor is None else repr(compressor),
+        q=recorded.get("q", contraction), gamma=recorded.get("gamma", 0.0), sizes=sizes,
+        reporters=tuple(len(set(group) & set(chosen)) for group in lists),
+        cluster_rho=() if mixing is None else cluster_rho(mixing.topology, sizes),
+        alpha=alpha if isinstance(alpha, float) else fsum(alpha) / len(alpha),
+        weights=tuple(client_weights(weights, range(clients), population.samples)),
+        chi_square=recorded.get("chi_square", nan), diversity=recorded.get("surrogate_diversity", nan),
+        deviations=tuple(_deviations(bound, family, taken, sizes)),
+    )  # fmt: skip
+
+
+def _steps(
+    algorithm: Algorithm, clients: int, steps: int | None, samples: Sequence[int] | None, key: Key
+) -> tuple[int, ...]:
+    """Return K_i of every client: the common one, or those of the first round."""
+    work = with_defaults(algorithm.local.steps, BaseLocalWork)
+    common: int | None = work.common if steps is None else steps
+    if common is not None:
+        return (common,) * clients
+    if samples is None:
+        per_client = getattr(algorithm.local.steps, "steps", None)
+        return tuple(per_client) if isinstance(per_client, tuple) else ()
+    size, division = algorithm.local.batch_size, algorithm.local.division
+    draws = (
+        work.draw_passes(client, count, size, key.child("local", 0, client), division)
+        for client, count in enumerate(samples)
+    )
+    return tuple(work.steps for work in draws)
+
+
+def _deviations(
+    algorithm: Algorithm, family: Family | None, steps: tuple[int, ...], sizes: tuple[int, ...]
+) -> Iterator[str]:
+    """Yield what the theorems of a family do not cover."""
+    local, model, mixing = algorithm.local, algorithm.channels[MODEL], algorithm.local.mixing
+    if type(local.solver) is not type(sgd()):
+        yield f"the local solver {local.solver!r}: the theorems have plain SGD"
+    for name, off in (("momentum", 0.0), ("weight_decay", 0.0), ("max_grad_norm", None), ("optimizer", None)):
+        if getattr(local, name) != off:
+            yield f"local {name}={getattr(local, name)!r}: the theorems have plain SGD"
+    if algorithm.pace != synchronous():
+        yield f"{algorithm.pace!r}: the theorems are of synchronous rounds"
+    if not isinstance(algorithm.sampler, (uniform, per_cluster)):
+        yield f"the sampler {algorithm.sampler!r}: the theorems draw a fixed number uniformly, without replacement"
+    if family == "aware":
+        if isinstance(model.aggregate, aware) and isinstance(model.aggregate.alpha, tuple):
+            yield "alpha for each client: the theorems have one; the mean is used"
+    elif not isinstance(model.aggregate, mean) or model.aggregate.weights not in ("uniform", "clusters"):
+        yield f"{model.aggregate!r}: the theorems average the updates with equal weights"
+    if family != "aware" and len(set(steps)) > 1:
+        yield "the K_i differ: the theorems assume equal ones, and the largest is used"
+    if len(set(sizes)) > 1:
+        yield "clusters differ in size: the theorems assume equal ones; bounds are of the smallest, conditions of all"
+    if not isinstance(model.downlink, direct):
+        yield f"the downlink {model.downlink!r}: the theorems have an uncompressed broadcast"
+    if family != "adaptive" and not isinstance(model.uplink, direct):
+        yield f"the uplink {model.uplink!r}: only [CAMS] covers compressed updates"
+    if mixing is None:
+        return
+    if mixing.gossip_every != 1:
+        yield f"gossip_every={mixing.gossip_every}: the theorems gossip after every step"
+    if mixing.reporters_only:
+        yield "reporters_only: in the theorems all clients of a cluster gossip"
+    if mixing.compressor is not None:
+        yield f"the gossip compressor {mixing.compressor!r}: in the theorems neighbours exchange whole models"
+    if mixing.robust is not None:
+        yield f"the rule {mixing.robust!r}: in the theorems models are mixed by W"
+    if family == "resampled" and isinstance(mixing.active, available):
+        yield "active=available(...): in the theorems every client can be drawn at every step"
+    if family == "clustered" and mixing.active != everyone():
+        yield f"active={mixing.active!r}: in HA-Fed's theorems all clients compute at every step"
