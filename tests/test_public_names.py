@@ -28,23 +28,14 @@ CHANGED: dict[str, str] = {
     "hansa.data.TableEncoding": "counts of missing, otherwise spelled and unknown cells",
     "hansa.data.download": "pooch pauses between attempts: no pause=",
     "hansa.Task": "execution= replaces native, batch_clients and compile; reduction= and ignored= are new",
-    "hansa.Task": "execution= replaces native, batch_clients and compile",
-    **dict.fromkeys(
-        [
-            f"hansa.gossip.{name}"
-            for name in (
-                "AfgaTheorem",
-                "Change",
-                "Corollary",
-                "ParameterOrders",
-                "afga_theorem",
-                "corollary",
-                "drift",
-                "suggest_changes",
-            )
-        ],
-        "hansa.theory, hansa topology and hansa.study.theorems have the theorems",
-    ),
+    "hansa.gossip.AfgaTheorem": "hansa.theory and hansa topology have the theorems",
+    "hansa.gossip.Change": "hansa.theory and hansa topology have the theorems",
+    "hansa.gossip.Corollary": "hansa.theory and hansa topology have the theorems",
+    "hansa.gossip.ParameterOrders": "hansa.theory and hansa topology have the theorems",
+    "hansa.gossip.afga_theorem": "hansa.theory and hansa topology have the theorems",
+    "hansa.gossip.corollary": "hansa.theory and hansa topology have the theorems",
+    "hansa.gossip.drift": "hansa.theory and hansa topology have the theorems",
+    "hansa.gossip.suggest_changes": "hansa.theory and hansa topology have the theorems",
     "hansa.gossip.svg": "gossip.draw draws by networkx",
     "hansa.gossip.text": "gossip.draw draws by networkx",
     "hansa.gossip.describe": "returns numbers; hansa topology adds the theorems' conditions",
