@@ -164,12 +164,12 @@ class FetchSource:
     """Samples that the data loads batch by batch, on the host."""
 
     native_inputs: SampleStore | None = None
-    index_device = torch.device("cpu")
 
     def __init__(
         self, fetch: Callable[[Any, torch.Tensor], Any], dtype: torch.dtype, device: torch.device, channels_last: bool
     ) -> None:
         self._fetch, self._dtype, self._device, self._channels_last = fetch, dtype, device, channels_last
+        self.index_device = torch.device("cpu")
 
     def batch(self, client: int | None, rows: torch.Tensor) -> Batch:
         """Return some rows of a client as a batch."""
