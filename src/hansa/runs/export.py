@@ -465,9 +465,9 @@ def _options(section: ModelSection) -> dict[str, Any]:
 @allow_code()
 def _onnx(run_folder: RunFolder, path: Path, model: Callable[[], nn.Module] | None, trust: bool) -> bytes:
     """Return the graph of a run's model, by the exporter of torch."""
+    run_folder.require_trust(trust=trust)
     if not all(map(find_spec, ("onnx", "onnxscript"))):
         raise HansaError("export to ONNX needs two packages: pip install 'hansa[onnx]'.")
-    run_folder.require_trust(trust=trust)
     module = load_model(run_folder.path, model, trust=trust)
     record = module.preprocessing
     if record.own and run_folder.config.python is not None:
