@@ -298,9 +298,8 @@ class StudyScheduler(Generic[J, R]):
         """Start workers before the first run opens files."""
         self._undecided, setup = False, self._describe()
         started: list[Worker] = []
-        with self._display.paused():
-            for _ in range(self._count_workers(self._parallel)):
-                started.append(Worker.forked(setup, started))
+        for _ in range(self._count_workers(self._parallel)):
+            started.append(Worker.forked(setup, started))
         self._attend(started)
 
     def _start_workers(self) -> None:

@@ -6,8 +6,8 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    ProgressColumn,
     Task,
     TaskID,
     TextColumn,
@@ -130,10 +129,6 @@ class ProgressDisplay:
     def skip(self, rounds: int) -> None:
         """Announce that some of these rounds need not be run."""
 
-    def paused(self) -> AbstractContextManager[object]:
-        """Return a context without a thread of this display."""
-        return nullcontext()
-
     def print_once(self, text: str, topic: str = "") -> None:
         """Print a line above the progress, once however many runs have the same to say, or something on a topic."""
         printed: set[str] = self.__dict__.setdefault("_printed", set())
@@ -184,25 +179,23 @@ class ProgressBars(ProgressDisplay):
     def __init__(self, console: Console) -> None:
         self.console: Console = console
         title = Column(no_wrap=True, overflow="ellipsis", max_width=max(16, 2 * console.width // 5))
-        self._bar_width = 24 if console.width >= 100 else 10
         self.bars = Progress(
             TextColumn("{task.description}", style="bold", markup=False, table_column=title),
-            BarColumn(bar_width=self._bar_width),
-            MofNCompleteColumn(),
-            _MetricsColumn(self),
-            _TimeLeftColumn(),
+            BarColumn(bar_width=24 if console.width >= 100 else 10),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[numbers]}", style="cyan", markup=False, table_column=_NUMBERS),
+            _TimeLeftColumn(compact=True, table_column=Column(no_wrap=True)),
             console=console,
-            auto_refresh=False,  # by a thread that can be paused
+            expand=True,
+            auto_refresh=False,  # a round refreshes it: no thread stands in the way of processes that are forked
         )
-        self._refresher: threading.Thread | None = None
-        self._ended = threading.Event()
         self.all_runs: TaskID | None = None
-        self._total = 0
-        self.finished_runs = 0
+        self._total = self.finished_runs = 0
+        self._shown = -math.inf
 
     def expect(self, rounds: int) -> None:
         if self.all_runs is None:
-            self.all_runs = self.bars.add_task("all runs", total=0, metrics=None)
+            self.all_runs = self.bars.add_task("all runs", total=0, numbers="0 runs finished")
         self._total += rounds
         self.bars.update(self.all_runs, total=self._total)
 
@@ -210,47 +203,18 @@ class ProgressBars(ProgressDisplay):
         if self.all_runs is not None:
             self.expect(-rounds)
 
-    @property
-    def metrics_width(self) -> int:
-        """The characters that the other columns leave for the numbers of a run."""
-        tasks = [task for task in self.bars.tasks if task.visible]
-        title = min(max(16, 2 * self.console.width // 5), max((len(task.description) for task in tasks), default=0))
-        counts = max((2 * len(f"{task.total or 0:.0f}") + 1 for task in tasks), default=0)
-        return self.console.width - title - self._bar_width - counts - len("0:00:00 left") - 4
-
     def __enter__(self) -> ProgressDisplay:
         self.bars.start()
-        self._start_thread()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stop_thread()
         self.bars.stop()
 
-    def _start_thread(self) -> None:
-        self._ended.clear()
-        self._refresher = threading.Thread(target=self._refresh, name="hansa progress", daemon=True)
-        self._refresher.start()
-
-    def _stop_thread(self) -> None:
-        if self._refresher is not None:
-            self._ended.set()
-            self._refresher.join()
-            self._refresher = None
-
-    def _refresh(self) -> None:
-        while not self._ended.wait(REFRESH_SECONDS):
+    def refresh(self, at_once: bool = False) -> None:
+        """Draw the bars again, at most every `REFRESH_SECONDS`."""
+        if at_once or time.monotonic() - self._shown > REFRESH_SECONDS:
+            self._shown = time.monotonic()
             self.bars.refresh()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        running = self._refresher is not None
-        self._stop_thread()
-        try:
-            yield
-        finally:
-            if running:
-                self._start_thread()
 
     def follow(self, title: str, rounds: int, done: int = 0) -> RunProgress:
         self.skip(done)
@@ -261,20 +225,21 @@ class _RunBar(RunProgress):
     def __init__(self, display: ProgressBars, title: str, rounds: int, done: int) -> None:
         super().__init__(display)
         self._bars, self._title, self._rounds, self._done = display, title, rounds, done
-        self._bar = display.bars.add_task(title, total=rounds, completed=done, metrics=self._metrics)
+        self._bar = display.bars.add_task(title, total=rounds, completed=done, numbers="")
 
     def update(self, round: int, metrics: LatestMetrics) -> None:
-        bars, all_runs = self._bars.bars, self._bars.all_runs
-        bars.update(self._bar, completed=round, metrics=metrics)
-        if all_runs is None:
-            return
-        bars.advance(all_runs, round - self._done)
-        self._done = round
-        if round == self._rounds:
-            self._bars.finished_runs += 1
-            bars.update(self._bar, visible=False)
-            line = texts_that_fit([f"{self._title}: {round} rounds", *metrics.texts()], self._bars.console.width)
-            self._bars.console.print(line, style="dim", soft_wrap=True, markup=False)
+        display, all_runs = self._bars, self._bars.all_runs
+        display.bars.update(self._bar, completed=round, numbers="  ".join(metrics.texts()))
+        if all_runs is not None:
+            display.bars.advance(all_runs, round - self._done)
+            self._done = round
+            if round == self._rounds:
+                display.finished_runs += 1
+                display.bars.update(all_runs, numbers=f"{display.finished_runs} runs finished")
+                display.bars.update(self._bar, visible=False)
+                line = "  ".join([f"{self._title}: {round} rounds", *metrics.texts()])
+                display.console.print(line, style="dim", no_wrap=True, overflow="ellipsis", markup=False)
+        display.refresh(round == self._rounds)
 
     def close(self) -> None:
         self._bars.bars.update(self._bar, visible=False)
@@ -319,44 +284,14 @@ class _RunLines(RunProgress):
         self._lines.console.print("  ".join(parts), soft_wrap=True, markup=False)
 
 
-class _MetricsColumn(ProgressColumn):
-    """The numbers of a run that fit beside its bar; for all runs, how many are finished."""
-
-    def __init__(self, display: ProgressBars) -> None:
-        super().__init__(table_column=Column(no_wrap=True))
-        self._display = display
-
-    def render(self, task: Task) -> Text:
-        if task.id == self._display.all_runs:
-            return Text(f"{self._display.finished_runs} runs finished", style="cyan")
-        metrics: LatestMetrics | None = task.fields["metrics"]
-        texts = [] if metrics is None else metrics.texts()
-        return Text(texts_that_fit(texts, self._display.metrics_width), style="cyan")
-
-
 class _TimeLeftColumn(TimeRemainingColumn):
     """The time left, as in the lines of logs."""
-
-    def __init__(self) -> None:
-        super().__init__(compact=True, table_column=Column(no_wrap=True))
 
     def render(self, task: Task) -> Text:
         return super().render(task).append(" left")
 
 
-def texts_that_fit(texts: Sequence[str], width: int) -> str:
-    """Join the first of some texts, as many as fit into a width; always one.
-
-    >>> texts_that_fit(["accuracy 74.0%", "loss 0.718", "sent 4.07 Gbit"], 32)
-    'accuracy 74.0%  loss 0.718'
-    """
-    line = ""
-    for text in texts:
-        longer = f"{line}  {text}" if line else text
-        if line and len(longer) > width:
-            break
-        line = longer
-    return line
+_NUMBERS = Column(no_wrap=True, overflow="ellipsis", ratio=1)
 
 
 def progress_display(console: Console | None = None, quiet: bool = False) -> ProgressDisplay:
