@@ -93,20 +93,52 @@ def test_a_buffer_made_by_the_seed_is_that_of_the_run():
         assert torch.equal(run.model.start, first.first.weight)
 
 
-def test_a_model_with_counters_alone_has_no_channel_for_buffers():
-    class Counting(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 3)
-            self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+class Begun(nn.Module):
+    """A layer whose scale is initialised on the first batch, which a flag remembers."""
 
-        def forward(self, x):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("begun", torch.tensor(False))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("scale", torch.ones(3))
+        self.register_buffer("place", torch.tensor([3, 1]))
+
+    def forward(self, x):
+        out = self.layer(x)
+        if self.training:
             self.steps += 1
-            return self.layer(x)
+            self.place.copy_(self.place.flip(0))  # wraps around: it belongs to the client
+            if not self.begun:
+                self.scale.copy_(1 / out.detach().std(0))
+                self.begun.fill_(True)
+        return out * self.scale
 
-    run = hansa.run(presets.fedavg(**OPTIONS), hansa.Task(Counting, cross_entropy, DATA), rounds=1)
-    assert list(run.algorithm.channels) == ["model"]
-    assert int(run.model.steps) == 0
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_counters_and_flags_travel_so_that_what_begins_with_the_first_batch_learns(dtype):
+    task = hansa.Task(Begun, cross_entropy, DATA)
+    assert [entry.name for entry in task.layout.buffers] == ["begun", "steps", "scale"]
+    runs = [
+        hansa.run(presets.fedavg(**OPTIONS), task, rounds=r, workers=w, dtype=dtype)
+        for r, w in ((1, 1), (3, 1), (3, 2))
+    ]
+    first, last = runs[0].model, runs[1].model
+    assert bool(first.begun)
+    assert first.begun.dtype == torch.bool
+    assert last.steps.dtype == torch.int64
+    assert (int(first.steps), int(last.steps)) == (3, 9)
+    assert torch.equal(first.scale, last.scale)  # initialised once
+    assert not torch.equal(first.scale, torch.ones(3))
+    assert last.place.tolist() == [3, 1]
+    assert torch.equal(runs[1].state.vectors["buffers"], runs[2].state.vectors["buffers"])
+
+
+def test_batch_norms_count_of_batches_is_sent_only_where_it_is_used():
+    for momentum, names in ((0.1, []), (None, ["1.num_batches_tracked"])):
+        make = lambda m=momentum: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=m))  # noqa: E731
+        sent = [entry.name for entry in hansa.Task(make, cross_entropy, DATA).layout.buffers]
+        assert sent == ["1.running_mean", "1.running_var", *names]
 
 
 def test_float64_runs_save_float64_models():

@@ -156,6 +156,56 @@ class DecidesByBatch(Net):
         return super().forward(x if x.shape[0] < 100 else -x)
 
 
+class DecidesByLength(Net):
+    def forward(self, x):
+        return super().forward(x if len(x) <= 8 else -x)
+
+
+class DecidesByNumbers(Net):
+    def forward(self, x):
+        return super().forward(x if x.numel() <= 96 else -x)
+
+
+class DecidesByInt(Net):
+    def forward(self, x):
+        return super().forward(x if int(x.size(0)) <= 8 else -x)
+
+
+class DecidesByProduct(Net):
+    def forward(self, x):
+        return super().forward(x if 2 * x.size(0) <= 16 else -x)
+
+
+class Warm:
+    steps = 0
+
+
+WARM, STEPS = Warm(), 0
+
+
+class CountsInAnObject(Net):
+    def __init__(self):
+        super().__init__()
+        self.warm = Warm()
+
+    def forward(self, x):
+        self.warm.steps += 1
+        return super().forward(x if self.warm.steps < 20 else -x)
+
+
+class CountsInAGlobalObject(Net):
+    def forward(self, x):
+        WARM.steps += 1
+        return super().forward(x)
+
+
+class CountsInAGlobal(Net):
+    def forward(self, x):
+        global STEPS
+        STEPS += 1
+        return super().forward(x)
+
+
 class TwiceTheSame(Net):
     def forward(self, x):
         return self.fc2(F.relu(self.fc1(F.relu(self.fc1(x)))))
@@ -293,6 +343,13 @@ REFUSED = {
     "hook of a weight": (hooked(lambda m: m.fc1.weight.register_hook(lambda g: 2 * g)), plain, "fc1.weight has a hook"),
     "control flow": (Decides, plain, "torch.Tensor.mean"),
     "control flow by batch": (DecidesByBatch, plain, "size of the batch"),
+    "control flow by length": (DecidesByLength, plain, "size of the batch"),
+    "control flow by numbers": (DecidesByNumbers, plain, "size of the batch"),
+    "control flow by int": (DecidesByInt, plain, "size of the batch"),
+    "control flow by a product": (DecidesByProduct, plain, "size of the batch"),
+    "counts in an object": (CountsInAnObject, plain, r"writes to CountsInAnObject.warm.steps"),
+    "counts in a global object": (CountsInAGlobalObject, plain, "an object that is a global"),
+    "counts in a global": (CountsInAGlobal, plain, "writes to the global STEPS"),
     "shared layer": (TwiceTheSame, plain, "used twice"),
     "tied weights": (tied, plain, "used twice"),
     "training differs": (OtherInTraining, plain, "another one in training"),

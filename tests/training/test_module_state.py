@@ -207,7 +207,7 @@ def test_a_run_leaves_every_generator_as_it_was():
 
 
 class Counter:
-    """State of a kind that nobody knows how to put back."""
+    """State in a plain object."""
 
     def __init__(self):
         self.value = 0.0
@@ -233,17 +233,36 @@ class Outside(Base):
         return self.layer(x) * (1 + OUTSIDE.next())
 
 
-@pytest.mark.parametrize(
-    ("model", "where"), [(Strange, r"counter (Counter)"), (Outside, "something outside the module")]
-)
-def test_what_cannot_be_put_back_is_found_and_warned_of_by_name(model, where, caplog):
+class Recorder(Base):
+    """Adds hooks to itself in its first call, as transformer libraries do, and writes through .data."""
+
+    def begin(self):
+        self.seen = []
+        self.register_buffer("level", torch.ones(1), persistent=False)
+
+    def forward(self, x):
+        if not self.layer._forward_hooks:
+            self.layer.register_forward_hook(
+                lambda part, given, out: self.seen.append(out) or out * (1 + len(self.seen))
+            )
+        self.level.data.mul_(1.1)
+        return self.layer(x) * self.level
+
+
+@pytest.mark.parametrize("model", [Strange, Recorder])
+def test_plain_objects_hooks_and_writes_through_data_are_put_back(model):
     task = hansa.Task(model, cross_entropy, DATA)
-    hansa.run(presets.fedavg(**OPTIONS), task, rounds=1, workers=1)
-    (message,) = warnings_of(caplog)
-    assert message.startswith(f"{model.__name__}: a client's result depends on who trained before it (its layer.weight")
-    assert where in message
-    hansa.run(presets.fedavg(**OPTIONS), task, rounds=1, workers=1)
-    assert len(warnings_of(caplog)) == 1  # said once
+    assert task.network is None
+    runs = [hansa.run(presets.fedavg(**OPTIONS), task, rounds=2, workers=workers) for workers in (1, 2)]
+    assert torch.equal(runs[0].params, runs[1].params)
+
+
+def test_what_cannot_be_put_back_is_refused():
+    task = hansa.Task(Outside, cross_entropy, DATA)
+    with pytest.raises(
+        hansa.HansaError, match=r"Outside: a client's result depends on who .*layer.weight.*global object"
+    ):
+        hansa.run(presets.fedavg(**OPTIONS), task, rounds=1, workers=1)
 
 
 def test_modules_functions_and_settings_are_left_alone():
@@ -261,4 +280,4 @@ def test_modules_functions_and_settings_are_left_alone():
     trainer.load(torch.zeros(trainer.y.numel()), None)
     assert trainer.module.layers is layers
     assert trainer.module.layers[0] is trainer.module.layer is trainer.module.table["layer"]
-    assert trainer.module_state.unrestorable == ["layers (list)", "table (dict)"]
+    assert trainer.module_state.unrestorable == []

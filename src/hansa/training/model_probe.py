@@ -15,6 +15,7 @@ from torch.utils import _pytree as trees
 
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
+from hansa.core.object_state import bitwise_equal
 from hansa.core.vectors.layout import Layout, convert_module
 from hansa.training import random_state
 from hansa.training.batch_sources import Batch, convert_batch, count_rows, describe_shapes, has_rows, take_rows
@@ -61,12 +62,12 @@ def _forward_parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProbeResult:
-    """Output and target of a few rows, the buffers that a step changed, and the bytes of a row: of the largest
-    intermediate results, and of the output."""
+    """Output and target of a few rows, the buffers that a step changed with their new values, and the bytes of a row:
+    of the largest intermediate results, and of the output."""
 
     output: Any
     target: Any
-    changed_buffers: frozenset[str]
+    changed_buffers: dict[str, torch.Tensor]
     bytes_per_row: int
     output_bytes_per_row: int
 
@@ -98,7 +99,11 @@ def probe_model(
         with torch.enable_grad():
             value = _compute_loss(loss, _compute_output(call, x, module), x, target)
             torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
-        changed = {name for name, buffer in module.named_buffers() if not bitwise_equal(buffer, before.get(name))}
+        changed = {
+            name: buffer.detach().clone()
+            for name, buffer in module.named_buffers()
+            if not bitwise_equal(buffer, before.get(name))
+        }
         module.eval()
         try:
             with torch.no_grad(), _measure_memory(module) as largest:
@@ -108,7 +113,7 @@ def probe_model(
             return None
     count, size = max(1, count_rows(target)), _byte_count(output)
     largest_size = max(largest[0], 4 * size)
-    return ProbeResult(output, target, frozenset(changed), -(-largest_size // count), -(-size // count))
+    return ProbeResult(output, target, changed, -(-largest_size // count), -(-size // count))
 
 
 def _compute_output(call: Callable[[Any], Any], x: Any, module: nn.Module) -> Any:
@@ -168,14 +173,3 @@ def _measure_memory(module: nn.Module) -> Iterator[list[int]]:
 
 def _byte_count(tree: Any) -> int:
     return sum(leaf.nbytes for leaf in trees.tree_leaves(tree) if isinstance(leaf, torch.Tensor))
-
-
-def bitwise_equal(a: torch.Tensor, b: torch.Tensor | None) -> bool:
-    """Return whether two tensors have equal bits: equal NaNs are equal, -0 and 0 are not."""
-    if b is None or a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return bool(torch.equal(_as_bytes(a), _as_bytes(b)))
-
-
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else tensor.detach()

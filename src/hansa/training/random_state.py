@@ -15,8 +15,6 @@ from hansa.core.keys import Key
 from hansa.training.determinism import REQUESTED, deterministic_algorithms
 
 AnyGenerator: TypeAlias = "torch.Generator | np.random.Generator | np.random.RandomState | random.Random"
-GENERATOR_TYPES = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-"""Generators that may be attributes of a model."""
 
 LOCK = threading.RLock()
 """Held while the global generators, which all threads share, are seeded, used to build a model, or restored."""

@@ -38,7 +38,6 @@ from hansa.training.evaluation import (
     total_score,
 )
 from hansa.training.execution_mode import Execution, check_execution, choose_layout, find_native_form
-from hansa.training.frozen_weights import find_constant_buffers, find_frozen, keep_narrow_weights
 from hansa.training.losses import (
     LossFunction,
     Reduction,
@@ -65,8 +64,15 @@ from hansa.training.metrics import (
 )
 from hansa.training.mixed_precision import Precision
 from hansa.training.model_probe import ProbeResult, probe_model
-from hansa.training.module_state import warn_if_stateful
-from hansa.training.shared_copies import existing_trainer, remember_trainer
+from hansa.training.module_state import (
+    check_repeatable,
+    existing_trainer,
+    find_constant_buffers,
+    find_counters,
+    find_frozen,
+    keep_narrow_weights,
+    remember_trainer,
+)
 from hansa.training.trainer import ModuleTrainer, fresh
 from hansa.training.vmap import ClientBatching
 
@@ -119,9 +125,11 @@ class Task:
     """A model, a loss and federated data.
 
     Equal seeds give equal initial models. A model with float64 parameters is trained in float64. Frozen parameters and
-    buffers in bfloat16 or float16 keep their dtype if the model converts their inputs to it. Buffers that training
-    changes are averaged; constants, counters and masks keep their initial value. Other state of a module is restored
-    before each client, and its random draws are seeded from the client's key.
+    buffers in bfloat16 or float16 keep their dtype if the model converts their inputs to it. Floating buffers that
+    training changes are averaged. Of integer and boolean buffers those are sent that the first step raises, such as
+    counters and flags that a first batch sets: their average is rounded to the nearest. Other buffers keep their
+    initial value. Before each client the rest of a module (attributes, hooks, plain objects) is as after construction,
+    and its random draws are seeded from the client's key; a module for which that fails is refused.
 
     A model that is equivalent to a stack of convolutions and linear layers with cross-entropy, however its
     ``forward()`` is written, is trained by native code in float32 after three batches have agreed with PyTorch to float
@@ -242,7 +250,9 @@ class Task:
             )
         mixed = autocast if self.layout.own_dtypes else None  # which such weights may need
         probe = probe_model(self.example_model, self.loss, self.layout, self.dtype, self.example, mixed)
-        changed = None if probe is None else probe.changed_buffers
+        changed = None if probe is None else frozenset(probe.changed_buffers)
+        if probe is not None:
+            self.layout = self.layout.sending(module, find_counters(module, changed or (), probe.changed_buffers))
         same = find_constant_buffers(module, lambda: fresh(self.model, Key(1)), changed)
         self.constant_buffers = same & {entry.name for entry in self.layout.buffers}
         self.layout = self.layout.without(self.constant_buffers)
@@ -358,7 +368,7 @@ class Task:
         remember_trainer(trainer)
         if not self._checked_for_state and trainer.network is None and device.type == "cpu":
             self._checked_for_state = True  # once, not in every worker
-            warn_if_stateful(self, trainer, ModuleTrainer(self, dtype, device, like=trainer))
+            check_repeatable(self, trainer, ModuleTrainer(self, dtype, device, like=trainer))
         if self.execution == "compiled":
             trainer.compiled = CompiledLoss(self, trainer.module, trainer.parameters)
         return trainer
@@ -483,7 +493,10 @@ class Task:
         keep theirs."""
         module = self.example_model()
         widen_module(module, vectors[MODEL].dtype, self.kept_weights(vectors[MODEL].dtype))
-        module.load_state_dict(self.layout.unpack(vectors[MODEL], vectors.get(BUFFERS)), strict=False)
+        with torch.no_grad():
+            named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            for name, value in self.layout.unpack(vectors[MODEL], vectors.get(BUFFERS)).items():
+                named[name].copy_(value)
         return module
 
 

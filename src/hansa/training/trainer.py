@@ -45,10 +45,9 @@ from hansa.training.batch_sources import (
 from hansa.training.compiled import CompiledLoss
 from hansa.training.evaluation import Evaluator, PartialScore
 from hansa.training.execution_mode import native_inputs
-from hansa.training.frozen_weights import SharedWeights
 from hansa.training.mixed_precision import ModelPrecision
 from hansa.training.model_probe import model_caller
-from hansa.training.module_state import ModuleState
+from hansa.training.module_state import ModuleState, SharedWeights
 from hansa.training.vmap import BatchedTraining
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ from hansa.algorithm import Algorithm
 from hansa.core.devices import copy_to_device
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
+from hansa.core.object_state import bitwise_equal
 from hansa.core.protocols import with_defaults
 from hansa.core.vectors import allocator
 from hansa.core.vectors.arithmetic import all_finite
@@ -37,7 +38,7 @@ from hansa.local.trainer import ClientJob, LocalResult, train_by_steps
 from hansa.training import random_state
 from hansa.training.batch_sources import Batch, KeyedBatches, TensorSource, convert_batch, count_rows, take_rows
 from hansa.training.losses import LossFunction
-from hansa.training.model_probe import bitwise_equal, model_caller
+from hansa.training.model_probe import model_caller
 from hansa.training.module_state import ModuleState
 
 if TYPE_CHECKING:

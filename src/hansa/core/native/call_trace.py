@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dis
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,14 +27,34 @@ DROPOUTS = ("dropout", "dropout2d", "feature_dropout")
 
 
 class _Batch(int):
-    """The batch size: it may be used in shapes, but no control flow may depend on it."""
+    """The batch size, or a multiple of it: it may be used in shapes, but no control flow may depend on it."""
 
     def _refuse(self, *_: object) -> Any:
         raise NotEligible("its forward() looks at the size of the batch")
 
+    def _plain(self) -> int:
+        _check_branches(sys._getframe(1))
+        return int.__add__(self, 0)
+
+    def _scaled(self, other: int) -> _Batch:
+        return _Batch(int.__mul__(self, other))
+
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
-    __mod__ = __floordiv__ = __truediv__ = __bool__ = _refuse
+    __mod__ = __floordiv__ = __truediv__ = __bool__ = __add__ = __radd__ = __sub__ = __rsub__ = __float__ = _refuse
+    __int__ = _plain
+    __mul__ = __rmul__ = _scaled  # type: ignore[assignment]
     __hash__ = int.__hash__
+
+
+def _check_branches(frame: Any) -> None:
+    """Refuse a function that has the size of the batch as a plain number and branches, perhaps on it."""
+    while frame is not None and frame.f_globals.get("__name__") in (__name__, "torch._tensor", "torch.overrides"):
+        frame = frame.f_back
+    if frame is None or frame.f_globals.get("__name__", "").partition(".")[0] == "torch":
+        return
+    jumps = ("POP_JUMP", "COMPARE", "FOR_ITER", "JUMP_IF")
+    if any(each.opname.startswith(jumps) for each in dis.get_instructions(frame.f_code)):
+        raise NotEligible("its forward() may branch on the size of the batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +181,10 @@ class CallTrace(TorchFunctionMode):
             return fact
         if name in ("size", "shape.__get__") and isinstance(fact, tuple):
             return _Size((_Batch(fact[0]), *fact[1:]))
+        if name == "__len__":  # Python makes a plain number of it
+            _check_branches(sys._getframe(1))
+        if name in ("numel", "nelement"):
+            return _Batch(fact)
         return _Batch(fact) if name == "size" and args[1:] in ((0,), (-args[0].ndim,)) else fact
 
     def _parameter(self, name: str, value: Any) -> int:
@@ -193,7 +219,7 @@ class _Size(tuple[int, ...]):
     __slots__ = ()
 
     def numel(self) -> int:
-        return math.prod(self)
+        return _Batch(math.prod(map(int.__index__, self)))
 
 
 _FACTS = frozenset(

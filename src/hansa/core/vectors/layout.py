@@ -3,9 +3,10 @@
 Convolution weights are stored in channels-last order, so that their channels-last form is a view, or in torch's order
 for a model that does not support it.
 
-Persistent floating-point buffers (BatchNorm's statistics, ...) have a separate vector. Frozen parameters are never
-sent, nor are integer, boolean, complex or non-finite buffers (counters, indices, masks): these keep their initial value
-on the server and on every client.
+Persistent floating-point buffers (BatchNorm's statistics, ...) have a separate vector, with those counters and flags
+that `Layout.sending` names: these are rounded to the nearest whole number where they are written to a module. Frozen
+parameters are never sent, nor are other integer, boolean, complex or non-finite buffers (indices, masks): these keep
+their initial value on the server and on every client.
 """
 
 from __future__ import annotations
@@ -49,6 +50,12 @@ class TensorEntry:
             o, i, t, h, w = self.shape
             return piece.view(o, t, h, w, i).permute(0, 4, 1, 2, 3)
         return piece.view(self.shape)
+
+    def value(self, flat: Vector) -> torch.Tensor:
+        """Return the tensor as `view` does; a counter or flag as rounded copy of its own dtype."""
+        if self.dtype.is_floating_point:
+            return self.view(flat)
+        return self.view(flat).round().to(self.dtype)
 
 
 def _entries(named: Sequence[tuple[str, torch.Tensor]], channels_last: bool = True) -> tuple[TensorEntry, ...]:
@@ -100,6 +107,12 @@ class Layout:
                 offset += entry.size
         return replace(self, buffers=tuple(rest))
 
+    def sending(self, module: nn.Module, names: Collection[str]) -> Layout:
+        """Return the layout with further buffers of a module, such as counters."""
+        sent = {entry.name for entry in self.buffers} | set(names)
+        buffers = [(name, buffer) for name, buffer in module.named_buffers() if name in sent]
+        return replace(self, buffers=_entries(buffers, self.channels_last)) if names else self
+
     @property
     def dim(self) -> int:
         return sum(entry.size for entry in self.parameters)
@@ -132,7 +145,7 @@ class Layout:
         tensors = _named_tensors(module)
         with torch.no_grad():
             for entry in self.buffers:
-                tensors[entry.name].copy_(entry.view(rest))
+                tensors[entry.name].copy_(entry.value(rest))
 
     def read_buffers(self, module: nn.Module, rest: Vector) -> Vector:
         """Copy the module's buffers into a flat vector."""
@@ -147,7 +160,7 @@ class Layout:
         self._check(flat, self.dim, "parameters")
         out = {entry.name: entry.view(flat) for entry in self.parameters}
         if rest is not None:
-            out |= {entry.name: entry.view(rest) for entry in self.buffers}
+            out |= {entry.name: entry.value(rest) for entry in self.buffers}
         return out
 
     @staticmethod
