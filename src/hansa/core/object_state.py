@@ -116,7 +116,9 @@ class ObjectState:
         for path, value, saved in self._containers:
             if _contents_changed(value, saved):
                 names = [*saved, *(each for each in value if each not in saved)] if isinstance(value, dict) else []
-                changed = [name for name in names if value.get(name, names) is not saved.get(name, names)]
+                changed = [
+                    name for name in names if name != _MODE and value.get(name, names) is not saved.get(name, names)
+                ]
                 yield _join(path, str(changed[0])) if changed else path
         yield from (path for path, tensor, saved in self._tensors if not bitwise_equal(tensor, saved))
         yield from (path for path, array, saved in self._arrays if array.tobytes() != saved.tobytes())

@@ -42,7 +42,7 @@ class _Batch(int):
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
     __mod__ = __floordiv__ = __truediv__ = __bool__ = __add__ = __radd__ = __sub__ = __rsub__ = __float__ = _refuse
     __int__ = _plain
-    __mul__ = __rmul__ = _scaled  # type: ignore[assignment]
+    __mul__ = __rmul__ = _scaled
     __hash__ = int.__hash__
 
 
