@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -173,11 +173,14 @@ class PlannedRun:
         It is an `InUseError` while another process executes the run.
         """
         if self.numbered:
-            found = _find_reusable(self.config, self.folder, extend=self.extend)
-            if found is not None and is_finished(found, self.config):
+            config = self.config
+            others = [RunFolder(path) for path in _with_same_digest(self.folder) if RunFolder(path).exists]
+            reusable = [folder for folder in others if _is_reusable(folder, config, extend=self.extend)]
+            found = max(reusable, key=lambda folder: (is_finished(folder, config), folder.config.rounds), default=None)
+            if found is not None and is_finished(found, config):
                 return found
-            path = _first_free(self.folder) if found is None else found.path
-            return open_run(self.spec, path, "resume", rounds=self.config.rounds, **self.options)
+            path = _first_free(self.folder, [each.path for each in others]) if found is None else found.path
+            return open_run(self.spec, path, "resume", rounds=config.rounds, **self.options)
         folder = RunFolder(self.folder)
         if self.if_exists == "resume" and isinstance(self.spec, Config) and _has_reached(folder, self.spec.rounds):
             refuse_other_settings(folder.path, folder.config, self.spec)
@@ -304,21 +307,17 @@ def _find_group(config: Config, base: Path, *, extend: bool) -> SeedGroupFolder:
     raise AssertionError
 
 
-def _find_reusable(config: Config, base: Path, *, extend: bool) -> RunFolder | None:
-    """Return the run of a configuration: the finished one before one that can be resumed."""
-    folders = [RunFolder(path) for path in _with_same_digest(base) if RunFolder(path).exists]
-    reusable = [folder for folder in folders if _is_reusable(folder, config, extend=extend)]
-    return min(reusable, key=lambda folder: folder.config.rounds != config.rounds, default=None)
-
-
-def _first_free(base: Path) -> Path:
-    """Return the first of the names base, base-2, ... that holds no run; it may hold one whose start was interrupted,
-    or one that another process is starting."""
+def _first_free(base: Path, others: Sequence[Path]) -> Path:
+    """Return the first of the names base, base-2, ... that is none of ``others`` and holds nothing but a run: one whose
+    start was interrupted, or one that another process has started in the meantime."""
     for path in _numbered(base):
-        if not RunFolder(path).exists:
-            with suppress(HansaError):  # files that are not part of a run
+        if path not in others:
+            try:
                 RunFolder(path).lock.check()
-                return path
+            except HansaError:
+                if not RunFolder(path).exists:  # files that are not part of a run
+                    continue
+            return path
     raise AssertionError
 
 

@@ -45,7 +45,10 @@ from hansa.runs.store.io import DamagedFileError
 from hansa.runs.store.row_file import RowEntry, RowFile
 
 DATABASE, ROWS = "run.db", "run.rows"
-FILES = (DATABASE, DATABASE + "-wal", DATABASE + "-shm", DATABASE + "-journal", ROWS)
+FILES = (
+    DATABASE, DATABASE + "-wal", DATABASE + "-shm", DATABASE + "-journal", f"{DATABASE}{io.TEMPORARY_SUFFIX}-journal",
+    ROWS,
+)  # fmt: skip
 """Every file that a record may consist of."""
 
 FORMAT = 1
