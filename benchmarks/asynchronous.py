@@ -14,8 +14,8 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +24,6 @@ from torch.nn.functional import cross_entropy
 import hansa
 from hansa import data, pace, presets
 from hansa.engine import Serial
-from hansa.rounds.many_clients import AnyReport
-from hansa.rounds.messages import WorkOrder
 from hansa.runs.driver import Run
 
 SIZE, SLOTS, ROWS, STEPS = 100, 1000, 4, 5
@@ -33,10 +31,11 @@ DEVICES = pace.devices(step_seconds=hansa.local.lognormal(1.0, 1.0), latency=0.1
 
 
 class SingleOrders(Serial):
-    """One worker that never trains clients as columns."""
+    """One worker that trains one client after the other."""
 
-    def _run_columns(self, orders: Sequence[WorkOrder]) -> list[AnyReport]:
-        return []
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.batch_sizer.size = lambda order: 1  # type: ignore[method-assign]
 
 
 def task(clients: int) -> hansa.Task:

@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 
 import hansa
 from hansa import data
-from hansa.local import ClientJob, train
+from hansa.local import ClientJobs, train
 from hansa.local.solvers import Correction
 from hansa.local.work import Work
 from hansa.training import models
@@ -201,7 +201,7 @@ class Bare:
                 client, rows, step = left.popleft()
             except IndexError:
                 return
-            train(trainer, ClientJob(self.start, client, work, step, self.key, batches=rows))
+            train(trainer, ClientJobs.of(self.start, client, work, step, self.key, batches=(rows,)))
 
 
 if __name__ == "__main__":

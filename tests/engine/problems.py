@@ -15,6 +15,7 @@ from torch import nn
 
 import hansa
 from hansa.data.federated import FederatedData
+from hansa.engine.requests import single_orders
 from hansa.rounds import ServerState, open_round
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.training import quadratic
@@ -121,10 +122,11 @@ class dying:
 
 
 def first_orders(algorithm: hansa.Algorithm, task, dtype: torch.dtype = torch.float64) -> tuple[WorkOrder, ...]:
-    """The orders of a run's first round."""
+    """The orders of a run's first round, one for each client that trains alone."""
     key = hansa.Key(0)
     state = ServerState.start(algorithm, task.start(key, dtype), task.population.count)
-    return tuple(open_round(algorithm, state, task.population, "run", key).orders)
+    orders = open_round(algorithm, state, task.population, "run", key).orders
+    return tuple(single for order in orders for single in single_orders(order))
 
 
 def vectors_of(order: WorkOrder) -> dict[str, torch.Tensor]:
@@ -137,9 +139,11 @@ def reports_equal(left: Report, right: Report) -> bool:
     assert left.cohort == right.cohort
     assert left.dropped == right.dropped
     assert left.memory.keys() == right.memory.keys()
-    for a, b in zip(left.uploads, right.uploads, strict=True):
-        assert (a.client, a.round, a.base, a.loss) == (b.client, b.round, b.base, b.loss)
-        assert {n: bytes(p.bytes) for n, p in a.packets.items()} == {n: bytes(p.bytes) for n, p in b.packets.items()}
+    assert (left.round, left.base, list(left.clients)) == (right.round, right.base, list(right.clients))
+    assert list(left.losses) == list(right.losses)
+    for place in range(len(left.clients)):
+        one, other = left.packets(place), right.packets(place)
+        assert {n: bytes(p.bytes) for n, p in one.items()} == {n: bytes(p.bytes) for n, p in other.items()}
     return all(
         rows.keys() == right.memory[client].keys()
         and all(torch.equal(r, right.memory[client][n]) for n, r in rows.items())

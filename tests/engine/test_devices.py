@@ -132,7 +132,8 @@ def traffic(method, steps, monkeypatch):
     task = hansa.Task(Smooth, nn.functional.cross_entropy, problems.data(), execution="eager")
     run = Run(method, task)
     opened = round.open_round(run.algorithm, run.state, task.population, "run", run.key)
-    order = replace(opened.orders[0], work=opened.orders[0].work._replace(steps=steps))
+    first = opened.orders[0]
+    order = replace(first, works=tuple(work._replace(steps=steps) for work in first.works))
     monkeypatch.setattr("hansa.training.random_state._seed_device", lambda device, seed: None)
     got = {name: sent.packets[0].content for name, sent in order.broadcasts.items()}
     with Pretended() as pretended:

@@ -140,7 +140,7 @@ def test_a_round_that_is_left_early_does_not_disturb_the_next(group):
     expected = {r.cohort: r for r in Serial(algorithm, task, torch.float32, CPU).run(fewer)}
     with Pool(algorithm, task, torch.float32, CPU, workers=2, group=group) as pool:
         for report in pool.run(orders):
-            assert report.uploads
+            assert report.clients
             break
         found = {report.cohort: report for report in pool.run(fewer)}
     assert found.keys() == expected.keys()
@@ -156,7 +156,7 @@ def test_workers_use_the_torch_settings_of_the_run(group):
     finally:
         torch.set_float32_matmul_precision("highest")
     with pool:
-        assert [report.uploads[0].loss for report in pool.run(problems.first_orders(algorithm, task))] == [101.0] * 6
+        assert [report.losses[0] for report in pool.run(problems.first_orders(algorithm, task))] == [101.0] * 6
 
 
 @pytest.mark.parametrize(

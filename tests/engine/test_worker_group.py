@@ -40,7 +40,7 @@ class SimulatedGroup:
     ) -> None:
         self.workers, self.spawned, self.clock = [], 0, 0.0
         self.duration, self.crashes, self.starts = duration, crashes, starts
-        self.act = act or (lambda order: Report(order.cohort))
+        self.act = act or (lambda order: Report.without(order, "none", ""))
         self.events: list = []
         self.submitted: list[int] = []
 
@@ -59,6 +59,9 @@ class SimulatedGroup:
         self.workers.remove(worker)
 
     def publish(self, kind, vectors) -> None: ...
+
+    def divide(self, order, task, workers) -> list[WorkOrder]:
+        return [order]
 
     def close(self) -> None: ...
 
@@ -91,7 +94,7 @@ class SimulatedGroup:
 
 
 def orders(costs: list[int]) -> list[WorkOrder]:
-    return [WorkOrder("run", 0, i, (i,), (i,), Work(cost, 1), b"", {}, hansa.Key(0)) for i, cost in enumerate(costs)]
+    return [WorkOrder("run", 0, (i,), (Work(cost, 1),), b"", {}, hansa.Key(0), i) for i, cost in enumerate(costs)]
 
 
 def pool(group: SimulatedGroup, workers: int) -> Pool:

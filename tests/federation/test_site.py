@@ -25,7 +25,7 @@ from hansa.core.keys import Key
 from hansa.core.types import MODEL
 from hansa.federation import Policy, RamMemoryStore, RoundOrders, RoundReports, Site, SiteEvaluationReply
 from hansa.rounds import wire_format
-from hansa.rounds.messages import Broadcast, DroppedClient, Report
+from hansa.rounds.messages import Broadcast, DroppedClient, Report, joined_reports
 from hansa.rounds.wire_format import DIGEST, pack, unpack
 from hansa.runs.driver import Run
 from hansa.runs.store.base import row_digest
@@ -95,12 +95,12 @@ def test_a_site_refuses_what_is_not_for_it(exchange):
         "no reporter": ("clients", with_orders(replace(one, reporters=()), *others)),
         "other channels": ("channels", replace(orders, broadcasts={})),
         "no versions": ("stamps", replace(orders, versions={})),
-        "no work": ("work", with_orders(replace(one, work=one.work._replace(steps=0)), *others)),
+        "no work": ("work", with_orders(with_steps(one, 0), *others)),
     }
     for what, (reason, message) in wrong.items():
         refused(site, message.to_bytes(), reason), what
     site.policy, site.rounds = Policy(steps=1, min_rows=1), 1
-    refused(site, with_orders(replace(one, work=one.work._replace(steps=2)), *others).to_bytes(), "steps")
+    refused(site, with_orders(with_steps(one, 2), *others).to_bytes(), "steps")
     later = replace(orders, round=1, orders=tuple(replace(order, round=1) for order in orders.orders))
     refused(site, later.to_bytes(), "rounds")
     assert site.handle(seen["north"][0]) == seen["north"][1], "and what is meant for it is answered as before"
@@ -127,6 +127,10 @@ def test_damaged_truncated_oversize_and_foreign_bytes_are_refused_at_either_end(
                 refused(site, bad, reason)
 
 
+def with_steps(order, steps):
+    return replace(order, works=tuple(work._replace(steps=steps) for work in order.works))
+
+
 def refused_by_server(engine, seen, site, data, reason):
     orders = {"north": RoundOrders.from_bytes(seen["north"][0])}
     asked, counted = dict(orders), engine.refusals.counts[reason]
@@ -143,15 +147,15 @@ def test_the_server_refuses_what_a_site_may_not_say(exchange):
     def with_first(report):
         return replace(north, reports=(report, *others))
 
-    theirs = south.reports[0].uploads[0]
+    theirs = south.reports[0].part([0])
     wrong = [
         ("run", replace(north, run="another")),
         ("round", replace(north, round=7)),
-        ("cohorts", south),
+        ("cohorts", replace(south, reports=south.reports[:1])),
         ("cohorts", replace(north, reports=north.reports * 2)),
-        ("clients", with_first(replace(first, uploads=(theirs,)))),
-        ("clients", with_first(replace(first, uploads=(*first.uploads, others[0].uploads[0])))),
-        ("clients", with_first(replace(first, uploads=first.uploads * 2))),
+        ("clients", with_first(theirs)),
+        ("clients", with_first(joined_reports([first, theirs]))),
+        ("clients", with_first(joined_reports([first, first]))),
         ("clients", with_first(replace(first, dropped=(DroppedClient(3, "lost"),)))),
         ("clients", with_first(replace(first, peer_bytes={3: 10}))),
         ("report", with_first(replace(first, info={"test_accuracy": 1.0}))),
@@ -175,10 +179,10 @@ def test_uploads_of_other_types_never_end_a_round(exchange):
     """An upload's own fields are checked at the door; a client that is a list is nobody."""
     _, engine, seen = exchange
     for client in ([], {}, None, True, "0", 1.0, -5, 1 << 70):
-        for at in ("client", "run", "round"):
+        for at in ("clients", "run", "round"):
 
             def change(head, at=at, client=client):
-                head["uploads"][0][at] = client
+                head[at] = [client, *head[at][1:]] if at == "clients" else client
 
             report = unpack(seen["north"][1], "reports").blobs[0]
             bad = edited(report, change)
@@ -186,7 +190,7 @@ def test_uploads_of_other_types_never_end_a_round(exchange):
             data = pack("reports", whole.head, [bad, *whole.blobs[1:]])
             orders = {"north": RoundOrders.from_bytes(seen["north"][0])}
             found = engine._handle_reports("north", data, orders)
-            assert found is None or at != "client"
+            assert found is None or at != "clients"
 
 
 def test_a_site_that_answers_ill_is_lost_to_the_round_and_the_others_are_folded():
@@ -299,7 +303,7 @@ def raw(kind: str, head: bytes, blobs: list[bytes]) -> bytes:
     ],
 )
 def test_heads_that_no_writer_makes_are_refused_in_a_sentence(before, after):
-    report = Report(0, mean=None, trained=1)
+    report = Report("run", 0, b"", 0, mean=None, trained=1)
     frame = unpack(report.to_bytes(), "report")
     head = json.dumps(frame.head, sort_keys=True, separators=(",", ":")).encode()
     assert Report.from_bytes(raw("report", head, [])).to_bytes() == report.to_bytes()

@@ -164,12 +164,12 @@ def test_a_sampler_may_know_the_clusters_that_gossip():
 
 def test_a_round_in_which_nobody_of_a_cluster_computes_changes_nothing():
     nobody = [[[0, 3], [1]], [[], []], [[2], [3]]]
-    for native in (None, False):
+    for execution in ("auto", "eager"):
         draw = np.random.default_rng(0)
         x = draw.standard_normal((40, 4)).astype(np.float32)
         rows = hansa.data.from_arrays(x, (x[:, 0] > 0).astype(np.int64), clients=np.arange(40) % 4)
         net = lambda: torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))  # noqa: E731
-        task = hansa.Task(net, torch.nn.functional.cross_entropy, rows, native=native)
+        task = hansa.Task(net, torch.nn.functional.cross_entropy, rows, execution=execution)
         options = {"clusters": 2, "reporters": 1, "batch_size": 4, **WORDS, "steps": 2, "b1": 0.0}
         done = hansa.Run(presets.ha_fed(active=hansa.gossip.replay(nobody), **options), task, keep_params=True)
         done.advance(3)

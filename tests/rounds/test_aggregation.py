@@ -18,7 +18,7 @@ from hansa.compress import sign
 from hansa.core.vectors import allocator
 from hansa.engine import Serial
 from hansa.engine.pool import _block_size
-from hansa.rounds import DroppedClient, Report, RoundAggregation, close_round, in_cohort_order, open_round
+from hansa.rounds import DroppedClient, Report, RoundAggregation, close_round, in_client_order, open_round
 from hansa.runs.driver import Run
 from hansa.runs.store import DiskStore, RamStore
 
@@ -162,24 +162,22 @@ def test_rows_staged_before_a_crash_are_gone_after_it(tmp_path):
 def test_a_second_answer_after_the_fold_is_refused_and_changes_nothing():
     run, opened, reports = opened_round(presets.fedavg(steps=1))
     closing = RoundAggregation(run.algorithm, opened.state, opened.orders, run.task.population)
-    for report in [*reports, Report(reports[2].cohort, reports[2].uploads)]:
+    for report in [*reports, reports[2]]:
         closing.add(report)
     closed = closing.close()
     plain = close_round(run.algorithm, opened.state, opened.orders, reports, run.task.population)
     assert torch.equal(closed.state.vectors["model"], plain.state.vectors["model"])
     assert [lost.reason for lost in closed.outcome.dropped] == ["duplicate"]
-    several = close_round(run.algorithm, opened.state, opened.orders, [*reports, reports[2]], run.task.population)
-    assert reports[2].uploads[0].client not in several.outcome.admitted, "told at once, which one counts is unknown"
 
 
-def test_reports_come_in_cohort_order_whatever_order_they_arrive_in():
+def test_reports_come_in_client_order_whatever_order_they_arrive_in():
     _, opened, reports = opened_round(presets.fedavg(steps=1))
-    stray = Report(99, dropped=(DroppedClient(1, "lost"),))
+    stray = Report("run", 0, b"", 99, dropped=(DroppedClient(77, "lost"),))
     for arrival in ([3, 0, 4, 1, 2], [4, 3, 2, 1, 0], [0, 1, 2, 3, 4]):
         came = [reports[i] for i in arrival]
-        found = list(in_cohort_order([stray, *came, reports[0]], opened.orders))
-        assert [report.cohort for report in found] == [0, 1, 2, 3, 4, 99, 0]
-    assert [r.cohort for r in in_cohort_order([reports[2], reports[4]], opened.orders)] == [2, 4]
+        found = list(in_client_order([stray, *came, reports[0]], opened.orders))
+        assert [list(report.clients) for report in found] == [[0], [1], [2], [3], [4], [], [0]]
+    assert [list(r.clients) for r in in_client_order([reports[2], reports[4]], opened.orders)] == [[2], [4]]
 
 
 def test_large_reports_are_begun_nearly_in_order_and_small_ones_longest_first():

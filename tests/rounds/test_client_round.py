@@ -73,8 +73,8 @@ def test_what_is_not_native_or_takes_long_is_done_alone():
     eager = task(execution="eager").trainer(torch.float32, torch.device("cpu"))
     fast = task().trainer(torch.float32, torch.device("cpu"))
     opened = hansa.rounds.open_round(order.algorithm, order.state, order.task.population, "x", order.key)
-    for shell, seconds, expected in ((eager, 1e-6, 1), (fast, 1e-6, 32), (fast, 0.01, 5), (fast, 1.0, 1)):
+    for shell, seconds, expected in ((eager, 1e-6, 1), (fast, 1e-6, 2048), (fast, 0.01, 5), (fast, 1.0, 1)):
         bundle = BatchSizer(shell)
         assert bundle.size(opened.orders[0]) == 1  # as long as nothing is known
-        bundle.record(10, 10 * seconds)
+        bundle.record([opened.orders[0].part(slice(0, 4))], 4 * seconds)
         assert bundle.size(opened.orders[0]) == expected

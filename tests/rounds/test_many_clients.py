@@ -1,9 +1,8 @@
-"""Rounds in columns are those of single orders and reports, bit for bit and record for record."""
+"""A batch of clients gives the bits and records of one client after the other, whatever the size of the batch."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,10 +13,9 @@ from torch.nn.functional import cross_entropy
 import hansa
 from hansa import data
 from hansa.core import native
-from hansa.engine import serial
-from hansa.rounds import RoundAggregation
-from hansa.rounds.many_clients import OrderColumns, ReportColumns, in_cohort_order
-from hansa.rounds.messages import Report
+from hansa.engine.requests import BatchSizer
+from hansa.rounds import RoundAggregation, in_client_order
+from hansa.rounds.messages import DroppedClient, Report, WorkOrder
 from hansa.runs import driver
 from hansa.runs.driver import Run
 
@@ -62,24 +60,22 @@ def task(scale: float = 1.0, model: type[nn.Module] = Own) -> hansa.Task:
 
 
 def run_both(monkeypatch, algorithm: hansa.Algorithm, made: hansa.Task, **options: Any) -> tuple[Run, Run, list[int]]:
-    """The run in columns, the run by single orders, and the numbers of clients that were trained as columns."""
-    batches: list[int] = []
-    plain: Callable[..., ReportColumns | None] = serial.client_round_columns
+    """The run in batches, the run client by client, and how many clients each report had."""
+    sizes: list[int] = []
+    real = RoundAggregation.add
 
-    def counting(algorithm: Any, orders: OrderColumns, trainer: Any) -> ReportColumns | None:
-        report = plain(algorithm, orders, trainer)
-        if report is not None:
-            batches.append(len(orders))
-        return report
+    def counting(self: RoundAggregation, report: Report) -> None:
+        sizes.append(len(report.clients))
+        real(self, report)
 
     with monkeypatch.context() as patch:
-        patch.setattr(serial, "client_round_columns", counting)
-        columns = hansa.run(algorithm, made, rounds=4, workers=1, keep_params=True, **options)
+        patch.setattr(RoundAggregation, "add", counting)
+        patch.setattr(BatchSizer, "size", lambda *_: 16)
+        together = hansa.run(algorithm, made, rounds=4, workers=1, keep_params=True, **options)
     with monkeypatch.context() as patch:
-        patch.setattr(driver, "report_as_columns", lambda algorithm, orders: orders)
-        patch.setattr(serial, "client_round_columns", None)
+        patch.setattr(BatchSizer, "size", lambda *_: 1)
         single = hansa.run(algorithm, made, rounds=4, workers=1, keep_params=True, **options)
-    return columns, single, batches
+    return together, single, sizes
 
 
 def assert_same(one: Run, other: Run) -> None:
@@ -104,18 +100,22 @@ def assert_same(one: Run, other: Run) -> None:
         hansa.presets.fedavg(participation=1.0, epochs=2, batch_size=2, local_lr=0.1, weights="samples"),
         hansa.presets.fedprox(mu=0.5, participation=0.7, steps=2, batch_size=4, local_lr=0.2),
         hansa.presets.fedams(server_lr=0.3, participation=0.4, steps=2, batch_size=3, local_lr=0.1),
+        hansa.presets.scaffold(participation=0.5, steps=2, batch_size=2, local_lr=0.1),
+        hansa.presets.fedavg(participation=0.5, steps=2, batch_size=2, local_lr=0.1, local_momentum=0.9),
+        hansa.presets.fedcams(server_lr=0.3, participation=0.5, steps=2, batch_size=2, local_lr=0.1),
+        hansa.presets.fedaware(participation=0.5, steps=2, batch_size=2, local_lr=0.1),
     ],
-    ids=["fedavg", "fedavg by samples", "fedprox", "fedams"],
+    ids=["fedavg", "fedavg by samples", "fedprox", "fedams", "scaffold", "momentum", "fedcams", "fedaware"],
 )
 @pytest.mark.parametrize("model", [Own, Normalised])
-def test_columns_give_the_bits_and_records_of_single_orders(monkeypatch, model, algorithm) -> None:
-    columns, single, batches = run_both(monkeypatch, algorithm, task(model=model))
-    assert sum(batches) >= 3 * 15  # all rounds but the first
-    assert_same(columns, single)
+def test_a_batch_gives_the_bits_and_records_of_single_clients(monkeypatch, model, algorithm) -> None:
+    together, single, sizes = run_both(monkeypatch, algorithm, task(model=model))
+    assert max(sizes) == 16
+    assert_same(together, single)
 
 
 @needs_native
-def test_a_round_in_columns_leaves_no_objects_to_the_garbage_collector() -> None:
+def test_a_round_of_many_clients_leaves_no_objects_to_the_garbage_collector() -> None:
     """A few objects per client would start a collection of all objects every few rounds, as long as a round."""
     clients, collections = 3000, list[int]()
     index = torch.arange(4 * clients) % 100
@@ -145,8 +145,8 @@ def test_a_round_in_columns_leaves_no_objects_to_the_garbage_collector() -> None
 @needs_native
 def test_a_refused_update_has_the_same_reason_and_the_others_count(monkeypatch) -> None:
     algorithm = hansa.presets.fedavg(participation=1.0, steps=2, batch_size=2, local_lr=0.1)
-    columns, single, batches = run_both(monkeypatch, algorithm, task(scale=300.0), max_norm=30.0)
-    assert batches
+    columns, single, sizes = run_both(monkeypatch, algorithm, task(scale=300.0), max_norm=30.0)
+    assert max(sizes) == 16
     assert {(dropped.client, dropped.reason) for _, dropped in columns.dropped_clients} == {(17, "norm")}
     assert_same(columns, single)
 
@@ -159,69 +159,50 @@ def test_a_client_that_diverges_is_dropped_and_the_others_count(monkeypatch) -> 
     assert_same(columns, single)
 
 
-@needs_native
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        hansa.presets.scaffold(participation=0.5, steps=2, batch_size=2, local_lr=0.1),
-        hansa.presets.fedavg(participation=0.5, steps=2, batch_size=2, local_lr=0.1, local_momentum=0.9),
-        hansa.presets.fedcams(server_lr=0.3, participation=0.5, steps=2, batch_size=2, local_lr=0.1),
-    ],
-    ids=["scaffold", "momentum", "fedcams"],
-)
-def test_methods_with_memory_momentum_or_compression_keep_single_orders(monkeypatch, algorithm) -> None:
-    columns, single, batches = run_both(monkeypatch, algorithm, task())
-    assert not batches
-    assert_same(columns, single)
+def opened() -> tuple[Run, WorkOrder]:
+    run = Run(hansa.presets.fedavg(participation=1.0, steps=2, batch_size=2, local_lr=0.1), task())
+    (order,) = driver.open_paced_round(run.algorithm, run.state, run.task.population, run.id, run.key).orders
+    return run, order
 
 
-def some_orders() -> OrderColumns:
-    made = task()
-    run = Run(hansa.presets.fedavg(participation=1.0, steps=2, batch_size=2, local_lr=0.1), made)
-    opened = driver.open_paced_round(run.algorithm, run.state, made.population, run.id, run.key)
-    assert isinstance(opened.orders, OrderColumns)
-    return opened.orders
+def report_of(order: WorkOrder, dim: int = 3) -> Report:
+    count = len(order.clients)
+    rows = {"model": torch.ones(count, dim)}
+    return Report(order.run, order.round, order.base, None, order.clients, rows, [0.0] * count)
 
 
-def test_orders_are_made_when_they_are_asked_for() -> None:
-    orders = some_orders()
-    assert [order.clients for order in orders] == [(client,) for client in range(CLIENTS)]
-    assert [order.cohort for order in orders[10:13]] == [10, 11, 12]
-    assert orders[-1].clients == orders[CLIENTS - 1].reporters == (CLIENTS - 1,)
-    assert [order.cohort for order in orders[::-2]] == list(range(CLIENTS - 1, 0, -2))
-    assert orders.by_client()[7].work == orders.works[7]
-    with pytest.raises(IndexError):
-        orders[CLIENTS]
+def test_reports_come_in_the_order_of_the_clients_and_are_divided_where_others_come_between():
+    _, order = opened()
+    first, second = (report_of(order.part(part)) for part in (slice(0, 10), slice(10, 40)))
+    assert list(in_client_order([second, first], [order])) == [first, second]
+    even, odd = (report_of(order.part(slice(start, 40, 2))) for start in (0, 1))
+    found = list(in_client_order([odd, even], [order]))
+    assert [client for report in found for client in report.clients] == list(range(40))
+    stranger = report_of(order.part([0]))
+    last = list(in_client_order([stranger, first, second], [order]))
+    assert last[0] is stranger
+    assert {id(report) for report in last} == {id(stranger), id(first), id(second)}
 
 
-def test_columns_that_are_not_next_are_taken_apart() -> None:
-    orders = some_orders()
-    first, second = (
-        ReportColumns(part, torch.zeros(len(part), 3), [0.0] * len(part))
-        for part in (orders[:10], orders[10:15])
-        if isinstance(part, OrderColumns)
-    )
-    assert list(in_cohort_order([first, second], orders)) == [first, second]
-    taken_apart = list(in_cohort_order([second, first], orders))
-    assert taken_apart[0] is first
-    assert [report.cohort for report in taken_apart[1:] if isinstance(report, Report)] == [10, 11, 12, 13, 14]
+def test_clients_that_drop_out_do_not_hold_up_those_that_follow():
+    _, order = opened()
+    gone = Report(order.run, order.round, order.base, dropped=(DroppedClient(1, "lost"), DroppedClient(3, "lost")))
+    rest = [report_of(order.part([client])) for client in (0, 2)]
+    found = in_client_order(iter([gone, *rest, report_of(order.part(slice(4, 40)))]), [order])
+    assert [list(next(found).clients) for _ in range(3)] == [[0], [2], list(range(4, 40))]
+    missing = in_client_order(iter([report_of(order.part([client])) for client in (0, 2)]), [order], {1})
+    assert [list(next(missing).clients) for _ in range(2)] == [[0], [2]]
 
 
 @needs_native
-def test_columns_of_clients_that_were_heard_are_refused_as_duplicates() -> None:
-    made = task()
-    run = Run(hansa.presets.fedavg(participation=1.0, steps=2, batch_size=2, local_lr=0.1), made)
-    opened = driver.open_paced_round(run.algorithm, run.state, made.population, run.id, run.key)
-    orders = opened.orders
-    assert isinstance(orders, OrderColumns)
+def test_clients_that_were_heard_are_refused_as_duplicates() -> None:
+    run, order = opened()
     dim = run.params.numel()
 
-    def closed(*parts: slice, repeated: tuple[int, ...] = ()) -> Any:
-        aggregation = RoundAggregation(run.algorithm, opened.state, orders, made.population, repeated=repeated)
+    def closed(*parts: slice) -> Any:
+        aggregation = RoundAggregation(run.algorithm, run.state, [order], run.task.population)
         for part in parts:
-            some = orders[part]
-            assert isinstance(some, OrderColumns)
-            aggregation.add(ReportColumns(some, torch.ones(len(some), dim), [0.0] * len(some)))
+            aggregation.add(report_of(order.part(part), dim))
         return aggregation.close()
 
     once = closed(slice(0, 10), slice(10, 15))
@@ -229,5 +210,3 @@ def test_columns_of_clients_that_were_heard_are_refused_as_duplicates() -> None:
     assert once.outcome.dropped == ()
     assert {(lost.client, lost.reason) for lost in again.outcome.dropped} == {(c, "duplicate") for c in range(5, 10)}
     assert torch.equal(once.state.vectors["model"], again.state.vectors["model"])
-    several = closed(slice(0, 10), repeated=(3,))
-    assert [(lost.client, lost.reason) for lost in several.outcome.dropped] == [(3, "duplicate")]

@@ -20,7 +20,7 @@ from hansa.core.keys import Key
 from hansa.engine import Loopback, Serial
 from hansa.local.work import Work
 from hansa.rounds import wire_format
-from hansa.rounds.messages import Broadcast, DroppedClient, Report, Upload, WorkOrder
+from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder
 from hansa.runs.driver import Run
 
 
@@ -66,21 +66,19 @@ def test_mail_that_does_not_make_the_model_is_not_trained_on():
     order = WorkOrder.from_bytes(opened.for_receiver(opened.orders[0]).to_bytes())
     shell = held.trainer(torch.float32, torch.device("cpu"))
     (good,) = hansa.rounds.client_round(run.algorithm, [order], shell, held.population)
-    assert good.uploads
+    assert list(good.clients) == list(order.clients)
     other = {name: Broadcast.whole(made.vector + 1) for name, made in opened.broadcasts.items()}
     wrong = WorkOrder.from_bytes(replace(order, broadcasts=other).to_bytes())
     (bad,) = hansa.rounds.client_round(run.algorithm, [wrong], shell, held.population)
-    assert not bad.uploads
-    assert [lost.reason for lost in bad.dropped] == ["base"]
+    assert not bad.clients
+    assert {lost.reason for lost in bad.dropped} == {"base"}
 
 
 def example_report() -> Report:
     packet = sign().encode(torch.tensor([1.0, -2.0]), Key(0))
-    upload = Upload("run", 3, b"\1\2", 7, {"model": packet}, 0.1)
-    rows = {7: {"uplink/model/residual": torch.tensor([0.5, -0.25]), "n": torch.tensor([3])}}
-    return Report(
-        2, (upload,), rows, (DroppedClient(1, "lost", "before"),), {7: 12}, 4, {"consensus": math.inf, "x": math.nan}
-    )
+    memory = {7: {"uplink/model/residual": torch.tensor([0.5, -0.25]), "n": torch.tensor([3])}}
+    dropped, info = (DroppedClient(1, "lost", "before"),), {"consensus": math.inf, "x": math.nan}
+    return Report("run", 3, b"\1\2", 2, [7], {"model": [packet]}, [0.1], memory, dropped, {7: 12}, 4, info)
 
 
 def test_a_report_keeps_every_bit():
@@ -89,8 +87,8 @@ def test_a_report_keeps_every_bit():
     assert (found.cohort, found.dropped, found.peer_bytes, found.exchanges) == (2, sent.dropped, {7: 12}, 4)
     assert found.info["consensus"] == math.inf
     assert math.isnan(found.info["x"])
-    assert found.uploads[0].loss == 0.1
-    assert bytes(found.uploads[0].packets["model"].bytes) == bytes(sent.uploads[0].packets["model"].bytes)
+    assert (list(found.clients), found.losses) == ([7], [0.1])
+    assert bytes(found.packets(0)["model"].bytes) == bytes(sent.packets(0)["model"].bytes)
     assert torch.equal(found.memory[7]["uplink/model/residual"], sent.memory[7]["uplink/model/residual"])
     assert found.memory[7]["n"].dtype == torch.int64
     assert found.to_bytes() == sent.to_bytes()
@@ -99,10 +97,11 @@ def test_a_report_keeps_every_bit():
 def test_an_order_keeps_every_bit():
     memory = {4: {"solver/control": torch.randn(3, dtype=torch.float64)}}
     mail = {"model": Broadcast(3, None, Broadcast.whole(torch.randn(3)).packets), "control": Broadcast(3, 2, ())}
-    order = WorkOrder("r", 5, 1, (4, 6), (4,), Work(3, 8), b"\0\xff", mail, Key(2, ("a", 3)), memory, (6,))
+    works = (Work(3, 8), Work(3, 5))
+    order = WorkOrder("r", 5, (4, 6), works, b"\0\xff", mail, Key(2, ("a", 3)), 1, (4,), memory, (6,))
     found = WorkOrder.from_bytes(order.to_bytes())
     assert (found.run, found.round, found.cohort, found.clients, found.reporters) == ("r", 5, 1, (4, 6), (4,))
-    assert (found.work, found.base, found.key, found.absent) == (Work(3, 8), b"\0\xff", Key(2, ("a", 3)), (6,))
+    assert (found.works, found.base, found.key, found.absent) == (works, b"\0\xff", Key(2, ("a", 3)), (6,))
     assert found.broadcasts["control"] == Broadcast(3, 2, ())
     assert torch.equal(found.memory[4]["solver/control"], memory[4]["solver/control"])
     assert found.to_bytes() == order.to_bytes()
@@ -123,16 +122,20 @@ def test_damaged_bytes_are_refused_and_nothing_else_is_raised(data):
         Report.from_bytes(bad)
 
 
+HEAD = {"run": "r", "round": 1, "base": "", "cohort": None, "clients": [], "packets": {}, "losses": []}
+
+
 @pytest.mark.parametrize(
     "head",
     [
         {},
         [],
         {"cohort": "x"},
-        {"cohort": 1, "uploads": [{}]},
-        {"cohort": 1, "uploads": [], "memory": {"1": {"a": ["float32", [10**12], 0]}}},
-        {"cohort": 1, "uploads": [], "memory": {"1": {"a": ["float32", [-1], 0]}}},
-        {"cohort": 1, "uploads": [], "memory": {"1": {"a": ["object", [1], 0]}}},
+        {**HEAD, "clients": [1]},
+        {**HEAD, "clients": [1], "losses": [0.5], "packets": {"model": []}},
+        {**HEAD, "memory": {"1": {"a": ["float32", [10**12], 0]}}},
+        {**HEAD, "memory": {"1": {"a": ["float32", [-1], 0]}}},
+        {**HEAD, "memory": {"1": {"a": ["object", [1], 0]}}},
     ],
 )
 def test_a_well_sealed_frame_with_a_wrong_head_is_refused(head):

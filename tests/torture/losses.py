@@ -23,14 +23,14 @@ from hansa.aggregate.staleness import CACHED_UPDATE
 from hansa.compress import direct, error_feedback, top_k
 from hansa.core.types import CONTROL, MODEL
 from hansa.engine import Serial
-from hansa.engine.requests import unchanged
+from hansa.engine.requests import single_orders, unchanged
 from hansa.gossip import hypercube, ring
 from hansa.rounds import client_round
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.runs.driver import Run
 from hansa.runs.store import RamStore
 from hansa.runs.store.base import row_digest
-from torture.malformed import digest
+from torture.malformed import Upload, digest
 
 CLIENTS, DIM, ROUNDS = 8, 5, 8
 RATES = (0.0, 0.2, 0.5, 0.7, 0.9)
@@ -64,7 +64,7 @@ class Recording(Serial):
 
     def run(self, orders: Sequence[WorkOrder], recall: Any = unchanged) -> Iterator[Report]:
         self.log.clear()
-        for order in map(recall, orders):
+        for order in [recall(single) for each in orders for single in single_orders(each)]:
             (report,) = client_round(self.algorithm, [order], self.trainer, self.task.population)
             (plain,) = client_round(self.plain, [order], self.trainer, self.task.population)
             self.log.append((report, plain))
@@ -108,7 +108,7 @@ class Watch:
     def keep_account(self, run: Run, admitted: list[int]) -> None:
         """What clients whose report was folded have produced so far, and what the server has got of it."""
         for report, plain in self.log:
-            for upload, whole in zip(report.uploads, plain.uploads, strict=True):
+            for upload, whole in zip(Upload.each(report), Upload.each(plain), strict=True):
                 if upload.client in admitted:
                     for name, channel in run.algorithm.channels.items():
                         got = channel.uplink.receive(upload.packets[name], dim=DIM, dtype=torch.float64)
@@ -240,7 +240,7 @@ def check_mean(case: str, rate: float, seed: int) -> None:
                 mixed = not torch.equal(column(run, "local/row")[left], before[left])
                 assert mixed or len(left) == 1 or round > 0  # an idle method would keep the mean too
                 continue
-            moved = {u.client: u.packets[MODEL].content for report, _ in log for u in report.uploads}
+            moved = {u.client: u.packets[MODEL].content for report, _ in log for u in Upload.each(report)}
             computed = [c for step in range(STEPS) for c in mixing.active.draw(round, step, left, run.key)]
             mean = torch.stack([moved[client] for client in left]).mean(0)
             near(mean, -LR / len(left) * SLOPES[computed].sum(0) if computed else torch.zeros_like(mean))

@@ -27,7 +27,7 @@ from hansa.core.keys import Key
 from hansa.engine import Serial
 from hansa.engine.requests import unchanged
 from hansa.rounds import ClosedRound, ServerState, close_round, open_round
-from hansa.rounds.messages import Report, Upload
+from hansa.rounds.messages import Report
 from hansa.runs.driver import Run
 
 CLIENTS, ROUNDS = 6, 3
@@ -56,12 +56,39 @@ SCENES: dict[str, tuple[Callable[[], hansa.Algorithm], torch.dtype]] = {
 }
 
 
-class Bad(NamedTuple):
-    """What arrives in place of a client's upload, beside it in a report of the same cohort, and why it is refused."""
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """What one client says in a report."""
 
-    uploads: tuple[object, ...]
+    run: Any
+    round: Any
+    base: Any
+    client: Any
+    packets: Any
+    loss: Any
+
+    @classmethod
+    def each(cls, report: Report) -> list[Upload]:
+        """The uploads in a report."""
+        return [
+            cls(report.run, report.round, report.base, client, report.packets(place), report.losses[place])
+            for place, client in enumerate(report.clients)
+        ]
+
+
+def as_report(cohort: int | None, *uploads: Upload) -> Report:
+    """Uploads with one head as a report."""
+    first = uploads[0]
+    rows = {name: [upload.packets[name] for upload in uploads] for name in first.packets}
+    clients, losses = [upload.client for upload in uploads], [upload.loss for upload in uploads]
+    return Report(first.run, first.round, first.base, cohort, clients, rows, losses)
+
+
+class Bad(NamedTuple):
+    """What arrives in place of a client's upload, and why it is refused."""
+
+    uploads: tuple[Upload, ...]
     reasons: set[str]
-    later: tuple[object, ...] = ()
 
 
 def task(name: str) -> Any:
@@ -88,7 +115,7 @@ class Scene:
 
     @cached_property
     def uploads(self) -> list[tuple[Report, Upload]]:
-        return [(report, upload) for report in self.reports for upload in report.uploads]
+        return [(report, upload) for report in self.reports for upload in Upload.each(report)]
 
     def close(self, reports: list[Report]) -> ClosedRound:
         population, store = self.run.task.population, self.run.store
@@ -101,19 +128,18 @@ class Scene:
     @cached_property
     def _without(self) -> dict[int, ClosedRound]:
         return {
-            gone: self.close([self._answering(report, gone, ()) for report in self.reports])
+            gone: self.close([_without(report, gone) for report in self.reports])
             for gone in (upload.client for _, upload in self.uploads)
         }
 
     def with_bad(self, report: Report, client: int, bad: Bad) -> ClosedRound:
         """The round with something else in the client's place."""
-        reports = [self._answering(r, client, bad.uploads) if r is report else r for r in self.reports]
-        return self.close([*reports, Report(report.cohort, bad.later)] if bad.later else reports)
+        reports = [_without(each, client) if each is report else each for each in self.reports]
+        return self.close([*reports, as_report(report.cohort, *bad.uploads)])
 
-    @staticmethod
-    def _answering(report: Report, client: int, uploads: tuple[Any, ...]) -> Report:
-        others = tuple(upload for upload in report.uploads if upload.client != client)
-        return replace(report, uploads=(*others, *uploads)) if len(others) < len(report.uploads) else report
+
+def _without(report: Report, client: int) -> Report:
+    return report.part([place for place, other in enumerate(report.clients) if other != client], alone=False)
 
 
 @cache
@@ -126,15 +152,19 @@ def scene(name: str) -> Scene:
         def run(self, orders: Any, recall: Any = unchanged) -> Iterator[Report]:
             seen.clear()
             for report in super().run(orders, recall):
-                seen.extend(report.uploads)
+                seen.extend(Upload.each(report))
                 yield report
 
     run = Run(make(), task(name), dtype=dtype, engine=Recording).advance(ROUNDS)
     earlier = tuple(seen)
     opened = open_round(run.algorithm, run.state, run.task.population, run.id, run.key)
     orders = tuple(replace(order, memory={c: run.store.read(c) for c in order.reporters}) for order in opened.orders)
-    reports = tuple(Serial(run.algorithm, run.task, dtype, run.device).run(orders))
-    return Scene(run, opened.state, orders, reports, earlier, digest(opened.state.tree()))
+    answered = Serial(run.algorithm, run.task, dtype, run.device).run(orders)
+    reports: list[Report] = []
+    for report in answered:
+        alone = [report.part([place]) for place in range(len(report.clients))] if report.cohort is None else [report]
+        reports += alone
+    return Scene(run, opened.state, orders, tuple(reports), earlier, digest(opened.state.tree()))
 
 
 def digest(tree: Any) -> str:
@@ -193,16 +223,9 @@ def replayed(scene: Scene, upload: Upload, draw: np.random.Generator) -> Bad:
 
 
 def duplicated(scene: Scene, upload: Upload, draw: np.random.Generator) -> Bad:
-    """Several answers of one client, equal or not, together or one after the other."""
+    """Several answers of one client in a report, equal or not."""
     again = replace(upload, loss=0.5) if draw.random() < 0.5 else upload
-    if draw.random() < 0.5:
-        return Bad((upload, again, upload)[: int(draw.integers(2, 4))], {"duplicate"})
-    return Bad((upload,), {"duplicate"}, later=(again, upload)[: int(draw.integers(1, 3))])
-
-
-def no_upload(scene: Scene, upload: Upload, draw: np.random.Generator) -> Bad:
-    named = (None, b"", "upload", 0, math.nan, [upload], {"client": upload.client}, torch.zeros(3), scene.reports[0])
-    return Bad((one(draw, *named),), {"malformed"})
+    return Bad((upload, again, upload)[: int(draw.integers(2, 4))], {"duplicate"})
 
 
 def wrong_loss(scene: Scene, upload: Upload, draw: np.random.Generator) -> Bad:
@@ -225,12 +248,6 @@ def wrong_channels(scene: Scene, upload: Upload, draw: np.random.Generator) -> B
         {**without, claim: packets[name]},
         {**packets, claim: weight},
         {},
-        None,
-        list(packets.items()),
-        [*packets],
-        packets[name],
-        torch.zeros(2),
-        0,
     )
     return Bad((replace(upload, packets=one(draw, *named)),), {"channels"})
 
@@ -328,7 +345,7 @@ def several(scene: Scene, upload: Upload, draw: np.random.Generator) -> Bad:
 
 
 KINDS_OF_BAD = (
-    wrong_sender, wrong_run, wrong_round, wrong_base, replayed, duplicated, no_upload, wrong_loss, wrong_channels,
+    wrong_sender, wrong_run, wrong_round, wrong_base, replayed, duplicated, wrong_loss, wrong_channels,
     no_packet, wrong_numbers, wrong_numbers, wrong_dtype, wrong_shape, wrong_bytes, wrong_bytes, several,
 )  # fmt: skip
 
@@ -376,7 +393,7 @@ def check(name: str, trial: int, seed: int = 0) -> str:
     told = f"{name}, trial {trial}: {kind.__name__}"
     closed, expected = found.with_bad(report, upload.client, bad), found.without(upload.client)
     refused = [lost.reason for lost in closed.outcome.dropped]
-    assert len(refused) == len(bad.uploads) + len(bad.later), told
+    assert len(refused) == len(bad.uploads), told
     assert set(refused) <= bad.reasons, f"{told}: refused for {refused}, expected {bad.reasons}"
     assert closed.outcome.admitted == expected.outcome.admitted, told
     assert digest(closed.state.tree()) == digest(expected.state.tree()), told

@@ -181,7 +181,12 @@ def test_parameters_are_bfloat16_and_what_steps_and_messages_hold_is_float32():
 
     run = hansa.Run(hansa.presets.scaffold(**WORK), mine, engine=Recording)
     run.advance(1)
-    sent = [packet for report in Recording.reports for upload in report.uploads for packet in upload.packets.values()]
+    sent = [
+        packet
+        for report in Recording.reports
+        for place in range(len(report.clients))
+        for packet in report.packets(place).values()
+    ]
     assert sent
     assert {packet.content.dtype for packet in sent} == {torch.float32}
     assert {vector.dtype for vector in run.state.vectors.values()} == {torch.float32}

@@ -15,7 +15,7 @@ from hansa.core.errors import HansaError
 from hansa.engine.pool import Pool
 from hansa.engine.processes import ProcessGroup
 from hansa.local.step import LocalStep
-from hansa.local.trainer import ClientJob, train_by_steps
+from hansa.local.trainer import ClientJobs, train_by_steps
 from hansa.local.work import Work
 from hansa.training.vmap import draw_factors, plan_client_batching, record_dropout, with_vmap
 from training import batched_models
@@ -126,23 +126,23 @@ def test_a_client_has_the_same_bits_whoever_is_beside_it(dtype, terms):
     x = model.start(hansa.Key(0), dtype)["model"]
     shift = torch.linspace(-0.1, 0.1, len(x), dtype=dtype)
 
-    def job(client: int, steps: int) -> ClientJob:
-        step = LocalStep(0.1, x, shift=shift * client if terms else None, **terms)
-        return ClientJob(x, client, Work(steps, 8), step, hansa.Key(2).child("local", client))
+    def jobs(*clients: int) -> ClientJobs:
+        own = [LocalStep(0.1, x, shift=shift * client if terms else None, **terms) for client in clients]
+        works = [Work(steps[client], 8) for client in clients]
+        return ClientJobs(clients, works, [x] * len(clients), own, hansa.Key(2).child("local"))
 
-    def deltas(*jobs: ClientJob) -> dict[int, torch.Tensor]:
-        results = trainer.train_clients(list(jobs))  # type: ignore[attr-defined]  # an optional fast path
-        return {each.client: result.delta for each, result in zip(jobs, results, strict=True)}
+    def deltas(*clients: int) -> dict[int, torch.Tensor]:
+        results = trainer.train_clients(jobs(*clients))  # type: ignore[attr-defined]  # an optional fast path
+        return dict(zip(clients, results.changes, strict=True))
 
     steps = {client: 2 + client % 4 for client in range(1, 12)}
-    everyone = deltas(*(job(client, count) for client, count in steps.items()))
-    backwards = deltas(*(job(client, steps[client]) for client in reversed(steps)))
-    pairs = {**deltas(job(3, steps[3]), job(8, steps[8])), **deltas(job(5, steps[5]))}
+    everyone, backwards = deltas(*steps), deltas(*reversed(steps))
+    pairs = {**deltas(3, 8), **deltas(5)}
     for others in (backwards, pairs):
         for client, delta in others.items():
             assert torch.equal(delta, everyone[client])
-    alone = train_by_steps(trainer, job(4, steps[4]))
-    assert (alone.delta - everyone[4]).abs().max() < (1e-6 if dtype == torch.float32 else 1e-14)
+    alone = train_by_steps(trainer, jobs(4)).changes[0]
+    assert (alone - everyone[4]).abs().max() < (1e-6 if dtype == torch.float32 else 1e-14)
 
 
 def test_results_do_not_depend_on_workers_threads_or_bytes():
@@ -220,13 +220,16 @@ def test_a_client_that_fails_is_named_and_does_not_change_the_others():
     planned = with_vmap(model, METHODS["fedavg"](), torch.float64, CPU)
     trainer = planned.trainer(torch.float64, CPU)
     x = planned.start(hansa.Key(0), torch.float64)["model"]
-    jobs = [ClientJob(x, client, Work(2, 8), LocalStep(0.1, x), hansa.Key(client)) for client in (1, 2, 3)]
     train = trainer.train_clients  # type: ignore[attr-defined]  # an optional fast path
-    expected = [result.delta for result in train(jobs)]
-    bad = ClientJob(x, 4, Work(2, 8), LocalStep(0.1, x), hansa.Key(4))
+
+    def jobs(*clients: int) -> ClientJobs:
+        count = len(clients)
+        return ClientJobs(clients, [Work(2, 8)] * count, [x] * count, [LocalStep(0.1, x)] * count, hansa.Key(0))
+
+    expected = train(jobs(1, 2, 3)).changes
     with pytest.raises(ValueError, match="out of range"):
-        train([*jobs, bad])
-    assert all(torch.equal(a, b.delta) for a, b in zip(expected, train(jobs), strict=True))
+        train(jobs(1, 2, 3, 4))
+    assert all(torch.equal(a, b) for a, b in zip(expected, train(jobs(1, 2, 3)).changes, strict=True))
 
 
 def test_a_client_that_overflows_drops_out_alone():

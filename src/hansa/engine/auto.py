@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -26,8 +25,7 @@ from hansa.engine.serial import Engine, Loopback, Serial
 from hansa.engine.threads import probe_step
 from hansa.engine.worker_group import WorkerStartError, WorkersUnsupported
 from hansa.local import BaseTrainer
-from hansa.rounds.many_clients import AnyReport, OrderColumns
-from hansa.rounds.messages import WorkOrder
+from hansa.rounds.messages import Report, WorkOrder
 from hansa.training import TaskLike
 from hansa.training.evaluation import ClientMetrics, EvaluationJob
 
@@ -56,8 +54,8 @@ def auto_engine(
     """Choose the engine of a run: serial for one worker, a pool for several.
 
     With ``workers=None`` the run starts serially and measures its speed. If workers on all cores would save at least
-    twice their start-up time, they are started in the background and take over. A task that cannot be sent to processes
-    runs in threads if these are safe and fast enough, or else serially with a warning.
+    twice their start-up time, they are started in the background and take over at the beginning of a round. A task that
+    cannot be sent to processes runs in threads if these are safe and fast enough, or else serially with a warning.
 
     Args:
         workers: The number of workers; None chooses it, or uses that of an enclosing `workers` block. On accelerators
@@ -134,30 +132,20 @@ class AutoEngine:
         self._acquired: ProcessGroup | None = None
         self._serial: Serial | None = Serial(*self._arguments)
 
-    def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[AnyReport]:
-        """Yield reports of the serial engine, and of the pool as soon as that is ready."""
+    def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
+        """Yield the reports of the pool if that is ready when the round begins, otherwise of the serial engine."""
         self._rounds -= 1
         self._start_requested(orders)
-        if self._pool is None and not self._undecided:  # serial for good: nothing to measure
-            assert self._serial is not None
-            yield from self._serial.run(orders, load_memory)
+        if self._pool_ready():
+            assert self._pool is not None
+            yield from self._pool.run(orders, load_memory)
             return
-        cost, done = total_cost(orders), 0
-        remaining = cost
-        while done < len(orders):
-            if self._pool_ready():
-                assert self._pool is not None
-                yield from self._pool.run(orders[done:], load_memory)
-                return
-            assert self._serial is not None
-            batch = self._serial.batch_sizer.next_batch(orders, done)
-            start = time.perf_counter()
-            reports = list(self._serial.run(batch, load_memory))
-            self._throughput.record(batch, time.perf_counter() - start)
-            done += len(batch)
-            remaining -= total_cost(batch)
-            self._start_if_worthwhile(len(orders), cost, remaining)
-            yield from reports
+        assert self._serial is not None
+        before = self._serial.seconds
+        yield from self._serial.run(orders, load_memory)
+        if self._undecided and orders:
+            self._throughput.record(orders, self._serial.seconds - before)
+            self._start_if_worthwhile(count_requests(orders), total_cost(orders))
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
         return self._engine().evaluate(vectors)
@@ -204,7 +192,7 @@ class AutoEngine:
 
     def _start_requested(self, orders: Sequence[WorkOrder]) -> None:
         """Start the requested number of workers, but at most one per order of a round."""
-        workers = min(self._workers or 1, len(orders))
+        workers = min(self._workers or 1, count_requests(orders))
         if workers < 2:
             return
         if self._undecided and self._too_short(orders):
@@ -215,12 +203,12 @@ class AutoEngine:
         elif self._pool is not None and workers > self._pool.workers:
             self._pool.grow(workers)
 
-    def _start_if_worthwhile(self, orders: int, round_cost: float, remaining_cost: float) -> None:
-        """Start workers on all cores if the remaining work is long enough."""
+    def _start_if_worthwhile(self, orders: int, round_cost: float) -> None:
+        """Start workers on all cores if the remaining rounds are long enough."""
         workers = min(available_cores(), orders)
         if not self._undecided or self._workers is not None or workers == 1:
             return
-        remaining_cost += max(0, self._rounds) * round_cost
+        remaining_cost = max(0, self._rounds) * round_cost
         started = self._reusable is not None and self._reusable.started >= workers
         saved = self._throughput.estimate(remaining_cost) * (1 - 1 / workers)
         if saved >= max(0.0 if started else 2 * START_SECONDS, START_SECONDS / 4):
@@ -233,7 +221,7 @@ class AutoEngine:
             return False
         if not with_defaults(self._serial.trainer, BaseTrainer).releases_gil:
             return False
-        steps = total_steps(orders) / len(orders)
+        steps = total_steps(orders) / count_requests(orders)
         return steps * probe_step(algorithm, task, self._serial.trainer, dtype).seconds < HANDOVER_SECONDS
 
     def _start_pool(self, workers: int) -> None:
@@ -276,18 +264,19 @@ class AutoEngine:
                 yield "thread"
 
 
+def count_requests(orders: Sequence[WorkOrder]) -> int:
+    """Return how many workers could be busy with orders: the clients that train alone, and the cohorts."""
+    return sum(1 if order.cohort is not None else len(order.clients) for order in orders)
+
+
 def total_cost(orders: Sequence[WorkOrder]) -> float:
     """Return the estimated cost of orders."""
-    if isinstance(orders, OrderColumns):
-        return float(sum([work.steps * work.batch_size for work in orders.works]))
     return sum(map(estimated_cost, orders))
 
 
 def total_steps(orders: Sequence[WorkOrder]) -> int:
     """Return the number of local steps of orders."""
-    if isinstance(orders, OrderColumns):
-        return sum([work.steps for work in orders.works])
-    return sum(order.work.steps * len(order.clients) for order in orders)
+    return sum(work.steps for order in orders for work in order.works)
 
 
 @lru_cache(maxsize=1000)
@@ -297,29 +286,20 @@ def _warn_once(message: str) -> None:
 
 
 class Throughput:
-    """The speed of the serial engine. A short first order is not counted: it includes one-time work."""
+    """The speed of the serial engine, of the fastest round so far: the first one includes one-time work."""
 
     def __init__(self) -> None:
-        self._orders, self._cost, self._steps, self._seconds = 0, 0.0, 0, 0.0
+        self.seconds_per_cost = self.seconds_per_step = 0.0
 
     def record(self, orders: Sequence[WorkOrder], seconds: float) -> None:
-        """Record the duration of a batch of orders."""
-        each = seconds / len(orders)
-        if not self._orders and each <= START_SECONDS / 2:
-            orders = orders[1:]
-            self._orders = 1
-        self._orders += len(orders)
-        self._cost += total_cost(orders)
-        self._steps += total_steps(orders)
-        self._seconds += each * len(orders)
+        """Record the duration of a round."""
+        known, now = self.seconds_per_cost, seconds / max(1.0, total_cost(orders))
+        if not known or now < known:
+            self.seconds_per_cost, self.seconds_per_step = now, seconds / max(1, total_steps(orders))
 
     def estimate(self, cost: float) -> float:
         """Return the seconds for this much work; 0 while nothing is recorded."""
-        return self._seconds * cost / self._cost if self._cost else 0.0
-
-    @property
-    def seconds_per_step(self) -> float:
-        return self._seconds / self._steps if self._steps else 0.0
+        return self.seconds_per_cost * cost
 
 
 def available_cores() -> int:

@@ -22,9 +22,7 @@ from hansa.engine.requests import (
     EvaluationRequest,
     LoadEvaluationMemory,
     LoadMemory,
-    OrderBundle,
     RemoteError,
-    bundle_orders,
     combine_evaluation,
     describe_request,
     estimated_cost,
@@ -90,27 +88,20 @@ class Pool:
 
     def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
         """Yield the reports in the order of completion."""
-        orders = tuple(orders)  # columns make them on each access
-        self._finish((WorkOrder, OrderBundle))
+        self._finish(WorkOrder)
         self._group.publish(WorkOrder, _broadcast_vectors(orders))
         finished: deque[Job] = deque()
-        block = _block_size(orders, self._workers)
-        jobs = [
-            Job(request, estimated_cost(request), finished, load_memory, position // block)
-            for position, request in enumerate(self._bundle(orders))
-        ]
+        block, jobs, before = _block_size(orders, self._workers), list[Job](), 0
+        for request in (part for order in orders for part in self._group.divide(order, self.task, self._workers)):
+            jobs.append(Job(request, estimated_cost(request), finished, load_memory, before // block))
+            before += 1 if request.cohort is not None else len(request.clients)
         self._submit(jobs)
         try:
             for _ in jobs:
-                answer = self._next_answer(finished, drop=True)
-                yield from answer if isinstance(answer, list) else [answer]
+                yield self._next_answer(finished, drop=True)
         finally:  # if the caller stops early, its pending jobs are not started
             own = set(map(id, jobs))
             self._pending = [job for job in self._pending if id(job) not in own]
-
-    def _bundle(self, orders: Sequence[WorkOrder]) -> Sequence[WorkOrder | OrderBundle]:
-        """Return the orders, bundled for processes; threads take as many as they train together from one queue."""
-        return bundle_orders(self.task, orders, self._workers) if isinstance(self._group, ProcessGroup) else orders
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
         """Evaluate on all workers."""
@@ -191,9 +182,8 @@ class Pool:
         answer = job.answer
         if drop:
             job.answer = None
-        for each in answer if isinstance(answer, list) else [answer]:
-            if isinstance(each, RemoteError):
-                raise each.to_exception()
+        if isinstance(answer, RemoteError):
+            raise answer.to_exception()
         return answer
 
     def _finish(self, kind: type | tuple[type, ...]) -> None:
@@ -285,7 +275,7 @@ def _broadcast_vectors(orders: Sequence[WorkOrder]) -> Iterator[Vector]:
 
 
 def _block_size(orders: Sequence[WorkOrder], workers: int) -> int:
-    """Return how many orders may be reordered by cost: reports wait for earlier ones, within a memory bound."""
+    """Return how many clients may be reordered by cost: reports wait for earlier ones, within a memory bound."""
     if not orders:
         return 1
     size = sum(packet.nbytes for sent in orders[0].broadcasts.values() for packet in sent.packets)

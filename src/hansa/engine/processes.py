@@ -23,7 +23,7 @@ import torch
 from hansa.algorithm import Algorithm
 from hansa.core.errors import check_integer
 from hansa.core.types import Vector
-from hansa.engine.requests import NumericSettings, OrderBundle
+from hansa.engine.requests import NumericSettings, divided
 from hansa.engine.shared_memory import CodePacker, PackedObject, Packer, SharedMemory, TensorPlace, unpack_object
 from hansa.engine.worker import BOOT, ENVIRONMENT, MESSAGE, RESET, SETUP, WorkerSetup
 from hansa.engine.worker_group import Event, Job, JobDone, WorkerExited, WorkerReady, WorkersUnsupported
@@ -171,10 +171,12 @@ class ProcessGroup:
         packer = Packer(self._order_memory if kind is WorkOrder else self._evaluation_memory)
         self._published[kind.__name__] = {id(v): packer.write_tensor(v, number) for v in _unique(vectors)}
 
+    def divide(self, order: WorkOrder, task: TaskLike, workers: int) -> list[WorkOrder]:
+        return divided(task, order, workers)
+
     def submit(self, worker: WorkerProcess, job: Job) -> None:
         worker.slot ^= 1
-        kind = WorkOrder if isinstance(job.request, OrderBundle) else type(job.request)
-        published = self._published.get(kind.__name__)
+        published = self._published.get(type(job.request).__name__)
         packed = Packer(worker.slots[worker.slot], placed=published).pack(job.load_request())
         worker.jobs.append(job)
         with suppress(OSError):

@@ -30,9 +30,9 @@ from hansa.engine.requests import (
     LoadMemory,
     NumericSettings,
     RemoteError,
-    bundle_orders,
     combine_evaluation,
     describe_request,
+    divided,
     estimated_cost,
     evaluation_requests,
     execute,
@@ -218,9 +218,10 @@ class RayPool:
             return
         sent = (broadcast for order in orders for broadcast in order.broadcasts.values())
         shared = self._publish(broadcast.packets[0].content for broadcast in sent)
-        requests = sorted(bundle_orders(self.task, orders, len(self._actors)), key=estimated_cost, reverse=True)
+        parts = (part for order in orders for part in divided(self.task, order, len(self._actors)))
+        requests = sorted(parts, key=estimated_cost, reverse=True)
         for _, answer in self._execute([Job(request, load_memory=load_memory) for request in requests], shared):
-            yield from answer if isinstance(answer, list) else [answer]
+            yield answer
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
         """Evaluate on all actors."""
@@ -275,10 +276,9 @@ class RayPool:
                     job = actor.jobs.pop(future)
                     packed, data = result
                     answer = unpack_object(packed, [ObjectStoreMemory(data, copy=True)], copy=False)  # type: ignore[list-item]
-                    for each in answer if isinstance(answer, list) else [answer]:
-                        if isinstance(each, RemoteError):
-                            with naming_the_remedy():
-                                raise each.to_exception()
+                    if isinstance(answer, RemoteError):
+                        with naming_the_remedy():
+                            raise answer.to_exception()
                     left -= 1
                     yield job, answer
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -17,8 +17,7 @@ from hansa.core.protocols import with_defaults
 from hansa.core.types import Vectors
 from hansa.local import BaseTrainer
 from hansa.rounds import client_round
-from hansa.rounds.many_clients import OrderColumns
-from hansa.rounds.messages import WorkOrder
+from hansa.rounds.messages import Report, WorkOrder, joined_reports
 from hansa.training import TaskLike
 from hansa.training.determinism import REQUESTED, DeterminismSettings
 from hansa.training.evaluation import EvaluationJob, run_evaluation
@@ -48,20 +47,14 @@ class EvaluationRequest:
     piece: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OrderBundle:
-    """Work orders that a worker process executes together; its answer is the list of their answers."""
-
-    orders: tuple[WorkOrder, ...]
-
-
-def bundle_orders(task: TaskLike, orders: Sequence[WorkOrder], workers: int) -> list[WorkOrder | OrderBundle]:
-    """Return the orders as bundles if clients are trained together, so that every worker has some."""
-    plan = getattr(task, "client_batching", None)
-    size = 1 if plan is None else min(plan.models, -(-len(orders) // workers))
-    if size < 2:
-        return list(orders)
-    return [OrderBundle(tuple(orders[first : first + size])) for first in range(0, len(orders), size)]
+def divided(task: TaskLike, order: WorkOrder, workers: int) -> list[WorkOrder]:
+    """Return an order as one of each client, or of the clients that are trained together, so that every worker has
+    some; a gossiping cohort is not divided."""
+    if order.cohort is not None:
+        return [order]
+    plan, count = getattr(task, "client_batching", None), len(order.clients)
+    size = 1 if plan is None else max(1, min(plan.models, -(-count // workers)))
+    return [order.part(slice(first, first + size)) for first in range(0, count, size)]
 
 
 def evaluation_requests(task: TaskLike, vectors: Vectors) -> list[EvaluationRequest]:
@@ -76,11 +69,10 @@ def combine_evaluation(task: TaskLike, parts: Sequence[Any]) -> dict[str, float]
     return task.compute_metrics(parts) if isinstance(task, SplitEvaluation) else dict(parts[0])
 
 
-Request: TypeAlias = WorkOrder | OrderBundle | EvaluationRequest | EvaluationJob
+Request: TypeAlias = WorkOrder | EvaluationRequest | EvaluationJob
 log = logging.getLogger("hansa")
 
-MAX_BATCH = 32  # orders
-_MAX_COLUMNS = 2048  # orders, if they are columns
+MAX_COHORTS, _MAX_CLIENTS = 32, 2048  # of a batch
 _BATCH_SECONDS = 0.05  # so that no worker waits long for a batch to finish
 _BATCH_BYTES = 1 << 22  # of updates that a batch holds
 LoadMemory: TypeAlias = Callable[[WorkOrder], WorkOrder]
@@ -160,9 +152,7 @@ def execute(request: Request, algorithm: Algorithm, task: TaskLike, trainer: Any
     """Return the report of an order or the result of an evaluation; an error is returned as a `RemoteError`."""
     try:
         if isinstance(request, WorkOrder):
-            return client_round(algorithm, [request], trainer, task.population)[0]
-        if isinstance(request, OrderBundle):
-            return execute_all(request.orders, algorithm, task, trainer)
+            return execute_orders([request], algorithm, task, trainer)[0]
         if isinstance(request, EvaluationJob):
             return run_evaluation(algorithm, task, trainer, request)
         if request.piece is None:
@@ -173,7 +163,7 @@ def execute(request: Request, algorithm: Algorithm, task: TaskLike, trainer: Any
 
 
 def execute_all(requests: Sequence[Request], algorithm: Algorithm, task: TaskLike, trainer: Any) -> list[Any]:
-    """`execute` several requests, orders as one batch. If the batch fails, each is executed alone to find the cause."""
+    """`execute` several requests, cohorts in one batch."""
     orders = [request for request in requests if isinstance(request, WorkOrder)]
     if len(orders) == len(requests) > 1:
         try:
@@ -183,40 +173,86 @@ def execute_all(requests: Sequence[Request], algorithm: Algorithm, task: TaskLik
     return [execute(request, algorithm, task, trainer) for request in requests]
 
 
+def execute_orders(orders: Sequence[WorkOrder], algorithm: Algorithm, task: TaskLike, trainer: Any) -> list[Report]:
+    """Return the reports of orders that are executed together. If that fails, each client or cohort is executed alone,
+    so that the error names it."""
+    try:
+        return client_round(algorithm, orders, trainer, task.population)
+    except Exception as error:
+        alone = [part for order in orders for part in single_orders(order)]
+        if len(alone) == 1:
+            raise request_error(alone[0], error) from error
+        log.debug("a batch of %d failed (%s); it is executed one by one", len(alone), error)
+    parts = [
+        joined_reports([execute_orders([part], algorithm, task, trainer)[0] for part in single_orders(order)])
+        for order in orders
+    ]
+    return parts
+
+
+def single_orders(order: WorkOrder) -> list[WorkOrder]:
+    """Return an order for each client that trains alone, or that of a gossiping cohort."""
+    if order.cohort is not None:
+        return [order]
+    return [order.part([place]) for place in range(len(order.clients))]
+
+
 class BatchSizer:
-    """Chooses the number of orders per batch, bounded in time and memory. It is one unless training is native or
+    """Chooses the size of batches, bounded in time and memory. It is one client or cohort unless training is native or
     takes several clients at once: otherwise a batch gains nothing, and user code may depend on the order."""
 
     def __init__(self, trainer: Any) -> None:
         self._native: bool = with_defaults(trainer, BaseTrainer).releases_gil
         self._clients: int = with_defaults(trainer, BaseTrainer).clients_per_call
-        self._seconds_per_order = math.inf
+        self._seconds_each = math.inf
 
-    def record(self, orders: int, seconds: float) -> None:
+    def record(self, orders: Sequence[WorkOrder], seconds: float) -> None:
         """Record the time that a batch took."""
-        self._seconds_per_order = seconds / orders
+        self._seconds_each = seconds / max(
+            1, sum(1 if order.cohort is not None else len(order.clients) for order in orders)
+        )
 
-    def next_batch(self, orders: Sequence[WorkOrder], done: int) -> Sequence[WorkOrder]:
-        """Return the next batch, after ``done`` orders."""
-        columns = isinstance(orders, OrderColumns) and orders.report_columns
-        return orders[done : done + self.size(orders[done], _MAX_COLUMNS if columns else MAX_BATCH)]
+    def batches(self, orders: Sequence[WorkOrder]) -> Iterator[list[WorkOrder]]:
+        """Yield the orders in batches: several cohorts, or a part of the clients of an order."""
+        waiting: list[WorkOrder] = []
+        for order in orders:
+            done, count = 0, len(order.clients)
+            if order.cohort is not None:
+                waiting.append(order)
+                if len(waiting) >= self.size(order):
+                    yield waiting
+                    waiting = []
+                continue
+            while done < count:
+                size = self.size(order)
+                yield [order.part(slice(done, done + size))]
+                done += size
+        if waiting:
+            yield waiting
 
-    def size(self, order: WorkOrder, most: int = MAX_BATCH) -> int:
-        """Return the number of orders like this one for the next batch, at most ``most``."""
+    def size(self, order: WorkOrder) -> int:
+        """Return the number of cohorts, or of clients, like those of this order for the next batch."""
         if not self._native:
             return self._clients
         entries = sum(packet.dim for sent in order.broadcasts.values() for packet in sent.packets)
-        in_time = _BATCH_SECONDS / max(self._seconds_per_order, 1e-9)
+        in_time = _BATCH_SECONDS / max(self._seconds_each, 1e-9)
+        most = _MAX_CLIENTS if order.cohort is None else MAX_COHORTS
         return int(max(1, min(most, in_time, _BATCH_BYTES // max(1, 4 * entries))))
 
 
 def request_error(request: Request, error: Exception) -> HansaError:
     """Return the error for the caller: it names the round, the client and the local step that failed."""
+    if isinstance(error, RequestFailed):
+        return error
     location = describe_request(request)
     if isinstance(request, WorkOrder) and (failed := failed_step(error)) is not None:
         client, step = failed
         location = f"round {request.round}, client {client}" + ("" if step is None else f", step {step}")
-    return HansaError(f"{location}: {type(error).__name__}: {error}")
+    return RequestFailed(f"{location}: {type(error).__name__}: {error}")
+
+
+class RequestFailed(HansaError):
+    """A request that failed; the message says where."""
 
 
 def describe_request(request: Request) -> str:
@@ -228,8 +264,6 @@ def describe_request(request: Request) -> str:
     if isinstance(request, WorkOrder):
         clients = ", ".join(map(str, request.clients[:5])) + (", ..." if len(request.clients) > 5 else "")
         return f"round {request.round}, client{'s' if len(request.clients) > 1 else ''} {clients}"
-    if isinstance(request, OrderBundle):
-        return f"{describe_request(request.orders[0])} and {len(request.orders) - 1} others"
     if isinstance(request, EvaluationJob):
         return f"the evaluation of clients {request.clients[0]} to {request.clients[-1]}"
     if request.piece is None:
@@ -240,9 +274,7 @@ def describe_request(request: Request) -> str:
 def estimated_cost(request: Request) -> float:
     """Return the cost of a request in samples passed forward and backward; a forward pass alone counts a third."""
     if isinstance(request, WorkOrder):
-        return float(request.work.steps * request.work.batch_size * len(request.clients))
-    if isinstance(request, OrderBundle):
-        return sum(map(estimated_cost, request.orders))
+        return float(sum([work.steps * work.batch_size for work in request.works]))
     if isinstance(request, EvaluationJob):
         tuning = request.personalisation
         steps = 0 if tuning is None else tuning.steps * (tuning.batch_size or 32)

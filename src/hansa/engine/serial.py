@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from hansa.algorithm import Algorithm
 from hansa.core.types import Vector, Vectors
-from hansa.engine.requests import BatchSizer, LoadEvaluationMemory, LoadMemory, request_error, unchanged
+from hansa.engine.requests import (
+    BatchSizer,
+    LoadEvaluationMemory,
+    LoadMemory,
+    execute_orders,
+    request_error,
+    single_orders,
+    unchanged,
+)
 from hansa.rounds import OpenedRound, client_round
-from hansa.rounds.many_clients import AnyReport, OrderColumns
 from hansa.rounds.messages import Report, WorkOrder
-from hansa.rounds.round import client_round_columns, decode_broadcasts
+from hansa.rounds.round import decode_broadcasts
 from hansa.training import TaskLike
 from hansa.training.evaluation import ClientMetrics, EvaluationJob, run_evaluation
-
-log = logging.getLogger("hansa")
 
 
 class Engine(Protocol):
     """Executes the work orders of a round and evaluates. Results do not depend on the engine.
 
     ``load_memory`` adds the memory of its clients to an order. It is called in the run's own thread, just before the
-    order is executed. Reports may come in any order, those of `OrderColumns` in columns if these permit it.
+    order is executed. Reports may come in any order, and several for the clients of one order.
     """
 
-    def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[AnyReport]: ...
+    def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]: ...
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]: ...
 
@@ -90,44 +94,18 @@ class Serial:
         self.algorithm, self.task = algorithm, task
         self.trainer = task.trainer(dtype, device)
         self.batch_sizer = BatchSizer(self.trainer)
+        self.seconds = 0.0
+        """The time spent on work orders."""
 
-    def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[AnyReport]:
-        done = 0
-        while done < len(orders):
-            batch = self.batch_sizer.next_batch(orders, done)
+    def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
+        for batch in self.batch_sizer.batches(orders):
             start = time.perf_counter()
-            reports = self._run_columns(batch) or self._run_batch([load_memory(order) for order in batch])
-            self.batch_sizer.record(len(batch), time.perf_counter() - start)
-            done += len(batch)
+            loaded = [load_memory(order) for order in batch]
+            reports = execute_orders(loaded, self.algorithm, self.task, self.trainer)
+            seconds = time.perf_counter() - start
+            self.batch_sizer.record(batch, seconds)
+            self.seconds += seconds
             yield from reports
-
-    def _run_columns(self, orders: Sequence[WorkOrder]) -> list[AnyReport]:
-        """Execute orders as columns if that is wanted and possible; an empty list otherwise."""
-        if not isinstance(orders, OrderColumns) or not orders.report_columns or len(orders) < 2:
-            return []
-        try:
-            report = client_round_columns(self.algorithm, orders, self.trainer)
-        except Exception as error:
-            log.debug("a batch of %d orders failed (%s); they are executed one by one", len(orders), error)
-            return []
-        return [] if report is None else [report]
-
-    def _run_batch(self, orders: Sequence[WorkOrder]) -> Iterable[Report]:
-        """Execute orders as one batch, or one by one if the batch fails, so that the error names its client."""
-        if len(orders) > 1:
-            try:
-                return client_round(self.algorithm, orders, self.trainer, self.task.population)
-            except Exception as error:
-                log.debug("a batch of %d orders failed (%s); they are executed one by one", len(orders), error)
-        return self._run_each(orders)
-
-    def _run_each(self, orders: Sequence[WorkOrder]) -> Iterator[Report]:
-        for order in orders:
-            try:
-                (report,) = client_round(self.algorithm, [order], self.trainer, self.task.population)
-            except Exception as error:
-                raise request_error(order, error) from error
-            yield report
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
         return self.task.evaluate(self.trainer, vectors)
@@ -167,7 +145,7 @@ class Loopback:
 
     def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
         assert self._opened is not None, "a loopback engine needs `round_opened` first"
-        for order in orders:
+        for order in [single for each in orders for single in single_orders(each)]:
             data = load_memory(self._opened.for_receiver(order)).to_bytes()
             self.sent += len(data)
             arrived = WorkOrder.from_bytes(data)

@@ -22,7 +22,7 @@ from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, Vector
 from hansa.engine.requests import (
-    MAX_BATCH,
+    MAX_COHORTS,
     BatchSizer,
     NumericSettings,
     RemoteError,
@@ -65,7 +65,7 @@ class ThreadGroup:
     otherwise compete for a core with the workers.
     """
 
-    jobs_per_worker = 2 * MAX_BATCH
+    jobs_per_worker = 2 * MAX_COHORTS
 
     def __init__(
         self,
@@ -129,6 +129,23 @@ class ThreadGroup:
     def _save_generators(self) -> None:
         self._generators = {device: random_state.rng_state(device) for device in self.devices}
 
+    def divide(self, order: WorkOrder, task: TaskLike, workers: int) -> list[WorkOrder]:
+        """Return an order in parts of falling cost, so that all workers finish at the same time."""
+        if order.cohort is not None:
+            return [order]
+        parts, done, count = [], 0, len(order.clients)
+        costs = [work.steps * work.batch_size for work in order.works]
+        most, left = self.workers[0].batch_sizer.size(order), float(sum(costs))
+        while done < count:
+            stop, cost = done + 1, costs[done]
+            share = left / (2 * len(self.workers))
+            while stop < count and stop - done < most and cost + costs[stop] <= share:
+                cost += costs[stop]
+                stop += 1
+            parts.append(order.part(slice(done, stop)))
+            done, left = stop, left - cost
+        return parts
+
     def submit(self, worker: WorkerThread, job: Job) -> None:
         worker.jobs.append(job)
         queued = QueuedJob(job, job.load_request(), worker)
@@ -158,12 +175,13 @@ class ThreadGroup:
                 self._execute(worker, self._take_batch(worker), stream)
 
     def _take_batch(self, worker: WorkerThread) -> list[QueuedJob]:
-        """Take the next jobs from the queue; fewer towards its end, so that all workers finish at the same time."""
+        """Take the next job from the queue; of gossiping cohorts several, fewer towards its end."""
         with self._changed:
             if not self._queue:
                 return []
             first = self._queue[0].request
-            size = worker.batch_sizer.size(first) if isinstance(first, WorkOrder) else 1
+            cohorts = isinstance(first, WorkOrder) and first.cohort is not None
+            size = worker.batch_sizer.size(first) if isinstance(first, WorkOrder) and cohorts else 1
             share = -(-len(self._queue) // (2 * len(self.workers)))
             return [self._queue.popleft() for _ in range(max(1, min(size, share)))]
 
@@ -175,7 +193,8 @@ class ThreadGroup:
             stream.wait_stream(torch.cuda.default_stream(device))
         start = time.perf_counter()
         answers = execute_all(requests, self.algorithm, self.task, worker.trainer)
-        worker.batch_sizer.record(len(batch), time.perf_counter() - start)
+        if orders := [request for request in requests if isinstance(request, WorkOrder)]:
+            worker.batch_sizer.record(orders, time.perf_counter() - start)
         if stream is not None:
             stream.synchronize()
             _lend_to_server(answers)
@@ -233,11 +252,10 @@ def _no_seed(key: Key) -> None:
 
 def _lend_to_server(answers: Sequence[Any]) -> None:
     """Let the server read the uploads of a worker's stream: their memory is not reused before it has."""
-    for report in answers:
-        for upload in report.uploads if isinstance(report, Report) else ():
-            for packet in upload.packets.values():
-                if isinstance(packet.content, torch.Tensor) and packet.content.is_cuda:
-                    packet.content.record_stream(torch.cuda.default_stream(packet.content.device))
+    columns = (rows for report in answers if isinstance(report, Report) for rows in report.rows.values())
+    for content in (packet.content for rows in columns if not isinstance(rows, torch.Tensor) for packet in rows):
+        if isinstance(content, torch.Tensor) and content.is_cuda:
+            content.record_stream(torch.cuda.default_stream(content.device))
 
 
 @contextmanager

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from hansa.core.errors import HansaError
 from hansa.core.types import Vector
-from hansa.engine.requests import EvaluationRequest, LoadEvaluationMemory, LoadMemory, OrderBundle, Request
+from hansa.engine.requests import EvaluationRequest, LoadEvaluationMemory, LoadMemory, Request
+from hansa.rounds.messages import WorkOrder
+from hansa.training import TaskLike
 
 
 class WorkersUnsupported(HansaError):
@@ -37,8 +39,6 @@ class Job:
         """Return the request with the memory of its clients, read now; the job does not keep it."""
         if self.load_memory is None or isinstance(self.request, EvaluationRequest):
             return self.request
-        if isinstance(self.request, OrderBundle):
-            return OrderBundle(tuple(map(self.load_memory, self.request.orders)))  # type: ignore[arg-type]
         return self.load_memory(self.request)  # type: ignore[arg-type]
 
 
@@ -74,6 +74,10 @@ class WorkerGroup(Protocol):
 
     workers: list[Any]
     jobs_per_worker: int
+
+    def divide(self, order: WorkOrder, task: TaskLike, workers: int) -> list[WorkOrder]:
+        """Return an order as the requests of its clients."""
+        ...
 
     def spawn(self) -> None: ...
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -108,11 +107,11 @@ class LiveFederation(Federation):
     def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
         """Yield the reports of arrived jobs."""
         for order in orders:
-            yield replace(self._reports.pop(order.clients[0]), cohort=order.cohort)
+            yield from (self._reports.pop(client) for client in order.clients)
 
 
 def _lost(client: int, detail: str) -> Report:
-    return Report(0, dropped=(DroppedClient(client, "silent", detail),))
+    return Report("", 0, b"", dropped=(DroppedClient(client, "silent", detail),))
 
 
 def check_pace(config: Config, algorithm: Algorithm) -> None:

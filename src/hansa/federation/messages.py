@@ -16,11 +16,11 @@ import torch
 from hansa.core.errors import HansaError
 from hansa.core.types import Vector
 from hansa.rounds import wire_format
-from hansa.rounds.messages import Broadcast, Report, Upload, WorkOrder, read_broadcasts, write_broadcasts
+from hansa.rounds.messages import Broadcast, Report, WorkOrder, read_broadcasts, write_broadcasts
 from hansa.rounds.wire_format import Blobs, Frame, FrameError
 from hansa.training.metrics import Sketch
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Incremented when the meaning of a message changes. Messages of another version are refused."""
 
 ORDERS, REPORTS, EVALUATION, EVALUATION_REPLY = "orders", "reports", "exam", "marks"
@@ -48,14 +48,14 @@ class MemoryVersion(NamedTuple):
         return cls(int(match.group(1)), match.group(2))
 
     @classmethod
-    def of_upload(cls, upload: Upload) -> MemoryVersion:
-        """Return the version of the memory that an upload was made with."""
-        state = hashlib.blake2b(digest_size=16)
-        for name in sorted(upload.packets):
-            data = upload.packets[name].bytes
+    def of_upload(cls, report: Report, place: int) -> MemoryVersion:
+        """Return the version of the memory that a client's upload in a report was made with."""
+        state, packets = hashlib.blake2b(digest_size=16), report.packets(place)
+        for name in sorted(packets):
+            data = packets[name].bytes
             state.update(f"{len(name)}:{name}:{len(memoryview(data).cast('B'))}:".encode())
             state.update(data)
-        return cls(upload.round, state.hexdigest())
+        return cls(report.round, state.hexdigest())
 
     def to_row(self) -> Vector:
         """Return the version as a row of the server's client store."""
@@ -98,8 +98,9 @@ class Message:
 class RoundOrders(Message):
     """The request of a round to a site.
 
-    It has the broadcasts, with the digest of each decoded channel; the orders of the site's cohorts; the memory version
-    that each reporter starts from, None for no memory; and the oldest round that the server may resume from.
+    It has the broadcasts, with the digest of each decoded channel; the orders of the site's clients, one for each that
+    trains alone; the memory version that each reporter starts from, None for no memory; and the oldest round that the
+    server may resume from.
     """
 
     kind = ORDERS

@@ -15,7 +15,7 @@ from hansa.compress import ServerBroadcast
 from hansa.core.errors import HansaError, invalid_argument
 from hansa.core.types import BUFFERS, MODEL, Vectors
 from hansa.core.vectors.fingerprint import fingerprint
-from hansa.engine.requests import LoadMemory, unchanged
+from hansa.engine.requests import LoadMemory, single_orders, unchanged
 from hansa.federation.enrollment import REFUSAL, Refusal
 from hansa.federation.messages import (
     EVALUATION_REPLY,
@@ -33,7 +33,7 @@ from hansa.federation.site_metrics import check_reply, combine_replies
 from hansa.federation.transport import Transport
 from hansa.pace.events import oldest_version
 from hansa.rounds import OpenedRound, wire_format
-from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder
+from hansa.rounds.messages import Broadcast, Report, WorkOrder
 from hansa.rounds.validation import sender_of
 from hansa.runs.metrics import PARTS
 from hansa.training import TaskLike
@@ -192,7 +192,7 @@ class Federation:
 
     def _by_site(self, orders: Sequence[WorkOrder]) -> dict[str, list[WorkOrder]]:
         by_site: dict[str, list[WorkOrder]] = {}
-        for order in orders:
+        for order in (single for each in orders for single in single_orders(each)):
             sites = {self._site_of[client] for client in order.clients}
             if len(sites) > 1:
                 raise HansaError(
@@ -283,13 +283,12 @@ class Federation:
             if full:
                 raise ProtocolError("need", f"site {site} asks for channel {full[0]!r} again, which was sent in full")
             return
-        orders = {order.cohort: order for order in request.orders}
-        cohorts = [report.cohort for report in answer.reports]
-        if sorted(cohorts) != sorted(orders):
-            raise ProtocolError("cohorts", f"site {site} answered for cohorts {cohorts}, expected {sorted(orders)}")
-        for report in answer.reports:
-            _check_report(site, report, orders[report.cohort])
-        uploaded = {sender_of(upload) for report in answer.reports for upload in report.uploads}
+        answered, asked = ([each.cohort for each in some] for some in (answer.reports, request.orders))
+        if answered != asked:
+            raise ProtocolError("cohorts", f"site {site} answered for cohorts {answered}, expected {asked}")
+        for report, order in zip(answer.reports, request.orders, strict=True):
+            _check_report(site, report, order)
+        uploaded = {sender_of(client) for report in answer.reports for client in report.clients}
         if answer.updated - uploaded:
             raise ProtocolError(
                 "kept", f"site {site} updated the memory of client {min(answer.updated - uploaded)} without an upload"
@@ -361,26 +360,23 @@ class Federation:
 
 def _dropped(message: RoundOrders, reason: str, detail: str) -> tuple[Report, ...]:
     """Return reports that drop all reporters of a site."""
-    return tuple(
-        Report(order.cohort, dropped=tuple(DroppedClient(client, reason, detail) for client in order.reporters))
-        for order in message.orders
-    )
+    return tuple(Report.without(order, reason, detail) for order in message.orders)
 
 
 def _with_versions(report: Report, updated: Collection[int]) -> Report:
     """Add the new memory versions to a report. The server stores them when the round closes with the upload accepted;
     a client that is not ``updated`` keeps its version."""
     versions = {
-        upload.client: {VERSION_ROW: MemoryVersion.of_upload(upload).to_row()}
-        for upload in report.uploads
-        if upload.client in updated
+        client: {VERSION_ROW: MemoryVersion.of_upload(report, place).to_row()}
+        for place, client in enumerate(report.clients)
+        if client in updated
     }
     return replace(report, memory=versions)
 
 
 def _check_report(site: str, report: Report, order: WorkOrder) -> None:
     """Raise if a cohort's report mentions clients of other cohorts, or contains what was not requested."""
-    senders = [sender_of(upload) for upload in report.uploads]
+    senders = [sender_of(client) for client in report.clients]
     named = [*senders, *(dropped.client for dropped in report.dropped)]
     unknown = sorted({*named, *report.peer_bytes} - set(order.clients))
     if unknown:

@@ -55,7 +55,7 @@ from hansa.federation.policy import Policy, Usage
 from hansa.federation.reasons import without_details
 from hansa.local.work import is_set_by_samples
 from hansa.rounds import client_round, wire_format
-from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder
+from hansa.rounds.messages import Broadcast, Report, WorkOrder
 from hansa.training import TaskLike, random_state
 from hansa.training.evaluation import compute_site_metrics
 
@@ -168,8 +168,9 @@ class Site:
 
     def _check_work(self, order: WorkOrder) -> None:
         """Refuse other work than the configuration has, whose rates the site takes from there itself."""
-        if order.work.steps > self.policy.steps:
-            raise ProtocolError("steps", f"an order of {order.work.steps} steps, the site permits {self.policy.steps}")
+        steps = max(work.steps for work in order.works)
+        if steps > self.policy.steps:
+            raise ProtocolError("steps", f"an order of {steps} steps, the site permits {self.policy.steps}")
         if order.mean:
             raise ProtocolError("work", f"cohort {order.cohort}: the mean of its models is of simulations only")
         if self.key is not None and order.key != self.key:
@@ -177,8 +178,9 @@ class Site:
         first, address = order.clients[0], order.key.child("work", order.round, order.clients[0])
         most = max(self.task.population.samples[client] for client in order.clients)
         agreed = self.algorithm.local.draw_work(first, most, address)
-        if order.work != agreed:
-            raise ProtocolError("work", f"client {first}: an order of {order.work}, the configuration has {agreed}")
+        if set(order.works) != {agreed}:
+            asked = next(work for work in order.works if work != agreed)
+            raise ProtocolError("work", f"client {first}: an order of {asked}, the configuration has {agreed}")
 
     def _check_clients(self, order: WorkOrder, seen: set[int]) -> None:
         unknown = sorted(set(order.clients) - self.clients)
@@ -201,9 +203,9 @@ class Site:
         """Return the clients that belong into the cohort of an order."""
         mixing = self.algorithm.local.mixing
         if mixing is None:
-            return order.reporters[:1]
-        clusters = mixing.cluster_lists()
-        cluster = tuple(clusters[order.cohort]) if order.cohort < len(clusters) else ()
+            return order.reporters[:1] if order.cohort is None else ()
+        clusters, number = mixing.cluster_lists(), order.cohort
+        cluster = tuple(clusters[number]) if number is not None and number < len(clusters) else ()
         return tuple(sorted(set(order.reporters) & set(cluster))) if mixing.reporters_only else cluster
 
     def _answer(self, request: RoundOrders) -> RoundReports:
@@ -286,11 +288,11 @@ class Site:
             (report,) = client_round(self.algorithm, orders, self._trainer, self.task.population)
         except Exception as error:
             return _drop_all(order, "failed", f"{type(error).__name__}: {error}")
-        for upload in report.uploads:
-            client, new_rows = upload.client, report.memory.get(upload.client, {})
+        for place, client in enumerate(report.clients):
+            new_rows = report.memory.get(client, {})
             try:
                 if new_rows:
-                    version, rows = MemoryVersion.of_upload(upload), {**memory[client], **new_rows}
+                    version, rows = MemoryVersion.of_upload(report, place), {**memory[client], **new_rows}
                     self.memory_store.put(client, version, rows, request.versions[client])
                     updated.add(client)
                 self.memory_store.prune(client, request.versions[client], request.keep_from)
@@ -302,7 +304,7 @@ class Site:
     def _too_few_rows(self, order: WorkOrder) -> str:
         """Return which client of a cohort has an update of too few rows, or nothing."""
         for client in order.clients:
-            rows = self.algorithm.local.rows_of(order.work, self.task.population.samples[client])
+            rows = self.algorithm.local.rows_of(order.works[0], self.task.population.samples[client])
             if rows < self.policy.min_rows:
                 return (
                     f"an update of client {client} is computed from {rows} rows, the policy has {self.policy.min_rows}"
@@ -311,7 +313,7 @@ class Site:
 
     def _charge(self, order: WorkOrder, request: RoundOrders) -> str:
         """Count the training of a cohort by all that its result depends on; return what forbids it, or nothing."""
-        state = hashlib.sha256(repr((order.key, order.cohort, order.clients, order.reporters, order.work)).encode())
+        state = hashlib.sha256(repr((order.key, order.cohort, order.clients, order.reporters, order.works)).encode())
         state.update(repr([str(request.versions[client]) for client in order.reporters]).encode())
         for name in sorted(request.digests):
             state.update(name.encode() + request.digests[name])
@@ -369,10 +371,7 @@ class Site:
 
 def _drop_all(order: WorkOrder, reason: str, detail: str) -> Report:
     """Return a report that drops all reporters of a cohort."""
-    return Report(
-        order.cohort,
-        dropped=tuple(DroppedClient(client, reason, wire_format.sentence(detail)) for client in order.reporters),
-    )
+    return Report.without(order, reason, wire_format.sentence(detail))
 
 
 _ALL = -1  # the owner of the site's test rows

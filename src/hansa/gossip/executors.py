@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
@@ -33,23 +32,10 @@ from hansa.gossip.cohort import Cohort, CohortOutcome, CohortSchedule
 from hansa.gossip.rows import DenseRows, LazyRows, Mixer
 from hansa.gossip.topology import Topology
 from hansa.local.step import LocalStep
-from hansa.local.trainer import BaseTrainer, ClientJob, DrawRows, LocalResult, Trainer, draw_batches, take_step
+from hansa.local.trainer import BaseTrainer, ClientJobs, DrawRows, LocalResults, Trainer, draw_batches, take_step
 from hansa.local.work import Work
-from hansa.rounds.messages import DroppedClient, LocalUpdate, WorkOrder, scoped
+from hansa.rounds.messages import DroppedClient, Trained, WorkOrder, scoped
 from hansa.server import BaseServerTransform
-
-
-@dataclass(slots=True, eq=False)
-class CohortResult:
-    """The training of one work order: the reporters' updates, and what happened to the cohort."""
-
-    updates: dict[int, LocalUpdate] = field(default_factory=dict)
-    dropped: list[DroppedClient] = field(default_factory=list)
-    peer_bytes: Counter[int] = field(default_factory=Counter)
-    exchanges: int = 0
-    info: dict[str, float] = field(default_factory=dict)
-    mean: Vector | None = None
-    alive: int = 0
 
 
 @torch.no_grad()
@@ -59,7 +45,7 @@ def train_cohorts(
     received: Sequence[Vectors],
     trainer: Trainer,
     samples: Sequence[int],
-) -> list[CohortResult]:
+) -> list[Trained]:
     """Train cohorts: at every step the active clients take a local step and all exchange, in the mixing's order.
 
     Native code gets all cohorts at once. Those whose final rows are read later are trained one by one, so that the rows
@@ -93,9 +79,9 @@ def _share_common_step(cohorts: Sequence[Cohort], orders: Sequence[WorkOrder], r
 
 def _result(
     cohort: Cohort, outcome: CohortOutcome, order: WorkOrder, phase: LocalPhase, samples: Sequence[int]
-) -> CohortResult:
+) -> Trained:
     """Return the result of a cohort that has trained."""
-    result = CohortResult(exchanges=outcome.exchanges)
+    result = Trained(exchanges=outcome.exchanges)
     if not cohort.mixing.keep_local_models:
         alive = len(cohort.mixer.positions) + len(outcome.dropped)
         result.peer_bytes = _forwarded_bytes(order, alive, cohort.start)
@@ -113,8 +99,8 @@ def _new_cohort(
 ) -> Cohort:
     assert phase.mixing is not None
     mixing, model, buffers = phase.mixing, received[MODEL], received.get(BUFFERS)
-    schedule = CohortSchedule(mixing, order.round, order.work.steps, order.clients, order.reporters, order.key)
-    mixer = Mixer(mixing.topology.of_cluster(order.cohort), len(order.clients))
+    schedule = CohortSchedule(mixing, order.round, order.works[0].steps, order.clients, order.reporters, order.key)
+    mixer = Mixer(mixing.topology.of_cluster(order.cohort or 0), len(order.clients))
     mixer.drop(*(schedule.position(client) for client in order.absent))
 
     def new_step(client: int) -> LocalStep:
@@ -126,7 +112,7 @@ def _new_cohort(
 
     def work_of(client: int) -> Work:
         """Return the work of a client: no batch is larger than its dataset."""
-        return Work(order.work.steps, min(order.work.batch_size, samples[client]))
+        return Work(order.works[0].steps, min(order.works[0].batch_size, samples[client]))
 
     def batches(client: int) -> Any:
         """Draw a client's batches of the round."""
@@ -207,8 +193,8 @@ class _EagerExecutor:
             self.outcome.losses.append(float(loss))
         return finite
 
-    def _train_natively(self, job: ClientJob) -> list[LocalResult] | None:
-        return self.fast.train_clients([job])
+    def _train_natively(self, jobs: ClientJobs) -> LocalResults | None:
+        return self.fast.train_clients(jobs)
 
     def _take_step(self, client: int, row: Vector) -> tuple[float | torch.Tensor, Vector]:
         """Take one client's next step from its row, natively where the trainer can; return the loss and the new row."""
@@ -217,19 +203,19 @@ class _EagerExecutor:
             self.batches[client] = cohort.batches(client)
         rows, step, taken = self.batches[client], cohort.local_step(client), self.taken[client]
         self.taken[client] += 1
-        key = cohort.schedule.key.child("local", cohort.schedule.round, client)
+        key = cohort.schedule.key.child("local", cohort.schedule.round)
         model, buffers = row[:dim], row[dim:] if row.numel() > dim else None
-        results = None
         if rows is not None:
-            batch = rows[taken : taken + 1]
-            job = ClientJob(model, client, Work(1, 1), step, key, buffers, keep_model=True, batches=batch)
-            results = self._train_natively(job)
-        if results is None:
-            trainer.load(model, buffers)
-            batch = None if rows is None else rows[taken]
-            loss: float | torch.Tensor = take_step(trainer, client, batch, step, key.child("noise", taken))
-        else:
-            (loss,) = results[0].losses
+            columns = {} if buffers is None else {"buffers": (buffers,)}
+            jobs = ClientJobs.of(
+                model, client, Work(1, 1), step, key, batches=(rows[taken : taken + 1],), keep_models=True,
+                first_step=taken, **columns,
+            )  # fmt: skip
+            if (results := self._train_natively(jobs)) is not None:
+                return results.losses[0], torch.cat([*results.models, *results.buffers])
+        trainer.load(model, buffers)
+        batch = None if rows is None else rows[taken]
+        loss = take_step(trainer, client, batch, step, key.child(client, "noise", taken))
         buffers = trainer.read_buffers()
         return loss, trainer.y.clone() if buffers is None else torch.cat([trainer.y, buffers])
 
@@ -263,7 +249,7 @@ class _DeferredExecutor(_EagerExecutor):
         self._finite.append(torch.isfinite(after).all())
         return True
 
-    def _train_natively(self, job: ClientJob) -> list[LocalResult] | None:
+    def _train_natively(self, jobs: ClientJobs) -> LocalResults | None:
         return None  # its results are on the host
 
 
@@ -282,27 +268,30 @@ def _add_updates(
     cohort: Cohort,
     outcome: CohortOutcome,
     order: WorkOrder,
-    result: CohortResult,
+    result: Trained,
     phase: LocalPhase,
     samples: Sequence[int],
 ) -> None:
     """Add the surviving reporters' updates, the consensus distance and, if requested, the mean model."""
-    dim = cohort.dim
+    dim, positions = cohort.dim, cohort.reporting_positions()
     loss = math.fsum(outcome.losses) / len(outcome.losses) if outcome.losses else None
     outcome.finish(cohort)
-    for position, delta in zip(cohort.reporting_positions(), outcome.deltas or (), strict=True):
-        client = cohort.clients[position]
-        buffers = delta[dim:] if delta.numel() > dim else None
+    deltas = outcome.deltas or []
+    result.clients, result.losses = [cohort.clients[position] for position in positions], [loss] * len(positions)
+    result.changes = deltas
+    if cohort.start.numel() > dim:
+        result.changes, result.buffers = [delta[:dim] for delta in deltas], [delta[dim:] for delta in deltas]
+    for position, client in zip(positions, result.clients, strict=True):
         memory = _memory(cohort, outcome, client, position)
         if memory:
-            size = min(order.work.batch_size, samples[client])
+            size = min(order.works[0].batch_size, samples[client])
             before = order.memory.get(client, {})
             memory |= phase.memory_of_place(samples[client], size, outcome.taken[client], before)
-        result.updates[client] = LocalUpdate(delta if buffers is None else delta[:dim], buffers, loss, memory)
+            result.memory[client] = memory
     result.info["consensus"] = outcome.spread
     if order.mean:
         result.mean = outcome.rows.mean(cohort.mixer).to(cohort.start)
-        result.alive = len(cohort.mixer.positions)
+        result.trained = len(cohort.mixer.positions)
 
 
 def _memory(cohort: Cohort, outcome: CohortOutcome, client: int, position: int) -> Vectors:

@@ -25,7 +25,7 @@ from hansa.local.step import LocalStep, effective_steps
 from hansa.local.work import BaseLocalWork, LocalWork, Work, deadline, drawn, epochs, fixed, hybrid_plus, random_steps
 
 if TYPE_CHECKING:
-    from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult, Trainer, take_steps, train
+    from hansa.local.trainer import BaseTrainer, ClientJobs, LocalResults, Trainer, take_steps, train
 
 __all__ = [
     "AscentOffset",
@@ -33,10 +33,10 @@ __all__ = [
     "BaseSolver",
     "BaseTrainer",
     "Batches",
-    "ClientJob",
+    "ClientJobs",
     "Correction",
     "Distribution",
-    "LocalResult",
+    "LocalResults",
     "LocalStep",
     "LocalWork",
     "PassOrder",

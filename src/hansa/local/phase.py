@@ -274,10 +274,10 @@ class LocalPhase:
         """Return the change with its private blocks set to zero."""
         return change if self.private_blocks is None else self.private_blocks.put(change, 0.0, of_buffers=of_buffers)
 
-    def memory_after(self, step: LocalStep, y: Vector, buffers: Vector | None) -> Vectors:
-        """Return a client's memory after its training."""
+    def memory_after(self, step: LocalStep, y: Vector | None, buffers: Vector | None) -> Vectors:
+        """Return a client's memory after its training; ``y`` is its model, which private blocks require."""
         memory: Vectors = {}
-        if self.private_blocks is not None:
+        if self.private_blocks is not None and y is not None:
             memory["local/private"] = self.private_blocks.take(y)
             if buffers is not None and self.private_blocks.buffers:
                 memory["local/private_buffers"] = self.private_blocks.take(buffers, of_buffers=True)

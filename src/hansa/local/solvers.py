@@ -86,6 +86,10 @@ class BaseSolver(Solver):
     on_device: ClassVar[bool] = False
     """Whether ``finish`` computes with torch on the device of its arguments; otherwise they are on the CPU."""
 
+    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> SolverResult:
+        """Return no reports and no memory."""
+        return SolverResult({}, {})
+
     def check_composition(self, owner: str, phase: Any, channels: Mapping[str, Any]) -> None:
         """Raise for a local phase or channels with which the method would be something else.
 
@@ -134,9 +138,6 @@ class sgd(BaseSolver):
     def correction(self, got: Vectors, memory: Vectors) -> Correction:
         return Correction()
 
-    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> SolverResult:
-        return SolverResult({}, {})
-
 
 @dataclass(frozen=True, slots=True)
 class prox(BaseSolver):
@@ -162,9 +163,6 @@ class prox(BaseSolver):
 
     def correction(self, got: Vectors, memory: Vectors) -> Correction:
         return Correction(prox_weight=self.prox_weight)
-
-    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> SolverResult:
-        return SolverResult({}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +321,3 @@ class sam(BaseSolver):
         length = norm if norm.device.type == "mps" else norm.double()  # stays on its device: reading it would wait
         factor = torch.where(length > 0, self.rho / length, 0.0).to(norm.dtype)
         return list(torch._foreach_mul(list(gradients), factor))
-
-    def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> SolverResult:
-        return SolverResult({}, {})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -26,64 +28,130 @@ BatchRows: TypeAlias = Any
 """The batches of a round, one entry per step: row numbers [steps, batch], or a trainer-defined object."""
 
 
-class ClientJob(NamedTuple):
-    """One client's local training in a round.
+@dataclass(frozen=True, slots=True, eq=False)
+class ClientJobs:
+    """The local training of clients in a round; each column has an entry for every client.
 
     Args:
-        x: The model it starts from.
-        client: The client.
-        work: The number of steps and the batch size.
-        step: The local step.
-        key: The address of the client's randomness in the round.
-        buffers: The buffers it starts from.
-        keep_model: Whether to leave the trained model in the trainer's ``y``.
-        batches: The batches to step on; None lets the trainer draw them with the key.
+        clients: The clients.
+        works: The number of steps and the batch size of each.
+        models: The model that each starts from, often one object for all.
+        steps: The local step of each, one object for all that have the same.
+        key: The key above those of the clients: client c draws from ``key.child(c)``.
+        buffers: The buffers that each starts from; None if the model has none.
+        batches: The batches of each; None lets the trainer draw them with the keys.
+        keep_models: Whether the results contain the models and buffers.
+        first_step: The number of the first step, for the keys of noise.
 
     >>> x = torch.zeros(2)
-    >>> ClientJob(x, 3, Work(5, 32), LocalStep(0.1, x), Key(0)).keep_model
-    False
+    >>> ClientJobs.of(x, 3, Work(5, 32), LocalStep(0.1, x), Key(0)).clients
+    (3,)
     """
 
-    x: Vector
-    client: int
-    work: Work
-    step: LocalStep
+    clients: Sequence[int]
+    works: Sequence[Work]
+    models: Sequence[Vector]
+    steps: Sequence[LocalStep]
     key: Key
-    buffers: Vector | None = None
-    keep_model: bool = False
-    batches: BatchRows | None = None
+    buffers: Sequence[Vector] | None = None
+    batches: Sequence[BatchRows] | None = None
+    keep_models: bool = False
+    first_step: int = 0
+
+    @classmethod
+    def of(cls, x: Vector, client: int, work: Work, step: LocalStep, key: Key, **columns: Any) -> ClientJobs:
+        """Return the job of one client."""
+        return cls((client,), (work,), (x,), (step,), key, **columns)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def key_of(self, place: int) -> Key:
+        """Return the key of one client."""
+        return self.key.child(self.clients[place])
+
+    def batches_of(self, place: int) -> BatchRows | None:
+        """Return the given batches of one client, if any."""
+        return None if self.batches is None else self.batches[place]
+
+    def buffers_of(self, place: int) -> Vector | None:
+        """Return the buffers of one client, if the model has any."""
+        return None if self.buffers is None else self.buffers[place]
+
+    def part(self, places: Sequence[int]) -> ClientJobs:
+        """Return the jobs of some clients, given by their places."""
+
+        def chosen(column: Any) -> Any:
+            return None if column is None else [column[place] for place in places]
+
+        return replace(
+            self,
+            clients=chosen(self.clients),
+            works=chosen(self.works),
+            models=chosen(self.models),
+            steps=chosen(self.steps),
+            buffers=chosen(self.buffers),
+            batches=chosen(self.batches),
+        )
 
 
-class LocalResult(NamedTuple):
-    """The result of one client's local training.
+@dataclass(slots=True, eq=False)
+class LocalResults:
+    """The results of `ClientJobs`, in their order.
 
     Args:
-        delta: The change y - x of the model.
-        losses: The loss of each step.
-        finite: Whether every entry of the delta is finite.
-
-    >>> LocalResult(torch.ones(2), [0.5], True).finite
-    True
-    """
-
-    delta: Vector
-    losses: list[float]
-    finite: bool
-
-
-class TrainedRows(NamedTuple):
-    """The results of several clients: a row of changes y - x for each, and the mean of its losses.
-
-    Args:
-        changes: The changes, [clients, d]; all finite.
+        changes: The change y - x of each model: a matrix with a row of each, or a vector of each.
         losses: The mean loss of each client's steps.
+        failures: Why a change is not finite, by place; such a client drops out.
+        models: The trained models, if asked for.
+        buffers: The trained buffers; empty if the model has none.
 
-    >>> TrainedRows(torch.ones(2, 3), [0.5, 0.25]).losses
-    [0.5, 0.25]
+    >>> LocalResults(torch.ones(2, 3), [0.5, 0.25]).failures
+    {}
     """
 
-    changes: Vector
-    losses: list[float]
+    changes: list[Vector] | Vector = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    failures: dict[int, str] = field(default_factory=dict)
+    models: list[Vector] = field(default_factory=list)
+    buffers: list[Vector] = field(default_factory=list)
+
+    def add_model(
+        self, x: Vector, y: Vector, losses: list[float], buffers: Vector | None = None, *, keep_model: bool = False
+    ) -> None:
+        """Add the result of one client, whose model has become ``y``."""
+        change = torch.sub(y, x, out=allocator.empty_like(x))
+        self.add(change, losses, all_finite(change), y if keep_model else None, buffers)
+
+    def add(
+        self,
+        change: Vector,
+        losses: list[float],
+        finite: bool,
+        model: Vector | None = None,
+        buffers: Vector | None = None,
+    ) -> None:
+        """Add the result of one client to lists of results. The model and the buffers are copied."""
+        assert isinstance(self.changes, list)
+        if not finite:
+            broken = next((t for t, loss in enumerate(losses) if not math.isfinite(loss)), None)
+            when = "an overflow" if broken is None else f"the loss was {losses[broken]} at step {broken}"
+            self.failures[len(self.losses)] = f"{when}; a smaller local learning rate or max_grad_norm= may help"
+        self.changes.append(change)
+        self.losses.append(math.fsum(losses) / len(losses) if finite else math.nan)
+        if model is not None:
+            self.models.append(model.clone())
+        if buffers is not None:
+            self.buffers.append(buffers.clone())
+
+    def extend(self, more: LocalResults) -> None:
+        """Add the results of further clients."""
+        assert isinstance(self.changes, list)
+        self.failures.update({len(self.losses) + place: why for place, why in more.failures.items()})
+        self.changes.extend(more.changes)
+        self.losses.extend(more.losses)
+        self.models.extend(more.models)
+        self.buffers.extend(more.buffers)
 
 
 class NativeSteps(NamedTuple):
@@ -155,24 +223,8 @@ class BaseTrainer:
             "key), or use batches='full'."
         )
 
-    def train_clients(self, jobs: Sequence[ClientJob]) -> list[LocalResult] | None:
-        """Train several clients in one call; None if there is no fast path for these jobs."""
-        return None
-
-    def train_rows(
-        self, first: ClientJob, clients: Sequence[int], works: Sequence[Work], key: Key
-    ) -> TrainedRows | None:
-        """Train clients that start from one model with one step and no memory, in one call.
-
-        Client c draws from ``key.child(c)``, as in `train_clients`. None if there is no fast path, or the change of a
-        client is not finite.
-
-        Args:
-            first: The job of the first client.
-            clients: The clients.
-            works: The number of steps and the batch size of each.
-            key: The address above those of the clients.
-        """
+    def train_clients(self, jobs: ClientJobs) -> LocalResults | None:
+        """Train clients in one call, with the results of single steps; None if there is no fast path for these jobs."""
         return None
 
     def native_steps(self) -> NativeSteps | None:
@@ -183,25 +235,28 @@ class BaseTrainer:
         """Interrupt a fast path that runs in another thread; it raises there."""
 
 
-def train(trainer: Trainer, job: ClientJob) -> LocalResult:
-    """Train one client and leave its model and buffers in the trainer.
+def train(trainer: Trainer, jobs: ClientJobs) -> LocalResults:
+    """Train clients by the trainer's fast path if it has one for these jobs, otherwise by single steps.
 
     >>> import hansa
     >>> task = hansa.training.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
     >>> trainer, start = task.trainer(torch.float32, torch.device("cpu")), torch.zeros(2)
-    >>> train(trainer, ClientJob(start, 0, Work(1, 2), LocalStep(0.5, start), hansa.Key(0))).delta
-    tensor([0.2500, 0.2500])
+    >>> train(trainer, ClientJobs.of(start, 0, Work(1, 2), LocalStep(0.5, start), hansa.Key(0))).changes
+    [tensor([0.2500, 0.2500])]
     """
-    results = with_defaults(trainer, BaseTrainer).train_clients([job._replace(keep_model=True)])
-    return train_by_steps(trainer, job) if results is None else results[0]
+    results = with_defaults(trainer, BaseTrainer).train_clients(jobs)
+    return train_by_steps(trainer, jobs) if results is None else results
 
 
-def train_by_steps(trainer: Trainer, job: ClientJob) -> LocalResult:
-    """Train one client without a fast path and leave its model and buffers in the trainer."""
-    trainer.load(job.x, job.buffers)
-    losses = take_steps(trainer, job.client, job.work, job.step, job.key, job.batches)
-    delta = torch.sub(trainer.y, job.x, out=allocator.empty_like(job.x))
-    return LocalResult(delta, losses.tolist(), all_finite(delta))
+def train_by_steps(trainer: Trainer, jobs: ClientJobs) -> LocalResults:
+    """Train clients one after the other by single steps. The last one's model and buffers stay in the trainer."""
+    results = LocalResults()
+    for place, (client, x) in enumerate(zip(jobs.clients, jobs.models, strict=True)):
+        trainer.load(x, jobs.buffers_of(place))
+        rows, first = jobs.batches_of(place), jobs.first_step
+        losses = take_steps(trainer, client, jobs.works[place], jobs.steps[place], jobs.key_of(place), rows, first)
+        results.add_model(x, trainer.y, losses.tolist(), trainer.read_buffers(), keep_model=jobs.keep_models)
+    return results
 
 
 def draw_batches(
@@ -223,10 +278,16 @@ def draw_batches(
 
 @torch.no_grad()
 def take_steps(
-    trainer: Trainer, client: int, work: Work, step: LocalStep, key: Key, batches: BatchRows | None = None
+    trainer: Trainer,
+    client: int,
+    work: Work,
+    step: LocalStep,
+    key: Key,
+    batches: BatchRows | None = None,
+    first: int = 0,
 ) -> torch.Tensor:
     """Take all local steps of one client on the trainer's model, on the given batches or on those that the trainer
-    draws; return the loss of each.
+    draws; return the loss of each. ``first`` is the number of the first step.
 
     >>> import hansa
     >>> task = hansa.training.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
@@ -240,7 +301,9 @@ def take_steps(
     t = 0
     try:
         for t in range(work.steps):
-            losses[t] = take_step(trainer, client, None if rows is None else rows[t], step, key.child("noise", t))
+            losses[t] = take_step(
+                trainer, client, None if rows is None else rows[t], step, key.child("noise", first + t)
+            )
     except Exception as error:
         add_step(error, client, t)
         raise

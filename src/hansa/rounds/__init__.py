@@ -7,8 +7,7 @@ from hansa.core.lazy_imports import lazy_exports
 if TYPE_CHECKING:
     from hansa.rounds.aggregation import ClosedRound, Outcome, RoundAggregation, ServerState
     from hansa.rounds.diagnostics import diagnose
-    from hansa.rounds.many_clients import in_cohort_order
-    from hansa.rounds.messages import Broadcast, DroppedClient, Report, Upload, WorkOrder
+    from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder, in_client_order
     from hansa.rounds.pacing import open_paced_round
     from hansa.rounds.round import OpenedRound, client_round, close_round, open_round
 
@@ -21,12 +20,11 @@ __all__ = [
     "Report",
     "RoundAggregation",
     "ServerState",
-    "Upload",
     "WorkOrder",
     "client_round",
     "close_round",
     "diagnose",
-    "in_cohort_order",
+    "in_client_order",
     "open_paced_round",
     "open_round",
 ]

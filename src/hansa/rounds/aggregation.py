@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -35,14 +35,14 @@ from hansa.core.vectors import allocator
 from hansa.core.vectors.arithmetic import all_finite, computes_on, tree_to, vectors_to, where_computed
 from hansa.local import effective_steps
 from hansa.local.solvers import BaseSolver
-from hansa.rounds.many_clients import AnyReport, OrderColumns, ReportColumns
+from hansa.local.work import Work
 from hansa.rounds.messages import DroppedClient, Report, WorkOrder
 from hansa.rounds.validation import (
     ExpectedUpload,
     RefusedUpdate,
     repeated_senders,
     sender_of,
-    validate_columns,
+    validate_rows,
     validate_upload,
 )
 
@@ -133,7 +133,7 @@ class RoundDiagnostics:
     updates by channel if kept, and the mean of all local models if requested."""
 
     round: int
-    orders: Mapping[int, WorkOrder]
+    orders: Sequence[WorkOrder]
     population: Population
     norms: Mapping[int, float]
     losses: Mapping[int, float | None]
@@ -153,7 +153,7 @@ class ClosedRound(NamedTuple):
 
 
 class RoundAggregation:
-    """The aggregation of one round: `add` every report in cohort order, then `close`.
+    """The aggregation of one round: `add` every report in the order of the clients, then `close`.
 
     Updates are aggregated as they arrive if the channel's aggregator supports it and ``keep_updates`` is False. If a
     report contains several uploads of one client, none is accepted; a duplicate in a later report is refused.
@@ -161,12 +161,11 @@ class RoundAggregation:
     Args:
         algorithm: The method, bound to the model.
         state: The server state that `open_round` returned.
-        orders: The round's work orders.
+        orders: The round's work orders, in the order of aggregation.
         population: The clients' sample counts.
         quorum: The smallest number of valid updates that changes the model.
         rows: Reads the rows that the server keeps per client.
         unreachable: Clients that received no order.
-        repeated: Clients known to have sent several uploads.
         max_norm: The largest accepted norm of an update.
         keep_updates: Keep all updates for diagnostics.
         stage_memory: Called with each accepted client's memory at once, instead of collecting it in
@@ -184,7 +183,6 @@ class RoundAggregation:
         quorum: int = 1,
         rows: RowReader | None = None,
         unreachable: Sequence[DroppedClient] = (),
-        repeated: Collection[int] = (),
         max_norm: float = 1e12,
         keep_updates: bool = False,
         stage_memory: StageMemory | None = None,
@@ -193,13 +191,14 @@ class RoundAggregation:
         self.algorithm, self.state, self.population = algorithm, state, population
         self.key = key or (orders[0].key if orders else Key(0))
         self.quorum, self.rows = quorum, rows
-        self.orders: Mapping[int, WorkOrder] = (
-            orders.by_client()
-            if isinstance(orders, OrderColumns)
-            else {client: order for order in orders for client in order.reporters}
-        )
+        self.orders = [order for order in orders if order.reporters]
+        asked = [client for order in orders for client in order.reporters]
+        places: Iterable[int] = range(len(asked))
+        if algorithm.local.mixing is not None:
+            places = [order.cohort or 0 for order in orders for _ in order.reporters]
+        self._cohorts = dict(zip(asked, places, strict=True))
         self.dropped = list(unreachable)
-        self._repeated, self._stage_memory = repeated, stage_memory
+        self._stage_memory = stage_memory
         self._expected = expected_upload(algorithm, state, orders, max_norm) if orders else None
         self._vectors: dict[str, list[Update]] = {}
         self._running: dict[str, RunningAggregate] = {}
@@ -227,16 +226,26 @@ class RoundAggregation:
         begin = with_defaults(channel.aggregate, BaseAggregator).running
         if begin is None or not self.orders:
             return None
-        assert self._expected is not None
-        cohorts = self._expected.reporters
+        cohorts = self._cohorts
         running: RunningAggregate = begin(Participants.of(sorted(cohorts), cohorts, self.population.samples))
         return running
 
-    def add(self, report: AnyReport) -> None:
-        """Validate a cohort's uploads; add the valid ones and record why the others were refused."""
-        if isinstance(report, ReportColumns):
-            self._add_columns(report)
-            return
+    @cached_property
+    def _order_of(self) -> dict[int, tuple[WorkOrder, Work]]:
+        """The order and the work of each reporter."""
+        if self.algorithm.local.mixing is not None:
+            return {client: (order, order.works[0]) for order in self.orders for client in order.reporters}
+        return {
+            client: (order, work)
+            for order in self.orders
+            for client, work in zip(order.clients, order.works, strict=True)
+        }
+
+    def add(self, report: Report) -> None:
+        """Validate a report's uploads; add the valid ones and record why the others were refused.
+
+        A matrix of uploads is added at once if all its rows are valid and the aggregate is a running mean.
+        """
         self.dropped += report.dropped
         if report.peer_bytes:
             self._peer.update(report.peer_bytes)
@@ -244,43 +253,40 @@ class RoundAggregation:
         for name, value in report.info.items():
             self._info.setdefault(name, []).append(value)
         self._local_mean.add(report)
-        if self._expected is None:
+        if self._expected is None or not report.clients:
             return
-        several = (
-            self._repeated
-            if len(report.uploads) < 2
-            else {*self._repeated, *repeated_senders([report], self._expected)}
-        )
-        for upload in report.uploads:
-            try:
-                vectors, norms, nbytes = validate_upload(upload, self._expected, report.cohort, several)
-                if upload.client in self._norms:
-                    raise RefusedUpdate("duplicate", f"client {upload.client} sent more than one update this round")
-            except RefusedUpdate as refusal:
-                self.dropped.append(DroppedClient(sender_of(upload), refusal.reason, refusal.detail))
-                continue
-            client = upload.client
-            self._norms[client], self._losses[client] = norms[MODEL], upload.loss
-            self._up[client] = 0 if self.algorithm.serverless else sum(nbytes.values())
-            self._remember(client, report.memory.get(client, {}))
-            for name, decode in vectors.items():
-                self._add(name, self._update(name, client, decode, upload.loss))
+        clients, running = report.clients, self._running.get(MODEL)
+        norms = validate_rows(report, self._expected, self._norms) if isinstance(running, RunningMean) else None
+        if norms is not None:
+            assert isinstance(running, RunningMean)
+            changes = report.rows[MODEL]
+            assert isinstance(changes, torch.Tensor)
+            self._norms.update(zip(clients, norms, strict=True))
+            self._losses.update(zip(clients, report.losses, strict=True))
+            self._up.update(dict.fromkeys(clients, Packet.of(changes[0]).nbytes))
+            for client, memory in report.memory.items():
+                if client in self._norms:
+                    self._remember(client, memory)
+            running.add_rows(clients, changes)
+            return
+        several = repeated_senders(report, self._expected) if len(clients) > 1 else ()
+        for place in range(len(clients)):
+            self._add_upload(report, place, self._expected, several)
 
-    def _add_columns(self, columns: ReportColumns) -> None:
-        """Add many clients' changes at once if all are valid, otherwise one report after the other."""
-        orders, changes, running = columns.orders, columns.changes, self._running.get(MODEL)
-        norms = None
-        if isinstance(running, RunningMean) and self._expected is not None:
-            norms = validate_columns(columns, self._expected, self._norms, self._repeated)
-        if norms is None:
-            for report in columns.reports():
-                self.add(report)
+    def _add_upload(self, report: Report, place: int, expected: ExpectedUpload, several: Collection[int]) -> None:
+        client, loss = report.clients[place], report.losses[place]
+        try:
+            vectors, norms, nbytes = validate_upload(report, place, expected, several)
+            if client in self._norms:
+                raise RefusedUpdate("duplicate", f"client {client} sent more than one update this round")
+        except RefusedUpdate as refusal:
+            self.dropped.append(DroppedClient(sender_of(client), refusal.reason, refusal.detail))
             return
-        assert isinstance(running, RunningMean)
-        self._norms.update(zip(orders.clients, norms, strict=True))
-        self._losses.update(zip(orders.clients, columns.losses, strict=True))
-        self._up.update(dict.fromkeys(orders.clients, Packet.of(changes[0]).nbytes))
-        running.add_rows(orders.clients, changes)
+        self._norms[client], self._losses[client] = norms[MODEL], loss
+        self._up[client] = 0 if self.algorithm.serverless else sum(nbytes.values())
+        self._remember(client, report.memory.get(client, {}))
+        for name, decode in vectors.items():
+            self._add(name, self._update(name, client, decode, loss))
 
     def _remember(self, client: int, memory: Vectors) -> None:
         if memory and self._stage_memory is not None:
@@ -295,19 +301,19 @@ class RoundAggregation:
             self._vectors[name].append(update)
 
     def _update(self, name: str, client: int, decode: Callable[[], Vector], loss: float | None) -> Update:
-        order = self.orders[client]
-        steps = self._steps.get((order.work.steps, order.round))
+        order, work = self._order_of[client]
+        steps = self._steps.get((work.steps, order.round))
         if steps is None:
             phase = self.algorithm.local
             pull = with_defaults(phase.solver, BaseSolver).prox_weight
-            steps = effective_steps(order.work.steps, phase.lr_at(order.round), phase.momentum, pull)
-            self._steps[order.work.steps, order.round] = steps
-        samples = self.population.samples[client]
+            steps = effective_steps(work.steps, phase.lr_at(order.round), phase.momentum, pull)
+            self._steps[work.steps, order.round] = steps
+        samples, cohort = self.population.samples[client], self._cohorts[client]
         if not self.algorithm.pace.asynchronous:
-            return EncodedUpdate(client, order.cohort, decode, samples, steps, loss)
+            return EncodedUpdate(client, cohort, decode, samples, steps, loss)
         staleness = self.state.round - order.round
         change = partial(self._base_change, name, order) if staleness else None
-        return EncodedUpdate(client, order.cohort, decode, samples, steps, loss, staleness, order.cohort, change)
+        return EncodedUpdate(client, cohort, decode, samples, steps, loss, staleness, cohort, change)
 
     def _base_change(self, name: str, order: WorkOrder) -> Vector:
         """Return the version that an order started from minus the server's vector."""
@@ -323,14 +329,14 @@ class RoundAggregation:
         state = self.state
         admitted = tuple(sorted(self._norms))
         quorum = self.quorum if self.orders else 0
-        needed = max(quorum, min_updates(self.algorithm, max(1, len(self.orders))))
+        needed = max(quorum, min_updates(self.algorithm, max(1, len(self._cohorts))))
         if len(admitted) < needed:
             self.dropped += [
                 DroppedClient(client, "quorum", f"{len(admitted)} of {needed} needed") for client in admitted
             ]
             return ClosedRound(replace(state, round=state.round + 1), {}, self._outcome((), {}, applied=False), None)
         stale = self.algorithm.pace.asynchronous
-        staleness = tuple(state.round - self.orders[client].round for client in admitted) if stale else ()
+        staleness = tuple(state.round - self._order_of[client][0].round for client in admitted) if stale else ()
         population = state.population_with_stats(self.population)
         ctx = RoundContext(state.round, population, admitted, self.rows, staleness, self.key)
         combined = {name: self._combine(name, ctx) for name in (*self._vectors, *self._running)}
@@ -359,7 +365,7 @@ class RoundAggregation:
             self._losses,
             {name: channel_result.vector for name, channel_result in combined.items()},
             self._vectors,
-            {} if self._expected is None else self._expected.reporters,
+            self._cohorts,
             self._local_mean.result(),
         )
         outcome = self._outcome(admitted, combined[MODEL].info, applied=True)
@@ -424,14 +430,14 @@ def expected_upload(
     algorithm: Algorithm, state: ServerState, orders: Sequence[WorkOrder], max_norm: float
 ) -> ExpectedUpload:
     """Return the expectations that every upload of a round is validated against."""
-    first = orders[0]
+    first, reporters = orders[0], dict[int, int | None]()
+    for order in orders:
+        reporters.update(dict.fromkeys(order.reporters, order.cohort))
     return ExpectedUpload(
         first.run,
         first.round,
         first.base,
-        dict(zip(orders.clients, orders.cohorts, strict=True))
-        if isinstance(orders, OrderColumns)
-        else {client: order.cohort for order in orders for client in order.reporters},
+        reporters,
         {name: channel.uplink for name, channel in algorithm.channels.items() if channel.follows is None},
         state.vectors,
         max_norm,

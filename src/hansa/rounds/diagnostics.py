@@ -40,7 +40,7 @@ def diagnose(
     for name, updates in closed.updates.items():
         for update in updates:
             uploads.setdefault(update.client, {})[name] = update.vector.cpu()
-    first = next(iter(closed.orders.values()))
+    first = closed.orders[0]
     got = decode_broadcasts(algorithm, first, {})
     assert got is not None
     probe = Probe(

@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
 
 from hansa.algorithm import Algorithm
 from hansa.core.errors import HansaError, check_fraction, check_integer, check_positive, invalid_argument
 from hansa.core.keys import Key
 from hansa.gossip.robust import Attack, AttackKind
-from hansa.rounds.messages import DroppedClient, Report, Upload, WorkOrder
-
-if TYPE_CHECKING:
-    from hansa.rounds.many_clients import AnyReport
+from hansa.rounds.messages import DroppedClient, Report, WorkOrder
 
 SETTINGS = ("factor", "malicious", "attack", "attack_scale")
 """The arguments that are not probabilities."""
@@ -85,6 +81,9 @@ class faults:
             dropped += [
                 DroppedClient(client, "lost", "before training") for client in order.reporters if client in absent
             ]
+            if absent and order.cohort is None:
+                order = order.part([place for place, client in enumerate(order.clients) if client not in absent])
+                absent = []
             reporters = tuple(client for client in order.reporters if client not in absent)
             if reporters:
                 faulty = replace(order, reporters=reporters, absent=tuple(absent)) if absent else order
@@ -108,33 +107,40 @@ class faults:
             raise invalid_argument("faults", "malicious", self.malicious, expected, "They attack messages of gossip.")
 
     def apply_to_reports(
-        self, algorithm: Algorithm, orders: Sequence[WorkOrder], reports: Iterable[AnyReport]
+        self, algorithm: Algorithm, orders: Sequence[WorkOrder], reports: Iterable[Report]
     ) -> Iterator[Report]:
         """Yield the reports with uploads dropped or corrupted."""
-        from hansa.rounds.many_clients import single_reports  # imports torch, which commands that only look do not
+        for report in reports:
+            key, dropped = orders[0].key, list(report.dropped)
+            found = [self.draw(key, report.round, client) for client in report.clients]
+            fine = [place for place, fault in enumerate(found) if not fault]
+            faulty = []
+            for place, fault in enumerate(found):
+                result = self._apply(algorithm, report.part([place]), fault, key) if fault else None
+                if isinstance(result, DroppedClient):
+                    dropped.append(result)
+                elif result is not None:
+                    faulty.append(result)
+            if len(fine) < len(found):
+                report = replace(report.part(fine, alone=False), dropped=tuple(dropped))
+            yield report
+            yield from faulty
 
-        by_cohort = {order.cohort: order for order in orders}
-        for report in single_reports(reports):
-            order = by_cohort[report.cohort]
-            uploads, dropped = [], list(report.dropped)
-            for upload in report.uploads:
-                fault = self.draw(order.key, order.round, upload.client)
-                result = self._apply(algorithm, upload, fault, order) if fault else upload
-                dropped.append(result) if isinstance(result, DroppedClient) else uploads.append(result)
-            yield replace(report, uploads=tuple(uploads), dropped=tuple(dropped))
-
-    def _apply(self, algorithm: Algorithm, upload: Upload, fault: str, order: WorkOrder) -> Upload | DroppedClient:
+    def _apply(self, algorithm: Algorithm, report: Report, fault: str, key: Key) -> Report | DroppedClient:
+        """Return the report of one client with its upload corrupted, or the client if nothing is sent."""
+        (client,) = report.clients
         if fault in ("after", "upload"):
-            return DroppedClient(upload.client, "lost", "after training" if fault == "after" else "during upload")
+            return DroppedClient(client, "lost", "after training" if fault == "after" else "during upload")
         if fault == "stale":
-            return replace(upload, round=upload.round - 1)
+            return replace(report, round=report.round - 1)
         times = {"nan": math.nan, "scaled": self.factor, "flipped": -1.0}[fault]
-        packets = {}
-        for name, packet in upload.packets.items():
+        rows = {}
+        for name, packet in report.packets(0).items():
             link = algorithm.channels[name].uplink
             wrong = link.receive(packet, dim=packet.dim, dtype=packet.dtype) * times
             try:
-                packets[name], _ = link.send(wrong, {}, order.key.child("fault", name, order.round, upload.client))
+                sent, _ = link.send(wrong, {}, key.child("fault", name, report.round, client))
             except HansaError as error:  # compressors refuse non-finite input: nothing was sent
-                return DroppedClient(upload.client, "non-finite", str(error))
-        return replace(upload, packets=packets)
+                return DroppedClient(client, "non-finite", str(error))
+            rows[name] = [sent]
+        return replace(report, rows=rows)

@@ -1,14 +1,17 @@
 """Messages between the server and its clients: work orders out, reports back. All serialize to bytes.
 
+Both are batches: an order asks some clients for work from one version of the model, a report has a row for each.
+
 Engines in this process pass the broadcast vector uncopied. Over a network `OpenedRound.for_receiver` returns the
 packets of each receiver, relative to the version that it holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -65,26 +68,54 @@ def read_broadcasts(entry: Mapping[Any, Any], frame: Frame) -> dict[str, Broadca
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkOrder:
-    """A cohort's work in one round: its clients, reporters, broadcasts and client memory.
+    """The work of some clients in one round, from one version of the model.
 
-    ``absent`` clients are unreachable; the others continue without them. ``base`` is the digest of the model that the
-    broadcasts decode to. With ``mean`` the report contains the mean of the cohort's models. ``attack`` is what a fault
-    plan lets malicious clients send to their neighbours.
+    Clients that train alone are one order of any number, of which `part` makes smaller ones. A gossiping cluster is an
+    order that is not divided.
+
+    Args:
+        run: The run.
+        round: The round of the version.
+        clients: The clients.
+        works: The work of each client.
+        base: The digest of the model that the broadcasts decode to.
+        broadcasts: The packets of each channel.
+        key: The run's key.
+        cohort: The number of the gossiping cluster; None if the clients train alone.
+        reporters: The clients that report; None for all.
+        memory: The memory of each reporter that has one.
+        absent: Clients that are unreachable; the others continue without them.
+        mean: Whether the report contains the mean of all final models.
+        attack: What a fault plan lets malicious clients send to their neighbours.
     """
 
     run: str
     round: int
-    cohort: int
     clients: tuple[int, ...]
-    reporters: tuple[int, ...]
-    work: Work
+    works: tuple[Work, ...]
     base: bytes
     broadcasts: Mapping[str, Broadcast]
     key: Key
+    cohort: int | None = None
+    reporters: tuple[int, ...] = None  # type: ignore[assignment]
     memory: Mapping[int, Vectors] = field(default_factory=dict)
     absent: tuple[int, ...] = ()
     mean: bool = False
     attack: Attack | None = None
+
+    def __post_init__(self) -> None:
+        if self.reporters is None:
+            object.__setattr__(self, "reporters", self.clients)
+
+    def part(self, places: slice | Sequence[int]) -> WorkOrder:
+        """Return the order of some clients that train alone, given by their places."""
+        if isinstance(places, slice):
+            clients, works = self.clients[places], self.works[places]
+        else:
+            clients = tuple([self.clients[place] for place in places])
+            works = tuple([self.works[place] for place in places])
+        memory = {client: self.memory[client] for client in clients if client in self.memory} if self.memory else {}
+        return replace(self, clients=clients, reporters=clients, works=works, memory=memory)
 
     def to_bytes(self) -> bytes:
         """Encode the order as one frame."""
@@ -95,7 +126,7 @@ class WorkOrder:
             "cohort": self.cohort,
             "clients": self.clients,
             "reporters": self.reporters,
-            "work": self.work,
+            "works": self.works,
             "base": self.base.hex(),
             "mail": write_broadcasts(self.broadcasts, blobs),
             "key": [self.key.seed, self.key.path],
@@ -113,23 +144,30 @@ class WorkOrder:
         frame = wire_format.unpack(data, "order", limit=limit)
         with wire_format.reading("order"):
             head = frame.head
-            steps, batch = head["work"]
+            clients = wire_format.integers(head["clients"])
+            works = tuple(Work(wire_format.integer(steps), wire_format.integer(size)) for steps, size in head["works"])
+            if len(works) != len(clients):
+                raise FrameError(f"frame: {len(works)} works for {len(clients)} clients.")
             seed, path = head["key"]
             return cls(
                 wire_format.name(head["run"]),
                 wire_format.integer(head["round"]),
-                wire_format.integer(head["cohort"]),
-                wire_format.integers(head["clients"]),
-                wire_format.integers(head["reporters"]),
-                Work(wire_format.integer(steps), wire_format.integer(batch)),
+                clients,
+                works,
                 bytes.fromhex(head["base"]),
                 read_broadcasts(head["mail"], frame),
                 Key(wire_format.integer(seed, most=1 << 256)).child(*path),
+                _read_cohort(head["cohort"]),
+                wire_format.integers(head["reporters"]),
                 {wire_format.whole_key(c): wire_format.read_tensors(rows, frame) for c, rows in head["memory"].items()},
                 wire_format.integers(head["absent"]),
                 head["mean"] is True,
                 _read_attack(head.get("attack")),
             )
+
+
+def _read_cohort(value: Any) -> int | None:
+    return None if value is None else wire_format.integer(value)
 
 
 def _read_attack(value: Any) -> Attack | None:
@@ -139,39 +177,53 @@ def _read_attack(value: Any) -> Attack | None:
     return Attack(wire_format.integers(clients), wire_format.name(kind), float(scale))  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LocalUpdate:
-    """The result of one reporter: the change of its model and buffers, its training loss (None if no client computed)
-    and its memory."""
+def joined_orders(orders: Iterable[WorkOrder]) -> list[WorkOrder]:
+    """Return orders of clients that train alone as one order for each version of the model."""
+    by_version: dict[int, list[WorkOrder]] = {}
+    for order in orders:
+        by_version.setdefault(order.round, []).append(order)
+    joined = []
+    for _, same in sorted(by_version.items()):
+        clients = tuple(client for order in same for client in order.clients)
+        works = tuple(work for order in same for work in order.works)
+        memory = {client: rows for order in same for client, rows in order.memory.items()}
+        joined.append(replace(same[0], clients=clients, reporters=clients, works=works, memory=memory))
+    return joined
 
-    delta: Vector
-    buffers: Vector | None
-    loss: float | None
-    memory: Vectors = field(default_factory=dict)
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Upload:
-    """One client's upload: a packet per channel, and the fields that the server validates."""
-
-    run: str
-    round: int
-    base: bytes
-    client: int
-    packets: Mapping[str, Packet]
-    loss: float | None
+Rows: TypeAlias = "torch.Tensor | Sequence[Packet]"
+"""What clients upload on a channel: a packet of each, or, uncompressed, a matrix with a row of each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Report:
-    """A cohort's report. A client's memory is committed only after the round has closed with its upload accepted.
+    """The report of some clients of an order. A client's memory is committed only after the round has closed with its
+    upload accepted.
 
-    ``peer_bytes`` are the bytes each client sent to neighbours, ``exchanges`` counts the gossip exchanges. ``mean``,
-    if requested, is the mean of the final models of ``trained`` clients, followed by their buffers.
+    Args:
+        run: The run of the order.
+        round: The round of the order.
+        base: The digest of the model that the clients started from.
+        cohort: The gossiping cluster; None if the clients trained alone.
+        clients: The clients that upload.
+        rows: Their uploads on each channel.
+        losses: The mean training loss of each; None if it computed none.
+        memory: The new memory of each client that has one.
+        dropped: Clients that dropped out.
+        peer_bytes: The bytes that each client sent to neighbours.
+        exchanges: The number of gossip exchanges.
+        info: Further numbers of a gossiping cluster.
+        mean: If requested, the mean of the final models of ``trained`` clients, followed by their buffers.
+        trained: The number of models in ``mean``.
     """
 
-    cohort: int
-    uploads: tuple[Upload, ...] = ()
+    run: str
+    round: int
+    base: bytes
+    cohort: int | None = None
+    clients: Sequence[int] = ()
+    rows: Mapping[str, Rows] = field(default_factory=dict)
+    losses: Sequence[float | None] = ()
     memory: Mapping[int, Vectors] = field(default_factory=dict)
     dropped: tuple[DroppedClient, ...] = ()
     peer_bytes: Mapping[int, int] = field(default_factory=dict)
@@ -180,23 +232,49 @@ class Report:
     mean: Vector | None = None
     trained: int = 0
 
+    @classmethod
+    def without(cls, order: WorkOrder, reason: str, detail: str) -> Report:
+        """Return a report that drops all reporters of an order."""
+        dropped = tuple(DroppedClient(client, reason, detail) for client in order.reporters)
+        return cls(order.run, order.round, order.base, order.cohort, dropped=dropped)
+
+    def packets(self, place: int) -> dict[str, Packet]:
+        """Return the packet of one client on each channel."""
+        return {
+            name: Packet.of(rows[place]) if isinstance(rows, torch.Tensor) else rows[place]
+            for name, rows in self.rows.items()
+        }
+
+    def part(self, places: Sequence[int], *, alone: bool = True) -> Report:
+        """Return the report of some clients, given by their places. With ``alone`` it has nothing that the report says
+        of the whole batch: dropped clients, bytes between neighbours and the like."""
+        clients = [self.clients[place] for place in places]
+        chosen = replace(
+            self,
+            clients=clients,
+            rows={
+                name: rows[list(places)] if isinstance(rows, torch.Tensor) else [rows[place] for place in places]
+                for name, rows in self.rows.items()
+            },
+            losses=[self.losses[place] for place in places],
+            memory={c: self.memory[c] for c in clients if type(c) is int and c in self.memory} if self.memory else {},
+        )
+        if not alone:
+            return chosen
+        return replace(chosen, dropped=(), peer_bytes={}, exchanges=0, info={}, mean=None, trained=0)
+
     def to_bytes(self) -> bytes:
         """Encode the report as one frame."""
         blobs = Blobs()
-        uploads = [
-            {
-                "run": upload.run,
-                "round": upload.round,
-                "base": upload.base.hex(),
-                "client": upload.client,
-                "packets": {name: blobs.bytes(packet.bytes) for name, packet in upload.packets.items()},
-                "loss": wire_format.number(upload.loss),
-            }
-            for upload in self.uploads
-        ]
+        uploads = [self.packets(place) for place in range(len(self.clients))]
         head = {
+            "run": self.run,
+            "round": self.round,
+            "base": self.base.hex(),
             "cohort": self.cohort,
-            "uploads": uploads,
+            "clients": list(self.clients),
+            "packets": {name: [blobs.bytes(packets[name].bytes) for packets in uploads] for name in self.rows},
+            "losses": [wire_format.number(loss) for loss in self.losses],
             "memory": {str(client): blobs.tensors(rows) for client, rows in self.memory.items()},
             "lost": [[lost.client, lost.reason, wire_format.sentence(lost.detail)] for lost in self.dropped],
             "peer": {str(client): sent for client, sent in self.peer_bytes.items()},
@@ -213,20 +291,23 @@ class Report:
         frame = wire_format.unpack(data, "report", limit=limit)
         with wire_format.reading("report"):
             head = frame.head
-            uploads = tuple(
-                Upload(
-                    item["run"],
-                    item["round"],
-                    bytes.fromhex(item["base"]),
-                    item["client"],
-                    {wire_format.name(name): frame.packet(at) for name, at in item["packets"].items()},
-                    wire_format.as_number(item["loss"]),
-                )
-                for item in head["uploads"]
-            )
+            clients = tuple(head["clients"])
+            rows = {
+                wire_format.name(name): [frame.packet(at) for at in packets]
+                for name, packets in head["packets"].items()
+            }
+            losses = [wire_format.as_number(loss) for loss in head["losses"]]
+            lengths = {len(losses), *(len(packets) for packets in rows.values())}
+            if lengths != {len(clients)}:
+                raise FrameError(f"frame: columns that do not have an entry for each of {len(clients)} clients.")
             return cls(
-                wire_format.integer(head["cohort"]),
-                uploads,
+                head["run"],
+                head["round"],
+                bytes.fromhex(head["base"]),
+                _read_cohort(head["cohort"]),
+                clients,
+                rows,
+                losses,
                 {wire_format.whole_key(c): wire_format.read_tensors(rows, frame) for c, rows in head["memory"].items()},
                 tuple(
                     DroppedClient(
@@ -249,6 +330,81 @@ def _float(value: Any) -> float:
     if number is None:
         raise FrameError("frame: a number is missing.")
     return number
+
+
+@dataclass(slots=True, eq=False)
+class Trained:
+    """What the clients of an order trained, before it is encoded: the change of each reporter's model and buffers, its
+    mean loss, and the facts of a `Report`."""
+
+    changes: Sequence[Vector] | Vector = ()
+    losses: Sequence[float | None] = ()
+    clients: Sequence[int] = ()
+    buffers: Sequence[Vector] = ()
+    memory: dict[int, Vectors] = field(default_factory=dict)
+    dropped: list[DroppedClient] = field(default_factory=list)
+    peer_bytes: Counter[int] = field(default_factory=Counter)
+    exchanges: int = 0
+    info: dict[str, float] = field(default_factory=dict)
+    mean: Vector | None = None
+    trained: int = 0
+
+
+def joined_reports(reports: Sequence[Report]) -> Report:
+    """Return reports of clients of one order that trained alone as one report."""
+    names = next((report.rows for report in reports if report.clients), {})
+    full = [report for report in reports if report.clients]
+    return replace(
+        reports[0],
+        clients=[client for report in full for client in report.clients],
+        rows={name: [r.packets(place)[name] for r in full for place in range(len(r.clients))] for name in names},
+        losses=[loss for report in full for loss in report.losses],
+        memory={client: rows for report in full for client, rows in report.memory.items()},
+        dropped=tuple(dropped for report in reports for dropped in report.dropped),
+    )
+
+
+def in_client_order(
+    reports: Iterable[Report], orders: Iterable[WorkOrder], missing: Collection[int] = ()
+) -> Iterator[Report]:
+    """Yield reports in the order of the orders' reporters, as soon as possible; those of others come last.
+
+    A report of clients that do not follow each other there is divided. No report is expected of ``missing`` clients.
+    """
+    asked = (client for order in orders for client in order.reporters if client not in missing)
+    places = {client: place for place, client in enumerate(asked)}
+    early: dict[int, tuple[int, Report | None]] = {}
+    late: list[Report] = []
+    at, seen = 0, set[int]()
+    for report in reports:
+        for first, count, piece in _consecutive(report, places):
+            if first < 0 or first in seen:
+                late += [] if piece is None else [piece]
+            else:
+                seen.update(range(first, first + count))
+                early[first] = count, piece
+        while at in early:
+            count, piece = early.pop(at)
+            at += count
+            if piece is not None:
+                yield piece
+    yield from (piece for first in sorted(early) if (piece := early[first][1]) is not None)
+    yield from late
+
+
+def _consecutive(report: Report, places: Mapping[int, int]) -> Iterator[tuple[int, int, Report | None]]:
+    """Yield the pieces of a report whose clients follow each other, each with its first place and the number of places:
+    -1 for clients that were not asked, no report for those that dropped out."""
+    found = [places.get(client, -1) if type(client) is int else -1 for client in report.clients]
+    dropped = [places[lost.client] for lost in report.dropped if lost.client in places]
+    named = sorted({*found, *dropped})
+    whole = -1 not in named and named == list(range(named[0], named[0] + len(named))) if named else False
+    if report.cohort is not None or len(named) < 2 or (whole and found == sorted(found)):
+        yield named[0] if named else -1, len(named) if whole else 1, report
+        return
+    yield from ((place, 1, report.part([at])) for at, place in enumerate(found))
+    yield from ((place, 1, None) for place in dropped)
+    yield -1, 1, report.part([], alone=False)
 
 
 def scoped(memory: Mapping[str, torch.Tensor], scope: str) -> Vectors:

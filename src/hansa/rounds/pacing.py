@@ -87,11 +87,11 @@ def _without_stragglers(algorithm: Algorithm, opened: OpenedRound, clock: Virtua
     state = opened.state
     begin, up = float(state.pace.get("now", 0.0)), upload_bytes(algorithm, state.vectors)
     jobs: dict[int, TimedJob] = {}
-    for order in opened.orders:
-        (client,) = order.clients
+    asked = [pair for order in opened.orders for pair in zip(order.clients, order.works, strict=True)]
+    for client, work in asked:
         start = clock.device(client).next_start(begin)
         down = opened.down_bytes[client]
-        jobs[client] = clock.job(client, state.round, start, order.work, down_bytes=down, up_bytes=up)
+        jobs[client] = clock.job(client, state.round, start, work, down_bytes=down, up_bytes=up)
     arrivals = sorted((job.arrival - begin, client) for client, job in jobs.items())
     count, seconds = algorithm.pace.first_arrivals(arrivals)
     late = {client for _, client in arrivals[count:]}
@@ -100,11 +100,15 @@ def _without_stragglers(algorithm: Algorithm, opened: OpenedRound, clock: Virtua
     detail = f"the round closed after {seconds:g} s of virtual time"
     dropped = tuple(DroppedClient(client, "late", detail) for client in sorted(late))
     return opened._replace(
-        orders=tuple(order for order in opened.orders if order.clients[0] not in late) if late else opened.orders,
+        orders=tuple(_without(order, late) for order in opened.orders) if late else opened.orders,
         state=replace(state, pace={"now": end}),
         timing=RoundTiming(begin, end, jobs, max(1, len(jobs)), occupied),
         dropped=dropped,
     )
+
+
+def _without(order: WorkOrder, late: set[int]) -> WorkOrder:
+    return order.part([place for place, client in enumerate(order.clients) if client not in late])
 
 
 class _ServerStep:
@@ -205,9 +209,7 @@ class _ServerStep:
         work = self.algorithm.local.draw_work(client, self.population.samples[client], address)
         if self.machines is not None:
             base, broadcasts = fingerprint(self.state.vectors[MODEL]), self._whole(self.state.vectors, version)
-            self.machines.start_job(
-                WorkOrder(self.run, version, 0, (client,), (client,), work, base, broadcasts, self.key)
-            )
+            self.machines.start_job(WorkOrder(self.run, version, (client,), (work,), base, broadcasts, self.key))
             return TimedJob(math.inf, client, version, at, 0.0, math.inf, 0.0, *work)
         return self.clock.job(client, version, at, work, down_bytes=self.down, up_bytes=self.up)
 
@@ -224,8 +226,8 @@ class _ServerStep:
                 version = queue["versions"][str(job.version)]
                 base, broadcasts = bytes.fromhex(version["base"]), self._whole(version["vectors"], job.version)
                 work = Work(job.steps, job.batch_size)
-                order = (self.run, job.version, 0, (job.client,), (job.client,), work, base, broadcasts, self.key)
-                self.machines.start_job(WorkOrder(*order))
+                order = WorkOrder(self.run, job.version, (job.client,), (work,), base, broadcasts, self.key)
+                self.machines.start_job(order)
 
     def _wait(self) -> tuple[int, float]:
         assert self.machines is not None
@@ -239,14 +241,14 @@ class _ServerStep:
         """Return the work orders in the order of arrival; orders of one version share its broadcasts."""
         sent: dict[int, tuple[bytes, Mapping[str, Broadcast]]] = {}
         orders = []
-        for place, job in enumerate(jobs):
-            number, client = job.version, job.client
+        for job in jobs:
+            number = job.version
             if number not in sent:
                 entry = versions[str(number)]
                 sent[number] = bytes.fromhex(entry["base"]), self._whole(entry["vectors"], number)
             base, broadcasts = sent[number]
             work = Work(job.steps, job.batch_size)
-            orders.append(WorkOrder(self.run, number, place, (client,), (client,), work, base, broadcasts, self.key))
+            orders.append(WorkOrder(self.run, number, (job.client,), (work,), base, broadcasts, self.key))
         return tuple(orders)
 
 

@@ -3,30 +3,30 @@ reports. The three are pure: engines only carry orders and reports between them.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
-from hansa.algorithm import Algorithm
-from hansa.compress import Packet, ServerBroadcast
+from hansa.algorithm import Algorithm, LocalPhase
+from hansa.compress import Packet, ServerBroadcast, direct
 from hansa.core.errors import add_step
 from hansa.core.keys import Key
-from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, Population, Vector, Vectors
 from hansa.core.vectors.arithmetic import computes_on, vectors_to, where_computed
 from hansa.core.vectors.fingerprint import fingerprint
-from hansa.gossip.executors import CohortResult, train_cohorts
+from hansa.gossip.executors import train_cohorts
 from hansa.gossip.mixing import Mixing
-from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult, Trainer, draw_batches, train, train_by_steps
+from hansa.local.solvers import BaseSolver
+from hansa.local.step import LocalStep
+from hansa.local.trainer import ClientJobs, Trainer, draw_batches, train
+from hansa.local.work import Work
 from hansa.pace.clock import RoundTiming
-from hansa.rounds.aggregation import ClosedRound, RoundAggregation, ServerState, expected_upload
-from hansa.rounds.many_clients import OrderColumns, ReportColumns, train_columns
-from hansa.rounds.messages import Broadcast, DroppedClient, LocalUpdate, Report, Upload, WorkOrder, scoped
+from hansa.rounds.aggregation import ClosedRound, RoundAggregation, ServerState
+from hansa.rounds.messages import Broadcast, DroppedClient, Report, Trained, WorkOrder, in_client_order, scoped
 from hansa.rounds.scale_warning import warn_of_dominated_scale
-from hansa.rounds.validation import repeated_senders
 
 
 class OpenedRound(NamedTuple):
@@ -35,7 +35,7 @@ class OpenedRound(NamedTuple):
     Rounds on a virtual clock also have their timing, and the clients whose updates come too late.
     """
 
-    orders: Sequence[WorkOrder]
+    orders: tuple[WorkOrder, ...]
     broadcasts: Mapping[str, ServerBroadcast]
     state: ServerState
     down_bytes: dict[int, int]
@@ -57,11 +57,7 @@ class OpenedRound(NamedTuple):
         """Return the round with every vector that is sent on the CPU, for clients that do not train on the server's
         device."""
         copies = _HostCopies()
-        orders: Sequence[WorkOrder]
-        if isinstance(self.orders, OrderColumns):
-            orders = replace(self.orders, broadcasts=copies.broadcasts(self.orders.broadcasts))
-        else:
-            orders = tuple(replace(order, broadcasts=copies.broadcasts(order.broadcasts)) for order in self.orders)
+        orders = tuple(replace(order, broadcasts=copies.broadcasts(order.broadcasts)) for order in self.orders)
         sent = {name: copies.server_broadcast(broadcast) for name, broadcast in self.broadcasts.items()}
         return self._replace(orders=orders, broadcasts=sent)
 
@@ -113,15 +109,16 @@ def open_round(algorithm: Algorithm, state: ServerState, population: Population,
     after_broadcast = replace(state, downlink=after)
     if phase.mixing is None:
         works = phase.draw_works(clients, population.samples, key.child("work", state.round))
-        columns = OrderColumns(run, state.round, base, whole, key, tuple(clients), works)
-        return OpenedRound(columns, broadcasts, after_broadcast, sent)
+        order = WorkOrder(run, state.round, tuple(clients), works, base, whole, key)
+        return OpenedRound((order,) if clients else (), broadcasts, after_broadcast, sent)
     orders = []
     for cohort, members, reporters in _clusters(phase.mixing, clients):
         # one number of steps for all; the batch size is the largest drawn, capped per client by its sample count
         draw = key.child("work", state.round, members[0])
         most = max(population.samples[client] for client in members)
         work = phase.draw_work(members[0], most, draw)
-        orders.append(WorkOrder(run, state.round, cohort, members, reporters, work, base, whole, key))
+        works = (work,) * len(members)
+        orders.append(WorkOrder(run, state.round, members, works, base, whole, key, cohort, reporters))
     return OpenedRound(tuple(orders), broadcasts, after_broadcast, sent)
 
 
@@ -141,11 +138,11 @@ def client_round(
     population: Population,
     base_vectors: Mapping[str, Vector] | None = None,
 ) -> list[Report]:
-    """Decode the broadcasts, train the cohort of each order and return the reports.
+    """Decode the broadcasts, train the clients of each order and return a report for each.
 
-    Clients that train alone go to the trainer in one call: Python code between native steps is slow, since the steps
-    evict it from the cache. The result is bit-identical to one order at a time. A client whose model becomes
-    non-finite drops out.
+    The clients of an order go to the trainer in one call, and so do several gossiping cohorts: Python code between
+    native steps is slow, since the steps evict it from the cache. The result is bit-identical to one client, or one
+    cohort, at a time. A client whose model becomes non-finite drops out.
 
     Args:
         algorithm: The method, bound to the model.
@@ -160,58 +157,21 @@ def client_round(
         if place not in decoded:
             decoded[place] = decode_broadcasts(algorithm, order, base_vectors or {})
     received = [decoded[id(order.broadcasts), order.base] for order in orders]
-    able = [order for order, got in zip(orders, received, strict=True) if got is not None]
-    vectors = [got for got in received if got is not None]
-    trained = _train(algorithm, able, vectors, trainer, population) if able else []
-    if able and able[0].round == 0:
-        warn_of_dominated_scale(algorithm, able[0].run, trained[0].updates, getattr(trainer, "layout", None))
-    results = iter(trained)
-    return [
-        _undecodable(order) if got is None else _report(algorithm, order, got, next(results))
-        for order, got in zip(orders, received, strict=True)
-    ]
-
-
-def client_round_columns(algorithm: Algorithm, orders: OrderColumns, trainer: Trainer) -> ReportColumns | None:
-    """`client_round` of many clients at once; None if they have to be trained with single orders.
-
-    Args:
-        algorithm: The method, bound to the model; see `report_as_columns` for which methods.
-        orders: The work orders.
-        trainer: Where the clients train.
-    """
-    got = decode_broadcasts(algorithm, orders[0], {})
-    if got is None or trainer.y.device.type != "cpu" or not got[MODEL].is_cpu:
-        return None
-    return train_columns(trainer, orders, _job(algorithm, orders[0], got))
-
-
-def _undecodable(order: WorkOrder) -> Report:
-    detail = "the broadcast does not decode to the model that was sent"
-    return Report(order.cohort, dropped=tuple(DroppedClient(client, "base", detail) for client in order.reporters))
-
-
-def _report(algorithm: Algorithm, order: WorkOrder, got: Vectors, result: CohortResult) -> Report:
-    """Make the report of a cohort that has trained."""
-    uploads, memory = [], {}
-    for client, update in result.updates.items():
-        try:
-            upload, memory[client] = _upload(algorithm, order, got, client, update)
-        except Exception as error:
-            add_step(error, client)
-            raise
-        uploads.append(upload)
-    return Report(
-        order.cohort,
-        tuple(uploads),
-        memory,
-        tuple(result.dropped),
-        dict(result.peer_bytes),
-        result.exchanges,
-        result.info,
-        result.mean,
-        result.alive,
-    )
+    able = [(order, got) for order, got in zip(orders, received, strict=True) if got is not None]
+    trained = iter(_train(algorithm, [pair[0] for pair in able], [pair[1] for pair in able], trainer, population))
+    reports = []
+    for order, got in zip(orders, received, strict=True):
+        if got is None:
+            detail = "the broadcast does not decode to the model that was sent"
+            reports.append(Report.without(order, "base", detail))
+            continue
+        result = next(trained)
+        if order.round == 0 and not reports:
+            layout, few = getattr(trainer, "layout", None), 1 if order.cohort is None else len(result.clients)
+            updates = list(zip(result.clients[:few], result.changes[:few], strict=True))
+            warn_of_dominated_scale(algorithm, order.run, updates, layout)
+        reports.append(_report(algorithm, order, got, result))
+    return reports
 
 
 def _train(
@@ -220,51 +180,103 @@ def _train(
     received: Sequence[Vectors],
     trainer: Trainer,
     population: Population,
-) -> list[CohortResult]:
+) -> list[Trained]:
     """Train on the trainer's device. ``received`` has the vectors of each order; the updates return to where these are:
     on the CPU, or on the server's device."""
+    if not orders:
+        return []
     device, home = trainer.y.device, received[0][MODEL].device
-    if device.type == home.type == "cpu":
-        return _train_there(algorithm, orders, received, trainer, population)
-    orders, received = to_device(device, orders, received)
-    return [bring_home(result, home) for result in _train_there(algorithm, orders, received, trainer, population)]
+    elsewhere = not device.type == home.type == "cpu"
+    if elsewhere:
+        orders, received = to_device(device, orders, received)
+    if algorithm.local.mixing is not None:
+        results = train_cohorts(algorithm.local, orders, received, trainer, population.samples)
+    else:
+        pairs = zip(orders, received, strict=True)
+        results = [_train_alone(algorithm.local, order, got, trainer, population) for order, got in pairs]
+    if elsewhere:
+        for result in results:
+            bring_home(result, home)
+    return results
 
 
-def _train_there(
-    algorithm: Algorithm,
-    orders: Sequence[WorkOrder],
-    received: Sequence[Vectors],
+def _train_alone(
+    phase: LocalPhase, order: WorkOrder, got: Vectors, trainer: Trainer, population: Population
+) -> Trained:
+    """Train clients that do not gossip, from the received model with each one's private blocks."""
+    keep_models = phase.private_blocks is not None or order.mean
+    jobs = _jobs(phase, order, got, trainer, population, keep_models=keep_models)
+    results = train(trainer, jobs)
+    trained, places = Trained(results.changes, results.losses, order.clients), range(len(order.clients))
+    if results.failures:
+        places = [place for place in places if place not in results.failures]  # type: ignore[assignment]
+        trained = Trained(
+            [results.changes[place] for place in places],
+            [results.losses[place] for place in places],
+            [order.clients[place] for place in places],
+        )
+        trained.dropped = [
+            DroppedClient(order.clients[place], "non-finite", why) for place, why in results.failures.items()
+        ]
+    if phase.private_blocks is not None:
+        trained.changes = [phase.without_private_blocks(change) for change in trained.changes]
+    if results.buffers and jobs.buffers is not None:
+        changes = [results.buffers[place] - jobs.buffers[place] for place in places]
+        trained.buffers = [phase.without_private_blocks(change, of_buffers=True) for change in changes]
+    if phase.private_blocks is not None or phase.optimizer_state == "kept" or phase.division.continued:
+        for place in places:
+            client, work, y = order.clients[place], order.works[place], results.models[place] if keep_models else None
+            after = results.buffers[place] if results.buffers else None
+            trained.memory[client] = {
+                **phase.memory_after(jobs.steps[place], y, after),
+                **phase.memory_of_place(
+                    population.samples[client], work.batch_size, work.steps, order.memory.get(client, {})
+                ),
+            }
+    if order.mean and places:
+        models = [torch.cat([results.models[place], *results.buffers[place : place + 1]]) for place in places]
+        trained.mean, trained.trained = models[0] if len(models) == 1 else torch.stack(models).mean(0), len(models)
+    return trained
+
+
+def _jobs(
+    phase: LocalPhase,
+    order: WorkOrder,
+    got: Vectors,
     trainer: Trainer,
     population: Population,
-) -> list[CohortResult]:
-    if algorithm.local.mixing is not None:
-        return train_cohorts(algorithm.local, orders, received, trainer, population.samples)
-    jobs = _with_batches(algorithm, orders, _jobs(algorithm, orders, received), trainer, population)
-    keeps_model = algorithm.local.private_blocks is not None or any(order.mean for order in orders)
-    results = None if keeps_model else with_defaults(trainer, BaseTrainer).train_clients(jobs)
-    if results is None:
-        train_one = train if keeps_model else train_by_steps  # there is no fast path for these jobs
-        finished = [
-            _finish_job(algorithm, order, job, train_one(trainer, job), trainer)
-            for order, job in zip(orders, jobs, strict=True)
-        ]
-    else:
-        triples = zip(orders, jobs, results, strict=True)
-        finished = [_finish_job(algorithm, order, job, result, trainer) for order, job, result in triples]
-    if algorithm.local.division.continued:
-        for order, result in zip(orders, finished, strict=True):
-            _add_places(algorithm, order, result, population)
-    return finished
-
-
-def _add_places(algorithm: Algorithm, order: WorkOrder, result: CohortResult, population: Population) -> None:
-    """Add to the clients' memory where they are in their passes."""
-    for client, update in result.updates.items():
-        update.memory.update(
-            algorithm.local.memory_of_place(
-                population.samples[client], order.work.batch_size, order.work.steps, order.memory.get(client, {})
+    *,
+    keep_models: bool,
+) -> ClientJobs:
+    """Return the jobs of an order; clients without memory and momentum share one local step."""
+    clients, key = order.clients, order.key.child("local", order.round)
+    shared = not phase.momentum and phase.optimizer is None and phase.optimizer_state == "fresh"
+    models, buffers, steps = [got[MODEL]] * len(clients), [got[BUFFERS]] * len(clients) if BUFFERS in got else None, []
+    common: LocalStep | None = None
+    for place, client in enumerate(clients) if order.memory or not shared else ():
+        memory = order.memory.get(client, {})
+        models[place] = phase.client_start(models[place], memory)
+        if buffers is not None:
+            buffers[place] = phase.client_start(buffers[place], memory, of_buffers=True)
+        step = common
+        if step is None or memory:
+            correction = phase.solver.correction(got, scoped(memory, "solver"))
+            step = phase.local_step(order.round, models[place], correction, got, memory)
+            common = step if shared and not memory else common
+        steps.append(step)
+    if not steps:
+        step = phase.local_step(order.round, got[MODEL], phase.solver.correction(got, {}), got, {})
+        steps = [step] * len(clients)
+    batches = None
+    if not phase.division.is_default:
+        batches = [
+            draw_batches(
+                trainer, phase.division, client, population.samples[client], work, key.child(client, "batch"),
+                order.key, phase.place(order.memory.get(client, {})),
             )
-        )
+            for client, work in zip(clients, order.works, strict=True)
+        ]  # fmt: skip
+    return ClientJobs(clients, order.works, models, steps, key, buffers, batches, keep_models)
 
 
 def to_device(
@@ -286,19 +298,12 @@ def to_device(
     return copied, [once[id(got)] for got in received]
 
 
-def bring_home(result: CohortResult, home: torch.device) -> CohortResult:
+def bring_home(result: Trained, home: torch.device) -> None:
     """Copy a training result to where the server's vectors came from, and the clients' memory to the CPU."""
-    result.updates = {
-        client: replace(
-            update,
-            delta=update.delta.to(home),
-            buffers=None if update.buffers is None else update.buffers.to(home),
-            memory=vectors_to(update.memory, torch.device("cpu")),
-        )
-        for client, update in result.updates.items()
-    }
+    result.changes = [change.to(home) for change in result.changes]
+    result.buffers = [change.to(home) for change in result.buffers]
+    result.memory = {client: vectors_to(rows, torch.device("cpu")) for client, rows in result.memory.items()}
     result.mean = None if result.mean is None else result.mean.to("cpu")
-    return result
 
 
 def decode_broadcasts(algorithm: Algorithm, order: WorkOrder, base_vectors: Mapping[str, Vector]) -> Vectors | None:
@@ -315,118 +320,96 @@ def close_round(
     algorithm: Algorithm,
     state: ServerState,
     orders: Sequence[WorkOrder],
-    reports: Sequence[Report],
+    reports: Iterable[Report],
     population: Population,
     **options: Any,
 ) -> ClosedRound:
-    """Validate the reports, aggregate them in client order, and let each channel's server step.
+    """Validate the reports, aggregate them in client order as they arrive, and let each channel's server step.
 
-    A driver that receives reports one by one uses `RoundAggregation`, which has the same ``options``. If a client sent
-    several uploads, none of them is accepted.
+    ``options`` are those of `RoundAggregation`. If a report contains several uploads of a client, none is accepted; a
+    second one in a later report is refused.
     """
-    several = repeated_senders(reports, expected_upload(algorithm, state, orders, math.inf)) if orders else ()
-    closing = RoundAggregation(algorithm, state, orders, population, repeated=several, **options)
-    for report in sorted(reports, key=lambda report: report.cohort):
-        closing.add(report)
-    return closing.close()
+    aggregation = RoundAggregation(algorithm, state, orders, population, **options)
+    missing = {dropped.client for dropped in options.get("unreachable", ())}
+    for report in in_client_order(reports, orders, missing):
+        aggregation.add(report)
+    return aggregation.close()
 
 
-def _jobs(algorithm: Algorithm, orders: Sequence[WorkOrder], received: Sequence[Vectors]) -> list[ClientJob]:
-    """Make the job of each client; clients of one version without memory and momentum share one local step."""
-    phase, jobs = algorithm.local, list[ClientJob]()
-    alike = not phase.momentum and phase.optimizer is None and phase.optimizer_state == "fresh"
-    common: dict[tuple[int, int], ClientJob] = {}
-    for order, got in zip(orders, received, strict=True):
-        same = None if order.memory else common.get((id(got), order.round))
-        if same is None:
-            jobs.append(_job(algorithm, order, got))
-            if alike and not order.memory:
-                common[id(got), order.round] = jobs[-1]
-        else:
-            (client,) = order.clients
-            key = order.key.child("local", order.round, client)
-            jobs.append(ClientJob(same.x, client, order.work, same.step, key, same.buffers))
-    return jobs
-
-
-def _with_batches(
-    algorithm: Algorithm, orders: Sequence[WorkOrder], jobs: list[ClientJob], trainer: Trainer, population: Population
-) -> list[ClientJob]:
-    """Add to the jobs the batches that trainers do not draw themselves."""
-    phase = algorithm.local
-    if phase.division.is_default:
-        return jobs
-    return [
-        job._replace(
-            batches=draw_batches(
-                trainer,
-                phase.division,
-                job.client,
-                population.samples[job.client],
-                job.work,
-                job.key.child("batch"),
-                order.key,
-                phase.place(order.memory.get(job.client, {})),
-            )
-        )
-        for order, job in zip(orders, jobs, strict=True)
-    ]
-
-
-def _job(algorithm: Algorithm, order: WorkOrder, got: Vectors) -> ClientJob:
-    """Make the job of a client that trains alone, from the received model with the client's private blocks."""
-    (client,) = order.clients
-    phase, memory = algorithm.local, order.memory.get(client, {})
-    x, buffers = phase.client_start(got[MODEL], memory), got.get(BUFFERS)
-    if buffers is not None:
-        buffers = phase.client_start(buffers, memory, of_buffers=True)
-    correction = phase.solver.correction(got, scoped(memory, "solver"))
-    step = phase.local_step(order.round, x, correction, got, memory)
-    return ClientJob(x, client, order.work, step, order.key.child("local", order.round, client), buffers)
-
-
-def _finish_job(
-    algorithm: Algorithm, order: WorkOrder, job: ClientJob, result: LocalResult, trainer: Trainer
-) -> CohortResult:
-    """Make the result of a client that trained alone."""
-    phase, client, (delta, losses, finite) = algorithm.local, job.client, result
-    if not finite:
-        broken = next((t for t, loss in enumerate(losses) if not math.isfinite(loss)), None)
-        when = "an overflow" if broken is None else f"the loss was {losses[broken]} at step {broken}"
-        detail = f"{when}; a smaller local learning rate or max_grad_norm= may help"
-        return CohortResult(dropped=[DroppedClient(client, "non-finite", detail)])
-    after, change = trainer.read_buffers(), None
-    if after is not None and job.buffers is not None:
-        change = phase.without_private_blocks(after - job.buffers, of_buffers=True)
-    memory = phase.memory_after(job.step, trainer.y, after)
-    update = LocalUpdate(phase.without_private_blocks(delta), change, math.fsum(losses) / len(losses), memory)
-    trained = CohortResult({client: update})
-    if order.mean:
-        trained.mean, trained.alive = trainer.y.clone() if after is None else torch.cat([trainer.y, after]), 1
-    return trained
-
-
-def _upload(
-    algorithm: Algorithm, order: WorkOrder, got: Vectors, client: int, trained: LocalUpdate
-) -> tuple[Upload, Vectors]:
-    """Finish the solver's round and encode each channel's vector with its uplink."""
-    before = order.memory.get(client, {})
-    phase, delta, own = algorithm.local, trained.delta, scoped(before, "solver")
-    if not delta.is_cpu:
-        place = computes_on(phase.solver, delta.device)
-        delta, got, own = delta.to(place), vectors_to(got, place), vectors_to(own, place)
-    finished = phase.solver.finish(delta, order.work.steps, phase.lr_at(order.round), got, own)
-    outgoing = {MODEL: trained.delta, **finished.reports}
-    if trained.buffers is not None:
+def _report(algorithm: Algorithm, order: WorkOrder, got: Vectors, trained: Trained) -> Report:
+    """Finish the solver's round, and encode the vectors of each channel with its uplink."""
+    phase, clients = algorithm.local, trained.clients
+    outgoing: dict[str, Any] = {MODEL: trained.changes}
+    if trained.buffers:
         outgoing[BUFFERS] = trained.buffers
-    memory = {**trained.memory, **{f"solver/{name}": row.to("cpu") for name, row in finished.memory.items()}}
-    packets = {}
+    memory = trained.memory
+    if type(phase.solver).finish is not BaseSolver.finish:
+        work_of = dict(zip(order.clients, order.works, strict=True))
+        for client, change in zip(clients, trained.changes, strict=True):
+            with _naming(client):
+                _finish(phase, order, got, client, work_of[client], change, outgoing, memory)
+    rows: dict[str, Any] = {}
     for name, channel in algorithm.channels.items():
         if channel.follows is not None:
             continue
-        scope = f"uplink/{name}"
-        key = order.key.child("uplink", name, order.round, client)
-        x = where_computed(channel.uplink, outgoing[name])
-        packets[name], link_memory = channel.uplink.send(x, scoped(before, scope), key)
-        memory.update({f"{scope}/{row}": value for row, value in link_memory.items()})
-    return Upload(order.run, order.round, order.base, client, packets, trained.loss), memory
+        vectors, uplink, scope = outgoing[name], channel.uplink, f"uplink/{name}"
+        if type(uplink) is direct and isinstance(vectors, torch.Tensor):
+            rows[name] = vectors
+            continue
+        packets = rows[name] = []
+        keys = order.key.child("uplink", name, order.round)
+        for client, vector in zip(clients, vectors, strict=True):
+            with _naming(client):
+                before = scoped(order.memory.get(client, {}), scope)
+                packet, after = uplink.send(where_computed(uplink, vector), before, keys.child(client))
+            packets.append(packet)
+            if after:
+                memory.setdefault(client, {}).update({f"{scope}/{row}": value for row, value in after.items()})
+    return Report(
+        order.run,
+        order.round,
+        order.base,
+        order.cohort,
+        clients,
+        rows,
+        trained.losses,
+        {client: kept for client, kept in memory.items() if kept},
+        tuple(trained.dropped),
+        dict(trained.peer_bytes),
+        trained.exchanges,
+        trained.info,
+        trained.mean,
+        trained.trained,
+    )
+
+
+def _finish(
+    phase: LocalPhase,
+    order: WorkOrder,
+    got: Vectors,
+    client: int,
+    work: Work,
+    change: Vector,
+    outgoing: dict[str, Any],
+    memory: dict[int, Vectors],
+) -> None:
+    """Add a client's reports on the solver's channels and the solver's memory."""
+    own = scoped(order.memory.get(client, {}), "solver")
+    if not change.is_cpu:
+        place = computes_on(phase.solver, change.device)
+        change, got, own = change.to(place), vectors_to(got, place), vectors_to(own, place)
+    finished = phase.solver.finish(change, work.steps, phase.lr_at(order.round), got, own)
+    for name, vector in finished.reports.items():
+        outgoing.setdefault(name, []).append(vector)
+    rows = {f"solver/{name}": row.to("cpu") for name, row in finished.memory.items()}
+    memory.setdefault(client, {}).update(rows)
+
+
+@contextmanager
+def _naming(client: int) -> Iterator[None]:
+    """Let errors name a client."""
+    try:
+        yield
+    except Exception as error:
+        add_step(error, client)
+        raise

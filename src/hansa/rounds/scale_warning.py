@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from hansa.algorithm import Algorithm
 from hansa.compress import sign
 from hansa.core.protocols import walk_components
 from hansa.core.types import MODEL, Vector
 from hansa.core.vectors.layout import Layout
-from hansa.rounds.messages import LocalUpdate
 
 log = logging.getLogger("hansa")
 FEW = 0.05
@@ -34,13 +33,13 @@ def effective_entries(x: Vector) -> float:
 
 
 def warn_of_dominated_scale(
-    algorithm: Algorithm, run: str, updates: Mapping[int, LocalUpdate], layout: Layout | None
+    algorithm: Algorithm, run: str, updates: Sequence[tuple[int, Vector]], layout: Layout | None
 ) -> None:
     """Log a warning, once per run, if sign compression gives an update the scale of a few of its entries."""
     if run in _warned or not any(isinstance(part, sign) for part in walk_components(algorithm.channels[MODEL].uplink)):
         return
-    for client, trained in updates.items():
-        if trained.delta.numel() >= SMALL and _is_dominated(run, client, trained.delta, layout):
+    for client, change in updates:
+        if change.numel() >= SMALL and _is_dominated(run, client, change, layout):
             return
 
 

@@ -24,9 +24,10 @@ from __future__ import annotations
 
 import reprlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -37,8 +38,7 @@ from hansa.core.errors import HansaError
 from hansa.core.types import MODEL, Vector, Vectors
 from hansa.core.vectors.arithmetic import all_finite, native_fits, norm
 from hansa.core.vectors.kernels import row_norms
-from hansa.rounds.many_clients import ReportColumns
-from hansa.rounds.messages import Report, Upload
+from hansa.rounds.messages import Report
 
 NOBODY = -1
 """The client number in a refusal if the sender is unknown."""
@@ -58,15 +58,15 @@ class RefusedUpdate(HansaError):
 class ExpectedUpload:
     """The server's record of what it requested, against which every upload is validated.
 
-    ``reporters`` maps each requested client to its cohort. ``versions`` has the round and base of each client in
-    asynchronous rounds, where they differ. ``devices`` has the devices on which the updates of channels are validated
-    and aggregated, if not those of ``vectors``.
+    ``reporters`` maps each requested client to its cohort, None if it trains alone. ``versions`` has the round and base
+    of each client in asynchronous rounds, where they differ. ``devices`` has the devices on which the updates of
+    channels are validated and aggregated, if not those of ``vectors``.
     """
 
     run: str
     round: int
     base: bytes
-    reporters: Mapping[int, int]
+    reporters: Mapping[int, int | None]
     links: Mapping[str, Uplink]
     vectors: Vectors
     max_norm: float = 1e12
@@ -86,88 +86,87 @@ class ValidUpload(NamedTuple):
 
 
 def validate_upload(
-    upload: object, expected: ExpectedUpload, cohort: int, repeated: Collection[int] = ()
+    report: Report, place: int, expected: ExpectedUpload, repeated: Collection[int] = ()
 ) -> ValidUpload:
-    """Validate an upload, or raise `RefusedUpdate`; no content of an upload raises anything else.
+    """Validate the upload of one client of a report, or raise `RefusedUpdate`; no content of it raises anything else.
 
-    ``cohort`` is the cohort of its report, ``repeated`` are the clients that sent several uploads.
+    ``repeated`` are the clients that sent several uploads.
     """
     try:
-        checked = _check_address(upload, expected, cohort)
-        if checked.client in repeated:
-            raise RefusedUpdate("duplicate", f"client {checked.client} sent more than one update this round")
-        return _check_contents(checked, expected)
+        client = _check_address(report, place, expected)
+        if client in repeated:
+            raise RefusedUpdate("duplicate", f"client {client} sent more than one update this round")
+        return _check_contents(report.packets(place), report.losses[place], expected)
     except RefusedUpdate:
         raise
     except Exception as error:  # built-in or user-defined decoders: one client's bytes never end the round
         raise RefusedUpdate("malformed", f"{type(error).__name__}: {_safe_repr(str(error))}") from error
 
 
-def validate_columns(columns: ReportColumns, expected: ExpectedUpload, *known: Collection[int]) -> list[float] | None:
-    """Return the norms of many clients' changes if `validate_upload` accepts all of them, otherwise None.
+def validate_rows(report: Report, expected: ExpectedUpload, *known: Collection[int]) -> list[float] | None:
+    """Return the norms of all uploads of a report if it is one matrix and `validate_upload` accepts every row,
+    otherwise None.
 
-    ``known`` are the clients that have sent an update, and those that sent several.
+    ``known`` are clients that have sent an update.
     """
-    orders, changes, like = columns.orders, columns.changes, expected.vectors[MODEL]
-    if (orders.run, orders.round, orders.base) != (expected.run, expected.round, expected.base) or expected.versions:
+    changes, like = report.rows.get(MODEL), expected.vectors[MODEL]
+    if not isinstance(changes, Tensor) or set(report.rows) != {MODEL} or set(expected.links) != {MODEL}:
         return None
-    if list(map(expected.reporters.get, orders.clients)) != list(orders.cohorts):
+    if (report.run, report.round, report.base) != (expected.run, expected.round, expected.base) or expected.versions:
         return None
-    senders = set(orders.clients)
-    if len(senders) < len(orders) or not all(map(senders.isdisjoint, known)):
+    clients = report.clients
+    if set(map(expected.reporters.get, clients, repeat(NOBODY))) != {report.cohort}:
         return None
-    if set(expected.links) != {MODEL} or type(expected.links[MODEL]) is not direct:
+    senders = set(clients)
+    if len(senders) < len(clients) or not all(map(senders.isdisjoint, known)) or set(map(type, clients)) != {int}:
         return None
-    if changes.shape != (len(orders), like.numel()) or like.dtype != torch.float32 or not native_fits(changes, like):
+    if type(expected.links[MODEL]) is not direct or changes.shape != (len(clients), like.numel()):
         return None
-    norms = row_norms(changes)
+    if like.dtype != torch.float32 or not native_fits(changes, like):
+        return None
+    norms, losses = row_norms(changes), report.losses
     fine = all(length <= expected.max_norm for length in norms)  # false for NaN
-    return norms if fine and all(abs(loss) <= LARGEST_LOSS for loss in columns.losses) else None
+    return norms if fine and all(type(loss) is float and abs(loss) <= LARGEST_LOSS for loss in losses) else None
 
 
-def repeated_senders(reports: Iterable[Report], expected: ExpectedUpload) -> frozenset[int]:
-    """Return the clients with more than one upload for this round; late uploads of earlier rounds do not count."""
+def repeated_senders(report: Report, expected: ExpectedUpload) -> frozenset[int]:
+    """Return the clients with more than one valid upload in a report."""
     times: Counter[int] = Counter()
-    for report in reports:
-        for upload in report.uploads:
-            try:
-                times[_check_address(upload, expected, report.cohort).client] += 1
-            except RefusedUpdate:
-                continue
+    for place in range(len(report.clients)):
+        try:
+            times[_check_address(report, place, expected)] += 1
+        except RefusedUpdate:
+            continue
     return frozenset(client for client, count in times.items() if count > 1)
 
 
-def sender_of(upload: object) -> int:
-    """Return the client to name in a refusal, or `NOBODY` if it is unknown.
+def sender_of(client: object) -> int:
+    """Return the client to name in a refusal, or `NOBODY` if it is not a number.
 
-    >>> sender_of("not an upload")
-    -1
+    >>> sender_of("a client"), sender_of(True), sender_of(3)
+    (-1, -1, 3)
     """
-    client = getattr(upload, "client", None)
     return client if type(client) is int and 0 <= client < 1 << 63 else NOBODY
 
 
-def _check_address(upload: object, expected: ExpectedUpload, cohort: int) -> Upload:
-    """Return the upload if it answers this round's order. Types are checked exactly: True is not client 1."""
-    if type(upload) is not Upload:
-        raise RefusedUpdate("malformed", f"expected an upload, got a {type(upload).__name__}")
-    if type(upload.client) is not int or expected.reporters.get(upload.client) != cohort:
-        raise RefusedUpdate(
-            "sender", f"client {_safe_repr(upload.client)} was not asked to report in round {expected.round}"
-        )
-    if type(upload.run) is not str or upload.run != expected.run:
-        raise RefusedUpdate("run", f"from run {_safe_repr(upload.run)}, this is {expected.run!r}")
-    round, base = expected.versions.get(upload.client, (expected.round, expected.base))
-    if type(upload.round) is not int or upload.round != round:
-        raise RefusedUpdate("round", f"for round {_safe_repr(upload.round)}, this is round {round}")
-    if type(upload.base) is not bytes or upload.base != base:
+def _check_address(report: Report, place: int, expected: ExpectedUpload) -> int:
+    """Return the client of an upload if it answers this round's order. Types are checked exactly: True is not 1."""
+    client = report.clients[place]
+    asked = expected.reporters.get(client, NOBODY) if type(client) is int else NOBODY
+    if asked == NOBODY or asked != report.cohort:
+        raise RefusedUpdate("sender", f"client {_safe_repr(client)} was not asked to report in round {expected.round}")
+    if type(report.run) is not str or report.run != expected.run:
+        raise RefusedUpdate("run", f"from run {_safe_repr(report.run)}, this is {expected.run!r}")
+    round, base = expected.versions.get(client, (expected.round, expected.base))
+    if type(report.round) is not int or report.round != round:
+        raise RefusedUpdate("round", f"for round {_safe_repr(report.round)}, this is round {round}")
+    if type(report.base) is not bytes or report.base != base:
         raise RefusedUpdate("base", "made from another model than the one sent out this round")
-    return upload
+    return client
 
 
-def _check_contents(upload: Upload, expected: ExpectedUpload) -> ValidUpload:
-    packets, loss = upload.packets, upload.loss
-    if not isinstance(packets, Mapping) or set(packets) != set(expected.links):
+def _check_contents(packets: Mapping[str, object], loss: object, expected: ExpectedUpload) -> ValidUpload:
+    if set(packets) != set(expected.links):
         raise RefusedUpdate("channels", f"channels {_safe_repr(packets)}, expected {sorted(expected.links)}")
     if loss is not None and (not isinstance(loss, float) or not abs(loss) <= LARGEST_LOSS):
         raise RefusedUpdate("loss", f"the reported loss is {_safe_repr(loss)}")

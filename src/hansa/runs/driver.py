@@ -7,7 +7,7 @@ import math
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -32,16 +32,14 @@ from hansa.rounds import (
     ClosedRound,
     OpenedRound,
     Outcome,
-    RoundAggregation,
     ServerState,
+    close_round,
     diagnose,
-    in_cohort_order,
     open_paced_round,
 )
 from hansa.rounds.ledger import Ledger
-from hansa.rounds.many_clients import AnyReport, report_as_columns
 from hansa.rounds.measures.base import wants_mean
-from hansa.rounds.messages import DroppedClient, WorkOrder
+from hansa.rounds.messages import DroppedClient, Report, WorkOrder, joined_orders
 from hansa.rounds.pacing import ArrivalEngine, check_profile
 from hansa.runs.client_columns import Array, ClientColumns
 from hansa.runs.columns import MetricFacts, main_metric
@@ -310,36 +308,30 @@ class Run:
         if self.server_device not in self.devices:
             opened = opened.on_host()
         if wants_mean(self.options.measures, self.state.round):
-            opened = opened._replace(orders=tuple(replace(order, mean=True) for order in opened.orders))
+            opened = opened._replace(orders=tuple(_with_means(opened.orders)))
         faults, measures = self.options.faults, self.options.measures
         orders, gone = (opened.orders, ()) if faults is None else faults.apply_to_orders(opened.orders)
         if roles.remote is not None:
             roles.remote.round_opened(opened, self.oldest_resumable_round)
-        reports: Iterable[AnyReport]
-        if self.algorithm.pace.asynchronous:  # orders of one version are executed together
-            reports = engine.run(sorted(orders, key=lambda order: order.round), self._with_memory)
-        else:
-            plain = faults is None and not measures
-            reports = engine.run(report_as_columns(self.algorithm, orders) if plain else orders, self._with_memory)
+        batches = joined_orders(orders) if self.algorithm.pace.asynchronous else orders
+        reports: Iterable[Report] = engine.run(batches, self._with_memory)
         if faults is not None:
             reports = faults.apply_to_reports(self.algorithm, orders, reports)
-        aggregation = RoundAggregation(
-            self.algorithm,
-            opened.state,
-            opened.orders,
-            self.task.population,
-            quorum=self.options.quorum,
-            rows=self.store,
-            unreachable=(*opened.dropped, *gone),
-            max_norm=self.options.max_norm,
-            keep_updates=bool(measures),
-            stage_memory=None if measures else self.store.stage,
-            key=self.key,
-        )
         try:
-            for report in in_cohort_order(reports, orders):
-                aggregation.add(report)
-            closed = aggregation.close()
+            closed = close_round(
+                self.algorithm,
+                opened.state,
+                opened.orders,
+                reports,
+                self.task.population,
+                quorum=self.options.quorum,
+                rows=self.store,
+                unreachable=(*opened.dropped, *gone),
+                max_norm=self.options.max_norm,
+                keep_updates=bool(measures),
+                stage_memory=None if measures else self.store.stage,
+                key=self.key,
+            )
             diagnostics = self._diagnostics(closed)
         except BaseException:
             self.store.discard()  # an aborted round has no effect
@@ -394,8 +386,9 @@ class Run:
 
     def _with_memory(self, order: WorkOrder) -> WorkOrder:
         """Return the order with the memory of its reporters, read just before a worker executes it."""
-        memory = {c: {} if c in self.forgotten_clients else self.store.read(c) for c in order.reporters}
-        return replace(order, memory=memory) if any(memory.values()) else order
+        clients = [c for c in order.reporters if c not in self.forgotten_clients]
+        memory = {c: rows for c in clients if (rows := self.store.read(c))}
+        return replace(order, memory=memory) if memory else order
 
     def forget(self, *clients: int) -> None:
         """Reset the memory of clients: residuals, control variates and the like start as in the first round.
@@ -478,6 +471,13 @@ class Run:
 def _pages() -> Any:
     """Return the module of report pages. It is in a package above this one, and imported for pages only."""
     return import_module("hansa.study.report.results")
+
+
+def _with_means(orders: Sequence[WorkOrder]) -> Iterator[WorkOrder]:
+    """Yield the orders with the mean of the local models, which clients that train alone send each for itself."""
+    for order in orders:
+        parts = [order.part([place]) for place in range(len(order.clients))] if order.cohort is None else [order]
+        yield from (replace(part, mean=True) for part in parts)
 
 
 def requires_disk(algorithm: Algorithm) -> bool:

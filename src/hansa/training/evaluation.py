@@ -24,7 +24,7 @@ from hansa.core.keys import Key
 from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.local import Work
 from hansa.local.step import LocalStep
-from hansa.local.trainer import ClientJob, train
+from hansa.local.trainer import ClientJobs, train
 from hansa.training.batch_sources import (
     Batch,
     BatchSource,
@@ -499,8 +499,10 @@ def _fine_tune(
         job.personalisation.lr, model, max_grad_norm=phase.max_grad_norm, frozen_blocks=phase.frozen_blocks
     )
     work = job.personalisation.work(task.population.samples[client])
-    key = job.key.child("personalise", job.round, client)
-    train(trainer, ClientJob(model, client, work, step, key, buffers))
+    key = job.key.child("personalise", job.round)
+    columns = {} if buffers is None else {"buffers": (buffers,)}
+    trained = train(trainer, ClientJobs.of(model, client, work, step, key, keep_models=True, **columns))
+    trainer.load(trained.models[0], trained.buffers[0] if trained.buffers else None)
 
 
 def rows_by_owner(owners: torch.Tensor | None) -> dict[int, torch.Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +26,11 @@ from hansa.core.native.client_kernel import (
 )
 from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.core.vectors import allocator
-from hansa.core.vectors.arithmetic import all_finite, native_fits
+from hansa.core.vectors.arithmetic import native_fits
 from hansa.core.vectors.layout import convert_module
 from hansa.local.batching import Positions
 from hansa.local.step import LocalStep
-from hansa.local.trainer import BaseTrainer, ClientJob, LocalResult, NativeSteps, TrainedRows
+from hansa.local.trainer import BaseTrainer, ClientJobs, LocalResults, NativeSteps
 from hansa.local.work import Work
 from hansa.training import random_state
 from hansa.training.batch_sources import (
@@ -179,95 +180,102 @@ class ModuleTrainer(BaseTrainer):
             return inputs.contiguous(memory_format=torch.channels_last)
         return inputs
 
-    def train_clients(self, jobs: Sequence[ClientJob]) -> list[LocalResult] | None:
+    def train_clients(self, jobs: ClientJobs) -> LocalResults | None:
         """Train clients natively, or together as the task's plan says; None if there is no fast path for them.
 
-        Clients with a common step are trained in one call, which keeps the data of each step in the cache. Their models
-        may be of different versions, unless the step pulls them to their anchor.
+        Clients with a common step are trained in one call, which keeps the data of each step in the cache.
         """
         if self.batched is not None:
             return self.batched.train(jobs)
-        if self.kernel is None or not all(job.step.is_affine for job in jobs):
+        kernel, steps = self.kernel, list({id(step): step for step in jobs.steps}.values())
+        if kernel is None or not all(step.is_affine for step in steps):
             return None
-        if self._draws_batches_natively and all(job.batches is None for job in jobs):
-            if self.kernel.network.dropout_numbers:
-                return [self._train_with_dropout(self.kernel, job) for job in jobs]
-            first = jobs[0].step
-            apart = any(job.step.shift is not None or job.step.momentum != 0 for job in jobs)
-            pulled = first.prox_weight != 0 and any(job.x is not jobs[0].x for job in jobs)  # to different anchors
-            if apart or pulled or any(job.step.numbers != first.numbers for job in jobs):
-                return [self._train_bundle(self.kernel, [job])[0] for job in jobs]
-            return self._train_bundle(self.kernel, jobs)
-        if self.kernel.network.dropout_numbers:
+        if jobs.batches is None and self._draws_batches_natively:
+            if kernel.network.dropout_numbers:
+                return self._train_each(jobs, partial(self._train_with_dropout, kernel))
+            first, one_start = steps[0], len(set(map(id, jobs.models))) == 1
+            common = all(step.shift is None and step.numbers == first.numbers for step in steps) and not first.momentum
+            if common and (one_start or not first.prox_weight) and not jobs.keep_models:
+                rows = self._train_rows(kernel, jobs) if one_start else None
+                return self._train_bundle(kernel, jobs) if rows is None else rows
+            apart = LocalResults()
+            for place in range(len(jobs)):
+                apart.extend(self._train_bundle(kernel, jobs.part([place])))
+            return apart
+        if kernel.network.dropout_numbers:
             return None
-        return [self._train_on_batches(self.kernel, job) for job in jobs]
+        return self._train_each(jobs, partial(self._train_on_batches, kernel))
+
+    def _train_each(self, jobs: ClientJobs, losses_of: Callable[[ClientJobs, int], torch.Tensor]) -> LocalResults:
+        """Train clients one after the other by a function that takes a client's steps and returns their losses."""
+        results = LocalResults()
+        for place, (x, step) in enumerate(zip(jobs.models, jobs.steps, strict=True)):
+            if step.momentum:
+                step.init_velocity()
+            self.y.copy_(x)
+            results.add_model(x, self.y, losses_of(jobs, place).tolist(), keep_model=jobs.keep_models)
+        return results
 
     @property
     def _draws_batches_natively(self) -> bool:
         """Return whether native code can draw a client's batches."""
         return self._direct and shuffles_like_numpy()
 
-    def _train_bundle(self, kernel: ClientKernel, jobs: Sequence[ClientJob]) -> list[LocalResult]:
-        """Train clients with a common step in one call; their models may differ if the step has no anchor."""
-        index, spans = client_row_index(self.task.data, [job.client for job in jobs])
+    def _train_rows(self, kernel: ClientKernel, jobs: ClientJobs) -> LocalResults | None:
+        """Train clients from one model with one step, each change into a row of a matrix; None if a change is not
+        finite."""
+        x = jobs.models[0]
+        if not native_fits(x):
+            return None
+        index, spans = client_row_index(self.task.data, jobs.clients)
+        changes = allocator.empty(len(jobs) * x.numel(), x.dtype).view(len(jobs), -1)
+        keys = jobs.key.digests(jobs.clients, "batch")
+        works = np.fromiter(chain.from_iterable(jobs.works), np.int64, 2 * len(jobs)).reshape(-1, 2)
+        losses = kernel.train_rows(x, self.y, changes, index, spans, works, keys, jobs.steps[0])
+        return None if losses is None else LocalResults(changes, losses)
+
+    def _train_bundle(self, kernel: ClientKernel, jobs: ClientJobs) -> LocalResults:
+        """Train clients with one step in one call."""
+        index, spans = client_row_index(self.task.data, jobs.clients)
+        keys = jobs.key.digests(jobs.clients, "batch")
         native_jobs = [
-            NativeJob(
-                allocator.empty_like(job.x), first, stop, *job.work, job.key.child("batch").digest(16), job.keep_model
-            )
-            for job, (first, stop) in zip(jobs, spans.tolist(), strict=True)
+            NativeJob(allocator.empty_like(x), first, stop, *work, key, jobs.keep_models)
+            for x, work, key, (first, stop) in zip(jobs.models, jobs.works, keys, spans.tolist(), strict=True)
         ]
-        step = jobs[0].step
+        step = jobs.steps[0]
         if step.momentum:
             step.init_velocity()
-        results = kernel.train_clients([job.x for job in jobs], self.y, index, native_jobs, step)
-        return [LocalResult(job.delta, *result) for job, result in zip(native_jobs, results, strict=True)]
+        results = LocalResults()
+        trained = kernel.train_clients(jobs.models, self.y, index, native_jobs, step)
+        for job, (losses, finite) in zip(native_jobs, trained, strict=True):
+            results.add(job.delta, losses, finite, self.y if jobs.keep_models else None)
+        return results
 
-    def train_rows(
-        self, first: ClientJob, clients: Sequence[int], works: Sequence[Work], key: Key
-    ) -> TrainedRows | None:
-        """Train clients natively in one call."""
-        kernel, step = self.kernel, first.step
-        if kernel is None or kernel.network.dropout_numbers or not self._draws_batches_natively:
-            return None
-        if not step.is_affine or step.shift is not None or step.momentum or not native_fits(first.x):
-            return None
-        index, spans = client_row_index(self.task.data, clients)
-        changes = allocator.empty(len(clients) * first.x.numel(), first.x.dtype).view(len(clients), -1)
-        keys = key.digests(clients, "batch")
-        numbers = np.fromiter(chain.from_iterable(works), np.int64, 2 * len(works)).reshape(-1, 2)
-        losses = kernel.train_rows(first.x, self.y, changes, index, spans, numbers, keys, step)
-        return None if losses is None else TrainedRows(changes, losses)
-
-    def _train_with_dropout(self, kernel: ClientKernel, job: ClientJob) -> LocalResult:
+    def _train_with_dropout(self, kernel: ClientKernel, jobs: ClientJobs, place: int) -> torch.Tensor:
         """Train a model with dropout, with the same random numbers as eager training."""
-        work, rows = job.work, self.batches(job.client, job.work, job.key.child("batch"))
+        work, key, step = jobs.works[place], jobs.key_of(place), jobs.steps[place]
+        rows = self.batches(jobs.clients[place], work, key.child("batch"))
         assert isinstance(rows, torch.Tensor)
-        if job.step.momentum:
-            job.step.init_velocity()
-        self.y.copy_(job.x)
         width = work.batch_size * kernel.network.dropout_numbers
         most = min(work.steps, max(1, _DROPOUT_NUMBERS // width))
         keep, losses = torch.empty(most, width), []
         for first in range(0, work.steps, most):
             some = rows[first : first + most]
-            for place in range(len(some)):
-                self.seed(job.key.child("noise", first + place))
-                kernel.network.draw(work.batch_size, self._noise, keep[place])
-            losses.append(kernel.steps(self.y, some, job.step, keep[: len(some)]))
-        return self._result(job, torch.cat(losses))
+            for at in range(len(some)):
+                self.seed(key.child("noise", jobs.first_step + first + at))
+                kernel.network.draw(work.batch_size, self._noise, keep[at])
+            losses.append(kernel.steps(self.y, some, step, keep[: len(some)]))
+        return torch.cat(losses)
 
-    def _train_on_batches(self, kernel: ClientKernel, job: ClientJob) -> LocalResult:
+    def _train_on_batches(self, kernel: ClientKernel, jobs: ClientJobs, place: int) -> torch.Tensor:
         """Train on batches drawn, and possibly augmented, in Python."""
-        rows = job.batches
+        rows, step = jobs.batches_of(place), jobs.steps[place]
         if rows is None:
-            rows = self.batches(job.client, job.work, job.key.child("batch"))
-        if job.step.momentum:
-            job.step.init_velocity()
-        self.y.copy_(job.x)
+            rows = self.batches(jobs.clients[place], jobs.works[place], jobs.key_of(place).child("batch"))
         if isinstance(rows, torch.Tensor):
-            return self._result(job, kernel.steps(self.y, rows, job.step))
+            return kernel.steps(self.y, rows, step)
         runs = rows.runs if isinstance(rows, UnequalBatches) else [rows]
-        return self._result(job, torch.cat([loss for run in runs for loss in self._train_run(kernel, run, job.step)]))
+        return torch.cat([loss for run in runs for loss in self._train_run(kernel, run, step)])
 
     def _train_run(self, kernel: ClientKernel, run: Run, step: LocalStep) -> Iterator[torch.Tensor]:
         """Take steps on batches of one size, some at a time if they are augmented; yield the losses."""
@@ -301,10 +309,6 @@ class ModuleTrainer(BaseTrainer):
             step.step(self.y, self.parameters, gradients)
             losses.append(loss)
         return torch.stack(losses)
-
-    def _result(self, job: ClientJob, losses: torch.Tensor) -> LocalResult:
-        delta = torch.sub(self.y, job.x, out=allocator.empty_like(job.x))
-        return LocalResult(delta, losses.tolist(), all_finite(delta))
 
     def native_steps(self) -> NativeSteps | None:
         """Return the kernel, if the steps of gossiping clients have a native form."""

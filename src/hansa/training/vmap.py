@@ -30,11 +30,11 @@ from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.object_state import bitwise_equal
 from hansa.core.protocols import with_defaults
-from hansa.core.vectors import allocator
-from hansa.core.vectors.arithmetic import all_finite
 from hansa.core.vectors.layout import Layout, convert_module
 from hansa.local.solvers import BaseSolver
-from hansa.local.trainer import ClientJob, LocalResult, train_by_steps
+from hansa.local.step import LocalStep
+from hansa.local.trainer import ClientJobs, LocalResults, train_by_steps
+from hansa.local.work import Work
 from hansa.training import random_state
 from hansa.training.batch_sources import Batch, KeyedBatches, TensorSource, convert_batch, count_rows, take_rows
 from hansa.training.losses import LossFunction
@@ -159,53 +159,58 @@ class BatchedTraining:
         self._generator = torch.Generator()
 
     @torch.no_grad()
-    def train(self, jobs: Sequence[ClientJob]) -> list[LocalResult]:
+    def train(self, jobs: ClientJobs) -> LocalResults:
         """Train clients together where their batches have the size of the plan, the others one by one."""
-        results: dict[int, LocalResult] = {}
-        groups: dict[object, list[int]] = {}
-        batches = [self._batches(job) for job in jobs]
-        for place, job in enumerate(jobs):
-            if batches[place] is None:
-                results[place] = train_by_steps(self.trainer, job)
+        results: dict[int, LocalResults] = {}
+        groups: dict[object, list[_Client]] = {}
+        for place in range(len(jobs)):
+            client = self._client(jobs, place)
+            if client is None:
+                results[place] = train_by_steps(self.trainer, jobs.part([place]))
             else:
-                groups.setdefault(_arithmetic(job), []).append(place)
-        for places in groups.values():
-            places.sort(key=lambda place: -jobs[place].work.steps)
-            for first in range(0, len(places), self.plan.models):
-                some = places[first : first + self.plan.models]
-                rows = [rows for place in some if (rows := batches[place]) is not None]
-                results.update(zip(some, self._train([jobs[place] for place in some], rows), strict=True))
-        return [results[place] for place in range(len(jobs))]
+                step = client.step
+                groups.setdefault((step.numbers, step.shift is None, step.is_affine), []).append(client)
+        for clients in groups.values():
+            clients.sort(key=lambda client: -client.work.steps)
+            for first in range(0, len(clients), self.plan.models):
+                some = clients[first : first + self.plan.models]
+                results.update(zip([client.place for client in some], self._train(jobs, some), strict=True))
+        self.trainer.read_buffers()  # checks what training must not change
+        joined = LocalResults()
+        for place in range(len(jobs)):
+            joined.extend(results[place])
+        return joined
 
-    def _batches(self, job: ClientJob) -> torch.Tensor | KeyedBatches | None:
-        """Return a client's batches; None if one of them has another size than the plan's."""
-        if job.work.batch_size != self.plan.batch_size:
+    def _client(self, jobs: ClientJobs, place: int) -> _Client | None:
+        """Return a client with its batches; None if one of them has another size than the plan's."""
+        client, work, key, given = jobs.clients[place], jobs.works[place], jobs.key_of(place), jobs.batches_of(place)
+        if work.batch_size != self.plan.batch_size:
             return None
-        if job.batches is None:
-            return self.trainer.batches(job.client, job.work, job.key.child("batch"))
-        rows = job.batches.rows if isinstance(job.batches, KeyedBatches) else job.batches
-        equal = isinstance(rows, torch.Tensor) and rows.shape == (job.work.steps, self.plan.batch_size)
-        return job.batches if equal else None
+        if given is None:
+            given = self.trainer.batches(client, work, key.child("batch"))
+        else:
+            rows = given.rows if isinstance(given, KeyedBatches) else given
+            if not isinstance(rows, torch.Tensor) or rows.shape != (work.steps, self.plan.batch_size):
+                return None
+        return _Client(place, jobs.models[place], client, work, jobs.steps[place], key, given)
 
-    def _train(self, jobs: Sequence[ClientJob], batches: Sequence[torch.Tensor | KeyedBatches]) -> list[LocalResult]:
+    def _train(self, jobs: ClientJobs, clients: Sequence[_Client]) -> list[LocalResults]:
         """Train a group. If that fails, train each of its clients alone, so that the error names its client and step,
         and the others do not depend on it."""
         try:
-            return self._train_group(jobs, batches)
+            return self._train_group(clients, jobs.keep_models)
         except Exception as error:
-            if len(jobs) == 1:
-                log.debug("client %d is trained by single steps: %s", jobs[0].client, error)
-                return [train_by_steps(self.trainer, jobs[0])]
-        return [self._train([job], [rows])[0] for job, rows in zip(jobs, batches, strict=True)]
+            if len(clients) == 1:
+                log.debug("client %d is trained by single steps: %s", clients[0].client, error)
+                return [train_by_steps(self.trainer, jobs.part([clients[0].place]))]
+        return [self._train(jobs, [client])[0] for client in clients]
 
-    def _train_group(
-        self, jobs: Sequence[ClientJob], batches: Sequence[torch.Tensor | KeyedBatches]
-    ) -> list[LocalResult]:
+    def _train_group(self, jobs: Sequence[_Client], keep_models: bool) -> list[LocalResults]:
         """Train clients in descending order of their steps, with the same arithmetic."""
         trainer, steps = self.trainer, [job.work.steps for job in jobs]
         trainer.module_state.restore()
         group = _Group(trainer, jobs)
-        source = _GroupBatches(trainer, jobs, batches)
+        source = _GroupBatches(trainer, jobs)
         losses = torch.zeros(steps[0], len(jobs), dtype=trainer.dtype, device=trainer.device)
         for t in range(steps[0]):
             active = sum(each > t for each in steps)
@@ -215,32 +220,34 @@ class BatchedTraining:
             group.step(active, gradients)
             losses[t, :active] = values[:active]
         group.keep_state()
-        if jobs[0].keep_model:
-            trainer.y.copy_(group.row(0))
         results = []
         for place, job in enumerate(jobs):
-            delta = torch.sub(group.row(place), job.x, out=allocator.empty_like(job.x))
-            results.append(LocalResult(delta, losses[: steps[place], place].tolist(), all_finite(delta)))
+            results.append(alone := LocalResults())
+            alone.add_model(job.x, group.row(place), losses[: steps[place], place].tolist(), keep_model=keep_models)
         return results
 
 
-def _arithmetic(job: ClientJob) -> object:
-    """Return a key that is equal for clients whose steps are taken on all rows of a matrix at once."""
-    step = job.step
-    return step.numbers, step.shift is None, step.is_affine, id(job) if job.keep_model else None
+class _Client(NamedTuple):
+    """One of the clients that are trained together, with its place among the jobs and its batches."""
+
+    place: int
+    x: torch.Tensor
+    client: int
+    work: Work
+    step: LocalStep
+    key: Key
+    batches: torch.Tensor | KeyedBatches
 
 
 class _GroupBatches:
     """The batches of a group: ``batches[t, active]`` has one for each model in step t. Models beyond the active clients
     repeat the last one's."""
 
-    def __init__(
-        self, trainer: ModuleTrainer, jobs: Sequence[ClientJob], batches: Sequence[torch.Tensor | KeyedBatches]
-    ) -> None:
-        self._trainer, self._jobs, self._batches = trainer, jobs, batches
+    def __init__(self, trainer: ModuleTrainer, jobs: Sequence[_Client]) -> None:
+        self._trainer, self._jobs = trainer, jobs
         self._rows: torch.Tensor | None = None
         if isinstance(trainer.source, TensorSource) and not trainer.task.augment:
-            rows = [each.rows if isinstance(each, KeyedBatches) else each for each in batches]
+            rows = [job.batches.rows if isinstance(job.batches, KeyedBatches) else job.batches for job in jobs]
             self._rows = rows[0].new_zeros(len(rows), *rows[0].shape)
             for place, each in enumerate(rows):
                 self._rows[place, : len(each)] = each
@@ -248,16 +255,13 @@ class _GroupBatches:
     def __getitem__(self, place: tuple[int, int]) -> Batch:
         t, active = place
         if self._rows is None:
-            some = [self._trainer.batch(job.client, each[t]) for job, each in self._first(active)]
+            some = [self._trainer.batch(job.client, job.batches[t]) for job in self._jobs[:active]]
             return stack_batches([some[min(model, active - 1)] for model in range(MODELS)])
         rows = self._rows[:active, t]
         if active < MODELS:
             rows = torch.cat([rows, rows[-1:].expand(MODELS - active, -1)])
         flat = self._trainer.source.batch(None, rows.reshape(-1))
         return Batch(*trees.tree_map(lambda leaf: leaf.view(MODELS, -1, *leaf.shape[1:]), tuple(flat)))
-
-    def _first(self, count: int) -> list[tuple[ClientJob, torch.Tensor | KeyedBatches]]:
-        return list(zip(self._jobs[:count], self._batches[:count], strict=True))
 
 
 class _Group:
@@ -266,7 +270,7 @@ class _Group:
     ``views`` are the parameters of all models, [models, ...] each.
     """
 
-    def __init__(self, trainer: ModuleTrainer, jobs: Sequence[ClientJob]) -> None:
+    def __init__(self, trainer: ModuleTrainer, jobs: Sequence[_Client]) -> None:
         self._layout, self._dim, self._jobs = trainer.layout, trainer.y.numel(), jobs
         self._like, step = trainer.y, jobs[0].step
         self._affine = step.is_affine
