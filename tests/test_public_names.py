@@ -42,6 +42,10 @@ CHANGED: dict[str, str] = {
     "hansa.gossip.Description": "gossip.describe returns plain numbers",
     "hansa.sklearn": "examples/sklearn_sites.py has an estimator in forty lines",
     "hansa.data.schema_from_sklearn": "examples/sklearn_schema.py makes a schema of a fitted ColumnTransformer",
+    "hansa.local.ClientJob": "ClientJobs: the jobs of many clients, a column for each fact",
+    "hansa.local.LocalResult": "LocalResults: the results of ClientJobs",
+    "hansa.local.take_steps": "first=: the number of the first step, for the keys of noise",
+    "hansa.local.train": "jobs: many clients in one call",
 }
 """Names that went or whose parameters changed, with what to use instead."""
 

@@ -22,7 +22,7 @@ from hansa.config import build
 from hansa.core import devices as places
 from hansa.engine import Serial, auto_engine
 from hansa.engine.processes import ProcessGroup
-from hansa.engine.requests import NumericSettings
+from hansa.engine.requests import NumericSettings, single_orders
 from hansa.engine.worker import WorkerSetup, WorkerState
 from hansa.local import BaseTrainer
 from hansa.rounds import round
@@ -101,7 +101,7 @@ def test_training_stays_on_its_device_and_comes_home(name, monkeypatch):
     task = hansa.Task(Residual, nn.functional.cross_entropy, problems.data(), execution="eager", augment=seen)
     run = Run(METHODS[name], task)
     opened = round.open_round(run.algorithm, run.state, task.population, "run", run.key)
-    order = replace(opened.orders[0], mean=True)
+    order = replace(single_orders(opened.orders[0])[0], mean=True)
     monkeypatch.setattr("hansa.training.random_state._seed_device", lambda device, seed: None)
     monkeypatch.setattr(
         ModuleState, "check_constant_buffers", lambda private: None
@@ -115,15 +115,13 @@ def test_training_stays_on_its_device_and_comes_home(name, monkeypatch):
         moved = round.to_device(META, [order], [got])
         assert {vector.device for vector in moved[1][0].values()} == {META}
         (result,) = round._train_there(run.algorithm, *moved, trainer, task.population)
-        (update, *_) = result.updates.values()
-        assert update.delta.device == META
+        assert result.changes[0].device == META
         assert result.mean.device == META
-        back = round.bring_home(result, torch.device("cpu"))
+        round.bring_home(result, torch.device("cpu"))
         score = trainer.evaluate(got, 0, 40)
-    (update, *_) = back.updates.values()
-    rows = [update.delta, update.buffers, back.mean, *update.memory.values()]
+    rows = [*result.changes, *result.buffers, result.mean, *result.memory.get(result.clients[0], {}).values()]
     assert {row.device.type for row in rows if row is not None} == {"cpu"}
-    assert update.delta.shape == got["model"].shape
+    assert result.changes[0].shape == got["model"].shape
     assert score.loss_sum is not None
 
 
@@ -132,7 +130,7 @@ def traffic(method, steps, monkeypatch):
     task = hansa.Task(Smooth, nn.functional.cross_entropy, problems.data(), execution="eager")
     run = Run(method, task)
     opened = round.open_round(run.algorithm, run.state, task.population, "run", run.key)
-    first = opened.orders[0]
+    first = single_orders(opened.orders[0])[0]
     order = replace(first, works=tuple(work._replace(steps=steps) for work in first.works))
     monkeypatch.setattr("hansa.training.random_state._seed_device", lambda device, seed: None)
     got = {name: sent.packets[0].content for name, sent in order.broadcasts.items()}
@@ -144,7 +142,7 @@ def traffic(method, steps, monkeypatch):
         moved = round.to_device(META, [order], [got])
         (result,) = round._train_there(run.algorithm, *moved, trainer, task.population)
         round.bring_home(result, torch.device("cpu"))
-    assert result.updates
+    assert len(result.changes)
     assert all(memory._version == version for memory, version in pretended.staged)  # not overwritten under way
     return pretended
 
@@ -224,7 +222,9 @@ def test_everything_that_leaves_a_client_crosses_over(monkeypatch):
     def train(algorithm, orders, got, trainer, population):
         crossed.append(1)
         results = round._train_there(algorithm, *round.to_device(torch.device("cpu"), orders, got), trainer, population)
-        return [round.bring_home(result, torch.device("cpu")) for result in results]
+        for result in results:
+            round.bring_home(result, torch.device("cpu"))
+        return results
 
     method = METHODS["scaffold, clip"]
     expected = Run(method, task).advance(2)

@@ -101,17 +101,17 @@ def test_the_evaluation_is_the_same_for_any_number_of_workers_and_while_a_round_
     algorithm = algorithm.with_buffers()
     orders = problems.first_orders(algorithm, task, torch.float32)
     alone = Serial(algorithm, task, torch.float32, CPU)
-    expected, reports = alone.evaluate(problems.vectors_of(orders[0])), {r.cohort: r for r in alone.run(orders)}
+    expected, reports = alone.evaluate(problems.vectors_of(orders[0])), {r.clients[0]: r for r in alone.run(orders)}
     assert expected.keys() == {"loss", "hits"}
     assert len(task.test_chunks()) == 5
     for workers in (1, 2, 3):
         with Pool(algorithm, task, torch.float32, CPU, workers=workers, group=group) as pool:
             assert pool.evaluate(problems.vectors_of(orders[0])) == expected
             later = pool.evaluate_async(problems.vectors_of(orders[0]))
-            found = {report.cohort: report for report in pool.run(orders)}
+            found = {report.clients[0]: report for report in pool.run(orders)}
             assert later.result() == expected
             assert later.result() == expected
-            assert all(problems.reports_equal(found[cohort], reports[cohort]) for cohort in reports)
+            assert all(problems.reports_equal(found[client], reports[client]) for client in reports)
 
 
 def test_a_task_without_test_data_has_nothing_to_evaluate(group):
@@ -130,21 +130,21 @@ def test_an_error_in_a_worker_names_client_round_and_step_and_shows_its_tracebac
             list(pool.run(orders))
         assert 'raise ZeroDivisionError("the sextant is broken")' in str(caught.value.__cause__)
         others = [order for order in orders if order.clients != (2,)]
-        assert sorted(report.cohort for report in pool.run(others)) == [order.cohort for order in others]
+        assert sorted(report.clients[0] for report in pool.run(others)) == [order.clients[0] for order in others]
 
 
 def test_a_round_that_is_left_early_does_not_disturb_the_next(group):
     algorithm, task = presets.scaffold(local_lr=0.05, steps=30, batch_size=8), problems.task()
     orders = problems.first_orders(algorithm, task, torch.float32)
     fewer = problems.first_orders(algorithm.with_local(steps=fixed(2)), task, torch.float32)
-    expected = {r.cohort: r for r in Serial(algorithm, task, torch.float32, CPU).run(fewer)}
+    expected = {r.clients[0]: r for r in Serial(algorithm, task, torch.float32, CPU).run(fewer)}
     with Pool(algorithm, task, torch.float32, CPU, workers=2, group=group) as pool:
         for report in pool.run(orders):
             assert report.clients
             break
-        found = {report.cohort: report for report in pool.run(fewer)}
+        found = {report.clients[0]: report for report in pool.run(fewer)}
     assert found.keys() == expected.keys()
-    assert all(problems.reports_equal(found[cohort], expected[cohort]) for cohort in expected)
+    assert all(problems.reports_equal(found[client], expected[client]) for client in expected)
 
 
 def test_workers_use_the_torch_settings_of_the_run(group):
@@ -203,13 +203,13 @@ def test_a_killed_worker_is_replaced_and_the_round_has_the_same_result(group, tm
 def test_a_worker_killed_between_rounds_is_replaced(group):
     algorithm, task = presets.fedavg(local_lr=0.1, steps=3), problems.bowls()
     orders = problems.first_orders(algorithm, task)
-    expected = {r.cohort: r for r in Serial(algorithm, task, torch.float64, CPU).run(orders)}
+    expected = {r.clients[0]: r for r in Serial(algorithm, task, torch.float64, CPU).run(orders)}
     with Pool(algorithm, task, torch.float64, CPU, workers=2, group=group) as pool:
         list(pool.run(orders))
         os.kill(group.workers[0].popen.pid, signal.SIGKILL)
         group.workers[0].popen.wait()
-        found = {report.cohort: report for report in pool.run(orders)}
-    assert all(problems.reports_equal(found[cohort], expected[cohort]) for cohort in range(problems.CLIENTS))
+        found = {report.clients[0]: report for report in pool.run(orders)}
+    assert all(problems.reports_equal(found[client], expected[client]) for client in range(problems.CLIENTS))
 
 
 def watched(pools, workers=2):

@@ -180,7 +180,7 @@ def test_memory_is_freed_between_runs_and_an_interrupted_run_leaves_the_workers_
         assert [os.fstat(memory.fd).st_size for memory in memories] == [0] * len(memories)
         assert group._setup is None
         with Pool(method, task, torch.float32, problems.CPU, workers=2, group=group).wait_until_ready() as pool:
-            reports = sorted(pool.run(orders), key=lambda report: report.cohort)
+            reports = sorted(pool.run(orders), key=lambda report: report.clients[0])
         assert all(problems.reports_equal(a, b) for a, b in zip(reports, expected, strict=True))
         pids = [worker.popen for worker in group.workers]
     assert all(worker.returncode is not None for worker in pids)

@@ -69,7 +69,7 @@ class SimulatedGroup:
         assert worker.ready
         assert len(worker.jobs) < 2
         worker.jobs.append(job)
-        self.submitted.append(job.request.cohort)
+        self.submitted.append(job.request.clients[0])
         if len(worker.jobs) == 1:
             self._start_job(worker, job)
 
@@ -94,7 +94,7 @@ class SimulatedGroup:
 
 
 def orders(costs: list[int]) -> list[WorkOrder]:
-    return [WorkOrder("run", 0, (i,), (Work(cost, 1),), b"", {}, hansa.Key(0), i) for i, cost in enumerate(costs)]
+    return [WorkOrder("run", 0, (i,), (Work(cost, 1),), b"", {}, hansa.Key(0)) for i, cost in enumerate(costs)]
 
 
 def pool(group: SimulatedGroup, workers: int) -> Pool:
@@ -104,7 +104,7 @@ def pool(group: SimulatedGroup, workers: int) -> Pool:
 def makespan(costs: list[int], workers: int) -> float:
     group = SimulatedGroup()
     reports = list(pool(group, workers).run(orders(costs)))
-    assert sorted(report.cohort for report in reports) == list(range(len(costs)))
+    assert sorted(report.dropped[0].client for report in reports) == list(range(len(costs)))
     return group.clock
 
 
@@ -135,23 +135,25 @@ def test_any_speed_of_any_worker_and_any_deaths_leave_the_result_as_it_is(seed, 
 
     def crashes(job: Job) -> bool:
         """Each cohort kills at most one worker."""
-        dies = job.request.cohort not in killed and draw.random() < 0.3
-        killed.update({job.request.cohort} if dies else ())
+        dies = job.request.clients[0] not in killed and draw.random() < 0.3
+        killed.update({job.request.clients[0]} if dies else ())
         return dies
 
     algorithm, task = presets.scaffold(local_lr=0.05, steps=3), problems.bowls()
     serial = Serial(algorithm, task, torch.float64, problems.CPU)
     group = SimulatedGroup(lambda worker: speeds[worker], crashes, act=lambda order: next(serial.run([order])))
-    work = [replace(order, work=Work(int(draw.integers(1, 9)), 1)) for order in problems.first_orders(algorithm, task)]
-    expected = {report.cohort: report for report in Serial(algorithm, task, torch.float64, problems.CPU).run(work)}
+    work = [
+        replace(order, works=(Work(int(draw.integers(1, 9)), 1),)) for order in problems.first_orders(algorithm, task)
+    ]
+    expected = {report.clients[0]: report for report in Serial(algorithm, task, torch.float64, problems.CPU).run(work)}
     found = list(Pool(algorithm, task, torch.float64, problems.CPU, workers=workers, group=group).run(work))
     assert len(found) == len(expected)
-    assert all(problems.reports_equal(report, expected[report.cohort]) for report in found)
+    assert all(problems.reports_equal(report, expected[report.clients[0]]) for report in found)
     assert group.spawned == workers + len(killed)
 
 
 def test_work_that_kills_every_worker_is_an_error_after_three():
-    group = SimulatedGroup(crashes=lambda job: job.request.cohort == 2)
+    group = SimulatedGroup(crashes=lambda job: job.request.clients[0] == 2)
     with pytest.raises(hansa.HansaError, match=r"round 0, client 2: 3 workers in a row died executing it \(killed\)"):
         list(pool(group, 2).run(orders([5, 4, 9, 3])))
     assert group.spawned == 5
@@ -162,8 +164,8 @@ def test_only_the_work_a_worker_was_at_is_blamed_for_its_death():
     deaths = {0: 2, 1: 2}
 
     def crashes(job: Job) -> bool:
-        deaths[job.request.cohort] = deaths.get(job.request.cohort, 0) - 1
-        return deaths[job.request.cohort] >= 0
+        deaths[job.request.clients[0]] = deaths.get(job.request.clients[0], 0) - 1
+        return deaths[job.request.clients[0]] >= 0
 
     group = SimulatedGroup(crashes=crashes)
     assert len(list(pool(group, 1).run(orders([9, 9, 9, 9])))) == 4

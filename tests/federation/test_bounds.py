@@ -105,8 +105,8 @@ def test_rounds_that_are_asked_for_again_are_few(asked):
 def test_work_is_that_of_the_configuration(steps, batch, asked):
     agent, frames = asked
     first = other_model(of_kind(frames, "orders")[0], 0)
-    work = first.orders[0].work._replace(steps=steps, batch_size=batch)
-    changed = tuple(replace(order, work=work) for order in first.orders)
+    work = first.orders[0].works[0]._replace(steps=steps, batch_size=batch)
+    changed = tuple(replace(order, works=(work,)) for order in first.orders)
     assert answer(agent, replace(first, orders=changed)) == "work"
     meaned = tuple(replace(order, mean=True) for order in first.orders)
     assert answer(agent, replace(first, orders=meaned)) == "work"

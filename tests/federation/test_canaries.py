@@ -25,7 +25,7 @@ from hansa.federation import Agent, Policy, Server
 from hansa.federation import site as site_module
 from hansa.federation.agent import DataSource
 from hansa.federation.enrollment import REFUSAL, Refusal, unpack_batch
-from hansa.federation.messages import RoundReports
+from hansa.federation.messages import PROTOCOL, RoundReports
 from hansa.federation.policy import USAGE
 from hansa.federation.reasons import REASONS
 from hansa.rounds import wire_format
@@ -296,5 +296,5 @@ def test_every_code_has_a_text_of_the_server(code):
 
 
 def test_a_refusal_cannot_carry_a_text():
-    forged = wire_format.pack(REFUSAL, {"protocol": 2, "reason": CANARY, "misfit": CANARY, "column": CANARY})
+    forged = wire_format.pack(REFUSAL, {"protocol": PROTOCOL, "reason": CANARY, "misfit": CANARY, "column": CANARY})
     assert CANARY not in repr(Refusal.from_bytes(forged))

@@ -189,15 +189,24 @@ def _train(
     elsewhere = not device.type == home.type == "cpu"
     if elsewhere:
         orders, received = to_device(device, orders, received)
-    if algorithm.local.mixing is not None:
-        results = train_cohorts(algorithm.local, orders, received, trainer, population.samples)
-    else:
-        pairs = zip(orders, received, strict=True)
-        results = [_train_alone(algorithm.local, order, got, trainer, population) for order, got in pairs]
+    results = _train_there(algorithm, orders, received, trainer, population)
     if elsewhere:
         for result in results:
             bring_home(result, home)
     return results
+
+
+def _train_there(
+    algorithm: Algorithm,
+    orders: Sequence[WorkOrder],
+    received: Sequence[Vectors],
+    trainer: Trainer,
+    population: Population,
+) -> list[Trained]:
+    if algorithm.local.mixing is not None:
+        return train_cohorts(algorithm.local, orders, received, trainer, population.samples)
+    pairs = zip(orders, received, strict=True)
+    return [_train_alone(algorithm.local, order, got, trainer, population) for order, got in pairs]
 
 
 def _train_alone(
