@@ -67,6 +67,18 @@ def test_it_is_last_named_and_never_bold(seeds):
     assert all(tile.ranked.entry.name != "bad" for tile in tiles(ranking, 0.4))
 
 
+def test_show_says_it():
+    from io import StringIO
+
+    from hansa.cli.show import summary_table
+    from hansa.core.terminal import Terminal
+
+    console = Terminal(file=StringIO(), width=80)
+    console.print(summary_table("a", metrics.summarize(BAD), main="test_accuracy"))
+    assert "accuracy, final  diverged" in console.file.getvalue()
+    assert "accuracy, best   90.0%" in console.file.getvalue()
+
+
 def test_a_search_does_not_choose_a_rate_that_diverges():
     pytest.importorskip("optuna")
     axes = {"local_lr": [0.05, 1e4]}

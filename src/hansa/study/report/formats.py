@@ -94,9 +94,11 @@ def format_mean_std(write: Formatter, mean: float | None, deviation: float | Non
 
     >>> format_mean_std(format_percent, 0.8123, 0.0041), format_mean_std(format_number, 1.5, None)
     ('81.2 ± 0.4%', '1.5')
-    >>> format_mean_std(format_number, 0.2754, 0.00279)
-    '0.275 ± 0.003'
+    >>> format_mean_std(format_number, 0.2754, 0.00279), format_mean_std(format_number, math.nan, None)
+    ('0.275 ± 0.003', 'diverged')
     """
+    if mean is not None and math.isnan(mean):  # a summary has no other numbers that are not finite
+        return "diverged"
     if mean is None or deviation is None:
         return write(mean)
     text, spread = write(mean), write(deviation)

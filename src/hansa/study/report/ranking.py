@@ -113,8 +113,8 @@ def format_cell(ranked: RankedEntry, key: str, write: formats.Formatter) -> str:
         return f"{ranked.numbers['reached']} of {runs} runs" if runs > 1 and ranked.numbers.get("reached") else "never"
     if value is None:
         return "–"
-    if isinstance(value, float) and math.isnan(value):
-        return f"diverged, {len(ranked.diverged)} of {runs} seeds" if runs > 1 and ranked.diverged else "diverged"
+    if runs > 1 and isinstance(value, float) and math.isnan(value) and ranked.diverged:
+        return f"diverged, {len(ranked.diverged)} of {runs} seeds"
     over_seeds = ranked.spreads.get(key) if shows_spread(key) else None
     return formats.format_mean_std(write, value, None if over_seeds is None else over_seeds.std)
 
