@@ -76,13 +76,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.fixture(scope="session", autouse=True)
 def _key_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    before = os.environ.get("HANSA_KEY")
-    os.environ["HANSA_KEY"] = str(tmp_path_factory.mktemp("key") / "trust.key")
+    before = os.environ.get("HANSA_CREATED_RUNS")
+    os.environ["HANSA_CREATED_RUNS"] = str(tmp_path_factory.mktemp("key") / "created-runs.txt")
     yield
     if before is None:
-        del os.environ["HANSA_KEY"]
+        del os.environ["HANSA_CREATED_RUNS"]
     else:
-        os.environ["HANSA_KEY"] = before
+        os.environ["HANSA_CREATED_RUNS"] = before
 
 
 @pytest.fixture(scope="session", autouse=True)

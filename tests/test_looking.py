@@ -1,7 +1,7 @@
 """Looking is never running: no command that looks and no reader imports or calls code that a file names.
 
 A finished run is edited so that each key that can name code names a trap in turn. The trap leaves a mark when it is
-imported and when it is called. Commands that need code refuse the edited folder, because its stamp does not hold.
+imported and when it is called. Commands that need code refuse the edited folder: the user's list has other code for it.
 """
 
 from __future__ import annotations
@@ -375,11 +375,10 @@ def test_only_components_are_imported(mine, name, reason):
 def test_a_run_of_ones_own_needs_no_trust_and_one_of_others_does(mine, monkeypatch, tmp_path):
     (mine / "small.yaml").write_text(SMALL.replace("model: logistic", "model: {factory: 'looked_at:declared'}"))
     command("run", "small.yaml", "-o", "run", "-q")
-    assert (mine / "run" / trust.STAMP).is_file()
-    assert oct(trust.key_path().stat().st_mode & 0o777) == "0o600"
+    assert oct(trust.list_path().stat().st_mode & 0o777) == "0o600"
     hansa.load_model("run")
-    monkeypatch.setenv(trust.VARIABLE, str(tmp_path / "key of another user"))
-    with pytest.raises(trust.UntrustedFolderError, match=r"looked_at:declared\. If you trust it: --trust.*no readable"):
+    monkeypatch.setenv(trust.VARIABLE, str(tmp_path / "list of another user"))
+    with pytest.raises(trust.UntrustedFolderError, match=r"not on the list.*looked_at:declared\. .*--trust"):
         hansa.load_model("run")
     hansa.load_model("run", trust=True)
     assert "looked_at:declared" in command("resume", "run", "-r", "3", "-q")
@@ -388,15 +387,24 @@ def test_a_run_of_ones_own_needs_no_trust_and_one_of_others_does(mine, monkeypat
     assert RunFolder("run").summary["rounds"] == 3
 
 
-def test_without_a_place_for_the_key_runs_work_and_are_not_trusted(mine, monkeypatch, tmp_path):
+def test_without_a_place_for_the_list_runs_work_and_are_not_trusted(mine, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(trust.VARIABLE, str(tmp_path / "file" / "trust.key"))
+    monkeypatch.setenv(trust.VARIABLE, str(tmp_path / "file" / "list.txt"))
     (mine / "small.yaml").write_text(SMALL.replace("model: logistic", "model: {factory: 'looked_at:Net'}"))
     command("run", "small.yaml", "-o", "run", "-q")
-    assert not (mine / "run" / trust.STAMP).exists()
-    assert "no readable key" in command("resume", "run", "-r", "3", "-q")
+    assert "not on the list" in command("resume", "run", "-r", "3", "-q")
     command("resume", "run", "-r", "3", "-q", "--trust")
     assert RunFolder("run").summary["rounds"] == 3
+
+
+def test_a_folder_of_others_with_the_same_settings_is_not_the_users_own(mine, tmp_path):
+    """The id is random: nobody can write a folder that the list has, without a folder of this user."""
+    (mine / "small.yaml").write_text(SMALL.replace("model: logistic", "model: {factory: 'looked_at:Net'}"))
+    command("run", "small.yaml", "-o", "run", "-q")
+    (mine / "run" / trust.IDENTITY).unlink()
+    assert "not on the list" in command("resume", "run", "-r", "3", "-q")
+    (mine / "run" / trust.IDENTITY).write_text("0" * 32)
+    assert "not on the list" in command("resume", "run", "-r", "3", "-q")
 
 
 def test_a_group_of_seeds_of_others_needs_trust_too(mine, monkeypatch, tmp_path):
@@ -405,7 +413,7 @@ def test_a_group_of_seeds_of_others_needs_trust_too(mine, monkeypatch, tmp_path)
     command("run", "small.yaml", "-o", "group", "--seeds", "2", "-q")
     command("resume", "group", "-r", "3", "-q")
     assert [run.summary["rounds"] for run in SeedGroupFolder("group").runs] == [3, 3]
-    monkeypatch.setenv(trust.VARIABLE, str(tmp_path / "key of another user"))
+    monkeypatch.setenv(trust.VARIABLE, str(tmp_path / "list of another user"))
     for arguments in (["resume", "group", "-r", "4", "-q"], ["run", "-o", "group", "--resume", "-q"]):
         assert "looked_at:Net. If you trust it: --trust" in command(*arguments)
     with pytest.raises(trust.UntrustedFolderError, match="looked_at:Net"):
@@ -420,11 +428,14 @@ def test_a_group_of_seeds_of_others_needs_trust_too(mine, monkeypatch, tmp_path)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of files")
-def test_a_key_that_others_can_read_is_not_used(monkeypatch, tmp_path):
-    monkeypatch.setenv(trust.VARIABLE, str(tmp_path / "trust.key"))
-    trust.write_stamp(tmp_path, "run", ["mine:net"])
-    assert trust.is_own(tmp_path, "run", ["mine:net"])
-    assert not trust.is_own(tmp_path, "run", ["mine:net", "mine:other"])
-    assert not trust.is_own(tmp_path, "another", ["mine:net"])
-    (tmp_path / "trust.key").chmod(0o644)
-    assert not trust.is_own(tmp_path, "run", ["mine:net"])
+def test_a_list_that_others_can_write_is_not_used(monkeypatch, tmp_path):
+    monkeypatch.setenv(trust.VARIABLE, str(tmp_path / "list.txt"))
+    own, other = tmp_path / "own", tmp_path / "other"
+    for folder in (own, other):
+        folder.mkdir()
+        trust.remember(folder, ["mine:net"] if folder == own else ["mine:other"])
+    assert trust.is_listed(own, ["mine:net"])
+    assert not trust.is_listed(own, ["mine:net", "mine:other"])
+    assert not trust.is_listed(other, ["mine:net"])
+    (tmp_path / "list.txt").chmod(0o620)
+    assert not trust.is_listed(own, ["mine:net"])

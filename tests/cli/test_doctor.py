@@ -58,7 +58,7 @@ def test_what_is_missing_has_a_remedy(cli, monkeypatch, tmp_path):
 
 def test_the_doctor_creates_nothing(cli, monkeypatch, tmp_path):
     monkeypatch.setenv("HANSA_DATA", str(tmp_path / "new" / "data"))
-    monkeypatch.setenv("HANSA_KEY", str(tmp_path / "new" / "key"))
+    monkeypatch.setenv("HANSA_CREATED_RUNS", str(tmp_path / "new" / "key"))
     found = findings(cli)
     assert found["folders", "data"] == (f"{tmp_path}/new/data, not created yet", None)
     assert not (tmp_path / "new").exists()

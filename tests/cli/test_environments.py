@@ -38,7 +38,7 @@ def test_no_home_spaces_umlauts_a_c_locale_umask_077_and_an_ignored_hangup(tmp_p
     folder.mkdir()
     temporary.mkdir()
     (folder / "small.yaml").write_text(SMALL)
-    left_out = ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "HANSA_KEY", "PYTHONIOENCODING")
+    left_out = ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "HANSA_CREATED_RUNS", "PYTHONIOENCODING")
     variables = {name: value for name, value in os.environ.items() if name not in left_out}
     variables |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "TMPDIR": str(temporary)}
     variables["PYTHONPATH"] = os.pathsep.join(sys.path)

@@ -170,13 +170,13 @@ def _extras() -> Iterator[Finding]:
 
 def _folders() -> Iterator[Finding]:
     from hansa.data.files import data_folder
-    from hansa.runs.trust import key_path
+    from hansa.runs.trust import list_path
 
     folders = {
         "data": (data_folder(), "Set HANSA_DATA to a folder you may write to."),
-        "key of run folders": (
-            key_path(),
-            "Set HANSA_KEY to a file you may write. Or pass --trust to resume.",
+        "list of created runs": (
+            list_path(),
+            "Set HANSA_CREATED_RUNS to a file you may write. Or pass --trust to resume runs that name code.",
         ),
         "temporary": (Path(tempfile.gettempdir()), "Set TMPDIR to a folder you may write to."),
     }

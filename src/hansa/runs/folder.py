@@ -11,7 +11,7 @@ metrics.jsonl            one line of JSON per round, written for other programs 
 summary.json             the final metrics
 model.safetensors        the model after the last round
 .hansa-run               marks a run folder; digests of what resuming depends on
-.hansa-stamp             if the run names code: proof that this user created it on this machine
+.hansa-id                if the run names code: its random id, by which the user's own runs are recognised
 .hansa-lock              locked while the run is active; names the process
 =======================  =======================================================================
 """
@@ -246,14 +246,10 @@ class RunFolder:
             return cited_works(config)
 
     def require_trust(self, *, trust: bool = False) -> None:
-        """Refuse a folder that names code unless this user created it on this machine or ``trust`` is set."""
+        """Refuse a folder that names code unless it is on the list of this user's runs or ``trust`` is set."""
         config = self.config
         if config.python is None:
-            trust_module.require_trust(self.path, self._identity, code_names(config), trust=trust)
-
-    @property
-    def _identity(self) -> str:
-        return str((self.marker or {}).get("run", ""))
+            trust_module.require_trust(self.path, code_names(config), trust=trust)
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -269,7 +265,7 @@ class RunFolder:
         if (record := Preprocessing.of_task(run.task, config)) is not None:
             write_preprocessing(self / PREPROCESSING, record)
         if config.python is None:
-            trust_module.write_stamp(self.path, run.id, code_names(config))
+            trust_module.remember(self.path, code_names(config))
         if isinstance(federated, data.FederatedData):
             counts, name = _label_counts(federated), str(config.data.partition)
             data.save_split(self / PARTITION, federated.split, federated.targets, name, counts)

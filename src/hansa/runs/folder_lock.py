@@ -17,7 +17,7 @@ from hansa.core.errors import HansaError
 from hansa.runs.store import DamagedFileError, io
 from hansa.runs.store.database import FILES
 from hansa.runs.store.lock import FileLock, InUseError
-from hansa.runs.trust import STAMP
+from hansa.runs.trust import IDENTITY
 
 CONFIG = "config.yaml"
 PARTITION = "partition.safetensors"
@@ -29,7 +29,7 @@ COMPOSITION = "composition.json"
 PREPROCESSING = "preprocessing.json"
 MARKER = ".hansa-run"
 NAMES = (
-    CONFIG, STAMP, COMPOSITION, PREPROCESSING, PARTITION, METRICS, *FILES, SUMMARY, MODEL, ENVIRONMENT, MARKER,
+    CONFIG, IDENTITY, COMPOSITION, PREPROCESSING, PARTITION, METRICS, *FILES, SUMMARY, MODEL, ENVIRONMENT, MARKER,
 )  # fmt: skip
 """The files of a run in order of removal: the first makes the folder a run, the last identifies it as Hansa's."""
 

@@ -19,7 +19,7 @@ from hansa.config import Config, code_names, load, to_yaml
 from hansa.core.errors import HansaError, invalid_argument
 from hansa.runs.folder import RunFolder
 from hansa.runs.store import io
-from hansa.runs.trust import require_trust, write_stamp
+from hansa.runs.trust import remember, require_trust
 
 GROUP = "group.yaml"
 
@@ -116,8 +116,8 @@ class SeedGroupFolder:
         return load(self / GROUP, building=False)
 
     def require_trust(self, *, trust: bool = False) -> None:
-        """Refuse a folder that names code unless this user created it on this machine or ``trust`` is set."""
-        require_trust(self.path, GROUP, code_names(self.config), trust=trust)
+        """Refuse a folder that names code unless it is on the list of this user's runs or ``trust`` is set."""
+        require_trust(self.path, code_names(self.config), trust=trust)
 
     def run(self, seed: int) -> RunFolder:
         """Return the folder of a seed."""
@@ -145,5 +145,5 @@ class SeedGroupFolder:
         if self.exists and config_without_seed(self.config) == config_without_seed(config):
             seeds = sorted({*seeds, *(each.seed for each in expand_seeds(self.config))})
         io.make_folder(self.path.absolute())
-        write_stamp(self.path, GROUP, code_names(config))
+        remember(self.path, code_names(config))
         io.write_file(self / GROUP, to_yaml(config.model_copy(update={"seed": 0, "seeds": seeds})).encode())

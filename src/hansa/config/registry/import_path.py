@@ -44,7 +44,7 @@ def allow_code(*, trust: bool = False) -> Iterator[None]:
     """Within this context, code that configurations name is imported.
 
     Args:
-        trust: Also import what a run folder names that was not made by this user on this machine.
+        trust: Also import what a run folder names that is not on the list of this user's runs.
 
     >>> with allow_code():
     ...     may_import()
