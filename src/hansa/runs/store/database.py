@@ -226,7 +226,7 @@ class Database:
             return self._open("rw", copy)
 
     def _open(self, mode: str, path: Path | None = None) -> sqlite3.Connection:
-        where = quote(str((path or self.path).absolute()))
+        where = quote(os.fsencode((path or self.path).absolute()))
         connection = sqlite3.connect(
             f"file:{where}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False, timeout=_WAIT
         )
