@@ -32,7 +32,7 @@ def fed_restart(lr: float = 0.5, **common: Unpack[hansa.presets.Common]) -> hans
     return hansa.presets.fedavg(**common).with_server(restarted(lr))
 
 
-hansa.testing.check_server(restarted())  # checks the protocol: shapes, purity, state that can be saved
+hansa.testing.check(restarted())  # checks the protocol: shapes, purity, state that can be saved
 clients = hansa.data.federate("fashion-mini", clients=30)
 task = hansa.Task(hansa.models.cnn_29k, torch.nn.functional.cross_entropy, clients)
 common: dict[str, Any] = {"local_lr": 0.05, "steps": 5, "batch_size": 20, "participation": 0.2}

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+import hansa
 from compress.ternary import ternary
-from hansa import aggregate, compress, gossip, local, sample, server, testing
+from hansa import aggregate, compress, gossip, local, sample, server
+from hansa.testing import contracts
 
 PLUGIN = Path(__file__).parents[2] / "examples" / "plugin" / "hansa_plugin_example.py"
 spec = importlib.util.spec_from_file_location("hansa_plugin_example", PLUGIN)
@@ -145,67 +147,91 @@ DOWNLINKS += [compress.replica(c, public_start=known) for c in COMPRESSORS for k
 
 @pytest.mark.parametrize("part", COMPRESSORS, ids=repr)
 def test_compressors(part) -> None:
-    testing.check_compressor(part)
+    contracts.check_compressor(part)
 
 
 @pytest.mark.parametrize("part", UPLINKS, ids=repr)
 def test_uplinks(part) -> None:
-    testing.check_uplink(part)
+    contracts.check_uplink(part)
 
 
 @pytest.mark.parametrize("part", DOWNLINKS, ids=repr)
 def test_downlinks(part) -> None:
-    testing.check_downlink(part)
+    contracts.check_downlink(part)
 
 
 @pytest.mark.parametrize("part", SERVERS, ids=repr)
 def test_servers(part) -> None:
-    testing.check_server(part)
+    contracts.check_server(part)
 
 
 @pytest.mark.parametrize("part", AGGREGATORS, ids=repr)
 def test_aggregators(part) -> None:
-    testing.check_aggregator(part)
+    contracts.check_aggregator(part)
 
 
 @pytest.mark.parametrize("part", SAMPLERS, ids=repr)
 def test_samplers(part) -> None:
-    testing.check_sampler(part)
+    contracts.check_sampler(part)
 
 
 @pytest.mark.parametrize("part", SOLVERS, ids=repr)
 def test_solvers(part) -> None:
-    testing.check_solver(part)
+    contracts.check_solver(part)
 
 
 @pytest.mark.parametrize("part", WORK, ids=repr)
 def test_work(part) -> None:
-    testing.check_work(part)
+    contracts.check_work(part)
 
 
 @pytest.mark.parametrize("part", TOPOLOGIES, ids=repr)
 def test_topologies(part) -> None:
-    testing.check_topology(part)
+    contracts.check_topology(part)
 
 
 @pytest.mark.parametrize(("part", "sizes"), OF_ONE_SIZE, ids=repr)
 def test_topologies_of_certain_sizes(part, sizes) -> None:
-    testing.check_topology(part, sizes)
+    contracts.check_topology(part, sizes)
 
 
 @pytest.mark.parametrize("part", ACTIVITIES, ids=repr)
 def test_activities(part) -> None:
-    testing.check_activity(part)
+    contracts.check_activity(part)
 
 
 @pytest.mark.parametrize("part", MIXING_RULES, ids=repr)
 def test_mixing_rules(part) -> None:
-    testing.check_mixing_rule(part)
+    contracts.check_mixing_rule(part)
 
 
 @pytest.mark.parametrize("part", CLUSTERINGS, ids=repr)
 def test_clusterings(part) -> None:
-    testing.check_clustering(part)
+    contracts.check_clustering(part)
+
+
+KINDS: list[tuple[list[Any], Any]] = [
+    (COMPRESSORS, contracts.check_compressor), (UPLINKS, contracts.check_uplink), (DOWNLINKS, contracts.check_downlink),
+    (SERVERS, contracts.check_server), (AGGREGATORS, contracts.check_aggregator), (SAMPLERS, contracts.check_sampler),
+    (SOLVERS, contracts.check_solver), (WORK, contracts.check_work), (TOPOLOGIES, contracts.check_topology),
+    (ACTIVITIES, contracts.check_activity), (MIXING_RULES, contracts.check_mixing_rule),
+    (CLUSTERINGS, contracts.check_clustering),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("members", "contract"), KINDS, ids=lambda value: getattr(value, "__name__", None))
+def test_the_kind_of_a_component_is_told_by_its_methods(members: list[Any], contract: Any) -> None:
+    for part in members:
+        both = [contracts.check_uplink, contracts.check_downlink]
+        assert contracts.contracts_of(part) == (both if part == compress.direct() else [contract]), part
+
+
+def test_a_component_of_any_kind_is_checked_and_others_are_refused() -> None:
+    for members, _ in KINDS:
+        hansa.testing.check(members[0])
+    for other in (object(), compress.sign, 3):
+        with pytest.raises(hansa.HansaError, match="expected a component"):
+            hansa.testing.check(other)
 
 
 def test_every_public_part_of_a_room_is_here() -> None:

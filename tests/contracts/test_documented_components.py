@@ -9,25 +9,25 @@ from types import ModuleType
 
 import pytest
 
-from hansa import testing
 from hansa.compress import sign
+from hansa.testing import contracts
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-parts.md").read_text(encoding="utf-8")
 SECTION = re.compile(r"^In a file: `([^\n]*)`\n\n```python\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 KINDS = re.findall(r"^\| `(\w+)` \| .* \| \d+ \|$", PAGE, flags=re.MULTILINE)
 CODE = dict(zip(KINDS, SECTION.findall(PAGE), strict=True))
 CHECKS = {
-    "compressor": testing.check_compressor,
-    "uplink": testing.check_uplink,
-    "downlink": testing.check_downlink,
-    "aggregate": testing.check_aggregator,
-    "server": testing.check_server,
-    "sampler": testing.check_sampler,
-    "topology": testing.check_topology,
-    "clustering": testing.check_clustering,
-    "activity": testing.check_activity,
-    "work": testing.check_work,
-    "solver": testing.check_solver,
+    "compressor": contracts.check_compressor,
+    "uplink": contracts.check_uplink,
+    "downlink": contracts.check_downlink,
+    "aggregate": contracts.check_aggregator,
+    "server": contracts.check_server,
+    "sampler": contracts.check_sampler,
+    "topology": contracts.check_topology,
+    "clustering": contracts.check_clustering,
+    "activity": contracts.check_activity,
+    "work": contracts.check_work,
+    "solver": contracts.check_solver,
 }
 
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import hansa
-from hansa import Key, presets, sample, testing
+from hansa import Key, presets, sample
 from hansa.aggregate import Combined
 from hansa.aggregate.base import sum_updates
 from hansa.core.types import ClientStats, Population
+from hansa.testing import contracts
 from runs.people import task_of
 
 
@@ -52,8 +53,8 @@ def method() -> hansa.Algorithm:
 
 
 def test_both_keep_their_contracts() -> None:
-    testing.check_sampler(power_of_choice())
-    testing.check_aggregator(by_loss())
+    contracts.check_sampler(power_of_choice())
+    contracts.check_aggregator(by_loss())
 
 
 def test_the_sampler_sees_the_losses_that_were_reported_last() -> None:

@@ -224,8 +224,7 @@ def check_numbers(name: str, *, trust: bool = False) -> CheckedTask:
     """
     from hansa.config import build
     from hansa.config.registry.import_path import allow_code, import_object, is_import_path
-    from hansa.testing import check_task
-    from hansa.testing.requirements import ContractError
+    from hansa.testing import ContractError, check_task
     from hansa.training import Task
 
     with allow_code(trust=trust):

@@ -16,7 +16,7 @@ from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.types import BUFFERS, MODEL, Vectors
 from hansa.local.work import Work
-from hansa.testing.requirements import ContractError
+from hansa.testing.contracts import ContractError
 from hansa.training.batch_sources import count_rows
 from hansa.training.losses import WeightedTargets
 from hansa.training.metrics import Accuracy, compute_metric
