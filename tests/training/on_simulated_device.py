@@ -17,7 +17,7 @@ from hansa.engine.ray_pool import RayPool
 from hansa.runs.driver import Run
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder, arithmetic_description
-from hansa.training.determinism import DeterminismSettings
+from hansa.training.random_state import DeterminismSettings
 from training import test_frozen_weights as frozen
 from training.test_determinism import METHOD, Puts, Watching, task
 

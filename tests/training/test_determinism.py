@@ -14,7 +14,7 @@ from engine import problems
 from hansa.cli.options import changes
 from hansa.engine.requests import NumericSettings
 from hansa.runs.driver import Run
-from hansa.training.determinism import CUBLAS, DeterminismSettings, deterministic_algorithms
+from hansa.training.random_state import CUBLAS, DeterminismSettings, deterministic_algorithms
 
 METHOD = hansa.presets.fedavg(local_lr=0.1, steps=2, batch_size=5, participation=0.4)
 

@@ -42,8 +42,8 @@ from hansa.engine.shared_memory import CodePacker, PackedObject, Packer, SharedM
 from hansa.engine.worker_group import Job
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.training import TaskLike
-from hansa.training.determinism import naming_the_remedy
 from hansa.training.evaluation import ClientMetrics, EvaluationJob
+from hansa.training.random_state import naming_the_remedy
 
 log = logging.getLogger("hansa")
 

@@ -19,8 +19,8 @@ from hansa.local import BaseTrainer
 from hansa.rounds import client_round
 from hansa.rounds.messages import Report, WorkOrder, joined_reports
 from hansa.training import TaskLike
-from hansa.training.determinism import REQUESTED, DeterminismSettings
 from hansa.training.evaluation import EvaluationJob, run_evaluation
+from hansa.training.random_state import REQUESTED, DeterminismSettings
 
 
 @runtime_checkable
