@@ -150,6 +150,11 @@ def test_a_wrong_column_is_named(column, message):
         Schema.from_dict(content)
 
 
+def test_a_schema_without_columns_is_refused():
+    with pytest.raises(hansa.HansaError, match="expected at least one"):
+        Schema(())
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

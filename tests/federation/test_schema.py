@@ -104,7 +104,10 @@ def test_the_same_files_give_the_same_bits_simulated_and_served(tmp_path, files,
         assert torch.equal(experiment.run.state.vectors[name], vector)
     record, _ = read_preprocessing(tmp_path / "run" / "preprocessing.json")
     assert record.encoding.schema == serving.schema
-    assert list((tmp_path / "sites" / "north").rglob("preprocessing.json"))
+    (kept,) = (tmp_path / "sites" / "south").rglob("preprocessing.json")
+    counts = read_preprocessing(kept)[1]["cell_counts"]
+    assert counts == {"south": {"age": {"missing": 1, "spelled": 0, "unknown": 0}}}  # at the site, and only there
+    assert b"cell_counts" not in (tmp_path / "run" / "preprocessing.json").read_bytes()
     model = hansa.load_model(tmp_path / "run")  # no file of a client at the server
     outputs = model.predict(files / "south.csv")
     assert (len(outputs.outputs), model.class_names) == (13, ("0", "1"))

@@ -312,11 +312,13 @@ class Schema:
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
         object.__setattr__(self, "missing_values", tuple(dict.fromkeys(("", *self.missing_values))))
+        if not self.columns:
+            raise DataError("schema: columns: expected at least one.")
         names = Counter(column.name for column in self.columns)
         targets = [column.name for column in self.columns if column.kind == "target"]
         problems = {
             f"column {short_repr(max(names, key=lambda name: names[name]))} is listed twice":
-                max(names.values(), default=0) > 1,
+                len(names) < len(self.columns),
             f"{len(targets)} targets ({', '.join(targets[:5])}): expected one": len(targets) > 1,
             "no column of inputs: expected at least one besides the target":
                 not any(column.kind not in ("id", "target") for column in self.columns),
@@ -329,7 +331,7 @@ class Schema:
             f"encoding={short_repr(self.encoding)}: expected utf-8, latin-1 or another of Python's":
                 not _is_encoding(self.encoding),
         }  # fmt: skip
-        for problem, present in problems.items() if self.columns else [("columns: expected at least one", True)]:
+        for problem, present in problems.items():
             if present:
                 raise DataError(f"schema: {problem}.")
 

@@ -170,8 +170,12 @@ class Agent:
             io.make_folder(folder)
             io.write_file(folder / ENROLLMENT, data)
             record = Preprocessing.of_task(site.task, from_yaml(request.config, building=False))
-            if record is not None and record.encoding is not None:  # for predictions at this site
-                write_preprocessing(folder / PREPROCESSING, record)
+            if record is not None and (encoding := record.encoding) is not None:  # for predictions at this site
+                counts = {
+                    client: {column: cells._asdict() for column, cells in columns.items()}
+                    for client, columns in encoding.counts.items()
+                }
+                write_preprocessing(folder / PREPROCESSING, record, cell_counts=counts)
             self._sites = {request.run: site}
         return reply.to_bytes()
 
