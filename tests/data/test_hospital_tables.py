@@ -6,7 +6,7 @@ import torch
 
 import hansa
 from hansa.data import Schema
-from hansa.data.csv_folder import HOSPITALS, hospital_files
+from hansa.data.csv_folder import HOSPITALS
 
 
 def test_the_data_set_has_the_hospitals_as_clients():
@@ -27,7 +27,9 @@ def test_the_data_set_has_the_hospitals_as_clients():
 def test_the_files_give_the_data_of_the_data_set(tmp_path):
     hansa.data.download("heart-disease", tmp_path)
     folder = tmp_path / "heart-disease"
-    assert sorted(path.name for path in folder.iterdir()) == sorted(hospital_files())
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        ["README.txt", "schema.yaml", *(f"{name}.csv" for name in HOSPITALS)]
+    )
     licence = (folder / "README.txt").read_text()
     assert "CC BY 4.0" in licence
     assert all(name in licence for name in ("Janosi", "Steinbrunn", "Pfisterer", "Detrano"))

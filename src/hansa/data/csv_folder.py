@@ -453,11 +453,6 @@ def write_hospital_tables(folder: Path) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def hospital_files() -> tuple[str, ...]:
-    """Return the names of the files that `write_hospital_tables` writes."""
-    return (*(f"{name}.csv" for name in HOSPITALS), SCHEMA_FILE, README_FILE)
-
-
 def _read_asset() -> dict[str, str]:
     path = resources.files("hansa.data") / "assets" / HEART_ASSET
     content = path.read_bytes()

@@ -75,15 +75,18 @@ def load(name: str | DatasetInfo, folder: Path | str | None = None, **options: A
     ((10000, 1, 28, 28), (2000, 1, 28, 28), 10)
     """
     info = dataset_info(name) if isinstance(name, str) else name
-    if info.layout == "tables":
-        return _load_tables(info, options)
     root = data_folder(folder)
-    if info.layout == "shakespeare":
-        try:
+    try:
+        if info.layout == "tables":
+            return load_hospitals(info.name, **options)
+        if info.layout == "shakespeare":
             windows = read_shakespeare(root / info.folder, info.remedy, **options)
-        except TypeError as error:
-            raise HansaError(f"shakespeare: {error}. It takes stride, test_stride and test_fraction.") from None
-        return _owned_dataset(info, windows, torch.from_numpy)
+            return _owned_dataset(info, windows, torch.from_numpy)
+    except TypeError as error:
+        names = (
+            "test, the fraction of test rows" if info.layout == "tables" else "stride, test_stride and test_fraction"
+        )
+        raise HansaError(f"{info.name}: {error}. It takes {names}.") from None
     scaling = image_scaling(info, options)
     if info.layout == "embedded":
         return _image_dataset(info, scaling, *read_embedded())
@@ -314,13 +317,6 @@ def _load_owned(name: str, folder: Path | str | None, seed: int, options: dict[s
         return from_hub(name.removeprefix("hub-"), **options)
     except TypeError as error:
         raise HansaError(f"{name}: {error}.") from None
-
-
-def _load_tables(info: DatasetInfo, options: dict[str, Any]) -> Dataset:
-    try:
-        return load_hospitals(info.name, **options)
-    except TypeError as error:
-        raise HansaError(f"{info.name}: {error}. It takes test, the fraction of each hospital's test rows.") from None
 
 
 def _owned_dataset(info: DatasetInfo, samples: OwnedSamples, inputs: Callable[[Any], torch.Tensor]) -> Dataset:

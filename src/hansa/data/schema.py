@@ -369,7 +369,7 @@ class Schema:
     def sha256(self) -> str:
         """SHA-256 of the canonical JSON form, without the name."""
         content = {name: value for name, value in self.to_dict().items() if name != "name"}
-        return hashlib.sha256(_canonical(content).encode()).hexdigest()
+        return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
     def replace_columns(self, *columns: TableColumn) -> Schema:
         """Return the schema with these columns in place of those of the same names."""
@@ -401,7 +401,7 @@ class Schema:
 
     def to_json(self) -> str:
         """Return the canonical JSON form."""
-        return _canonical(self.to_dict())
+        return canonical_json(self.to_dict())
 
     def to_yaml(self) -> str:
         """Return YAML with one line per column, for reading and editing."""
@@ -484,7 +484,8 @@ def as_schema(value: Schema | Path | str | Mapping[str, Any]) -> Schema:
     return Schema.load(value) if isinstance(value, (str, Path)) else Schema.from_dict(value)
 
 
-def _canonical(content: object) -> str:
+def canonical_json(content: object) -> str:
+    """Return the one JSON text of plain data, for a hash."""
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 

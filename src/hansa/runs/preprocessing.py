@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,6 +18,7 @@ from hansa import data
 from hansa.config import Config
 from hansa.core.errors import HansaError
 from hansa.data.csv_folder import schema_template
+from hansa.data.schema import canonical_json
 from hansa.runs.folder_lock import PREPROCESSING
 from hansa.runs.store import DamagedFileError, io
 from hansa.training.augment import Pipeline, normalize
@@ -65,7 +66,7 @@ class Preprocessing:
     @property
     def sha256(self) -> str:
         """SHA-256 of the canonical JSON form."""
-        return hashlib.sha256(_canonical(self.to_dict()).encode()).hexdigest()
+        return hashlib.sha256(canonical_json(self.to_dict()).encode()).hexdigest()
 
     def describe(self) -> str:
         """Return one line for a message."""
@@ -222,13 +223,6 @@ def read_preprocessing(path: Path) -> tuple[Preprocessing, dict[str, Any]] | Non
     return record, {name: value for name, value in content.items() if name not in known}
 
 
-def with_statistics(record: Preprocessing, statistics: Mapping[str, Any]) -> Preprocessing:
-    """Return the record with a site's own statistics, for columns that are scaled by site."""
-    if record.encoding is None:
-        return record
-    return replace(record, encoding=data.TableEncoding(record.encoding.schema, statistics))
-
-
 def _image_scaling(config: Config) -> ImageScaling | None:
     """Return how the images of a data set were scaled at loading; None if the data are others."""
     entry = data.DATASETS.get(config.data.name)
@@ -250,7 +244,3 @@ def _name(part: Any) -> str:
 
 def _count(shape: tuple[int, ...]) -> int:
     return int(torch.Size(shape).numel())
-
-
-def _canonical(content: object) -> str:
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
