@@ -18,7 +18,7 @@ from hansa.study.report.entries import ReportEntry, group_by_seed
 MAX_DEPTH, MAX_FILES = 4, 2000
 """How many levels below a folder are searched for runs, and how many of its files and folders."""
 MAX_BYTES = 1 << 29
-"""Run folders with larger files, besides the model, are named and not read."""
+"""Run folders with larger files, besides the model and the record, are named and not read."""
 
 
 def read_runs(folders: Sequence[Path]) -> tuple[list[ReportEntry], list[str]]:
@@ -56,7 +56,7 @@ def read_entries(folders: Sequence[Path]) -> tuple[list[ReportEntry], list[str]]
 def check_readable(folder: Path) -> None:
     """Refuse a run folder with files that a report cannot read to their end: pipes, devices, or more than `MAX_BYTES`.
 
-    The model and checkpoints are not read, so they may be larger.
+    The model is not read, and the record has readers with bounds of their own, so these may be larger.
     """
     if not folder.is_dir():  # a file in it, or nothing: their reader says so
         return
@@ -64,11 +64,11 @@ def check_readable(folder: Path) -> None:
         with os.scandir(inner) as files:
             for file in islice(files, MAX_FILES):
                 status = file.stat()
-                if stat.S_ISDIR(status.st_mode) or file.name.startswith("model."):
+                if stat.S_ISDIR(status.st_mode):
                     continue
                 if not stat.S_ISREG(status.st_mode):
                     raise HansaError(f"{inner}: {file.name} is not a regular file.")
-                if status.st_size > MAX_BYTES:
+                if status.st_size > MAX_BYTES and not file.name.startswith(("model.", "run.")):
                     raise HansaError(
                         f"{inner}: {file.name} has {status.st_size:,} bytes; reports read at most {MAX_BYTES:,}."
                     )
