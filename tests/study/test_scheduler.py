@@ -143,7 +143,7 @@ def test_a_worker_that_dies_costs_time_only(only_workers, tmp_path, monkeypatch,
         runs = hansa.run(method(), task, rounds=5, seeds=3, parallel=2, out=tmp_path / "x", checkpoint_every=2)
     assert os.path.exists(tmp_path / "mark")
     assert any("the worker process died (exit code -9)" in record.message for record in caplog.records)
-    assert len(only_workers[0]._answers) == 2  # its successor did the others
+    assert len(only_workers[0]._answers) == 2  # the other worker did the others
     for run in runs:
         assert_same_run(run, hansa.run(method(), task, rounds=5, seed=run.key.seed, workers=1))
         assert RunFolder(tmp_path / "x" / f"seed-{run.key.seed}").summary["status"] == "finished"

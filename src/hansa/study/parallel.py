@@ -8,7 +8,7 @@ With forks there are as many workers as runs may be under way, and this process 
 executes a run a little faster, because it allocates memory that imports have not fragmented, and processes that are
 equally fast end at the same time. Otherwise there is one less, and this process takes runs, too. Results do not depend
 on who executes a run, nor on the order in which runs end. What fails in a worker is executed again here, so that its
-error is raised where it can be seen; a worker that dies is replaced.
+error is raised where it can be seen; this process also continues the run of a worker that dies, and takes its place.
 
 Messages are JSON lines over a private pipe; jobs and results are packed into shared memory (`hansa.engine` does the
 same with client work). Workers ignore the signals that stop a study, since a terminal or a batch system sends them to
@@ -59,8 +59,6 @@ from hansa.study.report.progress import LatestMetrics, ProgressDisplay, RunProgr
 
 log = logging.getLogger("hansa")
 
-MAX_DEATHS = 3
-"""How many worker processes that died are replaced."""
 SHOW_SECONDS = 0.2
 """The least time between two messages about the progress of a run."""
 STOP_SIGNALS = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None))]
@@ -82,15 +80,9 @@ class Job(Protocol):
     """A run of a study, which a worker process can execute."""
 
     @property
-    def title(self) -> str:
-        """Its name in the progress display."""
-        ...
-
+    def title(self) -> str: ...
     @property
-    def rounds(self) -> int:
-        """Its number of rounds."""
-        ...
-
+    def rounds(self) -> int: ...
     @property
     def size(self) -> float:
         """Its estimated work, in any unit that the jobs of a study share."""
@@ -200,8 +192,7 @@ class StudyScheduler(Generic[J, R]):
         self._stopped = False
         self._workers: list[Worker] = []
         self._threads: list[threading.Thread] = []
-        self._packed: tuple[PackedObject, SharedMemory] | None = None
-        self._deaths = 0
+        self._memory: SharedMemory | None = None  # with the jobs, for new interpreters
         self._undecided = parallel > 1
         self._checker = CodeChecker()
         self._answers: dict[int, Any] = {}
@@ -303,10 +294,18 @@ class StudyScheduler(Generic[J, R]):
         self._attend(started)
 
     def _start_workers(self) -> None:
-        """Start workers as new interpreters."""
+        """Start workers as new interpreters, which map the packed jobs."""
         self._undecided = False
-        count = self._count_workers(self._parallel - 1)
-        self._attend([worker for _ in range(count) if (worker := self._spawn_worker()) is not None])
+        if not (count := self._count_workers(self._parallel - 1)):
+            return
+        self._memory = SharedMemory()
+        try:
+            packed = CodePacker(self._memory).pack(self._describe())
+        except Exception as error:
+            log.warning("no worker process: %s", error)
+            return
+        self._memory.unmap()
+        self._attend([Worker.spawned(packed, self._memory) for _ in range(count)])
 
     def _count_workers(self, wanted: int) -> int:
         """Return how many workers there may be, and put the longest runs first: a long run that begins last keeps one
@@ -322,22 +321,10 @@ class StudyScheduler(Generic[J, R]):
         sources = provenance.sources_of(self._checker.code)
         return StudySetup(self.jobs, sources, type(self._display) is not ProgressDisplay)
 
-    def _spawn_worker(self) -> Worker | None:
-        if self._packed is None:
-            memory = SharedMemory()
-            try:
-                self._packed = CodePacker(memory).pack(self._describe()), memory
-            except Exception as error:
-                log.warning("no further worker process: %s", error)
-                memory.close()
-                return None
-            memory.unmap()
-        return Worker.spawned(*self._packed)
-
     def _attend(self, workers: Sequence[Worker]) -> None:
         """Give jobs to new workers, a thread for each."""
         if workers:
-            log.info("%d runs side by side", min(self._parallel, len(self._workers) + len(workers) + 1))
+            log.info("%d runs side by side", min(self._parallel, len(workers) + 1))
         for worker in workers:
             self._workers.append(worker)
             thread = threading.Thread(target=self._serve, args=(worker,), name="hansa study", daemon=True)
@@ -373,7 +360,7 @@ class StudyScheduler(Generic[J, R]):
             log.exception("a worker process is given up")
         if progress is not None:
             progress.close()
-        self._replace(worker)
+        self._bury(worker)
 
     def _settle(self, worker: Worker, message: Mapping[str, Any]) -> None:
         """Take a worker's answer to its job."""
@@ -404,8 +391,8 @@ class StudyScheduler(Generic[J, R]):
         if not self._stopped and (self._failed is None or job < self._failed[0]):
             self._repeat.append(job)
 
-    def _replace(self, worker: Worker) -> None:
-        """Replace a worker that died; its run is continued here."""
+    def _bury(self, worker: Worker) -> None:
+        """Have this process continue the run of a worker that died."""
         worker.end()
         with self._changed:
             self._workers.remove(worker)
@@ -415,10 +402,6 @@ class StudyScheduler(Generic[J, R]):
                     self.jobs[worker.job].title, worker.exit_code,
                 )  # fmt: skip
                 self._repeat_here(worker.job)
-            self._deaths += 1
-            if not self._stopped and self._queue and self._deaths <= MAX_DEATHS:
-                successor = self._spawn_worker()
-                self._attend([] if successor is None else [successor])
             self._changed.notify_all()
 
     def _fail(self, index: int, error: BaseException) -> None:
@@ -451,8 +434,8 @@ class StudyScheduler(Generic[J, R]):
                 worker.process.kill()
         for thread in self._threads:
             thread.join()
-        if self._packed is not None:
-            self._packed[1].close()
+        if self._memory is not None:
+            self._memory.close()
 
 
 def workers_that_fit(count: int) -> int:
