@@ -45,12 +45,12 @@ def wait_for(condition, *children):
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("seeds", [(), ("seed=0,1",)])
-def test_two_sweeps_into_one_folder_train_every_point_once(folder, process, monkeypatch, seeds):
+@pytest.mark.parametrize(("seeds", "parallel"), [((), 1), ((), 2), (("seed=0,1",), 1)])
+def test_two_sweeps_into_one_folder_train_every_point_once(folder, process, monkeypatch, seeds, parallel):
     """The second one takes points that the first one does not execute, and waits for the others."""
     slow_config(folder)
     monkeypatch.setenv("SLOW", "0.01")
-    words = ["sweep", "slow.yaml", "local.lr=0.05,0.1,0.2", *seeds, "-q", "-o", "out", "--parallel", 1]
+    words = ["sweep", "slow.yaml", "local.lr=0.05,0.1,0.2", *seeds, "-q", "-o", "out", "--parallel", parallel]
     first, second = process(*words), process(*words)
     for child in (first, second):
         output, errors = child.communicate(timeout=300)

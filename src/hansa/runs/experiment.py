@@ -116,6 +116,8 @@ class Experiment:
         try:
             folder.check_readable()
             folder.require_trust(trust=trust)
+            if unknown := settings.keys() - Config.model_fields.keys():
+                raise TypeError(f"resume: no such setting: {', '.join(sorted(unknown))}")
             saved_config = folder.config
             config = saved_config.model_copy(
                 update={name: value for name, value in settings.items() if value is not None}
