@@ -120,7 +120,6 @@ NEEDS_CODE: dict[str, list[list[str]]] = {
     "sweep": [["{run}/config.yaml", "local.lr=0.1", "-q"]],
     "predict": [["{run}"]],
     "export": [["{run}", "-o", "model.onnx"]],
-    "doctor": [["--check", "{run}/config.yaml"]],
     "theory": [["{run}", "--estimate"]],
     "serve": [["{run}/config.yaml", "--insecure"]],
     "join": [["--site", "a", "--insecure", "--data", "{run}/config.yaml"]],

@@ -135,34 +135,3 @@ def test_an_installation_without_kernels_says_so_with_the_remedy(cli, folder, mo
     caplog.clear()
     native.warn_if_missing()
     assert not caplog.records
-
-
-MINE = """\
-import hansa, torch
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(3, 2)
-
-    def forward(self, x):
-        return self.layer(x){more}
-
-@hansa.component
-def task():
-    draw = torch.Generator().manual_seed(0)
-    test = (torch.rand(9, 3, generator=draw), torch.arange(9) % 2)
-    rows = hansa.data.from_arrays(torch.rand(40, 3, generator=draw), torch.arange(40) % 2, clients=4, test=test)
-    return hansa.Task(Net, torch.nn.functional.cross_entropy, rows)
-"""
-
-
-def test_a_task_is_checked_against_the_slow_reference(cli, folder):
-    """The second model mixes the rows of a batch: its numbers depend on the batch, and the doctor says so."""
-    for name, more, code in (("right", "", 0), ("wrong", " * x.mean()", 1)):
-        (folder / f"{name}_task.py").write_text(MINE.replace("{more}", more))
-        result = cli("doctor", "--check", f"{name}_task:task")
-        assert result.exit_code == code, result.output
-        assert ("DIFFERS" in result.output) == (code == 1)
-    assert cli("doctor", "--check", "small.yaml").exit_code == 0
-    assert "expected a hansa.Task" in cli("doctor", "--check", "right_task:Net").output

@@ -14,7 +14,7 @@ from hansa import Key, presets, sample
 from hansa.aggregate import Combined
 from hansa.aggregate.base import sum_updates
 from hansa.core.types import ClientStats, Population
-from hansa.testing import contracts
+from hansa.testing import check
 from runs.people import task_of
 
 
@@ -53,8 +53,8 @@ def method() -> hansa.Algorithm:
 
 
 def test_both_keep_their_contracts() -> None:
-    contracts.check_sampler(power_of_choice())
-    contracts.check_aggregator(by_loss())
+    check(power_of_choice())
+    check(by_loss())
 
 
 def test_the_sampler_sees_the_losses_that_were_reported_last() -> None:

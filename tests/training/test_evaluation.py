@@ -19,7 +19,6 @@ from hansa.core.keys import Key
 from hansa.core.types import MODEL
 from hansa.data import from_arrays, from_items
 from hansa.rounds.measures import heterogeneity
-from hansa.testing import ContractError, check_task
 from hansa.training.losses import WeightedTargets, with_row_weights
 from training.evaluation_tasks import Focal, Net, check, check_heterogeneity, cox, problems
 
@@ -452,20 +451,6 @@ def test_named_test_sets_are_reported_under_their_names():
 def test_test_sets_unlike_the_data_are_refused(test, message):
     with pytest.raises(HansaError, match=message):
         hansa.Task(lambda: Net(3), F.cross_entropy, from_arrays(X, Y, clients=OWNERS), test=test)
-
-
-def test_check_task_finds_a_number_that_is_wrong(monkeypatch):
-    rows = torch.arange(0, 2400, 27)[:87]
-    pair = X[rows], Y[rows]
-    data = from_arrays(*pair, clients=[0, 1, 2] * 29, test=pair, test_clients=[0, 1, 2] * 29)
-    task = hansa.Task(lambda: Net(3), nn.CrossEntropyLoss(weight=WEIGHT), data, metrics={"auc": lambda o, y: o.mean()})
-    good = check_task(task)
-    names = {number.name for number in good.numbers}
-    assert {"test_loss", "test_accuracy", "test_auc", "client 1 test_loss", "client 0 gradient error"} <= names
-    assert "all numbers agree" in str(good)
-    monkeypatch.setattr(task, "loss_sums", lambda output, target: (float(task.loss(output, target)), 1.0 + len(output)))
-    with pytest.raises(ContractError, match=r"(?s)some numbers differ.*test_loss .*DIFFERS"):
-        check_task(task)
 
 
 def test_the_loop_notices_a_loss_that_is_averaged_over_batches():

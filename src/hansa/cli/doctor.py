@@ -10,15 +10,13 @@ import tempfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import NamedTuple
 
-import typer
 from rich.markup import escape
 from rich.table import Table
 
 from hansa.cli import options as opt
-from hansa.cli.console import FAILED, out, report_errors, say, say_json
-from hansa.core.errors import HansaError
+from hansa.cli.console import out, report_errors, say_json
 
 _REQUIREMENT = re.compile(r"""([\w.-]+).*?;.*extra == ['"]([\w-]+)['"]""")
 _DEVELOPMENT = ("dev", "docs")
@@ -35,24 +33,13 @@ class Finding(NamedTuple):
 
 @report_errors
 def doctor(
-    check: Annotated[
-        str | None,
-        typer.Option(
-            "--check",
-            metavar="TASK",
-            help="Also compare the numbers that Hansa reports for a task with a slow reference: a configuration file, "
-            "a preset, or MODULE:FUNCTION that returns a task. Imports the code that it names.",
-        ),
-    ] = None,
-    trust: opt.Trust = False,
     as_json: opt.AsJson = False,
 ) -> None:
     """Describe the machine, versions, native kernels, devices, extras and folders, and how to add what is missing."""
     findings = list(collect())
-    checked = None if check is None else check_numbers(check, trust=trust)
     if as_json:
         sections = dict.fromkeys(each.section for each in findings)
-        record: dict[str, Any] = {
+        record = {
             section: [
                 {"name": each.name, "value": each.value, "remedy": each.remedy or None}
                 for each in findings
@@ -60,15 +47,9 @@ def doctor(
             ]
             for section in sections
         }
-        if checked is not None:
-            record["check"] = {"ok": checked.ok, "text": checked.text}
         say_json(record)
     else:
         out().print(_table(findings))
-        if checked is not None:
-            say(f"\n{checked.text}")
-    if checked is not None and not checked.ok:
-        raise typer.Exit(FAILED)
 
 
 def collect() -> Iterator[Finding]:
@@ -206,36 +187,3 @@ def _table(findings: list[Finding]) -> Table:
         table.add_row("" if each.section == section else each.section, each.name, f"{escape(each.value)}{remedy}")
         section = each.section
     return table
-
-
-class CheckedTask(NamedTuple):
-    """Whether the reported numbers of a task agree with the slow reference, and all of them as text."""
-
-    ok: bool
-    text: str
-
-
-def check_numbers(name: str, *, trust: bool = False) -> CheckedTask:
-    """Compare the numbers of a task with a slow reference. Only this part imports code: what ``name`` names.
-
-    Args:
-        name: A configuration file, a preset, or MODULE:FUNCTION of a function that returns a task.
-        trust: Also import what a run folder names that was not made by this user on this machine.
-    """
-    from hansa.config import build
-    from hansa.config.registry.import_path import allow_code, import_object, is_import_path
-    from hansa.testing import ContractError, check_task
-    from hansa.training import Task
-
-    with allow_code(trust=trust):
-        if is_import_path(name) and not Path(name).exists():
-            task = import_object(name)()
-        else:
-            config = opt.read_config(Path(name), None, [])
-            task = build.build_task(config, build.load_data(config))
-        if not isinstance(task, Task):
-            raise HansaError(f"--check {name}: expected a hansa.Task, found {type(task).__name__}.")
-        try:
-            return CheckedTask(True, str(check_task(task)))
-        except ContractError as error:
-            return CheckedTask(False, str(error))
