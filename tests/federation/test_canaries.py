@@ -40,7 +40,7 @@ rounds: 2
 data: {name: csv-folder, options: {schema: SCHEMA, test: 0.4}}
 model:
   factory: "MODULE:Model"
-  metrics: {auc: roc_auc, own_accuracy: "MODULE:own_score"}
+  metrics: {auc: roc_auc, own_accuracy: {function: "MODULE:own_score", better: higher}}
 algorithm: scaffold
 local: {steps: 4, batch_size: 3}
 checkpoint: {every: 1}
@@ -236,7 +236,9 @@ def trial(number: int, folder: Path, monkeypatch, caplog) -> tuple[str, set[str]
     """Run one federation whose site north has some error; return its kind, and the codes that left the site."""
     draw = random.Random(f"canary {number}")
     kind = ("table", "model", "disk", "memory", "policy", "table")[number % 6]
-    sent = Policy(factories=FACTORIES, metrics=draw.choice(["none", "value", "sketch"]), test_rows=draw.randint(1, 3))
+    sent = Policy(
+        factories=FACTORIES, metrics=draw.choice(["none", "value", "sketch"]), test_rows=draw.randint(1, 3), min_rows=1
+    )
     policy = POLICIES[number // 6 % len(POLICIES)] if kind == "policy" else sent
     sites = TableSites(folder, policy)
     for site in ("north", "south"):

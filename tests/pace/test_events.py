@@ -23,6 +23,10 @@ from pace.lab import Waves
 RATES = st.sampled_from([0.25, 0.5, 1.0, 1.0, 2.0, 3.75, 16.0])
 
 
+def clients_of(orders):
+    return [client for order in orders for client in order.clients]
+
+
 @st.composite
 def cases(draw):
     clients = draw(st.integers(1, 12))
@@ -106,14 +110,14 @@ def test_deadline_and_overselect_take_the_first(speeds, limit, least):
     opened = open_paced_round(method, started(method, clients), population, "run", key, clock)
     ranked = sorted(range(clients), key=lambda client: (speeds[client], client))
     counted = [client for place, client in enumerate(ranked) if speeds[client] <= limit or place < least]
-    assert [order.clients[0] for order in opened.orders] == sorted(counted)
+    assert clients_of(opened.orders) == sorted(counted)
     assert [dropped.client for dropped in opened.dropped] == sorted(set(range(clients)) - set(counted))
     slowest = max(speeds[client] for client in counted)
     assert opened.timing.end == (max(speeds) if len(counted) == clients else max(limit, slowest))
     method = presets.fedavg(steps=1).with_pace(pace.overselect(1.5))
     opened = open_paced_round(method, started(method, clients), population, "run", key, clock)
     first = sorted(ranked[: math.ceil(clients / 1.5 - 1e-9)])
-    assert [order.clients[0] for order in opened.orders] == first
+    assert clients_of(opened.orders) == first
     assert opened.timing.end == max(speeds[client] for client in first)
 
 
@@ -123,9 +127,9 @@ def test_ties_are_folded_in_client_order():
     population = Population((1,) * 8)
     clock = VirtualClock(pace.devices(step_seconds=2.0), population.samples, Key(1))
     opened = open_paced_round(method, state, population, "run", Key(1), clock)
-    first = [order.clients[0] for order in opened.orders]
+    first = clients_of(opened.orders)
     assert first == sorted(first)
-    assert [order.cohort for order in opened.orders] == [0, 1, 2]
+    assert len(first) == 3
     assert opened.timing.end == 2.0
 
 

@@ -135,7 +135,7 @@ class ObjectState:
             add(saved)
         with torch.no_grad():
             for _, tensor, saved_tensor in self._tensors:
-                if not bitwise_equal(tensor, saved_tensor):
+                if not tensor.is_cpu or not bitwise_equal(tensor, saved_tensor):  # no wait for a device
                     tensor.copy_(saved_tensor)
         for _, array, saved in self._arrays:
             array[...] = saved

@@ -361,7 +361,7 @@ def _report(algorithm: Algorithm, order: WorkOrder, got: Vectors, trained: Train
     for name, channel in algorithm.channels.items():
         if channel.follows is not None:
             continue
-        vectors, uplink, scope = outgoing[name], channel.uplink, f"uplink/{name}"
+        vectors, uplink, scope = outgoing.get(name, ()), channel.uplink, f"uplink/{name}"
         if type(uplink) is direct and isinstance(vectors, torch.Tensor):
             rows[name] = vectors
             continue
