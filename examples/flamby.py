@@ -13,13 +13,20 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
 
 import hansa
-from hansa.local.batching import batching
+from hansa.core.keys import Key
+from hansa.local.batching import PassOrder, batching
 from hansa.study.recipes import flamby
 
 # rounds, batch size, and FLamby's tuned rates: local, server, mu
@@ -47,6 +54,116 @@ STRATEGIES = ("FedAvg", "FedProx", "Scaffold", "FedAdam", "FedYogi", "FedAdagrad
 STEPS = 100
 
 
+@dataclass(frozen=True, slots=True)
+class flamby_order(PassOrder):
+    """The passes that FLamby's DataLoaders draw in one run of its benchmark.
+
+    A DataLoader draws two numbers from PyTorch's global generator for each pass, the second of which seeds the
+    permutation. Without worker processes the second is drawn at the first batch of the pass, with them when the pass
+    begins, and then the first pass of a strategy begins before the benchmark sets the seed again: its order continues
+    the draws of the strategy before it in the same process.
+
+    Args:
+        sizes: The training rows of each client.
+        batch_size: Rows per batch.
+        steps: Local steps per round.
+        rounds: The number of rounds.
+        seed: The benchmark's seed.
+        workers: Whether the loaders had worker processes.
+        inputs: The model's inputs, whose initial weights are drawn before the first strategy of a process.
+        before: The strategy before it in the same process: "all" if all clients took part in every round, "cycle" for
+            FLamby's Cyclic, None for none.
+    """
+
+    sizes: tuple[int, ...]
+    batch_size: int
+    steps: int
+    rounds: int
+    seed: int
+    workers: bool = False
+    inputs: int = 1
+    before: str | None = None
+
+    def permutation(self, client: int, samples: int, number: int, key: Key) -> Sequence[int]:
+        """Return FLamby's order of the rows in a pass of a client."""
+        return _draw_passes(self)[client][number]
+
+
+class _Loader:
+    """The draws of a DataLoader that shuffles, and the permutations of its passes."""
+
+    def __init__(self, rows: int, batch_size: int, workers: bool) -> None:
+        self.rows, self.batches, self.workers = rows, math.ceil(rows / batch_size), workers
+        self.passes: list[tuple[int, ...]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        _draw()
+        self.left = 0 if self.workers else None
+        if self.workers:
+            self._shuffle()
+
+    def _shuffle(self) -> None:
+        generator = torch.Generator()
+        generator.manual_seed(_draw())
+        self.passes.append(tuple(torch.randperm(self.rows, generator=generator).tolist()))
+        self.left = self.batches
+
+    def batch(self) -> None:
+        if self.left is None:
+            self._shuffle()
+        elif self.left == 0:
+            self.begin()
+            if self.left is None:
+                self._shuffle()
+        assert self.left is not None
+        self.left -= 1
+
+
+def _draw() -> int:
+    return int(torch.empty((), dtype=torch.int64).random_().item())
+
+
+@lru_cache(maxsize=64)
+def _draw_passes(order: flamby_order) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Return the permutations by client and pass. PyTorch's global generator is left as it was."""
+    state = torch.random.get_rng_state()
+    try:
+        torch.manual_seed(order.seed)
+        nn.Linear(order.inputs, 1)
+        if order.before is not None:
+            _run_loaders(order, _visits(order))
+            for _ in range(len(order.sizes) + 1):  # every evaluation of a test set draws once
+                _draw()
+        return tuple(
+            tuple(loader.passes) for loader in _run_loaders(order, [list(range(len(order.sizes)))] * order.rounds)
+        )
+    finally:
+        torch.random.set_rng_state(state)
+
+
+def _run_loaders(order: flamby_order, visits: Sequence[Sequence[int]]) -> list[_Loader]:
+    loaders = [_Loader(size, order.batch_size, order.workers) for size in order.sizes]
+    torch.manual_seed(order.seed)
+    for clients in visits:
+        for client in clients:
+            for _ in range(order.steps):
+                loaders[client].batch()
+    return loaders
+
+
+def _visits(order: flamby_order) -> list[list[int]]:
+    """Return the clients of each round of the strategy before."""
+    clients = len(order.sizes)
+    if order.before == "all":
+        return [list(range(clients))] * order.rounds
+    cycle: list[Any] = []
+    generator = np.random.default_rng(order.seed)
+    while len(cycle) < order.rounds:
+        cycle += generator.permutation(clients).tolist()
+    return [[client] for client in cycle[: order.rounds]]
+
+
 def read_published() -> dict[tuple[str, str, int], list[float]]:
     """FLamby's numbers by benchmark, strategy and seed: each client's test rows, then the pooled ones."""
     published: dict[tuple[str, str, int], list[float]] = {}
@@ -67,11 +184,11 @@ def train(name: str, strategy: str, seed: int, benchmark: flamby.Benchmark) -> l
     if setting["workers"] and not alone:
         before = "cycle" if strategy == "FedAdagrad" else "all"
     sizes = tuple(len(rows.targets) for rows in benchmark.sites.values())
-    order = flamby.flamby_order(
+    order = flamby_order(
         sizes, setting["batch_size"], STEPS, setting["rounds"], seed, setting["workers"], inputs, before
     )
 
-    def model() -> torch.nn.Module:
+    def model() -> nn.Module:
         torch.manual_seed(seed)
         return flamby.LogisticModel(inputs) if heart else flamby.LinearModel(inputs)
 

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 import weakref
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -20,10 +19,9 @@ from torch import nn
 
 import hansa
 from hansa.runs.folder import RunFolder
-from hansa.runs.launch import PlannedRun
 from hansa.study import parallel as scheduler
 from hansa.study.parallel import StudyScheduler, Worker
-from hansa.study.session import StudyJob, config_job, reusable_jobs
+from hansa.study.session import StudyJob, reusable_jobs
 
 MAIN, MARK = "HANSA_TEST_MAIN", "HANSA_TEST_MARK"
 
@@ -293,17 +291,6 @@ def test_the_longest_runs_begin_first(start, monkeypatch):
     given.clear()
     StudyScheduler([Sleep(1.0)] * 3, lambda job, _: job.size, lambda _, answer: answer, parallel=2).run()
     assert given == [(0, False), (1, False), (2, True)]  # the last of equal runs has all cores
-
-
-def test_the_demo_begins_with_the_method_in_which_all_clients_train():
-    from hansa.cli.demo import demo_configs
-
-    sizes = {
-        name: config_job(PlannedRun(config, Path("none")), several=False).size
-        for name, config in demo_configs().items()
-    }
-    assert max(sizes, key=sizes.get) == "CAFGA"
-    assert sizes["CAFGA"] == 10 * sizes["FedAvg"]
 
 
 @pytest.mark.parametrize("fitting", [0, 1, 2])

@@ -33,14 +33,14 @@ checkpoint: {every: 0}
 TENTH = "sample: {participation: 0.1}\n"
 TOP_K = "compress: {compressor: {kind: top_k, ratio: 1/16}}\n"
 METHODS: Mapping[str, str] = {
+    "CAFGA": "algorithm: cafga\ngossip: {clusters: 5, reporters: 1, topology: ring}\nserver: {lr: 0.01, eps: 1e-8}",
     "FedAvg": TENTH + "algorithm: fedavg",
     "FedAdam": TENTH + "algorithm: fedadam\nserver: {lr: 0.01, eps: 1e-3}",
     "FedAMS": TENTH + "algorithm: fedams\nserver: {lr: 0.1, eps: 1e-3}",
     "FedCAMS": TENTH + "algorithm: fedcams\nserver: {lr: 0.1, eps: 1e-3}\n" + TOP_K,
-    "CAFGA": "algorithm: cafga\ngossip: {clusters: 5, reporters: 1, topology: ring}\nserver: {lr: 0.01, eps: 1e-8}",
     "FedAWARE": TENTH + "algorithm: {preset: fedaware, alpha: 0.5}\nserver: {lr: 1.5}",
 }
-"""The configuration of each method, added to `SETTING`."""
+"""The configuration of each method, added to `SETTING`; first that in which all clients train, the longest run."""
 TINY = ("rounds=2", "data.clients=10", "local.steps=2", "local.batch_size=10")
 
 

@@ -35,7 +35,6 @@ from hansa.runs.store import DamagedFileError, RamStore
 from hansa.runs.store.lock import InUseError
 from hansa.runs.trackers import build_trackers
 from hansa.study.parallel import JobStopped, StudyScheduler, choose_parallel
-from hansa.study.recipes.schedule import estimated_work
 from hansa.study.report.entries import ReportEntry
 from hansa.study.report.progress import InterruptHandler, ProgressDisplay, progress_display
 from hansa.training.execution_mode import describe_kernels
@@ -117,8 +116,8 @@ class StudyJob:
 
     @property
     def size(self) -> float:
-        """Its estimated work; the jobs of a session are either all of configurations or all of Python."""
-        return estimated_work(self.spec) if isinstance(self.spec, Config) else self.rounds
+        """Its work, in rounds."""
+        return self.rounds
 
     @property
     def shared(self) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import importlib.util
 import math
+import sys
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from statistics import mean, stdev
@@ -21,11 +23,13 @@ from hansa.study.recipes import flamby, library
 ROOT = Path(__file__).parents[3]
 
 
+@cache
 def example() -> Any:
     spec = importlib.util.spec_from_file_location("flamby_example", ROOT / "examples" / "flamby.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look
     spec.loader.exec_module(module)
     return module
 
@@ -72,7 +76,7 @@ def test_hospitals_have_the_rows_and_the_scale_of_flamby() -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_orders_are_those_of_torch_loaders(workers: int) -> None:
     sizes, batch_size, steps, rounds = (11, 5, 7), 4, 3, 4
-    order = flamby.flamby_order(sizes, batch_size, steps, rounds, 42, workers=bool(workers), inputs=6)
+    order = example().flamby_order(sizes, batch_size, steps, rounds, 42, workers=bool(workers), inputs=6)
     torch.manual_seed(42)
     torch.nn.Linear(6, 1)
     loaders = [
@@ -100,7 +104,7 @@ def test_orders_leave_the_global_generator_alone() -> None:
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    flamby.flamby_order((4, 3), 2, 2, 2, seed=1, workers=True, before="all").permutation(0, 4, 0, Key(0))
+    example().flamby_order((4, 3), 2, 2, 2, seed=1, workers=True, before="all").permutation(0, 4, 0, Key(0))
     assert torch.equal(torch.rand(3), expected)
 
 

@@ -3,8 +3,7 @@
 Data, models, losses and metrics as FLamby defines them (du Terrail et al. 2022), written from its descriptions. The
 heart disease tables are embedded. Those of TCGA-BRCA are files of FLamby, verified by their SHA-256.
 
-FLamby's numbers depend on the order in which PyTorch's DataLoader shuffles. `flamby_order` draws the same orders, so
-that a run has FLamby's batches and gives its published numbers (examples/flamby.py).
+FLamby's numbers depend on the order in which PyTorch's DataLoader shuffles: examples/flamby.py draws the same orders.
 """
 
 from __future__ import annotations
@@ -13,22 +12,18 @@ import csv
 import hashlib
 import io
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from hansa.core.keys import Key
 from hansa.core.protocols import component
 from hansa.data import FederatedData, data_folder, from_arrays
 from hansa.data.csv_folder import HOSPITALS, read_hospital_tables
 from hansa.data.files import DataError, MissingFileError, invalid_file
-from hansa.local.batching import PassOrder
 from hansa.training.metrics import c_index
 
 REGIONS = tuple(f"region {number}" for number in range(6))
@@ -252,117 +247,3 @@ def concordance(output: torch.Tensor, target: torch.Tensor) -> float:
     """
     value = c_index(output, target)
     return 0.5 if math.isnan(value) else value
-
-
-@dataclass(frozen=True, slots=True)
-class flamby_order(PassOrder):
-    """The passes that FLamby's DataLoaders draw in one run of its benchmark.
-
-    A DataLoader draws two numbers from PyTorch's global generator for each pass, the second of which seeds the
-    permutation. Without worker processes the second is drawn at the first batch of the pass, with them when the pass
-    begins, and then the first pass of a strategy begins before the benchmark sets the seed again: its order continues
-    the draws of the strategy before it in the same process.
-
-    Args:
-        sizes: The training rows of each client.
-        batch_size: Rows per batch.
-        steps: Local steps per round.
-        rounds: The number of rounds.
-        seed: The benchmark's seed.
-        workers: Whether the loaders had worker processes.
-        inputs: The model's inputs, whose initial weights are drawn before the first strategy of a process.
-        before: The strategy before it in the same process: "all" if all clients took part in every round, "cycle" for
-            FLamby's Cyclic, None for none.
-
-    >>> order = flamby_order((5, 3), batch_size=2, steps=2, rounds=2, seed=42)
-    >>> sorted(order.permutation(client=0, samples=5, number=1, key=Key(0)))
-    [0, 1, 2, 3, 4]
-    """
-
-    sizes: tuple[int, ...]
-    batch_size: int
-    steps: int
-    rounds: int
-    seed: int
-    workers: bool = False
-    inputs: int = 1
-    before: str | None = None
-
-    def permutation(self, client: int, samples: int, number: int, key: Key) -> Sequence[int]:
-        """Return FLamby's order of the rows in a pass of a client."""
-        return _draw_passes(self)[client][number]
-
-
-class _Loader:
-    """The draws of a DataLoader that shuffles, and the permutations of its passes."""
-
-    def __init__(self, rows: int, batch_size: int, workers: bool) -> None:
-        self.rows, self.batches, self.workers = rows, math.ceil(rows / batch_size), workers
-        self.passes: list[tuple[int, ...]] = []
-        self.begin()
-
-    def begin(self) -> None:
-        _draw()
-        self.left = 0 if self.workers else None
-        if self.workers:
-            self._shuffle()
-
-    def _shuffle(self) -> None:
-        generator = torch.Generator()
-        generator.manual_seed(_draw())
-        self.passes.append(tuple(torch.randperm(self.rows, generator=generator).tolist()))
-        self.left = self.batches
-
-    def batch(self) -> None:
-        if self.left is None:
-            self._shuffle()
-        elif self.left == 0:
-            self.begin()
-            if self.left is None:
-                self._shuffle()
-        assert self.left is not None
-        self.left -= 1
-
-
-def _draw() -> int:
-    return int(torch.empty((), dtype=torch.int64).random_().item())
-
-
-@lru_cache(maxsize=64)
-def _draw_passes(order: flamby_order) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Return the permutations by client and pass. PyTorch's global generator is left as it was."""
-    state = torch.random.get_rng_state()
-    try:
-        torch.manual_seed(order.seed)
-        nn.Linear(order.inputs, 1)
-        if order.before is not None:
-            _run_loaders(order, _visits(order))
-            for _ in range(len(order.sizes) + 1):  # every evaluation of a test set draws once
-                _draw()
-        return tuple(
-            tuple(loader.passes) for loader in _run_loaders(order, [list(range(len(order.sizes)))] * order.rounds)
-        )
-    finally:
-        torch.random.set_rng_state(state)
-
-
-def _run_loaders(order: flamby_order, visits: Sequence[Sequence[int]]) -> list[_Loader]:
-    loaders = [_Loader(size, order.batch_size, order.workers) for size in order.sizes]
-    torch.manual_seed(order.seed)
-    for clients in visits:
-        for client in clients:
-            for _ in range(order.steps):
-                loaders[client].batch()
-    return loaders
-
-
-def _visits(order: flamby_order) -> list[list[int]]:
-    """Return the clients of each round of the strategy before."""
-    clients = len(order.sizes)
-    if order.before == "all":
-        return [list(range(clients))] * order.rounds
-    cycle: list[Any] = []
-    generator = np.random.default_rng(order.seed)
-    while len(cycle) < order.rounds:
-        cycle += generator.permutation(clients).tolist()
-    return [[client] for client in cycle[: order.rounds]]

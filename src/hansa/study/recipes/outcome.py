@@ -1,22 +1,53 @@
-"""The result of a recipe: table rows, a JSON record, and one page of all recipes that were reproduced."""
+"""Running recipes, and their results: tables, pages, and files with numbers, curves, figures and configurations."""
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import sys
 from collections import Counter
-from collections.abc import Sequence
-from html import escape
-from importlib.resources import files
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from importlib import import_module
+from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hansa.study.recipes.claims import CLAIM_RULE, ClaimCheck
-from hansa.study.recipes.recipe import Recipe, RecipeMeasure
-from hansa.study.recipes.verdict import CellComparison, agreement_rule
-from hansa.study.report.page import PageSection, table_html, verdict_cell
+import yaml
+from markupsafe import Markup
+
+from hansa.config import Config, from_yaml, to_yaml
+from hansa.core.errors import HansaError
+from hansa.runs.columns import CHARTED
+from hansa.runs.experiment import config_digest
+from hansa.runs.folder import FINISHED, RunFolder, slug
+from hansa.runs.seed_group import expand_seeds
+from hansa.runs.store.io import make_folder, write_file
+from hansa.study.recipes.recipe import Recipe, RecipeCell, RecipeMeasure
+from hansa.study.recipes.verdict import CLAIM_RULE, CellComparison, ClaimCheck, agreement_rule, compare_with_paper
+from hansa.study.report import ReportEntry, ReportTable
+from hansa.study.report.figure import draw_curves
+from hansa.study.report.page import asset, table_html
+
+if TYPE_CHECKING:
+    from hansa.study.session import Session
 
 HEADINGS = ("", "published", "ours", "difference", "verdict")
+CLAIM_WORDS = {True: "holds", False: "does not hold", None: "undecided"}
+
+
+class PlannedCell(NamedTuple):
+    """One row in one column of a recipe, with its configuration and, when it has been run, its runs."""
+
+    cell: RecipeCell
+    config: Config
+    entry: ReportEntry | None = None
+
+    @property
+    def runs(self) -> Sequence[ReportEntry]:
+        """The runs of its seeds."""
+        return () if self.entry is None else self.entry.runs
 
 
 class RecipeResult(NamedTuple):
@@ -27,33 +58,33 @@ class RecipeResult(NamedTuple):
     cells: Sequence[CellComparison] = ()
     claims: Sequence[ClaimCheck] = ()
     error: str = ""
-    page: str = ""
     failed: bool = False
     """Whether a run was started and failed."""
+    runs: Sequence[PlannedCell] = ()
 
     @property
     def verdict(self) -> str:
-        """A summary of all verdicts.
+        """The verdicts on its numbers and claims in a line.
 
         >>> from hansa.study.recipes.recipe import library
         >>> RecipeResult(library()["cams-table-3"], "cpu", error="no data").verdict
-        'not run'
+        'not run: no data'
         """
         if self.error:
-            return "not run"
-        verdicts = [one.verdict for one in self.cells if one.published is not None]
-        return summarize_verdicts(verdicts, [one.holds for one in self.claims])
+            return f"not run: {self.error}"
+        verdicts = Counter(one.verdict for one in self.cells if one.published is not None)
+        parts = [f"{count} {verdict}" for verdict, count in verdicts.items()]
+        decided = [one.holds for one in self.claims if one.holds is not None]
+        parts += [f"{sum(decided)} of {len(decided)} claims hold"] * bool(decided)
+        parts += [f"{len(self.claims) - len(decided)} undecided"] * (len(decided) < len(self.claims))
+        return ", ".join(parts) or "nothing to compare"
 
     @property
     def rules(self) -> list[str]:
         """The rules of agreement that were applied."""
-        measures = [self.recipe.measures[one.measure] for one in self.cells if one.published is not None]
-        rules = list(dict.fromkeys(map(agreement_rule, measures))) if self._numbers else []
-        return rules + [CLAIM_RULE] * bool(self.claims)
-
-    @property
-    def _numbers(self) -> bool:
-        return self.recipe.at(self.scale).compares == "numbers"
+        numbers = self.recipe.at(self.scale).compares == "numbers"
+        measures = [self.recipe.measures[one.measure] for one in self.cells if one.published is not None and numbers]
+        return [*dict.fromkeys(map(agreement_rule, measures)), *[CLAIM_RULE] * bool(self.claims)]
 
     @property
     def record(self) -> dict[str, Any]:
@@ -64,6 +95,7 @@ class RecipeResult(NamedTuple):
             "reference": self.recipe.reference,
             "scale": self.scale,
             "reduction": self.recipe.at(self.scale).reduction,
+            "verdict": self.verdict,
             "error": self.error,
             "numbers": [
                 {
@@ -92,35 +124,83 @@ class RecipeResult(NamedTuple):
         }
 
 
-def summarize_verdicts(verdicts: Sequence[str], claims: Sequence[bool | None]) -> str:
-    """Return the verdicts on the numbers and claims of a recipe in a line.
+def plan_recipe(
+    recipe: Recipe, scale: str, overrides: Sequence[str] = (), *, building: bool = True
+) -> list[PlannedCell]:
+    """Return the configurations of a recipe.
 
     Args:
-        verdicts: The verdict on each published number.
-        claims: Whether each claim holds; None if that is undecided.
+        recipe: The recipe.
+        scale: One of its scales.
+        overrides: Assignments such as ``workers=1``.
+        building: Whether to check components by building them, as in `hansa.config.from_yaml`.
 
-    >>> summarize_verdicts(["agrees", "differs", "agrees"], [True, None])
-    '2 agrees, 1 differs, 1 of 1 claims hold, 1 undecided'
+    >>> from hansa.study.recipes import library
+    >>> len(plan_recipe(library()["cams-table-2"], "smoke", building=False))
+    9
     """
-    parts = [f"{count} {verdict}" for verdict, count in Counter(verdicts).items()]
-    decided = [holds for holds in claims if holds is not None]
-    parts += [f"{sum(decided)} of {len(decided)} claims hold"] * bool(decided)
-    parts += [f"{len(claims) - len(decided)} undecided"] * (len(decided) < len(claims))
-    return ", ".join(parts) or "nothing to compare"
+    cells = []
+    for cell in recipe.cells(scale):
+        text, source = yaml.safe_dump(cell.document), f"{recipe.name}, {cell.label}"
+        cells.append(PlannedCell(cell, from_yaml(text, overrides, source, building=building)))
+    seeds = [[each.seed for each in expand_seeds(planned.config)] for planned in cells]
+    for planned, own in zip(cells, seeds, strict=True):
+        if own != seeds[0]:
+            raise HansaError(
+                f"{recipe.name}, {planned.cell.label}: its seeds are {own}, those of {cells[0].cell.label} {seeds[0]}. "
+                "Rows are compared within seeds: set the same ones for all, in the scale or with --seeds."
+            )
+    return cells
 
 
-def read_verdict(path: Path) -> str:
-    """Return the verdicts that the file of a result holds (`RecipeResult.record`); "" without a readable file.
+def run_keys(cells: Iterable[PlannedCell]) -> set[str]:
+    """Return what distinguishes the runs of some cells: all that affects their results and measurements."""
+    return {_run_key(each) for planned in cells for each in expand_seeds(planned.config)}
+
+
+def finished_keys(folder: Path) -> set[str]:
+    """Return the keys of the finished runs below a folder; none of their code is imported."""
+    found = set()
+    for path in [*folder.glob("*/seed-*"), *folder.glob("*")]:
+        try:
+            if (run := RunFolder(path)).exists and run.summary["status"] == FINISHED:
+                found.add(_run_key(run.config))
+        except HansaError:  # damaged: it will be reported when it is needed
+            continue
+    return found
+
+
+def _run_key(config: Config) -> str:
+    watched = config.model_dump(mode="json", include={"rounds", "evaluate", "links"})
+    return f"{config_digest(config)} {json.dumps(watched, sort_keys=True)}"
+
+
+def run_recipe(
+    recipe: Recipe,
+    scale: str,
+    folder: Path,
+    session: Session,
+    overrides: Sequence[str] = (),
+    parallel: int | None = None,
+) -> RecipeResult:
+    """Run all cells of a recipe that have not been run before, and compare them with the paper.
 
     Args:
-        path: The file.
+        recipe: The recipe.
+        scale: One of its scales.
+        folder: The folder of all runs, which recipes share.
+        session: Executes the runs.
+        overrides: Assignments such as ``workers=1``.
+        parallel: How many runs may be under way at once; None chooses it.
     """
-    try:
-        record = json.loads(path.read_bytes())
-        verdicts = [str(one["verdict"]) for one in record["numbers"] if one["published"] is not None]
-        return summarize_verdicts(verdicts, [one["holds"] for one in record["claims"]])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return ""
+    planned = plan_recipe(recipe, scale, overrides)
+    named = {each.cell.label: each.config for each in planned}
+    presets = {name: config.algorithm.preset for name, config in named.items()}
+    # a run of fewer rounds stays: another recipe may need it
+    found = session.run_reusable(named, folder, parallel, extend=False, folder_names=presets)
+    runs = [each._replace(entry=found[each.cell.label]) for each in planned]
+    histories = {(each.cell.row, each.cell.column): [run.history for run in each.runs] for each in runs}
+    return RecipeResult(recipe, scale, *compare_with_paper(recipe, scale, histories), runs=runs)
 
 
 def result_tables(result: RecipeResult) -> list[tuple[str, list[tuple[str, ...]]]]:
@@ -130,13 +210,158 @@ def result_tables(result: RecipeResult) -> list[tuple[str, list[tuple[str, ...]]
     for one in result.cells:
         measure = result.recipe.measures[one.measure]
         unit = f" ({measure.unit})" if measure.unit else ""
-        target = targets.get(one.measure)
-        to = (
-            "" if target is None else f" to {100 * target:g}% at this scale, {100 * (measure.target or 0):g}% published"
-        )
+        target, to = targets.get(one.measure), ""
+        if target is not None:
+            to = f" to {100 * target:g}% at this scale, {100 * (measure.target or 0):g}% published"
         title = ", ".join(part for part in (one.cell.column, f"{one.measure}{unit}{to}") if part)
         tables.setdefault(title, []).append((one.cell.row, *_cells(one, measure)))
     return list(tables.items())
+
+
+def claim_lines(result: RecipeResult) -> list[tuple[str, str]]:
+    """Return the verdict on each claim, and its statement with the evidence."""
+    return [
+        (
+            CLAIM_WORDS[one.holds],
+            f"{one.claim.statement}{f' ({one.setting})' if one.setting else ''}; {one.evidence}",
+        )
+        for one in result.claims
+    ]
+
+
+def report_tables(result: RecipeResult) -> list[ReportTable]:
+    """Return the sections of a recipe's page: numbers, claims, and the rules with known differences."""
+    tables = [
+        ReportTable(f"Published numbers: {title}", HEADINGS, rows, result.verdict)
+        for title, rows in result_tables(result)
+    ]
+    remarks = [result.recipe.at(result.scale).reduction, *result.rules, *result.recipe.known_differences]
+    if result.claims:
+        tables.append(ReportTable("Claims", ("", "claim"), claim_lines(result)))
+    return [*tables, ReportTable("Reduction, rules, known differences", ("",), [(text,) for text in remarks if text])]
+
+
+def results_page(results: Sequence[RecipeResult]) -> str:
+    """Return a page with the verdicts of some recipes, which links to the page of each."""
+    rows = []
+    for result in results:
+        name = result.recipe.name
+        link = name if result.error else Markup('<a href="{0}.html">{0}</a>').format(name)
+        rows.append((link, result.recipe.reference, result.recipe.summary, result.scale, result.verdict))
+    table = table_html(("recipe", "reference", "summary", "scale", "verdict"), rows)
+    title = "Published and reproduced numbers"
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f"<title>{title}</title><style>{asset('report.css')} td {{ white-space: normal; text-align: left }}</style>"
+        f'</head><body><h1>{title}</h1><section class="card">{table}</section></body></html>\n'
+    )
+
+
+def export_result(result: RecipeResult, folder: Path) -> Path:
+    """Write NAME.md, .json, .csv, .yaml and, with ``hansa[plot]``, figures; return the path of NAME.md.
+
+    The CSV file has one line for each round of every seed in which a metric of the recipe was measured. The YAML file
+    has the full configuration of every row and column.
+    """
+    make_folder(folder.absolute())
+    name = result.recipe.name
+    configs = {run.cell.label: yaml.safe_load(to_yaml(run.config)) for run in result.runs}
+    files = {
+        ".md": result_markdown(result, _draw_figures(result, folder)),
+        ".json": result_json(result),
+        ".csv": curves_csv(result),
+        ".yaml": yaml.safe_dump(configs, sort_keys=False, allow_unicode=True, width=120),
+    }
+    for suffix, content in files.items():
+        write_file(folder / f"{name}{suffix}", content.encode())
+    return folder / f"{name}.md"
+
+
+def result_json(result: RecipeResult) -> str:
+    """Return the record of a result as JSON."""
+    return json.dumps(result.record, indent=1, ensure_ascii=False) + "\n"
+
+
+def read_verdict(path: Path) -> str:
+    """Return the verdict in the file of a result; "" without a readable file."""
+    try:
+        return str(json.loads(path.read_bytes())["verdict"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
+
+
+def result_markdown(result: RecipeResult, figures: Sequence[str] = ()) -> str:
+    """Return the result as Markdown: the setting, its reduction, every number, every claim."""
+    recipe = result.recipe
+    lines = [f"# {recipe.name}", "", f"{recipe.reference}. {recipe.summary}", ""]
+    lines += [f"Scale `{result.scale}`: {recipe.at(result.scale).reduction or 'nothing is reduced.'}", ""]
+    lines += [f"**{result.verdict}**", ""]
+    for title, rows in result_tables(result):
+        lines += ["| " + " | ".join(map(_cell, (title, *HEADINGS[1:]))) + " |", "|---|---:|---:|---:|---|"]
+        lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
+        lines.append("")
+    if result.claims:
+        lines += ["Claims:", "", *(f"- **{verdict}**: {text}" for verdict, text in claim_lines(result)), ""]
+    lines += [f"![{name}]({name})" for name in figures] + [""] * bool(figures)
+    lines += [f"- {line}" for line in (*result.rules, *recipe.known_differences)]
+    lines += ["", f"Made by `hansa reproduce {recipe.name} --scale {result.scale}`; {_environments(result)}"]
+    links = {"yaml": "configurations", "csv": "curves", "json": "JSON"}
+    lines += [f"Files: {', '.join(f'[{title}]({recipe.name}.{suffix})' for suffix, title in links.items())}."]
+    return "\n".join(lines) + "\n"
+
+
+def curves_csv(result: RecipeResult) -> str:
+    """Return one line for each round of every run in which one of the recipe's metrics was measured."""
+    metrics = list(dict.fromkeys(measure.metric for measure in result.recipe.measures.values()))
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["row", "column", "seed", "round", *metrics])
+    for planned in result.runs:
+        for member in planned.runs:
+            for table in member.curves(most=sys.maxsize):
+                for place, number in enumerate(table["round"]):
+                    values = [table[name][place] if name in table else None for name in metrics]
+                    if any(value is not None for value in values):
+                        texts = ["" if value is None else f"{value:.6g}" for value in values]
+                        writer.writerow([planned.cell.row, planned.cell.column, member.seed, int(number or 0), *texts])
+    return text.getvalue()
+
+
+def _draw_figures(result: RecipeResult, folder: Path) -> list[str]:
+    """Draw each charted metric, one figure for each column; nothing without matplotlib."""
+    try:
+        matplotlib = import_module("matplotlib")
+    except ImportError:
+        return []
+    names = []
+    metrics = dict.fromkeys(measure.metric for measure in result.recipe.measures.values())
+    for metric in (name for name in metrics if name in CHARTED):
+        for column in dict.fromkeys(run.cell.column for run in result.runs):
+            entries = [replace(run.entry, name=run.cell.row) for run in result.runs
+                       if run.cell.column == column and run.entry is not None]  # fmt: skip
+            name = "-".join(slug(part) for part in (result.recipe.name, column, metric) if part) + ".svg"
+            try:
+                with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hansa"}):
+                    draw_curves(entries, folder / name, metric)
+            except HansaError:  # not measured in these runs
+                continue
+            names.append(name)
+    return names
+
+
+def _environments(result: RecipeResult) -> str:
+    """Return the machines and versions of the runs."""
+    texts: dict[str, None] = {}
+    for environment in (member.environment for planned in result.runs for member in planned.runs):
+        packages = environment.get("packages", {})
+        system = f"{environment.get('system', '?')}, kernels {environment.get('native kernels', '?')}"
+        texts[f"hansa {packages.get('hansa', '?')}, torch {packages.get('torch', '?')}, {system}"] = None
+    return "; ".join(texts) + "."
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|") or " "
 
 
 def _cells(one: CellComparison, measure: RecipeMeasure) -> tuple[str, str, str, str]:
@@ -175,68 +400,3 @@ def _deviation(deviation: float, mean: float) -> str:
     places = 2 if abs(mean) >= 1 or not mean else 2 - math.floor(math.log10(abs(mean)))
     text = f"{deviation:.{places}f}"
     return text.rstrip("0").rstrip(".") if float(text) else f"{deviation:.1g}"
-
-
-def claim_status(holds: bool | None) -> str:
-    """
-    >>> claim_status(True), claim_status(None)
-    ('holds', 'undecided')
-    """
-    return "undecided" if holds is None else "holds" if holds else "does not hold"
-
-
-def results_page(results: Sequence[RecipeResult], title: str = "Published and reproduced numbers") -> str:
-    """Return a self-contained page of all results: tables, claims, rules and known differences."""
-    style = files("hansa.study.report").joinpath("assets", "report.css").read_text(encoding="utf-8")
-    rows = "".join(
-        f'<tr><td class="left"><a href="#{escape(result.recipe.name)}">{escape(result.recipe.name)}</a></td>'
-        f'<td class="left">{escape(result.recipe.reference)}</td><td class="left">{escape(result.scale)}</td>'
-        f'<td class="left">{escape(result.verdict)}</td></tr>'
-        for result in results
-    )
-    headings = "".join(f'<th class="left">{heading}</th>' for heading in ("recipe", "reference", "scale", "verdict"))
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{escape(title)}</title><style>{style}{_STYLE}</style></head><body>"
-        f'<p class="brand">Hansa</p><h1>{escape(title)}</h1>'
-        '<p class="lead">Every number is shown beside the published one, with the rule of agreement, what the scale '
-        "leaves out, and known differences.</p>"
-        f'<section class="card"><div class="scroll"><table><thead><tr>{headings}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div></section>{''.join(map(_section, results))}</body></html>\n"
-    )
-
-
-_STYLE = """
-tbody tr { cursor: auto; } section h3 { font-size: 14px; margin: 18px 0 4px; }
-ul { margin: 6px 0 0; padding-left: 20px; } li { margin: 2px 0; } td.left { white-space: normal; }
-"""
-
-
-def _section(result: RecipeResult) -> str:
-    recipe = result.recipe
-    parts = [f"<p>{escape(recipe.summary)}</p>"]
-    if reduction := recipe.at(result.scale).reduction:
-        parts.append(f'<p class="note">Reduced: {escape(reduction)}</p>')
-    if result.error:
-        parts.append(f"<p><b>Not run:</b> {escape(result.error)}</p>")
-    for title, rows in result_tables(result):
-        parts.append(f"<h3>{escape(title)}</h3>{table_html(HEADINGS, [list(map(verdict_cell, row)) for row in rows])}")
-    claims = [
-        f"{verdict_cell(claim_status(one.holds))}: {escape(one.claim.statement)}"
-        f"{escape(f' ({one.setting})' if one.setting else '')} <span class='note'>{escape(one.evidence)}</span>"
-        for one in result.claims
-    ]
-    lists = (
-        ("Claims", claims),
-        ("Rules", list(map(escape, result.rules))),
-        ("Known differences", list(map(escape, recipe.known_differences))),
-    )
-    for title, lines in lists:
-        if lines:
-            parts.append(f"<h3>{title}</h3><ul>{''.join(f'<li>{line}</li>' for line in lines)}</ul>")
-    if result.page:
-        parts.append(f'<p class="note"><a href="{escape(result.page)}">curves and configurations</a></p>')
-    note = f"{recipe.reference}, {recipe.paper}; scale {result.scale}"
-    return str(PageSection(recipe.name, "".join(parts), note, recipe.name))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -108,24 +108,30 @@ class PaperClaim(StrictModel):
 
     @model_validator(mode="after")
     def _one_form(self) -> PaperClaim:
-        bounds = (self.at_most is not None) + (self.at_least is not None)
-        if bool(self.order) + bool(self.better) + bool(self.similar) + bounds != 1:
-            raise ValueError("order, better, similar, at_most and at_least: expected exactly one of them.")
-        if len(self.order) == 1 or len(self.similar) == 1:
-            raise ValueError("order and similar: expected at least two names.")
-        if self.than and not self.better:
-            raise ValueError("than: expected with better only.")
-        if overlap := set(self.better) & set(self.than):
-            raise ValueError(f"better and than: {sorted(overlap)[0]!r} is in both.")
-        if (self.tolerance is not None) != bool(self.similar):
-            raise ValueError("tolerance: expected with similar only.")
-        if bounds and self.across == "columns":
-            raise ValueError("at_most and at_least: expected with claims across rows only.")
-        if self.columns and self.across == "columns":
-            raise ValueError("columns: expected with claims across rows only; name the columns in order or better.")
-        if self.rows and self.across == "rows" and not bounds:
-            raise ValueError("rows: expected with claims across columns and with bounds only.")
+        bounded, across_rows = self.bound is not None, self.across == "rows"
+        forms = [self.order, self.better, self.similar, self.at_most is not None, self.at_least is not None]
+        refused = {
+            "order, better, similar, at_most and at_least: expected exactly one of them.": sum(map(bool, forms)) != 1,
+            "order and similar: expected at least two names.": len(self.order) == 1 or len(self.similar) == 1,
+            "than: expected with better only.": self.than and not self.better,
+            "better and than: a name is in both.": set(self.better) & set(self.than),
+            "tolerance: expected with similar only.": (self.tolerance is not None) != bool(self.similar),
+            "at_most and at_least: expected with claims across rows only.": bounded and not across_rows,
+            "columns: expected with claims across rows only; name the columns in order or better.": self.columns
+            and not across_rows,
+            "rows: expected with claims across columns and with bounds only.": self.rows
+            and across_rows
+            and not bounded,
+        }
+        for message, wrong in refused.items():
+            if wrong:
+                raise ValueError(message)
         return self
+
+    @property
+    def bound(self) -> float | None:
+        """The bound that it states."""
+        return self.at_least if self.at_most is None else self.at_most
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -173,37 +179,29 @@ class Recipe(ConfigFragment):
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
-        for row_name, row in self.rows.items():
-            for column in row.columns:
-                _known(column, self.columns, f"rows.{row_name}.columns")
-            for column in row.overrides:
-                _known(column, row.columns or self.columns, f"rows.{row_name}.overrides")
+        for name, row in self.rows.items():
+            columns = row.columns or self.columns
+            _known(row.columns, self.columns, f"rows.{name}.columns")
+            _known(row.overrides, columns, f"rows.{name}.overrides")
+            _known(row.published, columns, f"rows.{name}.published")
             for column, numbers in row.published.items():
-                _known(column, row.columns or self.columns, f"rows.{row_name}.published")
-                for measure, value in numbers.items():
-                    _known(measure, self.measures, f"rows.{row_name}.published.{column}")
+                _known(numbers, self.measures, f"rows.{name}.published.{column}")
+                for value in numbers.values():
                     parse_published(value)
         for claim in self.claims:
-            _known(claim.measure, self.measures, "claims")
-            for compared in claim.named:
-                _known(compared, self.rows if claim.across == "rows" else self.columns, "claims")
-            for named_row in claim.rows:
-                _known(named_row, self.rows, "claims")
-            for column in claim.columns:
-                _known(column, self.columns, "claims")
+            _known([claim.measure], self.measures, "claims")
+            _known(claim.named, self.rows if claim.across == "rows" else self.columns, "claims")
+            _known(claim.rows, self.rows, "claims")
+            _known(claim.columns, self.columns, "claims")
+        to_target = [name for name, measure in self.measures.items() if measure.target is not None]
+        _known(self.scales, SCALES, "scales")
         for name, scale in self.scales.items():
-            _known(name, SCALES, "scales")
-            for named_row in (*scale.rows, *scale.overrides):
-                _known(named_row, self.rows, f"scales.{name}.rows")
-            for column in scale.columns:
-                _known(column, self.columns, f"scales.{name}.columns")
-            for measure in scale.targets:
-                _known(measure, self.measures, f"scales.{name}.targets")
-                if self.measures[measure].target is None:
-                    raise ValueError(f"scales.{name}.targets: {measure!r} is no number of rounds or hours to a target.")
-        fragments: list[ConfigFragment] = [*self.columns.values(), *self.rows.values(), *self.scales.values()]
-        for setting in (*self.use, *(setting for fragment in fragments for setting in fragment.use)):
-            _known(setting, self.settings, "use")
+            _known([*scale.rows, *scale.overrides], self.rows, f"scales.{name}.rows")
+            _known(scale.columns, self.columns, f"scales.{name}.columns")
+            _known(scale.targets, to_target, f"scales.{name}.targets")
+        fragments: list[ConfigFragment] = [self, *self.columns.values(), *self.rows.values(), *self.scales.values()]
+        for fragment in fragments:
+            _known(fragment.use, self.settings, "use")
         return self
 
     def at(self, scale: str) -> RecipeScale:
@@ -387,6 +385,7 @@ def find_recipes(name: str) -> list[Recipe]:
     raise HansaError(f"{name}: not a recipe, a paper or a file. {suggestion(name, library())}")
 
 
-def _known(name: str, known: Any, where: str) -> None:
-    if name not in known:
-        raise ValueError(f"{where}: {name!r} is not known. {suggestion(name, known)}")
+def _known(names: Iterable[str], known: Collection[str], where: str) -> None:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{where}: {name!r} is not known. {suggestion(name, known)}")
