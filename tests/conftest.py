@@ -89,11 +89,9 @@ def _key_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 def _warm_workers() -> Iterator[None]:
     """Worker processes of the tests are forks of an interpreter that has imported: see tests/warm.py."""
     from hansa.engine import processes
-    from hansa.study import parallel
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (processes, parallel):
-            patch.setattr(module, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": warm.Popen}))
+        patch.setattr(processes, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": warm.Popen}))
         yield
 
 
@@ -101,10 +99,8 @@ def _warm_workers() -> Iterator[None]:
 def new_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker processes are new interpreters, as those of users are."""
     from hansa.engine import processes
-    from hansa.study import parallel
 
-    for module in (processes, parallel):
-        monkeypatch.setattr(module, "subprocess", subprocess)
+    monkeypatch.setattr(processes, "subprocess", subprocess)
 
 
 @pytest.fixture(scope="session")

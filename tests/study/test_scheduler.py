@@ -73,23 +73,21 @@ def start(request, monkeypatch):
 
 @pytest.fixture
 def only_workers(monkeypatch, start):
-    """All runs are executed by worker processes, except for those that failed there; list the schedulers."""
-    seen = []
+    """All runs are executed by worker processes, except for those that failed there; list the runs of this process."""
+    here, execute = [], StudyScheduler._execute_here
 
     def next_here(self):
-        seen.append(self)
-        with self._changed:
-            while True:
-                if self._repeat:
-                    return self._repeat.pop(0)
-                if not self._workers and not self._queue:
-                    return None
-                if not self._workers:
-                    return self._queue.popleft()
-                self._changed.wait(0.1)
+        if self._repeat:
+            return self._repeat.pop(0)
+        return None if self._workers else self._take()
+
+    def execute_here(self, index):
+        here.append(index)
+        execute(self, index)
 
     monkeypatch.setattr(StudyScheduler, "_next_here", next_here)
-    return seen
+    monkeypatch.setattr(StudyScheduler, "_execute_here", execute_here)
+    return here
 
 
 def untimed(history):
@@ -114,16 +112,16 @@ def test_runs_of_workers_are_those_of_this_process_with_all_they_hold(only_worke
     """Workers survive a signal that a terminal or a batch system sends to all processes, however early it comes."""
     begin, started = Worker.__init__, []
 
-    def begin_and_signal(self, how):
-        begin(self, how)
+    def begin_and_signal(self, *arguments):
+        begin(self, *arguments)
         started.append(type(self.process).__name__)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             os.kill(self.process.pid, number)
 
     monkeypatch.setattr(Worker, "__init__", begin_and_signal)
     found = hansa.compare(METHODS, make_task(), rounds=4, seeds=[0, 3], parallel=2, keep_params=True)
-    assert sorted(only_workers[0]._answers) == [0, 1, 2, 3]  # not one was executed here
-    assert started == (["ForkProcess"] * 2 if start == "fork" else ["Popen"])  # otherwise this process helps
+    assert not only_workers
+    assert started == (["ForkProcess"] * 2 if start == "fork" else ["SpawnProcess"])  # otherwise this process helps
     for name, algorithm in METHODS.items():
         for run in found[name]:
             alone = hansa.run(algorithm, make_task(), rounds=4, seed=run.key.seed, workers=1, keep_params=True)
@@ -141,7 +139,7 @@ def test_a_worker_that_dies_costs_time_only(only_workers, tmp_path, monkeypatch,
         runs = hansa.run(method(), task, rounds=5, seeds=3, parallel=2, out=tmp_path / "x", checkpoint_every=2)
     assert os.path.exists(tmp_path / "mark")
     assert any("the worker process died (exit code -9)" in record.message for record in caplog.records)
-    assert len(only_workers[0]._answers) == 2  # the other worker did the others
+    assert len(only_workers) == 1  # the other worker did the others
     for run in runs:
         assert_same_run(run, hansa.run(method(), task, rounds=5, seed=run.key.seed, workers=1))
         assert RunFolder(tmp_path / "x" / f"seed-{run.key.seed}").summary["status"] == "finished"
@@ -195,7 +193,7 @@ def test_a_sweep_side_by_side_writes_the_same_tables(only_workers, tmp_path, mon
     (tmp_path / "own.yaml").write_text(CONFIG)
     (tmp_path / "my_model.py").write_text(MODEL)
     sweep("--parallel", 2, "-o", "both")
-    assert sum(len(each._answers) for each in {id(each): each for each in only_workers}.values()) == 8
+    assert not only_workers
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     sweep("--parallel", 1, "-o", "one")
@@ -275,6 +273,9 @@ class Sleep(NamedTuple):
     def work(self, display):
         return self.size
 
+    def collect(self, answer):
+        return answer
+
 
 def test_the_longest_runs_begin_first(start, monkeypatch):
     given, whole = [], Worker.start
@@ -285,11 +286,11 @@ def test_the_longest_runs_begin_first(start, monkeypatch):
 
     monkeypatch.setattr(Worker, "start", note_start)
     jobs = [Sleep(size) for size in (1.0, 5.0, 1.0, 7.0, 1.0)]
-    found = StudyScheduler(jobs, lambda job, _: job.size, lambda _, answer: answer, parallel=2).run()
+    found = StudyScheduler(jobs, lambda job, _: job.size, parallel=2).run()
     assert found == [1.0, 5.0, 1.0, 7.0, 1.0]
     assert given == [(index, False) for index in (3, 1, 0, 2, 4)]
     given.clear()
-    StudyScheduler([Sleep(1.0)] * 3, lambda job, _: job.size, lambda _, answer: answer, parallel=2).run()
+    StudyScheduler([Sleep(1.0)] * 3, lambda job, _: job.size, parallel=2).run()
     assert given == [(0, False), (1, False), (2, True)]  # the last of equal runs has all cores
 
 
@@ -315,7 +316,7 @@ def test_this_process_takes_runs_if_fewer_workers_fit_than_were_asked_for(start,
 
 def test_client_memory_in_a_temporary_folder_stays_in_this_process(monkeypatch, caplog):
     """Before, a worker executed such a run to its end, could not send it, and it was repeated here."""
-    monkeypatch.setattr(scheduler.StudyScheduler, "_attend", lambda *_: pytest.fail("workers were started"))
+    monkeypatch.setattr(scheduler.StudyScheduler, "_start_workers", lambda *_: pytest.fail("workers were started"))
     aware = hansa.presets.fedaware(local_lr=0.1, steps=2, batch_size=7, momentum_storage="disk")
     with caplog.at_level(logging.WARNING, "hansa"):
         runs = hansa.run(aware, make_task(), rounds=2, seeds=2, parallel=2)

@@ -11,7 +11,7 @@ import torch
 
 from hansa.engine.requests import NumericSettings
 from hansa.study import parallel
-from hansa.study.parallel import can_fork, fork_process
+from hansa.study.parallel import can_fork, start_process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 
@@ -40,7 +40,7 @@ def test_a_fork_uses_the_threads_of_openmp_that_its_parent_has_used(threads):
         os.write(send, b"same" if torch.equal(train(), expected) else b"other")
         os._exit(7)
 
-    process = fork_process(work, close=[receive])
+    process = start_process(work, (), "fork")
     os.close(send)
     try:
         process.join(timeout=120)

@@ -6,25 +6,23 @@ data are there. Elsewhere it is a new interpreter, which first imports torch and
 
 With forks there are as many workers as runs may be under way, and this process only collects results: a forked process
 executes a run a little faster, because it allocates memory that imports have not fragmented, and processes that are
-equally fast end at the same time. Otherwise there is one less, and this process takes runs, too. Results do not depend
-on who executes a run, nor on the order in which runs end. What fails in a worker is executed again here, so that its
-error is raised where it can be seen; this process also continues the run of a worker that dies, and takes its place.
+equally fast end at the same time. Otherwise there is one less, and this process takes runs, too; it serves the workers
+after each of its rounds. Results do not depend on who executes a run, nor on the order in which runs end. What fails in
+a worker is executed again here, so that its error is raised where it can be seen; this process also continues the run
+of a worker that dies, and takes its place.
 
-Messages are JSON lines over a private pipe; jobs and results are packed into shared memory (`hansa.engine` does the
-same with client work). Workers ignore the signals that stop a study, since a terminal or a batch system sends them to
-all its processes: this process decides what they mean. They end with it, however it ends; runs in folders are then
-resumed from their last checkpoints.
+Workers ignore the signals that stop a study, since a terminal or a batch system sends them to all its processes: this
+process decides what they mean. They end with it, however it ends; runs in folders are then resumed from their last
+checkpoints.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -33,13 +31,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import cache
-from multiprocessing import spawn
+from functools import cache, partial
+from logging.handlers import QueueHandler
+from multiprocessing import connection, reduction, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -57,88 +56,46 @@ from hansa.runs.options import Callback, Record
 from hansa.runs.store.lock import InUseError
 from hansa.study.report.progress import LatestMetrics, ProgressDisplay, RunProgress
 
+if TYPE_CHECKING:
+    from hansa.study.session import Opened, StudyJob
+
 log = logging.getLogger("hansa")
 
 SHOW_SECONDS = 0.2
 """The least time between two messages about the progress of a run."""
 STOP_SIGNALS = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None))]
-BOOT = (
-    "import json, sys\n"
-    "options = json.loads(sys.argv[1]); sys.path[:] = options['path']; sys.argv[:] = options['argv']\n"
-    "import signal\n"
-    "for number in options['ignore']: signal.signal(number, lambda *_: None)\n"
-    "signal.pthread_sigmask(signal.SIG_UNBLOCK, options['ignore'])\n"
-    "from hansa.study.parallel import worker_main; worker_main(options)"
-)
-"""The program of a new interpreter. Processes that it starts do not inherit handlers, as they would ``SIG_IGN``."""
-
-READY, STARTED, ROUND, SKIPPED, NOTE, LOG = "ready", "started", "round", "skipped", "note", "log"
+STOP = "stop"
+FOLLOW, ROUND, SKIP, NOTE, LOG = "follow", "round", "skip", "note", "log"
 DONE, STOPPED, FAILED, IN_USE = "done", "stopped", "failed", "in use"
-
-
-class Job(Protocol):
-    """A run of a study, which a worker process can execute."""
-
-    @property
-    def title(self) -> str: ...
-    @property
-    def rounds(self) -> int: ...
-    @property
-    def size(self) -> float:
-        """Its estimated work, in any unit that the jobs of a study share."""
-        ...
-
-    @property
-    def shared(self) -> bool:
-        """Whether other studies may execute the same run; while one does, the others wait for it."""
-        ...
-
-    def work(self, display: ProgressDisplay) -> Any:
-        """Execute it in a worker process; the result is sent to the study."""
-        ...
-
-
-J = TypeVar("J", bound=Job)
-R = TypeVar("R")
 
 
 class JobStopped(Exception):
     """The study stopped the run after a round; it is saved if it has a folder."""
 
 
-def choose_parallel(
-    parallel: int | None,
-    runs: int,
-    workers: int | None = None,
-    devices: Sequence[str] = ("cpu",),
-    *,
-    obstacle: str = "",
-) -> int:
+def choose_parallel(parallel: int | None, jobs: Sequence[StudyJob], obstacle: str = "") -> int:
     """Return how many runs of a study may be under way at once.
 
     By default as many as there are cores, divided by the workers of each; one on other devices than the CPU.
 
     Args:
         parallel: The number that the user asks for; None chooses it.
-        runs: The number of runs.
-        workers: The number of workers of each run, if it is set.
-        devices: The kinds of devices on which they train.
+        jobs: The runs.
         obstacle: Why they cannot be sent to other processes, if they cannot.
-
-    >>> choose_parallel(3, runs=2), choose_parallel(3, runs=9), choose_parallel(None, 9, devices=["cuda"])
-    (2, 3, 1)
     """
     if parallel is not None:
         check_integer("study", "parallel", parallel, "None uses all cores; 1 runs one after the other.")
-    if current := current_workers():
-        workers = current.count if workers is None else workers
-    cores = 1 if set(devices) != {"cpu"} else available_cores() // (workers or 1)
-    count = min(cores if parallel is None else parallel, runs)
-    if count > 1 and os.name != "posix":
-        warn_sequential("worker processes need a POSIX system")
-        return 1
-    if "HANSA_WORKER" in os.environ:
+    for job in jobs:
+        obstacle = obstacle or job.obstacle
+    if "HANSA_WORKER" in os.environ or multiprocessing.current_process().daemon:
         obstacle = "this is a worker process"
+    if os.name != "posix":
+        obstacle = "worker processes need a POSIX system"
+    block = current_workers()
+    workers = max((job.workers for job in jobs if job.workers), default=None if block is None else block.count)
+    on_cpu = all(job.devices == {"cpu"} for job in jobs)
+    cores = available_cores() // (workers or 1) if on_cpu else 1
+    count = min(cores if parallel is None else parallel, len(jobs))
     if count > 1 and obstacle:  # the user's choice, unless they ask for more
         log.log(logging.INFO if parallel is None else logging.WARNING, "runs one after the other: %s", obstacle)
     return 1 if obstacle else max(1, count)
@@ -150,7 +107,7 @@ def warn_sequential(reason: str) -> None:
     log.warning("runs one after the other: %s", reason)
 
 
-class StudyScheduler(Generic[J, R]):
+class StudyScheduler:
     """Executes the runs of a study; `run` returns their results in the order of the jobs.
 
     If a run fails, the runs after it end with their current round and no others are started; those before it are
@@ -160,7 +117,6 @@ class StudyScheduler(Generic[J, R]):
     Args:
         jobs: The runs.
         run_here: Executes a job in this process, with a further callback of its run.
-        collect: Returns the result of a job that a worker executed, from what it answered.
         parallel: How many runs may be under way at once, from `choose_parallel`.
         eager: Start worker processes at once, not when they have been found to save time. Those that are forked cost
             nothing: they are always started at once.
@@ -171,9 +127,8 @@ class StudyScheduler(Generic[J, R]):
 
     def __init__(
         self,
-        jobs: Sequence[J],
-        run_here: Callable[[J, Callback], R],
-        collect: Callable[[J, Any], R],
+        jobs: Sequence[StudyJob],
+        run_here: Callable[[StudyJob, Callback], Opened],
         *,
         parallel: int = 1,
         eager: bool = False,
@@ -181,47 +136,63 @@ class StudyScheduler(Generic[J, R]):
         saved: bool = True,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.jobs, self._run_here, self._collect = list(jobs), run_here, collect
-        self._parallel, self._eager, self._saved = parallel, eager, saved
-        self._display, self._interrupted = ProgressDisplay() if display is None else display, interrupted
-        self._changed = threading.Condition()
+        self.jobs, self._run_here, self._saved, self._interrupted = list(jobs), run_here, saved, interrupted
+        self._parallel, self._eager = parallel, eager
+        self._display = ProgressDisplay() if display is None else display
         self._queue = deque(range(len(self.jobs)))
-        self._repeat: list[int] = []  # jobs that failed in a worker
+        self._repeat: list[int] = []  # jobs that failed in a worker, or whose worker died
         self._in_use: dict[int, float] = {}  # jobs that another process executes, each with when to ask again
         self._failed: tuple[int, BaseException] | None = None
-        self._stopped = False
         self._workers: list[Worker] = []
-        self._threads: list[threading.Thread] = []
-        self._memory: SharedMemory | None = None  # with the jobs, for new interpreters
-        self._undecided = parallel > 1
+        self._results: dict[int, Opened] = {}
+        self._undecided = parallel > 1  # whether workers may still be started
         self._checker = CodeChecker()
-        self._answers: dict[int, Any] = {}
-        self._results: dict[int, R] = {}
-        self._began, self._rounds = 0.0, 0
+        self._began, self._rounds = time.monotonic(), 0
 
-    def run(self) -> list[R]:
+    def run(self) -> list[Opened]:
         """Execute all jobs."""
-        if self._parallel > 1 and (reason := self._checker.check(self.jobs)):
+        if self._undecided and (reason := self._checker.check(self.jobs)):
             warn_sequential(reason)
             self._parallel, self._undecided = 1, False
-        self._began = time.monotonic()
         try:
-            if self._undecided and can_fork():
-                self._fork_workers()
-            if self._eager and self._undecided:
+            if self._undecided and (self._eager or can_fork()):
                 self._start_workers()
-            while (index := self._next_here()) is not None:
-                self._execute_here(index)
+            while self._queue or self._repeat or self._busy:
+                if self._interrupted():
+                    raise KeyboardInterrupt
+                if (index := self._next_here()) is None:
+                    self._serve_workers(SHOW_SECONDS)
+                else:
+                    self._execute_here(index)
             if self._failed is not None:
                 raise self._failed[1]
         except BaseException:
-            self._stop_all()
+            self._stop_workers()
             raise
         finally:
-            self._close()
-        for index in sorted(self._answers.keys() - self._results.keys()):
-            self._results[index] = self._collect(self.jobs[index], self._answers[index])
+            for worker in self._workers:
+                worker.process.kill()
+                worker.end()
         return [self._results[index] for index in range(len(self.jobs))]
+
+    @property
+    def _busy(self) -> list[Worker]:
+        return [worker for worker in self._workers if worker.job is not None]
+
+    def _next_here(self) -> int | None:
+        """Return the next job for this process: one to be repeated, or a new one if there are too few workers."""
+        if self._repeat:
+            self._repeat.sort()
+            return self._repeat.pop(0)
+        return self._take() if len(self._workers) < self._parallel else None
+
+    def _take(self) -> int | None:
+        """Return the next job of the queue, but for those that another process executed a moment ago."""
+        now = time.monotonic()
+        index = next((index for index in self._queue if self._in_use.get(index, 0.0) <= now), None)
+        if index is not None:
+            self._queue.remove(index)
+        return index
 
     def _execute_here(self, index: int) -> None:
         one_core = nullcontext() if self._parallel == 1 or self._alone(index) else worker_block(1)
@@ -241,201 +212,119 @@ class StudyScheduler(Generic[J, R]):
         alike = len({job.size for job in self.jobs}) == 1
         return alike and len(self.jobs) % self._parallel == 1 and index == len(self.jobs) - 1
 
-    def _put_last(self, index: int, reason: str) -> None:
-        with self._changed:
-            if index not in self._in_use:
-                log.info("%s: another process executes this run. %s", self.jobs[index].title, reason)
-            self._in_use[index] = time.monotonic() + SHOW_SECONDS
-            self._queue.append(index)
-
-    def _take(self) -> int | None:
-        """Return the next job of the queue, but for those that another process executed a moment ago."""
-        now = time.monotonic()
-        for index in self._queue:
-            if self._in_use.get(index, 0.0) <= now:
-                self._queue.remove(index)
-                return index
-        return None
-
-    def _next_here(self) -> int | None:
-        """Return the next job for this process; collect results while workers are busy. None at the end."""
-        while True:
-            with self._changed:
-                if self._interrupted():
-                    raise KeyboardInterrupt
-                if self._repeat:
-                    self._repeat.sort()
-                    return self._repeat.pop(0)
-                if len(self._workers) < self._parallel and (index := self._take()) is not None:
-                    return index
-                if not (answered := self._answers.keys() - self._results.keys()):
-                    if not self._queue and all(worker.job is None for worker in self._workers):
-                        return None
-                    self._changed.wait(0.2)
-                    continue
-            index = min(answered)
-            self._results[index] = self._collect(self.jobs[index], self._answers[index])
-
     def _after_round(self, run: Run, record: Record) -> None:
-        """Start workers as soon as the remaining runs are long enough."""
+        """Serve the workers between two rounds of this process; start them if the remaining runs are long enough."""
         self._rounds += 1
         if self._undecided and self._queue:
             left = sum(self.jobs[index].rounds for index in self._queue)
             seconds = (time.monotonic() - self._began) / self._rounds * left
             if seconds * (1 - 1 / self._parallel) >= 2 * START_SECONDS:
                 self._start_workers()
-
-    def _fork_workers(self) -> None:
-        """Start workers before the first run opens files."""
-        self._undecided, setup = False, self._describe()
-        started: list[Worker] = []
-        for _ in range(self._count_workers(self._parallel)):
-            started.append(Worker.forked(setup, started))
-        self._attend(started)
+        while self._serve_workers(0.0):
+            pass
 
     def _start_workers(self) -> None:
-        """Start workers as new interpreters, which map the packed jobs."""
-        self._undecided = False
-        if not (count := self._count_workers(self._parallel - 1)):
-            return
-        self._memory = SharedMemory()
-        try:
-            packed = CodePacker(self._memory).pack(self._describe())
-        except Exception as error:
-            log.warning("no worker process: %s", error)
-            return
-        self._memory.unmap()
-        self._attend([Worker.spawned(packed, self._memory) for _ in range(count)])
-
-    def _count_workers(self, wanted: int) -> int:
-        """Return how many workers there may be, and put the longest runs first: a long run that begins last keeps one
-        core busy while the others wait."""
-        count = workers_that_fit(min(wanted, len(self._queue)))
-        if count:
-            self._queue = deque(sorted(self._queue, key=lambda index: (-self.jobs[index].size, index)))
-        else:
+        """Start worker processes, before the first run opens files if they are forks; the longest runs come first: one
+        that begins last keeps one core busy while the others wait."""
+        self._undecided, fork = False, can_fork()
+        count = workers_that_fit(min(self._parallel if fork else self._parallel - 1, len(self._queue)))
+        if not count:
             warn_sequential("there is not enough free memory for another process")
-        return count
-
-    def _describe(self) -> StudySetup:
+            return
+        self._queue = deque(sorted(self._queue, key=lambda index: (-self.jobs[index].size, index)))
         sources = provenance.sources_of(self._checker.code)
-        return StudySetup(self.jobs, sources, type(self._display) is not ProgressDisplay)
+        setup = StudySetup(self.jobs, sources, type(self._display) is not ProgressDisplay)
+        memory = None if fork else SharedMemory()
+        packed = None if memory is None else CodePacker(memory).pack(setup)
+        for _ in range(count):
+            self._workers.append(Worker(setup) if memory is None else Worker(None, packed, memory))
+        log.info("%d runs side by side", min(self._parallel, count + 1))
 
-    def _attend(self, workers: Sequence[Worker]) -> None:
-        """Give jobs to new workers, a thread for each."""
-        if workers:
-            log.info("%d runs side by side", min(self._parallel, len(workers) + 1))
-        for worker in workers:
-            self._workers.append(worker)
-            thread = threading.Thread(target=self._serve, args=(worker,), name="hansa study", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+    def _serve_workers(self, timeout: float) -> bool:
+        """Give jobs to idle workers, and take a message of each that has one; return whether any had."""
+        for worker in self._workers:
+            if worker.job is None and (index := self._take()) is not None:
+                worker.start(index, alone=self._alone(index))
+        waiting = [worker.pipe for worker in self._workers]
+        if not waiting:
+            time.sleep(timeout)
+        ready = connection.wait(waiting, timeout) if waiting else []
+        for worker in [worker for worker in self._workers if worker.pipe in ready]:
+            if message := worker.receive():
+                self._handle(worker, *message)
+            else:
+                self._bury(worker)
+        return bool(ready)
 
-    def _serve(self, worker: Worker) -> None:
-        """Give jobs to a worker until there are no more or it dies, and show what it reports."""
-        progress: RunProgress | None = None
-        try:
-            while (message := worker.receive()) is not None:
-                kind = message["kind"]
-                if kind == STARTED:
-                    assert worker.job is not None
-                    progress = self._display.follow(self.jobs[worker.job].title, message["rounds"], message["done"])
-                elif kind == ROUND and progress is not None:
-                    progress.update(message["round"], LatestMetrics.from_json(message["metrics"]))
-                elif kind == SKIPPED:
-                    self._display.skip(message["rounds"])
-                elif kind == NOTE:
-                    self._display.print_once(message["text"], message["topic"])
-                elif kind == LOG:
-                    logging.getLogger(message["name"]).log(message["level"], "%s", message["text"])
-                elif kind in (READY, DONE, STOPPED, FAILED, IN_USE):
-                    if progress is not None and kind != DONE:
-                        progress.close()
-                    progress = None
-                    self._settle(worker, message)
-                    if not self._give_job(worker):
-                        worker.end()
-                        return
-        except Exception:
-            log.exception("a worker process is given up")
-        if progress is not None:
-            progress.close()
-        self._bury(worker)
-
-    def _settle(self, worker: Worker, message: Mapping[str, Any]) -> None:
-        """Take a worker's answer to its job."""
-        with self._changed:
-            job, worker.job = worker.job, None
-            if job is not None and message["kind"] == DONE:
-                self._answers[job] = message["answer"]
-            elif job is not None and message["kind"] == IN_USE:
-                self._put_last(job, message["error"])
-            elif job is not None and message["kind"] == FAILED:
-                log.info("%s: failed in a worker process, repeated here: %s", self.jobs[job].title, message["error"])
-                self._repeat_here(job)
-            self._changed.notify_all()
-
-    def _give_job(self, worker: Worker) -> bool:
-        """Give a worker its next job; return whether there was one."""
-        with self._changed:
-            while self._queue and not self._stopped:
-                if (index := self._take()) is not None:
-                    worker.start(index, alone=self._alone(index))
-                    return True
-                self._changed.wait(SHOW_SECONDS)
-            self._workers.remove(worker)
-            self._changed.notify_all()
-            return False
-
-    def _repeat_here(self, job: int) -> None:
-        if not self._stopped and (self._failed is None or job < self._failed[0]):
-            self._repeat.append(job)
+    def _handle(self, worker: Worker, kind: str, *content: Any) -> None:
+        """Take a worker's message: show the progress of its run, or settle its job."""
+        index = worker.job
+        assert index is not None
+        job = self.jobs[index]
+        if kind == FOLLOW:
+            worker.progress = self._display.follow(job.title, *content)
+        elif kind == ROUND and worker.progress is not None:
+            worker.progress.update(*content)
+        elif kind == SKIP:
+            self._display.skip(*content)
+        elif kind == NOTE:
+            self._display.print_once(*content)
+        elif kind == LOG:
+            logging.getLogger(content[0].name).handle(content[0])
+        elif kind == DONE:
+            worker.job = None
+            self._results[index] = job.collect(*content)
+        elif kind in (STOPPED, FAILED, IN_USE):
+            worker.job = None
+            if worker.progress is not None:
+                worker.progress.close()
+            if kind == IN_USE:
+                self._put_last(index, *content)
+            elif kind == FAILED:
+                log.info("%s: failed in a worker process, repeated here: %s", job.title, *content)
+                self._repeat_here(index)
 
     def _bury(self, worker: Worker) -> None:
         """Have this process continue the run of a worker that died."""
+        self._workers.remove(worker)
         worker.end()
-        with self._changed:
-            self._workers.remove(worker)
-            if worker.job is not None:
-                log.warning(
-                    "%s: the worker process died (exit code %s); the run is continued here",
-                    self.jobs[worker.job].title, worker.exit_code,
-                )  # fmt: skip
-                self._repeat_here(worker.job)
-            self._changed.notify_all()
+        if worker.job is not None:
+            log.warning(
+                "%s: the worker process died (exit code %s); the run is continued here",
+                self.jobs[worker.job].title, worker.process.exitcode,
+            )  # fmt: skip
+            self._repeat_here(worker.job)
+
+    def _repeat_here(self, index: int) -> None:
+        if self._failed is None or index < self._failed[0]:
+            self._repeat.append(index)
+
+    def _put_last(self, index: int, reason: str) -> None:
+        if index not in self._in_use:
+            log.info("%s: another process executes this run. %s", self.jobs[index].title, reason)
+        self._in_use[index] = time.monotonic() + SHOW_SECONDS
+        if self._failed is None or index < self._failed[0]:
+            self._queue.append(index)
 
     def _fail(self, index: int, error: BaseException) -> None:
         """Record the first error in the order of the jobs, and stop the jobs after it."""
-        with self._changed:
-            if self._failed is None or index < self._failed[0]:
-                self._failed = index, error
-            first = self._failed[0]
-            self._queue = deque(job for job in self._queue if job < first)
-            self._repeat = [job for job in self._repeat if job < first]
-            for worker in self._workers:
-                if worker.job is not None and worker.job > first:
-                    worker.stop()
+        if self._failed is None or index < self._failed[0]:
+            self._failed = index, error
+        first = self._failed[0]
+        self._queue = deque(job for job in self._queue if job < first)
+        self._repeat = [job for job in self._repeat if job < first]
+        for worker in self._busy:
+            if worker.job is not None and worker.job > first:
+                worker.send(STOP)
 
-    def _stop_all(self) -> None:
-        """Stop all workers: after their rounds if that saves their runs, or at once."""
-        with self._changed:
-            self._stopped = True
-            self._queue.clear()
-            for worker in self._workers:
-                worker.stop()
-            while self._saved and any(worker.job is not None for worker in self._workers):
-                self._changed.wait(0.2)
-
-    def _close(self) -> None:
-        with self._changed:
-            self._stopped = True
-            self._queue.clear()
-            for worker in self._workers:
-                worker.process.kill()
-        for thread in self._threads:
-            thread.join()
-        if self._memory is not None:
-            self._memory.close()
+    def _stop_workers(self) -> None:
+        """Stop all runs of workers after their rounds, if that saves them."""
+        self._queue.clear()
+        self._failed = -1, KeyboardInterrupt()  # nothing is repeated or queued any more
+        for worker in self._busy:
+            worker.send(STOP)
+        while self._saved and self._busy:
+            self._serve_workers(SHOW_SECONDS)
 
 
 def workers_that_fit(count: int) -> int:
@@ -456,7 +345,7 @@ def workers_that_fit(count: int) -> int:
 class StudySetup:
     """What a worker receives once: the jobs of the study, and the settings of its process."""
 
-    jobs: Sequence[Job]
+    jobs: Sequence[StudyJob]
     sources: Mapping[str, str]
     shown: bool
     settings: NumericSettings = field(default_factory=NumericSettings.current)
@@ -466,91 +355,56 @@ class StudySetup:
 
 
 class Worker:
-    """A handle to a worker process.
+    """A worker process, and the job that it executes.
 
     Args:
-        start: Starts the process, given its end of a pipe and the memory for its answers.
+        setup: The setup that a fork inherits; None starts a new interpreter.
+        packed: Otherwise the packed setup,
+        memory: and where it is packed.
     """
 
-    def __init__(self, start: Callable[[Worker, Connection], subprocess.Popen[bytes] | BaseProcess]) -> None:
+    def __init__(
+        self, setup: StudySetup | None, packed: PackedObject | None = None, memory: SharedMemory | None = None
+    ) -> None:
         self.pipe, other = multiprocessing.Pipe()
-        self.answers = SharedMemory()
         self.job: int | None = None
-        with _signals_blocked():  # a new process has them blocked until it ignores them
-            self.process = start(self, other)
+        self.progress: RunProgress | None = None
+        self.process = start_process(execute_jobs, (other, setup), "spawn" if setup is None else "fork")
         other.close()
-
-    @classmethod
-    def forked(cls, setup: StudySetup, others: Sequence[Worker]) -> Worker:
-        """Fork this process; ``others`` are the workers that it has."""
-
-        def start(worker: Worker, pipe: Connection) -> BaseProcess:
-            ends = [each.pipe.fileno() for each in (*others, worker)]  # a worker ends when nobody holds the other end
-            return fork_process(lambda: execute_jobs(setup, pipe, worker.answers), ends)
-
-        return cls(start)
-
-    @classmethod
-    def spawned(cls, packed: PackedObject, memory: SharedMemory) -> Worker:
-        """Start a new interpreter with a packed setup."""
-
-        def start(worker: Worker, pipe: Connection) -> subprocess.Popen[bytes]:
-            used = {"pipe": pipe.fileno(), "setup": memory.fd, "answers": worker.answers.fd}
-            options = {"path": sys.path, "argv": sys.argv, "ignore": STOP_SIGNALS, "packed": list(packed), **used}
-            return subprocess.Popen(
-                [os.fsdecode(spawn.get_executable()), "-c", BOOT, json.dumps(options)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=tuple(used.values()),
-                env={**os.environ, "HANSA_WORKER": "1"},
-            )
-
-        return cls(start)
+        if packed is not None and memory is not None:
+            self.send(tuple(packed))
+            with suppress(OSError):
+                reduction.send_handle(self.pipe, memory.fd, self.process.pid)
 
     def start(self, job: int, *, alone: bool) -> None:
         """Start a job; ``alone`` if it may use all cores."""
-        self.job = job
-        self._send({"job": job, "alone": alone})
+        self.job, self.progress = job, None
+        self.send((job, alone))
 
-    def stop(self) -> None:
-        """Have the current run end after its round."""
-        self._send({"stop": True})
+    def send(self, message: object) -> None:
+        """Send an order; a dead worker is noticed when its answer is awaited."""
+        with suppress(OSError):
+            self.pipe.send(message)
 
-    def _send(self, message: Mapping[str, Any]) -> None:
-        with suppress(OSError):  # a dead worker is noticed by whoever waits for its answer
-            self.pipe.send_bytes(json.dumps(message).encode())
-
-    def receive(self) -> dict[str, Any] | None:
-        """Wait for the next message; None if the process has ended."""
+    def receive(self) -> Sequence[Any]:
+        """Return the next message, with the answer of a job that is done; nothing if the process has ended."""
         try:
-            message: dict[str, Any] = json.loads(self.pipe.recv_bytes())
+            message: Sequence[Any] = self.pipe.recv()
+            if message[0] != DONE:
+                return message
+            memory = SharedMemory(reduction.recv_handle(self.pipe), private=True)
         except (EOFError, OSError):
-            return None
-        if message["kind"] == DONE:
-            packed = PackedObject(*message["packed"])
-            message["answer"] = unpack_object(packed, [self.answers], copy=True)
-            self.answers.clear()
-        return message
-
-    @property
-    def exit_code(self) -> int | None:
-        """The exit code of the process, negative after a signal; None while it runs."""
-        if isinstance(self.process, subprocess.Popen):
-            return self.process.poll()
-        return self.process.exitcode
+            return ()
+        return DONE, unpack_object(PackedObject(*message[1:]), [memory], copy=False)
 
     def end(self) -> None:
-        """Have the process end by itself, or kill it, and free its memory."""
+        """Wait for the process, which has ended or been killed, and close the pipe."""
+        if self.progress is not None:
+            self.progress.close()
         self.pipe.close()
-        if isinstance(self.process, subprocess.Popen):
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout=5)
-            self.process.kill()
-            self.process.wait()
-        else:
-            self.process.join(timeout=5)
-            self.process.kill()
-            self.process.join()
-        self.answers.close()
+        self.process.join(timeout=5)
+        self.process.kill()
+        self.process.join()
 
 
 def can_fork() -> bool:
@@ -562,46 +416,40 @@ def can_fork() -> bool:
     """
     if sys.platform != "linux" or os.environ.get("HANSA_FORK") == "off":
         return False
-    if multiprocessing.current_process().daemon:  # of a pool of the user's; it may not have children of this kind
-        return False
     alone = len(sys._current_frames()) == 1 and threading.current_thread() is threading.main_thread()
     return alone and not torch.cuda.is_initialized() and not torch.xpu.is_initialized()  # type: ignore[no-untyped-call]
 
 
-def fork_process(main: Callable[[], object], close: Sequence[int] = ()) -> BaseProcess:
-    """Fork this process to call a function, which must end the new process.
+def start_process(
+    main: Callable[..., object], arguments: Sequence[Any], method: Literal["fork", "spawn"]
+) -> BaseProcess:
+    """Start a process that calls a function and ends with this one.
 
     Args:
-        main: The function. It is called in a new thread: the OpenMP threads of this one are missing in a fork, and a
-            new thread starts its own.
-        close: Descriptors of this process that the new one must not hold.
+        main: The function. It is called in a new thread: the OpenMP threads of this process are missing in a fork, and
+            a new thread starts its own.
+        arguments: Its arguments.
+        method: Whether the process is a fork or a new interpreter, which does not execute the user's program again.
     """
-    process = multiprocessing.get_context("fork").Process(target=_become_worker, args=(main, close))
-    with warnings.catch_warnings():
+    if method == "spawn":
+        resource_tracker.ensure_running()  # it unblocks signals when it starts
+    context: Any = multiprocessing.get_context(method)
+    process: BaseProcess = context.Process(target=_become_worker, args=(main, *arguments))
+    with ExitStack() as stack:
+        stack.enter_context(_signals_blocked())
+        stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 counts the threads of BLAS and OpenMP
+        if method == "spawn":
+            program = sys.modules["__main__"]
+            stack.callback(sys.modules.__setitem__, "__main__", program)
+            sys.modules["__main__"] = ModuleType("__main__")
         process.start()
     return process
 
 
-def _become_worker(main: Callable[[], object], close: Sequence[int]) -> NoReturn:
-    try:
-        for number in STOP_SIGNALS:
-            signal.signal(number, lambda *_: None)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-        for descriptor in close:
-            os.close(descriptor)
-        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # a progress display may have replaced them
-        gc.freeze()  # what was there before is neither searched nor finalized here
-        thread = threading.Thread(target=main, name="hansa run")
-        thread.start()
-        thread.join()
-    finally:
-        os._exit(1)
-
-
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block the signals that stop a study."""
+    """Block the signals that stop a study: a new process has them blocked until it ignores them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
@@ -609,96 +457,110 @@ def _signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def worker_main(options: Mapping[str, Any]) -> NoReturn:
-    """Execute jobs in a new interpreter."""
-    setup: StudySetup = unpack_object(
-        PackedObject(*options["packed"]), [SharedMemory(options["setup"], private=True)], copy=False
-    )
+def _become_worker(main: Callable[..., object], *arguments: Any) -> None:
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which processes started here would inherit
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # a progress display may have replaced them
+    gc.freeze()  # what was there before is neither searched nor finalized here
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    thread = threading.Thread(target=main, args=arguments, name="hansa run")
+    thread.start()
+    thread.join()
+    os._exit(1)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _receive_setup(pipe: Connection) -> StudySetup:
+    """Receive and unpack the setup in a new interpreter."""
+    packed = PackedObject(*pipe.recv())
+    os.environ["HANSA_WORKER"] = "1"  # with it, importing the user's modules cannot start runs
+    memory = SharedMemory(reduction.recv_handle(pipe), private=True)
+    setup: StudySetup = unpack_object(packed, [memory], copy=False)
+    del os.environ["HANSA_WORKER"]
     provenance.SOURCES.update(setup.sources)
-    del os.environ["HANSA_WORKER"]  # with it, importing the user's modules cannot start runs
     gc.collect()
     gc.freeze()
-    execute_jobs(setup, Connection(options["pipe"]), SharedMemory(options["answers"]))
+    return setup
 
 
-def execute_jobs(setup: StudySetup, pipe: Connection, answers: SharedMemory) -> NoReturn:
-    """Execute jobs until the study ends, then end this process.
+def execute_jobs(pipe: Connection, setup: StudySetup | None) -> None:
+    """Execute jobs until the study ends this process.
 
     Args:
-        setup: The jobs, and the settings for this process.
         pipe: The connection to the study.
-        answers: The memory for results.
+        setup: The jobs, and the settings for this process; None receives them.
     """
+    setup = _receive_setup(pipe) if setup is None else setup
     lock = threading.Lock()
-    inbox: SimpleQueue[Mapping[str, Any]] = SimpleQueue()
-    stopping = threading.Event()
 
-    def send(message: Mapping[str, Any]) -> None:
+    def send(*message: object) -> None:
         with lock, suppress(OSError):
-            pipe.send_bytes(json.dumps(message).encode())
+            pipe.send(message)
 
-    threading.Thread(target=_listen, args=(pipe, inbox, stopping), daemon=True).start()
     setup.settings.apply()
     torch.set_num_threads(setup.threads)  # as where the study was started: preprocessing must give the same bits
     log.setLevel(setup.level)
     log.propagate = False
-    log.handlers[:] = [_SendLog(send)]
-    display = WorkerDisplay(send, stopping, setup.shown)
-    send({"kind": READY})
+    log.handlers[:] = [QueueHandler(SimpleNamespace(put_nowait=partial(send, LOG)))]
+    display = WorkerDisplay(send, pipe.poll, setup.shown)
     while True:
-        order = inbox.get()
-        job = setup.jobs[order["job"]]
+        if (order := pipe.recv()) == STOP:  # the run had ended before
+            continue
+        index, alone = order
+        job = setup.jobs[index]
+        memory = SharedMemory()
         try:
             with ExitStack() as stack:
                 may, trust = setup.code
                 if may:
                     stack.enter_context(allow_code(trust=trust))
-                if not order["alone"]:
+                if not alone:
                     stack.enter_context(worker_block(1))
-                packed = Packer(answers).pack(job.work(display))
-            send({"kind": DONE, "packed": list(packed)})
+                packed = Packer(memory).pack(job.work(display))
+            send(DONE, *packed)
+            reduction.send_handle(pipe, memory.fd, os.getppid())
         except JobStopped:
-            send({"kind": STOPPED})
+            send(STOPPED)
         except Exception as error:
             kind = IN_USE if job.shared and isinstance(error, InUseError) else FAILED
-            send({"kind": kind, "error": f"{type(error).__name__}: {error}"})
-        answers.unmap()
+            send(kind, f"{type(error).__name__}: {error}")
+        memory.close()
         gc.collect()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
 
 
-def _listen(pipe: Connection, inbox: SimpleQueue[Mapping[str, Any]], stopping: threading.Event) -> None:
-    while True:
-        try:
-            message = json.loads(pipe.recv_bytes())
-        except (EOFError, OSError):
-            os._exit(0)
-        if "stop" in message:
-            stopping.set()
-        else:
-            stopping.clear()
-            inbox.put(message)
-
-
 class WorkerDisplay(ProgressDisplay):
-    """Sends the progress of a worker's run to the study, and stops the run when the study says so."""
+    """Sends the progress of a worker's run to the study, and stops the run when the study says so.
+
+    Args:
+        send: Sends a message.
+        stopping: Returns whether there is an order of the study; during a run that can only be to stop.
+        shown: Whether the study shows progress.
+    """
 
     signals = ()
 
-    def __init__(self, send: Callable[[Mapping[str, Any]], None], stopping: threading.Event, shown: bool) -> None:
+    def __init__(self, send: Callable[..., None], stopping: Callable[[], bool], shown: bool) -> None:
         self.send, self.stopping, self.shown = send, stopping, shown
 
     def follow(self, title: str, rounds: int, done: int = 0) -> RunProgress:
-        self.send({"kind": STARTED, "rounds": rounds, "done": done})
+        self.send(FOLLOW, rounds, done)
         return _SentProgress(self, rounds)
 
     def skip(self, rounds: int) -> None:
-        self.send({"kind": SKIPPED, "rounds": rounds})
+        self.send(SKIP, rounds)
 
     def print_once(self, text: str, topic: str = "") -> None:
         if text:
-            self.send({"kind": NOTE, "text": text, "topic": topic})
+            self.send(NOTE, text, topic)
 
 
 class _SentProgress(RunProgress):
@@ -708,21 +570,10 @@ class _SentProgress(RunProgress):
 
     def __call__(self, run: Run, record: Mapping[str, Any]) -> bool:
         super().__call__(run, record)
-        return self._worker.stopping.is_set()
+        return self._worker.stopping()
 
     def update(self, round: int, metrics: LatestMetrics) -> None:
         now = time.monotonic()
         if self._worker.shown and (now - self._sent >= SHOW_SECONDS or round == self._rounds):
             self._sent = now
-            self._worker.send({"kind": ROUND, "round": round, "metrics": vars(metrics)})
-
-
-class _SendLog(logging.Handler):
-    """Sends log records to the study, which logs them."""
-
-    def __init__(self, send: Callable[[Mapping[str, Any]], None]) -> None:
-        super().__init__()
-        self._send = send
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._send({"kind": LOG, "name": record.name, "level": record.levelno, "text": record.getMessage()})
+            self._worker.send(ROUND, round, metrics)

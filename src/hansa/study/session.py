@@ -298,16 +298,10 @@ class Session:
             parallel: How many runs may be under way at once; None chooses it.
         """
         obstacle = "trackers are called in this process" if self.track else ""
-        for job in jobs:
-            obstacle = obstacle or job.obstacle
-        set_workers = [job.workers for job in jobs if job.workers is not None]
-        kinds = sorted(set().union(*(job.devices for job in jobs)))
-        count = choose_parallel(parallel, len(jobs), max(set_workers, default=None), kinds, obstacle=obstacle)
-        scheduler: StudyScheduler[StudyJob, Opened] = StudyScheduler(
+        scheduler = StudyScheduler(
             jobs,
             self._run_here,
-            StudyJob.collect,
-            parallel=count,
+            parallel=choose_parallel(parallel, jobs, obstacle),
             eager=parallel is not None,
             display=self.display,
             saved=jobs[0].planned is not None,

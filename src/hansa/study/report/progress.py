@@ -64,13 +64,6 @@ class LatestMetrics:
         self.peer_bits += 8 * int(record.get("peer_bytes") or 0)
         self.dropped += int(record.get("lost") or 0)
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> LatestMetrics:
-        """Return the numbers that a run in another process sent as ``vars(metrics)``."""
-        metrics = cls()
-        vars(metrics).update(values)
-        return metrics
-
     def texts(self) -> list[str]:
         """Return the numbers as text."""
         shown = self.metric not in LOSSES and self.value == self.value
