@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "site"))
 
 from reference import names
 
-NEEDS_AN_EXTRA = {"hansa.search", "hansa.data.from_hub"}
+NEEDS_AN_EXTRA = {"hansa.search"}
 """Whose examples cannot run with what the suite installs; they have tests of their own that say so."""
 
 PUBLIC = sorted({name for line in names() for name in line.split()[1:]})

@@ -26,6 +26,8 @@ CHANGED: dict[str, str] = {
     "hansa.data.Schema": "states delimiter, decimal and encoding of files",
     "hansa.data.TableColumn": "spellings of categories",
     "hansa.data.TableEncoding": "counts of missing, otherwise spelled and unknown cells",
+    "hansa.data.MemmapArray": "maps .npy files only: no name=",
+    "hansa.data.from_hub": "from_hf reads FEMNIST of the hub by its columns; its docstring has the line",
     "hansa.data.download": "pooch pauses between attempts: no pause=",
     "hansa.Task": "execution= replaces native, batch_clients and compile; reduction= and ignored= are new",
     "hansa.gossip.AfgaTheorem": "hansa.theory and hansa topology have the theorems",

@@ -105,9 +105,9 @@ def test_any_changed_byte_gives_an_array_or_a_named_refusal(
         (b"", "no 'data'"),
         (cifar_bytes(PIXELS[:, :3000], LABELS), "'data' of rows of 3072 bytes, found 12000"),
         (cifar_bytes(PIXELS, LABELS)[:5000], "'data' of rows of 3072 bytes, found 12288 bytes of"),
-        (cifar_bytes(PIXELS, LABELS[:3]), "4 labels in 'labels' or 'fine_labels', found 3"),
-        (cifar_bytes(PIXELS, [3, 0, 10, 3]), "labels from 0 to 9, found 10"),
-        (cifar_bytes(PIXELS, LABELS, key="marks"), "no 'labels' or 'fine_labels'"),
+        (cifar_bytes(PIXELS, LABELS[:3]), "4 labels from 0 to 9, found 3"),
+        (cifar_bytes(PIXELS, [3, 0, 10, 3]), "4 labels from 0 to 9, found 4 up to 10"),
+        (cifar_bytes(PIXELS, LABELS, key="marks"), "no 'labels or fine_labels'"),
         (b"\x80\x02}U\x04dataK\x01s.", "no 'data'"),
     ],
 )

@@ -40,12 +40,15 @@ def test_a_missing_file_is_named_with_the_remedy(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"", "magic 00000803.*found magic ''"),
-        (b"\x00\x00\x08\x03\x00", "header of 16 bytes, found 5"),
+        (b"\x00\x00\x08\x03\x00", "found magic '00000803' in 5 bytes"),
         (idx_bytes(IMAGES)[:-1], "60 bytes for 5 x 4 x 3, found 59"),
-        (idx_bytes(IMAGES) + b"\x00", "60 bytes for 5 x 4 x 3, found more"),
+        (idx_bytes(IMAGES) + b"\x00", "60 bytes for 5 x 4 x 3, found 61"),
         (idx_bytes(IMAGES[:, 0]), "magic 00000803.*found magic '00000802'"),
         (b"\x00\x00\x0d\x03" + idx_bytes(IMAGES)[4:], "found magic '00000d03'"),
-        (struct.pack(">BBBB3I", 0, 0, 8, 3, 2**32 - 1, 2**32 - 1, 2**32 - 1), "a header that claims 4294967295 x"),
+        (
+            struct.pack(">BBBB3I", 0, 0, 8, 3, 2**32 - 1, 2**32 - 1, 2**32 - 1),
+            "for 4294967295 x .*, found 0",
+        ),
         (b"<html>not found</html>", "found magic '3c68746d'"),
     ],
     ids=["empty", "short head", "truncated", "too long", "labels for images", "floats", "a bomb", "a web page"],

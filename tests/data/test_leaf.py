@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -93,21 +92,16 @@ def test_femnist_from_one_npz(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"x_train": np.zeros((3, 700), np.uint8)},
-            r"x_train as bytes of shape \(n, 784\), found uint8 of shape \(3, 700\)",
-        ),
+        ({"x_train": np.zeros((3, 700), np.uint8)}, r"x_train as bytes of shape \(n, 784\), found uint8 of shape"),
         ({"x_train": np.zeros((3, 784))}, "x_train as bytes"),
-        ({"y_train": np.array([0, 62, 3])}, "labels from 0 to 61, found 0 to 62"),
-        ({"y_test": np.array([4, 4])}, "1 class numbers"),
-        ({"w_train": np.array([0, 1, 2])}, "a writer's number a row, 0 to 1, found 0 to 2"),
-        ({"w_train": np.array([0, -1, 1])}, "a writer's number a row, 0 to 1, found -1 to 1"),
-        ({"w_test": np.array([-7])}, "w_test as a writer's number a row"),
-        ({"w_train": np.array([0.0, 1.0, 1.0])}, "w_train as a writer's number a row, found float64"),
-        ({"writers": np.array(["f1", "f1"])}, "every writer once, found 'f1' twice"),
+        ({"y_train": np.array([0, 62, 3])}, "y_train from 0 to 61, found 0 to 62"),
+        ({"y_test": np.array([4, 4])}, "1 y_test, whole numbers"),
+        ({"w_train": np.array([0, -1, 1])}, "w_train from 0 to 1, found -1 to 1"),
+        ({"w_train": np.array([0.0, 1.0, 1.0])}, "w_train, whole numbers, found float64"),
+        ({"writers": np.array(["f1", "f1"])}, "writers as a list of names, each once"),
         ({"writers": np.array(3)}, "writers as a list of names"),
-        ({f"{k}_train": np.zeros((0, 784) if k == "x" else 0, np.uint8) for k in "xyw"}, "at least one training row"),
-        ({"writers": np.array([object()], object)}, "a whole .npz of plain arrays"),
+        ({f"{k}_train": np.zeros((0, 784) if k == "x" else 0, np.uint8) for k in "xyw"}, "x_train as bytes"),
+        ({"writers": np.array([object()], object)}, "a whole .npz of the plain arrays"),
     ],
 )
 def test_a_wrong_npz_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -119,7 +113,7 @@ def test_a_wrong_npz_is_refused(tmp_path: Path, changes: dict[str, Any], message
 
 def test_an_npz_that_lacks_arrays_or_its_end_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "some.npz", x_train=np.zeros(3))
-    with pytest.raises(DataError, match=r"none named y_train, w_train"):
+    with pytest.raises(DataError, match=r"a whole \.npz of the plain arrays x_train, y_train"):
         read_femnist(tmp_path)
     npz(tmp_path / "some.npz")
     whole = (tmp_path / "some.npz").read_bytes()
@@ -129,43 +123,40 @@ def test_an_npz_that_lacks_arrays_or_its_end_is_refused(tmp_path: Path) -> None:
             read_femnist(tmp_path)
 
 
+ONE = {"a": ([image(1)], [0])}
+COUNTS = "num_samples of x and y of user 'a', found "
+NUMBERS = "images of 784 numbers of user 'a'"
+
+
 @pytest.mark.parametrize(
     ("users", "changes", "message"),
     [
-        ({"a": ([image(1)], [0])}, {"num_samples": [2]}, "2 samples of user 'a', found 1 x and 1 y"),
-        ({"a": ([image(1)], [0, 1])}, {"num_samples": [1]}, "1 samples of user 'a', found 1 x and 2 y"),
-        ({"a": ([image(1)], [0])}, {"users": ["b"]}, "x and y of user 'b', found none"),
-        ({"a": ([image(1)], [0])}, {"num_samples": []}, "as many num_samples as users"),
-        ({"a": ([image(1)[:-1]], [0])}, {}, "images of 784 pixels of user 'a', found 783"),
-        ({"a": ([image(1), [0.5]], [0, 1])}, {}, "rows of other types or lengths"),
-        ({"a": ([["x"] * 784], [0])}, {}, "rows of other types or lengths"),
+        (ONE, {"num_samples": [2]}, COUNTS + r"2 and \(1, 1\) samples.*option -k of LEAF's preprocess"),
+        ({"a": ([image(1)], [0, 1])}, {"num_samples": [1]}, COUNTS + r"1 and \(1, 2\)"),
+        ({"a": ([], [])}, {}, COUNTS + r"0 and \(0, 0\)"),
+        (ONE, {"num_samples": [True]}, COUNTS + "True"),
+        (ONE, {"num_samples": [1.0]}, COUNTS + r"1\.0"),
+        (ONE, {"user_data": {"a": [1]}}, COUNTS + "1 and None"),
+        (ONE, {"num_samples": []}, "as many num_samples as users"),
+        (ONE, {"users": ["b"]}, "users with names, each once, and user_data of each"),
+        (ONE, {"users": ["a", "a"], "num_samples": [1, 1]}, "each once"),
+        ({**ONE, "b": ([image(1)], [0])}, {"users": ["a"], "num_samples": [1]}, "user_data of each"),
+        ({}, {}, r"users with names, each once, and user_data of each, found \[\]"),
+        (ONE, {"users": [["a"]]}, "users with names"),
+        ({"\ud800": ([image(1)], [0])}, {}, "users with names"),
+        (ONE, {"user_data": [1]}, "user_data of each"),
+        ({"a": ([image(1)[:-1]], [0])}, {}, NUMBERS),
+        ({"a": ([image(1), [0.5]], [0, 1])}, {}, NUMBERS),
+        ({"a": ([["0.5"] * 784], [0])}, {}, NUMBERS),
+        ({"a": ([[10**400] * 784], [0])}, {}, NUMBERS),
+        ({"a": ([0.5], [0])}, {}, NUMBERS),
         ({"a": ([image(256)], [0])}, {}, "pixels of user 'a' from 0 to 1"),
-        ({"a": ([image(1)], [62])}, {}, "labels from 0 to 61, found 62"),
-        ({"a": ([image(1)], [0.5])}, {}, "class numbers"),
-        (
-            {"a": ([image(1)], [0])},
-            {"users": ["a", "a"], "num_samples": [1, 1]},
-            "every user once, found user 'a' twice",
-        ),
-        ({"a": ([image(1)], [0]), "b": ([image(1)], [0])}, {"users": ["a"], "num_samples": [1]}, "data of 'b', who is"),
-        ({"a": ([], [])}, {}, "at least 1 as num_samples of user 'a', found 0. The option -k of LEAF's preprocess"),
-        ({"a": ([image(1)], [0])}, {"num_samples": [-1]}, "at least 1 as num_samples of user 'a', found -1"),
-        ({"a": ([image(1)], [0])}, {"num_samples": [True]}, "at least 1 as num_samples of user 'a', found True"),
-        ({"a": ([image(1)], [0])}, {"num_samples": [1.0]}, r"at least 1 as num_samples of user 'a', found 1\.0"),
-        ({"a": ([image(1)], [0])}, {"num_samples": ["1"]}, "at least 1 as num_samples of user 'a', found '1'"),
-        ({}, {}, "at least one user, found none"),
-        ({"a": ([image(1)], [0])}, {"users": [["a"]]}, r"users with names, found \['a'\]"),
-        ({"\ud800": ([image(1)], [0])}, {}, r"users with names, found '\\ud800'"),
-        ({"a": ([image(1)], [0])}, {"user_data": [1]}, "x and y of user 'a', found none"),
-        ({"a": ([image(1)], [0])}, {"user_data": {"a": [1]}}, "x and y of user 'a', found none"),
-        ({"a": ([["0.5"] * 784], [0])}, {}, "rows of other types or lengths"),
-        ({"a": ([[10**400] * 784], [0])}, {}, "rows of other types or lengths"),
-        ({"a": ([0.5], [0])}, {}, "rows of other types or lengths"),
-        ({"a": ([image(1)], [10**400])}, {}, "class numbers"),
-        ({"a": ([image(1)], [True])}, {}, "class numbers"),
         ({"a": ([[float("nan")] * 784], [0])}, {}, "pixels of user 'a' from 0 to 1, found nan"),
-        ({"a" * 10_000: ([image(1)], [7_000])}, {}, "labels from 0 to 61, found 7000"),
-        ({"a" * 10_000: ([image(2)], [])}, {"num_samples": [1]}, r"1 samples of user 'aaaa.{75} *, found 1 x and 0 y"),
+        ({"a": ([image(1)], [62])}, {}, "labels from 0 to 61, found 62"),
+        ({"a": ([image(1)], [0.5])}, {}, "1 labels, whole numbers"),
+        ({"a": ([image(1)], [10**400])}, {}, "whole numbers"),
+        ({"a": ([image(1)], [True])}, {}, "whole numbers"),
+        ({"a" * 10_000: ([image(2)], [])}, {"num_samples": [1]}, r"user 'aaaa.{75} *, found 1 and \(1, 0\)"),
     ],
 )
 def test_wrong_leaf_files_are_refused(
@@ -198,15 +189,6 @@ def test_a_test_file_may_have_users_without_samples(tmp_path: Path) -> None:
     assert load("femnist", tmp_path).test_targets is None
 
 
-def test_json_with_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "train").mkdir()
-    sample = json.dumps({"x": [image(1)], "y": [0]})
-    content = f'{{"users": ["a"], "num_samples": [1], "user_data": {{"a": {sample}, "a": {sample}}}}}'
-    (tmp_path / "train" / "a.json").write_text(content)
-    with pytest.raises(DataError, match=r"whole JSON, found the key 'a' appears twice in one object"):
-        read_femnist(tmp_path)
-
-
 def claiming(shape: tuple[int, ...], name: str = "x_train") -> bytes:
     """The .npy of an array whose header claims a shape that its bytes do not have."""
     head = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
@@ -227,7 +209,7 @@ def with_member(path: Path, name: str, content: bytes) -> None:
 def test_an_npz_that_claims_what_it_has_not_takes_no_memory(tmp_path: Path, shape: tuple[int, ...]) -> None:
     with_member(tmp_path / "some.npz", "x_train", claiming(shape) + bytes(3 * 784))
     tracemalloc.start()
-    with pytest.raises(DataError, match=r"some\.npz: expected (\d+ bytes of x_train|a whole \.npz)"):
+    with pytest.raises(DataError, match=r"some\.npz: expected a whole \.npz"):
         read_femnist(tmp_path)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -242,20 +224,14 @@ def test_a_zip_bomb_is_refused_by_the_sizes_that_it_states(tmp_path: Path, monke
         read_femnist(tmp_path)
 
 
-def test_an_npz_with_an_array_twice_or_one_that_is_locked_is_refused(tmp_path: Path) -> None:
+def test_an_npz_with_an_array_that_is_locked_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "some.npz"
-    npz(path)
-    with zipfile.ZipFile(path, "a") as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        file.writestr("w_train.npy", b"")
-    with pytest.raises(DataError, match="every array once, found 'w_train' twice"):
-        read_femnist(tmp_path)
     npz(path)
     content = bytearray(path.read_bytes())
     for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         content[content.find(mark) + place] |= 1
     path.write_bytes(bytes(content))
-    with pytest.raises(DataError, match=r"a whole \.npz of plain arrays, found .*encrypted"):
+    with pytest.raises(DataError, match=r"a whole \.npz of the plain arrays .*encrypted"):
         read_femnist(tmp_path)
 
 
@@ -370,7 +346,7 @@ def test_leafs_ready_windows(tmp_path: Path) -> None:
     assert found.test_targets.tolist() == encode(text[88:90]).tolist()
     assert found.groups.tolist() == [0] * 8
     write_leaf(tmp_path / "train" / "t.json", {"HAMLET": ([windows[0][:-1]], ["a"])})
-    with pytest.raises(DataError, match="windows of 80 characters and one next character of role 'HAMLET'"):
+    with pytest.raises(DataError, match="windows of 80 characters and the next one of role 'HAMLET'"):
         read_shakespeare(tmp_path)
 
 

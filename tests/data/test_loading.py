@@ -202,14 +202,7 @@ def test_every_registered_set_is_described() -> None:
         for sha in [member.sha256 for member in entry.files] + [remote.sha256 for remote in entry.downloads]:
             assert len(sha) == 64
             assert int(sha, 16) >= 0
-    assert set(dataset_names()) == {
-        *DATASETS,
-        "two-gaussians",
-        "synthetic",
-        "csv-folder",
-        "hub-femnist",
-        "hub-shakespeare",
-    }
+    assert set(dataset_names()) == {*DATASETS, "two-gaussians", "synthetic", "csv-folder"}
 
 
 def test_the_data_folder_is_the_given_then_the_environments_then_the_platforms(

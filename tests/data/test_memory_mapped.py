@@ -7,7 +7,6 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -31,24 +30,16 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.fixture
-def file(tmp_path):
-    arrays = {"inputs": X, "targets": Y, "owners": OWNERS, "test_inputs": X[:7], "test_targets": Y[:7]}
-    save_file({name: torch.from_numpy(array) for name, array in arrays.items()}, tmp_path / "all.safetensors")
-    return tmp_path / "all.safetensors"
-
-
 def trained(data, workers=1, execution="native"):
     layers = lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3))  # noqa: E731
     task = hansa.Task(layers, cross_entropy, data, execution=execution)
     return hansa.run(presets.fedavg(**OPTIONS), task, rounds=2, workers=workers)
 
 
-@pytest.mark.parametrize("kind", ["folder", "file"])
 @pytest.mark.parametrize("execution", ["native", "eager"])
-def test_a_run_on_mapped_rows_is_the_run_in_memory(kind, execution, request):
+def test_a_run_on_mapped_rows_is_the_run_in_memory(folder, execution):
     """Mapped test rows are evaluated eagerly: with native code for those in memory the loss is that up to rounding."""
-    data = from_memmap(request.getfixturevalue(kind))
+    data = from_memmap(folder)
     assert isinstance(data.inputs, MemmapArray)
     wanted = trained(from_arrays(X, Y, clients=OWNERS, test=(X[:7], Y[:7])), execution=execution)
     found = trained(data, execution=execution)
@@ -85,14 +76,11 @@ def test_a_resume_notices_another_file(folder, tmp_path):
 
 
 def test_what_is_no_such_file_is_told(tmp_path):
-    with pytest.raises(HansaError, match="no such file"):
+    with pytest.raises(HansaError, match="No such file"):
         MemmapArray(tmp_path / "inputs.npy")
     (tmp_path / "inputs.npy").write_bytes(b"nothing")
     with pytest.raises(HansaError, match=r"inputs.npy: expected a .npy"):
         MemmapArray(tmp_path / "inputs.npy")
-    (tmp_path / "inputs.safetensors").write_bytes(b"\xff" * 40)
-    with pytest.raises(HansaError, match="header"):
-        from_memmap(tmp_path / "inputs.safetensors")
     np.save(tmp_path / "inputs.npy", X)
     with pytest.raises(HansaError, match="no targets"):
         from_memmap(tmp_path)

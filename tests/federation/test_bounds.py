@@ -147,7 +147,6 @@ def test_a_site_opens_no_file_that_a_configuration_names(tmp_path):
         f"{{name: csv-folder, folder: {tmp_path}, options: {{target: y}}}}",
         "{name: fashion-mini, folder: data}",
         f"{{name: fashion-mini, partition: {{kind: saved_split, path: {tmp_path}/fifo}}}}",
-        "{name: hub-femnist, options: {source: owner/name}}",
     ):
         assert enroll(shared, f"rounds: 1\ndata: {data}") == "paths", data
 

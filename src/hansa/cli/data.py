@@ -30,7 +30,7 @@ def list_sets(
 ) -> None:
     """List all data sets and whether they are downloaded."""
     from hansa import data
-    from hansa.data.loading import OWNED_DATASETS
+    from hansa.data.loading import CSV_FOLDER
 
     headings = ("name", "present", "input", "classes", "description", *(("licence", "homepage") if long else ()))
     table = plain_table(*headings, left=headings, no_wrap=("name", "present", "input"))
@@ -39,14 +39,10 @@ def list_sets(
         shape = " x ".join(map(str, entry.shape))
         texts = (entry.title, *((entry.licence, entry.homepage) if long else ()))
         table.add_row(f"[bold]{name}[/]", present, shape, str(entry.classes), *map(escape, texts))
-    for name in data.dataset_names():
-        if name in data.DATASETS:
-            continue
-        user_data = name in OWNED_DATASETS
-        doc = OWNED_DATASETS[name] if user_data else getattr(data, name.replace("-", "_")).__doc__ or ""
-        table.add_row(
-            f"[bold]{name}[/]", "your files" if user_data else "[green]generated[/]", "", "", escape(doc.split("\n")[0])
-        )
+    for name in ("two-gaussians", "synthetic"):
+        doc = getattr(data, name.replace("-", "_")).__doc__ or ""
+        table.add_row(f"[bold]{name}[/]", "[green]generated[/]", "", "", escape(doc.split("\n")[0]))
+    table.add_row(f"[bold]{CSV_FOLDER}[/]", "your files", "", "", "A folder of CSV files, one per client")
     out().print(table)
     say(f"\ndata folder: {data.data_folder(folder)}", "dim")
 

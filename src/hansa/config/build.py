@@ -64,7 +64,7 @@ def _partition_data(config: Config, split: data.Split | None) -> data.FederatedD
         dataset = produced
     elif section.name in set(data.dataset_names()) - set(data.DATASETS):  # synthetic data has its own clients
         # which rows of one's own files are test rows does not depend on the run's seed
-        own = None if section.name in data.loading.OWNED_DATASETS else seed
+        own = None if section.name == data.loading.CSV_FOLDER else seed
         seed_of_data = own if section.seed is None else section.seed
         return data.federate(section.name, partition, section.clients, seed_of_data, section.folder, **section.options)
     else:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         from_memmap,
     )
     from hansa.data.csv_folder import from_csv_folder, infer_schema
-    from hansa.data.downloads import download
     from hansa.data.federated import (
         Dataset,
         FederatedData,
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
         with_validation,
     )
     from hansa.data.files import DataError, MissingFileError, data_folder
-    from hansa.data.huggingface import from_hf, from_hub
-    from hansa.data.loading import FileStatus, check_files, dataset_names, federate, is_present, load
+    from hansa.data.huggingface import from_hf
+    from hansa.data.loading import FileStatus, check_files, dataset_names, download, federate, is_present, load
     from hansa.data.partitions import (
         HETEROGENEITY_SETTINGS,
         HeterogeneitySetting,
@@ -85,7 +84,6 @@ __all__ = [
     "from_dataset",
     "from_function",
     "from_hf",
-    "from_hub",
     "from_items",
     "from_memmap",
     "heterogeneity_setting",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,6 @@ import torch
 from torch.utils.data import TensorDataset
 
 from hansa.core.errors import HansaError, check_integer, short_repr
-from hansa.core.keys import Key
 from hansa.data.federated import (
     Dataset,
     FederatedData,
@@ -25,8 +23,8 @@ from hansa.data.federated import (
     partition_dataset,
     test_owner_numbers,
 )
-from hansa.data.files import DataError, invalid_file, missing_file
-from hansa.data.partitions import Partition, iid, natural, quantity_skew
+from hansa.data.files import DataError, invalid_file
+from hansa.data.partitions import Partition, iid
 from hansa.data.split import Split, owner_column, parse_clients
 from hansa.training.losses import WeightedTargets
 
@@ -300,19 +298,16 @@ def _row(name: str, position: int, value: Any) -> torch.Tensor:
 
 # ---- arrays that stay in their files and are read row by row
 
-_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1", "U8": "|u1"}
-_MAX_HEADER = 1 << 24
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # of a file, for its identity
 
 
 class MemmapArray:
-    """An array in a .npy or .safetensors file whose rows are read when a batch needs them.
+    """An array in a .npy file whose rows are read when a batch needs them.
 
     Workers receive the path, not the data. Bytes become float32 / 255, as everywhere.
 
     Args:
         path: The file.
-        name: Name of the tensor in a .safetensors file; None for a .npy file.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -321,22 +316,20 @@ class MemmapArray:
     [[4.0, 5.0]]
     """
 
-    def __init__(self, path: Path | str, name: str | None = None) -> None:
-        self.path, self.name = Path(path).resolve(), name
-        if not self.path.is_file():
-            raise missing_file(path, "Give a .npy or .safetensors file.")
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path).resolve()
         try:
-            self.array: Any = _open_npy(self.path) if name is None else _open_safetensors(self.path, name)
-        except (OSError, ValueError, KeyError, TypeError) as problem:
-            raise invalid_file(self.path, "a .npy or .safetensors file of numbers", problem) from problem
-        if self.array.dtype.kind not in "iuf" or self.array.ndim < 1:
-            raise invalid_file(self.path, "numbers, one entry per row", f"{self.array.dtype} {self.array.shape}")
+            self.array: Any = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as problem:
+            raise invalid_file(path, "a .npy file of numbers", problem) from problem
+        if not isinstance(self.array, np.memmap) or self.array.dtype.kind not in "iuf" or self.array.ndim < 1:
+            raise invalid_file(path, "numbers, one entry per row", f"{type(self.array).__name__} of other content")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MemmapArray, (self.path, self.name)
+        return MemmapArray, (self.path,)
 
     def __repr__(self) -> str:
-        return f"MemmapArray({str(self.path)!r}{'' if self.name is None else f', {self.name!r}'})"
+        return f"MemmapArray({str(self.path)!r})"
 
     def __len__(self) -> int:
         return len(self.array)
@@ -364,14 +357,14 @@ class MemmapArray:
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Return some rows as a tensor."""
-        rows_read = torch.from_numpy(
-            np.ascontiguousarray(self.array[rows.cpu().numpy()]).astype(_torch_compatible(self.array.dtype))
-        )
-        return rows_read.to(self.dtype).div_(255) if self.array.dtype == np.uint8 else rows_read.to(self.dtype)
+        read = np.ascontiguousarray(self.array[rows.cpu().numpy()])
+        # in native byte order, and in types of torch
+        values = torch.from_numpy(read.astype({"u2": "i4", "u4": "i8"}.get(read.dtype.str[1:], read.dtype.str[1:])))
+        return values.to(self.dtype).div_(255) if read.dtype == np.uint8 else values.to(self.dtype)
 
     def identity(self) -> str:
         """Return a digest of size, type, shape and 64 blocks of the file, which identifies the data of a run."""
-        state = hashlib.sha256(f"{self.path.name} {self.name} {self.array.dtype} {self.array.shape}".encode())
+        state = hashlib.sha256(f"{self.path.name} {self.array.dtype} {self.array.shape}".encode())
         with open(self.path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             state.update(str(size).encode())
@@ -391,12 +384,12 @@ def from_memmap(
 ) -> FederatedData:
     """Federated data from arrays that stay on disk.
 
-    The arrays are ``inputs`` and ``targets``, and optionally ``owners``, ``test_inputs`` and ``test_targets``. Arrays
-    ``inputs.NAME`` form a dict. Inputs, and targets of several numbers per row, are read batch by batch and not checked
-    beforehand.
+    The files are ``inputs.npy`` and ``targets.npy``, and optionally ``owners.npy``, ``test_inputs.npy`` and
+    ``test_targets.npy``. Files ``inputs.NAME.npy`` form a dict. Inputs, and targets of several numbers per row, are
+    read batch by batch and not checked beforehand.
 
     Args:
-        folder: A folder of .npy files, or one .safetensors file.
+        folder: A folder of .npy files.
         clients: As in `from_arrays`; by default the array ``owners``.
         partition: How rows are assigned to a number of clients; default iid.
         seed: Seed of the partition; by default it follows the seed of the run.
@@ -409,25 +402,22 @@ def from_memmap(
     ...     from_memmap(folder, clients=3).population
     3
     """
-    arrays = _open_arrays(Path(folder))
+    arrays: dict[str, Any] = {}
+    for path in sorted(Path(folder).glob("*.npy")):
+        group, _, entry = path.stem.partition(".")
+        if entry:
+            arrays.setdefault(group, {})[entry] = MemmapArray(path)
+        else:
+            arrays[group] = MemmapArray(path)
     for name in ("inputs", "targets"):
         if name not in arrays:
-            raise DataError(
-                f"{folder}: no {name}: expected inputs and targets, found {', '.join(arrays) or 'nothing'}."
-            )
-    targets = _load_small(arrays["targets"])
-    test_targets = arrays.get("test_targets")
-    labelled = isinstance(targets, torch.Tensor) and not targets.is_floating_point() and targets.ndim == 1
+            found = ", ".join(arrays) or "nothing"
+            raise DataError(f"{folder}: no {name}: expected inputs.npy and targets.npy, found {found}.")
+    targets, test_targets = _load_small(arrays["targets"]), _load_small(arrays.get("test_targets"))
+    labelled = isinstance(targets, torch.Tensor) and not targets.is_floating_point()
     if classes is None and labelled:
         classes = int(targets.max()) + 1
-    data = Dataset(
-        Path(folder).name,
-        arrays["inputs"],
-        targets,
-        arrays.get("test_inputs"),
-        None if test_targets is None else _load_small(test_targets),
-        classes,
-    )
+    data = Dataset(Path(folder).name, arrays["inputs"], targets, arrays.get("test_inputs"), test_targets, classes)
     if clients is None:
         if "owners" not in arrays:
             raise HansaError(f"{folder}: expected clients=, or an array owners.")
@@ -435,62 +425,11 @@ def from_memmap(
     return assign_clients(data, clients, partition, seed)
 
 
-def _open_arrays(folder: Path) -> dict[str, Any]:
-    if folder.is_file():
-        named = {name: MemmapArray(folder, name) for name in sorted(_read_header(folder)[0]) if name != "__metadata__"}
-    elif folder.is_dir():
-        named = {path.stem: MemmapArray(path) for path in sorted(folder.glob("*.npy"))}
-    else:
-        raise missing_file(folder, "Give a folder of .npy files, or a .safetensors file.")
-    arrays: dict[str, Any] = {}
-    for name, array in named.items():
-        group, _, entry = name.partition(".")
-        if entry:
-            arrays.setdefault(group, {})[entry] = array
-        else:
-            arrays[group] = array
-    return arrays
-
-
 def _load_small(array: Any) -> Any:
     """Load class numbers and single values, which partitions need; all else stays on disk."""
     if isinstance(array, MemmapArray) and array.ndim == 1:
         return array.gather(torch.arange(len(array)))
     return array
-
-
-def _open_npy(path: Path) -> Any:
-    return np.load(path, mmap_mode="r", allow_pickle=False)
-
-
-def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    with open(path, "rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        if not 2 <= size <= _MAX_HEADER:
-            raise invalid_file(path, "a .safetensors file", f"a header of {size} bytes")
-        header = json.loads(file.read(size))
-    if not isinstance(header, dict):
-        raise invalid_file(path, "a .safetensors file", "another header")
-    return header, 8 + size
-
-
-def _open_safetensors(path: Path, name: str) -> Any:
-    header, start = _read_header(path)
-    if name not in header:
-        raise DataError(f"{path}: no tensor {name!r}, there are {', '.join(sorted(header))}.")
-    entry = header[name]
-    if entry["dtype"] not in _DTYPES:
-        raise DataError(f"{path}: {name} is {entry['dtype']}: expected one of {', '.join(_DTYPES)}.")
-    shape, (begin, end) = tuple(entry["shape"]), entry["data_offsets"]
-    dtype = np.dtype(_DTYPES[entry["dtype"]])
-    if int(np.prod(shape, dtype=np.int64)) * dtype.itemsize != end - begin:
-        raise invalid_file(path, f"{name} of shape {shape}", f"{end - begin} bytes")
-    return np.memmap(path, dtype, mode="r", offset=start + begin, shape=shape)
-
-
-def _torch_compatible(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type in native byte order, wide enough for a type of torch."""
-    return np.dtype({"u2": "i4", "u4": "i8"}.get(dtype.str[1:], dtype.str[1:]))
 
 
 # ---- data that is loaded on demand: items collated batch by batch, or clients generated by a function
@@ -710,21 +649,11 @@ def from_items(
     title = name if name is not None else type(items).__name__
     if not hasattr(items, "__len__") or not hasattr(items, "__getitem__") or not len(items):
         raise HansaError(f"{title}: expected a sequence with at least one item.")
-    if isinstance(clients, (int, np.integer)):
-        partition = iid() if partition is None else partition
-        if labels is None and not isinstance(partition, (iid, natural, quantity_skew)):
-            raise HansaError(f"{title}: {partition!r} partitions by labels: give labels=, one per item.")
-        targets = torch.zeros(len(items)) if labels is None else torch.as_tensor(np.asarray(labels))
-        split = partition.split(targets, int(clients), Key(seed).child("partition"), None)
-    elif partition is not None:
-        raise HansaError(f"{title}: clients already assign the items; give a number of clients to use {partition!r}.")
-    else:
-        split = parse_clients(title, clients, len(items))
-    owners = None
+    targets = torch.zeros(len(items)) if labels is None else torch.as_tensor(np.asarray(labels))
+    tests = torch.zeros(len(test), 1) if test is not None and len(test) else None
+    rows = Dataset(title, torch.zeros(len(items), 1), targets, tests, tests)
+    federated = assign_clients(rows, clients, partition, seed)
     if test_clients is not None:
-        owners = test_owner_numbers(title, clients, test_clients, 0 if test is None else len(test))
-        if int(owners.max()) >= split.population:
-            raise HansaError(
-                f"{title}: test_clients has client {int(owners.max())}, but there are {split.population}, from 0."
-            )
-    return CollatedData(items, collate_fn, split, test, title, owners)
+        owners = test_owner_numbers(title, clients, test_clients, 0 if tests is None else len(tests))
+        federated = replace(federated, test_owners=owners)
+    return CollatedData(items, collate_fn, federated.split, test, title, federated.test_owners)

@@ -1,4 +1,4 @@
-"""Load data sets by name: read, verify, normalise.
+"""Data sets by name: download, read, verify, normalise.
 
 The embedded data set has the first 1,000 training and the first 200 test images of every class of Fashion-MNIST, in the
 (shuffled) order of the official files. ``packaging/embedded_data.py`` builds it: a gzip stream of four .npy arrays.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import tarfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +23,18 @@ import numpy.typing as npt
 import torch
 
 from hansa.core.errors import HansaError
-from hansa.data.csv_folder import HEART_ASSET, load_hospitals, read_hospital_tables
+from hansa.data.csv_folder import (
+    HEART_ASSET,
+    from_csv_folder,
+    load_hospitals,
+    read_hospital_tables,
+    write_hospital_tables,
+)
 from hansa.data.federated import Dataset, FederatedData, partition_dataset
-from hansa.data.files import DataError, MissingFileError, data_folder, invalid_file
+from hansa.data.files import DataError, MissingFileError, data_folder, ensure_writable, invalid_file
 from hansa.data.partitions import Partition, dirichlet, natural
 from hansa.data.readers import OwnedSamples, read_cifar, read_femnist, read_idx, read_shakespeare
-from hansa.data.sources import DATASETS, DataFile, DatasetInfo, dataset_info
+from hansa.data.sources import DATASETS, DataFile, DatasetInfo, RemoteFile, dataset_info
 from hansa.data.synthetic_data import synthetic, two_gaussians
 
 Bytes = npt.NDArray[np.uint8]
@@ -34,12 +42,8 @@ _CHUNK = 500
 ASSET = "fashion-mini.npy.gz"
 ASSET_SHA256 = "159ebffb885221fb83a1c92845b44e4da0812fa0a907545f592059941a9d9b45"
 SYNTHETIC_DATASETS: dict[str, Callable[..., FederatedData]] = {"two-gaussians": two_gaussians, "synthetic": synthetic}
-OWNED_DATASETS = {
-    "csv-folder": "A folder of CSV files, one per client: folder, and as options schema, or target, test, drop, ...",
-    "hub-femnist": "FEMNIST by writer from the Hugging Face hub (hansa[datasets]): options owners, test, source",
-    "hub-shakespeare": "Shakespeare by role from the Hugging Face hub (hansa[datasets]): options owners, test, source",
-}
-"""Data sets whose rows already have owners, with a description."""
+CSV_FOLDER = "csv-folder"
+"""The name of tables of one's own, whose rows already have owners."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +87,21 @@ def load(name: str | DatasetInfo, folder: Path | str | None = None, **options: A
             windows = read_shakespeare(root / info.folder, info.remedy, **options)
             return _owned_dataset(info, windows, torch.from_numpy)
     except TypeError as error:
-        names = (
-            "test, the fraction of test rows" if info.layout == "tables" else "stride, test_stride and test_fraction"
-        )
-        raise HansaError(f"{info.name}: {error}. It takes {names}.") from None
+        options_are = "test" if info.layout == "tables" else "stride, test_stride and test_fraction"
+        raise HansaError(f"{info.name}: {error}. It takes {options_are}.") from None
     scaling = image_scaling(info, options)
-    if info.layout == "embedded":
-        return _image_dataset(info, scaling, *read_embedded())
-    if info.layout == "idx":
-        return _image_dataset(info, scaling, *(_read_idx(root, info, file) for file in info.files))
-    if info.layout == "cifar":
-        return _image_dataset(info, scaling, *_read_cifar(root, info))
-    return _owned_dataset(info, read_femnist(root / info.folder, info.remedy), scaling.apply)
+    if info.layout == "femnist":
+        return _owned_dataset(info, read_femnist(root / info.folder, info.remedy), scaling.apply)
+    images, labels, test_images, test_labels = read_embedded() if info.layout == "embedded" else _read_files(root, info)
+    return Dataset(
+        name=info.name,
+        inputs=scaling.apply(images.reshape(-1, *info.shape)),
+        targets=torch.from_numpy(labels.astype(np.int64)),
+        test_inputs=scaling.apply(test_images.reshape(-1, *info.shape)),
+        test_targets=torch.from_numpy(test_labels.astype(np.int64)),
+        classes=info.classes,
+        class_names=info.class_names,
+    )
 
 
 def read_embedded() -> tuple[Bytes, ...]:
@@ -161,30 +168,28 @@ def federate(
         seed: Seed of the partition or of the synthetic data; by default it follows the seed of the run. For files of
             your own, the seed of the choice of test rows, 0 by default.
         folder: The data folder; see `data_folder` for the default.
-        **options: Further arguments of `load`, of the synthetic data set, `from_csv_folder` or `from_hub`.
+        **options: Further arguments of `load`, of the synthetic data set or of `from_csv_folder`.
 
     >>> federate("fashion-mini", clients=50).population
     50
     >>> federate("synthetic", clients=3, alpha=0.5, beta=0.5).population
     3
     """
-    if name in SYNTHETIC_DATASETS:
-        if partition is not None and not isinstance(partition, natural):
-            raise HansaError(f"{name}: has its own clients and cannot be partitioned by {partition!r}.")
-        arguments = options if clients is None else {**options, "clients": clients}
+    if name in SYNTHETIC_DATASETS or name == CSV_FOLDER:
+        if (partition is not None and not isinstance(partition, natural)) or (name == CSV_FOLDER and clients):
+            raise HansaError(
+                f"{name}: has its own clients and cannot be partitioned: leave out {partition or clients}."
+            )
         try:
-            if seed is None:
-                drawn: FederatedData = SYNTHETIC_DATASETS[name](seed=0, **arguments)
-                follow = partial(_draw_synthetic, name, arguments)
-                return drawn.following(follow) if isinstance(drawn, FederatedData) else drawn
-            return SYNTHETIC_DATASETS[name](seed=seed, **arguments)
+            if name == CSV_FOLDER:
+                if folder is None:
+                    raise HansaError("csv-folder: expected the folder of the files (data.folder).")
+                return from_csv_folder(folder, seed=0 if seed is None else seed, **options)
+            draw = partial(_draw_synthetic, name, options if clients is None else {**options, "clients": clients})
+            return draw(seed) if seed is not None else draw(0).following(draw)
         except TypeError as error:
             raise HansaError(f"{name}: {error}.") from None
-    if name in OWNED_DATASETS:
-        if (partition is not None and not isinstance(partition, natural)) or clients is not None:
-            raise HansaError(f"{name}: its rows already have owners: omit partition and clients.")
-        return _load_owned(name, folder, 0 if seed is None else seed, options)
-    data = load(dataset_info(name, also=[*SYNTHETIC_DATASETS, *OWNED_DATASETS]), folder, **options)
+    data = load(dataset_info(name, also=[*SYNTHETIC_DATASETS, CSV_FOLDER]), folder, **options)
     if partition is None:
         partition = natural() if data.groups is not None else dirichlet(0.3)
     return partition_dataset(data, partition, clients, seed)
@@ -200,7 +205,7 @@ def dataset_names() -> list[str]:
     >>> "cifar10" in dataset_names()
     True
     """
-    return [*DATASETS, *SYNTHETIC_DATASETS, *OWNED_DATASETS]
+    return [*DATASETS, *SYNTHETIC_DATASETS, CSV_FOLDER]
 
 
 def check_files(name: str | DatasetInfo, folder: Path | str | None = None) -> tuple[FileStatus, ...]:
@@ -219,10 +224,8 @@ def check_files(name: str | DatasetInfo, folder: Path | str | None = None) -> tu
         return (_check_file(ASSET, read_embedded),)
     if info.layout == "tables":
         return (_check_file(HEART_ASSET, read_hospital_tables),)
-    if info.layout == "idx":
-        return tuple(_check_file(root / file.path, partial(_read_idx, root, info, file)) for file in info.files)
-    if info.layout == "cifar":
-        return tuple(_check_file(root / file.path, partial(_read_batch, root, info, file)) for file in info.files)
+    if info.files:
+        return tuple(_check_file(root / file.path, partial(_read_file, root, info, file)) for file in info.files)
     return (_check_file(root / info.folder, partial(load, info, folder)),)
 
 
@@ -255,68 +258,30 @@ def _check_file(path: Path | str, read: Callable[[], object]) -> FileStatus:
     return FileStatus(str(path), "ok")
 
 
-def _verify(path: Path, info: DatasetInfo, file: DataFile, rows: int, digest: str) -> None:
-    if rows != file.rows:
-        raise invalid_file(path, f"{file.rows} rows", f"{rows}", info.remedy)
+def _read_files(root: Path, info: DatasetInfo) -> list[Bytes]:
+    """Return training images and labels, test images and labels of the files of a data set."""
+    arrays: dict[bool, list[Bytes]] = {True: [], False: []}
+    for file in info.files:
+        arrays[file.train] += _read_file(root, info, file)
+    return [np.concatenate(arrays[train][which::2]) for train in (True, False) for which in (0, 1)]
+
+
+def _read_file(root: Path, info: DatasetInfo, file: DataFile) -> list[Bytes]:
+    """Return the arrays of one file: images, labels, or both."""
+    path = root / file.path
+    if info.layout == "idx":
+        images = "images" in path.name
+        array, digest = read_idx(path, axes=3 if images else 1, remedy=info.remedy)
+        if images and array.shape[1:] != info.shape[1:]:
+            raise invalid_file(path, f"images of {info.shape[1:]}", f"{array.shape[1:]}")
+        arrays = [array]
+    else:
+        *arrays, digest = read_cifar(path, info.classes, info.remedy)
+    if len(arrays[0]) != file.rows:
+        raise invalid_file(path, f"{file.rows} rows", f"{len(arrays[0])}", info.remedy)
     if digest != file.sha256:
         raise invalid_file(path, f"contents of SHA-256 {file.sha256}", digest, info.remedy)
-
-
-def _read_idx(root: Path, info: DatasetInfo, file: DataFile) -> Bytes:
-    path = root / file.path
-    images = "images" in path.name
-    array, digest = read_idx(path, axes=3 if images else 1, remedy=info.remedy)
-    if images and array.shape[1:] != info.shape[1:]:
-        raise invalid_file(path, f"images of {info.shape[1:]}", f"{array.shape[1:]}")
-    _verify(path, info, file, len(array), digest)
-    return array
-
-
-def _read_batch(root: Path, info: DatasetInfo, file: DataFile) -> tuple[Bytes, Bytes]:
-    path = root / file.path
-    images, labels, digest = read_cifar(path, info.classes, info.remedy)
-    _verify(path, info, file, len(images), digest)
-    return images, labels
-
-
-def _read_cifar(root: Path, info: DatasetInfo) -> tuple[Bytes, Bytes, Bytes, Bytes]:
-    batches = [(file.train, *_read_batch(root, info, file)) for file in info.files]
-    images, labels, test_images, test_labels = (
-        np.concatenate([batch[field] for batch in batches if batch[0] is train])
-        for train, field in ((True, 1), (True, 2), (False, 1), (False, 2))
-    )
-    return images, labels, test_images, test_labels
-
-
-def _image_dataset(
-    info: DatasetInfo, scaling: ImageScaling, images: Bytes, labels: Bytes, test_images: Bytes, test_labels: Bytes
-) -> Dataset:
-    for pixels, targets in ((images, labels), (test_images, test_labels)):
-        if len(pixels) != len(targets):
-            raise DataError(f"{info.name}: {len(pixels)} images but {len(targets)} labels.")
-    return Dataset(
-        name=info.name,
-        inputs=scaling.apply(images.reshape(-1, *info.shape)),
-        targets=torch.from_numpy(labels.astype(np.int64)),
-        test_inputs=scaling.apply(test_images.reshape(-1, *info.shape)),
-        test_targets=torch.from_numpy(test_labels.astype(np.int64)),
-        classes=info.classes,
-        class_names=info.class_names,
-    )
-
-
-def _load_owned(name: str, folder: Path | str | None, seed: int, options: dict[str, Any]) -> FederatedData:
-    from hansa.data.csv_folder import from_csv_folder
-    from hansa.data.huggingface import from_hub
-
-    try:
-        if name == "csv-folder":
-            if folder is None:
-                raise HansaError("csv-folder: expected the folder of the files (data.folder).")
-            return from_csv_folder(folder, seed=seed, **options)
-        return from_hub(name.removeprefix("hub-"), **options)
-    except TypeError as error:
-        raise HansaError(f"{name}: {error}.") from None
+    return arrays
 
 
 def _owned_dataset(info: DatasetInfo, samples: OwnedSamples, inputs: Callable[[Any], torch.Tensor]) -> Dataset:
@@ -369,3 +334,125 @@ def average_blocks(images: torch.Tensor, side: int) -> torch.Tensor:
     [[[[4.0]]]]
     """
     return images if side == 1 else torch.nn.functional.avg_pool2d(images, side)
+
+
+# ---- downloads by pooch: verified by SHA-256, tried again, complete before they appear
+
+Progress = Callable[[str, int, int], None]
+"""Called with a file's name, the bytes received so far, and the total number of bytes."""
+
+
+def download(
+    name: str | DatasetInfo,
+    folder: Path | str | None = None,
+    progress: Progress | None = None,
+    *,
+    retries: int = 3,
+    timeout: float = 30.0,
+) -> Path:
+    """Download a data set from its official address. Files that are present and correct are not downloaded again.
+
+    Args:
+        name: Name of the data set, or its `DatasetInfo`.
+        folder: The data folder; see `data_folder` for the default.
+        progress: Called with (file name, bytes received, total bytes).
+        retries: How often a failed transfer is repeated before an address is given up.
+        timeout: Seconds of silence after which a transfer has failed.
+
+    >>> from hansa.data import is_present
+    >>> is_present("fashion-mini")  # embedded: nothing to download
+    True
+    """
+    info = dataset_info(name) if isinstance(name, str) else name
+    root = data_folder(folder)
+    if info.layout == "tables":  # embedded, and of use as files too
+        write_hospital_tables(ensure_writable(root) / info.folder)
+        return root
+    if info.layout == "embedded" or all(status.state == "ok" for status in check_files(info, root)):
+        return root
+    if not info.downloads:
+        raise DataError(f"{info.name}: cannot be downloaded. {info.instructions}")
+    for remote in info.downloads:
+        path = fetch(remote, ensure_writable(root), progress, retries=retries, timeout=timeout)
+        if remote.unpack:
+            _unpack(path, root, [file.path for file in info.files])
+    problems = [status.detail for status in check_files(info, root) if status.state != "ok"]
+    if problems:
+        raise DataError(problems[0])
+    return root
+
+
+def fetch(
+    remote: RemoteFile, root: Path, progress: Progress | None = None, *, retries: int = 3, timeout: float = 30.0
+) -> Path:
+    """Download one file to its path below a folder, trying each address in turn; a correct one is left alone.
+
+    Args:
+        remote: The file at its publisher.
+        root: The folder.
+        progress: Called with (file name, bytes received, total bytes).
+        retries: How often a failed transfer is repeated before an address is given up.
+        timeout: Seconds of silence after which a transfer has failed.
+    """
+    import pooch
+    from requests import RequestException
+
+    pooch.get_logger().setLevel("WARNING")
+    ensure_writable((root / remote.path).parent)
+    problems = []
+    for url in remote.urls:
+        digests = {remote.path: f"sha256:{remote.sha256}"}
+        store = pooch.create(root, "", registry=digests, urls={remote.path: url}, retry_if_failed=retries)
+        meter = _Meter(Path(remote.path).name, remote.size, progress)
+        headers = {"Accept-Encoding": "identity"}
+        transfer = pooch.HTTPDownloader(meter, _Meter.CHUNK, timeout=timeout, headers=headers)
+        try:
+            return Path(store.fetch(remote.path, downloader=transfer))
+        except (RequestException, ValueError, OSError, OverflowError) as error:
+            problems.append(f"{url}: {error}")
+    raise DataError(f"{remote.path}: no address provided it.\n  " + "\n  ".join(problems))
+
+
+class _Meter:
+    """What pooch takes for a progress bar: reports progress, and stops a transfer that is too long."""
+
+    CHUNK = 1 << 12
+
+    def __init__(self, name: str, size: int, progress: Progress | None) -> None:
+        self.name, self.size, self.progress, self.received = name, size, progress, 0
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self.received = 0
+
+    def update(self, count: int) -> None:
+        """Count received bytes."""
+        self.received += count
+        if self.received - self.CHUNK > self.size:
+            raise OverflowError(f"more than the {self.size} bytes of the file")  # not repeated
+        if self.progress is not None:
+            self.progress(self.name, min(self.received, self.size), self.size)
+
+    @property
+    def total(self) -> int:
+        """Size of the file. Pooch sets it to what the server says when an attempt begins."""
+        return self.size
+
+    @total.setter
+    def total(self, claimed: int) -> None:
+        self.reset()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _unpack(archive: Path, root: Path, members: list[str]) -> None:
+    """Extract the named members of a tar file, and remove it. No other path is ever written to."""
+    try:
+        with tarfile.open(archive) as tar:
+            for item in tar:
+                if item.name in members and (content := tar.extractfile(item)) is not None:
+                    (ensure_writable((root / item.name).parent) / Path(item.name).name).write_bytes(content.read())
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise invalid_file(archive, "a whole tar archive", error) from None
+    archive.unlink()

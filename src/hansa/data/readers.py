@@ -1,4 +1,4 @@
-"""Readers of the official files of data sets: idx (MNIST), CIFAR, .npz, LEAF's JSON (FEMNIST, Shakespeare).
+"""Readers of the official files of data sets: idx (MNIST), CIFAR, LEAF's JSON (FEMNIST, Shakespeare), one .npz.
 
 Files may come from anybody. Nothing in them is executed, memory is allocated for bytes that exist and not for sizes
 that a header claims, and a file that is not what it should be is refused by one `DataError`.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
 import lzma
 import math
@@ -16,10 +17,11 @@ import reprlib
 import struct
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,71 +32,35 @@ from hansa.core.keys import Key
 from hansa.data.files import DataError, invalid_file, missing_file
 
 Bytes = npt.NDArray[np.uint8]
+Labels = npt.NDArray[np.int64]
 
 # ---- idx: a magic number, big-endian sizes, bytes
 
-_UNSIGNED_BYTE = 0x08
 _BLOCK = 1 << 20
-_MAX_IDX_BYTES = 1 << 28  # five times the largest file: a small .gz must not fill the memory
-
-
-class _Stream(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-
-
-def find_idx(path: Path, remedy: str = "") -> Path:
-    """Return the file, or the same name with .gz."""
-    compressed = path.with_name(path.name + ".gz")
-    if path.is_file():
-        return path
-    if compressed.is_file():
-        return compressed
-    raise missing_file(path, remedy or "Neither it nor its .gz exists.")
+_MAX_IDX_BLOCKS = 1 << 8  # five times the largest file: a small .gz must not fill the memory
 
 
 def read_idx(path: Path, axes: int, remedy: str = "") -> tuple[Bytes, str]:
-    """Return the array of an idx file of unsigned bytes, and the SHA-256 of its uncompressed bytes."""
-    path = find_idx(path, remedy)
+    """Return the array of an idx file of unsigned bytes, plain or as .gz, and the SHA-256 of its uncompressed bytes."""
+    if not path.is_file():
+        packed = path.with_name(path.name + ".gz")
+        if not packed.is_file():
+            raise missing_file(path, remedy or "Neither it nor its .gz exists.")
+        path = packed
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-            return _parse(path, file, axes)
+            content = b"".join(islice(iter(partial(file.read, _BLOCK), b""), _MAX_IDX_BLOCKS))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise invalid_file(path, "a whole gzip file", str(error).rstrip(".")) from error
-
-
-def _read(file: _Stream, count: int) -> bytes:
-    """Read at most ``count`` bytes in blocks, so that memory is allocated only for bytes that exist."""
-    blocks, remaining = [], count
-    while remaining and (block := file.read(min(remaining, _BLOCK))):
-        blocks.append(block)
-        remaining -= len(block)
-    return b"".join(blocks)
-
-
-def _parse(path: Path, file: _Stream, axes: int) -> tuple[Bytes, str]:
-    size = 4 + 4 * axes
-    header = file.read(size)
-    magic = bytes([0, 0, _UNSIGNED_BYTE, axes])
-    if header[:4] != magic:
-        raise invalid_file(
-            path, f"an idx file of bytes with {axes} axes (magic {magic.hex()})", f"magic {header[:4].hex()!r}"
-        )
-    if len(header) < size:
-        raise invalid_file(path, f"a header of {size} bytes", f"{len(header)}")
-    shape = struct.unpack(f">{axes}I", header[4:])
-    count = int(np.prod(shape, dtype=object))
-    if count > _MAX_IDX_BYTES:
-        raise invalid_file(
-            path, f"at most {_MAX_IDX_BYTES} bytes", f"a header that claims {' x '.join(map(str, shape))}"
-        )
-    # one byte more than claimed, to detect a longer file
-    body = _read(file, count + 1)
-    if len(body) != count:
-        actual = "more" if len(body) > count else str(len(body))
-        raise invalid_file(path, f"{count} bytes for {' x '.join(map(str, shape))}", actual)
-    digest = hashlib.sha256(header)
-    digest.update(body)
-    return np.frombuffer(body, np.uint8).reshape(shape), digest.hexdigest()
+    magic, start = bytes([0, 0, 8, axes]), 4 + 4 * axes
+    if content[:4] != magic or len(content) < start:
+        actual = f"magic {content[:4].hex()!r} in {len(content)} bytes"
+        raise invalid_file(path, f"an idx file of bytes with {axes} axes (magic {magic.hex()})", actual)
+    shape = struct.unpack(f">{axes}I", content[4:start])
+    if len(content) - start != math.prod(shape):
+        sides = " x ".join(map(str, shape))
+        raise invalid_file(path, f"{math.prod(shape)} bytes for {sides}", str(len(content) - start))
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape), hashlib.sha256(content).hexdigest()
 
 
 # ---- CIFAR: batches of 3 x 32 x 32 bytes
@@ -122,122 +88,37 @@ def read_cifar(path: Path, classes: int, remedy: str = "") -> tuple[Bytes, Bytes
     if not path.is_file():
         raise missing_file(path, remedy)
     size = path.stat().st_size
-    if size > _MAX_CIFAR_BYTES:
-        raise invalid_file(path, f"at most {_MAX_CIFAR_BYTES} bytes", f"{size}")
-    content = path.read_bytes()
+    content = path.read_bytes() if size <= _MAX_CIFAR_BYTES else b""
     marks, data = _CIFAR_LABELS.search(content), _CIFAR_DATA.search(content)
     if marks is None or data is None:
-        absent = "'data'" if data is None else "'labels' or 'fine_labels'"
-        raise invalid_file(path, "a CIFAR batch of the Python version, pickled by Python 2", f"no {absent}", remedy)
+        absent = f"no {'data' if data is None else 'labels or fine_labels'!r} in {size} bytes"
+        raise invalid_file(path, "a CIFAR batch of the Python version, pickled by Python 2", absent, remedy)
     count = struct.unpack("<i", data.group(2))[0]
     if not 0 < count <= size - data.end() or count % _CIFAR_PIXELS:
         raise invalid_file(path, f"'data' of rows of {_CIFAR_PIXELS} bytes", f"{count} bytes of {size - data.end()}")
     pixels = np.frombuffer(content, np.uint8, count, data.end())
     pixels = pixels.reshape((-1, _CIFAR_PIXELS), order="F" if data.group(1) == b"\x88" else "C")
     labels = np.frombuffer(re.sub(rb"\(((?:K.)+)e", rb"\1", marks.group(1), flags=re.DOTALL), np.uint8)[1::2]
-    if len(labels) != len(pixels):
-        raise invalid_file(path, f"{len(pixels)} labels in 'labels' or 'fine_labels'", f"{len(labels)}")
-    if labels.max() >= classes:
-        raise invalid_file(path, f"labels from 0 to {classes - 1}", f"{labels.max()}")
-    digest = hashlib.sha256(pixels.tobytes())
-    digest.update(labels.tobytes())
-    return pixels.reshape(-1, 3, 32, 32), labels, digest.hexdigest()
+    if len(labels) != len(pixels) or labels.max() >= classes:
+        actual = f"{len(labels)} up to {labels.max()}"
+        raise invalid_file(path, f"{len(pixels)} labels from 0 to {classes - 1}", actual)
+    digest = hashlib.sha256(pixels.tobytes() + labels.tobytes()).hexdigest()
+    return pixels.reshape(-1, 3, 32, 32), labels, digest
 
 
-# ---- .npz of plain arrays
-
-MAX_NPZ_BYTES = 1 << 31
-"""Maximum size of the uncompressed arrays of one .npz file."""
-
-_HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-_READ_ERRORS = (
-    ValueError,
-    OSError,
-    EOFError,
-    KeyError,
-    IndexError,
-    TypeError,
-    SyntaxError,
-    RuntimeError,  # also from zipfile for an encrypted member
-    OverflowError,
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-)
-
-
-def read_npz(path: Path, wanted: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
-    """Return the named arrays of a .npz file. Pickled objects and more than `MAX_NPZ_BYTES` bytes are refused."""
-    try:
-        with open(path, "rb") as raw, zipfile.ZipFile(raw) as archive:
-            members = _find_members(path, archive, wanted)
-            return {name: _read_array(path, archive, name, members[name]) for name in wanted}
-    except DataError:
-        raise
-    except _READ_ERRORS as error:
-        raise invalid_file(
-            path, "a whole .npz of plain arrays", str(error).rstrip(".") or type(error).__name__
-        ) from None
-
-
-def _find_members(path: Path, archive: zipfile.ZipFile, wanted: Sequence[str]) -> dict[str, zipfile.ZipInfo]:
-    members: dict[str, zipfile.ZipInfo] = {}
-    for info in archive.infolist():
-        name = info.filename.removesuffix(".npy")
-        if name in members:
-            raise invalid_file(path, "every array once", f"{name!r:.60} twice")
-        members[name] = info
-    absent = [name for name in wanted if name not in members]
-    if absent:
-        raise invalid_file(path, f"arrays {', '.join(wanted)}", f"none named {', '.join(absent)}")
-    claimed = sum(members[name].file_size for name in wanted)
-    if claimed > MAX_NPZ_BYTES:
-        raise invalid_file(path, f"at most {MAX_NPZ_BYTES} bytes of arrays", f"{claimed}")
-    return members
-
-
-def _read_array(path: Path, archive: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> npt.NDArray[Any]:
-    with archive.open(info) as file:
-        shape, fortran, dtype = _read_header(file)
-        begin = file.tell()
-        size = math.prod(shape) * dtype.itemsize
-        if dtype.hasobject or any(side < 0 for side in shape):
-            raise invalid_file(path, "a whole .npz of plain arrays", f"{name} as {dtype} of shape {shape}")
-        if begin + size != info.file_size:
-            raise invalid_file(path, f"{size} bytes of {name}, {dtype} of shape {shape}", f"{info.file_size - begin}")
-        body = file.read(size)
-        if len(body) != size or file.read(1):  # read to the end, where zipfile compares the checksum
-            raise invalid_file(path, f"{size} bytes of {name}", f"{len(body)}")
-    return np.frombuffer(body, dtype).reshape(shape, order="F" if fortran else "C")
-
-
-def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = npy.read_magic(file)
-    if version not in _HEADER_READERS:
-        raise ValueError(f"an array of format {version[0]}.{version[1]}")
-    shape, fortran, dtype = _HEADER_READERS[version](file)
-    return tuple(map(int, shape)), bool(fortran), dtype
-
-
-# ---- LEAF's JSON: {users, num_samples, user_data: {user: {x, y}}}, usually in train/ and test/
-
-_SIDE = 28
-_EMPTY = "The option -k of LEAF's preprocess.sh leaves out users with few samples."
-_Parse = Callable[[Path, str, list[Any], list[Any]], tuple[npt.NDArray[Any], npt.NDArray[np.int64]]]
-_Part = tuple[npt.NDArray[Any], npt.NDArray[np.int64], int]
+# ---- rows with owners
 
 
 class OwnedSamples(NamedTuple):
     """Rows with their owners; -1 is the owner of test rows of a user without training rows, and of rows of nobody."""
 
     inputs: npt.NDArray[Any]
-    targets: npt.NDArray[np.int64]
-    groups: npt.NDArray[np.int64]
+    targets: Labels
+    groups: Labels
     names: tuple[str, ...]
     test_inputs: npt.NDArray[Any]
-    test_targets: npt.NDArray[np.int64]
-    test_groups: npt.NDArray[np.int64]
+    test_targets: Labels
+    test_groups: Labels
 
     @classmethod
     def joined(cls, names: Iterable[str], train: Sequence[_Part], test: Sequence[_Part]) -> OwnedSamples:
@@ -247,6 +128,14 @@ class OwnedSamples(NamedTuple):
             owners = np.repeat([owner for _, _, owner in parts], [len(y) for _, y, _ in parts]).astype(np.int64)
             fields.append((np.concatenate([x for x, _, _ in parts]), np.concatenate([y for _, y, _ in parts]), owners))
         return cls(*fields[0], tuple(names), *fields[1])
+
+
+_Part = tuple[npt.NDArray[Any], Labels, int]
+"""Inputs, targets and owner of the rows of one user."""
+_Parse = Callable[[Path, str, list[Any], list[Any]], tuple[npt.NDArray[Any], Labels]]
+
+
+# ---- LEAF's JSON: {users, num_samples, user_data: {user: {x, y}}}, usually in train/ and test/
 
 
 def leaf_files(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -271,38 +160,20 @@ def read_users(path: Path, *, empty: bool = False) -> Iterator[tuple[str, list[A
         actual = sorted(content)[:9] if isinstance(content, dict) else type(content).__name__
         raise invalid_file(path, "LEAF's keys users, num_samples, user_data", actual)
     users, counts, user_data = content["users"], content["num_samples"], content["user_data"]
-    if not isinstance(users, list) or not isinstance(counts, list) or len(users) != len(counts):
-        raise invalid_file(path, "as many num_samples as users", "lists of different lengths")
-    if not users:
-        raise invalid_file(path, "at least one user", "none")
-    _check_users(path, users, user_data)
+    named = isinstance(users, list) and all(isinstance(user, str) and user.isprintable() for user in users)
+    if not named or not users or not isinstance(user_data, dict) or sorted(users) != sorted(user_data):
+        raise invalid_file(path, "users with names, each once, and user_data of each", reprlib.repr(users))
+    if not isinstance(counts, list) or len(counts) != len(users):
+        raise invalid_file(path, "as many num_samples as users", reprlib.repr(counts))
     for user, count in zip(users, counts, strict=True):
-        if type(count) is not int or count < (0 if empty else 1):
-            minimum = "at least 0" if empty else "at least 1"
-            raise invalid_file(path, f"{minimum} as num_samples of user {_name(user)}", reprlib.repr(count), _EMPTY)
-        rows = user_data[user]
-        if not isinstance(rows, dict) or not isinstance(rows.get("x"), list) or not isinstance(rows.get("y"), list):
-            raise invalid_file(path, f"x and y of user {_name(user)}", "none")
-        if not len(rows["x"]) == len(rows["y"]) == count:
-            actual = f"{len(rows['x'])} x and {len(rows['y'])} y"
-            raise invalid_file(path, f"{count} samples of user {_name(user)}", actual)
-        yield user, rows["x"], rows["y"]
-
-
-def _check_users(path: Path, users: list[Any], user_data: Any) -> None:
-    """Raise for a user that is listed twice, listed without data, or has data and is not listed."""
-    listed: set[str] = set()
-    for user in users:
-        if not isinstance(user, str) or not user.isprintable():
-            raise invalid_file(path, "users with names", reprlib.repr(user))
-        if user in listed:
-            raise invalid_file(path, "every user once", f"user {_name(user)} twice")
-        listed.add(user)
-        if not isinstance(user_data, dict) or user not in user_data:
-            raise invalid_file(path, f"x and y of user {_name(user)}", "none")
-    unlisted = next((user for user in user_data if user not in listed), None)
-    if unlisted is not None:
-        raise invalid_file(path, "data of listed users only", f"data of {_name(unlisted)}, who is not in users")
+        x, y = (user_data[user].get(key) for key in "xy") if isinstance(user_data[user], dict) else (None, None)
+        found = (len(x), len(y)) if isinstance(x, list) and isinstance(y, list) else None
+        if type(count) is not int or found != (count, count) or not (count or empty):
+            raise invalid_file(
+                path, f"num_samples of x and y of user {user!r:.80}", f"{count!r:.80} and {found} samples",
+                "The option -k of LEAF's preprocess.sh leaves out users with few samples.",
+            )  # fmt: skip
+        yield user, x, y  # type: ignore[misc]
 
 
 def _read_parts(files: Sequence[Path], parse: _Parse, names: dict[str, int], *, test: bool) -> list[_Part]:
@@ -312,7 +183,7 @@ def _read_parts(files: Sequence[Path], parse: _Parse, names: dict[str, int], *, 
     for path in files:
         for user, x, y in read_users(path, empty=test):
             if user in homes:
-                raise invalid_file(path, f"users that are not in {homes[user].name}", f"user {_name(user)} again")
+                raise invalid_file(path, f"users that are not in {homes[user].name}", f"user {user!r:.80} again")
             homes[user] = path
             owner = names.get(user, -1) if test else names.setdefault(user, len(names))
             parts.append((*parse(path, user, x, y), owner))
@@ -320,23 +191,18 @@ def _read_parts(files: Sequence[Path], parse: _Parse, names: dict[str, int], *, 
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file without duplicate keys."""
+    """Return the content of a JSON file."""
     try:
-        return json.loads(path.read_bytes(), object_pairs_hook=_check_unique_keys)
+        return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:  # also for a number with thousands of digits
         raise invalid_file(path, "whole JSON", str(error).rstrip(".")) from None
 
 
-def _check_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        duplicate, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise ValueError(f"the key {_name(duplicate)} appears twice in one object")
-    return content
+# ---- FEMNIST by writer: from LEAF's JSON, or one .npz
 
-
-def _name(user: str) -> str:
-    return f"{user!r:.80}"
+_SIDE = 28
+MAX_NPZ_BYTES = 1 << 31
+"""Maximum size of the uncompressed arrays of one .npz file."""
 
 
 def read_femnist(folder: Path, remedy: str = "") -> OwnedSamples:
@@ -365,59 +231,70 @@ def read_femnist(folder: Path, remedy: str = "") -> OwnedSamples:
     return OwnedSamples.joined(names, divided[False], divided[True])
 
 
-def _parse_writer(path: Path, user: str, x: list[Any], y: list[Any]) -> tuple[Bytes, npt.NDArray[np.int64]]:
-    if not y:
-        return np.zeros((0, 1, _SIDE, _SIDE), np.uint8), np.zeros(0, np.int64)
+def _parse_writer(path: Path, user: str, x: list[Any], y: list[Any]) -> tuple[Bytes, Labels]:
     try:
-        pixels, labels = np.array(x), np.array(y)
+        pixels, labels = np.array(x or np.zeros((0, _SIDE * _SIDE))), np.array(y)
     except (ValueError, TypeError, OverflowError):
         pixels = labels = np.zeros(0, object)
-    if pixels.dtype.kind not in "iuf" or pixels.ndim < 2:
-        raise invalid_file(
-            path, f"images of {_SIDE * _SIDE} numbers of user {_name(user)}", "rows of other types or lengths"
-        )
-    pixels = pixels.reshape(len(y), -1).astype(np.float64)
-    if pixels.shape[1] != _SIDE * _SIDE:
-        raise invalid_file(path, f"images of {_SIDE * _SIDE} pixels of user {_name(user)}", pixels.shape[1])
-    if not (pixels.min() >= 0 and pixels.max() <= 1):
-        raise invalid_file(path, f"pixels of user {_name(user)} from 0 to 1", f"{pixels.min():g} to {pixels.max():g}")
-    images = np.rint(pixels * 255).astype(np.uint8).reshape(-1, 1, _SIDE, _SIDE)
-    return images, _check_labels(path, labels, len(y))
+    if pixels.dtype.kind not in "iuf" or pixels.size != len(y) * _SIDE * _SIDE or pixels.ndim < 2:
+        expected = f"images of {_SIDE * _SIDE} numbers of user {user!r:.80}"
+        raise invalid_file(path, expected, f"{pixels.dtype} of shape {pixels.shape}, or rows of other lengths")
+    if not ((pixels >= 0) & (pixels <= 1)).all():
+        raise invalid_file(path, f"pixels of user {user!r:.80} from 0 to 1", f"{pixels.min():g} to {pixels.max():g}")
+    images = np.rint(pixels.astype(np.float64) * 255).astype(np.uint8).reshape(-1, 1, _SIDE, _SIDE)
+    return images, _check_numbers(path, "labels", labels, len(y), 62)
 
 
-def _check_labels(path: Path, labels: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
-    if labels.shape != (count,) or (count and labels.dtype.kind not in "iu"):
-        raise invalid_file(path, f"{count} class numbers", f"{labels.dtype} of shape {labels.shape}")
-    if count and not (int(labels.min()) >= 0 and int(labels.max()) <= 61):
-        raise invalid_file(path, "labels from 0 to 61", f"{labels.min()} to {labels.max()}")
-    return labels.astype(np.int64)
+def _check_numbers(path: Path, name: str, numbers: npt.NDArray[Any], count: int, bound: int) -> Labels:
+    """Return ``count`` whole numbers from 0 to below a bound."""
+    if numbers.shape != (count,) or (count and numbers.dtype.kind not in "iu"):
+        raise invalid_file(path, f"{count} {name}, whole numbers", f"{numbers.dtype} of shape {numbers.shape}")
+    if count and not (int(numbers.min()) >= 0 and int(numbers.max()) < bound):
+        raise invalid_file(path, f"{name} from 0 to {bound - 1}", f"{numbers.min()} to {numbers.max()}")
+    return numbers.astype(np.int64)
 
 
 def _read_femnist_npz(path: Path) -> OwnedSamples:
     parts = ("train", "test")
     arrays = read_npz(path, [*(f"{field}_{part}" for part in parts for field in "xyw"), "writers"])
     writers = arrays["writers"]
-    if writers.ndim != 1 or writers.dtype.kind not in "US":
-        raise invalid_file(path, "writers as a list of names", f"{writers.dtype} of shape {writers.shape}")
-    names, counts = np.unique(writers, return_counts=True)
-    if counts.max(initial=1) > 1:
-        raise invalid_file(path, "every writer once", f"{_name(str(names[counts.argmax()]))} twice")
+    if writers.ndim != 1 or writers.dtype.kind not in "US" or len(np.unique(writers)) < len(writers):
+        raise invalid_file(path, "writers as a list of names, each once", f"{writers.dtype} of shape {writers.shape}")
     fields = []
     for part in parts:
-        x, w = arrays[f"x_{part}"], arrays[f"w_{part}"]
-        if x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != _SIDE * _SIDE:
+        x = arrays[f"x_{part}"]
+        if x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != _SIDE * _SIDE or not (len(x) or part == "test"):
             expected = f"x_{part} as bytes of shape (n, {_SIDE * _SIDE})"
             raise invalid_file(path, expected, f"{x.dtype} of shape {x.shape}")
-        y = _check_labels(path, arrays[f"y_{part}"], len(x))
-        expected = f"w_{part} as a writer's number a row"
-        if w.shape != (len(x),) or w.dtype.kind not in "iu":
-            raise invalid_file(path, expected, f"{w.dtype} of shape {w.shape}")
-        if len(w) and not (int(w.min()) >= 0 and int(w.max()) < len(writers)):
-            raise invalid_file(path, f"{expected}, 0 to {len(writers) - 1}", f"{w.min()} to {w.max()}")
-        fields.append((x.reshape(-1, 1, _SIDE, _SIDE), y, w.astype(np.int64)))
-    if not len(fields[0][0]):
-        raise invalid_file(path, "at least one training row", "none")
+        y = _check_numbers(path, f"y_{part}", arrays[f"y_{part}"], len(x), 62)
+        owners = _check_numbers(path, f"w_{part}", arrays[f"w_{part}"], len(x), len(writers))
+        fields.append((x.reshape(-1, 1, _SIDE, _SIDE), y, owners))
     return OwnedSamples(*fields[0], tuple(map(str, writers)), *fields[1])
+
+
+def read_npz(path: Path, wanted: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    """Return the named arrays of a .npz file. Pickled objects and more than `MAX_NPZ_BYTES` bytes are refused."""
+    arrays = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = [archive.getinfo(f"{name}.npy") for name in wanted]
+            if (claimed := sum(member.file_size for member in members)) > MAX_NPZ_BYTES:
+                raise invalid_file(path, f"at most {MAX_NPZ_BYTES} bytes of arrays", f"{claimed}")
+            for name, member in zip(wanted, members, strict=True):
+                content = io.BytesIO(archive.read(member))
+                npy.read_magic(content)
+                shape, fortran, dtype = npy.read_array_header_1_0(content)
+                body = content.read()
+                if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(body) or min(shape, default=0) < 0:
+                    raise ValueError(f"{len(body)} bytes for {name}, {dtype} of shape {shape}")
+                arrays[name] = np.frombuffer(body, dtype).reshape(shape, order="F" if fortran else "C")
+    except DataError:
+        raise
+    except (ValueError, KeyError, TypeError, SyntaxError, RuntimeError, EOFError, OSError, OverflowError,
+            struct.error, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:  # fmt: skip
+        expected = f"a whole .npz of the plain arrays {', '.join(wanted)}"
+        raise invalid_file(path, expected, str(error).rstrip(".") or type(error).__name__) from None
+    return arrays
 
 
 # ---- Shakespeare by role: from {role: text}, or from LEAF's JSON of windows
@@ -440,10 +317,8 @@ def encode(text: str, path: Path | str = "text", role: str = "") -> Bytes:
     codes = np.where(points < 128, _CODES[np.minimum(points, 127)], _UNKNOWN)
     wrong = np.flatnonzero(codes == _UNKNOWN)
     if len(wrong):
-        position = int(wrong[0])
-        raise invalid_file(
-            path, "only the characters of LEAF's alphabet", f"{text[position]!r} at {position} of role {role!r:.80}"
-        )
+        place = f"{text[wrong[0]]!r} at {wrong[0]} of role {role!r:.80}"
+        raise invalid_file(path, "only the characters of LEAF's alphabet", place)
     return codes.astype(np.uint8)
 
 
@@ -509,18 +384,9 @@ def _windows_of_texts(
     return OwnedSamples(inputs, targets, groups, tuple(names), inputs[rows], targets[rows], test_owners)
 
 
-def _encode_windows(path: Path, role: str, x: list[Any], y: list[Any]) -> tuple[Bytes, npt.NDArray[np.int64]]:
-    for window, following in zip(x, y, strict=True):
-        if (
-            not isinstance(window, str)
-            or len(window) != WINDOW
-            or not isinstance(following, str)
-            or len(following) != 1
-        ):
-            raise invalid_file(
-                path,
-                f"windows of {WINDOW} characters and one next character of role {role!r:.80}",
-                f"{reprlib.repr(window)} and {reprlib.repr(following)}",
-            )
-    following = encode("".join(y), path, role).astype(np.int64)
-    return encode("".join(x), path, role).reshape(-1, WINDOW), following
+def _encode_windows(path: Path, role: str, x: list[Any], y: list[Any]) -> tuple[Bytes, Labels]:
+    for texts, length in ((x, WINDOW), (y, 1)):
+        if any(not isinstance(text, str) or len(text) != length for text in texts):
+            actual = reprlib.repr([*x[:2], *y[:2]])
+            raise invalid_file(path, f"windows of {WINDOW} characters and the next one of role {role!r:.80}", actual)
+    return encode("".join(x), path, role).reshape(-1, WINDOW), encode("".join(y), path, role).astype(np.int64)
