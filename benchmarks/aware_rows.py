@@ -11,13 +11,10 @@ all clients is known without reading rows, and a run can start with every client
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
-import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +27,6 @@ from hansa.core.types import Population, RoundContext, Update
 from hansa.runs.store import DiskStore
 
 FACTORS = 16
-AWARE: Any = importlib.import_module("hansa.aggregate.aware")  # the module, whose name the part of that name hides
 
 
 class Rows:
@@ -67,34 +63,7 @@ def updates(rows: Rows, participants: int, round: int) -> list[Update]:
     return [Update(c, i, rows.row(c) + noise[i], 100, 24.0) for i, c in enumerate(chosen)]
 
 
-class Split:
-    """Where the time of a round goes: functions and methods are timed where they are called."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def measured(*given: Any, **named: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return call(*given, **named)
-            finally:
-                self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
-
-        return measured
-
-
-def bytes_from_disk() -> int:
-    """What this process has had read from the disk itself: rows that the system keeps in memory are not among it."""
-    try:
-        told = Path("/proc/self/io").read_text()
-    except OSError:
-        return 0
-    return int(next(line for line in told.splitlines() if line.startswith("read_bytes")).split()[1])
-
-
 def on_disk(rows: Rows, participants: int, rounds: int, folder: Path) -> dict[str, Any]:
-    split = Split()
     part = aware(momentum_storage="disk")
     population = Population((100,) * rows.clients)
     with DiskStore(folder) as store:
@@ -102,26 +71,17 @@ def on_disk(rows: Rows, participants: int, rounds: int, folder: Path) -> dict[st
             some = range(start, min(start + 50, rows.clients))
             store.commit(turn, {client: {MOMENTUM: rows.row(client)} for client in some})
         state = {**part.init(rows.dim, rows.clients), "clients": list(range(rows.clients)), "gram": rows.gram()}
-        store.read_many = split.timed("reading participants' rows", store.read_many)  # type: ignore[method-assign]
-        store.dot = split.timed("Gram refresh (streams all rows)", store.dot)  # type: ignore[method-assign]
-        store.combine = split.timed("forming the direction", store.combine)  # type: ignore[method-assign]
-        AWARE.min_norm = split.timed("min-norm solve", AWARE.min_norm)
-        found, parts, cpu, disk, density = [], [], [], [], 0
+        seconds, processor = [], []
         for round in range(rounds + 1):  # the first warms up: rows are verified by SHA-256 when first met
             given = updates(rows, participants, round)
-            split.seconds.clear()
-            began, spent, read = time.perf_counter(), time.process_time(), bytes_from_disk()
-            ctx = RoundContext(round, population, tuple(u.client for u in given), store)
+            began, used = time.perf_counter(), time.process_time()
+            ctx = RoundContext(round, population, tuple(update.client for update in given), store)
             combined = part.combine(given, state, ctx)
-            split.timed("committing rows", store.commit)(store.generation, combined.rows)
-            found.append(time.perf_counter() - began)
-            cpu.append(time.process_time() - spent)
-            disk.append(bytes_from_disk() - read)
-            parts.append(dict(split.seconds))
-            state, density = combined.state, combined.info["density"]
-    split = _medians(parts[1:])
-    times = {"seconds": found[1:], "cpu": cpu[1:], "first": found[0], "split": split}
-    return {**times, "density": density, "from_disk": disk[1:]}
+            store.commit(store.generation, combined.rows)
+            seconds.append(time.perf_counter() - began)
+            processor.append(time.process_time() - used)
+            state = combined.state
+    return {"seconds": seconds[1:], "cpu": processor[1:]}
 
 
 def naive(rows: Rows, participants: int, rounds: int) -> dict[str, Any]:
@@ -136,10 +96,6 @@ def naive(rows: Rows, participants: int, rounds: int) -> dict[str, Any]:
         _ = weights.float() @ held
         found.append(time.perf_counter() - began)
     return {"seconds": found[1:]}
-
-
-def _medians(parts: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: statistics.median(part.get(name, 0.0) for part in parts) for name in parts[0]} if parts else {}
 
 
 def main() -> None:

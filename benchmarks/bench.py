@@ -1,4 +1,4 @@
-"""Benchmark Hansa against its peers, plain PyTorch, and the limit of the machine.
+"""Benchmark Hansa against its peers, plain PyTorch.
 
     python benchmarks/bench.py              everything, about 27 minutes; writes docs/benchmarks.md
     python benchmarks/bench.py --quick      without peers, about 4 minutes; only prints the page
@@ -22,11 +22,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from harness import page, processes
+from harness import page
 from harness.agreement import Check, agrees
-from harness.contenders import CLEAN, CONTENDERS, HERE, Contender, compete, interpreters
+from harness.contenders import CONTENDERS, Contender, compete, interpreters
 from harness.points import Points
-from harness.workloads import OTHERS, WORKLOADS, Workload, judge, load, write
+from harness.workloads import WORKLOADS, Workload, fashion, judge, write
 
 ROOT = Path(__file__).parents[1]
 QUICK = ("hansa-own-2", "hansa-catalogue-2", "hansa-own-avx2-2", "plain-2")
@@ -42,7 +42,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds that one run may take")
     parser.add_argument("--agreement", action="store_true", help="only check that all compute the same thing")
     parser.add_argument("--no-scaling", action="store_true", help="only the table of contenders")
-    parser.add_argument("--only-scaling", action="store_true", help="only the tables about Hansa alone")
     parser.add_argument(
         "--again", nargs="+", metavar="TABLE", help="measure these tables anew, keep the rest of the page"
     )
@@ -70,7 +69,6 @@ class Bench:
             "accuracy": {},
             "loss": {},
             "agreement": {},
-            "limits": [],
             "missing": {},
         }
 
@@ -89,20 +87,18 @@ class Bench:
         for old in data.glob("*-*-*.npz"):  # models of an earlier benchmark
             old.unlink()
         alone = not (self.options.no_scaling or self.options.agreement)
-        others = not self.options.only_scaling
-        needed = {workload.name for workload in self.workloads if others} | ({"W1", "W2"} if alone else set())
+        needed = {workload.name for workload in self.workloads} | ({"W1", "W2"} if alone else set())
         for name in sorted(needed):
             self.write(WORKLOADS[name])
         self.results["note"] = "; ".join(self.notes)
-        if others:
-            self.compete()
+        self.compete()
         if alone:
             self.results["scaling"] = Points(self.root, self.say, quick=self.options.quick).all()
         self.keep()
 
     def write(self, workload: Workload) -> None:
         """The arrays of a workload, and what data they are."""
-        found, note = load(workload.dataset)
+        found, note = fashion()
         if note not in self.notes:
             self.notes.append(note)
             self.say(f"data: {note}")
@@ -122,8 +118,7 @@ class Bench:
         pythons, self.results["missing"] = interpreters(self.root, self.contenders, self.say)
         able = [c for c in self.contenders if c.peer is None or c.peer in pythons]
         check = Check(self.root, pythons, self.say, self.options.timeout)
-        wanted = self.workloads if self.options.agreement else [w for w in self.workloads if w.name in OTHERS]
-        self.results["agreement"] = check.all(wanted, able)
+        self.results["agreement"] = check.all(self.workloads, able)
         self.keep()
         if self.options.agreement:
             return
@@ -132,10 +127,8 @@ class Bench:
             turn = repeat % len(able)
             for contender in able[turn:] + able[:turn]:  # another one begins each time
                 for workload in self.workloads:
-                    most = 1 if workload.name in contender.once else repeats[workload.name]
-                    if workload.name in contender.only and repeat <= most:
+                    if workload.name in contender.only and repeat <= repeats[workload.name]:
                         self.one(contender, workload, pythons.get(contender.peer or ""), repeat)
-            self.limit(repeat)
             self.keep()
         for workload in self.workloads:
             self.judge(workload)
@@ -144,8 +137,7 @@ class Bench:
         return int(self.options.repeats or (1 if self.options.quick else workload.repeats))
 
     def rounds(self, workload: Workload) -> int:
-        few = self.options.quick and not workload.whole
-        return int(self.options.rounds or (min(4, workload.rounds) if few else workload.rounds))
+        return int(self.options.rounds or (min(4, workload.rounds) if self.options.quick else workload.rounds))
 
     def one(self, contender: Contender, workload: Workload, python: Path | None, repeat: int) -> None:
         runs = self.results["runs"].setdefault(workload.name, {}).setdefault(contender.name, [])
@@ -169,18 +161,9 @@ class Bench:
         self.say(f"{repeat}: {workload.name} {contender.name}: {told}")
         self.keep()
 
-    def limit(self, repeat: int) -> None:
-        answer = self.root / "answers" / f"limit-{repeat}.json"
-        command: list[str | Path] = [sys.executable, HERE / "limit.py", answer]
-        ended = processes.run(command, self.root / "logs" / f"limit-{repeat}.log", timeout=120, environment=CLEAN)
-        if ended.reason:
-            self.say(f"{repeat}: limit: failed: {ended.reason}")
-            return
-        self.results["limits"].append(json.loads(answer.read_text()))
-
     def judge(self, workload: Workload) -> None:
         """The accuracy and loss of every contender that came to the end."""
-        found, _ = load(workload.dataset)
+        found, _ = fashion()
         for name, runs in self.results["runs"].get(workload.name, {}).items():
             if runs and not runs[-1]["reason"]:
                 model = self.root / "data" / f"{workload.name}-{name}-{len(runs)}.npz"
@@ -222,7 +205,7 @@ def main() -> int:
         f"{workload} {name}"
         for workload, found in bench.results.get("agreement", {}).items()
         for name, told in found.items()
-        if not agrees(told, WORKLOADS[workload].model)
+        if not agrees(told)
     ]
     if apart:
         bench.say(f"not the model of the reference: {', '.join(apart)}")
@@ -232,7 +215,7 @@ def main() -> int:
 def tell(bench: Bench, options: argparse.Namespace) -> None:
     """Print the page, and write it if everything was measured."""
     text = page.page(bench.results, "make bench-quick" if options.quick else "make bench")
-    parts = (options.quick, options.only, options.rounds, options.repeats, options.no_scaling, options.only_scaling)
+    parts = (options.quick, options.only, options.rounds, options.repeats, options.no_scaling)
     whole = bool(options.again) or (not any(parts) and len(options.workloads) == len(WORKLOADS))
     out = options.out or (ROOT / "docs" / "benchmarks.md" if whole else None)
     if out is not None:

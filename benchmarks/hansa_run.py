@@ -66,63 +66,15 @@ class OwnCNN(nn.Module):
         return logits
 
 
-class OwnPflCNN(nn.Module):
-    """W3's model as users write it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 32, 3)
-        self.conv2 = nn.Conv2d(32, 64, 3)
-        self.pool = nn.MaxPool2d(2)
-        self.drop1 = nn.Dropout(0.25)
-        self.hidden = nn.Linear(12544, 128)
-        self.drop2 = nn.Dropout(0.5)
-        self.out = nn.Linear(128, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = F.relu(self.conv1(x))
-        x = self.pool(F.relu(self.conv2(x)))
-        x = torch.flatten(self.drop1(x), 1)
-        x = F.relu(self.hidden(x))
-        logits: torch.Tensor = self.out(self.drop2(x))
-        return logits
-
-
-class OwnLogistic(nn.Module):
-    """W4's model as users write it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(784, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.linear(x.view(-1, 28 * 28))
-        return logits
-
-
-class OwnLogisticSigmoid(OwnLogistic):
-    """W4's model as FLUTE has it: cross-entropy is told sigmoids in place of logits."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.sigmoid(super().forward(x))
-
-
 OWN: dict[str, type[nn.Module]] = {
     "mlp": OwnMLP,
     "cnn_29k": OwnCNN,
-    "pfl_cnn": OwnPflCNN,
-    "logistic": OwnLogistic,
-    "logistic_sigmoid": OwnLogisticSigmoid,
 }
 
 
-def first_model(name: str, start: str, own: bool, dropout: bool = True) -> nn.Module:
+def first_model(name: str, start: str, own: bool) -> nn.Module:
     """The model with the weights it starts from; a class of one's own has them in the same order under other names."""
     module = OWN[name]() if own else models.build(name, classes=10, shape=(1, 28, 28))
-    if not dropout:
-        for layer in module.modules():
-            if isinstance(layer, nn.Dropout):
-                layer.p = 0.0
     with np.load(start) as held, torch.no_grad():
         for parameter, stored in zip(module.parameters(), held.files, strict=True):
             parameter.copy_(torch.from_numpy(held[stored]))
@@ -136,7 +88,7 @@ def main() -> None:
     with np.load(job.data) as held:
         arrays = {name: torch.from_numpy(held[name]) for name in held.files}
     dealt = data.FederatedData(**arrays, classes=10, name="bench")
-    factory = partial(first_model, job.model, job.start, "own" in words, job.dropout)
+    factory = partial(first_model, job.model, job.start, "own" in words)
     task = hansa.Task(factory, cross_entropy, dealt, execution="eager" if "eager" in words else "native")
     algorithm = hansa.presets.fedavg(
         local_lr=job.lr, steps=job.steps, batch_size=job.batch, participation=job.cohort / job.clients

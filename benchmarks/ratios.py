@@ -22,8 +22,6 @@ from torch.nn.functional import cross_entropy
 
 import hansa
 from hansa import compress, data
-from hansa.core.types import Population
-from hansa.core.vectors.fingerprint import fingerprint
 from hansa.engine.serial import Serial
 from hansa.gossip import Topology, complete, erdos_renyi, ring, star, torus
 from hansa.runs.driver import Run
@@ -127,19 +125,6 @@ class Tiny(nn.Module):
         return logits
 
 
-class Wide(nn.Module):
-    """A model of about 32 parameters an output, and one row of work for each."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        self.inside = nn.Linear(16, outputs)
-        self.out = nn.Linear(outputs, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.out(torch.relu(self.inside(x)))
-        return logits
-
-
 def resident() -> float:
     """Megabytes of this process in memory now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -181,45 +166,6 @@ def scale(turns: int) -> dict[str, Any]:
         "value": two_workers(small, turns),
         "target": 1.05,
     }
-    del task, dealt, few, many
-    return {**found, **_weighed(turns), **_grown()}
-
-
-def _weighed(turns: int) -> dict[str, Any]:
-    """Draws by weight from a thousand clients and from a million, in turns."""
-    sampler, key, seconds = hansa.sample.weighted(count=100), hansa.Key(0), dict[int, list[float]]()
-    populations = [Population(tuple(range(1, count + 1))) for count in (1000, 1_000_000)]
-    for turn in range(20 * turns):
-        for population in populations:
-            began = time.process_time()
-            sampler.select(turn, population, key)
-            seconds.setdefault(population.count, []).append(time.process_time() - began)
-    few, many = (statistics.median(each[1:]) for each in seconds.values())
-    return {"drawing 100 of 1,000,000 by weight, ms": {"value": many * 1e3, "target": None},
-            "the same of 1,000, ms": {"value": few * 1e3, "target": None}}  # fmt: skip
-
-
-def _grown() -> dict[str, Any]:
-    """What a parameter costs in a round with next to no local work, as there are more of them."""
-    found, cost = dict[str, Any](), []
-    for outputs in (37_000, 370_000, 1_110_000, 3_700_000):
-        wide = hansa.Task(partial(Wide, outputs), cross_entropy, noise(4, 8, (16,), 64))
-        run = Turns(hansa.presets.fedavg(participation=1.0, steps=1, batch_size=4, local_lr=0.01), wide, 1)
-        for _ in range(6):  # the first two take the memory that the others use again
-            run.turn()
-        vector = run.run.params
-        settled = statistics.median(run.seconds[2:])
-        cost.append(settled / vector.numel())
-        name = f"a round of 4 clients at {vector.numel():,} parameters, ns a parameter"
-        found[name] = {"value": cost[-1] * 1e9, "target": None}
-        if outputs == 1_110_000:
-            began = time.process_time()
-            for _ in range(5):
-                fingerprint(vector)
-            share = (time.process_time() - began) / 5 / settled
-            found["the model's fingerprint there, share of a round"] = {"value": share, "target": 0.05}
-        del run, wide, vector
-    found["a parameter at the largest, x at a tenth of it"] = {"value": cost[-1] / cost[1], "target": 1.2}
     return found
 
 

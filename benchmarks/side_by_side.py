@@ -4,9 +4,7 @@
 
 A model of the user's own, 20 clients of unequal size: one run uses one core. Two lengths: runs of about half a second,
 and runs so short that what a study does once is a part of its time. Reports the wall time of a study and, for
-a machine that is not quiet, the processor time of all processes; medians of turns that interleave. Idle time is what is
-missing in two cores' wall time. The third row is the limit of the machine: two programs that know nothing of each other
-and execute half of the runs each, one after the other. They share caches, memory and the clock rate, as a study does.
+a machine that is not quiet, the processor time of all processes; medians of turns that interleave.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from __future__ import annotations
 import json
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -58,7 +55,7 @@ METHODS = {
 }
 SEEDS = RUNS // len(METHODS)
 ROUNDS = (150, 30)
-NAMES = {1: "one after the other", 2: "two side by side", 0: "two programs, half each"}
+NAMES = {1: "one after the other", 2: "two side by side"}
 
 
 def execute(study: hansa.Task, seeds: Sequence[int], parallel: int, rounds: int) -> list[torch.Tensor]:
@@ -67,84 +64,32 @@ def execute(study: hansa.Task, seeds: Sequence[int], parallel: int, rounds: int)
     return [run.params for runs in found.values() for run in runs]
 
 
-class Program:
-    """A program of its own that executes some seeds of the study whenever it is told to."""
-
-    def __init__(self, seeds: Sequence[int]) -> None:
-        words = [sys.executable, __file__, "--seeds", *map(str, seeds)]
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.wait()  # until it is warm
-
-    def tell(self, rounds: int) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{rounds}\n")
-        self.process.stdin.flush()
-
-    def wait(self) -> float:
-        """Return the processor seconds that it used."""
-        assert self.process.stdout is not None
-        return float(self.process.stdout.readline())
-
-    def end(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
-
-
-def serve(seeds: Sequence[int]) -> None:
-    """Be such a program."""
-    study = task()
-    execute(study, seeds[:1], 1, rounds=2)
-    print(0.0, flush=True)
-    for rounds in sys.stdin:
-        used = time.process_time()
-        execute(study, seeds, 1, int(rounds))
-        print(time.process_time() - used, flush=True)
+def measure(study: hansa.Task, seeds: Sequence[int], turns: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Return the rows of the table for runs of so many rounds."""
+    taken: dict[int, list[tuple[float, float]]] = {parallel: [] for parallel in NAMES}
+    models: dict[int, list[torch.Tensor]] = {}
+    for turn in range(turns):
+        for parallel in list(NAMES)[:: 1 if turn % 2 == 0 else -1]:
+            began, used = time.perf_counter(), processor()
+            models[parallel] = execute(study, seeds, parallel, rounds)
+            taken[parallel].append((time.perf_counter() - began, processor() - used))
+        assert all(map(torch.equal, models[1], models[2])), "side by side gives other bits"
+    rows: dict[str, dict[str, float]] = {}
+    for parallel, name in NAMES.items():
+        wall, used = (statistics.median(times) for times in zip(*taken[parallel], strict=True))
+        rows[name] = {"wall": wall, "processor": used, "runs": RUNS / wall}
+    rows[NAMES[2]] |= {"ratio": rows[NAMES[2]]["runs"] / rows[NAMES[1]]["runs"], "target": WANTED}
+    return {f"{rounds} rounds, {name}": row for name, row in rows.items()}
 
 
 def main() -> None:
-    if sys.argv[1] == "--seeds":
-        serve([int(seed) for seed in sys.argv[2:]])
-        return
     turns, answer = int(sys.argv[1]), Path(sys.argv[2])
     study, seeds = task(), range(SEEDS)
-    programs = [Program(seeds[::2]), Program(seeds[1::2])]
     execute(study, seeds[:1], 1, rounds=2)  # what a process does once is not part of a comparison
     rows: dict[str, dict[str, float]] = {}
     for rounds in ROUNDS:
-        rows |= measure(study, seeds, programs, turns, rounds)
-    for program in programs:
-        program.end()
+        rows |= measure(study, seeds, turns, rounds)
     answer.write_text(json.dumps(rows))
-
-
-def measure(
-    study: hansa.Task, seeds: Sequence[int], programs: Sequence[Program], turns: int, rounds: int
-) -> dict[str, dict[str, float]]:
-    """Return the rows of the table for runs of so many rounds."""
-    taken: dict[int, list[tuple[float, float]]] = {how: [] for how in NAMES}
-    models: dict[int, list[torch.Tensor]] = {}
-    for turn in range(turns):
-        for how in list(NAMES)[:: 1 if turn % 2 == 0 else -1]:
-            began, used = time.perf_counter(), processor()
-            if how:
-                models[how] = execute(study, seeds, how, rounds)
-                spent = processor() - used
-            else:
-                for program in programs:
-                    program.tell(rounds)
-                spent = sum(program.wait() for program in programs)
-            taken[how].append((time.perf_counter() - began, spent))
-        assert all(map(torch.equal, models[1], models[2])), "side by side gives other bits"
-    rows: dict[str, dict[str, float]] = {}
-    for how, name in NAMES.items():
-        wall, used = (statistics.median(each) for each in zip(*taken[how], strict=True))
-        rows[name] = {"wall": wall, "processor": used, "runs": RUNS / wall}
-        if how != 1:
-            idle = statistics.median(2 * wall - used for wall, used in taken[how])
-            rows[name] |= {"ratio": rows[name]["runs"] / rows[NAMES[1]]["runs"], "idle": idle}
-    rows[NAMES[2]]["target"] = WANTED
-    return {f"{rounds} rounds, {name}": row for name, row in rows.items()}
 
 
 if __name__ == "__main__":

@@ -23,10 +23,7 @@ CLEAN = {"OMP_NUM_THREADS": None, "MKL_NUM_THREADS": None, "PYTHONWARNINGS": "ig
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A script that does a job; ``peer`` names the environment it runs in, none for Hansa's own.
-
-    ``model`` is another one than the workload's; ``once`` names workloads that it runs without repeats, for time.
-    """
+    """A script that does a job; ``peer`` names the environment it runs in, none for Hansa's own."""
 
     name: str
     label: str
@@ -35,9 +32,7 @@ class Contender:
     peer: str | None = None
     launch: tuple[str, ...] = ()
     settings: Mapping[str, str | None] = field(default_factory=dict)
-    only: tuple[str, ...] = ("W1", "W2", "W3", "W4")
-    model: str = ""
-    once: tuple[str, ...] = ()
+    only: tuple[str, ...] = ("W1", "W2")
 
     @property
     def hansa(self) -> bool:
@@ -48,12 +43,10 @@ FORMS = {
     "own": "own class with forward()",
     "catalogue": "model of the catalogue",
     "own eager": "own class, no native code",
-    "own sigmoid": "own class with FLUTE's sigmoid",
 }
-NOT_W3 = ("W1", "W2", "W4")  # for time
 
 
-def _hansa(form: str, workers: int, isa: str = "", **words: Any) -> Contender:
+def _hansa(form: str, workers: int, isa: str = "") -> Contender:
     threads = "1 worker" if workers == 1 else f"{workers} workers"
     return Contender(
         "-".join(["hansa", *form.split(), *([isa] if isa else []), str(workers)]),
@@ -61,7 +54,6 @@ def _hansa(form: str, workers: int, isa: str = "", **words: Any) -> Contender:
         HERE / "hansa_run.py",
         f"workers={workers} {form}",
         settings={"HANSA_NATIVE": isa} if isa else {},
-        **words,
     )
 
 
@@ -69,13 +61,12 @@ NARROWER = native.instruction_set() == "avx512" and "avx2" in native.instruction
 
 CONTENDERS = (
     _hansa("own", 2),
-    _hansa("catalogue", 2, only=NOT_W3),
-    *((_hansa("own", 2, "avx2"), _hansa("catalogue", 2, "avx2", only=("W1", "W2"))) if NARROWER else ()),
-    _hansa("own", 1, only=("W1", "W2")),
-    _hansa("own eager", 2, only=("W1", "W2")),
-    _hansa("own sigmoid", 2, only=("W4",), model="logistic_sigmoid"),
-    Contender("fedlab", "FedLab 1.3", PEERS / "with_fedlab.py", peer="fedlab", only=NOT_W3),
-    Contender("flower", "Flower 1.42 (Ray)", PEERS / "with_flower.py", peer="flower", once=("W4",)),
+    _hansa("catalogue", 2),
+    *((_hansa("own", 2, "avx2"), _hansa("catalogue", 2, "avx2")) if NARROWER else ()),
+    _hansa("own", 1),
+    _hansa("own eager", 2),
+    Contender("fedlab", "FedLab 1.3", PEERS / "with_fedlab.py", peer="fedlab"),
+    Contender("flower", "Flower 1.42 (Ray)", PEERS / "with_flower.py", peer="flower"),
     Contender(
         "pfl",
         "pfl 0.6, 2 workers",
@@ -85,16 +76,16 @@ CONTENDERS = (
         launch=("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"),
         settings={"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
     ),
-    Contender("fluke", "fluke 0.8.1", PEERS / "with_fluke.py", peer="fluke", only=NOT_W3),
+    Contender("fluke", "fluke 0.8.1", PEERS / "with_fluke.py", peer="fluke"),
     Contender("fedjax", "FedJAX 0.0.17", PEERS / "with_fedjax.py", peer="fedjax", settings={"JAX_PLATFORMS": "cpu"}),
-    Contender("plain", "plain PyTorch loop", PEERS / "plain.py", only=NOT_W3),
+    Contender("plain", "plain PyTorch loop", PEERS / "plain.py"),
     Contender("plain-2", "plain loop, 2 processes", PEERS / "plain.py", "2"),
     Contender(
         "plain-2-last",
         "plain loop, 2 processes, channels-last",
         PEERS / "plain.py",
         "2 channels_last",
-        only=("W1", "W3"),
+        only=("W1",),
     ),
 )
 
@@ -128,7 +119,7 @@ def launch(
     """Have a contender do a job of the workload; what it answers, or the reason why there is no answer."""
     given = {
         **{name: getattr(workload, name) for name in ("clients", "cohort", "steps", "batch", "lr", "rounds")},
-        "model": contender.model or workload.model,
+        "model": workload.model,
         "variant": contender.variant,
         "data": root / "data" / f"{workload.name}.npz",
         "answer": root / "answers" / f"{stem}.json",
@@ -166,15 +157,11 @@ def compete(
     timeout: float,
     variant: str | None = None,
 ) -> dict[str, Any]:
-    """One run. It goes on from the model of the contender's run before this one: FedAvg has no other state.
-
-    A workload that is a whole job begins anew.
-    """
+    """One run. It goes on from the model of the contender's run before this one: FedAvg has no other state."""
     stem = f"{workload.name}-{contender.name}" + ("" if variant is None else "-bare")
     before = root / "data" / f"{stem}-{repeat - 1}.npz"
-    goes_on = before.is_file() and not workload.whole
     job = {
-        "start": before if goes_on else root / "data" / f"{workload.name}-start.npz",
+        "start": before if before.is_file() else root / "data" / f"{workload.name}-start.npz",
         "save": root / "data" / f"{stem}-{repeat}.npz",
         "rounds": rounds,
         "seed": repeat,

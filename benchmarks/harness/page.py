@@ -19,31 +19,11 @@ from harness.agreement import TOLERANCE, agrees
 from harness.contenders import CONTENDERS, NARROWER, Contender
 from harness.environments import RECIPES
 from harness.tables import MEGABYTE, TABLES, table
-from harness.workloads import OTHERS, OWN, W4, WORKLOADS, Workload
+from harness.workloads import WORKLOADS
 
 Results = Mapping[str, Any]
 AGREE = 0.05  # accuracies may differ by this much: clients and batches are drawn by each contender's own generator
-AIMS = {"W1": 4.0, "W2": 4.0}
-MOST_MB = {"W1": 450, "W2": 450}
-
-OTHER_TERMS = """\
-Settings of other projects' benchmarks, with their models. W3 is `simple_cnn` on CIFAR-10 of pfl-research
-([configuration](https://github.com/apple/pfl-research/blob/develop/benchmarks/image_classification/configs/baseline.yaml)):
-1,000 users with 50 images each, a cohort of 50, one epoch in batches of 10, with dropout. W4 is lr_mnist of FLUTE
-([configuration](https://github.com/microsoft/msrflute/tree/main/experiments/cv_lr_mnist)): logistic regression, two
-digits a client, one epoch in batches of 10. FLUTE's clients have unequal numbers of images; here all have 60. Its class
-also has a sigmoid before cross-entropy: the row that says so has it, the others have not. Some contenders are left out
-of W3 for time."""
-
-PUBLISHED = (  # of lr_mnist on CPU, README.md of github.com/microsoft/msrflute
-    ("published by FLUTE: Flower 1.0.0 (Ray), CPU, another machine", 30 * 60 + 14),
-    ("published by FLUTE: FLUTE (Gloo), CPU, another machine", 3 * 60 + 20),
-)
-JOB = """\
-W4 is short enough to be run whole: the time from starting the program to its end, data read, workers started and code
-compiled, without evaluation. FLUTE's README has the times of FLUTE and Flower for the same 100 rounds, with five
-evaluations. **Their machine was another one, which the README does not describe: the last two rows are there for the
-order of magnitude, not for a ratio.**"""
+AIM, MOST_MB = 4.0, 450
 
 METHOD = """\
 ## How it is measured
@@ -51,25 +31,20 @@ METHOD = """\
   of full batches a client, equal weights. Each is written with its framework's own parts as its documentation advises,
   on in-memory tensors, without evaluation on the way (`benchmarks/peers/`, one script each), and is installed in an
   environment of its own with the same torch.
-- Rounds are run in repeats of fresh processes (three on W1 and W2, two on W3 and W4, one of Flower on W4), each going
-  on from the model where the last one ended, on W4 each anew; the contenders take turns within a repeat. The first
-  round of a repeat is a warm-up (it starts workers, it compiles) and is not counted in client-steps a second, which are
-  medians of the repeats with their extremes. *Wall* is the whole time of all repeats' processes, start-up included.
-  *MB* is the largest sum of the resident sets of all processes of a run, so that pages which processes share count more
-  than once.
-- Before W3 and W4 are timed, every contender does a small job of each without any randomness: four clients that all
-  take part, batches of all they have, three steps, two rounds, a tenth of the rate, no dropout. The models must be
-  those of a reference in float64, or the benchmark fails: to 0.0001 of the way that it went, with ReLU and max-pools to
-  0.05, since near a kink float32 may take the other side. A step more or less is 0.2 and more.
+- Rounds are run in three repeats of fresh processes, each going on from the model where the last one ended; the
+  contenders take turns within a repeat. The first round of a repeat is a warm-up (it starts workers, it compiles) and
+  is not counted in client-steps a second, which are medians of the repeats with their extremes. *Wall* is the whole
+  time of all repeats' processes, start-up included. *MB* is the largest sum of the resident sets of all processes of a
+  run, so that pages which processes share count more than once.
+- Before anything is timed, every contender does a small job of each workload without any randomness: four clients that
+  all take part, batches of all they have, three steps, two rounds, a tenth of the rate. The models must be those of a
+  reference in float64, or the benchmark fails: to 0.05 of the way that it went, since near a kink of ReLU or a max-pool
+  float32 may take the other side. A step more or less is 0.2 and more.
 - Accuracy is of the last model on the test set, by one judge for all. All must lie within 5 points of their median.
 - FedLab and fluke train in one process with torch's threads; pfl has two workers under torchrun, Flower two Ray actors
   of one thread each, FedJAX its compiled backend with XLA's threads (its pmap backend does not run with this JAX).
 - Peers and the plain loop keep PyTorch's default layout of images, as their users do; the plain loop with channels-last
   images shows what that one setting gives.
-- The limit: `torch.mm` at 1,024 cubed in two processes, over the multiplications of a step. The products of the step's
-  own shapes stand beside it: narrow ones do not reach the peak. Hansa's native convolutions leave out the products with
-  zeros that ReLU and pooling leave in the backward pass, and 3x3 and 5x5 kernels before a pool make 4 and 9 products an
-  output for 9 and 25 (Winograd's minimal filtering), so they may pass a limit that counts all products.
 - Compare within one run only: between runs the machine itself drifts by 15%. Never measure under load.
 """
 
@@ -80,8 +55,7 @@ def page(results: Results, command: str) -> str:
         f"Made by `{command}`; nothing on this page is written by hand.",
         *_machine(results),
         "## Client-steps a second",
-        *_main(results, OWN),
-        *_other_terms(results),
+        *_main(results),
         METHOD.strip(),
     ]
     scaling = results.get("scaling", {})
@@ -162,47 +136,25 @@ def fastest_peer(results: Results, workload: str) -> tuple[str, float] | None:
     return max(found, key=lambda pair: pair[1]) if found else None
 
 
-def _other_terms(results: Results) -> list[str]:
-    if not any(results.get("runs", {}).get(workload) for workload in OTHERS):
-        return []
-    return ["## On other projects' terms", OTHER_TERMS, *_main(results, OTHERS), *_job(results)]
-
-
-def _job(results: Results) -> list[str]:
-    """The whole of FLUTE's job beside the times that its authors published."""
-    found = results["runs"].get(W4.name, {})
-    rows = []
-    for contender in CONTENDERS:
-        whole = [run["wall"] for run in found.get(contender.name, []) if len(run.get("seconds", ())) == W4.rounds]
-        if whole:
-            spread = f" ({min(whole):.1f}-{max(whole):.1f})" if len(whole) > 1 else ""
-            rows.append([contender.label, f"{statistics.median(whole):.1f}{spread}"])
-    if not rows:
-        return []
-    rows += [[f"*{name}*", f"{seconds} ({seconds // 60}:{seconds % 60:02} min)"] for name, seconds in PUBLISHED]
-    return ["### FLUTE's whole job", JOB, table(["", f"s for {W4.rounds} rounds"], rows)]
-
-
-def _main(results: Results, workloads: Mapping[str, Workload]) -> list[str]:
-    if not any(results.get("runs", {}).get(workload) for workload in workloads):
+def _main(results: Results) -> list[str]:
+    if not any(results.get("runs", {}).values()):
         return ["No run yet."]
     head = [
         "",
-        *(f"{w} {what}" for w in workloads for what in ("steps/s", "x peer", "of limit", "MB", "wall s", "acc.")),
+        *(f"{w} {what}" for w in WORKLOADS for what in ("steps/s", "x peer", "MB", "wall s", "acc.")),
     ]
     rows = [
-        [contender.label, *(cell for w in workloads for cell in _cells(results, w, contender))]
+        [contender.label, *(cell for w in WORKLOADS for cell in _cells(results, w, contender))]
         for contender in CONTENDERS
-        if any(results["runs"].get(w, {}).get(contender.name) for w in workloads)
-        or (contender.peer in results.get("missing", {}) and set(contender.only) & set(workloads))
+        if any(results["runs"].get(w, {}).get(contender.name) for w in WORKLOADS)
+        or contender.peer in results.get("missing", {})
     ]
-    rows += _limits(results, workloads)
-    about = "\n".join(f"- {workload.name}: {workload}" for workload in workloads.values())
-    return [about, table(head, rows), "\n".join(f"- {line}" for line in _found(results, workloads))]
+    about = "\n".join(f"- {workload.name}: {workload}" for workload in WORKLOADS.values())
+    return [about, table(head, rows), "\n".join(f"- {line}" for line in _found(results))]
 
 
 def _cells(results: Results, workload: str, contender: Contender) -> list[str]:
-    nothing = ["", "", "", "", "", ""]
+    nothing = [""] * 5
     if contender.peer in results.get("missing", {}):
         return [_said("not installed", results["missing"][contender.peer]), *nothing[1:]]
     runs = results["runs"].get(workload, {}).get(contender.name, [])
@@ -213,12 +165,11 @@ def _cells(results: Results, workload: str, contender: Contender) -> list[str]:
         return [_said("failed", runs[-1]["reason"]), *nothing[1:]]
     rate = statistics.median(measured)
     spread = f" ({min(measured):.0f}-{max(measured):.0f})" if len(measured) > 1 else ""
-    peer, limit = fastest_peer(results, workload), _limit(results, workload)
+    peer = fastest_peer(results, workload)
     accuracy = results.get("accuracy", {}).get(workload, {}).get(contender.name)
     return [
         f"{rate:.0f}{spread}",
         f"{rate / peer[1]:.2f}" if peer else "",
-        f"{rate / limit:.0%}" if limit else "",
         f"{max(run['peak'] for run in runs) / MEGABYTE:.0f}",
         f"{sum(run['wall'] for run in runs):.0f}",
         "" if accuracy is None else f"{accuracy:.3f}",
@@ -229,35 +180,9 @@ def _said(what: str, reason: str) -> str:
     return f"{what}: {reason}".replace("|", "/")
 
 
-def _limit(results: Results, workload: str, threads: str = "2") -> float | None:
-    """Steps a second if every multiplication ran at the peak of large products."""
-    found = [limit[threads] for limit in results.get("limits", [])]
-    if not found:
-        return None
-    return float(statistics.median(one["peak"]["flops"] / one[workload]["flops"] for one in found))
-
-
-def _limits(results: Results, workloads: Iterable[str]) -> list[list[str]]:
-    rows = []
-    for threads, label in (("1", "1 core"), ("2", "2 cores")):
-        found = [limit[threads] for limit in results.get("limits", [])]
-        if not found:
-            continue
-        peak = statistics.median(one["peak"]["flops"] for one in found) / 1e9
-        for what in ("shapes", "peak"):
-            cells = []
-            for workload in workloads:
-                at_peak = _limit(results, workload, threads)
-                own = statistics.median(one[workload]["steps"] for one in found)
-                cells += [f"{own if what == 'shapes' else at_peak:.0f}", "", "", "", "", ""]
-            name = "the step's own products" if what == "shapes" else f"limit, {peak:.0f} GFLOP/s"
-            rows.append([f"*{name}, {label}*", *cells])
-    return rows
-
-
-def _found(results: Results, workloads: Iterable[str]) -> Iterable[str]:
+def _found(results: Results) -> Iterable[str]:
     """What the table shows, in words."""
-    for workload in workloads:
+    for workload in WORKLOADS:
         peer, loop = fastest_peer(results, workload), rates(results, workload, "plain-2")
         for contender in CONTENDERS:
             measured = rates(results, workload, contender.name)
@@ -268,28 +193,21 @@ def _found(results: Results, workloads: Iterable[str]) -> Iterable[str]:
             times = f"{rate / peer[1]:.2f} times the client-steps of the fastest peer, {peer[0]}" if peer else ""
             if not peer and loop:
                 times = f"{rate / statistics.median(loop):.2f} times the client-steps of the plain loop in 2 processes"
-            aims = [f"at least {AIMS[workload]:g}"] if peer and workload in AIMS else []
-            aims += [f"at most {MOST_MB[workload]} MB"] if workload in MOST_MB else []
-            wanted = f" (wanted: {'; '.join(aims)})" if aims else ""
+            wanted = f" (wanted: {f'at least {AIM:g}; ' if peer else ''}at most {MOST_MB} MB)"
             if times and not contender.name.endswith("-1"):
                 yield f"{workload}: {label}: {times}, {peak:.0f} MB{wanted}"
         checked = results.get("agreement", {}).get(workload, {})
         if checked:
-            model = WORKLOADS[workload].model
-            wrong = [name for name, told in checked.items() if not agrees(told, model)]
-            most = max((told for told in checked.values() if agrees(told, model)), default=math.nan)
-            verdict = f"yes, all within {most:.0e} (at most {TOLERANCE[model]:g})"
+            wrong = [name for name, told in checked.items() if not agrees(told)]
+            most = max((told for told in checked.values() if agrees(told)), default=math.nan)
+            verdict = f"yes, all within {most:.0e} (at most {TOLERANCE:g})"
             verdict = f"**not those of {', '.join(wrong)}**" if wrong else verdict
             yield f"{workload}: models of the job without randomness are the reference's: {verdict}"
-        others = {contender.name for contender in CONTENDERS if contender.model}
-        found = {
-            name: value for name, value in results.get("accuracy", {}).get(workload, {}).items() if name not in others
-        }
+        found = results.get("accuracy", {}).get(workload, {})
         if found:
             middle = statistics.median(found.values())
             apart = [name for name, value in found.items() if abs(value - middle) > AGREE]
             verdict = f"**{', '.join(apart)} more than {AGREE} from the median**" if apart else "they agree"
             yield f"{workload}: accuracies from {min(found.values()):.3f} to {max(found.values()):.3f}: {verdict}"
-        losses = [value for name, value in results.get("loss", {}).get(workload, {}).items() if name not in others]
-        if losses:
+        if losses := results.get("loss", {}).get(workload, {}).values():
             yield f"{workload}: test losses from {min(losses):.3f} to {max(losses):.3f}"

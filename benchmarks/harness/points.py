@@ -26,24 +26,22 @@ class Points:
         self.root, self.say, self.quick, self.timeout = root, say, quick, timeout
 
     def all(self, only: Sequence[str] = ()) -> dict[str, list[Row]]:
+        turns = 1 if self.quick else 4
         tables: dict[str, Callable[[], Iterable[Row]]] = {
-            "startup": self.startup,
-            "eager": self.eager,
-            "batched": self.batched,
+            "startup": lambda: self._rows("startup.py", [1 if self.quick else 3]),
+            "eager": lambda: self._rows("eager.py", [turns]),
             "overhead": self.overhead,
             "population": self.population,
             "participants": self.participants,
             "dimension": self.dimension,
-            "gossip": self.gossip,
-            "ratios": self.ratios,
-            "asynchronous": self.asynchronous,
-            "studies": self.studies,
-            "scale": self.scale,
+            "ratios": lambda: self._rows("ratios.py", ["gossip", 2 * turns]),
+            "studies": lambda: self._rows("side_by_side.py", [3]),
+            "scale": lambda: self._rows("ratios.py", ["scale", 5]),
             "aware": self.aware,
             "vectors": self.vectors,
         }
         if self.quick:
-            tables = {name: tables[name] for name in ("startup", "eager", "batched", "overhead", "ratios", "vectors")}
+            tables = {name: tables[name] for name in ("startup", "eager", "overhead", "ratios", "vectors")}
         if unknown := set(only) - set(tables):
             raise SystemExit(f"no table {', '.join(unknown)}: there are {', '.join(tables)}")
         found = {}
@@ -53,24 +51,6 @@ class Points:
             self.say(f"scaling: {name}")
             found[name] = list(table())
         return found
-
-    def startup(self) -> Iterable[Row]:
-        """Processor time until something happens."""
-        found, reason = self._told("startup.py", [1 if self.quick else 3])
-        for name, row in (found or {"all": {}}).items():
-            yield {"what": name, "reason": reason, **row}
-
-    def eager(self) -> Iterable[Row]:
-        """Models without a native form against the loop of a PyTorch user."""
-        found, reason = self._told("eager.py", [1 if self.quick else 4])
-        for name, row in (found or {"all": {}}).items():
-            yield {"model": name, "reason": reason, **row}
-
-    def batched(self) -> Iterable[Row]:
-        """Clients together in one program against one after the other."""
-        found, reason = self._told("batched_clients.py", [2 if self.quick else 6])
-        for name, row in (found or {"all": {}}).items():
-            yield {"model": name, "reason": reason, **row}
 
     def overhead(self) -> Iterable[Row]:
         """Each round followed by its own steps without the engine, in one run."""
@@ -131,45 +111,6 @@ class Points:
         ]
         return self._scaled(points)
 
-    def gossip(self) -> Iterable[Row]:
-        """AFGA with 5 of N clients computing at a step; the dense loop where its rows fit."""
-        cases = [(100, "lazy", 3), (10_000, "lazy", 3)]
-        if not self.quick:
-            cases += [(100, "dense", 3), (1000, "lazy", 3)]
-        arrays = self.root / "data" / "W1.npz"
-        found: list[list[Row]] = [[] for _ in cases]
-        for _ in range(1 if self.quick else 3):
-            for place, (clients, how, rounds) in enumerate(cases):
-                words = [clients, rounds, how, arrays]
-                found[place].append(self._point("gossip.py", f"gossip-{how}-{clients}", words))
-        for (clients, how, _), rows in zip(cases, found, strict=True):
-            good = [row for row in rows if not row["reason"]]
-            yield {"clients": clients, "rows": how, **(_together(good) if good else rows[0])}
-
-    def ratios(self) -> Iterable[Row]:
-        """A gossiping client-step against one of FedAvg."""
-        found, reason = self._told("ratios.py", ["gossip", 2 if self.quick else 8])
-        for name, row in (found or {"all": {}}).items():
-            yield {"what": name, "reason": reason, **row}
-
-    def asynchronous(self) -> Iterable[Row]:
-        """An update of an asynchronous server step, with many clients and against a synchronous round."""
-        found, reason = self._told("asynchronous.py", [20])
-        for name, row in (found or {"all": {}}).items():
-            yield {"what": name, "reason": reason, **row}
-
-    def studies(self) -> Iterable[Row]:
-        """A study of 24 small runs, one after the other and side by side."""
-        found, reason = self._told("side_by_side.py", [3])
-        for name, row in (found or {"all": {}}).items():
-            yield {"what": name, "reason": reason, **row}
-
-    def scale(self) -> Iterable[Row]:
-        """A million clients, ten thousand participants, tens of millions of parameters."""
-        found, reason = self._told("ratios.py", ["scale", 5])
-        for name, row in (found or {"all": {}}).items():
-            yield {"what": name, "reason": reason, **row}
-
     def aware(self) -> Iterable[Row]:
         """Momentum rows on disk; the naive form that holds all of them beside it, where they fit."""
         large = 2000
@@ -185,12 +126,18 @@ class Points:
         """What the server and the wire do with eleven million numbers, against a copy of them."""
         found, reason = self._told("vectors.py", ["--repeats", 5 if self.quick else 15, "--out"])
         if reason:
-            yield {"operation": "all", "reason": reason}
+            yield {"what": "all", "reason": reason}
             return
         copy = found["seconds"]["copy"]
         for name, seconds in found["seconds"].items():
             target = found["targets"].get(name)
-            yield {"operation": name, "reason": "", "seconds": seconds, "copies": seconds / copy, "target": target}
+            yield {"what": name, "reason": "", "seconds": seconds, "copies": seconds / copy, "target": target}
+
+    def _rows(self, script: str, words: list[Any]) -> Iterable[Row]:
+        """The rows that a script answers by their names."""
+        found, reason = self._told(script, words)
+        for name, row in (found or {"all": {}}).items():
+            yield {"what": name, "reason": reason, **row}
 
     def _told(self, script: str, words: list[Any]) -> tuple[dict[str, Any], str]:
         """What a script answers, or why it did not."""

@@ -1,21 +1,9 @@
-"""The workloads that everyone runs, as arrays in files: one partition, one first model, one number of steps for all.
-
-W1 and W2 are this project's own. W3 and W4 are other projects' benchmarks:
-
-- W3 is the CIFAR-10 benchmark of pfl-research (benchmarks/image_classification/configs/baseline.yaml and
-  benchmarks/model/pytorch/cnn.py of github.com/apple/pfl-research): 1,000 users with 50 images each, dealt at random, a
-  cohort of 50, one epoch in batches of 10 at rate 0.1, two convolutions and dropout, equal weights. Its 1,500 rounds
-  are cut to a few.
-- W4 is lr_mnist of FLUTE (README.md and experiments/cv_lr_mnist of github.com/microsoft/msrflute): logistic regression
-  on MNIST, 1,000 clients, 10 a round, one epoch in batches of 10 at rate 0.03, all of its 100 rounds. Its clients hold
-  two digits each and unequal numbers of images; here every client has 60 images, so that all contenders do the same
-  work and weights by samples are equal. It also evaluates every 20 rounds, and its class has a sigmoid before the loss.
-"""
+"""The workloads that everyone runs, as arrays in files: one partition, one first model, one number of steps for all."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +25,7 @@ class Workload:
     """FedAvg: ``clients`` hold a share each, ``cohort`` of them a round do ``steps`` steps of ``batch``.
 
     Every client holds at least one batch, so that all batches are full and every contender does the same work.
-    Updates count equally. ``rounds`` are those of a repeat; a repeat goes on where the last one ended, unless
-    ``whole``: then each is the whole job, from the first model.
+    Updates count equally. ``rounds`` are those of a repeat; a repeat goes on where the last one ended.
     """
 
     name: str
@@ -51,10 +38,7 @@ class Workload:
     lr: float = 0.05
     rounds: int = 5
     repeats: int = 3
-    whole: bool = False
-    dataset: str = "fashion-mnist"
     rows: int = 60_000
-    source: str = ""
 
     @property
     def steps_a_round(self) -> int:
@@ -64,54 +48,27 @@ class Workload:
         return modules.module(self.model)
 
     def __str__(self) -> str:
-        repeats = f"{self.repeats} times {self.rounds}" if self.whole else f"{self.repeats * self.rounds}"
         return (
-            f"{self.source}{self.model}, {self.clients} clients, {self.cohort} a round, {self.steps} steps of "
-            f"{self.batch}, lr {self.lr}, {repeats} rounds"
+            f"{self.model}, {self.clients} clients, {self.cohort} a round, {self.steps} steps of "
+            f"{self.batch}, lr {self.lr}, {self.repeats * self.rounds} rounds"
         )
 
 
 W1 = Workload("W1", "cnn_29k", clients=100, cohort=10, steps=24, batch=50, partition=data.dirichlet(0.6, min_size=50))
 W2 = Workload("W2", "mlp", clients=1000, cohort=50, steps=10, batch=20, partition=data.dirichlet(0.6, min_size=20))
-W3 = Workload(
-    "W3", "pfl_cnn", clients=1000, cohort=50, steps=5, batch=10, lr=0.1, rounds=2, repeats=2, dataset="cifar10",
-    rows=50_000, partition=data.iid(), source="pfl-research's CIFAR-10 benchmark, of 1,500 rounds: ",
-)  # fmt: skip
-W4 = Workload(
-    "W4", "logistic", clients=1000, cohort=10, steps=6, batch=10, lr=0.03, rounds=100, repeats=2, whole=True,
-    dataset="mnist", partition=data.shards(2000, 2), source="FLUTE's lr_mnist: ",
-)  # fmt: skip
-OWN = {workload.name: workload for workload in (W1, W2)}
-OTHERS = {workload.name: workload for workload in (W3, W4)}
-WORKLOADS = {**OWN, **OTHERS}
-
-TITLES = {"fashion-mnist": "Fashion-MNIST", "mnist": "MNIST", "cifar10": "CIFAR-10"}
-
-
-def load(name: str) -> tuple[data.Dataset, str]:
-    """A data set if its files are there, else the embedded part of Fashion-MNIST in its shape; and a note on which."""
-    if data.is_present(name):
-        found = data.load(name)
-        return found, f"{TITLES[name]} ({len(found.targets):,} images)"
-    note = (
-        f"fashion-mini, the embedded 10,000 images of Fashion-MNIST, in place of {TITLES[name]}, each dealt several "
-        "times, since the full set is not in the data folder: the work is the same, accuracies are others. "
-        f"`hansa data get {name}` fetches it"
-    )
-    found = data.load("fashion-mini")
-    if name == "cifar10":
-        found = replace(found, inputs=_coloured(found.inputs), test_inputs=_coloured(found.test_inputs))
-    return found, note
+WORKLOADS = {workload.name: workload for workload in (W1, W2)}
 
 
 def fashion() -> tuple[data.Dataset, str]:
     """Fashion-MNIST if its files are there, else the embedded part of it; and a note that says which."""
-    return load("fashion-mnist")
-
-
-def _coloured(images: torch.Tensor) -> torch.Tensor:
-    """Grey images of 28 x 28 as 32 x 32 in three channels."""
-    return F.pad(images, (2, 2, 2, 2), value=float(images.min())).expand(-1, 3, -1, -1).contiguous()
+    if data.is_present("fashion-mnist"):
+        found = data.load("fashion-mnist")
+        return found, f"Fashion-MNIST ({len(found.targets):,} images)"
+    note = (
+        "fashion-mini, the embedded 10,000 images of Fashion-MNIST, each dealt several times, for the full set is "
+        "not there: the work is the same, accuracies are others. `hansa data get fashion-mnist` fetches it"
+    )
+    return data.load("fashion-mini"), note
 
 
 def deal(found: data.Dataset, workload: Workload, seed: int = 0) -> data.FederatedData:

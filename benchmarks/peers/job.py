@@ -38,7 +38,6 @@ class Job:
     rounds: int
     seed: int
     variant: str = ""
-    dropout: bool = True
 
     @classmethod
     def given(cls) -> Job:

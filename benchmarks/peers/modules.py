@@ -10,12 +10,8 @@ from job import Arrays, Job, passes, start
 from torch import nn
 
 
-def module(name: str, dropout: bool = True) -> nn.Sequential:
-    """A model by name; without dropout, where all contenders shall get the same one bit for bit."""
-    if name == "logistic":
-        return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
-    if name == "logistic_sigmoid":
-        return nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.Sigmoid())
+def module(name: str) -> nn.Sequential:
+    """A model by name."""
     if name == "mlp":
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 10))
     if name == "cnn_29k":
@@ -24,22 +20,12 @@ def module(name: str, dropout: bool = True) -> nn.Sequential:
             *(nn.Conv2d(16, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
             *(nn.Flatten(), nn.Linear(1568, 10)),
         )
-    if name == "pfl_cnn":
-        made = nn.Sequential(
-            *(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Dropout(0.25 * dropout), nn.Flatten(), nn.Linear(12544, 128), nn.ReLU()),
-            *(nn.Dropout(0.5 * dropout), nn.Linear(128, 10)),
-        )
-        for layer in made:
-            if isinstance(layer, nn.Conv2d | nn.Linear):
-                nn.init.xavier_uniform_(layer.weight)  # as pfl does
-        return made
     raise ValueError(name)
 
 
 def first_module(job: Job) -> nn.Sequential:
     """The model of the job with the weights it starts from."""
-    made = module(job.model, job.dropout)
+    made = module(job.model)
     made.load_state_dict({name: torch.from_numpy(value) for name, value in start(job).items()})
     return made
 

@@ -23,33 +23,21 @@ from fedjax.algorithms.fed_avg import create_train_for_each_client
 Params = dict[str, Any]
 
 
-def logistic(params: Params, inputs: Any, drop: Any) -> Any:
-    return inputs.reshape(len(inputs), -1) @ params["1.weight"] + params["1.bias"]
-
-
-def mlp(params: Params, inputs: Any, drop: Any) -> Any:
+def mlp(params: Params, inputs: Any) -> Any:
     hidden = jax.nn.relu(inputs.reshape(len(inputs), -1) @ params["1.weight"] + params["1.bias"])
     return hidden @ params["3.weight"] + params["3.bias"]
 
 
-def cnn_29k(params: Params, inputs: Any, drop: Any) -> Any:
-    x = _pool(_convolve(params, "0", inputs, "SAME"))
-    x = _pool(_convolve(params, "3", x, "SAME"))
+def cnn_29k(params: Params, inputs: Any) -> Any:
+    x = _pool(_convolve(params, "0", inputs))
+    x = _pool(_convolve(params, "3", x))
     return x.reshape(len(x), -1) @ params["7.weight"] + params["7.bias"]
 
 
-def pfl_cnn(params: Params, inputs: Any, drop: Any) -> Any:
-    x = _convolve(params, "0", inputs, "VALID")
-    x = _pool(_convolve(params, "2", x, "VALID"))
-    x = drop(x, 0.25).reshape(len(x), -1)
-    x = jax.nn.relu(x @ params["7.weight"] + params["7.bias"])
-    return drop(x, 0.5) @ params["10.weight"] + params["10.bias"]
-
-
-def _convolve(params: Params, layer: str, x: Any, padding: str) -> Any:
+def _convolve(params: Params, layer: str, x: Any) -> Any:
     """Images lie [n, h, w, c], the layout that XLA likes best."""
     x = jax.lax.conv_general_dilated(
-        x, params[f"{layer}.weight"], (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+        x, params[f"{layer}.weight"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
     return jax.nn.relu(x + params[f"{layer}.bias"])
 
@@ -58,19 +46,8 @@ def _pool(x: Any) -> Any:
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
 
-NETWORKS = {"logistic": logistic, "mlp": mlp, "cnn_29k": cnn_29k, "pfl_cnn": pfl_cnn}
-FLATTENED = {("cnn_29k", "7.weight"): (32, 7, 7), ("pfl_cnn", "7.weight"): (64, 14, 14)}  # images before a layer
-
-
-def dropout(key: Any) -> Any:
-    """A function that drops entries with a probability, with other draws at each call."""
-    calls = iter(jax.random.split(key, 2))
-
-    def drop(x: Any, probability: float) -> Any:
-        kept = jax.random.bernoulli(next(calls), 1 - probability, x.shape)
-        return jnp.where(kept, x / (1 - probability), 0.0)
-
-    return drop
+NETWORKS = {"mlp": mlp, "cnn_29k": cnn_29k}
+FLATTENED = {("cnn_29k", "7.weight"): (32, 7, 7)}  # images before a layer
 
 
 def inwards(model: str, weights: dict[str, Array]) -> Params:
@@ -109,8 +86,7 @@ def main() -> None:
     network = NETWORKS[job.model]
 
     def loss(params: Params, batch: dict[str, Any], rng: Any) -> Any:
-        drop = dropout(rng) if job.dropout else lambda x, probability: x
-        chances = jax.nn.log_softmax(network(params, batch["x"], drop))
+        chances = jax.nn.log_softmax(network(params, batch["x"]))
         return -jnp.mean(jnp.take_along_axis(chances, batch["y"][:, None], axis=1))
 
     train = create_train_for_each_client(jax.grad(loss), fedjax.optimizers.sgd(job.lr))

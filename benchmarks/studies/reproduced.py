@@ -24,16 +24,6 @@ RESULTS = ROOT / "docs" / "results" / "reproduced"
 PAGE, SITE = ROOT / "docs" / "reproduced.md", ROOT / "mkdocs.yml"
 MARK = "<!-- table -->"
 FIRST = "    - reproduced.md\n"
-OLD_EDITION = "0.2.0"
-
-
-def edition(name: str) -> str:
-    """Return the version that made a result."""
-    text = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
-    found = re.search(r"hansa (\d+\.\d+\.\d+)", text.rsplit("Made by", 1)[-1])
-    if found is None:
-        raise SystemExit(f"{name}.md: the line 'Made by ...' names no version. Export the recipe again.")
-    return found[1]
 
 
 def counts(record: dict[str, Any]) -> Counter[str]:
@@ -67,19 +57,18 @@ def line(recipe: Recipe, record: dict[str, Any]) -> str:
 
 
 def current_records() -> dict[str, dict[str, Any]]:
-    """Return the results of this version, by recipe."""
+    """Return the results by recipe."""
     return {
         name: json.loads(path.read_text(encoding="utf-8"))
         for name in library()
-        if (path := RESULTS / f"{name}.json").exists() and edition(name) != OLD_EDITION
+        if (path := RESULTS / f"{name}.json").exists()
     }
 
 
 def tables() -> str:
-    """Return the counts and the table of all recipes that were run with this version."""
+    """Return the counts and the table of all recipes."""
     current = current_records()
     total = sum((counts(record) for record in current.values()), Counter[str]())
-    missing = [name for name in library() if name not in current]
     lines = [
         f"{len(current)} of {len(library())} recipes have been run to the end at this scale: {total['agree']} claims "
         f"and numbers agree, {total['undecided']} are undecided, {total['differ']} differ.",
@@ -88,8 +77,6 @@ def tables() -> str:
         "|---|---|---:|---:|---:|---|",
         *(line(library()[name], record) for name, record in current.items()),
     ]
-    if missing:
-        lines += ["", f"Not yet run at this scale: {', '.join(f'`{name}`' for name in missing)}."]
     return "\n".join(lines)
 
 
@@ -101,8 +88,6 @@ def site_list() -> str:
 def written() -> dict[Path, str]:
     """Return the page and the site's configuration as the results make them."""
     before, _, after = PAGE.read_text(encoding="utf-8").split(MARK)
-    replaced = tuple(f"| [{name}](" for name in current_records())  # rows of the edition before
-    after = "".join(row for row in after.splitlines(keepends=True) if not row.startswith(replaced))
     page = f"{before}{MARK}\n{tables()}\n{MARK}{after}"
     nav = SITE.read_text(encoding="utf-8")
     nav = re.sub(r"    - results/reproduced/[^\n]*\n", "", nav)
