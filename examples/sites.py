@@ -19,7 +19,7 @@ if not sites.exists():  # generate five sites of unequal size; one patient in fi
         rows = [f"{a},{s},{p},{int(draw.gauss(a - 50 + (p - 120), 8) > 17)}" for a, s, p in people]
         (sites / f"site{site}.csv").write_text("\n".join(["age,sex,pressure,ill", *rows]))
 
-clients = hansa.data.from_csv_folder(sites, "ill", kind="number", test=0.25, standardize=True)
+clients = hansa.data.from_csv_folder(sites, "ill", kind="number", test=0.25, scale="pooled")
 weight = (clients.targets == 0).sum() / clients.targets.sum()  # an ill patient counts as much as four healthy ones
 
 

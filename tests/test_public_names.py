@@ -22,7 +22,8 @@ MODULES = (
 )  # fmt: skip
 
 CHANGED: dict[str, str] = {
-    "hansa.data.infer_schema": "delimiter, decimal and encoding of files are arguments",
+    "hansa.data.infer_schema": "delimiter, decimal and encoding of files are arguments; missing= is refuse by default",
+    "hansa.data.from_csv_folder": "arguments of inference are those of infer_schema: scale= in place of standardize=",
     "hansa.data.Schema": "states delimiter, decimal and encoding of files",
     "hansa.data.TableColumn": "spellings of categories",
     "hansa.data.TableEncoding": "counts of missing, otherwise spelled and unknown cells",

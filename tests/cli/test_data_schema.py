@@ -51,7 +51,7 @@ def test_predictions_have_the_names_of_classes(cli, folder):
     (folder / "sites").mkdir()
     rows = "".join(f"{place},{'ill' if place > 9 else 'well'}\n" for place in range(20))
     (folder / "sites" / "a.csv").write_text("age,state\n" + rows)
-    data = "data={name: csv-folder, folder: sites, options: {target: state, standardize: true}}"
+    data = "data={name: csv-folder, folder: sites, options: {target: state, scale: pooled}}"
     words = ["run", "--preset", "fedavg", "--set", data, "--set", "model=logistic", "--set", "local.lr=1.0"]
     assert cli(*words, "--rounds", "5", "--out", "x", "-q").exit_code == 0
     (folder / "new.csv").write_text("age\n0\n19\n")
@@ -65,7 +65,7 @@ def test_cells_that_a_spreadsheet_would_run_are_texts(cli, folder):
     for name in ("=cmd()", "@b"):
         rows = "".join(f"{place},{'=1+1' if place > 9 else 'well'}\n" for place in range(20))
         (folder / "sites" / f"{name}.csv").write_text("age,state\n" + rows)
-    data = "data={name: csv-folder, folder: sites, options: {target: state, standardize: true}}"
+    data = "data={name: csv-folder, folder: sites, options: {target: state, scale: pooled}}"
     words = ["run", "--preset", "fedavg", "--set", data, "--set", "model=logistic", "--set", "local.lr=1.0"]
     assert cli(*words, "--rounds", "5", "--out", "x", "-q").exit_code == 0
     assert cli("export", "x", "-o", "clients.csv").exit_code == 0

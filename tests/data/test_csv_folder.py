@@ -59,7 +59,7 @@ def test_targets_may_be_words_numbers_or_numbers_by_wish(sites):
 
 
 def test_standardized_by_the_training_rows_alone(sites):
-    plain, scaled = (from_csv_folder(sites, "y", test=0.4, standardize=wanted) for wanted in (False, True))
+    plain, scaled = (from_csv_folder(sites, "y", test=0.4, scale=wanted) for wanted in ("none", "pooled"))
     ages = plain.inputs[:, 0].double()
     expected = (plain.test_inputs[:, 0].double() - ages.mean()) / ages.std(correction=0)
     np.testing.assert_allclose(scaled.test_inputs[:, 0], expected, rtol=1e-6)

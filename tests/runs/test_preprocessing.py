@@ -201,7 +201,7 @@ def test_a_regression_of_ones_own_model_started_in_python(tmp_path):
 def test_columns_scaled_by_site_need_the_site(tmp_path, monkeypatch):
     write_sites(tmp_path)
     monkeypatch.chdir(tmp_path)
-    options = "options: {target: y, split: fold, missing: mean, standardize: site}"
+    options = "options: {target: y, split: fold, missing: mean, scale: site}"
     Experiment.new(from_yaml(TEXT, [f"data={{name: csv-folder, folder: sites, {options}}}"]), "run").execute()
     federated = build.load_data(RunFolder("run").config)
     shutil.rmtree(tmp_path / "sites")

@@ -160,7 +160,7 @@ def schema(
     folder: Annotated[Path, typer.Argument(help="Folder of CSV files, one per client, or one file.")],
     target: Annotated[str | None, typer.Option("--target", "-t", help="Column of targets.")] = None,
     to: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Where to write the schema: .yaml or .json.", show_default=False)
+        Path | None, typer.Option("--out", "-o", help="Where to write the schema: .yaml.", show_default=False)
     ] = None,
     check_by: Annotated[
         Path | None, typer.Option("--check", help="A schema: check that every file fits it, and infer none.")
@@ -197,8 +197,8 @@ def schema(
         return
     if target is None:
         raise HansaError("data schema: expected --target COLUMN, or --check SCHEMA.")
-    if to is not None and to.suffix not in (".yaml", ".yml", ".json"):
-        raise HansaError(f"{to}: expected a file name that ends in .yaml or .json.")
+    if to is not None and to.suffix not in (".yaml", ".yml"):
+        raise HansaError(f"{to}: expected a file name that ends in .yaml.")
     options: dict[str, Any] = {"kind": kind, "scale": scale, "missing": missing}
     options |= {"delimiter": delimiter, "decimal": decimal, "encoding": encoding}
     inferred = data.infer_schema(
@@ -216,12 +216,12 @@ def _check_tables(folder: Path, schema: Any) -> None:
     """Say of every file whether it fits a schema, and how many of its cells are missing, spelled otherwise, unknown."""
     from hansa.data.csv_folder import read_tables
     from hansa.data.files import DataError
-    from hansa.data.schema import encode, encode_for_training
+    from hansa.data.schema import encode
 
-    fits, encoder = True, encode_for_training if schema.target is not None else encode
+    fits = True
     for table in read_tables(folder, schema):
         try:
-            encoded = encoder(schema.provisional(), table)
+            encoded = encode(schema.provisional(), table, training=schema.target is not None)
         except DataError as error:
             out().print(f"[red]does not fit[/] {escape(str(error))}", soft_wrap=True)
             fits = False

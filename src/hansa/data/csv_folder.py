@@ -12,16 +12,17 @@ import io
 import math
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 
-from hansa.core.errors import invalid_argument, short_repr, suggestion
+from hansa.core.errors import check_decay, invalid_argument, short_repr, suggestion
 from hansa.data.federated import Dataset, FederatedData, partition_dataset
 from hansa.data.files import DataError, MissingFileError, invalid_file
 from hansa.data.partitions import natural
@@ -37,7 +38,7 @@ from hansa.data.schema import (
     as_schema,
     category_text,
     complete,
-    encode_for_training,
+    encode,
     read_csv,
     read_csv_text,
     table_moments,
@@ -53,6 +54,8 @@ MAX_CATEGORIES = 100
 """A text column with more distinct values is taken for names or free text and refused."""
 
 SplitLike: TypeAlias = "str | SplitColumn | Mapping[str, Any]"
+_Place: TypeAlias = tuple[Table, int, str, float | None]
+"""A cell with its table and row, and the number that it is."""
 
 
 def from_csv_folder(
@@ -61,14 +64,9 @@ def from_csv_folder(
     *,
     schema: Schema | Path | str | dict[str, Any] | None = None,
     test: float | None = None,
-    split: SplitLike | None = None,
-    drop: Sequence[str] = (),
-    kind: Literal["class", "number"] | None = None,
-    standardize: bool | Literal["pooled", "site"] = False,
-    missing: Missing = "refuse",
-    missing_values: Sequence[str] | None = None,
     seed: int = 0,
     name: str | None = None,
+    **inference: Any,
 ) -> FederatedData:
     """Federated data from ``folder/*.csv``: every file is a client with the file's name.
 
@@ -79,21 +77,12 @@ def from_csv_folder(
     Args:
         folder: The folder, or one file.
         target: Column of targets: text and integers from 0 are classes, other numbers are floats.
-        schema: A `Schema`, or its file, instead of the other arguments about columns. Open means and deviations are
-            those of all files.
+        schema: A `Schema`, or its file, instead of a target. Open means and deviations are those of all files.
         test: Fraction of each client's rows, chosen by ``seed``, that is its test rows; by default 0.2, or none with a
             split column.
-        split: Column whose values ``train`` and ``test`` divide the rows, or ``{"column": NAME, "test": [VALUES]}``.
-        drop: Columns to leave out.
-        kind: "class" or "number" to override the kind of target, such as "number" for BCE.
-        standardize: Scale numeric columns to mean 0 and deviation 1 of training rows: True or "pooled" of those of all
-            clients, from their exact sums; "site" of each client's own.
-        missing: What missing values become, in columns that have any: "refuse", "indicator", "mean", or "constant" (0);
-            see `TableColumn`. Missing categories get an indicator.
-        missing_values: Texts of missing values besides empty cells; by default ?, NA, N/A, NaN, nan and null, unless
-            missing values are refused.
         seed: Seed of the choice of test rows.
         name: Name of the data; by default that of the folder.
+        **inference: Further arguments of `infer_schema`, such as ``split``, ``scale`` and ``missing``.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as sites:
@@ -103,78 +92,17 @@ def from_csv_folder(
     >>> clients.population, clients.client_names, tuple(clients.inputs.shape)
     (2, ('north', 'south'), (6, 3))
     """
-    title = Path(folder).stem if name is None else name
+    if (target is None) == (schema is None) or (schema is not None and inference):
+        given = {"target": target, "schema": schema} | inference
+        raise invalid_argument("from_csv_folder", "target", given, "the column of targets, or else a schema alone")
     if schema is None:
-        if target is None:
-            raise invalid_argument("from_csv_folder", "target", None, "the column of targets, or a schema")
-        scales: dict[Any, Scale] = {False: "none", True: "pooled", "pooled": "pooled", "site": "site"}
-        if standardize not in scales:
-            raise invalid_argument("from_csv_folder", "standardize", standardize, "True, False, 'pooled' or 'site'")
-        tables = read_tables(folder)
-        options = InferenceOptions(target, drop, (), split, kind, scales[standardize], missing, missing_values)
-        chosen = infer_draft(tables, options, title)
+        chosen = infer_schema(folder, str(target), test=test, seed=seed, **inference)
     else:
-        columns = {"target": target, "split": split, "drop": drop or None, "kind": kind,
-                   "standardize": standardize or None, "missing": None if missing == "refuse" else missing,
-                   "missing_values": missing_values}  # fmt: skip
-        for argument, value in columns.items():
-            if value is not None:
-                raise invalid_argument("from_csv_folder", argument, value, "none with a schema", "Change the schema.")
         chosen = as_schema(schema)
-        tables = read_tables(folder, chosen)
+    tables = read_tables(folder, chosen)
     fraction = fraction_of_test_rows(chosen, test)
-    return federate_tables(complete_schema(chosen, tables, fraction, seed), tables, fraction, seed, title)
-
-
-def infer_schema(
-    folder: Path | str,
-    target: str,
-    *,
-    drop: Sequence[str] = (),
-    ids: Sequence[str] = (),
-    split: SplitLike | None = None,
-    kind: Literal["class", "number"] | None = None,
-    scale: Scale = "none",
-    missing: Missing = "indicator",
-    missing_values: Sequence[str] | None = None,
-    test: float | None = None,
-    seed: int = 0,
-    delimiter: str = ",",
-    decimal: Literal[".", ","] = ".",
-    encoding: str = "utf-8",
-) -> Schema:
-    """Return the schema of one CSV file or of those of a folder, with nothing open.
-
-    A column of numbers is a number, one of ISO dates a date and one of other texts a category.
-
-    Args:
-        folder: The folder, or one file.
-        target: Column of targets.
-        drop: Columns to leave out of the schema.
-        ids: Columns that identify rows; the schema lists them, and they are not inputs.
-        split: As in `from_csv_folder`.
-        kind: "class" or "number" to override the kind of target.
-        scale: Scale of numeric columns: "none", "site" or "pooled".
-        missing: What missing values become, in columns that have any.
-        missing_values: Texts of missing values besides empty cells.
-        test: Fraction of test rows, which pooled statistics leave out, as in `from_csv_folder`.
-        seed: Seed of the choice of test rows.
-        delimiter: What separates the cells.
-        decimal: The decimal mark of numbers.
-        encoding: The encoding of the files.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as sites:
-    ...     for site, ward in (("north", "icu"), ("south", "surgery")):
-    ...         _ = Path(sites, f"{site}.csv").write_text(chr(10).join(["age,ward,y", f"40,{ward},1", f"50,{ward},0"]))
-    ...     infer_schema(sites, "y").inputs
-    ('age', 'ward=icu', 'ward=surgery')
-    """
-    form = Schema((TableColumn("any", "number"),), delimiter=delimiter, decimal=decimal, encoding=encoding)
-    tables = read_tables(folder, form)
-    options = InferenceOptions(target, drop, ids, split, kind, scale, missing, missing_values, form)
-    draft = infer_draft(tables, options, Path(folder).stem)
-    return complete_schema(draft, tables, fraction_of_test_rows(draft, test), seed)
+    complete_one = complete_schema(chosen, tables, fraction, seed)
+    return federate_tables(complete_one, tables, fraction, seed, Path(folder).stem if name is None else name)
 
 
 def read_tables(folder: Path | str, schema: Schema | None = None) -> list[Table]:
@@ -202,7 +130,7 @@ def federate_tables(
 
 def dataset_of_tables(schema: Schema, tables: Sequence[Table], test: float, seed: int, name: str) -> Dataset:
     """Return tables as one data set; the natural owners of its rows are the tables."""
-    encoded = [encode_for_training(schema, table, test=test, seed=seed) for table in tables]
+    encoded = [encode(schema, table, training=True, test=test, seed=seed) for table in tables]
     sizes = [table.rows for table in tables]
     is_test = torch.from_numpy(np.concatenate([each.is_test for each in encoded]))
     owners = torch.from_numpy(np.repeat(np.arange(len(tables)), sizes))
@@ -249,57 +177,90 @@ def fraction_of_test_rows(schema: Schema, test: float | None) -> float:
         return 0.0
     if test is None:
         return TEST
-    if not isinstance(test, (int, float)) or isinstance(test, bool) or not 0 <= test < 1:
-        raise invalid_argument(
-            "from_csv_folder", "test", test, "0 <= test < 1", "0.2 is a fifth of each client's rows."
-        )
+    check_decay("from_csv_folder", "test", test, "0.2 is a fifth of each client's rows.")
     return float(test)
 
 
 # ---- infer a schema
 
 
-class InferenceOptions(NamedTuple):
-    """How columns of tables are taken: those to drop, the kind of target, the scale, missing values, and the schema
-    that says how the files are written."""
+def infer_schema(
+    folder: Path | str,
+    target: str,
+    *,
+    drop: Sequence[str] = (),
+    ids: Sequence[str] = (),
+    split: SplitLike | None = None,
+    kind: Literal["class", "number"] | None = None,
+    scale: Scale = "none",
+    missing: Missing = "refuse",
+    missing_values: Sequence[str] | None = None,
+    test: float | None = None,
+    seed: int = 0,
+    delimiter: str = ",",
+    decimal: Literal[".", ","] = ".",
+    encoding: str = "utf-8",
+) -> Schema:
+    """Return the schema of one CSV file or of those of a folder, with nothing open.
 
-    target: str
-    drop: Sequence[str] = ()
-    ids: Sequence[str] = ()
-    split: SplitLike | None = None
-    kind: Literal["class", "number"] | None = None
-    scale: Scale = "none"
-    missing: Missing = "refuse"
-    missing_values: Sequence[str] | None = None
-    form: Schema | None = None
+    A column of numbers is a number, one of ISO dates a date and one of other texts a category.
 
-    @property
-    def missing_texts(self) -> tuple[str, ...]:
-        """Texts of missing values: by default only empty cells if they are refused."""
-        if self.missing_values is not None:
-            return ("", *self.missing_values)
-        return ("",) if self.missing == "refuse" else MISSING_TEXTS
+    Args:
+        folder: The folder, or one file.
+        target: Column of targets: text and integers from 0 are classes, other numbers are floats.
+        drop: Columns to leave out of the schema.
+        ids: Columns that identify rows; the schema lists them, and they are not inputs.
+        split: Column whose values ``train`` and ``test`` divide the rows, or ``{"column": NAME, "test": [VALUES]}``.
+        kind: "class" or "number" to override the kind of target, such as "number" for BCE.
+        scale: Scale of numeric columns: "none"; "pooled" to mean 0 and deviation 1 of the training rows of all
+            clients, from their exact sums; "site" of each client's own.
+        missing: What missing values become, in columns that have any: "refuse", "indicator", "mean", or "constant" (0);
+            see `TableColumn`. Missing categories get an indicator.
+        missing_values: Texts of missing values besides empty cells; by default ?, NA, N/A, NaN, nan and null, unless
+            missing values are refused.
+        test: Fraction of test rows, which pooled statistics leave out, as in `from_csv_folder`.
+        seed: Seed of the choice of test rows.
+        delimiter: What separates the cells.
+        decimal: The decimal mark of numbers.
+        encoding: The encoding of the files.
 
-
-def infer_draft(tables: Sequence[Table], options: InferenceOptions, name: str = "table") -> Schema:
-    """Return a schema with the kinds and categories of all columns, in the order of the first table. Means and
-    deviations are open, and integers from 0 in the target are classes."""
-    if options.kind not in (None, "class", "number"):
-        raise invalid_argument("from_csv_folder", "kind", options.kind, "'class', 'number' or None")
-    split = as_split(options.split)
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as sites:
+    ...     for site, ward in (("north", "icu"), ("south", "surgery")):
+    ...         _ = Path(sites, f"{site}.csv").write_text(chr(10).join(["age,ward,y", f"40,{ward},1", f"50,{ward},0"]))
+    ...     infer_schema(sites, "y").inputs
+    ('age', 'ward=icu', 'ward=surgery')
+    """
+    if kind not in (None, "class", "number"):
+        raise invalid_argument("infer_schema", "kind", kind, "'class', 'number' or None")
+    if missing_values is None:
+        missing_values = () if missing == "refuse" else MISSING_TEXTS
+    form = Schema((TableColumn("any", "number"),), as_split(split), tuple(missing_values), Path(folder).stem,
+                  delimiter, decimal, encoding)  # fmt: skip
+    tables = read_tables(folder, form)
+    source, first = tables[0].source, list(tables[0].columns)
+    beside = [] if form.split is None else [form.split.column]
+    for column in (target, *drop, *ids, *beside):
+        if column not in first:
+            raise DataError(f"{source}: no column {column!r}. {suggestion(column, first)}")
+    for table in tables[1:]:
+        if different := sorted(set(first) ^ set(table.columns)):
+            others = ", ".join(map(short_repr, different[:5]))
+            raise DataError(f"{table.source}: other columns than {tables[0].name}.csv: {others}.")
     columns = []
-    for column in _shared_columns(tables, options, split):
-        if column in options.ids:
+    for column in first:
+        if column in ids:
             columns.append(TableColumn(column, "id"))
-        elif column == options.target:
-            columns.append(_infer_target(tables, column, options))
-        else:
-            columns.append(_infer_column(tables, column, options))
+        elif column not in (*drop, *beside):
+            present, has_gaps = _present(tables, column, form, refuse=missing == "refuse" or column == target)
+            if column == target:
+                columns.append(_infer_target(column, present, kind))
+            else:
+                columns.append(_infer_column(column, present, scale, missing if has_gaps else "refuse"))
     if not any(column.kind not in ("id", "target") for column in columns):
-        raise DataError(f"{tables[0].source}: no column of inputs beside {options.target!r}.")
-    form = options.form
-    written = {} if form is None else {"delimiter": form.delimiter, "decimal": form.decimal, "encoding": form.encoding}
-    return Schema(tuple(columns), split, options.missing_texts, name, **written)  # type: ignore[arg-type]
+        raise DataError(f"{source}: no column of inputs beside {target!r}.")
+    draft = replace(form, columns=tuple(columns))
+    return complete_schema(draft, tables, fraction_of_test_rows(draft, test), seed)
 
 
 def as_split(split: SplitLike | None) -> SplitColumn | None:
@@ -310,83 +271,64 @@ def as_split(split: SplitLike | None) -> SplitColumn | None:
     """
     if split is None or isinstance(split, SplitColumn):
         return split
-    if isinstance(split, str):
-        return SplitColumn(split, ("test",), ("train",))
     try:
-        return SplitColumn(**split)
+        return SplitColumn(split, ("test",), ("train",)) if isinstance(split, str) else SplitColumn(**split)
     except TypeError:
-        raise invalid_argument(
-            "from_csv_folder", "split", split, "the name of a column, or {'column': NAME, 'test': [VALUES]}"
-        ) from None
+        expected = "the name of a column, or {'column': NAME, 'test': [VALUES]}"
+        raise invalid_argument("infer_schema", "split", split, expected) from None
 
 
-def _shared_columns(tables: Sequence[Table], options: InferenceOptions, split: SplitColumn | None) -> list[str]:
-    """Return the columns in the first table's order, without those to drop."""
-    first = list(tables[0].columns)
-    for column in (options.target, *options.drop, *options.ids, *(() if split is None else (split.column,))):
-        if column not in first:
-            raise DataError(f"{tables[0].source}: no column {column!r}. {suggestion(column, first)}")
-    for table in tables[1:]:
-        if different := sorted(set(first) ^ set(table.columns)):
-            raise DataError(
-                f"{table.source}: other columns than {tables[0].name}.csv: {', '.join(map(short_repr, different[:5]))}."
-            )
-    left_out = {*options.drop, *(() if split is None else (split.column,))}
-    return [column for column in first if column not in left_out]
-
-
-def _present(tables: Sequence[Table], name: str, options: InferenceOptions) -> list[tuple[Table, int, str]]:
-    """Return the cells of a column that are not missing, with their places."""
-    texts = set(options.missing_texts)
-    cells = [(table, row, cell) for table in tables for row, cell in enumerate(table.columns[name])]
-    present = [place for place in cells if place[2] not in texts]
-    if len(present) < len(cells) and (options.missing == "refuse" or name == options.target):
-        table, row, _ = next(place for place in cells if place[2] in texts)
-        remedy = "" if name == options.target else ". Or pass missing='indicator' or 'mean'"
-        problem = f"a missing value. Fill it in, or drop the row or the column{remedy}"
-        raise table.misfit(name, row, problem, "value-missing")
+def _present(tables: Sequence[Table], name: str, form: Schema, *, refuse: bool) -> tuple[list[_Place], bool]:
+    """Return the cells of a column that are not missing, and whether there are others, unless these are refused."""
+    present: list[_Place] = []
+    for table in tables:
+        for row, cell in enumerate(table.columns[name]):
+            if cell not in form.missing_values:
+                present.append((table, row, cell, _number(cell, form.decimal)))
+            elif refuse:
+                remedy = "fill it in, drop the row or the column, or pass missing='indicator' or 'mean' for an input"
+                raise table.misfit(name, row, f"a missing value: {remedy}", "value-missing")
     if not present:
         raise DataError(f"{tables[0].source}: {name!r} has no value in any file: drop=[{name!r}] leaves it out.")
-    return present
+    return present, len(present) < sum(table.rows for table in tables)
 
 
-def _infer_column(tables: Sequence[Table], name: str, options: InferenceOptions) -> TableColumn:
-    present = _present(tables, name, options)
-    missing: Missing = options.missing if len(present) < sum(table.rows for table in tables) else "refuse"
+def _number(cell: str, decimal: str) -> float | None:
+    try:
+        return float(cell if decimal == "." else cell.replace(".", "?").replace(",", "."))
+    except ValueError:
+        return None
+
+
+def _infer_column(name: str, present: Sequence[_Place], scale: Scale, missing: Missing) -> TableColumn:
     fill = 0.0 if missing == "constant" else None
-    numbers = _numbers(present, options)
-    texts = [place for place, number in zip(present, numbers, strict=True) if number is None]
+    texts = sum(number is None for *_, number in present)
     if not texts:
-        _check_finite(name, present, numbers)
-        scale: Scale = options.scale if len(set(numbers)) > 2 else "none"
-        return TableColumn(name, "number", missing=missing, fill=fill, scale=scale)
-    if all(_ISO_DATE.fullmatch(cell) and _is_date(cell) for _, _, cell in present):
-        return TableColumn(name, "date", missing=missing, fill=fill, scale=options.scale)
-    if 2 * len(texts) < len(present):
-        table, row, _ = texts[0]
-        raise table.misfit(name, row, "not a number, in a numeric column", "not-a-number")
-    distinct = sorted({category_text(cell) for _, _, cell in present})
+        _refuse(name, present, lambda number: not math.isfinite(number or 0.0), "not finite", "not-finite")
+        binary = len({number for *_, number in present}) <= 2
+        return TableColumn(name, "number", missing=missing, fill=fill, scale="none" if binary else scale)
+    if all(_is_date(cell) for _, _, cell, _ in present):
+        return TableColumn(name, "date", missing=missing, fill=fill, scale=scale)
+    if 2 * texts < len(present):
+        _refuse(name, present, lambda number: number is None, "not a number, in a numeric column", "not-a-number")
+    distinct = sorted({category_text(cell) for _, _, cell, _ in present})
     if len(distinct) > MAX_CATEGORIES:
         raise DataError(
-            f"{tables[0].source}: {name!r} has {len(distinct)} different texts, more than {MAX_CATEGORIES}: "
+            f"{present[0][0].source}: {name!r} has {len(distinct)} different texts, more than {MAX_CATEGORIES}: "
             f"drop=[{name!r}] leaves it out."
         )
     return TableColumn(name, "category", tuple(distinct), "refuse" if missing == "refuse" else "indicator")
 
 
-def _infer_target(tables: Sequence[Table], name: str, options: InferenceOptions) -> TableColumn:
-    present = _present(tables, name, options)
-    numbers = _numbers(present, options)
-    numeric = None not in numbers and all(number is not None and math.isfinite(number) for number in numbers)
-    if options.kind == "number" or (options.kind is None and numeric):
-        if None in numbers:
-            table, row, _ = present[numbers.index(None)]
-            raise table.misfit(name, row, "not a number", "not-a-number")
-        _check_finite(name, present, numbers)
-        whole = all(number is not None and number % 1 == 0 and 0 <= number < MAX_CLASSES for number in numbers)
-        if options.kind == "number" or not whole:
-            return TableColumn(name, "target", target="number")
-    classes = sorted({category_text(cell) for _, _, cell in present})
+def _infer_target(name: str, present: Sequence[_Place], kind: str | None) -> TableColumn:
+    numbers = [math.nan if number is None else number for *_, number in present]
+    whole = all(number % 1 == 0 and 0 <= number < MAX_CLASSES for number in numbers)
+    if kind == "number":
+        _refuse(name, present, lambda number: number is None, "not a number", "not-a-number")
+        _refuse(name, present, lambda number: not math.isfinite(number or 0.0), "not finite", "not-finite")
+    if kind == "number" or (kind is None and all(map(math.isfinite, numbers)) and not whole):
+        return TableColumn(name, "target", target="number")
+    classes = sorted({category_text(cell) for _, _, cell, _ in present})
     if all(
         text.isascii() and text.isdigit() and str(int(text)) == text and int(text) < MAX_CLASSES for text in classes
     ):
@@ -394,33 +336,22 @@ def _infer_target(tables: Sequence[Table], name: str, options: InferenceOptions)
     return TableColumn(name, "target", tuple(classes))
 
 
-def _numbers(present: Sequence[tuple[Table, int, str]], options: InferenceOptions) -> list[float | None]:
-    """Return the numbers of cells, None for other texts."""
-    comma = options.form is not None and options.form.decimal == ","
-    return [_number(cell.replace(".", "?").replace(",", ".") if comma else cell) for _, _, cell in present]
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def _check_finite(name: str, present: Sequence[tuple[Table, int, str]], numbers: Sequence[float | None]) -> None:
-    for (table, row, _), number in zip(present, numbers, strict=True):
-        if number is None or not math.isfinite(number):
-            raise table.misfit(name, row, "not finite", "not-finite")
-
-
-_ISO_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?")
+def _refuse(
+    name: str, present: Sequence[_Place], wrong: Callable[[float | None], bool], problem: str, code: str
+) -> None:
+    for table, row, _, number in present:
+        if wrong(number):
+            raise table.misfit(name, row, problem, code)
 
 
 def _is_date(text: str) -> bool:
     try:
-        return bool(datetime.fromisoformat(text))
+        return _ISO_DATE.fullmatch(text) is not None and bool(datetime.fromisoformat(text))
     except ValueError:
         return False
+
+
+_ISO_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?")
 
 
 # ---- the embedded tables of four hospitals

@@ -14,11 +14,11 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from fractions import Fraction
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, get_args
 
@@ -137,80 +137,67 @@ class TableColumn:
     spellings: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name.strip() or len(self.name) > 500:
-            self._invalid("name", "a text of at most 500 characters")
         for argument, allowed in CHOICES.items():
             if (value := getattr(self, argument)) not in allowed:
                 self._invalid(argument, f"one of {', '.join(allowed)}", suggestion(str(value), allowed))
         if self.kind == "target" and self.target is None:
             object.__setattr__(self, "target", "class")
-        if self.target not in ((None,) if self.kind != "target" else ("class", "number")):
-            self._invalid("target", "class or number for the kind target, and none for others")
-        if self.format is not None and (self.kind != "date" or not isinstance(self.format, str)):
-            self._invalid("format", "a format of dates, for the kind date")
-        self._check_scale()
-        self._check_categories()
-        self._check_missing()
+        for argument in ("mean", "std") if self.kind == "category" else ("mean", "std", "fill"):
+            if (value := getattr(self, argument)) is not None:
+                if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                    self._invalid(argument, "a finite number")
+                object.__setattr__(self, argument, float(value))
+        if self.lists_categories:
+            self._read_categories()
+        if self.kind == "category" and self.fill is not None:
+            object.__setattr__(self, "fill", category_text(self.fill))
+        is_text, kind = isinstance(self.name, str), self.kind
+        rules = {
+            ("name", "a text of at most 500 characters"): is_text and bool(self.name.strip()) and len(self.name) <= 500,
+            ("target", "class or number for the kind target, and none for others"):
+                self.target in (("class", "number") if kind == "target" else (None,)),
+            ("format", "a format of dates, for the kind date"):
+                self.format is None or (kind == "date" and isinstance(self.format, str)),
+            ("scale", f"none for the kind {kind}"): self.scale == "none" or kind in NUMERIC,
+            ("mean", "none: the column is neither scaled pooled nor filled with its mean"):
+                self.mean is None or self.uses_moments,
+            ("std", "a number above 0, with scale: pooled"):
+                self.std is None or (self.std > 0 and self.scale == "pooled"),
+            ("categories", f"none for the kind {kind}"):
+                self.lists_categories or (self.categories is None and not self.spellings),
+            ("missing", f"refuse for the kind {kind}. Leave out rows without target"):
+                self.missing == "refuse" or kind not in ("id", "target"),
+            ("missing", "refuse, indicator or constant for a category"): self.missing != "mean" or kind != "category",
+            ("fill", "the constant for missing values"): self.missing != "constant" or self.fill is not None,
+            ("fill", f"none with missing: {self.missing}"):
+                self.fill is None or self.missing in ("constant", "indicator"),
+            ("fill", "one of the categories, with missing: constant"):
+                self.fill is None or kind != "category"
+                or (self.missing == "constant" and self.fill in (self.categories or ())),
+        }  # fmt: skip
+        for (argument, expected), holds in rules.items():
+            if not holds:
+                self._invalid(argument, expected)
 
-    def _check_categories(self) -> None:
-        if not self.lists_categories:
-            if self.categories is not None or self.spellings:
-                self._invalid("categories", f"none for the kind {self.kind}")
-            return
-        values = self.categories
-        if values is None or isinstance(values, str) or not isinstance(values, Sequence):
+    def _read_categories(self) -> None:
+        """Check categories and their other spellings, and keep them as texts."""
+        if not isinstance(self.categories, (list, tuple)):
             order = "in increasing order" if self.kind == "ordinal" else "which `hansa data schema` finds in a table"
             self._invalid("categories", f"a list of the values, {order}")
-        if any(isinstance(value, bool) or value is None for value in values):
+        if any(isinstance(value, bool) or value is None for value in self.categories):
             self._invalid("categories", "texts", "Quote it: YAML reads yes, no, true, false and null otherwise.")
-        texts = tuple(map(category_text, values))
-        if not 1 <= len(set(texts)) <= MAX_CATEGORIES or len(set(texts)) < len(texts):
-            self._invalid("categories", f"1 to {MAX_CATEGORIES} values, every value once")
-        object.__setattr__(self, "categories", texts)
+        categories = tuple(map(category_text, self.categories))
         pairs = self.spellings.items() if isinstance(self.spellings, Mapping) else self.spellings
         try:
-            spelt = tuple((category_text(value), tuple(map(category_text, others))) for value, others in pairs)
+            spellings = tuple((category_text(value), tuple(map(category_text, others))) for value, others in pairs)
         except (TypeError, ValueError):
             self._invalid("spellings", "lists of other spellings by category")
-        others = [text for _, listed in spelt for text in listed]
-        if {value for value, _ in spelt} - set(texts) or {*others} & set(texts) or len(set(others)) < len(others):
-            self._invalid("spellings", "other spellings of listed categories, each of one category")
-        object.__setattr__(self, "spellings", spelt)
-
-    def _check_missing(self) -> None:
-        if self.kind in ("id", "target") and self.missing != "refuse":
-            self._invalid("missing", f"refuse for the kind {self.kind}", "Leave out rows without target.")
-        if self.kind == "category" and self.missing == "mean":
-            self._invalid("missing", "refuse, indicator or constant for a category")
-        if self.missing == "constant" and self.fill is None:
-            self._invalid("fill", "the constant for missing values")
-        if self.fill is None:
-            return
-        if self.missing not in ("constant", "indicator"):
-            self._invalid("fill", f"none with missing: {self.missing}")
-        if self.kind != "category":
-            object.__setattr__(self, "fill", self._finite("fill"))
-        elif self.missing == "indicator" or category_text(self.fill) not in (self.categories or ()):
-            self._invalid("fill", "one of the categories, with missing: constant")
-        else:
-            object.__setattr__(self, "fill", category_text(self.fill))
-
-    def _check_scale(self) -> None:
-        if self.scale != "none" and self.kind not in NUMERIC:
-            self._invalid("scale", f"none for the kind {self.kind}")
-        for argument in ("mean", "std"):
-            if getattr(self, argument) is not None:
-                if not self.uses_moments:
-                    self._invalid(argument, "none: the column is neither scaled pooled nor filled with its mean")
-                object.__setattr__(self, argument, self._finite(argument))
-        if self.std is not None and (self.std <= 0 or self.scale != "pooled"):
-            self._invalid("std", "a number above 0, with scale: pooled")
-
-    def _finite(self, argument: str) -> float:
-        value = getattr(self, argument)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            self._invalid(argument, "a finite number")
-        return float(value)
+        texts = [*categories, *(text for _, others in spellings for text in others)]
+        known = {value for value, _ in spellings} <= set(categories)
+        if not (1 <= len(categories) <= MAX_CATEGORIES and known and len(set(texts)) == len(texts)):
+            self._invalid("categories", f"1 to {MAX_CATEGORIES} values, and other spellings of them: every text once")
+        object.__setattr__(self, "categories", categories)
+        object.__setattr__(self, "spellings", spellings)
 
     def _invalid(self, argument: str, expected: str, remedy: str = "") -> NoReturn:
         value = getattr(self, argument)
@@ -223,7 +210,7 @@ class TableColumn:
     @property
     def lists_categories(self) -> bool:
         """Whether the column has a list of categories or classes."""
-        return self.kind in ("category", "ordinal") or self.target == "class"
+        return self.kind in ("category", "ordinal") or (self.kind == "target" and self.target == "class")
 
     @property
     def uses_moments(self) -> bool:
@@ -378,13 +365,7 @@ class Schema:
 
     def provisional(self) -> Schema:
         """Return the schema with mean 0 and deviation 1 where they are open: of the same shape, to check tables by."""
-        return self.replace_columns(
-            *(
-                replace(column, mean=0.0, std=1.0 if column.scale == "pooled" else None)
-                for column in self.columns
-                if column.is_open
-            )
-        )
+        return complete(self, [{column.name: Moments(1, Fraction(0), Fraction(0)) for column in self}])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the schema as plain data, without defaults."""
@@ -409,72 +390,52 @@ class Schema:
 
         content = self.to_dict()
         columns = content.pop("columns")
-        flow: dict[str, Any] = {
-            "sort_keys": False,
-            "allow_unicode": True,
-            "default_flow_style": True,
-            "width": math.inf,
-        }
-        lines = [f"  - {yaml.safe_dump(column, **flow).strip()}\n" for column in columns]
-        return yaml.safe_dump(content, sort_keys=False, allow_unicode=True) + "columns:\n" + "".join(lines)
+        flow: Any = partial(yaml.safe_dump, sort_keys=False, allow_unicode=True)
+        lines = [f"  - {flow(column, default_flow_style=True, width=math.inf).strip()}\n" for column in columns]
+        return f"{flow(content)}columns:\n{''.join(lines)}"
 
     @classmethod
     def from_dict(cls, content: object, source: str = "schema") -> Schema:
         """Return the schema of plain data, as read from JSON or YAML."""
-        if not isinstance(content, Mapping) or content.get("hansa_schema") != FORMAT:
-            raise DataError(f"{source}: not a schema: expected a mapping with hansa_schema: {FORMAT}.")
-        settings = ("delimiter", "decimal", "encoding")
-        _check_keys(source, content, ("hansa_schema", "name", "columns", "split", "missing_values", *settings))
-        columns, texts = content.get("columns"), content.get("missing_values", MISSING_TEXTS)
-        if not isinstance(columns, Sequence) or isinstance(columns, str) or not columns:
-            raise DataError(f"{source}: columns: expected a list with one mapping per column.")
-        if isinstance(texts, str) or not isinstance(texts, Sequence):
-            raise DataError(f"{source}: missing_values: {short_repr(texts)}: expected a list of texts.")
+        head = _keywords(source, content, ["hansa_schema", *(each.name for each in fields(cls))], "hansa_schema")
+        if head.pop("hansa_schema") != FORMAT:
+            raise DataError(f"{source}: not a schema: expected hansa_schema: {FORMAT}.")
+        for name in ("columns", "missing_values"):
+            if not isinstance(head.get(name, []), (list, tuple)):
+                raise DataError(f"{source}: {name}: {short_repr(head[name])}: expected a list.")
+        names = [each.name for each in fields(TableColumn)]
+        columns = [_keywords(f"{source}: columns", each, names, "name", "kind") for each in head.pop("columns", ())]
+        split = head.pop("split", None)
+        if split is not None:
+            entries = {"column": split} if isinstance(split, str) else split
+            split = SplitColumn(**_keywords(f"{source}: split", entries, ("column", "test", "train"), "column"))
+        texts = ["" if text is None else str(text) for text in head.pop("missing_values", MISSING_TEXTS)]
         try:
-            return cls(
-                tuple(_read_column(source, column) for column in columns),
-                _read_split(source, content.get("split")),
-                tuple("" if text is None else str(text) for text in texts),
-                str(content.get("name", "table")),
-                **{name: content[name] for name in settings if name in content},
-            )
+            return cls(tuple(TableColumn(**each) for each in columns), split, tuple(texts), **head)
         except DataError as error:
-            text = str(error)
-            raise DataError(text if text.startswith(f"{source}: ") else f"{source}: {text}") from error
+            raise DataError(f"{source}: {error}" if source != "schema" else str(error)) from error
 
     @classmethod
     def from_json(cls, text: str, source: str = "schema") -> Schema:
         """Return the schema of its JSON form."""
-        try:
-            content = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{source}: not JSON ({str(error)[:200]}).") from error
-        return cls.from_dict(content, source)
+        return cls.from_dict(_parsed(text, source, json.loads), source)
 
     @classmethod
     def from_yaml(cls, text: str, source: str = "schema") -> Schema:
         """Return the schema of its YAML form."""
         import yaml
 
-        try:
-            content = yaml.safe_load(text)
-        except (ValueError, RecursionError, yaml.YAMLError) as error:
-            raise DataError(f"{source}: not YAML ({str(error)[:200]}).") from error
-        return cls.from_dict(content, source)
+        return cls.from_dict(_parsed(text, source, yaml.safe_load), source)
 
     @classmethod
     def load(cls, path: Path | str) -> Schema:
-        """Load a schema from a .json or .yaml file."""
-        path = Path(path)
-        text = _read_text(path, "utf-8", _MAX_SCHEMA_BYTES, "a schema")
-        return cls.from_json(text, str(path)) if path.suffix == ".json" else cls.from_yaml(text, str(path))
+        """Load a schema from a YAML (or JSON) file."""
+        return cls.from_yaml(_read_text(Path(path), "utf-8", _MAX_SCHEMA_BYTES, "a schema"), str(path))
 
     def save(self, path: Path | str) -> Path:
-        """Write the schema to a .json or .yaml file."""
-        path = Path(path)
-        text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False) if path.suffix == ".json" else self.to_yaml()
-        path.write_text(text.rstrip() + "\n", encoding="utf-8")
-        return path
+        """Write the schema to a YAML file."""
+        Path(path).write_text(self.to_yaml().rstrip() + "\n", encoding="utf-8")
+        return Path(path)
 
 
 def as_schema(value: Schema | Path | str | Mapping[str, Any]) -> Schema:
@@ -496,29 +457,21 @@ def _is_encoding(name: object) -> bool:
         return False
 
 
-def _check_keys(source: str, content: Mapping[Any, Any], keys: Sequence[str]) -> None:
+def _parsed(text: str, source: str, parse: Callable[[str], object]) -> object:
+    try:
+        return parse(text)
+    except Exception as error:  # of the parser
+        raise DataError(f"{source}: not the text of a schema ({str(error)[:200]}).") from error
+
+
+def _keywords(source: str, content: object, keys: Sequence[str], *required: str) -> dict[str, Any]:
+    """Return a mapping as keyword arguments, after a check of its keys."""
+    if not isinstance(content, Mapping) or not set(required) <= set(content):
+        raise DataError(f"{source}: {short_repr(content)}: expected a mapping with {' and '.join(required)}.")
     for key in content:
         if key not in keys:
             raise DataError(f"{source}: unknown key {short_repr(key)}. {suggestion(str(key), keys)}")
-
-
-def _read_column(source: str, content: object) -> TableColumn:
-    if not isinstance(content, Mapping) or not {"name", "kind"} <= set(content):
-        raise DataError(f"{source}: columns: {short_repr(content)}: expected a mapping with name and kind.")
-    _check_keys(source, content, [each.name for each in fields(TableColumn)])
-    values = {str(key): value for key, value in content.items()}
-    if isinstance(values.get("categories"), list):
-        values["categories"] = tuple(values["categories"])
-    return TableColumn(**values)
-
-
-def _read_split(source: str, content: object) -> SplitColumn | None:
-    if content is None or isinstance(content, str):
-        return None if content is None else SplitColumn(content)
-    if not isinstance(content, Mapping) or "column" not in content:
-        raise DataError(f"{source}: split: {short_repr(content)}: expected the name of a column, or column and test.")
-    _check_keys(source, content, ("column", "test", "train"))
-    return SplitColumn(**{str(key): value for key, value in content.items()})
+    return dict(content)
 
 
 def _read_text(path: Path, encoding: str, limit: int, what: str) -> str:
@@ -728,7 +681,7 @@ class Moments:
 _DYADIC = re.compile("(-?[0-9a-f]{1,2400})/([0-9]{1,4})")
 
 
-def table_moments(schema: Schema, table: Table, test: float = 0.0, seed: int = 0, rows: int = 1) -> dict[str, Moments]:
+def table_moments(schema: Schema, table: Table, test: float = 0.0, seed: int = 0) -> dict[str, Moments]:
     """Return the exact moments of the columns that are open in a schema, over the training rows of a table.
 
     Args:
@@ -736,17 +689,9 @@ def table_moments(schema: Schema, table: Table, test: float = 0.0, seed: int = 0
         table: The table of one client.
         test: Fraction of rows for testing, if the schema has no split column.
         seed: Seed of the choice of test rows.
-        rows: The fewest rows of a column whose sums are computed; fewer are refused.
     """
     is_test = choose_test_rows(schema, table, test, seed)
-    found = {column.name: column_moments(schema, column, table, ~is_test) for column in schema if column.is_open}
-    for name, moments in found.items():
-        if moments.count < rows:
-            text = (
-                f"{table.source}: {name!r} has {moments.count} training rows, and sums of fewer than {rows} stay here."
-            )
-            raise SchemaMisfitError(text, "too-few-rows", name)
-    return found
+    return {column.name: column_moments(schema, column, table, ~is_test) for column in schema if column.is_open}
 
 
 def complete(schema: Schema, moments: Sequence[Mapping[str, Moments]]) -> Schema:
@@ -850,32 +795,54 @@ class TableEncoding:
         )
 
 
-def encode(schema: Schema, table: Table, statistics: Statistics | None = None) -> EncodedTable:
-    """Encode new rows with known statistics: every row is used, and targets only if they are there.
+def encode(
+    schema: Schema,
+    table: Table,
+    statistics: Statistics | None = None,
+    *,
+    training: bool = False,
+    test: float = 0.0,
+    seed: int = 0,
+) -> EncodedTable:
+    """Encode a table: new rows with known statistics, with targets if they are there, or a client's rows to train on.
 
-    Args:
-        schema: The schema, in which nothing is open.
-        table: The table.
-        statistics: Mean and deviation of the columns with ``scale: site``.
-    """
-    targets = _targets(schema, table, required=False)
-    return _encoded(schema, table, targets, np.zeros(table.rows, bool), statistics or {})
-
-
-def encode_for_training(schema: Schema, table: Table, *, test: float = 0.0, seed: int = 0) -> EncodedTable:
-    """Encode a client's table: statistics of columns with ``scale: site`` come from its training rows.
+    Arithmetic is in float64, column by column and row by row.
 
     Args:
         schema: The schema, in which nothing is open.
         table: The table of one client.
+        statistics: Mean and deviation of the columns with ``scale: site``; in training those of the training rows.
+        training: Whether targets are needed and rows are chosen for testing.
         test: Fraction of rows for testing, if the schema has no split column.
         seed: Seed of the choice of test rows.
     """
-    targets = _targets(schema, table, required=True)
-    is_test = choose_test_rows(schema, table, test, seed)
-    scaled = [column for column in schema if column.scale == "site"]
-    statistics = {each.name: column_moments(schema, each, table, ~is_test).mean_and_std() for each in scaled}
-    return _encoded(schema, table, targets, is_test, statistics)
+    targets = _targets(schema, table, required=training)
+    is_test = choose_test_rows(schema, table, test, seed) if training else np.zeros(table.rows, bool)
+    if training:
+        scaled = [column for column in schema if column.scale == "site"]
+        statistics = {each.name: column_moments(schema, each, table, ~is_test).mean_and_std() for each in scaled}
+    if schema.is_open:
+        name = next(column.name for column in schema if column.is_open)
+        raise SchemaMisfitError(f"schema: the mean or deviation of {name!r} is still open.", "not-agreed", name)
+    blocks, counts = [], {}
+    for column in schema:
+        if column.inputs:
+            block, count = _encode_column(schema, column, table, statistics or {})
+            blocks.append(block)
+            if any(count):
+                counts[column.name] = count
+            if count.unknown:
+                log.warning("%s: %d of %d values of %r are not in the schema: no input says what they are",
+                            table.source, count.unknown, table.rows, column.name)  # fmt: skip
+    wide = np.concatenate(blocks, axis=1)
+    with np.errstate(over="ignore"):
+        inputs = wide.astype(np.float32)
+    if not np.isfinite(inputs).all():
+        row, place = np.argwhere(~np.isfinite(inputs))[0]
+        name = next(column.name for column in schema if schema.inputs[place] in column.inputs)
+        problem = f"{wide[row, place]:g} after scaling: too large for float32"
+        raise table.misfit(name, int(row), problem, "not-finite")
+    return EncodedTable(inputs, targets, is_test, statistics or {}, counts)
 
 
 def choose_test_rows(schema: Schema, table: Table, fraction: float, seed: int) -> Mask:
@@ -906,38 +873,28 @@ def parse_numbers(schema: Schema, column: TableColumn, table: Table) -> tuple[Fl
     cells = _cells(column.name, table)
     missing = _missing(schema, column, table, cells)
     values = np.zeros(len(cells))
-    problem, code = _PROBLEMS.get(column.kind, ("not a number", "not-a-number"))
-    number = _reader(schema, column)
-    for row, cell in enumerate(cells):
-        if missing[row]:
-            continue
+    places, mark = _places(column), schema.decimal
+    number: Callable[[str], float]
+    number, problem, code = {
+        "number": (
+            float if mark == "." else lambda cell: float(cell.replace(".", "not a number").replace(mark, ".")),
+            "not a number", "not-a-number",
+        ),
+        "ordinal": (
+            lambda cell: places[category_text(cell)],
+            "not one of the categories of the schema", "unknown-category",
+        ),
+        "date": (lambda cell: _days(cell, column.format), "not a date of the format of the schema", "not-a-date"),
+        "text_length": (len, "", ""),
+    }["number" if column.kind == "target" else column.kind]  # fmt: skip
+    for row in np.flatnonzero(~missing).tolist():
         try:
-            values[row] = number(cell)
+            values[row] = number(cells[row])
         except (ValueError, OverflowError, KeyError):
             raise table.misfit(column.name, row, problem, code) from None
         if not math.isfinite(values[row]):
             raise table.misfit(column.name, row, "not finite", "not-finite")
     return values, missing
-
-
-_PROBLEMS = {
-    "date": ("not a date of the format of the schema", "not-a-date"),
-    "ordinal": ("not one of the categories of the schema", "unknown-category"),
-}
-
-
-def _reader(schema: Schema, column: TableColumn) -> Any:
-    """Return the function that makes a number of a cell."""
-    if column.kind == "text_length":
-        return len
-    if column.kind == "ordinal":
-        places = _places(column)
-        return lambda cell: places[category_text(cell)]
-    if column.kind == "date":
-        return lambda cell: _days(cell, column.format)
-    if schema.decimal == ".":
-        return float
-    return lambda cell: float(cell.replace(".", "not a number").replace(schema.decimal, "."))
 
 
 def _days(cell: str, form: str | None) -> float:
@@ -971,61 +928,27 @@ def _missing(schema: Schema, column: TableColumn, table: Table, cells: Sequence[
     return missing
 
 
-def _encoded(
-    schema: Schema, table: Table, targets: npt.NDArray[Any] | None, is_test: Mask, statistics: Statistics
-) -> EncodedTable:
-    """Encode the inputs of all columns side by side. Arithmetic is in float64, column by column and row by row."""
-    if schema.is_open:
-        name = next(column.name for column in schema if column.is_open)
-        raise SchemaMisfitError(f"schema: the mean or deviation of {name!r} is still open.", "not-agreed", name)
-    blocks, counts = [], {}
-    for column in schema:
-        if column.inputs:
-            encode_column = _encode_categories if column.kind == "category" else _encode_numbers
-            block, count = encode_column(schema, column, table, statistics)
-            blocks.append(block)
-            if any(count):
-                counts[column.name] = count
-            if count.unknown:
-                log.warning("%s: %d of %d values of %r are not in the schema: no input says what they are",
-                            table.source, count.unknown, table.rows, column.name)  # fmt: skip
-    wide = np.concatenate(blocks, axis=1)
-    with np.errstate(over="ignore"):
-        inputs = wide.astype(np.float32)
-    if not np.isfinite(inputs).all():
-        row, place = np.argwhere(~np.isfinite(inputs))[0]
-        name = next(column.name for column in schema if schema.inputs[place] in column.inputs)
-        problem = f"{wide[row, place]:g} after scaling: too large for float32"
-        raise table.misfit(name, int(row), problem, "not-finite")
-    return EncodedTable(inputs, targets, is_test, statistics, counts)
-
-
-def _encode_numbers(
+def _encode_column(
     schema: Schema, column: TableColumn, table: Table, statistics: Statistics
 ) -> tuple[Floats, CellCounts]:
-    values, missing = parse_numbers(schema, column, table)
-    mean, std = statistics[column.name] if column.scale == "site" else ((column.mean or 0.0), (column.std or 1.0))
-    by_mean = column.missing == "mean" or column.scale != "none"
-    fill = float(column.fill) if column.fill is not None else mean if by_mean else 0.0
-    filled = np.where(missing, fill, values)
-    scaled = filled if column.scale == "none" else (filled - mean) / std
-    inputs = [scaled, missing.astype(np.float64)] if column.missing == "indicator" else [scaled]
-    return np.stack(inputs, axis=1), CellCounts(missing=int(missing.sum()))
-
-
-def _encode_categories(
-    schema: Schema, column: TableColumn, table: Table, statistics: Statistics
-) -> tuple[Floats, CellCounts]:
+    """Return the inputs of one column, [rows, inputs], and the counts of its cells."""
+    if column.kind != "category":
+        values, missing = parse_numbers(schema, column, table)
+        mean, std = statistics[column.name] if column.scale == "site" else ((column.mean or 0.0), (column.std or 1.0))
+        by_mean = column.missing == "mean" or column.scale != "none"
+        fill = float(column.fill) if column.fill is not None else mean if by_mean else 0.0
+        filled = np.where(missing, fill, values)
+        scaled = filled if column.scale == "none" else (filled - mean) / std
+        inputs = [scaled, missing.astype(np.float64)] if column.missing == "indicator" else [scaled]
+        return np.stack(inputs, axis=1), CellCounts(missing=int(missing.sum()))
     places, listed = _places(column), set(column.categories or ())
     cells = _cells(column.name, table)
     missing = _missing(schema, column, table, cells)
     encoded = np.zeros((len(cells), len(column.inputs)))
+    encoded[missing, -1 if column.missing == "indicator" else places.get(str(column.fill), 0)] = 1.0
     spelled = unknown = 0
-    for row, cell in enumerate(cells):
-        if missing[row]:
-            encoded[row, -1 if column.missing == "indicator" else places[str(column.fill)]] = 1.0
-            continue
-        text = category_text(cell)
+    for row in np.flatnonzero(~missing).tolist():
+        text = category_text(cells[row])
         place = places.get(text)
         if place is not None:
             encoded[row, place] = 1.0
