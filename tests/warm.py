@@ -27,7 +27,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-IMPORTED = ("torch", "hansa", "hansa.engine.worker", "hansa.study.parallel", "hansa.runs.experiment", "hansa.cli.app")
+IMPORTED = (
+    "torch",
+    "hansa",
+    "hansa.engine.processes",
+    "hansa.study.parallel",
+    "hansa.runs.experiment",
+    "hansa.cli.app",
+)
 AT_START = ("PYTHON", "LANG", "LC_", "OMP_", "MKL_", "OPENBLAS_", "LD_")
 """Prefixes of variables that count when an interpreter or a library starts. ``PYTHONPATH`` is applied by the server."""
 

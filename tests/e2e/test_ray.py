@@ -106,7 +106,7 @@ def test_an_actor_that_is_killed_in_mid_round_costs_time_only(local, caplog):
     run = Run(method, slow_task(), engine=engine).advance(3, [after_the_first_round])
     same(run, Run(method, slow_task(), engine=Serial).advance(3))
     assert killed
-    assert "its actor was lost" in caplog.text
+    assert "the worker died" in caplog.text
 
 
 def test_a_node_that_is_lost_in_mid_round_costs_time_only(caplog):
@@ -133,7 +133,7 @@ def test_a_node_that_is_lost_in_mid_round_costs_time_only(caplog):
 
         run = Run(method, slow_task(), engine=engine).advance(6, [after_the_first_round])
         same(run, Run(method, slow_task(), engine=Serial).advance(6))
-        assert "its actor was lost" in caplog.text
+        assert "the worker died" in caplog.text
         assert sum(node["Alive"] for node in ray.nodes()) == 2
     finally:
         ray.shutdown()
@@ -162,7 +162,7 @@ def test_actors_reserve_fractions_of_a_gpu_and_the_run_ends_where_torch_finds_no
         with monkeypatch.context() as patch:
             patch.setattr("hansa.engine.ray_pool._ActorWorker", Reserving)
             pool = engine(METHODS["fedavg"], task(), torch.float32, torch.device("cpu"))
-            assert ray.get([actor.handle.pid.remote() for actor in pool._actors]) == [[0], [0]]
+            assert ray.get([actor.handle.pid.remote() for actor in pool._actors.workers]) == [[0], [0]]
             assert ray.available_resources()["GPU"] == 0.5
             pool.close()
         with pytest.raises(hansa.HansaError, match=r"could not start: .*engine\.gpus=0\.25: .* torch finds none there"):
@@ -186,7 +186,7 @@ def test_the_task_lies_once_on_a_node_however_many_actors_it_has(local):
         inputs = data.inputs.shape[1]
         linear = hansa.Task(partial(nn.Linear, inputs, 3), nn.functional.cross_entropy, data)
         pool = RayPool(presets.fedavg(), linear, torch.float32, torch.device("cpu"), workers=2)
-        used.append([private(ray.get(actor.handle.pid.remote())) for actor in pool._actors])
+        used.append([private(ray.get(actor.handle.pid.remote())) for actor in pool._actors.workers])
         pool.close()
     assert max(used[1]) < min(used[0]) + 32, used
 

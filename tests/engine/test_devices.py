@@ -21,9 +21,8 @@ from hansa.cli.options import changes
 from hansa.config import build
 from hansa.core import devices as places
 from hansa.engine import Serial, auto_engine
-from hansa.engine.processes import ProcessGroup
+from hansa.engine.processes import ProcessGroup, WorkerSetup, WorkerState
 from hansa.engine.requests import NumericSettings, single_orders
-from hansa.engine.worker import WorkerSetup, WorkerState
 from hansa.local import BaseTrainer
 from hansa.rounds import round
 from hansa.runs.driver import Run
@@ -275,11 +274,10 @@ def test_a_worker_process_has_its_own_device_and_makes_it_the_default_one(monkey
             trained.append(device)
 
     setup = WorkerSetup(hansa.presets.fedavg(), Recorded(), torch.float32, NumericSettings.current(), TWO)
-    monkeypatch.setattr("hansa.engine.worker.unpack_object", lambda *arguments, **options: setup)
     monkeypatch.setattr(torch.accelerator, "set_device_index", default.append)
     threads = torch.get_num_threads()
     for number in range(3):
-        WorkerState(None, None, number)
+        WorkerState(setup, number)
     torch.set_num_threads(threads)
     assert trained == [TWO[0], TWO[1], TWO[0]]
     assert default == [0, 1, 0]

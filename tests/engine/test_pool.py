@@ -6,7 +6,6 @@ import functools
 import logging
 import os
 import signal
-import time
 from functools import partial
 
 import pytest
@@ -95,7 +94,7 @@ def test_the_diverging_client_is_lost_and_the_others_are_not(group):
     assert run.history[-1]["participants"] == problems.CLIENTS - 1
 
 
-def test_the_evaluation_is_the_same_for_any_number_of_workers_and_while_a_round_runs(group):
+def test_the_evaluation_is_the_same_for_any_number_of_workers(group):
     algorithm = presets.fedavg(local_lr=0.1, steps=20, batch_size=8)
     task = problems.divided(problems.convolution, torch.nn.functional.cross_entropy, problems.data())
     algorithm = algorithm.with_buffers()
@@ -107,10 +106,7 @@ def test_the_evaluation_is_the_same_for_any_number_of_workers_and_while_a_round_
     for workers in (1, 2, 3):
         with Pool(algorithm, task, torch.float32, CPU, workers=workers, group=group) as pool:
             assert pool.evaluate(problems.vectors_of(orders[0])) == expected
-            later = pool.evaluate_async(problems.vectors_of(orders[0]))
             found = {report.clients[0]: report for report in pool.run(orders)}
-            assert later.result() == expected
-            assert later.result() == expected
             assert all(problems.reports_equal(found[client], reports[client]) for client in reports)
 
 
@@ -128,7 +124,7 @@ def test_an_error_in_a_worker_names_client_round_and_step_and_shows_its_tracebac
     with Pool(algorithm, task, torch.float64, CPU, workers=2, group=group) as pool:
         with pytest.raises(hansa.HansaError, match="round 0, client 2, step 2: ZeroDivisionError: the sext") as caught:
             list(pool.run(orders))
-        assert 'raise ZeroDivisionError("the sextant is broken")' in str(caught.value.__cause__)
+        assert 'raise ZeroDivisionError("the sextant is broken")' in caught.value.__notes__[0]
         others = [order for order in orders if order.clients != (2,)]
         assert sorted(report.clients[0] for report in pool.run(others)) == [order.clients[0] for order in others]
 
@@ -210,51 +206,6 @@ def test_a_worker_killed_between_rounds_is_replaced(group):
         group.workers[0].popen.wait()
         found = {report.clients[0]: report for report in pool.run(orders)}
     assert all(problems.reports_equal(found[client], expected[client]) for client in range(problems.CLIENTS))
-
-
-def watched(pools, workers=2):
-    def engine(*parts):
-        pools.append(Pool(*parts, workers=workers))
-        return pools[-1]
-
-    return engine
-
-
-@pytest.mark.parametrize("case", ["memory and a second channel", "clusters that gossip"])
-def test_a_stopped_worker_is_replaced_and_its_orders_are_run_again_to_the_same_bits(case, monkeypatch, caplog):
-    monkeypatch.setattr(processes, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(processes, "STOPPED_POLLS", 3)
-    algorithm, task, dtype = CASES[case]()
-    pools, stopped = [], []
-
-    def stop(run, record):
-        if record["round"] == 1:
-            for member in pools[0].wait_until_ready()._group.workers[:1]:
-                os.kill(member.popen.pid, signal.SIGSTOP)
-                stopped.append(member.popen)
-
-    found = Run(algorithm, task, dtype=dtype, seed=5, keep_params=True, engine=watched(pools)).advance(3, [stop])
-    assert_same_run(found, serial(case))
-    assert len(stopped) == 1
-    assert stopped[0].returncode == -signal.SIGKILL
-    assert "stopped by a signal" in caplog.text
-
-
-def test_a_worker_that_goes_on_in_time_is_left_alone(monkeypatch):
-    monkeypatch.setattr(processes, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(processes, "STOPPED_POLLS", 1000)
-    with Pool(*CASES["fedavg"]()[:2], torch.float32, CPU, workers=1) as pool:
-        (member,) = pool.wait_until_ready()._group.workers
-        os.kill(member.popen.pid, signal.SIGSTOP)
-        while not member.is_stopped():
-            time.sleep(0.01)
-        assert pool._group._replace_stopped() == []  # type: ignore[attr-defined]
-        assert member.stopped_polls == 1
-        os.kill(member.popen.pid, signal.SIGCONT)
-        while member.is_stopped():
-            time.sleep(0.01)
-        assert pool._group._replace_stopped() == []  # type: ignore[attr-defined]
-        assert member.stopped_polls == 0
 
 
 def test_there_are_never_more_workers_than_orders(monkeypatch):

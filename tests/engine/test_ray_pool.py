@@ -18,7 +18,7 @@ from hansa import presets
 from hansa.core.errors import HansaError
 from hansa.engine import Serial, ray_pool
 from hansa.engine.ray_pool import ObjectStoreMemory, RayPool
-from hansa.engine.shared_memory import CodePacker, SharedMemory, unpack_object
+from hansa.engine.shared_memory import Packer, SharedMemory, unpack_object
 from hansa.runs.driver import Run
 
 
@@ -54,12 +54,12 @@ METHOD = presets.fedcams(steps=2, batch_size=3, two_way=True)
 def test_an_actor_lost_at_any_order_costs_nothing_but_time(at, monkeypatch, caplog):
     ray = FakeRay([False] * at + [True, False, True])
     same(on(ray, METHOD, monkeypatch=monkeypatch), Run(METHOD, clients(tested=20), engine=Serial).advance(3))
-    assert "the actor was lost (the actor died); the work is repeated" in caplog.text
+    assert "the worker died (the actor died); it is replaced" in caplog.text
     assert ray.spawned >= 4
 
 
 def test_three_actors_lost_at_one_order_end_the_run(monkeypatch):
-    with pytest.raises(HansaError, match="3 actors in a row were lost executing it: the actor died"):
+    with pytest.raises(HansaError, match=r"3 workers in a row died executing it \(the actor died\)"):
         on(FakeRay([True] * 20), METHOD, workers=1, monkeypatch=monkeypatch)
 
 
@@ -108,7 +108,7 @@ def test_large_tensors_of_a_task_are_looked_at_in_place_and_small_ones_are_ones_
     memory = SharedMemory()
     large, little = torch.arange(1 << 16, dtype=torch.float32), torch.arange(3)
     wide = torch.randn(2, 3, 40, 40).to(memory_format=torch.channels_last)
-    packed = CodePacker(memory).pack(
+    packed = Packer(memory).pack(
         {"large": large, "little": little, "wide": wide, "none": torch.empty(0, 4), "f": clients}
     )
     stored = np.frombuffer(memory.mapped(sum(packed)), np.uint8, sum(packed)).copy()
@@ -152,7 +152,9 @@ def test_actors_reserve_fractions_of_a_gpu_and_are_as_many_as_fit(cpus, gpus, fr
 
 def test_a_node_whose_torch_finds_no_gpu_is_named(monkeypatch):
     monkeypatch.setattr(ray_pool, "available_devices", lambda: {torch.device("cpu"): "CPU"})
-    with pytest.raises(HansaError, match=r"actor could not start: .*gpus=0\.5: Ray assigned a GPU .* torch finds none"):
+    with pytest.raises(
+        HansaError, match=r"worker could not start: .*gpus=0\.5: Ray assigned a GPU .* torch finds none"
+    ):
         on(FakeRay(gpus=1), METHOD, monkeypatch=monkeypatch, gpus=0.5)
 
 

@@ -18,7 +18,7 @@ from engine import problems
 from hansa.engine.pool import Pool
 from hansa.engine.processes import ProcessGroup
 from hansa.engine.serial import Serial
-from hansa.engine.shared_memory import CodePacker, Packer, SharedMemory, unpack_object
+from hansa.engine.shared_memory import Packer, SharedMemory, unpack_object
 
 auto = import_module("hansa.engine.auto")
 pytestmark = pytest.mark.usefixtures("new_interpreters")
@@ -134,7 +134,7 @@ def test_a_class_that_only_the_script_has_comes_back_from_a_worker_as_itself():
     there, back = SharedMemory(), SharedMemory()
     packed = Packer(there).pack({"row": torch.arange(3.0), "own": kind([1, 2])})
     found = unpack_object(packed, [there], copy=True)
-    again = unpack_object(CodePacker(back).pack(found), [back], copy=True)
+    again = unpack_object(Packer(back).pack(found), [back], copy=True)
     assert type(again["own"]) is kind
     assert torch.equal(again["row"], torch.arange(3.0))
 
@@ -172,11 +172,7 @@ def test_memory_is_freed_between_runs_and_an_interrupted_run_leaves_the_workers_
         left = pool.run(orders)
         next(left)
         pool.close()
-        memories = [
-            group._order_memory,
-            group._evaluation_memory,
-            *(slot for worker in group.workers for slot in worker.slots),
-        ]
+        memories = [group._shared, *(slot for worker in group.workers for slot in worker.slots)]
         assert [os.fstat(memory.fd).st_size for memory in memories] == [0] * len(memories)
         assert group._setup is None
         with Pool(method, task, torch.float32, problems.CPU, workers=2, group=group).wait_until_ready() as pool:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import hansa
 from engine import problems
 from hansa import presets
-from hansa.engine.shared_memory import CodeChecker, CodePacker, Packer, SharedMemory, unpack_object
+from hansa.engine.shared_memory import CodeChecker, Packer, SharedMemory, unpack_object
 from hansa.training.batch_sources import SampleStore
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.bfloat16, torch.complex64]
@@ -77,7 +77,7 @@ def test_class_methods_are_sent_by_name_whatever_decorates_them():
         method = partial(owner.open, "x")
         assert CodeChecker().check(method) == ""
         memory = SharedMemory()
-        assert unpack_object(CodePacker(memory).pack(method), [memory], copy=False)() == (owner.__name__, "x", True)
+        assert unpack_object(Packer(memory).pack(method), [memory], copy=False)() == (owner.__name__, "x", True)
 
 
 def test_large_contents_are_not_in_the_skeleton():

@@ -14,7 +14,7 @@ from engine import problems
 from engine.problems import CPU
 from hansa import presets
 from hansa.engine.pool import Pool
-from hansa.engine.requests import execute_all
+from hansa.engine.requests import execute
 from hansa.engine.serial import Serial
 from hansa.engine.worker_group import WorkersUnsupported
 from hansa.local.solvers import sgd
@@ -50,9 +50,9 @@ def test_whoever_waits_for_native_workers_is_one_of_them(monkeypatch):
 
     def noted(*given):
         seen.add(threading.current_thread().name)
-        return execute_all(*given)
+        return execute(*given)
 
-    monkeypatch.setattr("hansa.engine.threads.execute_all", noted)
+    monkeypatch.setattr("hansa.engine.threads.execute", noted)
     algorithm, task = presets.fedavg(**WORDS), problems.task()
     with Pool(algorithm, task, torch.float32, CPU, workers=2, kind="thread") as pool:
         assert [worker.thread is None for worker in pool._group.workers] == [True, False]

@@ -19,7 +19,7 @@ from engine import problems
 from hansa import presets
 from hansa.engine.pool import Pool
 from hansa.engine.serial import Serial
-from hansa.engine.worker_group import Job, JobDone, WorkerExited, WorkerReady, WorkerStartError
+from hansa.engine.worker_group import Job, JobDone, WorkerExited, WorkerStartError
 from hansa.local.work import Work
 from hansa.rounds.messages import Report, WorkOrder
 
@@ -51,19 +51,21 @@ class SimulatedGroup:
         worker = SimulatedWorker()
         worker.number = self.spawned
         self.workers.append(worker)
-        event = WorkerReady(worker) if self.starts(self.spawned) else WorkerExited(worker, "exit code 1")
+        event = worker if self.starts(self.spawned) else WorkerExited(worker, "exit code 1")
         heapq.heappush(self.events, (self.clock, self.spawned, event))
         self.spawned += 1
 
     def stop(self, worker) -> None:
         self.workers.remove(worker)
 
-    def publish(self, kind, vectors) -> None: ...
+    def publish(self, vectors) -> None: ...
 
     def divide(self, order, task, workers) -> list[WorkOrder]:
         return [order]
 
     def close(self) -> None: ...
+
+    reset = close
 
     def submit(self, worker, job) -> None:
         assert worker.ready
@@ -74,7 +76,7 @@ class SimulatedGroup:
             self._start_job(worker, job)
 
     def _start_job(self, worker, job) -> None:
-        event = WorkerExited(worker, "killed") if self.crashes(job) else JobDone(worker, job)
+        event = WorkerExited(worker, "killed") if self.crashes(job) else JobDone(worker, job, None)
         heapq.heappush(self.events, (self.clock + job.cost * self.duration(worker.number), 1000 + worker.number, event))
 
     def wait(self, timeout=None) -> list:
@@ -84,10 +86,11 @@ class SimulatedGroup:
         if timeout == 0 and self.events[0][0] > self.clock:
             return []
         self.clock, _, event = heapq.heappop(self.events)
-        if isinstance(event, WorkerReady):
-            event.worker.ready = True
+        if isinstance(event, SimulatedWorker):
+            event.ready = True
+            return []
         if isinstance(event, JobDone):
-            event = JobDone(event.worker, self.act(event.answer.request))
+            event = event._replace(answer=self.act(event.job.request))
             if len(event.worker.jobs) == 2:
                 self._start_job(event.worker, event.worker.jobs[1])
         return [event]

@@ -8,11 +8,8 @@ import torch
 
 import hansa
 from contracts.small import NAMES, bowls, small
-from hansa import engine, presets
+from hansa import presets
 from hansa.core.citations import bibliography, citations
-from hansa.federation.server import Federation
-from hansa.rounds.pacing import ArrivalEngine
-from hansa.runs import driver
 
 
 def test_the_readers_example_works_as_written():
@@ -143,11 +140,3 @@ def test_a_run_whose_every_update_was_refused_says_why_and_does_not_succeed():
         hansa.run(presets.fedavg(steps=1, participation=0.5), bowls(), rounds=3, max_norm=1e-12)
     gone = hansa.run(presets.fedavg(steps=1), bowls(), rounds=2, faults=hansa.faults(before=1.0))
     assert gone.history[-1]["participants"] == 0  # nobody was refused: they were told to vanish
-
-
-@pytest.mark.parametrize("kind", [engine.Serial, engine.Loopback, engine.RayPool, Federation])
-def test_roles_of_an_engine_are_the_protocols_that_it_implements(kind):
-    made = object.__new__(kind)
-    roles = driver.EngineRoles.of(made)
-    protocols = (ArrivalEngine, engine.RemoteEngine, engine.DeviceEngine, engine.MeteredEngine, engine.ObservedEngine)
-    assert roles == (made, *(made if isinstance(made, protocol) else None for protocol in protocols))

@@ -217,13 +217,13 @@ def test_a_sweep_side_by_side_writes_the_same_tables(only_workers, tmp_path, mon
 def test_every_planned_run_can_be_sent_to_a_process(tmp_path, seeds, overwrite):
 
     from hansa.config import from_yaml
-    from hansa.engine.shared_memory import CodePacker, SharedMemory, unpack_object
+    from hansa.engine.shared_memory import Packer, SharedMemory, unpack_object
     from hansa.study.report.progress import ProgressDisplay
 
     config = from_yaml(CONFIG.replace('{factory: "my_model:Net"}', "logistic")).model_copy(update={"seeds": seeds})
     jobs = reusable_jobs(config, tmp_path, "x", overwrite=overwrite)
     memory = SharedMemory()
-    last = unpack_object(CodePacker(memory).pack(jobs), [memory], copy=False)[-1]
+    last = unpack_object(Packer(memory).pack(jobs), [memory], copy=False)[-1]
     folder = RunFolder(last.work(ProgressDisplay()))
     assert folder.summary["status"] == "finished"
     assert folder.config.seed == (0 if seeds is None else 1)
@@ -384,10 +384,10 @@ def test_finished_runs_release_the_data_that_their_seeds_drew(monkeypatch):
 
 def test_one_object_arrives_as_one(tmp_path):
     """The clients of a seed are drawn again only from the tensors that they were drawn from."""
-    from hansa.engine.shared_memory import CodePacker, SharedMemory, unpack_object
+    from hansa.engine.shared_memory import Packer, SharedMemory, unpack_object
 
     memory, task = SharedMemory(), make_task()
-    arrived = unpack_object(CodePacker(memory).pack(task), [memory], copy=False)
+    arrived = unpack_object(Packer(memory).pack(task), [memory], copy=False)
     for seed in (1, 2):
         assert torch.equal(arrived.for_seed(seed).data.index, task.for_seed(seed).data.index)
     assert not torch.equal(task.for_seed(1).data.index, task.for_seed(2).data.index)

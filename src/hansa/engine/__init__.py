@@ -4,31 +4,18 @@ from hansa.engine.auto import ENGINES, EngineFactory, EngineOptions, auto_engine
 from hansa.engine.pool import Pool
 from hansa.engine.processes import ProcessGroup, reuse_workers, workers
 from hansa.engine.ray_pool import RayPool
-from hansa.engine.serial import (
-    ClientEvaluationEngine,
-    DeviceEngine,
-    Engine,
-    Loopback,
-    MeteredEngine,
-    ObservedEngine,
-    RemoteEngine,
-    Serial,
-)
+from hansa.engine.serial import BaseEngine, Engine, Loopback, Serial
 
 __all__ = [
     "ENGINES",
-    "ClientEvaluationEngine",
-    "DeviceEngine",
+    "BaseEngine",
     "Engine",
     "EngineFactory",
     "EngineOptions",
     "Loopback",
-    "MeteredEngine",
-    "ObservedEngine",
     "Pool",
     "ProcessGroup",
     "RayPool",
-    "RemoteEngine",
     "Serial",
     "auto_engine",
     "build_engine",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -20,8 +21,8 @@ from hansa.core.types import Vectors
 from hansa.engine.pool import Pool, WorkerKind, refuse_inside_worker
 from hansa.engine.processes import ProcessGroup, current_workers
 from hansa.engine.ray_pool import RayPool
-from hansa.engine.requests import LoadEvaluationMemory, LoadMemory, estimated_cost, unchanged
-from hansa.engine.serial import Engine, Loopback, Serial
+from hansa.engine.requests import LoadEvaluationMemory, LoadMemory, count_requests, estimated_cost, unchanged
+from hansa.engine.serial import BaseEngine, Engine, Loopback, Serial
 from hansa.engine.threads import probe_step
 from hansa.engine.worker_group import WorkerStartError, WorkersUnsupported
 from hansa.local import BaseTrainer
@@ -107,7 +108,7 @@ def build_engine(kind: str, options: EngineOptions) -> EngineFactory:
     return ENGINES[kind](options)
 
 
-class AutoEngine:
+class AutoEngine(BaseEngine):
     """Serial at first, then a pool: from the first round if ``workers`` is a number, when it saves time if None."""
 
     def __init__(
@@ -122,11 +123,10 @@ class AutoEngine:
         kind: WorkerKind | None = None,
         devices: Sequence[torch.device] = (),
     ) -> None:
-        self._devices = devices
-        self._arguments = (algorithm, task, dtype, device)
-        self._workers, self._kind = workers, kind
-        self._rounds, self._throughput = rounds, Throughput()
+        self._arguments, self._devices = (algorithm, task, dtype, device), devices
+        self._workers, self._kind, self._rounds = workers, kind, rounds
         self._undecided = True  # whether workers may still be started
+        self._seconds_per_cost = math.inf  # of the fastest round so far: the first one includes one-time work
         self._pool: Pool | None = None
         self._reusable = current_workers()
         self._acquired: ProcessGroup | None = None
@@ -135,17 +135,16 @@ class AutoEngine:
     def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
         """Yield the reports of the pool if that is ready when the round begins, otherwise of the serial engine."""
         self._rounds -= 1
-        self._start_requested(orders)
-        if self._pool_ready():
-            assert self._pool is not None
-            yield from self._pool.run(orders, load_memory)
+        if self._workers is not None:
+            self._start_requested(orders, min(self._workers, count_requests(orders)))
+        engine = self._engine()
+        if not isinstance(engine, Serial):
+            yield from engine.run(orders, load_memory)
             return
-        assert self._serial is not None
-        before = self._serial.seconds
-        yield from self._serial.run(orders, load_memory)
-        if self._undecided and orders:
-            self._throughput.record(orders, self._serial.seconds - before)
-            self._start_if_worthwhile(count_requests(orders), total_cost(orders))
+        before = engine.seconds
+        yield from engine.run(orders, load_memory)
+        if self._undecided and self._workers is None and orders:
+            self._start_if_worthwhile(orders, engine.seconds - before)
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
         return self._engine().evaluate(vectors)
@@ -154,11 +153,6 @@ class AutoEngine:
         self, requests: Sequence[EvaluationJob], load_memory: LoadEvaluationMemory
     ) -> Iterator[list[ClientMetrics]]:
         return self._engine().evaluate_clients(requests, load_memory)
-
-    def _engine(self) -> Serial | Pool:
-        engine = self._pool if self._pool_ready() else self._serial
-        assert engine is not None
-        return engine
 
     def close(self) -> None:
         if self._undecided:
@@ -174,25 +168,24 @@ class AutoEngine:
             self._reusable.release(self._acquired)
         self._acquired = None
 
-    def _pool_ready(self) -> bool:
-        """Whether the pool can take over; from then on the serial engine is dropped."""
-        if self._pool is None:
-            return False
-        if self._serial is not None:
-            try:
-                if not self._pool.ready():
-                    return False
-            except WorkerStartError as error:
-                self._close_pool()
-                _warn_once(f"{self._arguments[1].name}: runs serially, without workers: {error}")
-                return False
-            self._serial = None
-            release_cached_memory(self._arguments[3])
-        return True
+    def _engine(self) -> Serial | Pool:
+        """Return the pool once all of its workers have started; from then on the serial engine is dropped."""
+        if self._serial is None:
+            assert self._pool is not None
+            return self._pool
+        try:
+            if self._pool is None or not self._pool.ready():
+                return self._serial
+        except WorkerStartError as error:
+            self._close_pool()
+            _warn_once(f"{self._arguments[1].name}: runs serially, without workers: {error}")
+            return self._serial
+        self._serial = None
+        release_cached_memory(self._arguments[3])
+        return self._pool
 
-    def _start_requested(self, orders: Sequence[WorkOrder]) -> None:
+    def _start_requested(self, orders: Sequence[WorkOrder], workers: int) -> None:
         """Start the requested number of workers, but at most one per order of a round."""
-        workers = min(self._workers or 1, count_requests(orders))
         if workers < 2:
             return
         if self._undecided and self._too_short(orders):
@@ -203,26 +196,32 @@ class AutoEngine:
         elif self._pool is not None and workers > self._pool.workers:
             self._pool.grow(workers)
 
-    def _start_if_worthwhile(self, orders: int, round_cost: float) -> None:
-        """Start workers on all cores if the remaining rounds are long enough."""
-        workers = min(available_cores(), orders)
-        if not self._undecided or self._workers is not None or workers == 1:
-            return
-        remaining_cost = max(0, self._rounds) * round_cost
+    def _start_if_worthwhile(self, orders: Sequence[WorkOrder], seconds: float) -> None:
+        """Start workers on all cores if the remaining rounds, estimated by those so far, are long enough."""
+        cost = sum(map(estimated_cost, orders))
+        self._seconds_per_cost = min(self._seconds_per_cost, seconds / max(1.0, cost))
+        workers = min(available_cores(), count_requests(orders))
+        remaining = max(0, self._rounds) * cost * self._seconds_per_cost
         started = self._reusable is not None and self._reusable.started >= workers
-        saved = self._throughput.estimate(remaining_cost) * (1 - 1 / workers)
-        if saved >= max(0.0 if started else 2 * START_SECONDS, START_SECONDS / 4):
+        least = max(0.0 if started else 2 * START_SECONDS, START_SECONDS / 4)
+        if workers > 1 and remaining * (1 - 1 / workers) >= least:
             self._start_pool(workers)
 
     def _too_short(self, orders: Sequence[WorkOrder]) -> bool:
         """Whether native steps are so few and short that threads would mostly wait for the interpreter lock."""
-        algorithm, task, dtype, device = self._arguments
-        if self._kind is not None or device.type != "cpu" or self._serial is None:
+        device, trainer = self._arguments[3], self._trainer()
+        if self._kind is not None or device.type != "cpu" or not with_defaults(trainer, BaseTrainer).releases_gil:
             return False
-        if not with_defaults(self._serial.trainer, BaseTrainer).releases_gil:
-            return False
-        steps = total_steps(orders) / count_requests(orders)
-        return steps * probe_step(algorithm, task, self._serial.trainer, dtype).seconds < HANDOVER_SECONDS
+        steps = sum(work.steps for order in orders for work in order.works) / count_requests(orders)
+        return steps * self._step_seconds() < HANDOVER_SECONDS
+
+    def _trainer(self) -> Any:
+        assert self._serial is not None
+        return self._serial.trainer
+
+    def _step_seconds(self) -> float:
+        algorithm, task, dtype, _ = self._arguments
+        return probe_step(algorithm, task, self._trainer(), dtype).seconds
 
     def _start_pool(self, workers: int) -> None:
         """Start a pool of the first kind of worker that supports the task."""
@@ -248,58 +247,23 @@ class AutoEngine:
         _warn_once(f"{task.name}: runs serially, without workers: {'; '.join(reasons)}")
 
     def _worker_kinds(self) -> Iterator[WorkerKind]:
-        algorithm, task, dtype, device = self._arguments
-        assert self._serial is not None
+        device = self._arguments[3]
         if self._kind is not None:
             yield self._kind
         elif len(set(self._devices)) > 1 and device.type != "cpu":
             yield from ("process", "thread")  # in one process the interpreter lock would let them start work in turn
-        elif device.type != "cpu" or with_defaults(self._serial.trainer, BaseTrainer).releases_gil:
+        elif device.type != "cpu" or with_defaults(self._trainer(), BaseTrainer).releases_gil:
             yield from ("thread", "process")
         else:
             yield "process"
-            trainer = self._serial.trainer
-            step = self._throughput.seconds_per_step or probe_step(algorithm, task, trainer, dtype).seconds
-            if step >= LONG_STEP_SECONDS:
+            if self._step_seconds() >= LONG_STEP_SECONDS:
                 yield "thread"
-
-
-def count_requests(orders: Sequence[WorkOrder]) -> int:
-    """Return how many workers could be busy with orders: the clients that train alone, and the cohorts."""
-    return sum(1 if order.cohort is not None else len(order.clients) for order in orders)
-
-
-def total_cost(orders: Sequence[WorkOrder]) -> float:
-    """Return the estimated cost of orders."""
-    return sum(map(estimated_cost, orders))
-
-
-def total_steps(orders: Sequence[WorkOrder]) -> int:
-    """Return the number of local steps of orders."""
-    return sum(work.steps for order in orders for work in order.works)
 
 
 @lru_cache(maxsize=1000)
 def _warn_once(message: str) -> None:
     """Log each distinct warning once."""
     log.warning("%s", message)
-
-
-class Throughput:
-    """The speed of the serial engine, of the fastest round so far: the first one includes one-time work."""
-
-    def __init__(self) -> None:
-        self.seconds_per_cost = self.seconds_per_step = 0.0
-
-    def record(self, orders: Sequence[WorkOrder], seconds: float) -> None:
-        """Record the duration of a round."""
-        known, now = self.seconds_per_cost, seconds / max(1.0, total_cost(orders))
-        if not known or now < known:
-            self.seconds_per_cost, self.seconds_per_step = now, seconds / max(1, total_steps(orders))
-
-    def estimate(self, cost: float) -> float:
-        """Return the seconds for this much work; 0 while nothing is recorded."""
-        return self.seconds_per_cost * cost
 
 
 def available_cores() -> int:

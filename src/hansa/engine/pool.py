@@ -1,7 +1,8 @@
 """The pool: executes orders on all cores, with the results of the serial engine bit for bit.
 
 Longer requests start first and each worker takes the next when it is done, which balances uneven work. All randomness
-is keyed and reports are aggregated in client order, so results do not depend on the assignment to workers.
+is keyed and reports are aggregated in client order, so results do not depend on the assignment to workers. The workers
+are threads, processes or actors of a Ray cluster: a `WorkerGroup`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -19,16 +20,16 @@ from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.types import Vector, Vectors
 from hansa.engine.processes import ProcessGroup
 from hansa.engine.requests import (
-    EvaluationRequest,
     LoadEvaluationMemory,
     LoadMemory,
-    RemoteError,
+    RequestFailed,
     combine_evaluation,
     describe_request,
     estimated_cost,
     evaluation_requests,
     unchanged,
 )
+from hansa.engine.serial import BaseEngine
 from hansa.engine.threads import ThreadGroup
 from hansa.engine.worker_group import Event, Job, JobDone, WorkerExited, WorkerGroup, WorkerStartError
 from hansa.rounds.messages import Report, WorkOrder
@@ -39,10 +40,10 @@ log = logging.getLogger("hansa")
 
 WorkerKind: TypeAlias = Literal["process", "thread"]
 _REPORT_BYTES = 1 << 28  # of reports that may be buffered until earlier ones arrive
-_MAX_CRASHES = 3  # of workers at one job, or at the start of a pool
+_MAX_CRASHES = 3  # of workers at one job, or in a row while they start
 
 
-class Pool:
+class Pool(BaseEngine):
     """An engine with several workers, one intra-op thread each. They start at once, in the background.
 
     A worker that dies is replaced and its order executed again, with the same keys and so the same result. An error in
@@ -75,81 +76,56 @@ class Pool:
         if kind not in ("process", "thread"):
             raise invalid_argument("Pool", "kind", kind, "'process' or 'thread'")
         refuse_inside_worker()
-        self.task = task
-        self._workers, self._pending, self._failed_starts = workers, list[Job](), 0
-        self._owns_group = group is None
-        self._group: WorkerGroup
         if kind == "thread":
-            self._group = ThreadGroup(algorithm, task, dtype, devices or (device,), workers)
+            self._use(task, ThreadGroup(algorithm, task, dtype, devices or (device,), workers))
         else:
-            self._group = group or ProcessGroup()
-            self._group.set_up(algorithm, task, dtype, devices or (device,))
+            processes = ProcessGroup() if group is None else group
+            processes.set_up(algorithm, task, dtype, devices or (device,))
+            self._use(task, processes, owned=group is None)
             self.grow(workers)
+
+    def _use(self, task: TaskLike, group: WorkerGroup, *, owned: bool = True) -> None:
+        self.task, self._group, self._owns_group = task, group, owned
+        self.workers = len(group.workers)
+        """The number of workers that this pool uses."""
+        self._pending: list[Job] = []
+        self._finished: deque[tuple[Job, Any]] = deque()
+        self._failed_starts = 0
 
     def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
         """Yield the reports in the order of completion."""
-        self._finish(WorkOrder)
-        self._group.publish(WorkOrder, _broadcast_vectors(orders))
-        finished: deque[Job] = deque()
-        block, jobs, before = _block_size(orders, self._workers), list[Job](), 0
-        for request in (part for order in orders for part in self._group.divide(order, self.task, self._workers)):
-            jobs.append(Job(request, estimated_cost(request), finished, load_memory, before // block))
+        block, jobs, before = _block_size(orders, self.workers), list[Job](), 0
+        for request in (part for order in orders for part in self._group.divide(order, self.task, self.workers)):
+            jobs.append(Job(request, estimated_cost(request), load_memory, before // block))
             before += 1 if request.cohort is not None else len(request.clients)
-        self._submit(jobs)
-        try:
-            for _ in jobs:
-                yield self._next_answer(finished, drop=True)
-        finally:  # if the caller stops early, its pending jobs are not started
-            own = set(map(id, jobs))
-            self._pending = [job for job in self._pending if id(job) not in own]
+        for _, report in self._execute(jobs, _broadcast_vectors(orders)):
+            yield report
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
         """Evaluate on all workers."""
-        return self.evaluate_async(vectors).result()
-
-    def evaluate_async(self, vectors: Vectors) -> PendingEvaluation:
-        """Start an evaluation of a copy of the vectors; the next round may run meanwhile."""
-        self._finish((EvaluationRequest, EvaluationJob))
-        vectors = {name: vector.detach().clone() for name, vector in vectors.items()}
-        self._group.publish(EvaluationRequest, vectors.values())
-        requests = evaluation_requests(self.task, vectors)
-        finished: deque[Job] = deque()
-        jobs = [Job(request, estimated_cost(request), finished) for request in requests]
-        self._submit(jobs)
-        return PendingEvaluation(self, jobs, finished)
+        vectors = {name: vector.detach() for name, vector in vectors.items()}
+        jobs = [Job(request, estimated_cost(request)) for request in evaluation_requests(self.task, vectors)]
+        answers = {id(job): answer for job, answer in self._execute(jobs, vectors.values())}
+        return combine_evaluation(self.task, [answers[id(job)] for job in jobs])
 
     def evaluate_clients(
         self, requests: Sequence[EvaluationJob], load_memory: LoadEvaluationMemory
     ) -> Iterator[list[ClientMetrics]]:
         """Yield the clients' results, request by request."""
-        self._finish((EvaluationRequest, EvaluationJob))
-        self._group.publish(EvaluationJob, requests[0].vectors.values() if requests else ())
-        finished: deque[Job] = deque()
-        jobs = [Job(request, estimated_cost(request), finished, load_memory) for request in requests]
-        self._submit(jobs)
-        for _ in jobs:
-            self._next_answer(finished)
-        yield from (job.answer for job in jobs)
-
-    @property
-    def workers(self) -> int:
-        """The number of workers that this pool uses."""
-        return self._workers
+        jobs = [Job(request, estimated_cost(request), load_memory) for request in requests]
+        answers = {id(job): answer for job, answer in self._execute(jobs, requests[0].vectors.values())}
+        yield from (answers[id(job)] for job in jobs)
 
     def grow(self, workers: int) -> None:
         """Use at least this many workers; missing ones start in the background."""
         while len(self._group.workers) < workers:
             self._group.spawn()
-        self._workers = max(self._workers, workers)
+        self.workers = max(self.workers, workers)
 
     def ready(self) -> bool:
         """Whether all workers have started; does not wait."""
-        while not all(worker.ready for worker in self._group.workers):
-            events = self._group.wait(0)
-            if not events:
-                return False
-            self._handle(events)
-        return True
+        self._handle(self._group.wait(0))
+        return all(worker.ready for worker in self._group.workers)
 
     def wait_until_ready(self) -> Pool:
         """Wait until all workers have started."""
@@ -162,7 +138,7 @@ class Pool:
         self._pending.clear()
         if self._owns_group:
             self._group.close()
-        elif isinstance(self._group, ProcessGroup):
+        else:
             self._group.reset()
 
     def __enter__(self) -> Pool:
@@ -171,38 +147,35 @@ class Pool:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _submit(self, jobs: Sequence[Job]) -> None:
-        self._pending = sorted([*self._pending, *jobs], key=lambda job: (job.block, -job.cost))
+    def _execute(self, jobs: Sequence[Job], shared: Iterable[Vector]) -> Iterator[tuple[Job, Any]]:
+        """Yield each job with its answer when it is done. What an earlier call that was left early has started is
+        awaited first: it reads the shared vectors."""
+        while any(worker.jobs for worker in self._group.workers):
+            self._handle(self._group.wait())
+        self._finished.clear()
+        if not jobs:
+            return
+        self._group.publish(shared)
+        self._pending = sorted(jobs, key=lambda job: (job.block, -job.cost))
         self._assign()
-
-    def _next_answer(self, finished: deque[Job], *, drop: bool = False) -> Any:
-        while not finished:
-            self._handle(self._group.wait())
-        job = finished.popleft()
-        answer = job.answer
-        if drop:
-            job.answer = None
-        if isinstance(answer, RemoteError):
-            raise answer.to_exception()
-        return answer
-
-    def _finish(self, kind: type | tuple[type, ...]) -> None:
-        """Wait for all requests of a kind, so that the vectors they read may be overwritten."""
-        while any(isinstance(job.request, kind) for job in self._unfinished()):
-            self._handle(self._group.wait())
-
-    def _unfinished(self) -> Iterator[Job]:
-        yield from self._pending
-        yield from (job for worker in self._group.workers for job in worker.jobs)
+        try:
+            for _ in jobs:
+                while not self._finished:
+                    self._handle(self._group.wait())
+                job, answer = self._finished.popleft()
+                if isinstance(answer, RequestFailed):
+                    raise answer
+                yield job, answer
+        finally:
+            self._pending.clear()
 
     def _handle(self, events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, JobDone):
-                job = event.worker.jobs[0] if event.job is None else event.job
-                event.worker.jobs.remove(job)
-                job.answer = event.answer
-                job.finished.append(job)
-            elif isinstance(event, WorkerExited):
+                event.worker.jobs.remove(event.job)
+                self._finished.append((event.job, event.answer))
+                self._failed_starts = 0
+            else:
                 self._replace(event)
         self._assign()
 
@@ -210,50 +183,37 @@ class Pool:
         """Replace a dead worker and execute its jobs again. The oldest job counts as the cause of the crash."""
         jobs = list(exited.worker.jobs)
         self._group.stop(exited.worker)
-        if not exited.worker.ready and not exited.not_at_fault:
+        if not exited.worker.ready:
             self._failed_starts += 1
             if exited.cannot_start or self._failed_starts >= _MAX_CRASHES:
-                raise WorkerStartError(f"a worker process could not start: {exited.cause.strip()}")
+                raise WorkerStartError(f"a worker could not start: {exited.cause.strip()}")
         if jobs:
             job, request = jobs[0], describe_request(jobs[0].request)
-            job.crashes += not exited.not_at_fault
+            job.crashes += 1
             log.warning("%s: the worker died (%s); it is replaced and the work repeated", request, exited.cause)
             if job.crashes >= _MAX_CRASHES:
                 message = f"{request}: {_MAX_CRASHES} workers in a row died executing it ({exited.cause})"
-                job.answer = RemoteError(message, exited.cause)
-                job.finished.append(jobs.pop(0))
+                self._finished.append((jobs.pop(0), RequestFailed(message)))
         self._pending = [*jobs, *self._pending]
         self._group.spawn()
 
     def _assign(self) -> None:
         """Give each idle worker the longest job, then a second one in advance so that it never waits. In advance only
         up to a fair share of the remaining cost, so that nothing queues behind a long job."""
-        workers = [worker for worker in self._group.workers[: self._workers] if worker.ready]
+        workers = [worker for worker in self._group.workers[: self.workers] if worker.ready]
         for worker in workers:
             if self._pending and not worker.jobs:
                 self._group.submit(worker, self._pending.pop(0))
-        share = sum(job.cost for job in self._unfinished()) / self._workers if self._pending else 0.0
+        if not self._pending:
+            return
+        started = (job for worker in self._group.workers for job in worker.jobs)
+        share = sum(job.cost for job in (*self._pending, *started)) / self.workers
         for worker in workers:
             if self._pending and len(worker.jobs) == 1 and worker.jobs[0].cost + self._pending[0].cost <= share:
                 self._group.submit(worker, self._pending.pop(0))
         for worker in workers:  # threads share one queue, which may be filled
             while self._pending and 2 <= len(worker.jobs) < self._group.jobs_per_worker:
                 self._group.submit(worker, self._pending.pop(0))
-
-
-class PendingEvaluation:
-    """An evaluation that runs in the background."""
-
-    def __init__(self, pool: Pool, jobs: Sequence[Job], finished: deque[Job]) -> None:
-        self._pool, self._jobs, self._finished = pool, jobs, finished
-        self._left = len(jobs)
-
-    def result(self) -> dict[str, float]:
-        """Wait for the metrics and return them."""
-        while self._left:
-            self._pool._next_answer(self._finished)
-            self._left -= 1
-        return combine_evaluation(self._pool.task, [job.answer for job in self._jobs])
 
 
 def refuse_inside_worker() -> None:

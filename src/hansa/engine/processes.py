@@ -1,37 +1,57 @@
-"""Worker processes: spawned (never forked), replaced when they die, reused between runs."""
+"""Worker processes: spawned (never forked), replaced when they die, reused between runs.
+
+A worker exits when the run ends for any reason: the run holds the other end of its pipe.
+"""
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
+import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import threading
+import traceback
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from multiprocessing import Pipe, connection, reduction, spawn
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from hansa.algorithm import Algorithm
+from hansa.core.devices import use_device
 from hansa.core.errors import check_integer
 from hansa.core.types import Vector
-from hansa.engine.requests import NumericSettings, divided
-from hansa.engine.shared_memory import CodePacker, PackedObject, Packer, SharedMemory, TensorPlace, unpack_object
-from hansa.engine.worker import BOOT, ENVIRONMENT, MESSAGE, RESET, SETUP, WorkerSetup
-from hansa.engine.worker_group import Event, Job, JobDone, WorkerExited, WorkerReady, WorkersUnsupported
-from hansa.rounds.messages import WorkOrder
+from hansa.engine.requests import NumericSettings, Request, execute
+from hansa.engine.shared_memory import CodeChecker, PackedObject, Packer, SharedMemory, TensorPlace, unpack_object
+from hansa.engine.worker_group import Event, Job, JobDone, WorkerExited, WorkerGroup, WorkersUnsupported
 from hansa.training import TaskLike
 
-POLL_SECONDS, STOPPED_POLLS = 1.0, 5
-"""Seconds between checks of silent workers, and the checks after which a stopped one is replaced."""
+BOOT = (
+    "import json, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "options = json.loads(sys.argv[1]); sys.path[:] = options['path']; "
+    "from hansa.engine.processes import worker_main; worker_main(options)"
+)
+"""The program of a new interpreter. It ignores Ctrl-C from the start: the run handles it."""
+
+MESSAGE = struct.Struct("<BQQ")
+"""The message format of the pipe: the number of a slot, and the offset and size of a packed object in it."""
+
+SETUP, RESET = 255, 254
+"""Sent instead of a slot number: a setup follows, with its own memory; the run has ended, drop its data."""
+
+_ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+ENVIRONMENT = {"HANSA_WORKER": "1", **dict.fromkeys((*_ONE_THREAD, "NUMEXPR_NUM_THREADS"), "1")}
 
 
 @dataclass(slots=True, eq=False)
@@ -40,13 +60,11 @@ class WorkerProcess:
 
     popen: subprocess.Popen[bytes]
     pipe: connection.Connection
-    lifeline: int
     slots: tuple[SharedMemory, SharedMemory]
     number: int = 0
     pending_setups: int = 0
     jobs: deque[Job] = field(default_factory=deque)
     slot: int = 0
-    stopped_polls: int = 0
 
     @property
     def ready(self) -> bool:
@@ -58,20 +76,9 @@ class WorkerProcess:
             self.pipe.send_bytes(MESSAGE.pack(SETUP, *packed))
             reduction.send_handle(self.pipe, memory.fd, self.popen.pid)
 
-    def is_stopped(self) -> bool:
-        """Whether the process is stopped by a signal (SIGSTOP, a debugger)."""
-        if not hasattr(os, "waitid"):
-            return False
-        try:
-            status = os.waitid(os.P_PID, self.popen.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return False
-        return status is not None and status.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED)
-
     def end(self) -> None:
         """End the process, by force if necessary, and free its resources."""
         self.pipe.close()
-        os.close(self.lifeline)
         try:
             self.popen.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -81,22 +88,20 @@ class WorkerProcess:
             slot.close()
 
 
-class ProcessGroup:
+class ProcessGroup(WorkerGroup):
     """Worker processes and the memory they share. One group can serve several runs, one after the other.
 
     ``with ProcessGroup(2) as group: Pool(..., group=group)``; a `Pool` without a group has its own.
     """
 
-    jobs_per_worker = 2
-
     def __init__(self, workers: int = 0) -> None:
         if os.name != "posix" or not hasattr(socket, "AF_UNIX"):
             raise WorkersUnsupported("worker processes need a POSIX system: they receive files by sockets")
         self.workers: list[WorkerProcess] = []
-        self._order_memory, self._evaluation_memory = SharedMemory(), SharedMemory()
-        self._published: dict[str, dict[int, TensorPlace]] = {}
+        self._shared = SharedMemory()
+        self._placed: dict[int, TensorPlace] = {}
         self._setup: tuple[PackedObject, SharedMemory] | None = None
-        self._close = weakref.finalize(self, _close, self.workers, (self._order_memory, self._evaluation_memory))
+        self._close = weakref.finalize(self, _close, self.workers, self._shared)
         for _ in range(workers):
             self.spawn()
 
@@ -106,12 +111,11 @@ class ProcessGroup:
         """Send the algorithm and the task to all workers, through shared memory; devices are assigned in turn, and are
         the CPU if there are none."""
         memory = SharedMemory()
+        chosen = tuple(devices) or (torch.device("cpu"),)
         try:
-            chosen = tuple(devices) or (torch.device("cpu"),)
-            setup = WorkerSetup(algorithm, task, dtype, NumericSettings.current(), chosen)
-            packed = CodePacker(memory).pack(setup)
+            packed = Packer(memory).pack(WorkerSetup(algorithm, task, dtype, NumericSettings.current(), chosen))
         except Exception as error:
-            raise WorkersUnsupported(_unpicklable(algorithm, task, error)) from error
+            raise WorkersUnsupported(_unpicklable(algorithm, task)) from error
         memory.unmap()
         self._setup = packed, memory
         for worker in self.workers:
@@ -119,107 +123,75 @@ class ProcessGroup:
 
     def reset(self) -> None:
         """Prepare for the next run: stop busy workers, have the others drop algorithm, task and data, free memory."""
-        for worker in list(self.workers):
-            if worker.jobs:
-                self.stop(worker, at_once=True)
-        self._setup, self._published = None, {}
+        for worker in [worker for worker in self.workers if worker.jobs]:
+            worker.popen.terminate()
+            self.stop(worker)
+        self._setup, self._placed = None, {}
         for worker in self.workers:
             with suppress(OSError):
                 worker.pipe.send_bytes(MESSAGE.pack(RESET, 0, 0))
-        slots = (slot for worker in self.workers for slot in worker.slots)
-        for memory in (self._order_memory, self._evaluation_memory, *slots):
+        for memory in (self._shared, *(slot for worker in self.workers for slot in worker.slots)):
             memory.clear()
 
     def spawn(self) -> None:
         """Start one more worker; it is ready after some seconds."""
         pipe, worker_pipe = Pipe()
-        worker_lifeline, lifeline = os.pipe()
         slots = SharedMemory(), SharedMemory()
         numbers = {worker.number for worker in self.workers}
         number = next(number for number in itertools.count() if number not in numbers)
-        shared = (self._order_memory, self._evaluation_memory, *slots)
-        options = {
-            "path": sys.path,
-            "pipe": worker_pipe.fileno(),
-            "lifeline": worker_lifeline,
-            "number": number,
-            "shared": [self._order_memory.fd, self._evaluation_memory.fd],
-            "slots": [slot.fd for slot in slots],
-        }
+        memories = [self._shared.fd, *(slot.fd for slot in slots)]
+        options = {"path": sys.path, "pipe": worker_pipe.fileno(), "number": number, "memories": memories}
         popen = subprocess.Popen(
             [os.fsdecode(spawn.get_executable()), "-c", BOOT, json.dumps(options)],
             stdin=subprocess.DEVNULL,
-            pass_fds=(worker_pipe.fileno(), worker_lifeline, *(memory.fd for memory in shared)),
+            pass_fds=(worker_pipe.fileno(), *memories),
             env={**os.environ, **ENVIRONMENT},
         )
         worker_pipe.close()
-        os.close(worker_lifeline)
-        worker = WorkerProcess(popen, pipe, lifeline, slots, number)
+        worker = WorkerProcess(popen, pipe, slots, number)
         self.workers.append(worker)
         if self._setup is not None:
             worker.send_setup(*self._setup)
 
-    def stop(self, worker: WorkerProcess, *, at_once: bool = False) -> None:
-        """End one worker and remove it."""
+    def stop(self, worker: WorkerProcess) -> None:
         self.workers.remove(worker)
-        if at_once:
-            worker.popen.terminate()
         worker.end()
 
-    def publish(self, kind: type, vectors: Iterable[Vector]) -> None:
-        number = 1 if kind is WorkOrder else 2
-        packer = Packer(self._order_memory if kind is WorkOrder else self._evaluation_memory)
-        self._published[kind.__name__] = {id(v): packer.write_tensor(v, number) for v in _unique(vectors)}
-
-    def divide(self, order: WorkOrder, task: TaskLike, workers: int) -> list[WorkOrder]:
-        return divided(task, order, workers)
+    def publish(self, vectors: Iterable[Vector]) -> None:
+        packer, self._placed = Packer(self._shared), {}
+        for vector in vectors:
+            if id(vector) not in self._placed:
+                self._placed[id(vector)] = packer.write_tensor(vector, memory=1)
 
     def submit(self, worker: WorkerProcess, job: Job) -> None:
         worker.slot ^= 1
-        published = self._published.get(type(job.request).__name__)
-        packed = Packer(worker.slots[worker.slot], placed=published).pack(job.load_request())
+        packed = Packer(worker.slots[worker.slot], placed=self._placed).pack(job.load_request())
         worker.jobs.append(job)
         with suppress(OSError):
             worker.pipe.send_bytes(MESSAGE.pack(worker.slot, *packed))
 
     def wait(self, timeout: float | None = None) -> list[Event]:
-        while True:
-            poll = POLL_SECONDS if timeout is None else timeout
-            readable = connection.wait([worker.pipe for worker in self.workers], poll)
-            events: list[Event] = [self._receive(worker) for worker in self.workers if worker.pipe in readable]
-            if not events and timeout is None:
-                events = self._replace_stopped()
-            if events or timeout is not None:
-                return events
+        readable = connection.wait([worker.pipe for worker in self.workers], timeout)
+        events = [self._receive(worker) for worker in self.workers if worker.pipe in readable]
+        return [event for event in events if event is not None]
 
-    def _replace_stopped(self) -> list[Event]:
-        """Give up workers that were stopped at several consecutive checks. Checks are counted, not seconds: if Ctrl-Z
-        stops the whole group, the run does not check either."""
-        events: list[Event] = []
-        for worker in self.workers:
-            worker.stopped_polls = worker.stopped_polls + 1 if worker.is_stopped() else 0
-            if worker.stopped_polls >= STOPPED_POLLS:
-                worker.popen.kill()
-                worker.popen.wait()
-                cause = f"stopped by a signal for {POLL_SECONDS * STOPPED_POLLS:g} s"
-                events.append(WorkerExited(worker, cause, not_at_fault=True))
-        return events
-
-    def _receive(self, worker: WorkerProcess) -> Event:
+    def _receive(self, worker: WorkerProcess) -> Event | None:
+        """Return the event that a worker's message means; None for the answer to a setup that has succeeded, or that a
+        later one has replaced."""
         try:
             message = worker.pipe.recv_bytes()
         except (EOFError, OSError):
             with suppress(subprocess.TimeoutExpired):
                 worker.popen.wait(timeout=5)
             return WorkerExited(worker, _exit_reason(worker.popen.returncode))
-        if not worker.ready:
-            if message:  # a failed setup is ignored if a later one has replaced it
-                superseded = worker.pending_setups > 1
-                return WorkerExited(worker, message.decode(), cannot_start=not superseded, not_at_fault=superseded)
-            worker.pending_setups -= 1
-            return WorkerReady(worker)
-        number, *packed = MESSAGE.unpack(message)
-        return JobDone(worker, unpack_object(PackedObject(*packed), [worker.slots[number]], copy=True))
+        if worker.ready:
+            number, *packed = MESSAGE.unpack(message)
+            answer = unpack_object(PackedObject(*packed), [worker.slots[number]], copy=True)
+            return JobDone(worker, worker.jobs[0], answer)
+        if message and worker.pending_setups == 1:
+            return WorkerExited(worker, message.decode("utf-8", "replace"), cannot_start=True)
+        worker.pending_setups -= 1
+        return None
 
     def close(self) -> None:
         """End all workers and free their memory."""
@@ -233,33 +205,22 @@ class ProcessGroup:
         self.close()
 
 
-def _close(workers: list[WorkerProcess], memories: Iterable[SharedMemory]) -> None:
+def _close(workers: list[WorkerProcess], shared: SharedMemory) -> None:
     for worker in workers:  # signal all, then wait for each
         worker.popen.terminate()
     while workers:
         workers.pop().end()
-    for memory in memories:
-        memory.close()
+    shared.close()
 
 
-def _unpicklable(algorithm: Algorithm, task: TaskLike, error: Exception) -> str:
+def _unpicklable(algorithm: Algorithm, task: TaskLike) -> str:
     """Return a message that names the component that cannot be pickled."""
-    components: list[tuple[str, Any]] = [("the algorithm", algorithm)]
-    components += [(f"its {name}", value) for name, value in getattr(task, "__dict__", {}).items()]
-    for name, component in components:
-        try:
-            CodePacker(SharedMemory()).pack(component)
-        except Exception as reason:
-            return f"{name} cannot be sent to another process ({_first_line(reason)})"
-    return f"it cannot be sent to another process ({_first_line(error)})"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _unique(vectors: Iterable[Vector]) -> list[Vector]:
-    return list({id(vector): vector for vector in vectors}.values())
+    parts: dict[str, Any] = {"the algorithm": algorithm}
+    parts |= {f"its {name}": value for name, value in getattr(task, "__dict__", {}).items()}
+    for name, part in (*parts.items(), ("it", task)):
+        if reason := CodeChecker().check(part):
+            return f"{name} cannot be sent to another process ({reason})"
+    return "it cannot be sent to another process"
 
 
 def _exit_reason(code: int | None) -> str:
@@ -272,6 +233,80 @@ def _exit_reason(code: int | None) -> str:
         return f"exit code {code}"
     name = signal.Signals(-code).name
     return f"killed by {name}" + ("; out of memory?" if code == -signal.SIGKILL else "")
+
+
+class WorkerSetup(NamedTuple):
+    """The data that a worker receives once per run."""
+
+    algorithm: Algorithm
+    task: TaskLike
+    dtype: torch.dtype
+    settings: NumericSettings
+    devices: tuple[torch.device, ...]
+
+
+class WorkerState:
+    """The algorithm, the task and the trainer of a worker."""
+
+    def __init__(self, setup: WorkerSetup, number: int) -> None:
+        setup.settings.apply()
+        self.algorithm, self.task = setup.algorithm, setup.task
+        device = setup.devices[number % len(setup.devices)]
+        use_device(device)
+        self.trainer = setup.task.trainer(setup.dtype, device)
+
+    def execute(self, request: Request) -> Any:
+        """Return the answer to a request."""
+        return execute([request], self.algorithm, self.task, self.trainer)[0]
+
+
+def worker_main(options: Mapping[str, Any]) -> NoReturn:
+    """The main loop of a worker process: execute requests until the run ends."""
+    threading.Thread(target=_exit_with_run, args=(options["pipe"],), daemon=True).start()
+    torch.set_num_interop_threads(1)
+    pipe = connection.Connection(options["pipe"])
+    shared, *slots = map(SharedMemory, options["memories"])
+    state: WorkerState | None = None
+    while True:
+        number, *location = MESSAGE.unpack(_receive(pipe))
+        packed = PackedObject(*location)
+        if number == RESET:
+            state = None
+            for memory in (shared, *slots):
+                memory.unmap()
+            gc.collect()
+            continue
+        if number == SETUP:
+            state = None  # frees the old one's memory first
+            memory = SharedMemory(reduction.recv_handle(pipe), private=True)
+            try:
+                state = WorkerState(unpack_object(packed, [memory], copy=False), options["number"])
+                pipe.send_bytes(b"")
+            except Exception:
+                pipe.send_bytes(traceback.format_exc().encode("utf-8", "replace"))
+            continue
+        assert state is not None
+        answer = state.execute(unpack_object(packed, [slots[number], shared], copy=False))
+        # written after the request: the client's memory may lie in the slot and be part of the answer
+        reply = Packer(slots[number], start=sum(packed)).pack(answer)
+        pipe.send_bytes(MESSAGE.pack(number, *reply))
+
+
+def _receive(pipe: connection.Connection) -> bytes:
+    try:
+        return pipe.recv_bytes()
+    except (EOFError, OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _exit_with_run(descriptor: int) -> None:
+    """Exit when the other end of the pipe is closed, also in the middle of a step."""
+    hangup = select.poll()
+    hangup.register(descriptor, 0)
+    hangup.poll()
+    os._exit(0)
 
 
 _current: ContextVar[workers | None] = ContextVar("hansa.workers", default=None)

@@ -23,34 +23,19 @@ from numpy.typing import NDArray
 from hansa.algorithm import Algorithm
 from hansa.core.devices import available_devices, check_dtype, device_name
 from hansa.core.errors import HansaError, check_integer, invalid_argument
-from hansa.core.types import Vector, Vectors
+from hansa.core.types import Vector
 from hansa.core.vectors import arithmetic
-from hansa.engine.requests import (
-    LoadEvaluationMemory,
-    LoadMemory,
-    NumericSettings,
-    RemoteError,
-    combine_evaluation,
-    describe_request,
-    divided,
-    estimated_cost,
-    evaluation_requests,
-    execute,
-    unchanged,
-)
-from hansa.engine.shared_memory import CodePacker, PackedObject, Packer, SharedMemory, TensorPlace, unpack_object
-from hansa.engine.worker_group import Job
-from hansa.rounds.messages import Report, WorkOrder
+from hansa.engine.pool import Pool
+from hansa.engine.requests import NumericSettings, execute
+from hansa.engine.shared_memory import PackedObject, Packer, SharedMemory, TensorPlace, unpack_object
+from hansa.engine.worker_group import Event, Job, JobDone, WorkerExited, WorkerGroup
 from hansa.training import TaskLike
-from hansa.training.evaluation import ClientMetrics, EvaluationJob
 from hansa.training.random_state import naming_the_remedy
 
 log = logging.getLogger("hansa")
 
 Bytes = NDArray[np.uint8]
 
-_MAX_LOST_ACTORS = 3  # per order
-_JOBS_PER_ACTOR = 2  # so that an actor never waits for the next
 _WARN_SECONDS = 60.0  # without any started actor
 _SMALL_BYTES = 1 << 16  # smaller tensors of a task are copied to each actor
 
@@ -79,9 +64,9 @@ class ObjectStoreMemory:
         return tensor.clone() if self._copy or size < _SMALL_BYTES else tensor
 
 
-def _as_array(memory: SharedMemory, packed: PackedObject) -> Bytes:
-    """Return the packed bytes as an array, which Ray copies once."""
-    return np.frombuffer(memory.mapped(sum(packed)), np.uint8, sum(packed))
+def _as_array(memory: SharedMemory, end: int) -> Bytes:
+    """Return the first bytes of a memory as an array, which Ray copies once."""
+    return np.frombuffer(memory.mapped(end), np.uint8, end)
 
 
 class _ActorWorker:
@@ -90,21 +75,20 @@ class _ActorWorker:
     def __init__(self, packed: PackedObject, setup: Bytes, gpus: float | None) -> None:
         os.environ["HANSA_WORKER"] = "1"
         device = torch.device("cpu") if gpus is None else _assigned_accelerator(gpus)
-        memory = ObjectStoreMemory(setup, copy=False)
-        algorithm, task, dtype, settings = unpack_object(packed, [memory], copy=False)  # type: ignore[list-item]
+        memory: Any = ObjectStoreMemory(setup, copy=False)
+        self.algorithm, self.task, dtype, settings = unpack_object(packed, [memory], copy=False)
         settings.apply_on(device)
         check_dtype(device, dtype)
-        self.algorithm, self.task = algorithm, task
-        self.trainer = task.trainer(dtype, device)
+        self.trainer = self.task.trainer(dtype, device)
         self._device = device_name(device, numbered=False)
         self._buffer = SharedMemory()
 
     def execute(self, packed: PackedObject, own: Bytes, shared: Bytes) -> tuple[PackedObject, Bytes]:
         """Execute a request, given by its own data and the vectors it shares with others."""
-        memories = [ObjectStoreMemory(own, copy=True), ObjectStoreMemory(shared, copy=False)]
-        request = unpack_object(packed, memories, copy=False)  # type: ignore[arg-type]
-        reply = Packer(self._buffer).pack(execute(request, self.algorithm, self.task, self.trainer))
-        return reply, _as_array(self._buffer, reply)
+        memories: list[Any] = [ObjectStoreMemory(own, copy=True), ObjectStoreMemory(shared, copy=False)]
+        request = unpack_object(packed, memories, copy=False)
+        reply = Packer(self._buffer).pack(execute([request], self.algorithm, self.task, self.trainer)[0])
+        return reply, _as_array(self._buffer, sum(reply))
 
     def device(self) -> str:
         """Return the name of the device that it trains on; an answer shows that the actor has started."""
@@ -127,24 +111,97 @@ def _assigned_accelerator(gpus: float) -> torch.device:
 
 
 @dataclass(slots=True, eq=False)
-class _Actor:
-    """An actor, the future of its start (None once it has started), and its jobs by future."""
+class RayActor:
+    """An actor, the future of its start (None once it has started), and its jobs with their futures."""
 
     handle: Any
     starting: Any
-    jobs: dict[Any, Job] = field(default_factory=dict)
+    jobs: deque[Job] = field(default_factory=deque)
+    futures: deque[Any] = field(default_factory=deque)
+
+    @property
+    def ready(self) -> bool:
+        return self.starting is None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _SharedVectors:
-    """The vectors that all requests of a round share, in the object store. ``vectors`` keeps their ids valid."""
+class RayGroup(WorkerGroup):
+    """The actors of a run."""
 
-    data: Any
-    placed: dict[int, TensorPlace]
-    vectors: tuple[Vector, ...]
+    def __init__(self, ray: Any, setup: Any, workers: int, gpus: float | None) -> None:
+        self.ray, self.gpus, self.devices = ray, gpus, set[str]()
+        memory, self._buffer = SharedMemory(), SharedMemory()
+        packed = Packer(memory).pack(setup)
+        self._setup = packed, ray.put(_as_array(memory, sum(packed))), gpus
+        self._placed: dict[int, TensorPlace] = {}
+        self._shared: Any = None
+        reserved: dict[str, float] = {"num_cpus": 1} if gpus is None else {"num_cpus": 1, "num_gpus": gpus}
+        self._remote = ray.remote(**reserved, max_restarts=0)(_ActorWorker)
+        self.workers: list[RayActor] = []
+        for _ in range(workers):
+            self.spawn()
+
+    def spawn(self) -> None:
+        handle = self._remote.remote(*self._setup)
+        self.workers.append(RayActor(handle, handle.device.remote()))
+
+    def stop(self, worker: RayActor) -> None:
+        self.workers.remove(worker)
+
+    def publish(self, vectors: Iterable[Vector]) -> None:
+        """Put vectors into the object store, each once."""
+        memory = SharedMemory()
+        packer, self._placed = Packer(memory), {}
+        for vector in vectors:
+            if id(vector) not in self._placed:
+                self._placed[id(vector)] = packer.write_tensor(vector, memory=1)
+        self._shared = self.ray.put(_as_array(memory, packer.end))
+
+    def submit(self, worker: RayActor, job: Job) -> None:
+        packed = Packer(self._buffer, placed=self._placed).pack(job.load_request())
+        own = _as_array(self._buffer, sum(packed))  # Ray copies it before this returns
+        worker.jobs.append(job)
+        worker.futures.append(worker.handle.execute.remote(packed, own, self._shared))
+
+    def wait(self, timeout: float | None = None) -> list[Event]:
+        running = {future: actor for actor in self.workers for future in actor.futures}
+        starting = {actor.starting: actor for actor in self.workers if actor.starting is not None}
+        if timeout is None and not running:
+            timeout = _WARN_SECONDS
+        done, _ = self.ray.wait([*running, *starting], num_returns=1, timeout=timeout)
+        if not done and timeout == _WARN_SECONDS:
+            self._warn_waiting()
+        for future in done:
+            actor = running[future] if future in running else starting[future]
+            try:
+                result = self.ray.get(future)
+            except self.ray.exceptions.RayError as error:
+                lines = str(error).strip().splitlines() or [type(error).__name__]
+                cannot = actor.starting is not None and getattr(error, "actor_init_failed", False)
+                return [WorkerExited(actor, lines[-1 if cannot else 0], cannot_start=cannot)]
+            if future in starting:
+                actor.starting = None
+                self.devices.add(result)
+                continue
+            place = actor.futures.index(future)
+            del actor.futures[place]
+            packed, data = result
+            memory: Any = ObjectStoreMemory(data, copy=True)
+            return [JobDone(actor, actor.jobs[place], unpack_object(packed, [memory], copy=False))]
+        return []
+
+    def _warn_waiting(self) -> None:
+        free = self.ray.available_resources()
+        gpus = "" if self.gpus is None else f" and {free.get('GPU', 0):g} free GPUs, of which each needs {self.gpus:g}"
+        shown = f"{free.get('CPU', 0):g} free CPUs{gpus}"
+        log.warning("no actor has started: the cluster has %s for %d; waiting", shown, len(self.workers))
+
+    def close(self) -> None:
+        for actor in self.workers:
+            self.ray.kill(actor.handle)
+        self.workers = []
 
 
-class RayPool:
+class RayPool(Pool):
     """An engine over the actors of a Ray cluster.
 
     A running cluster is used and left as it is; one that is started here ends with the run. Actors join as they start,
@@ -182,153 +239,28 @@ class RayPool:
                 f"RayPool(device={device}): expected cpu. Set gpus (engine.gpus) to the fraction of a GPU of each "
                 f"actor, or use `Pool` with kind='thread' for {device}."
             )
-        self.ray = ray = _import_ray()
-        self.task = task
+        ray = _import_ray()
         self._owns_cluster = not ray.is_initialized()
         if self._owns_cluster:
             _connect(ray, workers, address)
-        self._buffer, setup = SharedMemory(), SharedMemory()
-        packed = CodePacker(setup).pack((algorithm, task, dtype, NumericSettings.current()))
-        self._setup = packed, ray.put(_as_array(setup, packed)), gpus
-        self._gpus = gpus
         count = workers or _fitting_actors(ray.cluster_resources(), gpus)
-        reserved: dict[str, float] = {"num_cpus": 1} if gpus is None else {"num_cpus": 1, "num_gpus": gpus}
-        self._remote = ray.remote(**reserved, max_restarts=0)(_ActorWorker)
-        self._actors = [self._spawn() for _ in range(count)]
-        self._pending: deque[Job] = deque()
-        self._devices: set[str] = set()
+        self._actors = RayGroup(ray, (algorithm, task, dtype, NumericSettings.current()), count, gpus)
+        self._use(task, self._actors)
         self._aggregators = arithmetic.parallel_sums(os.cpu_count() or 1)
 
-    def _spawn(self) -> _Actor:
-        handle = self._remote.remote(*self._setup)
-        return _Actor(handle, handle.device.remote())
-
-    def wait_until_ready(self) -> RayPool:
-        """Wait until all actors have started; only timing needs this."""
-        self.ray.get([actor.starting for actor in self._actors if actor.starting is not None])
-        return self
-
     def device_names(self) -> list[str]:
-        """Return the names of the devices of all actors that have trained."""
-        return sorted(self._devices)
+        return sorted(self._actors.devices)
 
-    def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
-        """Yield the reports in the order of completion."""
-        if not orders:
-            return
-        sent = (broadcast for order in orders for broadcast in order.broadcasts.values())
-        shared = self._publish(broadcast.packets[0].content for broadcast in sent)
-        parts = (part for order in orders for part in divided(self.task, order, len(self._actors)))
-        requests = sorted(parts, key=estimated_cost, reverse=True)
-        for _, answer in self._execute([Job(request, load_memory=load_memory) for request in requests], shared):
-            yield answer
-
-    def evaluate(self, vectors: Vectors) -> dict[str, float]:
-        """Evaluate on all actors."""
-        detached = {name: vector.detach() for name, vector in vectors.items()}
-        jobs = [Job(request) for request in evaluation_requests(self.task, detached)]
-        answers = {id(job): answer for job, answer in self._execute(jobs, self._publish(detached.values()))}
-        return combine_evaluation(self.task, [answers[id(job)] for job in jobs])
-
-    def evaluate_clients(
-        self, requests: Sequence[EvaluationJob], load_memory: LoadEvaluationMemory
-    ) -> Iterator[list[ClientMetrics]]:
-        """Yield the clients' results, request by request."""
-        if not requests:
-            return
-        jobs = [Job(request, load_memory=load_memory) for request in requests]
-        answers = self._execute(jobs, self._publish(requests[0].vectors.values()))
-        results = {id(job.request): metrics for job, metrics in answers}
-        yield from (results[id(request)] for request in requests)
-
-    def _publish(self, content: Iterable[Any]) -> _SharedVectors:
-        """Put vectors into the object store, each once."""
-        vectors: tuple[Vector, ...] = tuple({id(vector): vector for vector in content}.values())
-        memory = SharedMemory()
-        packer = Packer(memory)
-        placed = {id(vector): packer.write_tensor(vector, memory=1) for vector in vectors}
-        return _SharedVectors(self.ray.put(_as_array(memory, PackedObject(packer.end, 0))), placed, vectors)
-
-    def _execute(self, jobs: Sequence[Job], shared: _SharedVectors) -> Iterator[tuple[Job, Any]]:
-        """Yield each job with its answer; the jobs of a failed actor are executed again."""
-        self._pending = deque(jobs)
-        left = len(jobs)
-        try:
-            while left:
-                self._assign(shared)
-                running = {future: actor for actor in self._actors for future in actor.jobs}
-                starting = {actor.starting: actor for actor in self._actors if actor.starting is not None}
-                timeout = None if running else _WARN_SECONDS
-                done, _ = self.ray.wait([*running, *starting], num_returns=1, timeout=timeout)
-                if not done:
-                    self._warn_waiting()
-                for future in done:
-                    actor = running[future] if future in running else starting[future]
-                    try:
-                        result = self.ray.get(future)
-                    except self.ray.exceptions.RayError as error:
-                        self._replace(actor, error)
-                        break
-                    if future in starting:
-                        actor.starting = None
-                        self._devices.add(result)
-                        continue
-                    job = actor.jobs.pop(future)
-                    packed, data = result
-                    answer = unpack_object(packed, [ObjectStoreMemory(data, copy=True)], copy=False)  # type: ignore[list-item]
-                    if isinstance(answer, RemoteError):
-                        with naming_the_remedy():
-                            raise answer.to_exception()
-                    left -= 1
-                    yield job, answer
-        finally:
-            self._pending.clear()
-            for actor in self._actors:
-                actor.jobs.clear()
-
-    def _assign(self, shared: _SharedVectors) -> None:
-        """Give jobs to started actors: a first one to each before a second one to any."""
-        for load in range(_JOBS_PER_ACTOR):
-            for actor in self._actors:
-                if self._pending and actor.starting is None and len(actor.jobs) <= load:
-                    job = self._pending.popleft()
-                    packed = Packer(self._buffer, placed=shared.placed).pack(job.load_request())
-                    own = _as_array(self._buffer, packed)  # Ray copies it before this returns
-                    actor.jobs[actor.handle.execute.remote(packed, own, shared.data)] = job
-
-    def _warn_waiting(self) -> None:
-        free = self.ray.available_resources()
-        gpus = (
-            "" if self._gpus is None else f" and {free.get('GPU', 0):g} free GPUs, of which each needs {self._gpus:g}"
-        )
-        shown = f"{free.get('CPU', 0):g} free CPUs{gpus}"
-        log.warning("no actor has started: the cluster has %s for %d; waiting", shown, len(self._actors))
-
-    def _replace(self, actor: _Actor, error: Exception) -> None:
-        """Replace a failed actor and execute its jobs again. The oldest job counts as the cause."""
-        message = str(error).strip() or type(error).__name__
-        if actor.starting is not None and getattr(error, "actor_init_failed", False):
-            raise HansaError(f"RayPool: an actor could not start: {message.splitlines()[-1]}") from error
-        jobs = list(actor.jobs.values())
-        cause = message.splitlines()[0]
-        if jobs:
-            jobs[0].crashes += 1
-            request = describe_request(jobs[0].request)
-            log.warning("%s: the actor was lost (%s); the work is repeated", request, cause)
-            if jobs[0].crashes >= _MAX_LOST_ACTORS:
-                raise HansaError(f"{request}: {_MAX_LOST_ACTORS} actors in a row were lost executing it: {cause}")
-        actor.jobs.clear()
-        self._actors[self._actors.index(actor)] = self._spawn()
-        self._pending.extendleft(reversed(jobs))
+    def _execute(self, jobs: Sequence[Job], shared: Iterable[Vector]) -> Iterator[tuple[Job, Any]]:
+        with naming_the_remedy():
+            yield from super()._execute(jobs, shared)
 
     def close(self) -> None:
         """End the actors, and the cluster if it was started for this run."""
         self._aggregators.close()
-        for actor in self._actors:
-            self.ray.kill(actor.handle)
-        self._actors = []
+        super().close()
         if self._owns_cluster:
-            self.ray.shutdown()
+            self._actors.ray.shutdown()
 
 
 def _fitting_actors(resources: dict[str, float], gpus: float | None) -> int:
@@ -345,24 +277,19 @@ def _fitting_actors(resources: dict[str, float], gpus: float | None) -> int:
 
 def _connect(ray: Any, workers: int | None, address: str | None) -> None:
     """Join the cluster at an address, or start one on this machine; never join an unnamed running one."""
+    options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+    if address is None:
+        options |= {"num_cpus": workers or os.cpu_count(), "include_dashboard": False}
     try:
-        if address is None:
-            ray.init(
-                address="local", num_cpus=workers or os.cpu_count(), include_dashboard=False, log_to_driver=False,
-                configure_logging=False,
-            )  # fmt: skip
-            return
-        host, _, port = address.rpartition(":")
+        host, _, port = (address or "").rpartition(":")
         if host and port.isdigit() and "/" not in host:
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()  # Ray itself tries for minutes
-        ray.init(address=address, log_to_driver=False, configure_logging=False)
+        ray.init(address=address or "local", **options)
     except (OSError, ValueError, RuntimeError) as error:
         cause = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise HansaError(
             f"engine.address={address!r}: no Ray cluster answers there ({cause}). Start one with `ray start --head`, "
             "which prints its address, or leave the address out to start one here for the run."
-            if address
-            else f"Ray could not be started on this machine: {cause}"
         ) from error
 
 

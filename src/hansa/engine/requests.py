@@ -17,10 +17,16 @@ from hansa.core.protocols import with_defaults
 from hansa.core.types import Vectors
 from hansa.local import BaseTrainer
 from hansa.rounds import client_round
-from hansa.rounds.messages import Report, WorkOrder, joined_reports
+from hansa.rounds.messages import WorkOrder, joined_reports
 from hansa.training import TaskLike
 from hansa.training.evaluation import EvaluationJob, run_evaluation
 from hansa.training.random_state import REQUESTED, DeterminismSettings
+
+log = logging.getLogger("hansa")
+
+MAX_COHORTS, _MAX_CLIENTS = 32, 2048  # of a batch
+_BATCH_SECONDS = 0.05  # so that no worker waits long for a batch to finish
+_BATCH_BYTES = 1 << 22  # of updates that a batch holds
 
 
 @runtime_checkable
@@ -47,14 +53,14 @@ class EvaluationRequest:
     piece: tuple[int, int] | None = None
 
 
-def divided(task: TaskLike, order: WorkOrder, workers: int) -> list[WorkOrder]:
-    """Return an order as one of each client, or of the clients that are trained together, so that every worker has
-    some; a gossiping cohort is not divided."""
-    if order.cohort is not None:
-        return [order]
-    plan, count = getattr(task, "client_batching", None), len(order.clients)
-    size = 1 if plan is None else max(1, min(plan.models, -(-count // workers)))
-    return [order.part(slice(first, first + size)) for first in range(0, count, size)]
+Request: TypeAlias = WorkOrder | EvaluationRequest | EvaluationJob
+LoadMemory: TypeAlias = Callable[[WorkOrder], WorkOrder]
+LoadEvaluationMemory: TypeAlias = Callable[[EvaluationJob], EvaluationJob]
+
+
+def unchanged(order: WorkOrder) -> WorkOrder:
+    """Return the order as it is: a `LoadMemory` for orders that already have their memory."""
+    return order
 
 
 def evaluation_requests(task: TaskLike, vectors: Vectors) -> list[EvaluationRequest]:
@@ -69,34 +75,27 @@ def combine_evaluation(task: TaskLike, parts: Sequence[Any]) -> dict[str, float]
     return task.compute_metrics(parts) if isinstance(task, SplitEvaluation) else dict(parts[0])
 
 
-Request: TypeAlias = WorkOrder | EvaluationRequest | EvaluationJob
-log = logging.getLogger("hansa")
-
-MAX_COHORTS, _MAX_CLIENTS = 32, 2048  # of a batch
-_BATCH_SECONDS = 0.05  # so that no worker waits long for a batch to finish
-_BATCH_BYTES = 1 << 22  # of updates that a batch holds
-LoadMemory: TypeAlias = Callable[[WorkOrder], WorkOrder]
-LoadEvaluationMemory: TypeAlias = Callable[[EvaluationJob], EvaluationJob]
+def single_orders(order: WorkOrder) -> list[WorkOrder]:
+    """Return an order for each client that trains alone, or that of a gossiping cohort."""
+    if order.cohort is not None:
+        return [order]
+    return [order.part([place]) for place in range(len(order.clients))]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RemoteError:
-    """An error in a worker: its message and its traceback as text."""
-
-    message: str
-    traceback: str
-
-    def to_exception(self) -> HansaError:
-        error = HansaError(self.message)
-        error.__cause__ = WorkerTraceback(self.traceback)
-        return error
+def count_requests(orders: Sequence[WorkOrder]) -> int:
+    """Return how many workers could be busy with orders: the clients that train alone, and the cohorts."""
+    return sum(1 if order.cohort is not None else len(order.clients) for order in orders)
 
 
-class WorkerTraceback(Exception):
-    """The traceback of an error in a worker, as the cause of the error that the caller sees."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
+def estimated_cost(request: Request) -> float:
+    """Return the cost of a request in samples passed forward and backward; a forward pass alone counts a third."""
+    if isinstance(request, WorkOrder):
+        return float(sum([work.steps * work.batch_size for work in request.works]))
+    if isinstance(request, EvaluationJob):
+        tuning = request.personalisation
+        steps = 0 if tuning is None else tuning.steps * (tuning.batch_size or 32)
+        return float(len(request.clients) * (10 + steps))
+    return 0.0 if request.piece is None else (request.piece[1] - request.piece[0]) / 3
 
 
 class NumericSettings(NamedTuple):
@@ -143,116 +142,53 @@ class NumericSettings(NamedTuple):
         torch.set_num_threads(1)
 
 
-def unchanged(order: WorkOrder) -> WorkOrder:
-    """Return the order as it is: a `LoadMemory` for orders that already have their memory."""
-    return order
+class RequestFailed(HansaError):
+    """A request that failed: the answer of a worker, and the error of the run. The message names the round, the client
+    and the local step. In another process, the traceback of its cause is a note."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        notes = ["".join(traceback.format_exception(self.__cause__))] if self.__cause__ is not None else []
+        return type(self), self.args, {"__notes__": [*getattr(self, "__notes__", ()), *notes]}
+
+    @classmethod
+    def of(cls, request: Request, error: Exception) -> RequestFailed:
+        """Return the answer to a request whose execution raised an error."""
+        location = describe_request(request)
+        if isinstance(request, WorkOrder) and (failed := failed_step(error)) is not None:
+            client, step = failed
+            location = f"round {request.round}, client {client}" + ("" if step is None else f", step {step}")
+        failure = cls(f"{location}: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return failure
 
 
-def execute(request: Request, algorithm: Algorithm, task: TaskLike, trainer: Any) -> Any:
-    """Return the report of an order or the result of an evaluation; an error is returned as a `RemoteError`."""
-    try:
-        if isinstance(request, WorkOrder):
-            return execute_orders([request], algorithm, task, trainer)[0]
-        if isinstance(request, EvaluationJob):
-            return run_evaluation(algorithm, task, trainer, request)
-        if request.piece is None:
-            return task.evaluate(trainer, request.vectors)
-        return trainer.evaluate(request.vectors, *request.piece)
-    except Exception as error:
-        return RemoteError(str(request_error(request, error)), traceback.format_exc())
-
-
-def execute_all(requests: Sequence[Request], algorithm: Algorithm, task: TaskLike, trainer: Any) -> list[Any]:
-    """`execute` several requests, cohorts in one batch."""
+def execute(requests: Sequence[Request], algorithm: Algorithm, task: TaskLike, trainer: Any) -> list[Any]:
+    """Return the answers to requests: the report of an order, or the result of an evaluation; `RequestFailed` if there
+    is none. Orders are executed together, and if that fails each client or cohort alone, so that the error names it."""
     orders = [request for request in requests if isinstance(request, WorkOrder)]
-    if len(orders) == len(requests) > 1:
+    if len(orders) == len(requests):
         try:
             return client_round(algorithm, orders, trainer, task.population)
         except Exception as error:
-            log.debug("a batch of %d orders failed (%s); they are executed one by one", len(orders), error)
-    return [execute(request, algorithm, task, trainer) for request in requests]
+            if count_requests(orders) == 1:
+                return [RequestFailed.of(orders[0], error)]
+            log.debug("a batch of %d failed (%s); it is executed one by one", count_requests(orders), error)
+    return [_execute_alone(request, algorithm, task, trainer) for request in requests]
 
 
-def execute_orders(orders: Sequence[WorkOrder], algorithm: Algorithm, task: TaskLike, trainer: Any) -> list[Report]:
-    """Return the reports of orders that are executed together. If that fails, each client or cohort is executed alone,
-    so that the error names it."""
-    try:
-        return client_round(algorithm, orders, trainer, task.population)
-    except Exception as error:
-        alone = [part for order in orders for part in single_orders(order)]
-        if len(alone) == 1:
-            raise request_error(alone[0], error) from error
-        log.debug("a batch of %d failed (%s); it is executed one by one", len(alone), error)
-    parts = [
-        joined_reports([execute_orders([part], algorithm, task, trainer)[0] for part in single_orders(order)])
-        for order in orders
-    ]
-    return parts
-
-
-def single_orders(order: WorkOrder) -> list[WorkOrder]:
-    """Return an order for each client that trains alone, or that of a gossiping cohort."""
-    if order.cohort is not None:
-        return [order]
-    return [order.part([place]) for place in range(len(order.clients))]
-
-
-class BatchSizer:
-    """Chooses the size of batches, bounded in time and memory. It is one client or cohort unless training is native or
-    takes several clients at once: otherwise a batch gains nothing, and user code may depend on the order."""
-
-    def __init__(self, trainer: Any) -> None:
-        self._native: bool = with_defaults(trainer, BaseTrainer).releases_gil
-        self._clients: int = with_defaults(trainer, BaseTrainer).clients_per_call
-        self._seconds_each = math.inf
-
-    def record(self, orders: Sequence[WorkOrder], seconds: float) -> None:
-        """Record the time that a batch took."""
-        self._seconds_each = seconds / max(
-            1, sum(1 if order.cohort is not None else len(order.clients) for order in orders)
-        )
-
-    def batches(self, orders: Sequence[WorkOrder]) -> Iterator[list[WorkOrder]]:
-        """Yield the orders in batches: several cohorts, or a part of the clients of an order."""
-        waiting: list[WorkOrder] = []
-        for order in orders:
-            done, count = 0, len(order.clients)
-            if order.cohort is not None:
-                waiting.append(order)
-                if len(waiting) >= self.size(order):
-                    yield waiting
-                    waiting = []
-                continue
-            while done < count:
-                size = self.size(order)
-                yield [order.part(slice(done, done + size))]
-                done += size
-        if waiting:
-            yield waiting
-
-    def size(self, order: WorkOrder) -> int:
-        """Return the number of cohorts, or of clients, like those of this order for the next batch."""
-        if not self._native:
-            return self._clients
-        entries = sum(packet.dim for sent in order.broadcasts.values() for packet in sent.packets)
-        in_time = _BATCH_SECONDS / max(self._seconds_each, 1e-9)
-        most = _MAX_CLIENTS if order.cohort is None else MAX_COHORTS
-        return int(max(1, min(most, in_time, _BATCH_BYTES // max(1, 4 * entries))))
-
-
-def request_error(request: Request, error: Exception) -> HansaError:
-    """Return the error for the caller: it names the round, the client and the local step that failed."""
-    if isinstance(error, RequestFailed):
-        return error
-    location = describe_request(request)
-    if isinstance(request, WorkOrder) and (failed := failed_step(error)) is not None:
-        client, step = failed
-        location = f"round {request.round}, client {client}" + ("" if step is None else f", step {step}")
-    return RequestFailed(f"{location}: {type(error).__name__}: {error}")
-
-
-class RequestFailed(HansaError):
-    """A request that failed; the message says where."""
+def _execute_alone(request: Request, algorithm: Algorithm, task: TaskLike, trainer: Any) -> Any:
+    reports = []
+    for part in single_orders(request) if isinstance(request, WorkOrder) else [request]:
+        try:
+            if isinstance(part, EvaluationJob):
+                return run_evaluation(algorithm, task, trainer, part)
+            if isinstance(part, EvaluationRequest):
+                rows = part.piece
+                return task.evaluate(trainer, part.vectors) if rows is None else trainer.evaluate(part.vectors, *rows)
+            reports += client_round(algorithm, [part], trainer, task.population)
+        except Exception as error:
+            return RequestFailed.of(part, error)
+    return reports[0] if len(reports) == 1 else joined_reports(reports)
 
 
 def describe_request(request: Request) -> str:
@@ -271,12 +207,42 @@ def describe_request(request: Request) -> str:
     return f"the evaluation of test rows {request.piece[0]} to {request.piece[1] - 1}"
 
 
-def estimated_cost(request: Request) -> float:
-    """Return the cost of a request in samples passed forward and backward; a forward pass alone counts a third."""
-    if isinstance(request, WorkOrder):
-        return float(sum([work.steps * work.batch_size for work in request.works]))
-    if isinstance(request, EvaluationJob):
-        tuning = request.personalisation
-        steps = 0 if tuning is None else tuning.steps * (tuning.batch_size or 32)
-        return float(len(request.clients) * (10 + steps))
-    return 0.0 if request.piece is None else (request.piece[1] - request.piece[0]) / 3
+class BatchSizer:
+    """Chooses the size of batches, bounded in time and memory. It is one client or cohort unless training is native or
+    takes several clients at once: otherwise a batch gains nothing, and user code may depend on the order."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._native: bool = with_defaults(trainer, BaseTrainer).releases_gil
+        self._clients: int = with_defaults(trainer, BaseTrainer).clients_per_call
+        self._seconds_each = math.inf
+
+    def record(self, orders: Sequence[WorkOrder], seconds: float) -> None:
+        """Record the time that a batch took."""
+        self._seconds_each = seconds / max(1, count_requests(orders))
+
+    def batches(self, orders: Sequence[WorkOrder]) -> Iterator[list[WorkOrder]]:
+        """Yield the orders in batches: several cohorts, or a part of the clients of an order."""
+        cohorts: list[WorkOrder] = []
+        for order in orders:
+            if order.cohort is not None:
+                cohorts.append(order)
+                if len(cohorts) >= self.size(order):
+                    yield cohorts
+                    cohorts = []
+                continue
+            done = 0
+            while done < len(order.clients):
+                size = self.size(order)
+                yield [order.part(slice(done, done + size))]
+                done += size
+        if cohorts:
+            yield cohorts
+
+    def size(self, order: WorkOrder) -> int:
+        """Return the number of cohorts, or of clients, like those of this order for the next batch."""
+        if not self._native:
+            return self._clients
+        entries = sum(packet.dim for sent in order.broadcasts.values() for packet in sent.packets)
+        in_time = _BATCH_SECONDS / max(self._seconds_each, 1e-9)
+        most = _MAX_CLIENTS if order.cohort is None else MAX_COHORTS
+        return int(max(1, min(most, in_time, _BATCH_BYTES // max(1, 4 * entries))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 
@@ -14,8 +14,9 @@ from hansa.engine.requests import (
     BatchSizer,
     LoadEvaluationMemory,
     LoadMemory,
-    execute_orders,
-    request_error,
+    Request,
+    RequestFailed,
+    execute,
     single_orders,
     unchanged,
 )
@@ -23,7 +24,7 @@ from hansa.rounds import OpenedRound, client_round
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.rounds.round import decode_broadcasts
 from hansa.training import TaskLike
-from hansa.training.evaluation import ClientMetrics, EvaluationJob, run_evaluation
+from hansa.training.evaluation import ClientMetrics, EvaluationJob
 
 
 class Engine(Protocol):
@@ -40,54 +41,37 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-@runtime_checkable
-class ClientEvaluationEngine(Protocol):
-    """An engine that also evaluates single clients; for other engines the run evaluates them."""
+class BaseEngine:
+    """The optional traits of engines, with their defaults."""
+
+    has_sites: bool = False
+    """Whether the clients are at sites, which evaluate them and do not send these results."""
 
     def evaluate_clients(
         self, requests: Sequence[EvaluationJob], load_memory: LoadEvaluationMemory
-    ) -> Iterator[list[ClientMetrics]]:
-        """Yield the results of each request's clients, in the order of the requests."""
-        ...
-
-
-@runtime_checkable
-class RemoteEngine(Protocol):
-    """An engine whose clients receive broadcasts as packets, in another process or on another machine."""
+    ) -> Iterator[list[ClientMetrics]] | None:
+        """Yield the results of each request's clients, in the order of the requests; None to let the run evaluate."""
+        return None
 
     def round_opened(self, opened: OpenedRound, oldest: int = 0) -> None:
-        """Receive a round's broadcasts before its orders, and the oldest round that the server could resume from."""
-        ...
-
-
-@runtime_checkable
-class DeviceEngine(Protocol):
-    """An engine whose workers train on devices of their own, which the run does not know."""
+        """Receive a round's broadcasts before its orders, and the oldest round that the server could resume from:
+        clients in another process or on another machine receive the broadcasts as packets."""
+        return
 
     def device_names(self) -> list[str]:
-        """Return the names of the devices on which workers have trained."""
-        ...
-
-
-@runtime_checkable
-class MeteredEngine(Protocol):
-    """An engine that counts the bytes sent to, from and inside each site."""
+        """Return the names of the devices on which workers have trained, if the run does not know them."""
+        return []
 
     def site_bytes(self) -> dict[str, dict[str, int]]:
-        """Return the counts since the last call."""
-        ...
-
-
-@runtime_checkable
-class ObservedEngine(MeteredEngine, Protocol):
-    """An engine that also measures where the seconds of a round go."""
+        """Return the bytes sent to, from and inside each site since the last call."""
+        return {}
 
     def site_columns(self) -> dict[str, Any]:
         """Return further columns of a round's record since the last call; ``sites`` has numbers of each site."""
-        ...
+        return {}
 
 
-class Serial:
+class Serial(BaseEngine):
     """Executes one order after the other in this process. All other engines give the same results bit for bit."""
 
     def __init__(self, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype, device: torch.device) -> None:
@@ -100,12 +84,18 @@ class Serial:
     def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
         for batch in self.batch_sizer.batches(orders):
             start = time.perf_counter()
-            loaded = [load_memory(order) for order in batch]
-            reports = execute_orders(loaded, self.algorithm, self.task, self.trainer)
+            reports = self._execute([load_memory(order) for order in batch])
             seconds = time.perf_counter() - start
             self.batch_sizer.record(batch, seconds)
             self.seconds += seconds
             yield from reports
+
+    def _execute(self, requests: Sequence[Request]) -> list[Any]:
+        answers = execute(requests, self.algorithm, self.task, self.trainer)
+        for answer in answers:
+            if isinstance(answer, RequestFailed):
+                raise answer
+        return answers
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
         return self.task.evaluate(self.trainer, vectors)
@@ -114,17 +104,13 @@ class Serial:
         self, requests: Sequence[EvaluationJob], load_memory: LoadEvaluationMemory
     ) -> Iterator[list[ClientMetrics]]:
         for request in requests:
-            try:
-                metrics = run_evaluation(self.algorithm, self.task, self.trainer, load_memory(request))
-            except Exception as error:
-                raise request_error(request, error) from error
-            yield metrics
+            yield from self._execute([load_memory(request)])
 
     def close(self) -> None:
         return None
 
 
-class Loopback:
+class Loopback(BaseEngine):
     """The serial engine with every order, broadcast and report sent as bytes, and a copy of the vectors per client.
 
     It tests that custom links and components work over a network: results equal those of `Serial` bit for bit.
@@ -154,7 +140,7 @@ class Loopback:
                 (report,) = client_round(self.algorithm, [arrived], self.trainer, self.task.population, bases)
                 self._store(arrived, bases)
             except Exception as error:
-                raise request_error(order, error) from error
+                raise RequestFailed.of(order, error) from error
             yield Report.from_bytes(report.to_bytes())
 
     def _bases(self, order: WorkOrder) -> Vectors:

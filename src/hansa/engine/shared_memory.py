@@ -25,6 +25,38 @@ _LONG = 1024  # shorter byte strings are part of the pickle
 _BYTES = (bytes, bytearray, memoryview)
 
 
+class TensorPlace(NamedTuple):
+    """Where a tensor lies: the number of the memory, the offset in bytes, and the layout."""
+
+    memory: int
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def entries(self) -> int:
+        return torch.Size(self.shape).numel()
+
+
+class BytesPlace(NamedTuple):
+    """Where a byte string lies."""
+
+    memory: int
+    offset: int
+    size: int
+
+
+Place: TypeAlias = TensorPlace | BytesPlace
+
+
+class PackedObject(NamedTuple):
+    """Where a packed object lies: its pickle, which refers to tensors and byte strings written before it."""
+
+    offset: int
+    size: int
+
+
 class SharedMemory:
     """An anonymous mapped file that grows. Maps made before it grew stay valid.
 
@@ -87,51 +119,24 @@ class SharedMemory:
         self.fd, self._map = -1, None
 
 
-class TensorPlace(NamedTuple):
-    """Where a tensor lies: the number of the memory, the offset in bytes, and the layout."""
+class Packer(cloudpickle.Pickler):  # type: ignore[misc]
+    """Writes an object into a memory: first its tensors and long byte strings, each once, then a short pickle of the
+    rest, with code by value that the other process cannot import.
 
-    memory: int
-    offset: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-
-    @property
-    def entries(self) -> int:
-        return torch.Size(self.shape).numel()
-
-
-class BytesPlace(NamedTuple):
-    """Where a byte string lies."""
-
-    memory: int
-    offset: int
-    size: int
-
-
-Place: TypeAlias = TensorPlace | BytesPlace
-
-
-class PackedObject(NamedTuple):
-    """Where a packed object lies: its pickle, which refers to tensors and byte strings written before it."""
-
-    offset: int
-    size: int
-
-
-class _TensorWriter:
-    """Mixin for picklers: writes tensors and long byte strings into a memory, each object once."""
+    ``placed`` has the places of tensors that are already written, by ``id``. Dense tensors keep their strides
+    (channels-last data stay channels-last).
+    """
 
     def __init__(self, memory: SharedMemory, start: int = 0, placed: Mapping[int, TensorPlace] | None = None) -> None:
         self._pickle = io.BytesIO()
-        super().__init__(self._pickle, protocol=5)  # type: ignore[call-arg]
+        super().__init__(self._pickle, protocol=5)
         self.memory, self.end = memory, start
-        self._start, self._initial_places = start, placed
         self._placed: dict[int, Place] = dict(placed or {})
         self._alive: list[Any] = []  # an id is valid only while its object lives
 
-    def _pack(self, item: Any) -> PackedObject:
-        self.dump(item)  # type: ignore[attr-defined]
+    def pack(self, item: Any) -> PackedObject:
+        """Write the object; only the returned location must be sent."""
+        self.dump(item)
         pickled = self._pickle.getbuffer()
         offset = self._reserve(len(pickled))
         self.memory.write(offset, pickled)
@@ -158,6 +163,20 @@ class _TensorWriter:
             return BytesPlace(0, offset, memoryview(item).nbytes)
         return None
 
+    def reducer_override(self, item: Any) -> Any:
+        """Leave Hansa's own classes to pickle, which is faster, and reduce a class method to its class and name.
+
+        cloudpickle does not find the function behind a class method by its name and would send it by value, with what
+        its decorators hold: the generator of a context manager, which cannot be packed.
+        """
+        if isinstance(item, type) and item.__module__.startswith("hansa.") and "." not in item.__qualname__:
+            return NotImplemented
+        if isinstance(item, MethodType) and isinstance(item.__self__, type):
+            name = item.__func__.__name__
+            if getattr(item.__self__, name, None) == item:
+                return getattr, (item.__self__, name)
+        return super().reducer_override(item)
+
     def _reserve(self, size: int) -> int:
         """Return the aligned offset of the next ``size`` bytes."""
         offset = -(-self.end // _ALIGN) * _ALIGN
@@ -165,31 +184,7 @@ class _TensorWriter:
         return offset
 
 
-class _CodePickler(_TensorWriter, cloudpickle.Pickler):  # type: ignore[misc]
-    """A pickler for code which the other process cannot import: of a script, a notebook or a closure."""
-
-    def reducer_override(self, item: Any) -> Any:
-        """Reduce a class method to its class and name.
-
-        cloudpickle does not find the function behind a class method by its name and would send it by value, with what
-        its decorators hold: the generator of a context manager, which cannot be packed.
-        """
-        if isinstance(item, MethodType) and isinstance(item.__self__, type):
-            name = item.__func__.__name__
-            if getattr(item.__self__, name, None) == item:
-                return getattr, (item.__self__, name)
-        return super().reducer_override(item)
-
-
-class CodePacker(_CodePickler):
-    """A `Packer` that also packs code which the other process cannot import: of a script, a notebook or a closure."""
-
-    def pack(self, item: Any) -> PackedObject:
-        """Write the object; only the returned location must be sent."""
-        return self._pack(item)
-
-
-class CodeChecker(_CodePickler):
+class CodeChecker(Packer):
     """Finds out whether an object can be packed, without copying its tensors.
 
     >>> CodeChecker().check({"x": torch.zeros(3), "f": lambda: 1})
@@ -220,34 +215,6 @@ class CodeChecker(_CodePickler):
         if type(item) is torch.Tensor and _plain(item):
             return TensorPlace(0, 0, item.dtype, (0,), (1,))
         return BytesPlace(0, 0, 0) if type(item) in _BYTES and memoryview(item).nbytes >= _LONG else None
-
-
-class Packer(_TensorWriter, pickle.Pickler):
-    """Writes an object into a memory: first its tensors and long byte strings, then a short pickle of the rest.
-
-    ``placed`` has the places of tensors that are already written, by ``id``. Dense tensors keep their strides
-    (channels-last data stay channels-last).
-    """
-
-    def pack(self, item: Any) -> PackedObject:
-        """Write the object; only the returned location must be sent."""
-        try:
-            return self._pack(item)
-        except (_ScriptCode, pickle.PicklingError, AttributeError):  # rare: a component's own class in a message
-            other = CodePacker(self.memory, self._start, self._initial_places)
-            packed = other.pack(item)
-            self.end = other.end
-            return packed
-
-    def reducer_override(self, item: Any) -> Any:
-        """Leave classes and functions of the script itself to `CodePacker`."""
-        if isinstance(item, type | FunctionType) and item.__module__ == "__main__":
-            raise _ScriptCode
-        return NotImplemented
-
-
-class _ScriptCode(Exception):
-    """The object refers to code of the script itself."""
 
 
 class _Unpacker(pickle.Unpickler):

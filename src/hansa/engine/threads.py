@@ -25,12 +25,12 @@ from hansa.engine.requests import (
     MAX_COHORTS,
     BatchSizer,
     NumericSettings,
-    RemoteError,
     Request,
+    RequestFailed,
     describe_request,
-    execute_all,
+    execute,
 )
-from hansa.engine.worker_group import Event, Job, JobDone, WorkersUnsupported
+from hansa.engine.worker_group import Event, Job, JobDone, WorkerGroup, WorkersUnsupported
 from hansa.local import BaseTrainer
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.training import TaskLike, random_state
@@ -58,7 +58,7 @@ class QueuedJob(NamedTuple):
     worker: WorkerThread
 
 
-class ThreadGroup:
+class ThreadGroup(WorkerGroup):
     """The worker threads of a run. All take jobs from one queue, so that none idles while jobs remain.
 
     Where training releases the interpreter lock, the caller's thread is the first worker while it waits: it would
@@ -81,7 +81,7 @@ class ThreadGroup:
         self._queue: deque[QueuedJob] = deque()
         self._changed = threading.Condition()
         self._settings = NumericSettings.current()
-        self._save_generators()
+        self.publish(())
         self._num_threads = torch.get_num_threads()
         trainer = task.trainer(dtype, self.devices[0])
         if probe_step(algorithm, task, trainer, dtype).draws:
@@ -122,11 +122,8 @@ class ThreadGroup:
             self._changed.notify_all()
         worker.thread.join()
 
-    def publish(self, kind: type, vectors: Iterable[Vector]) -> None:
+    def publish(self, vectors: Iterable[Vector]) -> None:
         """Save the state of the shared generators, which must not change; threads read the vectors in place."""
-        self._save_generators()
-
-    def _save_generators(self) -> None:
         self._generators = {device: random_state.rng_state(device) for device in self.devices}
 
     def divide(self, order: WorkOrder, task: TaskLike, workers: int) -> list[WorkOrder]:
@@ -192,7 +189,7 @@ class ThreadGroup:
         if stream is not None:
             stream.wait_stream(torch.cuda.default_stream(device))
         start = time.perf_counter()
-        answers = execute_all(requests, self.algorithm, self.task, worker.trainer)
+        answers = execute(requests, self.algorithm, self.task, worker.trainer)
         if orders := [request for request in requests if isinstance(request, WorkOrder)]:
             worker.batch_sizer.record(orders, time.perf_counter() - start)
         if stream is not None:
@@ -200,9 +197,9 @@ class ThreadGroup:
             _lend_to_server(answers)
         last = isinstance(requests[0], WorkOrder) and not self._queue  # reading the generators takes time
         if last and random_state.rng_changed(self._generators[device], device):
-            answers = [RemoteError(f"{describe_request(request)}: {_DRAWS}", "") for request in requests]
+            answers = [RequestFailed(f"{describe_request(request)}: {_DRAWS}") for request in requests]
         for queued, answer in zip(batch, answers, strict=True):
-            self._events.put(JobDone(queued.worker, answer, queued.job))
+            self._events.put(JobDone(queued.worker, queued.job, answer))
 
     def close(self) -> None:
         """End all workers after their current steps."""

@@ -1,11 +1,11 @@
-"""Jobs, the events that workers report, and the protocol of a group of workers."""
+"""Jobs, the events that workers report, and what a group of workers is: threads, processes or actors of a cluster."""
 
 from __future__ import annotations
 
-from collections import deque
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 from hansa.core.errors import HansaError
 from hansa.core.types import Vector
@@ -24,16 +24,13 @@ class WorkerStartError(HansaError):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One pending request; once done, it holds its answer and is appended to ``finished``. Jobs of a lower
-    ``block`` are started first."""
+    """One pending request. Jobs of a lower ``block`` are started first."""
 
     request: Request
     cost: float = 0.0
-    finished: deque[Job] = field(default_factory=deque)
     load_memory: LoadMemory | LoadEvaluationMemory | None = None
     block: int = 0
     crashes: int = 0
-    answer: Any = field(default=None, repr=False)
 
     def load_request(self) -> Request:
         """Return the request with the memory of its clients, read now; the job does not keep it."""
@@ -42,55 +39,65 @@ class Job:
         return self.load_memory(self.request)  # type: ignore[arg-type]
 
 
-class WorkerReady(NamedTuple):
-    """A worker has started."""
-
-    worker: Any
-
-
 class JobDone(NamedTuple):
-    """A worker has finished a job: its oldest, unless ``job`` names another."""
+    """A worker has finished a job."""
 
     worker: Any
+    job: Job
     answer: Any
-    job: Job | None = None
 
 
 class WorkerExited(NamedTuple):
-    """A worker has ended. ``cannot_start``: its setup failed, and ``cause`` is the traceback. ``not_at_fault``: its job
-    did not cause this."""
+    """A worker has ended. ``cannot_start``: its setup failed, as that of any other would."""
 
     worker: Any
     cause: str
     cannot_start: bool = False
-    not_at_fault: bool = False
 
 
-Event: TypeAlias = WorkerReady | JobDone | WorkerExited
+Event: TypeAlias = JobDone | WorkerExited
 
 
-class WorkerGroup(Protocol):
-    """The workers of a pool, processes or threads. Each has a queue of ``jobs`` and a flag ``ready``."""
+class WorkerGroup(ABC):
+    """The workers of a pool. Each has a queue of ``jobs``, and is ``ready`` once it has started."""
 
     workers: list[Any]
-    jobs_per_worker: int
+    jobs_per_worker: int = 2
 
     def divide(self, order: WorkOrder, task: TaskLike, workers: int) -> list[WorkOrder]:
-        """Return an order as the requests of its clients."""
-        ...
+        """Return an order as one of each client, or of the clients that are trained together, so that every worker has
+        some; a gossiping cohort is not divided."""
+        if order.cohort is not None:
+            return [order]
+        plan, count = getattr(task, "client_batching", None), len(order.clients)
+        size = 1 if plan is None else max(1, min(plan.models, -(-count // workers)))
+        return [order.part(slice(first, first + size)) for first in range(0, count, size)]
 
-    def spawn(self) -> None: ...
+    @abstractmethod
+    def spawn(self) -> None:
+        """Start one more worker, in the background."""
 
-    def stop(self, worker: Any) -> None: ...
+    @abstractmethod
+    def stop(self, worker: Any) -> None:
+        """End one worker and remove it."""
 
-    def publish(self, kind: type, vectors: Iterable[Vector]) -> None:
-        """Share the vectors that all requests of a kind refer to; none of that kind may be running."""
-        ...
+    @abstractmethod
+    def publish(self, vectors: Iterable[Vector]) -> None:
+        """Share the vectors that all requests from now on refer to; no request is running."""
 
-    def submit(self, worker: Any, job: Job) -> None: ...
+    @abstractmethod
+    def submit(self, worker: Any, job: Job) -> None:
+        """Send a job to a worker, and add it to the worker's jobs."""
 
+    @abstractmethod
     def wait(self, timeout: float | None = None) -> list[Event]:
-        """Wait for events and return them. The caller's thread may execute jobs meanwhile."""
-        ...
+        """Wait until a worker does something; return no event if workers have only become ready. The caller's thread
+        may execute jobs meanwhile."""
 
-    def close(self) -> None: ...
+    @abstractmethod
+    def close(self) -> None:
+        """End all workers."""
+
+    def reset(self) -> None:
+        """Prepare the workers for the next run."""
+        self.close()

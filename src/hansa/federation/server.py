@@ -82,6 +82,8 @@ class Federation:
         enough: Close a round when this many sites have answered; None waits for all.
     """
 
+    has_sites = True
+
     def __init__(
         self,
         algorithm: Algorithm,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ from hansa.core.keys import Key
 from hansa.core.protocols import as_protocol, with_defaults
 from hansa.core.types import BUFFERS, MODEL, State, Vector, Vectors
 from hansa.core.vectors.arithmetic import vectors_to
-from hansa.engine import DeviceEngine, Engine, MeteredEngine, ObservedEngine, RemoteEngine, Serial
+from hansa.engine import BaseEngine, Engine, Serial
 from hansa.pace import synchronous
 from hansa.pace.clock import VirtualClock
 from hansa.rounds import (
@@ -67,29 +67,6 @@ if TYPE_CHECKING:
 
 MAX_DROPPED_IN_CHECKPOINT = 100
 """Maximum number of dropped clients that a checkpoint lists with their reasons; the history has the counts."""
-
-
-class EngineRoles(NamedTuple):
-    """An engine as each protocol that it implements beside `Engine`, None for the others."""
-
-    engine: Engine
-    arrivals: ArrivalEngine | None
-    remote: RemoteEngine | None
-    devices: DeviceEngine | None
-    metered: MeteredEngine | None
-    observed: ObservedEngine | None
-
-    @classmethod
-    def of(cls, engine: Engine) -> EngineRoles:
-        """Check each protocol."""
-        return cls(
-            engine,
-            as_protocol(engine, ArrivalEngine),
-            as_protocol(engine, RemoteEngine),
-            as_protocol(engine, DeviceEngine),
-            as_protocol(engine, MeteredEngine),
-            as_protocol(engine, ObservedEngine),
-        )
 
 
 class Run:
@@ -284,10 +261,9 @@ class Run:
         with random_state.fixed_arithmetic((*self.devices, self.server_device), self.deterministic):
             engine = self._engine(self.algorithm, self.engine_task, self.dtype, self.device)
             try:
-                roles = EngineRoles.of(engine)
                 while self.state.round < last:
-                    record = self._round(roles, final=self.state.round + 1 == last)
-                    self._record_devices([] if roles.devices is None else roles.devices.device_names())
+                    record = self._round(engine, final=self.state.round + 1 == last)
+                    self._record_devices(with_defaults(engine, BaseEngine).device_names())
                     answers = [callback(self, record) for callback in callbacks]
                     if any(answers):
                         break
@@ -297,9 +273,9 @@ class Run:
         warn_dropped_clients(self.history, self.dropped_clients)
         return self
 
-    def _round(self, roles: EngineRoles, final: bool) -> Record:
-        start, engine = time.perf_counter(), roles.engine
-        machines = roles.arrivals if self.algorithm.pace.asynchronous else None
+    def _round(self, engine: Engine, final: bool) -> Record:
+        start, traits = time.perf_counter(), with_defaults(engine, BaseEngine)
+        machines = as_protocol(engine, ArrivalEngine) if self.algorithm.pace.asynchronous else None
         if machines is not None:
             machines.begin_step(self.state, self._with_memory, self.oldest_resumable_round)
         opened = open_paced_round(
@@ -311,8 +287,7 @@ class Run:
             opened = opened._replace(orders=tuple(_with_means(opened.orders)))
         faults, measures = self.options.faults, self.options.measures
         orders, gone = (opened.orders, ()) if faults is None else faults.apply_to_orders(opened.orders)
-        if roles.remote is not None:
-            roles.remote.round_opened(opened, self.oldest_resumable_round)
+        traits.round_opened(opened, self.oldest_resumable_round)
         batches = joined_orders(orders) if self.algorithm.pace.asynchronous else orders
         reports: Iterable[Report] = engine.run(batches, self._with_memory)
         if faults is not None:
@@ -347,15 +322,14 @@ class Run:
         record = {**self._record(opened, closed), **diagnostics}
         if final or (self.options.evaluate_every and self.state.round % self.options.evaluate_every == 0):
             record.update(engine.evaluate(self.state.vectors))
-        client_metrics = self._evaluate_clients(roles) if self.per_client.is_due(self.state.round, final) else {}
+        client_metrics = self._evaluate_clients(engine) if self.per_client.is_due(self.state.round, final) else {}
         record.update(aggregate_client_metrics(client_metrics, self.history.facts.better))
         work = participation_columns(opened.down_bytes, closed.outcome, opened.timing)
         self.client_record.add(self.state.round, work=work, test=client_metrics)
-        if roles.metered is not None:
-            record["sites"] = roles.metered.site_bytes()
+        if traits.has_sites:
+            record["sites"] = traits.site_bytes()
             self.ledger.record_sites(record["sites"])
-        if roles.observed is not None:
-            columns = roles.observed.site_columns()
+            columns = traits.site_columns()
             for name, numbers in columns.pop("sites", {}).items():
                 record["sites"].setdefault(name, {}).update(numbers)
             record.update(columns)
@@ -376,13 +350,13 @@ class Run:
             )  # fmt: skip
         self.recorded_devices = None
 
-    def _evaluate_clients(self, roles: EngineRoles) -> dict[str, Array]:
+    def _evaluate_clients(self, engine: Engine) -> dict[str, Array]:
         """Evaluate every client that owns test rows with its own model; sites do not send these results."""
-        if roles.metered is not None:
+        if with_defaults(engine, BaseEngine).has_sites:
             return {}
         vectors = self.host_vectors if has_client_models(self.algorithm) else self.state.vectors
         exam = EvaluationJob(vectors, (), self.state.round, self.key, self.per_client.personalise)
-        return evaluate_clients(roles.engine, self.algorithm, self.task, exam, self.store)
+        return evaluate_clients(engine, self.algorithm, self.task, exam, self.store)
 
     def _with_memory(self, order: WorkOrder) -> WorkOrder:
         """Return the order with the memory of its reporters, read just before a worker executes it."""

@@ -12,8 +12,9 @@ import numpy as np
 
 from hansa.algorithm import Algorithm
 from hansa.core.errors import HansaError, check_integer, invalid_argument
+from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, Vectors
-from hansa.engine import ClientEvaluationEngine, Engine
+from hansa.engine import BaseEngine, Engine
 from hansa.engine.serial import Serial
 from hansa.pace.clock import RoundTiming
 from hansa.rounds import OpenedRound, Outcome
@@ -75,12 +76,11 @@ def evaluate_clients(
         return replace(part, memory=memory)
 
     parts = list(split_job(task.client_test_sizes, job))
-    if not isinstance(engine, ClientEvaluationEngine):
+    answers = with_defaults(engine, BaseEngine).evaluate_clients(parts, with_memory)
+    if answers is None:
         first = next(iter(job.vectors.values()))
-        engine = Serial(algorithm, task, first.dtype, first.device)
-    results: list[ClientMetrics] = [
-        metrics for answer in engine.evaluate_clients(parts, with_memory) for metrics in answer
-    ]
+        answers = Serial(algorithm, task, first.dtype, first.device).evaluate_clients(parts, with_memory)
+    results: list[ClientMetrics] = [metrics for answer in answers for metrics in answer]
     columns: dict[str, Array] = {"client": np.array([client for part in parts for client in part.clients], np.int64)}
     with np.errstate(over="ignore"):  # values beyond single precision become infinite
         for name in results[0]:

@@ -49,7 +49,7 @@ from hansa.engine import workers as worker_block
 from hansa.engine.auto import START_SECONDS, available_cores
 from hansa.engine.processes import current_workers
 from hansa.engine.requests import NumericSettings
-from hansa.engine.shared_memory import CodeChecker, CodePacker, PackedObject, Packer, SharedMemory, unpack_object
+from hansa.engine.shared_memory import CodeChecker, PackedObject, Packer, SharedMemory, unpack_object
 from hansa.runs import provenance
 from hansa.runs.driver import Run
 from hansa.runs.options import Callback, Record
@@ -235,7 +235,7 @@ class StudyScheduler:
         sources = provenance.sources_of(self._checker.code)
         setup = StudySetup(self.jobs, sources, type(self._display) is not ProgressDisplay)
         memory = None if fork else SharedMemory()
-        packed = None if memory is None else CodePacker(memory).pack(setup)
+        packed = None if memory is None else Packer(memory).pack(setup)
         for _ in range(count):
             self._workers.append(Worker(setup) if memory is None else Worker(None, packed, memory))
         log.info("%d runs side by side", min(self._parallel, count + 1))
