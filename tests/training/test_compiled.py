@@ -16,7 +16,7 @@ from hansa.engine.auto import auto_engine
 from hansa.runs.driver import Run
 from hansa.runs.experiment import config_digest
 from hansa.runs.provenance import changed_kinds, provenance_of
-from hansa.training import compiled
+from hansa.training import execution_mode as compiled
 
 ALGORITHM = presets.fedavg(
     local_lr=0.05, steps=3, batch_size=4, local_momentum=0.5, weight_decay=0.01, max_grad_norm=1.0

@@ -460,10 +460,9 @@ def test_a_wrong_native_form_does_not_pass_the_proof():
     task = hansa.Task(model, loss, data)
     stages = list(task.network.stages)
     stages[1] = replace(stages[1], relu=False)
+    trial = task.trial(torch.float32, torch.device("cpu"))
     with pytest.raises(NotEligible, match=r"native (loss|gradient)"):
-        execution_mode._compare_with_eager(
-            Network(tuple(stages), shape), model(), loss, task.layout, data.inputs, data.targets
-        )
+        execution_mode._compare_native(Network(tuple(stages), shape), trial, data.inputs, data.targets)
 
 
 @WITH_NATIVE

@@ -120,7 +120,7 @@ def test_a_run_in_float64_converts_all_weights():
 def test_a_model_that_does_not_take_narrow_weights_is_converted_and_one_under_autocast_is_not(caplog):
     with caplog.at_level(logging.INFO, "hansa"):
         plain = task(Unaware, execution="eager")
-    assert "frozen weights in bfloat16 are converted to float32, because the model takes no step" in caplog.text
+    assert "takes no step with" in caplog.text
     assert "x.to(weight.dtype)" in caplog.text
     assert plain.trainer(torch.float32, CPU).module.base.weight.dtype == torch.float32
     mixed = task(Unaware, autocast="bfloat16")
@@ -152,5 +152,5 @@ class Assigns(Writes):
 
 @pytest.mark.parametrize("model", [Writes, Assigns])
 def test_writing_to_a_shared_buffer_is_refused(model):
-    with pytest.raises(hansa.HansaError, match="buffer table was left unchanged by the first batch and written by"):
+    with pytest.raises(hansa.HansaError, match="table was left unchanged by the first batch"):
         Run(copy.copy(METHOD).with_local(batch_size=4), task(model)).advance(1)

@@ -52,7 +52,8 @@ class LocalStep(AffineStep):
         )
 
     def step(self, y: Vector, parameters: Tensors, gradients: Tensors) -> None:
-        """Take one step in place; absent terms cost no pass over y."""
+        """Take one step in place; absent terms cost no pass over y. The parameters are views of y; y and all vectors of
+        the step may be matrices with a row for each of several models."""
         if self.frozen_blocks is None:
             self._step(y, parameters, gradients)
             return
@@ -93,11 +94,9 @@ class LocalStep(AffineStep):
             v.sub_(self.anchor, alpha=a)
         if s is not None:
             v.add_(s)
-        offset = 0
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            size = parameter.numel()
-            v[offset : offset + size].as_strided(parameter.shape, parameter.stride()).add_(gradient)
-            offset += size
+            offset = parameter.storage_offset() - y.storage_offset() + v.storage_offset()
+            v.as_strided(parameter.shape, parameter.stride(), offset).add_(gradient)
         if self.decoupled_weight_decay:
             y.mul_(1 - self.lr * self.weight_decay)
         if self.optimizer is None:

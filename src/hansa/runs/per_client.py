@@ -23,7 +23,7 @@ from hansa.runs.columns import direction_of
 from hansa.runs.options import RunOptions
 from hansa.runs.store import ClientStore
 from hansa.training import TaskLike, personalise
-from hansa.training.evaluation import ClientEvaluable, ClientMetrics, EvaluationJob, client_model, split_job
+from hansa.training.evaluation import ClientMetrics, EvaluationJob, client_model, split_job
 from hansa.training.metric_direction import Direction
 
 OWN_MODEL = ("local/private", "local/private_buffers", "local/row")
@@ -40,7 +40,7 @@ class ClientEvaluationPlan(NamedTuple):
     def from_options(cls, task: TaskLike, options: RunOptions) -> ClientEvaluationPlan:
         """Read the schedule from the options; by default at each evaluation if test rows have owners."""
         steps: Any = options.personalise
-        owned = isinstance(task, ClientEvaluable) and bool(task.client_test_sizes)
+        owned = bool(getattr(task, "client_test_sizes", None))
         wanted = owned if options.per_client is None else options.per_client
         if wanted is False:
             if steps is not None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
+from torch.utils import _pytree as trees
 
 from hansa.core.devices import copy_to_device
 from hansa.core.errors import HansaError
@@ -135,9 +135,9 @@ class TensorSource:
     def __init__(
         self, inputs: Tree, targets: Tree, dtype: torch.dtype, device: torch.device, channels_last: bool
     ) -> None:
-        leaves, self._structure = _pytree().tree_flatten(inputs)
+        leaves, self._structure = trees.tree_flatten(inputs)
         self._inputs = [SampleStore(leaf, dtype, device, channels_last) for leaf in leaves]
-        leaves, self._target_structure = _pytree().tree_flatten(targets)
+        leaves, self._target_structure = trees.tree_flatten(targets)
         self._targets = [SampleStore(leaf, dtype, device, False) for leaf in leaves]
         self.native_inputs = (
             self._inputs[0] if isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor) else None
@@ -156,8 +156,8 @@ class TensorSource:
         """Return some rows as a batch."""
         if self.native_inputs is not None:
             return Batch(self.native_inputs[rows], self.labels.index_select(0, rows))
-        inputs = _pytree().tree_unflatten([store[rows] for store in self._inputs], self._structure)
-        return Batch(inputs, _pytree().tree_unflatten([store[rows] for store in self._targets], self._target_structure))
+        inputs = trees.tree_unflatten([store[rows] for store in self._inputs], self._structure)
+        return Batch(inputs, trees.tree_unflatten([store[rows] for store in self._targets], self._target_structure))
 
 
 class FetchSource:
@@ -176,21 +176,7 @@ class FetchSource:
         return convert_batch(Batch(*self._fetch(client, rows)), self._dtype, self._device, self._channels_last)
 
 
-class TransformedSource:
-    """Samples of another source, passed through a function."""
-
-    native_inputs: SampleStore | None = None
-
-    def __init__(self, source: TensorSource | FetchSource, transform: Callable[[Batch], Batch]) -> None:
-        self._source, self._transform = source, transform
-        self.index_device = source.index_device
-
-    def batch(self, client: int | None, rows: torch.Tensor) -> Batch:
-        """Return some rows as a transformed batch."""
-        return self._transform(self._source.batch(client, rows))
-
-
-BatchSource: TypeAlias = TensorSource | FetchSource | TransformedSource
+BatchSource: TypeAlias = TensorSource | FetchSource
 
 
 def to_device_layout(batch: torch.Tensor, dtype: torch.dtype, device: torch.device, image: bool) -> torch.Tensor:
@@ -208,20 +194,18 @@ def convert_batch(batch: Batch, dtype: torch.dtype, device: torch.device, channe
         image = is_input and leaf.ndim == 4 and channels_last
         return to_device_layout(leaf, dtype if leaf.is_floating_point() else leaf.dtype, device, image)
 
-    inputs = _pytree().tree_map(lambda leaf: convert(leaf, True), batch.inputs)
-    return Batch(inputs, _pytree().tree_map(lambda leaf: convert(leaf, False), batch.targets))
+    inputs = trees.tree_map(lambda leaf: convert(leaf, True), batch.inputs)
+    return Batch(inputs, trees.tree_map(lambda leaf: convert(leaf, False), batch.targets))
 
 
-def train_source(
-    data: Any, dtype: torch.dtype, device: torch.device, channels_last: bool
-) -> TensorSource | FetchSource:
+def train_source(data: Any, dtype: torch.dtype, device: torch.device, channels_last: bool) -> BatchSource:
     """Return the source of training batches."""
     if hasattr(data, "fetch"):
         return FetchSource(data.fetch, dtype, device, channels_last)
     return TensorSource(data.inputs, data.targets, dtype, device, channels_last)
 
 
-def test_source(data: Any, dtype: torch.dtype, device: torch.device, channels_last: bool) -> TensorSource | FetchSource:
+def test_source(data: Any, dtype: torch.dtype, device: torch.device, channels_last: bool) -> BatchSource:
     """Return the source of test rows."""
     if hasattr(data, "fetch_test"):
         return FetchSource(lambda _, rows: data.fetch_test(rows), dtype, device, channels_last)
@@ -251,21 +235,13 @@ def client_row_index(data: Any, clients: Sequence[int]) -> tuple[torch.Tensor, n
     return torch.cat(rows).contiguous(), np.stack([np.concatenate([[0], stops[:-1]]), stops], axis=1)
 
 
-@cache
-def _pytree() -> Any:
-    """Return torch's module of trees, imported on first use: commands that only read files do not load torch."""
-    from torch.utils import _pytree
-
-    return _pytree
-
-
 def count_rows(tree: Tree) -> int:
     """Return the number of rows of a tensor, or of a tuple or dict of tensors.
 
     >>> count_rows({"a": torch.zeros(3, 2), "b": torch.zeros(3)})
     3
     """
-    return len(_pytree().tree_leaves(tree)[0])
+    return len(trees.tree_leaves(tree)[0])
 
 
 def take_rows(tree: Tree, rows: torch.Tensor) -> Tree:
@@ -274,7 +250,7 @@ def take_rows(tree: Tree, rows: torch.Tensor) -> Tree:
     def take(leaf: Any) -> Any:
         return leaf[rows] if isinstance(leaf, torch.Tensor) else leaf.gather(rows)
 
-    return _pytree().tree_map(take, tree)
+    return trees.tree_map(take, tree)
 
 
 def has_rows(tree: Tree, count: int) -> bool:
@@ -283,7 +259,7 @@ def has_rows(tree: Tree, count: int) -> bool:
     >>> has_rows((torch.zeros(3), torch.zeros(3, 2)), 3), has_rows({"loss": torch.zeros(())}, 3)
     (True, False)
     """
-    leaves = _pytree().tree_leaves(tree)
+    leaves = trees.tree_leaves(tree)
     return all(isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and len(leaf) == count for leaf in leaves)
 
 

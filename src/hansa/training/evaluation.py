@@ -11,7 +11,7 @@ import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from weakref import ref
 
 import torch
@@ -29,7 +29,6 @@ from hansa.training.batch_sources import (
     Batch,
     BatchSource,
     TensorSource,
-    TransformedSource,
     count_rows,
     count_test_rows,
     describe_shapes,
@@ -42,7 +41,7 @@ from hansa.training.metric_direction import unwrapped
 from hansa.training.metrics import Accuracy, GroupedMetric, MergeableMetric, Metric, Sketch, compute_metric
 
 if TYPE_CHECKING:
-    from hansa.training.model_probe import ProbeResult
+    from hansa.training.probe import ModelFacts
     from hansa.training.trainer import ModuleTrainer
 
 log = logging.getLogger("hansa")
@@ -93,37 +92,33 @@ def total_score(scores: Sequence[PartialScore], rows: int, loss: LossFunction | 
 
 
 def compute_metrics(
-    scores: Sequence[PartialScore], rows: int, metrics: Mapping[str, Metric], loss: LossFunction | None = None
+    scores: Sequence[PartialScore],
+    rows: int,
+    metrics: Mapping[str, Metric],
+    loss: LossFunction | None = None,
+    *,
+    may_be_undefined: bool = False,
 ) -> dict[str, float]:
-    """Return loss, accuracy and further metrics of all test rows from one score per chunk, in order.
+    """Return loss, accuracy and further metrics of test rows from their scores, in order.
 
-    ``loss`` is the task's loss if it needs all rows at once.
+    Args:
+        scores: One score per chunk.
+        rows: The number of rows.
+        metrics: The metrics of all rows, by name.
+        loss: The task's loss if it needs all rows at once.
+        may_be_undefined: Whether a metric that raises ValueError, such as an AUC of a single class, is NaN.
     """
     score = total_score(scores, rows, loss)
-    results = {"test_loss": score.loss_sum / score.weight if score.weight else math.nan}
+    results = {"loss": score.loss_sum / score.weight if score.weight else math.nan}
     if score.correct is not None:
-        results["test_accuracy"] = score.correct / max(1.0, score.labels)
-    if metrics:
-        output, target = _all_rows(score)
-        results |= {f"test_{name}": compute_metric(name, metric, output, target) for name, metric in metrics.items()}
-    return results
-
-
-def compute_client_metrics(
-    score: PartialScore, rows: int, metrics: Mapping[str, Metric], loss: LossFunction | None = None
-) -> ClientMetrics:
-    """Return loss, accuracy and further metrics of one client's test rows.
-
-    A metric that raises ValueError for these rows, such as an AUC of a single class, is NaN.
-    """
-    overall = compute_metrics([score], rows, {}, loss)
-    results = {name.removeprefix("test_"): value for name, value in overall.items()}
+        results["accuracy"] = score.correct / max(1.0, score.labels)
+    output, target = _all_rows(score) if metrics else (None, None)
     for name, metric in metrics.items():
         try:
-            results[name] = compute_metric(name, metric, *_all_rows(score))
-        except HansaError:
-            raise
-        except ValueError:
+            results[name] = compute_metric(name, metric, output, target)
+        except ValueError as error:
+            if not may_be_undefined or isinstance(error, HansaError):
+                raise
             results[name] = math.nan
     return results
 
@@ -199,16 +194,15 @@ def move_to_cpu(output: Any) -> Any:
     return trees.tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, output)
 
 
-def check_outputs(probe: ProbeResult | None, test_rows: int, for_loss: bool, metrics: Mapping[str, Any]) -> None:
+def check_outputs(facts: ModelFacts, test_rows: int, for_loss: bool, metrics: Mapping[str, Any]) -> None:
     """Raise if the loss or a metric needs the outputs of all test rows, and these have no rows or are too large."""
-    if probe is None or not test_rows or not (for_loss or metrics):
+    if facts.output is None or not test_rows or not (for_loss or metrics):
         return
-    wrong = ""
-    if not has_rows(probe.output, count_rows(probe.target)):
-        wrong = (
-            f"but the model returns {type(probe.output).__name__} with something else than tensors of one entry per row"
-        )
-    elif for_loss and (size := probe.output_bytes_per_row * test_rows) > _OUTPUT_BYTES:
+    wrong, size = "", facts.output_bytes * test_rows
+    if not has_rows(facts.output, count_rows(facts.target)):
+        returned = type(facts.output).__name__
+        wrong = f"but the model returns {returned} with something else than tensors of one entry per row"
+    elif for_loss and size > _OUTPUT_BYTES:
         wrong = f"which take {size / 2**30:.1f} GiB for {test_rows:,} rows"
     if not wrong:
         return
@@ -224,22 +218,13 @@ def check_outputs(probe: ProbeResult | None, test_rows: int, for_loss: bool, met
     )
 
 
-def evaluation_batch_size(probe: ProbeResult | None) -> int:
-    """Return the number of rows per evaluation batch: 500, or fewer if their intermediate results exceed one GiB."""
-    return EVALUATION_BATCH if probe is None else max(1, min(EVALUATION_BATCH, _BATCH_BYTES // probe.bytes_per_row))
-
-
+@dataclass(frozen=True, eq=False)
 class NamedTestSet:
-    """One of several test sets of a task.
+    """One of several test sets of a task, with inputs and targets like those of the task's data."""
 
-    Args:
-        name: Its name.
-        inputs: The inputs, like those of the task's data.
-        targets: The targets.
-    """
-
-    def __init__(self, name: str, inputs: Any, targets: Any) -> None:
-        self.name, self.test_inputs, self.test_targets = name, inputs, targets
+    name: str
+    test_inputs: Any
+    test_targets: Any
 
 
 def named_test_sets(test: Mapping[str, Any] | None, like: Batch) -> dict[str, Any]:
@@ -287,10 +272,11 @@ def _check_like(name: str, pair: tuple[Any, Any], like: Batch) -> None:
             )
 
 
-def check_batch_size(batch_size: int | None, probe: ProbeResult | None) -> int:
-    """Return the rows per batch in evaluation: those requested, or as many as fit in memory."""
+def check_batch_size(batch_size: int | None, facts: ModelFacts) -> int:
+    """Return the rows per batch in evaluation: those requested, or 500, or fewer if their intermediate results exceed
+    one GiB."""
     if batch_size is None:
-        return evaluation_batch_size(probe)
+        return max(1, min(EVALUATION_BATCH, _BATCH_BYTES // max(1, facts.row_bytes)))
     check_integer("Task", "evaluation_batch_size", batch_size)
     return batch_size
 
@@ -331,11 +317,15 @@ class Evaluator:
 
     def _batches(self, source: BatchSource, rows: torch.Tensor) -> Iterator[Batch]:
         """Yield test rows in batches. Rows that are collated, and needed all at once, are collated together."""
+
+        def read(some: torch.Tensor) -> Batch:
+            batch = source.batch(None, copy_to_device(some, source.index_device))
+            return batch if source.native_inputs is not None else self.trainer.prepare_test_batch(batch)
+
         if not self.task.collates_all_test_rows:
-            for some in torch.split(rows, self.task.evaluation_batch_size):
-                yield source.batch(None, copy_to_device(some, source.index_device))
+            yield from map(read, torch.split(rows, self.task.evaluation_batch_size))
             return
-        batch = source.batch(None, copy_to_device(rows, source.index_device))
+        batch = read(rows)
         if any(len(leaf) != len(rows) for leaf in trees.tree_leaves(tuple(batch))):
             yield batch
             return
@@ -375,14 +365,14 @@ class Evaluator:
         return labels is None or not labels.numel() or int(labels.min()) >= 0
 
     def _prepare(self, data: Any) -> BatchSource:
-        """Return the source of prepared test rows; a single tensor is prepared once."""
+        """Return the source of test rows; a single tensor is prepared once, others batch by batch."""
         trainer = self.trainer
         form = (trainer.dtype, trainer.device, trainer.layout.channels_last)
-        source: Any = test_source(data, *form)
-        if not trainer.task.augment.test_pipeline():
-            return source  # type: ignore[no-any-return]
-        if not isinstance(source, TensorSource) or source.native_inputs is None:
-            return TransformedSource(source, trainer.prepare_test_batch)
+        source = test_source(data, *form)
+        if not trainer.task.augment.test_pipeline() or not isinstance(source, TensorSource):
+            return source
+        if source.native_inputs is None:
+            return source
         rows = torch.arange(count_test_rows(data), device=trainer.device)
         pieces = torch.split(rows, EVALUATION_BATCH)
         inputs = [trainer.prepare_test_batch(source.batch(None, piece)).inputs for piece in pieces]
@@ -433,20 +423,6 @@ class EvaluationJob:
     key: Key
     personalisation: personalise | None = None
     memory: Mapping[int, Vectors] = field(default_factory=dict)
-
-
-@runtime_checkable
-class ClientEvaluable(Protocol):
-    """A task whose test rows may belong to clients."""
-
-    @property
-    def client_test_sizes(self) -> Mapping[int, int]:
-        """Number of test rows of each client that has its own."""
-        ...
-
-    def evaluate_client(self, trainer: Any, client: int) -> ClientMetrics:
-        """Return loss, accuracy and metrics of the trainer's model on a client's own test rows."""
-        ...
 
 
 def split_job(test_sizes: Mapping[int, int], job: EvaluationJob) -> Iterator[EvaluationJob]:

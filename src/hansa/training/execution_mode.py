@@ -1,33 +1,46 @@
-"""How a task's model is executed: its memory layout, and native code if that computes the same.
+"""How a task's model is executed: by native code or by ``torch.compile``, if these compute the same as eager PyTorch.
 
-Both are chosen once, when the task is created, so that every worker does the same.
+Native code is chosen once, when the task is created, so that every worker does the same. Of compiled code there is one
+graph per batch signature (shapes, types and strides). It depends only on that, and its comparison with eager only on
+the task's example rows, never on earlier clients: any number of workers gives the same bits. There are no graphs of
+dynamic shape, whose code would depend on the shape that came first.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import nn
+from torch.utils import _pytree as trees
 
 from hansa.core import native
-from hansa.core.errors import invalid_argument
+from hansa.core.errors import HansaError, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.native import abi
-from hansa.core.native.layer_stage import LayerStage
 from hansa.core.native.network import AffineStep, Network
 from hansa.core.native.tracing import NotEligible, stages_of
-from hansa.core.vectors.layout import Layout, convert_module
 from hansa.training import random_state
-from hansa.training.losses import LossFunction
+from hansa.training.batch_sources import Batch, convert_batch
+from hansa.training.probe import CPU, ModelLoss, Trial, model_caller, model_loss
+
+if TYPE_CHECKING:
+    from hansa.training.task import Task
 
 log = logging.getLogger("hansa")
 
 Execution: TypeAlias = Literal["auto", "native", "vmap", "compiled", "eager"]
 """How clients are trained, as `hansa.Task` describes it."""
+LossAndGradients: TypeAlias = "tuple[torch.Tensor, tuple[torch.Tensor, ...]]"
 
+BACKEND = "inductor"
+_OPTIONS = {"fallback_random": True, "cpp.threads": 1, "compile_threads": 1}
+"""Random numbers as in eager torch, one thread as in workers, and no background processes."""
+_MAX_GRAPHS = 1 << 20  # beyond torch's own limit graphs would be eager
 _ROWS = 8  # of a batch for the comparison of native code with eager
 _LR = 0.05
 _WIDE = 1 << 19  # weights of one convolution
@@ -40,68 +53,45 @@ def check_execution(execution: Any) -> Execution:
     return execution  # type: ignore[no-any-return]
 
 
-def choose_layout(
-    name: str, make: Callable[[], nn.Module], loss: LossFunction, inputs: torch.Tensor, targets: torch.Tensor
-) -> Layout:
-    """Return a channels-last layout, which is faster, if the model works with it; otherwise torch's default order.
-
-    ``x.view(...)`` after a convolution works in the default order only, and group normalisation is up to four times as
-    fast in it. A model that works in neither gets channels-last: training will report the error.
-    """
-    module = make()
-    layout = Layout.of(module)
-    if inputs.ndim != 4 and all(len(entry.shape) < 4 for entry in layout.parameters):
-        return layout
-    channels_first = Layout.of(module, channels_last=False)
-    if any(isinstance(part, nn.GroupNorm) for part in module.modules()):
-        return channels_first
-    try:
-        eager_gradient(module, loss, layout, layout.pack(module, torch.float32)[0], inputs[:2], targets[:2])
-    except Exception as error:
-        module = make()
-        try:
-            eager_gradient(
-                module, loss, channels_first, channels_first.pack(module, torch.float32)[0], inputs[:2], targets[:2]
-            )
-        except Exception:
-            return layout
-        log.info("%s: images and weights stay channels-first (%s)", name, str(error).split(". ")[0])
-        return channels_first
-    return layout
-
-
-def find_native_form(
-    make: Callable[[], nn.Module],
-    loss: LossFunction,
-    layout: Layout,
-    inputs: torch.Tensor,
-    targets: torch.Tensor,
-    required: bool = False,
-) -> Network:
-    """Return the native form of a model and its loss after a comparison on three batches; raise `NotEligible`
-    otherwise, or if PyTorch is faster and native code is not ``required``."""
+def find_network(task: Task) -> Network:
+    """Return the native form of a task's model and loss after a comparison on three batches; raise `NotEligible` if
+    there is none, or if PyTorch is faster and native code was not asked for."""
+    required, (inputs, targets) = task.execution == "native", task.example
+    if task.execution not in ("auto", "native"):
+        raise NotEligible(f"execution={task.execution!r}")
+    if task.precision.reason is not None:
+        raise NotEligible(f"it uses {task.precision.reason}")
+    if not required and native.instruction_set() == "base":
+        raise NotEligible("without vector instructions PyTorch is faster")
+    if task.layout.own_dtypes:
+        raise NotEligible("it has frozen weights of fewer bits than float32")
+    if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
+        raise NotEligible("its inputs or targets are several tensors")
     if (reason := native.unavailable_reason()) is not None:
         raise NotEligible(reason)
     tokens = inputs.dtype == torch.int64
     if not (inputs.is_floating_point() or tokens) or targets.dtype != torch.int64 or targets.ndim != 1:
         raise NotEligible(f"its inputs are {inputs.dtype} and its targets {targets.dtype} with {targets.ndim} axes")
-    if int(targets.min()) < 0:
+    if any(isinstance(y, torch.Tensor) and _has_negative(y) for y in (targets, getattr(task.data, "targets", None))):
         raise NotEligible("there are negative targets, which cross-entropy ignores")
     with random_state.preserve_rng():
-        module = make()
-        stages = stages_of(module, inputs.shape[1:], loss, layout.channels_last, tokens)
-        if not required and _is_wide(stages):
+        module = task.example_model()
+        stages = stages_of(module, inputs.shape[1:], task.loss, task.layout.channels_last, tokens)
+        residual = any(stage.kind in (abi.GROUP_NORM, abi.IMAGE_ADD) for stage in stages)
+        wide = any(stage.kind == abi.CONV and stage.dim > _WIDE for stage in stages)
+        if residual and wide and not required:  # as measured with group normalisation (docs/limits.md)
             raise NotEligible(f"PyTorch is faster for residual networks with {_WIDE:,} weights in a convolution")
         network = Network(stages, tuple(inputs.shape[1:]))
-        _compare_with_eager(network, module, loss, layout, inputs, targets)
+        _compare_native(network, task.trial(torch.float32, CPU), inputs, targets)
+    if network.takes_tokens and (hasattr(task.data, "fetch") or task.augment.has_user_code):
+        raise NotEligible("its tokens are loaded on demand or augmented, and rows may differ in length")
+    if network.dropout_numbers and task.augment.has_user_code:
+        raise NotEligible("it has dropout, and a user-defined augmentation may draw from the same generator")
     return network
 
 
-def _is_wide(stages: Sequence[LayerStage]) -> bool:
-    """Return whether a network of more than a chain of convolutions is so wide that PyTorch is as fast, as measured on
-    residual networks with group normalisation (docs/limits.md)."""
-    graph = any(stage.kind in (abi.GROUP_NORM, abi.IMAGE_ADD) for stage in stages)
-    return graph and any(stage.kind == abi.CONV and stage.dim > _WIDE for stage in stages)
+def _has_negative(labels: torch.Tensor) -> bool:
+    return not labels.is_floating_point() and bool(labels.numel()) and int(labels.min()) < 0
 
 
 def native_inputs(inputs: torch.Tensor) -> torch.Tensor:
@@ -124,58 +114,29 @@ def describe_kernels(task: object) -> str:
     return f"kernels: {used}, for the server and compression. PyTorch trains the model{why}"
 
 
-def eager_gradient(
-    module: nn.Module,
-    loss: LossFunction,
-    layout: Layout,
-    y: torch.Tensor,
-    inputs: torch.Tensor,
-    targets: torch.Tensor,
-    key: Key = Key(0),  # noqa: B008 - a value
-) -> tuple[float, torch.Tensor]:
-    """Return loss and flat gradient at y by eager PyTorch, as in a worker; ``key`` seeds the model's draws."""
-    if inputs.is_floating_point():
-        inputs = inputs.to(y.dtype)
-    if targets.is_floating_point():
-        targets = targets.to(y.dtype)
-    convert_module(module, y.dtype)
-    parameters = layout.bind(module, y)
-    batch = inputs.contiguous()
-    if batch.ndim == 4 and layout.channels_last:
-        batch = batch.contiguous(memory_format=torch.channels_last)
-    with random_state.preserve_rng(), torch.enable_grad():
-        random_state.seed_all(key, torch.device("cpu"))
-        value = loss(module(batch), targets)
-        gradients = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
-    flat = torch.empty_like(y)
-    for entry, part in zip(layout.parameters, gradients, strict=True):
-        entry.view(flat).copy_(part)
-    return float(value.detach()), flat
-
-
-def _compare_with_eager(
-    network: Network, module: nn.Module, loss: LossFunction, layout: Layout, inputs: torch.Tensor, targets: torch.Tensor
-) -> None:
-    """Compare loss, gradient and a step on each of three batches; raise `Unfit` if they differ.
+def _compare_native(network: Network, trial: Trial, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+    """Compare loss, gradient and a step on each of three batches with eager; raise `NotEligible` if they differ.
 
     Rounding may occasionally select another maximum, so the tolerance for one of the three is larger.
     """
-    start = layout.pack(module, torch.float32)[0]
-    native_y, eager_y = start.clone(), start.clone()
+    start = trial.y.clone()
+    native_y = start.clone()
     rows = torch.linspace(0, len(inputs) - 1, 3 * _ROWS).long().view(_ROWS, 3).T
     distances = []
     for step, batch in enumerate(rows):
         x, labels = native_inputs(inputs[batch]), targets[batch].contiguous()
-        eager_loss, expected = eager_gradient(module, loss, layout, eager_y, x, labels, Key(step))
+        eager_batch = convert_batch(Batch(x, labels), torch.float32, CPU, trial.layout.channels_last)
+        eager_loss, expected = trial.gradient(eager_batch, Key(step))
         keep = _dropout_mask(network, Key(step))
-        native_loss, gradient = network.gradient(eager_y, x, labels, torch.arange(_ROWS), keep=keep)
+        native_loss, gradient = network.gradient(trial.y, x, labels, torch.arange(_ROWS), keep=keep)
         if not abs(native_loss - eager_loss) <= 1e-4 * (1 + abs(eager_loss)):
             raise NotEligible(f"its native loss is {native_loss:.6g}, its eager loss {eager_loss:.6g}")
         distances.append(_distance(gradient, expected))
         keep = None if keep is None else keep[None]
         network.train(native_y, x, labels, torch.arange(_ROWS)[None], AffineStep(_LR), keep=keep)
-        eager_y = eager_y - _LR * expected
-    change = _distance(native_y - start, eager_y - start)
+        with torch.no_grad():
+            trial.y.sub_(expected, alpha=_LR)
+    change = _distance(native_y - start, trial.y - start)
     if not (sorted(distances)[1] < 1e-4 and max(*distances, change) < 2e-2):
         raise NotEligible(f"its native gradient differs by {max(distances):.2g}, three steps by {change:.2g}")
 
@@ -192,3 +153,135 @@ def _dropout_mask(network: Network, key: Key) -> torch.Tensor | None:
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-30))
+
+
+def missing_compiler() -> str | None:
+    """Return why nothing can be compiled here, or None."""
+    from torch._inductor import cpp_builder  # takes a second
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            cpp_builder.get_cpp_compiler()
+    except Exception:
+        return "no C++ compiler on the path: install g++ or clang"
+    return None
+
+
+def check_compiled(task: Task) -> None:
+    """Raise if a task's model cannot be compiled; forward, loss and backward are traced on example rows."""
+    reason = task.precision.reason
+    reason = missing_compiler() if reason is None else f"it uses {reason}"
+    if reason is None:
+        reason = _compare_compiled(task.trial(task.dtype, CPU), task.example, _signature(task.example), "aot_eager")
+    if reason is not None:
+        raise HansaError(
+            f"Task(execution='compiled'): {task.name} cannot be compiled: {reason}. Omit execution to train it as it "
+            "is."
+        )
+
+
+class CompiledLoss:
+    """The compiled loss of a trainer's module. Each batch signature is compared with eager before its first use."""
+
+    def __init__(self, task: Task, module: nn.Module, parameters: list[torch.Tensor]) -> None:
+        if (reason := missing_compiler()) is not None:
+            raise HansaError(f"execution='compiled': {reason}, as on the machine that created the run.")
+        self.task, self._parameters = task, parameters
+        self._loss = _compile(model_loss(model_caller(module, task.example[0]), task.loss), BACKEND)
+        self._agrees: dict[Any, bool] = {}
+
+    def gradient(self, inputs: Any, targets: Any) -> LossAndGradients | None:
+        """Return loss and gradient of a batch, or None if batches of its signature stay eager."""
+        signature = _signature((inputs, targets))
+        if signature in self._agrees:
+            return self._gradient(inputs, targets) if self._agrees[signature] else None
+        with _compilation_settings():
+            trial = self.task.trial(self._parameters[0].dtype, self._parameters[0].device)
+            difference = _compare_compiled(trial, self.task.example, signature, BACKEND)
+            self._agrees[signature] = difference is None
+            if difference is None:
+                return self._gradient(inputs, targets)
+        log.warning("%s: trained by eager PyTorch, not compiled: %s", self.task.name, difference)
+        return None
+
+    def _gradient(self, inputs: Any, targets: Any) -> LossAndGradients:
+        with torch.enable_grad():
+            loss = self._loss(inputs, targets)
+            gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
+        return loss.detach(), gradients
+
+
+def _compare_compiled(trial: Trial, example: Batch, signature: Any, backend: str) -> str | None:
+    """Return where loss, gradient, model or buffers of compiled and eager code differ in two steps on example rows as
+    batches of a signature, or None."""
+    eager = model_loss(trial.call, trial.loss)
+    with _compilation_settings(), random_state.preserve_rng():
+        try:
+            batches = [_batch_like(signature, example, step) for step in range(2)]
+            found, expected = (_steps(trial, batches, loss) for loss in (_compile(eager, backend), eager))
+        except Exception as error:
+            return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+    for step, ((loss, *tensors), (eager_loss, *eager_tensors)) in enumerate(zip(found, expected, strict=True)):
+        if not abs(loss - eager_loss) <= 1e-4 * (1 + abs(eager_loss)):
+            return f"the compiled loss is {loss:.6g}, the eager loss {eager_loss:.6g}"
+        for name, a, b in zip(("gradient", "model", "buffers"), tensors, eager_tensors, strict=True):
+            if not (distance := _distance(a, b)) < (1e-3 if step == 0 else 2e-2):
+                return f"the compiled {name} differs by {distance:.2g} in step {step + 1}"
+    return None
+
+
+def _steps(trial: Trial, batches: list[Batch], loss: ModelLoss) -> list[tuple[float, *tuple[torch.Tensor, ...]]]:
+    """Take steps from the initial model; return loss, gradient, change of the model and buffers of each."""
+    start, buffers = trial.y.clone(), [buffer.clone() for buffer in trial.module.buffers()]
+    results: list[tuple[float, *tuple[torch.Tensor, ...]]] = []
+    for step, batch in enumerate(batches):
+        value, gradient = trial.gradient(batch, Key(step), loss)
+        trial.y.sub_(gradient, alpha=_LR)
+        real = [buffer.double().reshape(-1) for buffer in trial.module.buffers() if not buffer.is_complex()]
+        flat_buffers = torch.cat([torch.ones(1, device=trial.y.device), *real])
+        results.append((value, gradient, trial.y - start, flat_buffers))
+    trial.y.copy_(start)
+    for buffer, before in zip(trial.module.buffers(), buffers, strict=True):
+        buffer.copy_(before)
+    return results
+
+
+def _signature(batch: Any) -> Any:
+    """Return structure, shapes, strides, types and devices of a batch."""
+    leaves, spec = trees.tree_flatten(tuple(batch))
+    return spec, tuple((tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves)
+
+
+def _batch_like(signature: Any, example: Batch, step: int) -> Batch:
+    """Return example rows as a batch of the given signature."""
+    leaves, spec = trees.tree_flatten(tuple(example))
+    if spec != signature[0]:
+        raise ValueError("its batches do not have one structure")
+    tensors = []
+    for leaf, (shape, stride, dtype, device) in zip(leaves, signature[1], strict=True):
+        rows = (torch.arange(shape[0]) + step) % len(leaf)
+        if tuple(leaf.shape[1:]) != tuple(shape[1:]):
+            raise ValueError("its batches do not have one shape")
+        tensors.append(torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(leaf[rows]))
+    return Batch(*trees.tree_unflatten(tensors, spec))
+
+
+def _compile(loss: ModelLoss, backend: str) -> ModelLoss:
+    options = _OPTIONS if backend == "inductor" else None
+    return torch.compile(loss, fullgraph=True, dynamic=False, backend=backend, options=options)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _compilation_settings() -> Iterator[None]:
+    """Allow any number of graphs, each of static shape, and silence torch's warnings."""
+    from torch._dynamo import config as tracing
+
+    settings = {
+        "recompile_limit": _MAX_GRAPHS,
+        "accumulated_recompile_limit": _MAX_GRAPHS,
+        "automatic_dynamic_shapes": False,
+    }
+    with warnings.catch_warnings(), tracing.patch(settings), torch.no_grad():
+        warnings.simplefilter("ignore")
+        yield

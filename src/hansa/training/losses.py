@@ -15,12 +15,14 @@ The sums of torch's losses for classes and for numbers are known too (`torch_for
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import torch
+from torch import nn
+from torch.nn import functional
 
 from hansa.core.errors import HansaError, check_decay, check_non_negative, check_positive, invalid_argument
 from hansa.training.batch_sources import count_rows
@@ -121,7 +123,7 @@ class huber(_Elementwise):
         check_positive("huber", "delta", self.delta)
 
     def entry_losses(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.huber_loss(output, target, reduction="none", delta=self.delta)
+        return functional.huber_loss(output, target, reduction="none", delta=self.delta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ class bce(_Elementwise):
 
     def entry_losses(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         weight = torch.tensor(self.pos_weight, dtype=output.dtype, device=output.device)
-        return torch.nn.functional.binary_cross_entropy_with_logits(output, target, reduction="none", pos_weight=weight)
+        return functional.binary_cross_entropy_with_logits(output, target, reduction="none", pos_weight=weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,7 @@ class cross_entropy(Loss):
 
     def terms(self, output: Any, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scores = _classes_second(_logits(output), target, self.class_axis)
-        losses = torch.nn.functional.cross_entropy(
+        losses = functional.cross_entropy(
             scores, target, reduction="none", ignore_index=self.ignore_index, label_smoothing=self.label_smoothing
         )
         return losses, label_weights(self.class_weights, target, self.ignore_index, losses)
@@ -181,7 +183,7 @@ class cross_entropy(Loss):
         labels = strip_weights(target)
         scores = _classes_second(_logits(output), labels, self.class_axis)
         weight = torch.tensor(self.class_weights, dtype=scores.dtype, device=scores.device)
-        losses = torch.nn.functional.cross_entropy(
+        losses = functional.cross_entropy(
             scores, labels, weight, None, self.ignore_index, None, "none", self.label_smoothing
         )
         return row_weighted(losses, label_weights(self.class_weights, labels, self.ignore_index, losses), target)
@@ -206,7 +208,7 @@ class nll(Loss):
 
     def terms(self, output: Any, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scores = _classes_second(_logits(output), target, self.class_axis)
-        losses = torch.nn.functional.nll_loss(scores, target, reduction="none", ignore_index=self.ignore_index)
+        losses = functional.nll_loss(scores, target, reduction="none", ignore_index=self.ignore_index)
         return losses, label_weights(self.class_weights, target, self.ignore_index, losses)
 
 
@@ -257,34 +259,28 @@ def label_weights(
     return table[target.clamp(min=0)] * counted
 
 
-@cache
-def class_losses() -> dict[Any, Callable[..., torch.Tensor]]:
-    """Return torch's losses for class numbers: means over the labels that are not ignored, or sums."""
-    return {
-        torch.nn.CrossEntropyLoss: torch.nn.functional.cross_entropy,
-        torch.nn.NLLLoss: torch.nn.functional.nll_loss,
-    }
-
-
-@cache
-def number_losses() -> dict[Any, Callable[..., torch.Tensor]]:
-    """Return torch's losses that are means or sums over rows of one size."""
-    functional = torch.nn.functional
-    return {
-        torch.nn.MSELoss: functional.mse_loss,
-        torch.nn.L1Loss: functional.l1_loss,
-        torch.nn.SmoothL1Loss: functional.smooth_l1_loss,
-        torch.nn.HuberLoss: functional.huber_loss,
-        torch.nn.BCELoss: functional.binary_cross_entropy,
-        torch.nn.BCEWithLogitsLoss: functional.binary_cross_entropy_with_logits,
-        torch.nn.PoissonNLLLoss: functional.poisson_nll_loss,
-        torch.nn.KLDivLoss: functional.kl_div,
-        torch.nn.SoftMarginLoss: functional.soft_margin_loss,
-        torch.nn.HingeEmbeddingLoss: functional.hinge_embedding_loss,
-        torch.nn.MultiMarginLoss: functional.multi_margin_loss,
-        torch.nn.MultiLabelMarginLoss: functional.multilabel_margin_loss,
-        torch.nn.MultiLabelSoftMarginLoss: functional.multilabel_soft_margin_loss,
-    }
+CLASS_LOSSES: dict[Any, Callable[..., torch.Tensor]] = {
+    nn.CrossEntropyLoss: functional.cross_entropy,
+    nn.NLLLoss: functional.nll_loss,
+}
+"""Torch's losses of class numbers: means over the labels that are not ignored, or sums."""
+NUMBER_LOSSES: dict[Any, Callable[..., torch.Tensor]] = {
+    nn.MSELoss: functional.mse_loss,
+    nn.L1Loss: functional.l1_loss,
+    nn.SmoothL1Loss: functional.smooth_l1_loss,
+    nn.HuberLoss: functional.huber_loss,
+    nn.BCELoss: functional.binary_cross_entropy,
+    nn.BCEWithLogitsLoss: functional.binary_cross_entropy_with_logits,
+    nn.PoissonNLLLoss: functional.poisson_nll_loss,
+    nn.KLDivLoss: functional.kl_div,
+    nn.SoftMarginLoss: functional.soft_margin_loss,
+    nn.HingeEmbeddingLoss: functional.hinge_embedding_loss,
+    nn.MultiMarginLoss: functional.multi_margin_loss,
+    nn.MultiLabelMarginLoss: functional.multilabel_margin_loss,
+    nn.MultiLabelSoftMarginLoss: functional.multilabel_soft_margin_loss,
+}
+"""Torch's losses that are means or sums over rows of one size."""
+_TORCH_LOSSES = {**CLASS_LOSSES, **NUMBER_LOSSES}
 
 
 class TorchForm(NamedTuple):
@@ -306,7 +302,12 @@ class TorchForm(NamedTuple):
     @property
     def of_classes(self) -> bool:
         """Whether targets are class numbers."""
-        return self.function in class_losses().values()
+        return self.function in CLASS_LOSSES.values()
+
+    @property
+    def ignored(self) -> int:
+        """The label that does not count."""
+        return int(self.settings.get("ignore_index", IGNORED))
 
 
 def torch_form(loss: Any) -> TorchForm | None:
@@ -319,14 +320,14 @@ def torch_form(loss: Any) -> TorchForm | None:
     function, settings = loss, {}
     if isinstance(loss, partial) and not loss.args:
         function, settings = loss.func, dict(loss.keywords)
-    elif (kind := type(loss)) in class_losses() or kind in number_losses():
-        function = {**class_losses(), **number_losses()}[kind]
+    elif type(loss) in _TORCH_LOSSES:
+        function = _TORCH_LOSSES[type(loss)]
         settings = {
             name: value for name, value in vars(loss).items() if not name.startswith("_") and name != "training"
         }
         settings |= dict(loss.named_buffers())
-    known = function in (*class_losses().values(), *number_losses().values())
-    if not known or settings.keys() & {"size_average", "reduce"} or settings.get("reduction", "mean") == "none":
+    per_entry = settings.get("reduction", "mean") == "none"
+    if function not in _TORCH_LOSSES.values() or settings.keys() & {"size_average", "reduce"} or per_entry:
         return None
     return TorchForm(function, settings)
 
@@ -341,7 +342,7 @@ def check_reduction(reduction: Any) -> Reduction | None:
 def ignored_label(loss: Any) -> int | None:
     """Return the label that a loss is set to ignore: its ``ignore_index``; None if it has none.
 
-    >>> ignored_label(partial(torch.nn.functional.cross_entropy, ignore_index=0)), ignored_label(mse())
+    >>> ignored_label(partial(functional.cross_entropy, ignore_index=0)), ignored_label(mse())
     (0, None)
     """
     for part in (loss, getattr(loss, "function", None)):
@@ -351,14 +352,6 @@ def ignored_label(loss: Any) -> int | None:
     return None
 
 
-def is_sum(loss: Any, reduction: Reduction | None) -> bool:
-    """Return whether the loss of a batch is a sum over rows."""
-    form = torch_form(loss)
-    return (getattr(loss, "reduction", "") if form is None and hasattr(loss, "sums") else reduction) == "sum" or (
-        form is not None and form.reduction == "sum"
-    )
-
-
 def check_classes(loss: LossFunction, output: Any, targets: Any) -> None:
     """Raise for class numbers without an output of the model, if the loss is torch's cross-entropy."""
     form, targets = torch_form(loss), strip_weights(targets)
@@ -366,7 +359,7 @@ def check_classes(loss: LossFunction, output: Any, targets: Any) -> None:
         return
     if not isinstance(output, torch.Tensor) or output.ndim < 2:
         return
-    labels = targets[targets != form.settings.get("ignore_index", IGNORED)]
+    labels = targets[targets != form.ignored]
     if labels.numel() and (largest := int(labels.max())) >= output.shape[1]:
         raise HansaError(
             f"targets go up to {largest}, the model has {output.shape[1]} outputs: give it {largest + 1}, or number "
@@ -382,9 +375,7 @@ def check_loss(loss: Any) -> None:
             "torch.nn.functional.cross_entropy or torch.nn.CrossEntropyLoss()."
         )
     trained = (
-        [name for name, each in loss.named_parameters() if each.requires_grad]
-        if isinstance(loss, torch.nn.Module)
-        else []
+        [name for name, each in loss.named_parameters() if each.requires_grad] if isinstance(loss, nn.Module) else []
     )
     if trained:
         raise HansaError(
@@ -405,59 +396,60 @@ def count_labels(target: Any, ignored: int | None) -> float:
     return float((counted if ignored is None else counted & (target != ignored)).sum())
 
 
-def is_row_mean(loss: Any, reduction: Reduction | None, ignored: int | None, targets: Any) -> bool:
-    """Return whether the loss of a batch is surely the mean, or the sum, of the losses of its rows."""
-    form, weighted = torch_form(loss), isinstance(targets, WeightedTargets)
-    by_labels = reduction == "labels"
-    if hasattr(loss, "sums"):
-        if weighted or not isinstance(loss, (mse, l1, huber, bce, cross_entropy, nll)):
-            return False
-        if not isinstance(loss, (cross_entropy, nll)):
-            return True
-        if loss.class_weights is not None:
-            return False
-        by_labels = True
-    elif form is not None:
-        if form.reduction == "sum" or not form.of_classes:
-            return True
-        if form.settings.get("weight") is not None:
-            return False
-        by_labels = True
-    elif reduction in ("mean", "sum"):
-        return True
-    if not by_labels or not isinstance(targets, torch.Tensor):
-        return False
-    return targets.is_floating_point() or count_labels(targets, ignored) == targets.numel()
+class LossForm(NamedTuple):
+    """What is known of a task's loss.
+
+    Args:
+        sums: Computes, for one batch, a sum of losses and the weight to divide it by. The quotient of the sums over all
+            batches is the loss of all test rows. None for a loss that is given all rows at once.
+        is_sum: Whether the loss of a batch is a sum over rows.
+        is_row_mean: Whether it is surely the mean, or the sum, of the losses of its rows.
+    """
+
+    sums: LossSums | None
+    is_sum: bool
+    is_row_mean: bool
 
 
-def loss_sums(loss: LossFunction, reduction: Reduction | None, ignored: int | None) -> LossSums | None:
-    """Return a function that computes, for one batch, a sum of losses and the weight to divide it by.
+def loss_form(loss: Any, reduction: Reduction | None, ignored: int | None, targets: Any) -> LossForm:
+    """Return what is known of a loss.
 
-    The quotient of the sums over all batches is the loss of all test rows. A mean over n rows has weight n, and a mean
-    over labels the number of labels that count. A sum is divided by the number of rows too, so that test losses are
-    comparable. Cross-entropy with class weights is sum w_i l_i / sum w_i, as torch computes it for one batch, and so
-    are the losses of `hansa.losses`. None for a loss that is given all rows at once.
+    A mean over n rows has weight n, and a mean over labels the number of labels that count. A sum is divided by the
+    number of rows too, so that test losses are comparable. Cross-entropy with class weights is sum w_i l_i / sum w_i,
+    as torch computes it for one batch, and so are the losses of `hansa.losses`.
 
     Args:
         loss: The loss.
         reduction: What a loss is that is neither torch's nor Hansa's; None if nobody says.
         ignored: The label that does not count.
+        targets: All targets.
     """
     if hasattr(loss, "sums"):
-        return partial(_weighted_loss_sums, loss.sums)
+        plain = isinstance(loss, (mse, l1, huber, bce)) or (
+            isinstance(loss, (cross_entropy, nll)) and loss.class_weights is None and _all_count(targets, ignored)
+        )
+        is_sum = getattr(loss, "reduction", "") == "sum"
+        return LossForm(partial(_own_sums, loss.sums), is_sum, plain and not isinstance(targets, WeightedTargets))
     form = torch_form(loss)
-    if form is None:
-        if reduction == "labels":
-            return partial(_counted_sums, loss, ignored)
-        return None if reduction is None else partial(_row_sums, loss, reduction == "sum")
-    if not form.of_classes or form.reduction != "mean":
-        return partial(_row_sums, loss, form.reduction == "sum")
-    ignore_index = int(form.settings.get("ignore_index", IGNORED))
-    sums = _label_sums if form.settings.get("weight") is None else _class_weighted_sums
-    return partial(sums, loss, form.function, form.options, ignore_index)
+    if form is None and reduction is None:
+        return LossForm(None, False, False)
+    if form is None and reduction == "labels":
+        return LossForm(partial(_counted_sums, loss, ignored), False, _all_count(targets, ignored))
+    is_sum = (reduction if form is None else form.reduction) == "sum"
+    if form is None or is_sum or not form.of_classes:
+        return LossForm(partial(_row_sums, loss, is_sum), is_sum, True)
+    is_row_mean = form.settings.get("weight") is None and _all_count(targets, ignored)
+    return LossForm(partial(_class_sums, loss, form), False, is_row_mean)
 
 
-def _weighted_loss_sums(sums: Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]], output: Any, target: Any) -> Any:
+def _all_count(targets: Any, ignored: int | None) -> bool:
+    """Return whether every label counts, or targets are class probabilities."""
+    if not isinstance(targets, torch.Tensor):
+        return False
+    return targets.is_floating_point() or count_labels(targets, ignored) == targets.numel()
+
+
+def _own_sums(sums: Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]], output: Any, target: Any) -> Any:
     total, weight = sums(output, target)
     return float(total), float(weight)
 
@@ -472,35 +464,14 @@ def _counted_sums(loss: LossFunction, ignored: int | None, output: Any, target: 
     return (float(loss(output, target)) * labels, labels) if labels else (0.0, 0.0)
 
 
-def _label_sums(
-    loss: LossFunction,
-    function: Callable[..., torch.Tensor],
-    options: Mapping[str, Any],
-    ignored: int,
-    output: Any,
-    target: torch.Tensor,
-) -> tuple[float, float]:
-    if target.is_floating_point():
-        return _row_sums(loss, False, output, target)
-    labels = int((target != ignored).sum())
-    if labels == target.numel():
-        return float(loss(output, target)) * labels, float(labels)
-    return float(function(output, target, reduction="sum", **options)), float(labels)
-
-
-def _class_weighted_sums(
-    loss: LossFunction,
-    function: Callable[..., torch.Tensor],
-    options: Mapping[str, Any],
-    ignored: int,
-    output: Any,
-    target: torch.Tensor,
-) -> tuple[float, float]:
+def _class_sums(loss: LossFunction, form: TorchForm, output: Any, target: torch.Tensor) -> tuple[float, float]:
     if target.is_floating_point():  # class probabilities: torch divides by the rows
         return _row_sums(loss, False, output, target)
-    weights = options["weight"].to(output.device)
-    labels = target[target != ignored]
-    return float(function(output, target, reduction="sum", **options)), float(weights[labels].double().sum())
+    counted, weights = target != form.ignored, form.settings.get("weight")
+    if weights is None and (labels := int(counted.sum())) == target.numel():
+        return float(loss(output, target)) * labels, float(labels)
+    divisor = counted.sum() if weights is None else weights.to(output.device)[target[counted]].double().sum()
+    return float(form.function(output, target, reduction="sum", **form.options)), float(divisor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -541,7 +512,7 @@ def with_row_weights(loss: Any) -> Loss:
     """Return a loss that takes row weights: Hansa's unchanged, torch's by its values per entry. Any other loss must
     return one value per row.
 
-    >>> with_row_weights(torch.nn.functional.mse_loss)
+    >>> with_row_weights(functional.mse_loss)
     mse()
     """
     if hasattr(loss, "sums"):
@@ -551,34 +522,28 @@ def with_row_weights(loss: Any) -> Loss:
     if form is None:
         return row_loss(loss)
     options = {name: value for name, value in form.options.items() if value is not None}
-    if form.function is torch.nn.functional.cross_entropy and form.reduction == "mean":
-        weight = options.get("weight")
-        weights, ignored = None if weight is None else weight.tolist(), options.get("ignore_index", IGNORED)
-        return cross_entropy(weights, ignored, options.get("label_smoothing", 0.0), "second")
-    plain = {
-        torch.nn.functional.mse_loss: mse,
-        torch.nn.functional.l1_loss: l1,
-        torch.nn.functional.huber_loss: huber,
-        torch.nn.functional.binary_cross_entropy_with_logits: bce,
-        torch.nn.functional.nll_loss: nll,
+    weights = tuple(options["weight"].tolist()) if form.of_classes and "weight" in options else None
+    if form.function is functional.cross_entropy and form.reduction == "mean":
+        return cross_entropy(weights, form.ignored, options.get("label_smoothing", 0.0), "second")
+    plain: dict[Any, Any] = {
+        functional.mse_loss: mse,
+        functional.l1_loss: l1,
+        functional.huber_loss: huber,
+        functional.binary_cross_entropy_with_logits: bce,
+        functional.nll_loss: nll,
     }
     defaults = {"delta": 1.0, "ignore_index": IGNORED}
     if form.function in plain and form.reduction == "mean" and all(defaults.get(n) == v for n, v in options.items()):
         return plain[form.function]()  # type: ignore[no-any-return]
-    weight = options.get("weight") if form.of_classes else None
-    return row_loss(
-        partial(form.function, reduction="none", **options),
-        form.reduction,
-        None if weight is None else tuple(weight.tolist()),
-        int(options.get("ignore_index", IGNORED)) if form.of_classes else None,
-    )
+    each = partial(form.function, reduction="none", **options)
+    return row_loss(each, form.reduction, weights, form.ignored if form.of_classes else None)
 
 
 def _values_per_row(function: Callable[[Any, Any], torch.Tensor], output: Any, target: Any) -> torch.Tensor:
     losses, rows = function(output, target), count_rows(target)
     if not isinstance(losses, torch.Tensor) or losses.ndim < 1 or len(losses) != rows:
         name = getattr(function, "__name__", getattr(getattr(function, "func", None), "__name__", "the loss"))
-        name = type(function).__name__ if isinstance(function, torch.nn.Module) else name
+        name = type(function).__name__ if isinstance(function, nn.Module) else name
         returned = f"shape {list(losses.shape)}" if isinstance(losses, torch.Tensor) else type(losses).__name__
         raise HansaError(
             f"{name} returned {returned} for {rows} weighted rows: expected one value per row, as with "

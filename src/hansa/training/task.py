@@ -6,7 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 import torch
 from torch import nn
@@ -19,25 +19,23 @@ from hansa.core.native.network import Network
 from hansa.core.native.tracing import NotEligible
 from hansa.core.types import BUFFERS, MODEL, Population, Vectors
 from hansa.core.vectors import allocator
-from hansa.core.vectors.layout import Layout, widen_module
+from hansa.core.vectors.layout import widen_module
 from hansa.local.trainer import Trainer
 from hansa.training import random_state
 from hansa.training.augment import Augment, as_pipeline
 from hansa.training.batch_sources import Batch, ClientData, all_client_rows, count_test_rows, example_batch
-from hansa.training.compiled import CompiledLoss, compile_obstacle
 from hansa.training.evaluation import (
     CHUNK_ROWS,
     NamedTestSet,
     PartialScore,
     check_batch_size,
     check_outputs,
-    compute_client_metrics,
     compute_metrics,
     named_test_sets,
     rows_by_owner,
     total_score,
 )
-from hansa.training.execution_mode import Execution, check_execution, choose_layout, find_native_form
+from hansa.training.execution_mode import CompiledLoss, Execution, check_compiled, check_execution, find_network
 from hansa.training.losses import (
     LossFunction,
     Reduction,
@@ -46,9 +44,7 @@ from hansa.training.losses import (
     check_loss,
     check_reduction,
     ignored_label,
-    is_row_mean,
-    is_sum,
-    loss_sums,
+    loss_form,
     strip_weights,
     with_row_weights,
 )
@@ -63,26 +59,19 @@ from hansa.training.metrics import (
     default_accuracy,
 )
 from hansa.training.mixed_precision import Precision
-from hansa.training.model_probe import ProbeResult, probe_model
-from hansa.training.module_state import (
-    check_repeatable,
-    existing_trainer,
-    find_constant_buffers,
-    find_counters,
-    find_frozen,
-    keep_narrow_weights,
-    remember_trainer,
-)
-from hansa.training.trainer import ModuleTrainer, fresh
+from hansa.training.module_state import check_repeatable
+from hansa.training.probe import ModelFacts, Trial, describe_model, fresh
+from hansa.training.trainer import ModuleTrainer
 from hansa.training.vmap import ClientBatching
 
 log = logging.getLogger("hansa")
 
 VALIDATION = "validation"
 """The name of the test set of validation rows."""
-_NO_BATCHING: ClientBatching | None = None  # `with_vmap` sets it for a run
 _PROBE_ROWS = 24
 _drawn: WeakKeyDictionary[Any, WeakValueDictionary[int, Task]] = WeakKeyDictionary()
+_trainers: WeakKeyDictionary[Any, dict[Any, ref[ModuleTrainer]]] = WeakKeyDictionary()
+"""The trainers in use in this process, by task, dtype and device: later ones share their data and frozen weights."""
 
 
 class TaskLike(Protocol):
@@ -203,99 +192,87 @@ class Task:
         _check_model_and_data(model, data)
         check_loss(loss)
         check_rises(metric)
-        self.model, self.loss, self.data, self.augment = model, loss, data, as_pipeline(augment)
+        self.model, self.data, self.augment = model, data, as_pipeline(augment)
         self.device = None if device is None else resolve_devices(device, "Task")
-        self.execution, self.client_batching = check_execution(execution), _NO_BATCHING
+        self.execution = check_execution(execution)
+        self.client_batching: ClientBatching | None = None  # `with_vmap` sets it for a run
         self.precision = Precision(autocast, param_dtype)
         self.reduction = check_reduction(reduction)
         self.population = Population(samples_of(data))
         if min(self.population.samples, default=0) < 1:
             empty = next((i for i, samples in enumerate(self.population.samples) if samples < 1), 0)
             raise HansaError(f"client {empty} has no samples: give it some, or remove it from the data.")
-        module = self.example_model()
-        self.name = name if name is not None else type(module).__name__
-        self.example = self._example_batch()
-        if isinstance(self.example.targets, WeightedTargets):
-            self.loss = with_row_weights(loss)
+        self.name = name if name is not None else type(self.example_model()).__name__
+        self.example = self._example_batch()  # a few rows as the model sees them in training
+        self.loss = with_row_weights(loss) if isinstance(self.example.targets, WeightedTargets) else loss
         stated = ignored_label(self.loss) if ignored is None else ignored
         self.ignored = None if stated is None or stated < 0 else stated
         self.test_sets = self._test_sets(test)
         self._client_test_rows = rows_by_owner(getattr(data, "test_owners", None))
-        probe = self._describe_model(module)
+        facts = describe_model(self.name, model, self.loss, self.example, self.precision)
+        self.layout, self.dtype = facts.layout, facts.dtype
+        self.constant_buffers, self.frozen = facts.constant, facts.frozen
         self.network = self._find_network()
-        self._describe_scores(probe, metric, check_metrics({} if metrics is None else metrics))
+        self._describe_scores(facts, metric, check_metrics({} if metrics is None else metrics))
         self.directions = metric_directions(self.metrics)
         self.main_metric = main_column(self.metrics, self.metric is not None, main_metric)
-        self.evaluation_batch_size = check_batch_size(evaluation_batch_size, probe)
-        if execution == "compiled" and (reason := compile_obstacle(self)) is not None:
-            raise HansaError(
-                f"Task(execution='compiled'): {self.name} cannot be compiled: {reason}. Omit execution to train it as "
-                "it is."
-            )
+        self.evaluation_batch_size = check_batch_size(evaluation_batch_size, facts)
+        if execution == "compiled":
+            check_compiled(self)
         self._checked_for_state = False
         allocator.trim()  # memory of the comparisons
 
-    def _describe_model(self, module: nn.Module) -> ProbeResult | None:
-        """Set the layout, the dtype, and the buffers and weights that trainers share; take a step on a few rows."""
-        inputs, targets = self.example
-        self.layout = Layout.of(module, channels_last=False)
-        if isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor):
-            self.layout = choose_layout(self.name, self.example_model, self.loss, inputs, targets)
-        double = any(entry.dtype == torch.float64 for entry in self.layout.parameters)
-        self.dtype = torch.float64 if double else torch.float32
-        autocast = self.precision.autocast
-        if self.precision.param_dtype is None:
-            self.layout = keep_narrow_weights(
-                self.name, self.example_model, self.loss, self.layout, self.dtype, self.example, autocast
-            )
-        mixed = autocast if self.layout.own_dtypes else None  # which such weights may need
-        probe = probe_model(self.example_model, self.loss, self.layout, self.dtype, self.example, mixed)
-        changed = None if probe is None else frozenset(probe.changed_buffers)
-        if probe is not None:
-            self.layout = self.layout.sending(module, find_counters(module, changed or (), probe.changed_buffers))
-        same = find_constant_buffers(module, lambda: fresh(self.model, Key(1)), changed)
-        self.constant_buffers = same & {entry.name for entry in self.layout.buffers}
-        self.layout = self.layout.without(self.constant_buffers)
-        self.frozen = find_frozen(module, same)
-        return probe
+    def _find_network(self) -> Network | None:
+        """Return the native form of the model and its loss, if there is one; `eager_reason` says why there is none."""
+        self.eager_reason: str | None = None
+        if self.execution in ("auto", "native"):
+            native.warn_if_missing()
+        try:
+            network = find_network(self)
+        except NotEligible as reason:
+            if self.execution == "native":
+                raise HansaError(
+                    f"Task(execution='native'): {self.name} has no native form: {reason}. Omit execution to train it "
+                    "by PyTorch."
+                ) from None
+            if self.execution == "auto":
+                log.info("%s: trained by eager PyTorch: %s", self.name, reason)
+            self.eager_reason = str(reason)
+            return None
+        log.info("%s: trained by native code (%s)", self.name, native.instruction_set())
+        return network
 
-    def _describe_scores(self, probe: ProbeResult | None, metric: Metric | None, metrics: dict[str, Metric]) -> None:
+    def _describe_scores(self, facts: ModelFacts, metric: Metric | None, metrics: dict[str, Metric]) -> None:
         """Set how test rows are scored: the sums of the loss, accuracy, and metrics of all rows."""
-        every = getattr(self.data, "targets", self.example.targets)
+        targets, output, target = getattr(self.data, "targets", self.example.targets), facts.output, facts.target
+        reduction = self.reduction if self.network is None else "labels"  # it is cross-entropy, however it is written
+        self.loss_sums, self.sums_rows, self.is_row_mean = loss_form(self.loss, reduction, self.ignored, targets)
         self.metric: HitMetric | None = None
         self.metrics = metrics
-        if metric is not None:
-            if probe is not None and check_accuracy(metric, probe.output, strip_weights(probe.target)):
-                self.metric = RowMetric(metric)
-            else:
-                self.metrics = {"accuracy": metric, **metrics}
-        elif "accuracy" not in metrics and probe is not None:
-            target, targets = strip_weights(probe.target), strip_weights(every)
-            self.metric, reason = default_accuracy(self.loss, probe.output, target, targets, self.ignored)
+        target = strip_weights(target)
+        if metric is not None and output is not None and check_accuracy(metric, output, target):
+            self.metric = RowMetric(metric)
+        elif metric is not None:
+            self.metrics = {"accuracy": metric, **metrics}
+        elif "accuracy" not in metrics and output is not None:
+            self.metric, reason = default_accuracy(self.loss, output, target, strip_weights(targets), self.ignored)
             if reason:
                 log.warning("%s: no accuracy: %s. Task(metric=...) takes a function of yours.", self.name, reason)
-        reduction = self.reduction if self.network is None else "labels"  # it is cross-entropy, however it is written
-        self.loss_sums = loss_sums(self.loss, reduction, self.ignored)
-        self.sums_rows = is_sum(self.loss, reduction)
-        self.is_row_mean = is_row_mean(self.loss, reduction, self.ignored, every)
-        if probe is None:
+        if output is None:
             return
-        check_classes(self.loss, probe.output, every)
+        check_classes(self.loss, output, targets)
         for name, each in metrics.items():
             try:
-                compute_metric(name, each, probe.output, strip_weights(probe.target))
+                compute_metric(name, each, output, target)
             except HansaError:
                 raise
             except Exception as error:  # such as for one class among few rows; if it fails again, evaluation says so
                 log.debug("the metric %s fails on a few rows: %s", name, error)
         rows = max(map(count_test_rows, self.test_sets.values()), default=0)
-        check_outputs(probe, rows, self.loss_sums is None, self.metrics)
+        check_outputs(facts, rows, self.loss_sums is None, self.metrics)
 
     def _example_batch(self) -> Batch:
-        """Return a few rows as the model sees them in training."""
-        return self._augment_example(example_batch(self.data, _PROBE_ROWS))
-
-    def _augment_example(self, batch: Batch) -> Batch:
+        batch = example_batch(self.data, _PROBE_ROWS)
         if not self.augment:
             return batch
         with random_state.preserve_rng():
@@ -316,43 +293,6 @@ class Task:
         sets = sets if sets and not count_test_rows(self.data) else {"": self.data, **sets}
         return {**sets, **_validation_set(self.data)}
 
-    def _find_network(self) -> Network | None:
-        """Return the native form of the model and its loss, if there is one; `eager_reason` says why there is none."""
-        self.eager_reason: str | None = None
-        if self.execution not in ("auto", "native"):
-            self.eager_reason = f"execution={self.execution!r}"
-            return None
-        native.warn_if_missing()
-        inputs, targets = self.example
-        required = self.execution == "native"
-        try:
-            if self.precision.reason is not None:
-                raise NotEligible(f"it uses {self.precision.reason}")
-            if not required and native.instruction_set() == "base":
-                raise NotEligible("without vector instructions PyTorch is faster")
-            if self.layout.own_dtypes:
-                raise NotEligible("it has frozen weights of fewer bits than float32")
-            if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
-                raise NotEligible("its inputs or targets are several tensors")
-            if isinstance(labels := getattr(self.data, "targets", None), torch.Tensor) and _has_negative(labels):
-                raise NotEligible("there are negative targets, which cross-entropy ignores")
-            network = find_native_form(self.example_model, self.loss, self.layout, inputs, targets, required)
-            if network.takes_tokens and (hasattr(self.data, "fetch") or self.augment.has_user_code):
-                raise NotEligible("its tokens are loaded on demand or augmented, and rows may differ in length")
-            if network.dropout_numbers and self.augment.has_user_code:
-                raise NotEligible("it has dropout, and a user-defined augmentation may draw from the same generator")
-        except NotEligible as reason:
-            if required:
-                raise HansaError(
-                    f"Task(execution='native'): {self.name} has no native form: {reason}. Omit execution to train it "
-                    "by PyTorch."
-                ) from None
-            log.info("%s: trained by eager PyTorch: %s", self.name, reason)
-            self.eager_reason = str(reason)
-            return None
-        log.info("%s: trained by native code (%s)", self.name, native.instruction_set())
-        return network
-
     def start(self, key: Key, dtype: torch.dtype) -> Vectors:
         """Return the initial model and buffers."""
         model, buffers = self.layout.pack(fresh(self.model, key.child("init")), dtype)
@@ -362,10 +302,17 @@ class Task:
         """Return the frozen weights that keep their own dtype in a run with trained parameters of the given dtype."""
         return self.layout.own_dtypes if dtype == self.dtype else frozenset()
 
+    def trial(self, dtype: torch.dtype, device: torch.device) -> Trial:
+        """Return a new model apart from those in training, for gradients of example rows."""
+        parts = self.example_model(), self.loss, self.layout, dtype, self.example.inputs
+        return Trial(*parts, device=device, keep=self.kept_weights(dtype))
+
     def trainer(self, dtype: torch.dtype, device: torch.device) -> ModuleTrainer:
         """Return a worker's trainer of the model."""
-        trainer = ModuleTrainer(self, dtype, device, like=existing_trainer(self, dtype, device))
-        remember_trainer(trainer)
+        in_use = _trainers.setdefault(self, {})
+        known = in_use.get((dtype, device))
+        trainer = ModuleTrainer(self, dtype, device, like=None if known is None else known())
+        in_use[dtype, device] = ref(trainer)
         if not self._checked_for_state and trainer.network is None and device.type == "cpu":
             self._checked_for_state = True  # once, not in every worker
             check_repeatable(self, trainer, ModuleTrainer(self, dtype, device, like=trainer))
@@ -419,7 +366,8 @@ class Task:
         results: dict[str, float] = {}
         for name, own in self._scores_by_set(scores).items():
             rows = count_test_rows(self.test_sets[name])
-            metrics = compute_metrics(own, rows, self.metrics, self._loss_of_all_rows)
+            found = compute_metrics(own, rows, self.metrics, self._loss_of_all_rows)
+            metrics = {f"test_{metric}": value for metric, value in found.items()}
             results |= metrics if name == self.main_test_set else {}
             results |= {f"{name}/{metric}": value for metric, value in metrics.items()} if name else {}
         return results
@@ -455,8 +403,8 @@ class Task:
     def evaluate_client(self, trainer: ModuleTrainer, client: int) -> dict[str, float]:
         """Return loss, accuracy and metrics of the trainer's model on a client's own test rows."""
         rows = self._client_test_rows[client]
-        score = trainer.score(rows)
-        return compute_client_metrics(score, len(rows), self.metrics, self._loss_of_all_rows)
+        scores = [trainer.score(rows)]
+        return compute_metrics(scores, len(rows), self.metrics, self._loss_of_all_rows, may_be_undefined=True)
 
     def for_seed(self, seed: int) -> Task:
         """Return the task with the clients, or validation rows, that a run's seed draws; itself if they are fixed.
@@ -527,7 +475,3 @@ def _validation_set(data: Any) -> dict[str, NamedTestSet]:
     """Return the validation rows of some data as a test set by name; empty if there are none."""
     targets = getattr(data, "validation_targets", None)
     return {} if targets is None else {VALIDATION: NamedTestSet(VALIDATION, data.validation_inputs, targets)}
-
-
-def _has_negative(labels: torch.Tensor) -> bool:
-    return not labels.is_floating_point() and bool(labels.numel()) and int(labels.min()) < 0

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from hansa.core import native
 from hansa.core.devices import copy_to_device
@@ -43,12 +39,11 @@ from hansa.training.batch_sources import (
     client_row_index,
     train_source,
 )
-from hansa.training.compiled import CompiledLoss
 from hansa.training.evaluation import Evaluator, PartialScore
-from hansa.training.execution_mode import native_inputs
+from hansa.training.execution_mode import CompiledLoss, native_inputs
 from hansa.training.mixed_precision import ModelPrecision
-from hansa.training.model_probe import model_caller
-from hansa.training.module_state import ModuleState, SharedWeights
+from hansa.training.module_state import ModuleState
+from hansa.training.probe import fresh, model_caller
 from hansa.training.vmap import BatchedTraining
 
 if TYPE_CHECKING:
@@ -70,7 +65,6 @@ class ModuleTrainer(BaseTrainer):
         self.y = torch.zeros(self.layout.dim, dtype=dtype, device=device)
         self.precision = ModelPrecision(task.precision, self.module, self.layout, self.y)
         self.parameters: list[torch.Tensor] = self.precision.parameters
-        self._shared = SharedWeights(task, self.module, like)
         self.buffers = (
             torch.zeros(self.layout.buffer_dim, dtype=dtype, device=device) if self.layout.buffer_dim else None
         )
@@ -82,9 +76,8 @@ class ModuleTrainer(BaseTrainer):
         self._generator = torch.Generator()
         self.call_model: Callable[[Any], Any] = self.precision.wrap(model_caller(self.module, task.example[0]))
         self.module.train()
-        self.module_state = ModuleState(
-            self.module, {entry.name for entry in self.layout.buffers}, task.constant_buffers, self._shared.buffers
-        )
+        sent, known = [entry.name for entry in self.layout.buffers], None if like is None else like.module_state
+        self.module_state: ModuleState = ModuleState(self.module, sent, task.constant_buffers, task.frozen, known)
         fits = dtype == torch.float32 and device.type == "cpu"
         self.network = task.network if fits else None
         self.kernel: ClientKernel | None = None
@@ -122,8 +115,7 @@ class ModuleTrainer(BaseTrainer):
             self.layout.write_buffers(self.module, buffers)
 
     def read_buffers(self) -> Vector | None:
-        self.module_state.check_constant_buffers()
-        self._shared.check()
+        self.module_state.check()
         return None if self.buffers is None else self.layout.read_buffers(self.module, self.buffers)
 
     def batches(self, client: int, work: Work, key: Key) -> torch.Tensor | KeyedBatches:
@@ -190,36 +182,18 @@ class ModuleTrainer(BaseTrainer):
         kernel, steps = self.kernel, list({id(step): step for step in jobs.steps}.values())
         if kernel is None or not all(step.is_affine for step in steps):
             return None
-        if jobs.batches is None and self._draws_batches_natively:
-            if kernel.network.dropout_numbers:
-                return self._train_each(jobs, partial(self._train_with_dropout, kernel))
-            first, one_start = steps[0], len(set(map(id, jobs.models))) == 1
-            common = all(step.shift is None and step.numbers == first.numbers for step in steps) and not first.momentum
-            if common and (one_start or not first.prox_weight) and not jobs.keep_models:
-                rows = self._train_rows(kernel, jobs) if one_start else None
-                return self._train_bundle(kernel, jobs) if rows is None else rows
-            apart = LocalResults()
-            for place in range(len(jobs)):
-                apart.extend(self._train_bundle(kernel, jobs.part([place])))
-            return apart
-        if kernel.network.dropout_numbers:
-            return None
-        return self._train_each(jobs, partial(self._train_on_batches, kernel))
-
-    def _train_each(self, jobs: ClientJobs, losses_of: Callable[[ClientJobs, int], torch.Tensor]) -> LocalResults:
-        """Train clients one after the other by a function that takes a client's steps and returns their losses."""
-        results = LocalResults()
-        for place, (x, step) in enumerate(zip(jobs.models, jobs.steps, strict=True)):
-            if step.momentum:
-                step.init_velocity()
-            self.y.copy_(x)
-            results.add_model(x, self.y, losses_of(jobs, place).tolist(), keep_model=jobs.keep_models)
-        return results
-
-    @property
-    def _draws_batches_natively(self) -> bool:
-        """Return whether native code can draw a client's batches."""
-        return self._direct and shuffles_like_numpy()
+        draws_natively = self._direct and shuffles_like_numpy() and not kernel.network.dropout_numbers
+        if jobs.batches is not None or not draws_natively:
+            return self._train_each(kernel, jobs)
+        first, one_start = steps[0], len(set(map(id, jobs.models))) == 1
+        common = all(step.shift is None and step.numbers == first.numbers for step in steps) and not first.momentum
+        if common and (one_start or not first.prox_weight) and not jobs.keep_models:
+            rows = self._train_rows(kernel, jobs) if one_start else None
+            return self._train_bundle(kernel, jobs) if rows is None else rows
+        apart = LocalResults()
+        for place in range(len(jobs)):
+            apart.extend(self._train_bundle(kernel, jobs.part([place])))
+        return apart
 
     def _train_rows(self, kernel: ClientKernel, jobs: ClientJobs) -> LocalResults | None:
         """Train clients from one model with one step, each change into a row of a matrix; None if a change is not
@@ -251,64 +225,60 @@ class ModuleTrainer(BaseTrainer):
             results.add(job.delta, losses, finite, self.y if jobs.keep_models else None)
         return results
 
-    def _train_with_dropout(self, kernel: ClientKernel, jobs: ClientJobs, place: int) -> torch.Tensor:
-        """Train a model with dropout, with the same random numbers as eager training."""
-        work, key, step = jobs.works[place], jobs.key_of(place), jobs.steps[place]
-        rows = self.batches(jobs.clients[place], work, key.child("batch"))
-        assert isinstance(rows, torch.Tensor)
-        width = work.batch_size * kernel.network.dropout_numbers
-        most = min(work.steps, max(1, _DROPOUT_NUMBERS // width))
-        keep, losses = torch.empty(most, width), []
-        for first in range(0, work.steps, most):
-            some = rows[first : first + most]
-            for at in range(len(some)):
-                self.seed(key.child("noise", jobs.first_step + first + at))
-                kernel.network.draw(work.batch_size, self._noise, keep[at])
-            losses.append(kernel.steps(self.y, some, step, keep[: len(some)]))
-        return torch.cat(losses)
+    def _train_each(self, kernel: ClientKernel, jobs: ClientJobs) -> LocalResults:
+        """Train clients one after the other, on batches that are drawn, and possibly augmented, in Python. Dropout has
+        the random numbers of eager training."""
+        results = LocalResults()
+        for place, (x, step) in enumerate(zip(jobs.models, jobs.steps, strict=True)):
+            if step.momentum:
+                step.init_velocity()
+            self.y.copy_(x)
+            key, rows, losses = jobs.key_of(place), jobs.batches_of(place), list[torch.Tensor]()
+            if rows is None:
+                rows = self.batches(jobs.clients[place], jobs.works[place], key.child("batch"))
+            taken = jobs.first_step
+            for run in rows.runs if isinstance(rows, UnequalBatches) else [rows]:
+                for piece in self._pieces(kernel, run):
+                    losses.append(self._take_steps(kernel, piece, step, key, taken))
+                    taken += len(piece)
+            results.add_model(x, self.y, torch.cat(losses).tolist(), keep_model=jobs.keep_models)
+        return results
 
-    def _train_on_batches(self, kernel: ClientKernel, jobs: ClientJobs, place: int) -> torch.Tensor:
-        """Train on batches drawn, and possibly augmented, in Python."""
-        rows, step = jobs.batches_of(place), jobs.steps[place]
-        if rows is None:
-            rows = self.batches(jobs.clients[place], jobs.works[place], jobs.key_of(place).child("batch"))
-        if isinstance(rows, torch.Tensor):
-            return kernel.steps(self.y, rows, step)
-        runs = rows.runs if isinstance(rows, UnequalBatches) else [rows]
-        return torch.cat([loss for run in runs for loss in self._train_run(kernel, run, step)])
+    def _pieces(self, kernel: ClientKernel, run: Run) -> Iterator[Run]:
+        """Yield the batches of a run, as many at a time as fit into memory with their dropout or augmentation."""
+        width, most = (run.rows if isinstance(run, KeyedBatches) else run).shape[1], len(run)
+        if kernel.network.dropout_numbers:
+            most = min(most, max(1, _DROPOUT_NUMBERS // (width * kernel.network.dropout_numbers)))
+        if isinstance(run, KeyedBatches):
+            most = min(most, max(1, _BATCH_NUMBERS // max(1, width * self.task.example[0][0].numel())))
+        yield from (run[first : first + most] for first in range(0, len(run), most))
 
-    def _train_run(self, kernel: ClientKernel, run: Run, step: LocalStep) -> Iterator[torch.Tensor]:
-        """Take steps on batches of one size, some at a time if they are augmented; yield the losses."""
+    def _take_steps(self, kernel: ClientKernel, run: Run, step: LocalStep, key: Key, first: int) -> torch.Tensor:
+        """Take steps on batches of one size; return the losses. ``first`` is the number of the first step."""
+        keep, numbers = None, kernel.network.dropout_numbers
+        if numbers:
+            width = (run.rows if isinstance(run, KeyedBatches) else run).shape[1]
+            keep = torch.empty(len(run), width * numbers)
+            for t in range(len(run)):
+                self.seed(key.child("noise", first + t))
+                kernel.network.draw(width, self._noise, keep[t])
         if isinstance(run, torch.Tensor):
-            yield kernel.steps(self.y, run, step)
-            return
-        steps = max(1, _BATCH_NUMBERS // max(1, run.rows.shape[1] * self.task.example[0][0].numel()))
-        for first in range(0, len(run), steps):
-            batches = self._read_batches(run[first : first + steps])
-            if any(_has_ignored_labels(batch) for batch in batches):
-                yield self._step_eagerly(batches, step)
-                continue
-            inputs, labels = (torch.cat([batch[place] for batch in batches]) for place in (0, 1))
-            kernel.use(self._to_layout(inputs), labels)
-            yield kernel.steps(self.y, torch.arange(len(labels)).view(len(batches), -1), step)
-
-    def _read_batches(self, rows: KeyedBatches) -> list[Batch]:
-        """Return the batches of some steps."""
+            return kernel.steps(self.y, run, step, keep)
         batches = []
-        for step in range(len(rows)):
+        for t in range(len(run)):
             if self.task.augment.has_user_code:
-                self.seed(rows.address(step))
-            batches.append(self.batch(rows.client, rows[step]))
-        return batches
-
-    def _step_eagerly(self, batches: Sequence[Batch], step: LocalStep) -> torch.Tensor:
-        """Take steps by PyTorch on batches whose labels native code does not take."""
-        losses = []
-        for batch in batches:
-            loss, gradients = self._eager_gradient(batch)
-            step.step(self.y, self.parameters, gradients)
-            losses.append(loss)
-        return torch.stack(losses)
+                self.seed(run.address(t))
+            batches.append(self.batch(run.client, run[t]))
+        if any(_has_ignored_labels(batch) for batch in batches):
+            losses = []
+            for batch in batches:
+                loss, gradients = self._eager_gradient(batch)
+                step.step(self.y, self.parameters, gradients)
+                losses.append(loss)
+            return torch.stack(losses)
+        inputs, labels = (torch.cat([batch[place] for batch in batches]) for place in (0, 1))
+        kernel.use(self._to_layout(inputs), labels)
+        return kernel.steps(self.y, torch.arange(len(labels)).view(len(batches), -1), step, keep)
 
     def native_steps(self) -> NativeSteps | None:
         """Return the kernel, if the steps of gossiping clients have a native form."""
@@ -354,8 +324,7 @@ class ModuleTrainer(BaseTrainer):
                 f"{self.task.name}: a batch has a negative label, which native code with dropout does not take. Use "
                 "Task(execution='eager')."
             )
-        _, loss, gradients = self._differentiate(batch)
-        return loss, gradients
+        return self._differentiate(batch)[1:]
 
     @torch.enable_grad()
     def _differentiate(self, batch: Batch) -> tuple[Any, torch.Tensor, tuple[torch.Tensor, ...]]:
@@ -416,47 +385,6 @@ def batch_stream(samples: int, length: int, key: Key) -> np.ndarray[Any, np.dtyp
     return (passes[0] if len(passes) == 1 else np.concatenate(passes))[:length]
 
 
-def fresh(model: Callable[..., nn.Module], key: Key) -> nn.Module:
-    """Return a new module whose initial weights depend on the key only, whatever other threads do.
-
-    A function with a parameter ``seed`` receives the seed of the run.
-    """
-    arguments = {"seed": key.seed} if _asks_for_seed(model) else {}
-    _check_call(model, arguments)
-    with random_state.LOCK, random_state.preserve_rng():
-        random_state.seed_all(key, torch.device("cpu"))
-        module = model(**arguments)
-    if not isinstance(module, nn.Module):
-        raise HansaError(f"Task(model): the function gave {type(module).__name__}, expected an nn.Module.")
-    return module
-
-
-def _check_call(model: Any, arguments: dict[str, Any]) -> None:
-    """Raise if a function that builds a model needs arguments."""
-    try:
-        signature = inspect.signature(model)
-    except (TypeError, ValueError):  # a built-in
-        return
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        name = getattr(model, "__name__", type(model).__name__)
-        raise HansaError(
-            f"Task(model={name}): cannot be called without arguments: {error}. Set them with functools.partial({name}, "
-            f"...) or lambda: {name}(...)."
-        ) from error
-
-
-def _has_ignored_labels(batch: Sequence[Any]) -> bool:
+def _has_ignored_labels(batch: Batch) -> bool:
     """Return whether a batch has negative labels, which cross-entropy ignores and native code does not take."""
-    return int(batch[1].min()) < 0
-
-
-def _asks_for_seed(model: Callable[..., nn.Module]) -> bool:
-    """Return whether a function that builds a model has a parameter ``seed`` that nobody has set."""
-    if isinstance(model, functools.partial) and "seed" in model.keywords:
-        return False
-    try:
-        return "seed" in inspect.signature(model).parameters
-    except (TypeError, ValueError):  # a built-in
-        return False
+    return int(batch.targets.min()) < 0

@@ -13,7 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
@@ -30,16 +30,16 @@ from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.object_state import bitwise_equal
 from hansa.core.protocols import with_defaults
-from hansa.core.vectors.layout import Layout, convert_module
+from hansa.core.types import Vector
+from hansa.core.vectors.layout import Layout
 from hansa.local.solvers import BaseSolver
 from hansa.local.step import LocalStep
 from hansa.local.trainer import ClientJobs, LocalResults, train_by_steps
 from hansa.local.work import Work
 from hansa.training import random_state
 from hansa.training.batch_sources import Batch, KeyedBatches, TensorSource, convert_batch, count_rows, take_rows
-from hansa.training.losses import LossFunction
-from hansa.training.model_probe import model_caller
 from hansa.training.module_state import ModuleState
+from hansa.training.probe import ModelLoss, model_loss
 
 if TYPE_CHECKING:
     from hansa.training.task import Task, TaskLike
@@ -116,9 +116,9 @@ def plan_client_batching(task: Task, algorithm: Algorithm, dtype: torch.dtype, d
     sizes = Counter(task.population.samples)
     most_common = max(sizes, key=lambda each: (sizes[each], each))
     batch_size = most_common if algorithm.local.batch_size is None else algorithm.local.batch_size
-    trial = _Trial(task, dtype, device, batch_size)
-    trial.compare()
-    return ClientBatching(batch_size, tuple(trial.dropout), trial.batched.composed)
+    comparison = _Comparison(task, dtype, device, batch_size)
+    comparison.compare()
+    return ClientBatching(batch_size, tuple(comparison.dropout), comparison.batched.composed)
 
 
 def _check(task: Task, algorithm: Algorithm) -> None:
@@ -153,9 +153,8 @@ class BatchedTraining:
 
     def __init__(self, trainer: ModuleTrainer, plan: ClientBatching) -> None:
         self.trainer, self.plan = trainer, plan
-        self._loss = BatchedLoss(
-            trainer.module, trainer.call_model, trainer.task.loss, trainer.layout, composed=plan.composed
-        )
+        loss = model_loss(trainer.call_model, trainer.task.loss)
+        self._loss = BatchedLoss(trainer.module, loss, trainer.layout, composed=plan.composed)
         self._generator = torch.Generator()
 
     @torch.no_grad()
@@ -265,30 +264,27 @@ class _GroupBatches:
 
 
 class _Group:
-    """The models of a group as rows of a matrix, and the local step of all: that of `LocalStep`, on matrices.
+    """The models of a group as rows of a matrix, with `LocalStep` on matrices if it is affine.
 
     ``views`` are the parameters of all models, [models, ...] each.
     """
 
     def __init__(self, trainer: ModuleTrainer, jobs: Sequence[_Client]) -> None:
-        self._layout, self._dim, self._jobs = trainer.layout, trainer.y.numel(), jobs
-        self._like, step = trainer.y, jobs[0].step
-        self._affine = step.is_affine
+        self._layout, self._like, self._dim, self._jobs = trainer.layout, trainer.y, trainer.y.numel(), jobs
         self._y = self._stack([job.x for job in [*jobs, *[jobs[-1]] * (MODELS - len(jobs))]])
         self.views = stacked_views(self._layout, self._y)
+        step, steps = jobs[0].step, [job.step for job in jobs]
+        self._affine = step.is_affine
         if not self._affine:
             self._rows = [[view[place] for view in self.views] for place in range(len(jobs))]
-            self._steps = [copy.deepcopy(job.step, {id(job.step.anchor): job.step.anchor}) for job in jobs]
+            self._steps = [copy.deepcopy(each, {id(each.anchor): each.anchor}) for each in steps]
             return
-        self._numbers = step.numbers
-        self._anchor = self._stack([job.step.anchor for job in jobs]) if step.prox_weight else None
-        self._shift = None
-        if step.shift is not None:
-            self._shift = self._stack([shift for job in jobs if (shift := job.step.shift) is not None])
-        self._velocity = None
-        if step.momentum:
-            self._velocity = self._stack([job.step.init_velocity() for job in jobs])
-            self._velocity_views = stacked_views(self._layout, self._velocity)
+        self._max_norm, self._step = step.max_grad_norm, replace(step, max_grad_norm=None)
+        self._vectors = {
+            "anchor": self._stack([each.anchor for each in steps]) if step.prox_weight else self._y,
+            "shift": None if step.shift is None else self._stack([cast("Vector", each.shift) for each in steps]),
+            "velocity": self._stack([each.init_velocity() for each in steps]) if step.momentum else None,
+        }
 
     def _stack(self, vectors: Sequence[torch.Tensor]) -> torch.Tensor:
         rows = stacked_rows(len(vectors), self._dim, self._like)
@@ -305,8 +301,8 @@ class _Group:
         for place, job in enumerate(self._jobs):
             if not self._affine:
                 job.step.state, job.step.velocity = self._steps[place].state, self._steps[place].velocity
-            elif self._velocity is not None:
-                job.step.velocity = self._velocity[place, : self._dim]
+            elif (velocity := self._vectors["velocity"]) is not None:
+                job.step.velocity = velocity[place, : self._dim]
 
     def step(self, active: int, gradients: Sequence[torch.Tensor]) -> None:
         """Take the step of the first clients."""
@@ -315,32 +311,11 @@ class _Group:
             for place, step in enumerate(self._steps[:active]):
                 step.step(self.row(place), self._rows[place], [gradient[place] for gradient in gradients])
             return
-        lr, a, decay, momentum, max_norm = (0.0 if number is None else number for number in self._numbers)
-        if max_norm:
-            gradients = _clip(gradients, max_norm)
-        y, views = self._y[:active], [view[:active] for view in self.views]
-        anchor = None if self._anchor is None else self._anchor[:active]
-        shift = None if self._shift is None else self._shift[:active]
-        if self._velocity is not None:
-            v = self._velocity[:active].mul_(momentum)
-            if decay or a:
-                v.add_(y, alpha=decay + a)
-            if anchor is not None:
-                v.sub_(anchor, alpha=a)
-            if shift is not None:
-                v.add_(shift)
-            torch._foreach_add_([view[:active] for view in self._velocity_views], gradients)
-            y.sub_(v, alpha=lr)
-            return
-        if decay:
-            y.mul_(1 - lr * (decay + a))
-            if anchor is not None:
-                y.add_(anchor, alpha=lr * a)
-        elif anchor is not None:
-            y.lerp_(anchor, lr * a)
-        if shift is not None:
-            y.sub_(shift, alpha=lr)
-        torch._foreach_add_(views, gradients, alpha=-lr)
+        if self._max_norm is not None:
+            gradients = _clip(gradients, self._max_norm)
+        for name, rows in self._vectors.items():
+            setattr(self._step, name, None if rows is None else rows[:active])
+        self._step.step(self._y[:active], [view[:active] for view in self.views], gradients)
 
 
 def _clip(gradients: Sequence[torch.Tensor], max_norm: float) -> list[torch.Tensor]:
@@ -351,25 +326,23 @@ def _clip(gradients: Sequence[torch.Tensor], max_norm: float) -> list[torch.Tens
     return [gradient * factors.view(-1, *[1] * (gradient.ndim - 1)) for gradient in gradients]
 
 
-class _Trial:
+class _Comparison:
     """Steps of a few models on example rows, alone and together."""
 
     def __init__(self, task: Task, dtype: torch.dtype, device: torch.device, batch_size: int) -> None:
         self.task, self.dtype, self.device, self.batch_size = task, dtype, device, batch_size
-        self.module = convert_module(task.example_model(), dtype, device, task.kept_weights(dtype))
-        self.start = task.layout.pack(self.module, dtype)[0].to(device)
-        self.y = self.start.clone()
-        self.parameters: list[torch.Tensor] = [*task.layout.bind(self.module, self.y)]
-        self.module.train()
-        for part in self.module.modules():
+        self.trial = task.trial(dtype, device)
+        self.trial.module.train()
+        for part in self.trial.module.modules():
             for name in ("padding_idx", "max_norm", "sparse"):
                 value = getattr(part, name, None)
                 if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and not (value is None or value is False):
                     raise NotBatchable(f"an embedding has {name}")
-        if ModuleState(self.module, ()).generators:
+        if ModuleState(self.trial.module).generators:
             raise NotBatchable("its model has a random generator of its own")
-        self.call = model_caller(self.module, task.example[0])
-        self.batched = BatchedLoss(self.module, self.call, task.loss, task.layout)
+        self.loss = model_loss(self.trial.call, task.loss)
+        self.batched = BatchedLoss(self.trial.module, self.loss, task.layout)
+        self.start = self.trial.y.clone()
         with random_state.preserve_rng(), _one_thread():
             self.dropout = record_dropout(lambda: self._alone(0))
 
@@ -381,7 +354,7 @@ class _Trial:
             try:
                 self._together([0] * MODELS)
             except NotBatchable:  # an operation without a form for several models
-                self.batched = BatchedLoss(self.module, self.call, self.task.loss, self.task.layout, composed=True)
+                self.batched = BatchedLoss(self.trial.module, self.loss, self.task.layout, composed=True)
             orders = [[(place + shift) % 3 for place in range(MODELS)] for shift in range(3)]
             together = [
                 (model, *result) for order in orders for model, result in zip(order, self._together(order), strict=True)
@@ -413,22 +386,14 @@ class _Trial:
 
     def _alone(self, model: int) -> tuple[float, torch.Tensor]:
         """Return loss and flat gradient of a model by itself."""
-        inputs, targets = self._batch(model)
-        self.y.copy_(self._vector(model))
-        random_state.seed_all(Key(0).child("noise", model), self.device)
-        with torch.enable_grad():
-            loss = self.task.loss(self.call(inputs), targets)
-            gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
-        flat = torch.empty_like(self.y)
-        for entry, gradient in zip(self.task.layout.parameters, gradients, strict=True):
-            entry.view(flat).copy_(gradient)
-        return float(loss.detach()), flat
+        self.trial.y.copy_(self._vector(model))
+        return self.trial.gradient(self._batch(model), Key(0).child("noise", model), self.loss)
 
     def _together(self, models: Sequence[int]) -> list[tuple[float, torch.Tensor]]:
         """Return loss and flat gradient of each model, computed in one program."""
-        rows = stacked_rows(len(models), self.y.numel(), self.y)
+        rows = stacked_rows(len(models), self.start.numel(), self.start)
         for row, model in zip(rows, models, strict=True):
-            row[: self.y.numel()] = self._vector(model)
+            row[: self.start.numel()] = self._vector(model)
         batch = stack_batches([self._batch(model) for model in models])
         keys = [Key(0).child("noise", model) for model in models]
         factors = draw_factors(self.dropout, keys, torch.Generator(), self.device)
@@ -441,7 +406,7 @@ class _Trial:
         flat = torch.zeros_like(rows)
         for view, gradient in zip(stacked_views(self.task.layout, flat), gradients, strict=True):
             view.copy_(gradient)
-        return [(float(loss), row[: self.y.numel()]) for loss, row in zip(losses, flat, strict=True)]
+        return [(float(loss), row[: self.start.numel()]) for loss, row in zip(losses, flat, strict=True)]
 
 
 @contextmanager
@@ -485,14 +450,12 @@ class DropoutShape(NamedTuple):
 class _LossModule(nn.Module):
     """A model and its loss as one module, so that its parameters can be replaced in a call."""
 
-    def __init__(self, model: nn.Module, call: Callable[[Any], Any], loss: LossFunction) -> None:
+    def __init__(self, model: nn.Module, loss: ModelLoss) -> None:
         super().__init__()
-        self.model = model
-        self._functions = call, loss  # in a tuple, so that modules among them are not registered a second time
+        self.model, self._loss = model, loss
 
     def forward(self, inputs: Any, targets: Any) -> torch.Tensor:
-        call, loss = self._functions
-        return loss(call(inputs), targets)
+        return self._loss(inputs, targets)
 
 
 class _RecordDropout(TorchFunctionMode):
@@ -536,24 +499,15 @@ class BatchedLoss:
 
     Args:
         module: The module in training mode; its parameters are replaced in every call.
-        call: Calls the module with a batch.
-        loss: The loss.
+        loss: The loss of a batch by the module.
         layout: The positions of its parameters in a flat vector.
         composed: Compute gradients model by model inside of the program (``vmap(grad(...))``). Torch then replaces
             fused operations that it cannot compute for several models, such as cells of a GRU, by elementary ones. It
             costs more for other models.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        call: Callable[[Any], Any],
-        loss: LossFunction,
-        layout: Layout,
-        *,
-        composed: bool = False,
-    ) -> None:
-        self._module = _LossModule(module, call, loss)
+    def __init__(self, module: nn.Module, loss: ModelLoss, layout: Layout, *, composed: bool = False) -> None:
+        self._module = _LossModule(module, loss)
         self._names = [f"model.{entry.name}" for entry in layout.parameters]
         self.layout, self.composed = layout, composed
         function: Callable[..., Any] = grad_and_value(self._loss) if composed else self._loss

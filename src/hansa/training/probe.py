@@ -1,0 +1,356 @@
+"""What a step on example rows says about a task's model: the layout and dtypes that it takes, the buffers that training
+changes, and the memory that it needs. It is found once, when the task is created, so that every worker does the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils import _pytree as trees
+
+from hansa.core.errors import HansaError
+from hansa.core.keys import Key
+from hansa.core.object_state import bitwise_equal
+from hansa.core.vectors.layout import Layout, convert_module
+from hansa.training import random_state
+from hansa.training.batch_sources import Batch, convert_batch, count_rows, describe_shapes, has_rows, take_rows
+from hansa.training.losses import LossFunction
+from hansa.training.mixed_precision import Precision, autocast_caller
+
+log = logging.getLogger("hansa")
+
+ModelLoss: TypeAlias = "Callable[[Any, Any], torch.Tensor]"
+CPU = torch.device("cpu")
+SHARED_BYTES = 1 << 16
+"""Constant buffers of at least this size are shared by trainers; smaller ones are copied for each."""
+_ROWS = 12
+_MOST_COUNTED = 1 << 24  # the largest whole numbers that float32 has without gaps
+
+
+def fresh(model: Callable[..., nn.Module], key: Key) -> nn.Module:
+    """Return a new module whose initial weights depend on the key only, whatever other threads do.
+
+    A function with a parameter ``seed`` that nobody has set receives the seed of the run.
+    """
+    arguments = {}
+    with suppress(ValueError):  # a built-in without a signature
+        signature = inspect.signature(model)
+        is_set = isinstance(model, functools.partial) and "seed" in model.keywords
+        arguments = {"seed": key.seed} if "seed" in signature.parameters and not is_set else {}
+        try:
+            signature.bind(**arguments)
+        except TypeError as error:
+            name = getattr(model, "__name__", type(model).__name__)
+            raise HansaError(
+                f"Task(model={name}): cannot be called without arguments: {error}. Set them with "
+                f"functools.partial({name}, ...) or lambda: {name}(...)."
+            ) from error
+    with random_state.LOCK, random_state.preserve_rng():
+        random_state.seed_all(key, CPU)
+        module = model(**arguments)
+    if not isinstance(module, nn.Module):
+        raise HansaError(f"Task(model): the function gave {type(module).__name__}, expected an nn.Module.")
+    return module
+
+
+def model_caller(module: nn.Module, inputs: Any) -> Callable[[Any], Any]:
+    """Return a function that calls the module with a batch like ``inputs``.
+
+    A dict is passed by keyword, ``module(**batch)``, if ``forward()`` has parameters of all its names; a tuple by
+    position, ``module(*batch)``, if ``forward()`` takes that many. Otherwise the batch is one argument.
+
+    >>> class Both(nn.Module):
+    ...     def forward(self, a, b=0): return a + b
+    >>> model_caller(Both(), {"a": 1, "b": 2})({"a": 1, "b": 2}), model_caller(Both(), (1, 2))((3, 4))
+    (3, 7)
+    """
+    parameters: Mapping[str, inspect.Parameter] = {}
+    with suppress(TypeError, ValueError):
+        parameters = inspect.signature(module.forward).parameters
+    kinds = [one.kind for one in parameters.values()]
+    if isinstance(inputs, Mapping):
+        by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        if set(inputs) <= {name for name, one in parameters.items() if one.kind in by_name}:
+            return lambda batch: module(**batch)
+    elif isinstance(inputs, (tuple, list)):
+        by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        if len(inputs) <= sum(kind in by_place for kind in kinds) or inspect.Parameter.VAR_POSITIONAL in kinds:
+            return lambda batch: module(*batch)
+    return module
+
+
+def model_loss(call: Callable[[Any], Any], loss: LossFunction) -> ModelLoss:
+    """Return the function from a batch, (inputs, targets), to its loss."""
+    return lambda inputs, targets: loss(call(inputs), targets)
+
+
+class Trial:
+    """A model apart from those in training, for gradients of example rows by eager PyTorch.
+
+    Args:
+        module: A new module, converted in place.
+        loss: The loss.
+        layout: The positions of its parameters in the vector ``y``.
+        dtype: The dtype of the vector.
+        inputs: Inputs of the form that the model takes.
+        device: The device.
+        autocast: As in `hansa.Task`.
+        keep: The frozen weights that keep their dtype; by default those of the layout.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: LossFunction,
+        layout: Layout,
+        dtype: torch.dtype,
+        inputs: Any,
+        *,
+        device: torch.device = CPU,
+        autocast: str | None = None,
+        keep: Collection[str] | None = None,
+    ) -> None:
+        self.module = convert_module(module, dtype, device, layout.own_dtypes if keep is None else keep)
+        self.loss, self.layout = loss, layout
+        self.y = layout.pack(self.module, dtype)[0].to(device)
+        self.parameters: list[torch.Tensor] = [*layout.bind(self.module, self.y)]
+        self.call = autocast_caller(model_caller(self.module, inputs), autocast, dtype, device)
+
+    def gradient(self, batch: Batch, key: Key, value_of: ModelLoss | None = None) -> tuple[float, torch.Tensor]:
+        """Return the loss of a batch and its gradient as a vector.
+
+        Args:
+            batch: The batch, converted to the dtype of the trial.
+            key: Seeds the model's draws.
+            value_of: A function of (inputs, targets) that computes the loss in another way.
+        """
+        random_state.seed_all(key, self.y.device)
+        with torch.enable_grad():
+            value = (self.value if value_of is None else value_of)(*batch)
+            gradients = torch.autograd.grad(value, self.parameters, allow_unused=True, materialize_grads=True)
+        flat = torch.empty_like(self.y)
+        for entry, gradient in zip(self.layout.parameters, gradients, strict=True):
+            entry.view(flat).copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+        return float(value.detach()), flat
+
+    def value(self, x: Any, target: Any) -> torch.Tensor:
+        """Return the loss of a batch; raise if it is no number that depends on the parameters."""
+        name = getattr(self.loss, "__name__", type(self.loss).__name__)
+        try:
+            output = self.call(x)
+        except Exception as error:
+            raise HansaError(
+                f"{type(self.module).__name__} cannot take a batch of the data, inputs {describe_shapes(x)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        try:
+            value: Any = self.loss(output, target)
+        except HansaError:
+            raise
+        except Exception as error:
+            raise HansaError(
+                f"the loss {name} cannot take outputs {describe_shapes(output)} and targets {describe_shapes(target)} "
+                f"(of inputs {describe_shapes(x)}): {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(value, torch.Tensor) or value.ndim:
+            shape = getattr(value, "shape", None)
+            returned = type(value).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
+            raise HansaError(
+                f"Task(loss={name}): returned {returned}: expected one number for a batch as a tensor, such as the "
+                "mean over its rows."
+            )
+        if not value.requires_grad:
+            raise HansaError(
+                f"Task(loss={name}): has no gradient: it does not depend on the parameters, or was computed under "
+                "no_grad(), or from detach() or item()."
+            )
+        return value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelFacts:
+    """What a step on a few rows says about a model.
+
+    Args:
+        layout: The positions of its parameters, and of the buffers that are sent, in the vectors.
+        dtype: The dtype of the vectors: float64 if a parameter is, else float32.
+        constant: Names of averaged buffers that training does not change and that are equal for every seed.
+        frozen: The weights that trainers share: frozen parameters and large constant buffers.
+        output: The output for the rows; None if the model fails in evaluation, which will report that.
+        target: The targets of the rows.
+        row_bytes: The bytes of a row in the largest intermediate result.
+        output_bytes: The bytes of a row of the output.
+    """
+
+    layout: Layout
+    dtype: torch.dtype
+    constant: frozenset[str]
+    frozen: dict[str, torch.Tensor]
+    output: Any
+    target: Any
+    row_bytes: int
+    output_bytes: int
+
+
+def describe_model(
+    name: str, model: Callable[..., nn.Module], loss: LossFunction, batch: Batch, precision: Precision
+) -> ModelFacts:
+    """Return what a step on a few rows says about a model; raise if model or loss cannot take them.
+
+    The first layout with which the model takes a step is chosen. Images channels-last are faster, but ``x.view(...)``
+    after a convolution works in torch's own order only, and group normalisation is up to four times as fast in it.
+    Frozen weights in bfloat16 or float16 keep their dtype if the model converts its inputs to it.
+
+    Args:
+        name: The name of the task, for the log.
+        model: Builds the model.
+        loss: The loss.
+        batch: Example rows.
+        precision: The precision of the task.
+    """
+    module = fresh(model, Key(0))
+    plain = Layout.of(module, channels_last=False)
+    layouts = [plain]
+    if isinstance(batch.inputs, torch.Tensor) and isinstance(batch.targets, torch.Tensor):
+        images = batch.inputs.ndim == 4 or any(len(entry.shape) >= 4 for entry in plain.parameters)
+        if not (images and any(isinstance(part, nn.GroupNorm) for part in module.modules())):
+            layouts = [Layout.of(module), plain]
+    narrow = frozenset(_narrow_weights(module)) if precision.param_dtype is None else frozenset()
+    if narrow:
+        layouts = [each for layout in layouts for each in (replace(layout, own_dtypes=narrow), layout)]
+    count = count_rows(batch.targets)
+    if has_rows(tuple(batch), count):  # what a function collates may have no rows
+        rows = torch.linspace(0, count - 1, min(_ROWS, count)).long()
+        batch = Batch(take_rows(batch.inputs, rows), take_rows(batch.targets, rows))
+    *others, last = layouts
+    for layout in others:
+        try:
+            return _take_step(model, module, loss, layout, batch, precision.autocast)
+        except Exception as error:
+            said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            log.info("%s: takes no step with %s: %s", name, _describe_layout(layout), said)
+    return _take_step(model, module, loss, last, batch, precision.autocast)
+
+
+def _describe_layout(layout: Layout) -> str:
+    images = "images and weights channels-last" if layout.channels_last else "images and weights channels-first"
+    if not layout.own_dtypes:
+        return images
+    return f"{images} and frozen weights in fewer bits (convert their inputs in forward(): x.to(weight.dtype))"
+
+
+def _take_step(
+    model: Callable[..., nn.Module],
+    module: nn.Module,
+    loss: LossFunction,
+    layout: Layout,
+    batch: Batch,
+    autocast: str | None,
+) -> ModelFacts:
+    """Return what a step with a layout says about the model; ``module`` is the model before any step."""
+    dtype = torch.float64 if any(entry.dtype == torch.float64 for entry in layout.parameters) else torch.float32
+    batch = convert_batch(batch, dtype, CPU, layout.channels_last)
+    with random_state.preserve_rng():
+        mixed = autocast if layout.own_dtypes else None  # which such weights may need
+        trial = Trial(fresh(model, Key(0)), loss, layout, dtype, batch.inputs, autocast=mixed)
+        before = {name: buffer.clone() for name, buffer in trial.module.named_buffers()}
+        trial.gradient(batch, Key(0))
+        buffers = {name: buffer.detach().clone() for name, buffer in trial.module.named_buffers()}
+        changed = {name: each for name, each in buffers.items() if not bitwise_equal(each, before.get(name))}
+        output, largest = _evaluate(trial, batch.inputs)
+    layout = layout.sending(module, _counters(module, changed))
+    same = _constant_buffers(module, fresh(model, Key(1)), changed)
+    constant = frozenset(same & {entry.name for entry in layout.buffers})
+    frozen = {name: each.detach() for name, each in module.named_parameters() if not each.requires_grad}
+    frozen |= {
+        name: each.detach() for name, each in module.named_buffers() if name in same and each.nbytes >= SHARED_BYTES
+    }
+    count, size = max(1, count_rows(batch.targets)), _byte_count(output)
+    largest = max(largest, 4 * size)
+    facts = layout.without(constant), dtype, constant, frozen, output, batch.targets
+    return ModelFacts(*facts, -(-largest // count), -(-size // count))
+
+
+def _evaluate(trial: Trial, inputs: Any) -> tuple[Any, int]:
+    """Return the output of a model in evaluation, None if it fails, and the bytes of the inputs and outputs of its
+    largest part."""
+    trial.module.eval()
+    try:
+        with torch.no_grad(), _measure_memory(trial.module) as largest:
+            return trial.call(inputs), largest[0]
+    except Exception as error:
+        log.debug("%s cannot be evaluated: %s", type(trial.module).__name__, error)
+        return None, 0
+
+
+@contextmanager
+def _measure_memory(module: nn.Module) -> Iterator[list[int]]:
+    """Yield a list whose entry becomes the bytes of the inputs and outputs of the largest part of a module."""
+    largest = [0]
+
+    def measure(part: nn.Module, inputs: Any, output: Any) -> None:
+        largest[0] = max(largest[0], _byte_count(inputs) + _byte_count(output))
+
+    handles = []
+    with suppress(Exception):  # a part that takes no hooks is not measured
+        handles += [part.register_forward_hook(measure) for part in module.modules()]
+    try:
+        yield largest
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _byte_count(tree: Any) -> int:
+    return sum(leaf.nbytes for leaf in trees.tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+def _narrow_weights(module: nn.Module) -> Iterator[str]:
+    """Yield the names of frozen parameters and buffers with fewer bits than float32."""
+    frozen = [(name, each) for name, each in module.named_parameters() if not each.requires_grad]
+    for name, each in (*frozen, *module.named_buffers()):
+        if each.is_floating_point() and each.dtype.itemsize < torch.float32.itemsize:
+            yield name
+
+
+def _counters(module: nn.Module, changed: Mapping[str, torch.Tensor]) -> set[str]:
+    """Return the integer and boolean buffers that are sent: those that a training step raises, such as a counter, or a
+    flag that the first batch sets. Their average is rounded to the nearest whole number.
+
+    Not sent is what has no effect, BatchNorm's count of batches unless its momentum is None, and what float32 does not
+    hold, numbers from 2^24. All other whole buffers keep their initial value.
+    """
+    unused = {
+        f"{prefix}.num_batches_tracked".lstrip(".")
+        for prefix, part in module.named_modules()
+        if isinstance(part, _NormBase) and part.momentum is not None
+    }
+    persistent = set(module.state_dict(keep_vars=True))
+    found = set()
+    for name, buffer in module.named_buffers():
+        whole = not buffer.is_floating_point() and not buffer.is_complex()
+        if not whole or name not in persistent or name not in changed or name in unused:
+            continue
+        end = changed[name].to(torch.int64)
+        if end.shape == buffer.shape and int(end.abs().max()) < _MOST_COUNTED and bool((end >= buffer).all()):
+            found.add(name)
+    return found
+
+
+def _constant_buffers(module: nn.Module, other: nn.Module, changed: Collection[str]) -> set[str]:
+    """Return the persistent buffers that a step does not change and that are equal in a module of another seed."""
+    persistent, others = set(module.state_dict(keep_vars=True)), dict(other.named_buffers())
+    return {
+        name
+        for name, buffer in module.named_buffers()
+        if name in persistent and name not in changed and bitwise_equal(buffer, others.get(name))
+    }
