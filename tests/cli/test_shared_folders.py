@@ -14,9 +14,10 @@ from hansa.config import from_yaml
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
 from hansa.runs.folder_lock import CONFIG
-from hansa.runs.launch import digest_name, open_run, plan_reusable_runs
+from hansa.runs.launch import digest_name, open_run
 from hansa.runs.seed_group import SeedGroupFolder
 from hansa.runs.store.lock import InUseError
+from hansa.study.session import plan_reusable
 
 SLOW = """\
 import os, time, torch
@@ -64,13 +65,13 @@ def test_two_sweeps_into_one_folder_train_every_point_once(folder, process, monk
 
 def test_a_point_under_way_in_another_process_is_not_started_again(folder):
     config = from_yaml((folder / "small.yaml").read_text())
-    (planned,) = plan_reusable_runs(config, folder / "out", "x")
+    (planned,) = plan_reusable(config, folder / "out", "x")
     first = planned.open()
     with pytest.raises(InUseError, match="in use by process"):
         planned.open()
     first.execute()
     assert planned.open().path == first.folder.path
-    assert len(list((folder / "out").iterdir())) == 1
+    assert [path.name for path in (folder / "out").iterdir() if path.is_dir()] == [first.folder.path.name]
 
 
 def test_a_start_that_was_killed_leaves_no_half_folder_beside_the_run(folder, monkeypatch):
@@ -89,10 +90,10 @@ def test_a_start_that_was_killed_leaves_no_half_folder_beside_the_run(folder, mo
             patch.setattr(RunFolder if seeds is None else SeedGroupFolder, "write_config", die)
             patch.setattr("hansa.runs.folder_lock.FolderLock.roll_back", lambda self: self.release())
             with pytest.raises(Killed):
-                plan_reusable_runs(asked, folder / str(seeds), "x")[0].open()
+                plan_reusable(asked, folder / str(seeds), "x")[0].open()
         if seeds is not None:
             SeedGroupFolder(folder / str(seeds) / digest_name("x", config)).path.mkdir(parents=True)
-        for planned in plan_reusable_runs(asked, folder / str(seeds), "x"):
+        for planned in plan_reusable(asked, folder / str(seeds), "x"):
             planned.open().execute()
         assert [path.name for path in (folder / str(seeds)).iterdir() if path.is_dir()] == [digest_name("x", config)]
 

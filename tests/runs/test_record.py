@@ -27,10 +27,11 @@ from hansa.runs import metrics
 from hansa.runs.driver import MAX_DROPPED_IN_CHECKPOINT, Run
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
-from hansa.runs.launch import digest_name, plan_reusable_runs
+from hansa.runs.launch import digest_name
 from hansa.runs.record import ClientRecord, RunRecord, encode_clients, read_columns
 from hansa.runs.store import DamagedFileError, RamStore, database, io
 from hansa.runs.store.database import DATABASE, ROWS
+from hansa.study.session import plan_reusable
 from runs.people import task_of
 from torture.disks import Counting, Hasty
 
@@ -389,10 +390,11 @@ def test_a_run_of_an_older_version_is_refused_by_its_version(done: RunFolder) ->
     config = from_preset("fedavg", SMALL)
     parent = done.path.parent / "below"
     Experiment.new(config, tmp := parent / digest_name("fresh", config)).execute()
-    (planned,) = plan_reusable_runs(config, parent, "fresh")
+    (planned,) = plan_reusable(config, parent, "fresh")
     assert planned.open().path == tmp
     rewrite_marker(RunFolder(tmp), 1, "0.2.0")
-    assert planned.open().folder.path != tmp  # not reused, not overwritten
+    (other,) = plan_reusable(config, parent, "fresh")
+    assert other.folder != tmp  # not reused, not overwritten
 
 
 def test_a_run_of_a_newer_version_is_refused(done: RunFolder) -> None:

@@ -21,7 +21,7 @@ import hansa
 from hansa.runs.folder import RunFolder
 from hansa.study import parallel as scheduler
 from hansa.study.parallel import StudyScheduler, Worker
-from hansa.study.session import StudyJob, reusable_jobs
+from hansa.study.session import Job, plan_reusable
 
 MAIN, MARK = "HANSA_TEST_MAIN", "HANSA_TEST_MARK"
 
@@ -208,7 +208,7 @@ def test_a_sweep_side_by_side_writes_the_same_tables(only_workers, tmp_path, mon
     same = [
         name for name in files[0] if name.name in ("partition.safetensors", "model.safetensors", "composition.json")
     ]
-    assert len(same) == 3 * 8
+    assert len(same) == 3 * 4
     assert all(files[0][name].read_bytes() == files[1][name].read_bytes() for name in same)
 
 
@@ -221,7 +221,7 @@ def test_every_planned_run_can_be_sent_to_a_process(tmp_path, seeds, overwrite):
     from hansa.study.report.progress import ProgressDisplay
 
     config = from_yaml(CONFIG.replace('{factory: "my_model:Net"}', "logistic")).model_copy(update={"seeds": seeds})
-    jobs = reusable_jobs(config, tmp_path, "x", overwrite=overwrite)
+    jobs = plan_reusable(config, tmp_path, "x", overwrite=overwrite)
     memory = SharedMemory()
     last = unpack_object(Packer(memory).pack(jobs), [memory], copy=False)[-1]
     folder = RunFolder(last.work(ProgressDisplay()))
@@ -265,13 +265,12 @@ def test_studies_in_python_run_side_by_side_by_default(start, tmp_path, monkeypa
 class Sleep(NamedTuple):
     """A job that does nothing."""
 
-    size: float
+    rounds: float
     title: str = "sleep"
-    rounds: int = 1
     shared: bool = False
 
     def work(self, display):
-        return self.size
+        return self.rounds
 
     def collect(self, answer):
         return answer
@@ -285,26 +284,26 @@ def test_the_longest_runs_begin_first(start, monkeypatch):
         whole(self, job, alone=alone)
 
     monkeypatch.setattr(Worker, "start", note_start)
-    jobs = [Sleep(size) for size in (1.0, 5.0, 1.0, 7.0, 1.0)]
-    found = StudyScheduler(jobs, lambda job, _: job.size, parallel=2).run()
+    jobs = [Sleep(rounds) for rounds in (1.0, 5.0, 1.0, 7.0, 1.0)]
+    found = StudyScheduler(jobs, lambda job, _: job.rounds, parallel=2).run()
     assert found == [1.0, 5.0, 1.0, 7.0, 1.0]
     assert given == [(index, False) for index in (3, 1, 0, 2, 4)]
     given.clear()
-    StudyScheduler([Sleep(1.0)] * 3, lambda job, _: job.size, parallel=2).run()
+    StudyScheduler([Sleep(1.0)] * 3, lambda job, _: job.rounds, parallel=2).run()
     assert given == [(0, False), (1, False), (2, True)]  # the last of equal runs has all cores
 
 
 @pytest.mark.parametrize("fitting", [0, 1, 2])
 def test_this_process_takes_runs_if_fewer_workers_fit_than_were_asked_for(start, monkeypatch, fitting):
     monkeypatch.setattr(scheduler, "workers_that_fit", lambda count: min(count, fitting))
-    here, whole, process = [], StudyJob.execute, os.getpid()
+    here, whole, process = [], Job.execute, os.getpid()
 
     def execute(self, *arguments, **options):
         if os.getpid() == process:
             here.append(self.spec.seed)
         return whole(self, *arguments, **options)
 
-    monkeypatch.setattr(StudyJob, "execute", execute)
+    monkeypatch.setattr(Job, "execute", execute)
     task = make_task()
     runs = hansa.run(method(), task, rounds=2, seeds=5, parallel=2)
     assert (len(here) > 0) is (fitting < 2)

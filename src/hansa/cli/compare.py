@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,20 +17,16 @@ from hansa.core.errors import HansaError, suggestion
 from hansa.runs.columns import WINDOW
 
 if TYPE_CHECKING:
-    from hansa.config import Config, ConfigError
-    from hansa.config.compose import Preset
+    from hansa.config import Config
     from hansa.config.yaml_text import Document
     from hansa.study.report import ReportEntry
 
-OWN_SECTIONS = ("uplink", "downlink", "aggregate", "channels")
+COMPONENTS = ("uplink", "downlink", "aggregate", "channels")
 """Sections that replace components of one method."""
-METHOD_SECTIONS = (
-    "sample", "pace", "compress", "gossip", "server", "uplink", "downlink", "aggregate", "channels", "local",
-)  # fmt: skip
-"""Sections whose options a preset may not have; a comparison leaves them out with a note."""
-WHOLE_SECTIONS = ("sample", "uplink", "downlink", "aggregate", "pace")
-"""Those that are one component."""
 OWN_LOCAL_KEYS = ("solver", "optimizer", "optimizer_state", "decoupled_weight_decay", "private_blocks")
+"""Keys of the section local that belong to one method."""
+KEYED, WHOLE = ("compress", "gossip", "server", "local"), ("sample", "pace")
+"""Further sections that a method may not take: in part, or as a whole."""
 
 
 @report_errors
@@ -94,105 +90,72 @@ def _read_item(item: str, base: Path | None, overrides: Sequence[str]) -> Config
         return from_preset(item, overrides)
     opt.check_trust(base)
     document = read_document(base)
-    own, dropped = _preset_of(document), transfer_config(document, item)
+    options = _options_of_other_methods(document, item)
+    if options is None:  # the file's own preset
+        return validate(document, overrides)
+    dropped, document = options, _without(document, options)
+    for key in ("name", "algorithm"):
+        document.data.pop(key, None)
+    document.set(("algorithm", "preset"), item, f"preset {item}")
     while True:
         try:
             config = validate(copy.deepcopy(document), overrides)
             break
         except ConfigError as error:
-            key = None if own == item else _inapplicable_option(document, overrides, error)
-            if key is None:
+            refused = _refused_option(document, overrides, len(error.problems))
+            if not refused:
                 raise
-            _drop(document.data, key)
-            dropped.append(".".join(key))
+            document = _without(document, refused)
+            dropped += refused
     if dropped:
-        note(f"{item}: not taken from {base}: {', '.join(dropped)}", "dim")
+        note(f"{item}: not taken from {base}: {', '.join(map('.'.join, dropped))}", "dim")
     return config
 
 
-def _inapplicable_option(document: Document, overrides: Sequence[str], error: ConfigError) -> tuple[str, ...] | None:
-    """The option of the shared file that a preset does not take: one that a problem names, or one without which there
-    is no problem."""
-    from hansa.config import ConfigError, validate
-
-    for problem in error.problems:
-        if (key := _droppable(document.data, problem.keys)) is not None:
-            return key
-    for section in METHOD_SECTIONS:
-        if document.data.get(section) is not None:
-            without = copy.deepcopy(document)
-            del without.data[section]
-            try:
-                validate(without, overrides)
-            except ConfigError:
-                continue
-            return (section,)
-    return None
-
-
-def _preset_of(document: Document) -> Any:
-    algorithm = document.data.get("algorithm", "fedavg")
-    return algorithm.get("preset", "fedavg") if isinstance(algorithm, dict) else algorithm
-
-
-def _droppable(data: dict[str, Any], keys: Sequence[str | int]) -> tuple[str, ...] | None:
-    """The option of a method that a problem is about, if the shared file has it: a section's key, or a section."""
-    if not keys or keys[0] not in METHOD_SECTIONS or data.get(str(keys[0])) is None:
-        return None
-    section, inner = str(keys[0]), [str(key) for key in keys[1:2]]
-    if section in WHOLE_SECTIONS or not inner:
-        return (section,)
-    return (section, inner[0]) if isinstance(data[section], dict) and inner[0] in data[section] else (section,)
-
-
-def _drop(data: dict[str, Any], key: tuple[str, ...]) -> None:
-    if len(key) == 1:
-        del data[key[0]]
-    else:
-        del data[key[0]][key[1]]
-
-
-def transfer_config(document: Document, method: str) -> list[str]:
-    """Change the preset of a configuration; return the keys that were dropped because they do not apply to it.
-
-    Keys of gossip and compression stay if the new preset accepts them. Keys of the server stay if both servers are
-    adaptive or neither is: their learning rates are not comparable. Components that the file replaces, and arguments
-    of its own preset, are dropped. Nothing is dropped if the preset stays the same.
-    """
-    from hansa.config.compose import find_preset
+def _options_of_other_methods(document: Document, method: str) -> list[tuple[str, ...]] | None:
+    """The options of a shared file that are its own method's: arguments of its preset, components, and what belongs to
+    its server unless both servers are adaptive or neither is, since their learning rates are not comparable. None if
+    the method is the file's own."""
+    from hansa.config.compose import find_preset, preset_arguments
     from hansa.config.registry import normalize_name
 
     data = document.data
-    data.pop("name", None)
     algorithm = data.get("algorithm", "fedavg")
     own = algorithm.get("preset", "fedavg") if isinstance(algorithm, dict) else algorithm
-    if isinstance(own, str) and normalize_name(own) == normalize_name(method):
-        return []
-    dropped = [f"algorithm.{key}" for key in algorithm if key != "preset"] if isinstance(algorithm, dict) else []
-    for section, key in list(_inapplicable(data, find_preset(method), own)):
-        dropped.append(section if key is None else f"{section}.{key}")
-        if key is None:
-            del data[section]
+    if normalize_name(str(own)) == normalize_name(method):
+        return None
+    adaptive = ["eps" in preset_arguments(find_preset(name)) for name in (str(own), method)]
+    keys = {section: list(data[section]) if isinstance(data.get(section), dict) else [] for section in data}
+    options = [("algorithm", key) for key in keys.get("algorithm", ()) if key != "preset"]
+    options += [("server", key) for key in keys.get("server", ()) if key != "weights" and adaptive[0] != adaptive[1]]
+    options += [("local", key) for key in keys.get("local", ()) if key in OWN_LOCAL_KEYS]
+    return [*options, *((section,) for section in COMPONENTS if data.get(section) is not None)]
+
+
+def _refused_option(document: Document, overrides: Sequence[str], problems: int) -> list[tuple[str, ...]]:
+    """The option of a shared file without which a method has fewer problems, as a list; empty if there is none."""
+    from hansa.config import ConfigError, validate
+
+    data = document.data
+    options: list[tuple[str, ...]] = [
+        (section, key) for section in KEYED if isinstance(data.get(section), dict) for key in data[section]
+    ]
+    options += [(section,) for section in (*WHOLE, *KEYED[:-1]) if data.get(section) is not None]
+    for option in options:
+        try:
+            validate(_without(document, [option]), overrides)
+        except ConfigError as error:
+            if len(error.problems) >= problems:
+                continue
+        return [option]
+    return []
+
+
+def _without(document: Document, options: Sequence[tuple[str, ...]]) -> Document:
+    document = copy.deepcopy(document)
+    for section, *keys in options:
+        if keys:
+            del document.data[section][keys[0]]
         else:
-            del data[section][key]
-    data.pop("algorithm", None)
-    document.set(("algorithm", "preset"), method, f"preset {method}")
-    return dropped
-
-
-def _inapplicable(data: dict[str, Any], preset: Preset, own: Any) -> Iterator[tuple[str, str | None]]:
-    """The sections and keys of a configuration that do not apply to another preset."""
-    from hansa.config.compose import SECTION_ARGUMENTS, find_preset, preset_arguments
-
-    known = preset_arguments(preset)
-    similar_server = isinstance(own, str) and ("eps" in preset_arguments(find_preset(own))) == ("eps" in known)
-    for section in ("server", "gossip", "compress"):
-        for key in data[section] if isinstance(data.get(section), dict) else ():
-            argument = SECTION_ARGUMENTS[section].get(key)
-            # unknown keys stay, so that validation reports them
-            applies = argument in known if argument is not None else key != "optimizer"
-            if not applies or (section == "server" and key != "weights" and not similar_server):
-                yield section, key
-    local = data["local"] if isinstance(data.get("local"), dict) else {}
-    yield from (("local", key) for key in OWN_LOCAL_KEYS if key in local)
-    yield from ((section, None) for section in OWN_SECTIONS if data.get(section) is not None)
+            del document.data[section]
+    return document

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from hansa.config import Config
     from hansa.runs.experiment import Experiment
     from hansa.runs.launch import IfExists
+    from hansa.runs.seed_group import SeedGroupFolder
     from hansa.study.report import ReportEntry
-    from hansa.study.session import Finished, Session
+    from hansa.study.session import Job, Session
 
 
 @report_errors
@@ -63,6 +64,7 @@ def run(
     from hansa.runs.folder import RunFolder, slug
     from hansa.runs.folder_lock import CONFIG
     from hansa.runs.seed_group import GROUP, SeedGroupFolder
+    from hansa.study.session import plan_jobs
 
     overrides = opt.changes(sets, rounds, seed, workers, seeds, device, deterministic, server_device)
     overrides += [f"engine.kind={engine}"] if engine else ["engine.kind=ray"] if address else []
@@ -81,7 +83,7 @@ def run(
     requested = opt.read_config(config, preset, overrides)
     how: IfExists = "new" if folder is None else "replace" if overwrite else "resume" if resume else "refuse"
     place = Path("runs") / slug(requested.title) if folder is None else folder
-    run_and_show(lambda runs: runs.run_config(requested, place, how, (), parallel, **options), quiet, track, as_json)
+    run_and_show(lambda: plan_jobs(requested, place, how, **options), quiet, track, as_json, parallel)
 
 
 @report_errors
@@ -105,6 +107,8 @@ def resume(
 
     The result is bit-identical to that of an uninterrupted run.
     """
+    from hansa.study.session import plan_resumed
+
     settings: dict[str, Any] = {
         "rounds": rounds,
         "workers": workers,
@@ -113,7 +117,7 @@ def resume(
         "server_device": server_device,
     }
     options: dict[str, Any] = {"fallback": fallback, "accept": accept or [], "trust": trust}
-    run_and_show(lambda runs: runs.resume(folder, None, settings, (), parallel, **options), quiet, track, as_json)
+    run_and_show(lambda: plan_resumed(folder, None, settings, **options), quiet, track, as_json, parallel)
 
 
 def session(quiet: bool, track: Sequence[str] | None = None) -> Session:
@@ -127,33 +131,42 @@ def session(quiet: bool, track: Sequence[str] | None = None) -> Session:
 
 
 def run_and_show(
-    execute: Callable[[Session], Finished], quiet: bool, track: Sequence[str] | None = None, as_json: bool = False
+    plan: Callable[[], tuple[list[Job], SeedGroupFolder | None]],
+    quiet: bool,
+    track: Sequence[str] | None = None,
+    as_json: bool = False,
+    parallel: int | None = None,
 ) -> None:
     """Execute a run, or several seeds, and print the result; also that of a run which a signal has stopped."""
+    from hansa.study.report import ReportEntry
     from hansa.study.session import Interrupted
 
     try:
         with session(quiet, track) as running:
-            finished = execute(running)
+            jobs, group = plan()
+            if group is not None:
+                running.display.expect(sum(job.rounds for job in jobs))
+            finished = running.run_jobs(jobs, group, parallel)
     except Interrupted as stop:
         if stop.folder is not None:
             _show_result(stop.folder, as_json)
         raise
-    if finished.group is not None:
-        show_group(finished.group, finished.entry, as_json)
+    if group is not None:
+        members = [ReportEntry.from_folder(path) for path in finished.folders]
+        show_group(group, ReportEntry.from_seeds(group.config.title, members), as_json)
         return
-    path = finished.path
+    (path,) = finished.folders
     if finished.repeated:
-        done = finished.jobs[0].rounds
+        done = jobs[0].rounds
         note(f"{path}: already finished at round {done}. Pass --rounds {2 * done} to continue.")
     _show_result(path, as_json)
 
 
 def run_and_summarize(experiment: Experiment, quiet: bool, track: Sequence[str] | None = None) -> None:
     """Execute an opened run and print the result."""
-    from hansa.study.session import StudyJob
+    from hansa.study.session import opened_job
 
-    run_and_show(lambda runs: runs.finish(StudyJob.of(experiment), experiment), quiet, track)
+    run_and_show(lambda: ([opened_job(experiment)], None), quiet, track)
 
 
 def run_entries(

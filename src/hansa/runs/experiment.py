@@ -36,7 +36,8 @@ class Experiment:
 
     def __init__(self, config: Config, run: Run, folder: RunFolder) -> None:
         self.config, self.run, self.folder = config, run, folder
-        self._saved, self._saved_at = run.state.round, time.monotonic()
+        self.began = self._saved = run.state.round
+        self._saved_at = time.monotonic()
 
     @classmethod
     @allow_code()

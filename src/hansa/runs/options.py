@@ -88,6 +88,11 @@ class PythonRun:
     name: str | None = None
     checkpoint_every: int = 10
 
+    @property
+    def title(self) -> str:
+        """Its name in tables and reports."""
+        return self.algorithm.name if self.name is None else self.name
+
     def start(self, store: ClientStore | None = None, done: int = 0) -> Run:
         """Return the run before its first round, or after ``done`` rounds, whose client memory is in ``store``."""
         from hansa.runs.driver import Run

@@ -136,7 +136,7 @@ class SeedGroupFolder:
             raise HansaError(
                 f"{self}: already holds runs. `hansa resume {self}` resumes them, --overwrite replaces them."
             )
-        if not self.path.is_dir() or any(os.scandir(self.path)):
+        if not self.path.is_dir() or not all(name.startswith((".hansa", GROUP)) for name in os.listdir(self.path)):
             raise HansaError(f"{self}: not empty, and not a group of runs. Choose another folder.")
 
     def write_config(self, config: Config) -> None:

@@ -21,46 +21,32 @@ if TYPE_CHECKING:  # a run in memory needs none of these: folders, results and p
     from hansa.runs.launch import IfExists
     from hansa.runs.search import Axis, Search
     from hansa.study.report.results import Comparison, Runs
-    from hansa.study.session import StudyJob
+    from hansa.study.session import Job
 
 log = logging.getLogger("hansa")
 
 
+class RunCall(RunOptionsDict, total=False):
+    """The keyword arguments of `run` but for seeds, for type checkers."""
+
+    seed: int | None
+    out: Path | str | None
+    progress: bool
+    name: str | None
+    overwrite: bool
+    accept: Sequence[str]
+    checkpoint_every: int
+    store: ClientStore | None
+    parallel: int | None
+
+
 @overload
 def run(
-    algorithm: Algorithm,
-    task: TaskLike,
-    *,
-    rounds: int,
-    seed: int | None = None,
-    seeds: None = None,
-    out: Path | str | None = None,
-    progress: bool = False,
-    name: str | None = None,
-    overwrite: bool = False,
-    accept: Sequence[str] = (),
-    checkpoint_every: int = 10,
-    store: ClientStore | None = None,
-    parallel: None = None,
-    **options: Unpack[RunOptionsDict],
+    algorithm: Algorithm, task: TaskLike, *, rounds: int, seeds: None = None, **options: Unpack[RunCall]
 ) -> Run: ...
 @overload
 def run(
-    algorithm: Algorithm,
-    task: TaskLike,
-    *,
-    rounds: int,
-    seed: int | None = None,
-    seeds: int | Sequence[int],
-    out: Path | str | None = None,
-    progress: bool = False,
-    name: str | None = None,
-    overwrite: bool = False,
-    accept: Sequence[str] = (),
-    checkpoint_every: int = 10,
-    store: None = None,
-    parallel: int | None = None,
-    **options: Unpack[RunOptionsDict],
+    algorithm: Algorithm, task: TaskLike, *, rounds: int, seeds: int | Sequence[int], **options: Unpack[RunCall]
 ) -> Runs: ...
 def run(
     algorithm: Algorithm,
@@ -140,22 +126,25 @@ def run(
     if seeds is None and out is None and not progress:
         return spec.start(store).advance(rounds, chosen.callbacks)
     from hansa.runs.seed_group import parse_seeds
-    from hansa.study.session import Session, python_jobs
-
-    title = algorithm.name if name is None else name
-    existing: dict[str, Any] = {"overwrite": overwrite, "accept": accept}
-    if seeds is None:
-        with Session(progress, saved=out is not None) as session:
-            (job,) = python_jobs(spec, title, None, out, **existing)
-            return job.as_run(session.run_job(job, spec.start(store) if out is None else job.open()))
     from hansa.study.report.results import Runs
+    from hansa.study.session import Session, plan_jobs
 
-    if seed is not None and not isinstance(seeds, int):
+    if seed is not None and seeds is not None and not isinstance(seeds, int):
         raise invalid_argument("run", "seed", seed, "none beside a list of seeds", f"The list is {list(seeds)}.")
-    all_seeds = parse_seeds(seeds, spec.seed)
     with Session(progress, saved=out is not None) as session:
-        session.display.expect(rounds * len(all_seeds))
-        return Runs(title, session.run_python(python_jobs(spec, title, all_seeds, out, **existing), parallel))
+        jobs, _ = plan_jobs(
+            spec,
+            out,
+            "replace" if overwrite else "resume",
+            seeds=None if seeds is None else parse_seeds(seeds, spec.seed),
+            callbacks=chosen.callbacks,
+            accept=accept,
+        )
+        if seeds is None:
+            first = replace(jobs[0], opened=None if store is None else spec.start(store))
+            return session.run_jobs([first]).runs[0]
+        session.display.expect(rounds * len(jobs))
+        return Runs(spec.title, session.run_jobs(jobs, None, parallel).runs)
 
 
 def compare(
@@ -202,7 +191,7 @@ def compare(
     from hansa.runs.folder import slug
     from hansa.runs.seed_group import parse_seeds
     from hansa.study.report.results import Comparison, Runs
-    from hansa.study.session import Session, python_jobs
+    from hansa.study.session import Session, plan_jobs
 
     if not isinstance(methods, Mapping) or not all(isinstance(method, Algorithm) for method in methods.values()):
         raise invalid_argument(
@@ -218,12 +207,13 @@ def compare(
     all_seeds, chosen = parse_seeds(seeds, 0, "compare"), RunOptions(**options)
     with Session(progress, saved=out is not None) as session:
         session.display.expect(rounds * len(methods) * len(all_seeds))
-        jobs: list[StudyJob] = []
+        jobs: list[Job] = []
         for name, algorithm in methods.items():
             spec = PythonRun(algorithm, task, rounds, chosen, 0, name, checkpoint_every)
             folder = None if out is None else Path(out) / slugs[name]
-            jobs += python_jobs(spec, name, all_seeds, folder, overwrite=name in again, accept=accept)
-        runs = iter(session.run_python(jobs, parallel))
+            how: IfExists = "replace" if name in again else "resume"
+            jobs += plan_jobs(spec, folder, how, seeds=all_seeds, callbacks=chosen.callbacks, accept=accept)[0]
+        runs = iter(session.run_jobs(jobs, None, parallel).runs)
         return Comparison({name: Runs(name, [next(runs) for _ in all_seeds]) for name in methods})
 
 
@@ -270,10 +260,9 @@ def search(
         options: Further options of every run, as in `hansa.run`.
     """
     from hansa.runs.folder import slug
-    from hansa.runs.launch import PlannedRun
     from hansa.runs.search import Search
     from hansa.runs.seed_group import parse_seeds
-    from hansa.study.session import Session, StudyJob
+    from hansa.study.session import Session, plan_jobs
 
     check_integer("search", "rounds", rounds)
     all_seeds, chosen = parse_seeds(seeds, 0, "search"), RunOptions(**options)
@@ -293,15 +282,13 @@ def search(
         window=window,
     )
 
-    def plan(point: Mapping[str, Any]) -> list[StudyJob]:
+    def plan(point: Mapping[str, Any]) -> list[Job]:
         title = ", ".join(f"{name}={value!r}" for name, value in point.items())
-        first, jobs = PythonRun(factory(**point), task, rounds, chosen, 0, title, checkpoint_every), []
+        jobs = []
         for seed in all_seeds:
-            spec, planned = replace(first, seed=seed), None
-            if out is not None:
-                folder = Path(out) / f"{slug(title)}-seed-{seed}"
-                planned = PlannedRun(spec, folder, options={"rounds": rounds}, shared=True)
-            jobs.append(StudyJob(title, spec, planned, chosen.callbacks))
+            spec = PythonRun(factory(**point), task, rounds, chosen, seed, title, checkpoint_every)
+            folder = None if out is None else Path(out) / f"{slug(title)}-seed-{seed}"
+            jobs += plan_jobs(spec, folder, "resume", callbacks=chosen.callbacks, shared=True)[0]
         return jobs
 
     with Session(progress, saved=out is not None) as session:
@@ -352,7 +339,7 @@ def resume(
     ...     resume(f"{folder}/run", method, task, rounds=4).state.round
     4
     """
-    from hansa.study.session import Session
+    from hansa.study.session import Session, plan_resumed
 
     if (algorithm is None) != (task is None):
         raise HansaError(f"resume({str(folder)!r}): expected both an algorithm and a task, or neither.")
@@ -367,9 +354,11 @@ def resume(
         "deterministic": chosen.deterministic,
         "server_device": None if chosen.server_device is None else str(chosen.server_device),
     }
-    resuming: dict[str, Any] = {"fallback": fallback, "accept": accept, "trust": trust}
     with Session(progress) as session:
-        return session.resume(folder, spec, settings, chosen.callbacks, parallel, **resuming).as_runs()
+        jobs, group = plan_resumed(
+            folder, spec, settings, chosen.callbacks, trust=trust, fallback=fallback, accept=accept
+        )
+        return session.run_jobs(jobs, group, parallel).as_runs()
 
 
 def run_config(
@@ -398,8 +387,9 @@ def run_config(
     ...     len(run_config(config, f"{folder}/run").history)
     2
     """
-    from hansa.study.session import Session
+    from hansa.study.session import Session, plan_jobs
 
     how: IfExists = "replace" if overwrite else "resume"
     with Session(progress) as session:
-        return session.run_config(config, out, how, callbacks, rounds=config.rounds).as_runs()
+        jobs, group = plan_jobs(config, out, how, callbacks=callbacks, rounds=config.rounds)
+        return session.run_jobs(jobs, group).as_runs()

@@ -57,7 +57,7 @@ from hansa.runs.store.lock import InUseError
 from hansa.study.report.progress import LatestMetrics, ProgressDisplay, RunProgress
 
 if TYPE_CHECKING:
-    from hansa.study.session import Opened, StudyJob
+    from hansa.study.session import Job, Opened
 
 log = logging.getLogger("hansa")
 
@@ -73,7 +73,7 @@ class JobStopped(Exception):
     """The study stopped the run after a round; it is saved if it has a folder."""
 
 
-def choose_parallel(parallel: int | None, jobs: Sequence[StudyJob], obstacle: str = "") -> int:
+def choose_parallel(parallel: int | None, jobs: Sequence[Job], obstacle: str = "") -> int:
     """Return how many runs of a study may be under way at once.
 
     By default as many as there are cores, divided by the workers of each; one on other devices than the CPU.
@@ -127,8 +127,8 @@ class StudyScheduler:
 
     def __init__(
         self,
-        jobs: Sequence[StudyJob],
-        run_here: Callable[[StudyJob, Callback], Opened],
+        jobs: Sequence[Job],
+        run_here: Callable[[Job, Callback], Opened],
         *,
         parallel: int = 1,
         eager: bool = False,
@@ -209,7 +209,7 @@ class StudyScheduler:
 
     def _alone(self, index: int) -> bool:
         """Whether a run that does not set its workers may use all cores: it is the last, and the others are equal."""
-        alike = len({job.size for job in self.jobs}) == 1
+        alike = len({job.rounds for job in self.jobs}) == 1
         return alike and len(self.jobs) % self._parallel == 1 and index == len(self.jobs) - 1
 
     def _after_round(self, run: Run, record: Record) -> None:
@@ -231,7 +231,7 @@ class StudyScheduler:
         if not count:
             warn_sequential("there is not enough free memory for another process")
             return
-        self._queue = deque(sorted(self._queue, key=lambda index: (-self.jobs[index].size, index)))
+        self._queue = deque(sorted(self._queue, key=lambda index: (-self.jobs[index].rounds, index)))
         sources = provenance.sources_of(self._checker.code)
         setup = StudySetup(self.jobs, sources, type(self._display) is not ProgressDisplay)
         memory = None if fork else SharedMemory()
@@ -345,7 +345,7 @@ def workers_that_fit(count: int) -> int:
 class StudySetup:
     """What a worker receives once: the jobs of the study, and the settings of its process."""
 
-    jobs: Sequence[StudyJob]
+    jobs: Sequence[Job]
     sources: Mapping[str, str]
     shown: bool
     settings: NumericSettings = field(default_factory=NumericSettings.current)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import signal
-import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -20,19 +20,24 @@ from rich.console import Console
 from hansa.config import Config
 from hansa.core.devices import resolve_devices
 from hansa.core.errors import HansaError
-from hansa.core.types import State, Vector
 from hansa.engine import reuse_workers
-from hansa.rounds.messages import DroppedClient
 from hansa.runs.driver import Run, requires_disk
-from hansa.runs.experiment import Experiment, config_digest
-from hansa.runs.folder import RunFolder
-from hansa.runs.launch import IfExists, PlannedRun, factory_of, open_run, plan_reusable_runs, plan_runs
+from hansa.runs.experiment import Experiment
+from hansa.runs.folder import FINISHED, RunFolder, slug
+from hansa.runs.launch import (
+    IfExists,
+    describe_run,
+    digest_name,
+    factory_of,
+    find_folder,
+    hold_folder,
+    open_run,
+    refuse_other_settings,
+)
 from hansa.runs.options import Callback, PythonRun, Record
-from hansa.runs.record import ClientRecord
-from hansa.runs.search import Search
+from hansa.runs.search import RunningTrial, Search
 from hansa.runs.seed_group import SeedGroupFolder, expand_seeds
-from hansa.runs.store import DamagedFileError, RamStore
-from hansa.runs.store.lock import InUseError
+from hansa.runs.store import DamagedFileError
 from hansa.runs.trackers import build_trackers
 from hansa.study.parallel import JobStopped, StudyScheduler, choose_parallel
 from hansa.study.report.entries import ReportEntry
@@ -46,8 +51,6 @@ log = logging.getLogger("hansa")
 
 Opened: TypeAlias = "Run | Experiment | RunFolder"
 """A run in memory, a run in its folder, or the folder of a run that has finished before."""
-WAIT_SECONDS = 0.5
-"""The time between two attempts to open a run that another process executes."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -64,50 +67,29 @@ class Interrupted(KeyboardInterrupt):
         self.exit_code, self.folder = 128 + number, folder
 
 
-class RunContents(NamedTuple):
-    """What a finished run in memory holds, as it travels from the process that executed it."""
-
-    state: State
-    history: list[Record]
-    store: RamStore
-    record: ClientRecord
-    dropped: list[tuple[int, DroppedClient]]
-    trajectory: list[Vector] | None
-
-    @classmethod
-    def of(cls, run: Run) -> RunContents:
-        """Return the contents of a run."""
-        if not isinstance(run.store, RamStore):
-            raise HansaError("the client memory of this run is in a temporary folder of its process.")
-        trajectory = list(run.trajectory) if run.options.keep_params else None
-        state = run.checkpoint_state()
-        return cls(state, list(run.history), run.store, run.client_record, run.dropped_clients, trajectory)
-
-    def restore(self, run: Run) -> Run:
-        """Give the contents to a run before its first round."""
-        run.store, run.client_record = self.store, self.record
-        run.restore(self.state, self.history)
-        run.dropped_clients = self.dropped
-        run.restore_trajectory(self.trajectory)
-        return run
-
-
 @dataclass(frozen=True, slots=True)
-class StudyJob:
-    """A run of a session: in memory, or planned in a folder."""
+class Job:
+    """A run of a study: in memory, or in a folder.
 
-    title: str
+    Args:
+        spec: What to run.
+        title: Its name in the progress display.
+        folder: Its folder; None for a run in memory.
+        if_exists: What happens if the folder holds a run already.
+        options: Further arguments of `hansa.runs.launch.open_run`.
+        callbacks: Called after each round, before its record is written.
+        shared: Whether other studies may plan the same run: while one executes it, the others wait.
+        opened: The run, if it has been opened before.
+    """
+
     spec: Config | PythonRun
-    planned: PlannedRun | None = None
-    """Where it is in a folder; None for a run in memory."""
+    title: str
+    folder: Path | None = None
+    if_exists: IfExists = "resume"
+    options: Mapping[str, Any] = field(default_factory=dict)
     callbacks: Sequence[Callback] = ()
-    """Called after each round, before its record is written."""
-
-    @classmethod
-    def of(cls, experiment: Experiment, callbacks: Sequence[Callback] = ()) -> StudyJob:
-        """Return an opened run as a job."""
-        config = experiment.config
-        return cls(config.title, config, PlannedRun(config, experiment.folder.path), callbacks)
+    shared: bool = False
+    opened: Run | Experiment | None = None
 
     @property
     def rounds(self) -> int:
@@ -115,29 +97,54 @@ class StudyJob:
         return self.spec.rounds
 
     @property
-    def size(self) -> float:
-        """Its work, in rounds."""
-        return self.rounds
+    def workers(self) -> int | None:
+        """The number of workers that it sets."""
+        if isinstance(self.spec, PythonRun):
+            return self.spec.options.workers
+        return 1 if self.spec.workers == "auto" else self.spec.workers
 
     @property
-    def shared(self) -> bool:
-        """Whether other studies may execute the same run."""
-        return self.planned is not None and self.planned.shared
+    def devices(self) -> set[str]:
+        """The kinds of devices on which it trains."""
+        spec = self.spec
+        chosen = resolve_devices(spec.device) if isinstance(spec, Config) else spec.options.resolve_devices(spec.task)
+        return {device.type for device in chosen}
+
+    @property
+    def obstacle(self) -> str:
+        """Why it cannot be executed in another process; "" if it can."""
+        if self.callbacks:
+            return "callbacks are called in this process"
+        if isinstance(self.spec, Config):
+            kind = self.spec.engine.kind
+            return "" if kind == "pool" else f"engine {kind} uses other processes itself"
+        for measure in self.spec.options.measures:
+            if not any(str(getattr(of, "__module__", "")).startswith("hansa.") for of in (type(measure), measure)):
+                return "measures of your own are called in this process"
+        if self.folder is None and requires_disk(self.spec.algorithm):
+            return "client memory is in temporary folders of this process; out=FOLDER keeps it where others find it"
+        return ""
 
     def open(self) -> Opened:
-        """Return the run before its next round, or the folder of the finished one."""
-        if self.planned is not None:
-            return self.planned.open()
-        assert isinstance(self.spec, PythonRun)
-        return self.spec.start()
+        """Return the run before its next round, or the folder of the finished one.
+
+        It is an `InUseError` while another process executes the run.
+        """
+        if self.opened is not None:
+            return self.opened
+        if self.folder is None:
+            assert isinstance(self.spec, PythonRun)
+            return self.spec.start()
+        found = RunFolder(self.folder)
+        if self.if_exists == "resume" and isinstance(self.spec, Config) and found.exists:
+            config = found.config
+            if config.rounds >= self.rounds and found.summary["status"] == FINISHED:
+                refuse_other_settings(found.path, config, self.spec)
+                return found
+        return open_run(self.spec, self.folder, self.if_exists, **self.options)
 
     def execute(
-        self,
-        opened: Opened,
-        display: ProgressDisplay,
-        callbacks: Sequence[Callback] = (),
-        *,
-        stopped: bool = False,
+        self, opened: Opened, display: ProgressDisplay, callbacks: Sequence[Callback] = (), *, stopped: bool = False
     ) -> Opened:
         """Run to the last round, or until a callback stops the run; return what was opened.
 
@@ -160,75 +167,167 @@ class StudyJob:
             run.advance(rounds - run.state.round, [*self.callbacks, *watching])
         return opened
 
-    def work(self, display: ProgressDisplay) -> RunContents | Path:
-        """Execute it in a worker process; return what the run holds, or its folder."""
+    def work(self, display: ProgressDisplay) -> Any:
+        """Execute it in a worker process; return its folder, or what the run in memory holds."""
         opened = self.execute(self.open(), display)
         if isinstance(opened, RunFolder):
             return opened.path
-        if isinstance(opened, Experiment):
-            if opened.rounds_left:
-                raise JobStopped
-            return opened.folder.path
-        if opened.state.round < self.rounds:
+        run = opened.run if isinstance(opened, Experiment) else opened
+        if run.state.round < (opened.config if isinstance(opened, Experiment) else self).rounds:
             raise JobStopped
-        return RunContents.of(opened)
+        if isinstance(opened, Experiment):
+            return opened.folder.path
+        trajectory = list(run.trajectory) if run.options.keep_params else None
+        saved = run.checkpoint_state(), list(run.history)
+        return saved, run.store, run.client_record, run.dropped_clients, trajectory
 
-    def collect(self, answer: RunContents | Path) -> Opened:
-        """Return the run that a worker process has executed."""
-        if isinstance(answer, RunContents):
-            opened = self.open()
-            assert isinstance(opened, Run)
-            answer.restore(opened).release_data()
-            return opened
-        return RunFolder(answer)
+    def collect(self, answer: Any) -> Opened:
+        """Return the run that a worker process has executed, from what `work` has returned."""
+        if isinstance(answer, Path):
+            return RunFolder(answer)
+        run = self.open()
+        assert isinstance(run, Run)
+        saved, run.store, run.client_record, dropped, trajectory = answer
+        run.restore(*saved)
+        run.dropped_clients = dropped  # a checkpoint has the last of them only
+        run.restore_trajectory(trajectory)
+        run.release_data()
+        return run
 
     def as_run(self, opened: Opened) -> Run:
         """Return an executed run as a `Run`; one that is only a folder here is restored from it."""
         if isinstance(opened, RunFolder):
-            assert self.planned is not None
-            opened = self.planned.reopen()
+            opened = open_run(self.spec, opened.path, "resume", **{**self.options, "fallback": False})
             opened.execute()
             opened.run.release_data()
         return opened.run if isinstance(opened, Experiment) else opened
 
-    @property
-    def obstacle(self) -> str:
-        """Why it cannot be executed in another process; "" if it can."""
-        if self.callbacks:
-            return "callbacks are called in this process"
-        if isinstance(self.spec, Config):
-            kind = self.spec.engine.kind
-            return "" if kind == "pool" else f"engine {kind} uses other processes itself"
-        for measure in self.spec.options.measures:
-            if not any(str(getattr(of, "__module__", "")).startswith("hansa.") for of in (type(measure), measure)):
-                return "measures of your own are called in this process"
-        if self.planned is None and requires_disk(self.spec.algorithm):
-            return "client memory is in temporary folders of this process; out=FOLDER keeps it where others find it"
-        return ""
 
-    @property
-    def workers(self) -> int | None:
-        """The number of workers that it sets."""
-        if isinstance(self.spec, PythonRun):
-            return self.spec.options.workers
-        return 1 if self.spec.workers == "auto" else self.spec.workers
+def plan_jobs(
+    spec: Config | PythonRun,
+    folder: Path | str | None,
+    if_exists: IfExists = "refuse",
+    *,
+    seeds: Sequence[int] | None = None,
+    callbacks: Sequence[Callback] = (),
+    shared: bool = False,
+    **options: Any,
+) -> tuple[list[Job], SeedGroupFolder | None]:
+    """Plan a run, or those of all its seeds, which are in a common folder.
 
-    @property
-    def devices(self) -> set[str]:
-        """The kinds of devices on which it trains."""
-        if isinstance(self.spec, PythonRun):
-            return {device.type for device in self.spec.options.resolve_devices(self.spec.task)}
-        return {device.type for device in resolve_devices(self.spec.device)}
+    Args:
+        spec: A configuration, with one seed or several, or an algorithm, a task and options.
+        folder: The folder of the run, or of the seeds; None for runs in memory.
+        if_exists: What happens if the folder holds runs already.
+        seeds: The seeds of a run started in Python.
+        callbacks: Called after each round, before its record is written.
+        shared: Whether other studies may plan the same runs.
+        options: Further arguments of `hansa.runs.launch.open_run`.
+
+    Returns:
+        The runs, and the folder of the seeds, None for one run or runs in memory.
+    """
+    if isinstance(spec, PythonRun):
+        specs: Sequence[Config | PythonRun] = [spec] if seeds is None else [replace(spec, seed=each) for each in seeds]
+        options = {"rounds": spec.rounds, "workers": spec.options.workers, **options}
+    else:
+        specs = expand_seeds(spec)
+    group = None
+    if folder is not None and (spec.seeds if isinstance(spec, Config) else seeds) is not None:
+        config = describe_run(spec).model_copy(update={"seeds": seeds}) if isinstance(spec, PythonRun) else spec
+        group = _start_group(config, Path(folder), if_exists)
+        if_exists = "replace" if if_exists == "replace" else "resume"
+    jobs = []
+    for each in specs:
+        title = f"{spec.title}, seed {each.seed}" if len(specs) > 1 else spec.title
+        place = folder if group is None else group.run(each.seed).path
+        jobs.append(Job(each, title, None if place is None else Path(place), if_exists, options, callbacks, shared))
+    return jobs, group
+
+
+def _start_group(config: Config, folder: Path, if_exists: IfExists) -> SeedGroupFolder:
+    """Return the folder of several seeds, which may hold some of their runs."""
+    group = SeedGroupFolder.create_numbered(folder) if if_exists == "new" else SeedGroupFolder(folder)
+    if group.exists and if_exists == "resume":
+        saved = group.config
+        same_seeds = {"seed": saved.seed, "seeds": saved.seeds}
+        refuse_other_settings(group.path, saved, config.model_copy(update=same_seeds))
+    else:
+        group.check(overwrite=if_exists == "replace")
+    group.write_config(config)
+    return group
+
+
+def plan_resumed(
+    folder: Path | str,
+    spec: PythonRun | None = None,
+    settings: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+    *,
+    trust: bool = False,
+    **options: Any,
+) -> tuple[list[Job], SeedGroupFolder | None]:
+    """Plan to resume the run in a folder, or its seeds; those that have not been started are.
+
+    Args:
+        folder: The folder of a run, or of several seeds.
+        spec: For runs started in Python, the objects that they were started with.
+        settings: New values of `hansa.runs.launch.FREE_SETTINGS`; None keeps a value.
+        callbacks: Called after each round, before its record is written.
+        trust: Import code that the folder names even if this user did not create it on this machine.
+        options: Further arguments of `hansa.runs.launch.open_run`.
+
+    Returns:
+        The runs, and the folder of the seeds, None for one run.
+    """
+    given = {name: value for name, value in (settings or {}).items() if value is not None}
+    options = {**options, **given, "run_factory": None if spec is None else factory_of(spec)}
+    group = SeedGroupFolder(folder)
+    if not group.exists:
+        return [opened_job(open_run(None, folder, "resume", trust=trust, **options), callbacks)], None
+    if spec is None:
+        group.require_trust(trust=trust)
+    config = group.config.model_copy(update=given)
+    if given:
+        group.write_config(config)
+    jobs = [
+        Job(each, f"{config.title}, seed {each.seed}", group.run(each.seed).path, "resume", options, callbacks)
+        for each in expand_seeds(config)
+    ]
+    return jobs, group
+
+
+def plan_reusable(
+    config: Config, parent: Path | str, name: str, *, overwrite: bool = False, extend: bool = True
+) -> list[Job]:
+    """Plan for every seed its run below ``parent``: the finished one, one to resume, or a new one.
+
+    Args:
+        config: A configuration, with one seed or several.
+        parent: The folder of the runs.
+        name: The title of the run, with which the names of folders begin.
+        overwrite: Run all again, under the plain name.
+        extend: Whether a run of fewer rounds is continued; otherwise it stays, and another one is started.
+    """
+    if overwrite:
+        return plan_jobs(config, Path(parent) / slug(name), "replace")[0]
+    with hold_folder(Path(parent)):
+        folder = find_folder(config, parent, name, extend=extend)
+        return plan_jobs(config, folder, "resume", shared=True, rounds=config.rounds)[0]
+
+
+def opened_job(experiment: Experiment, callbacks: Sequence[Callback] = ()) -> Job:
+    """Return an opened run in a folder as a job."""
+    config = experiment.config
+    return Job(config, config.title, experiment.folder.path, callbacks=callbacks, opened=experiment)
 
 
 class Finished(NamedTuple):
-    """The executed runs of a configuration, and the folder of its seeds if there are several."""
+    """Executed runs, and the folder of the seeds if they are those of one configuration."""
 
-    jobs: Sequence[StudyJob]
+    jobs: Sequence[Job]
     opened: Sequence[Opened]
     group: SeedGroupFolder | None = None
-    repeated: bool = False
-    """Whether the run had finished before."""
 
     @property
     def runs(self) -> list[Run]:
@@ -238,21 +337,21 @@ class Finished(NamedTuple):
     def as_runs(self) -> Run | Runs:
         """Return the run, or those of all seeds."""
         if self.group is None:
-            return self.jobs[0].as_run(self.opened[0])
+            return self.runs[0]
         from hansa.study.report.results import Runs
 
         return Runs(self.group.config.title, self.runs)
 
     @property
-    def path(self) -> Path:
-        """The folder of the run."""
-        return _path_of(self.opened[0])
+    def folders(self) -> list[Path]:
+        """The folders of the runs."""
+        return [each.folder.path if isinstance(each, Experiment) else each.path for each in self.opened]  # type: ignore[union-attr]
 
     @property
-    def entry(self) -> ReportEntry:
-        """The runs as an entry of a report."""
-        members = [ReportEntry.from_folder(_path_of(each)) for each in self.opened]
-        return ReportEntry.from_seeds(members[0].name if self.group is None else self.group.config.title, members)
+    def repeated(self) -> bool:
+        """Whether the only run had finished before."""
+        first = self.opened[0]
+        return isinstance(first, RunFolder) or (isinstance(first, Experiment) and first.began == first.config.rounds)
 
 
 class Session:
@@ -290,132 +389,63 @@ class Session:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def run_jobs(self, jobs: Sequence[StudyJob], parallel: int | None = None) -> list[Opened]:
-        """Execute runs, side by side where that saves time; return them in order.
+    def run_jobs(
+        self,
+        jobs: Sequence[Job],
+        group: SeedGroupFolder | None = None,
+        parallel: int | None = None,
+        *,
+        trial: RunningTrial | None = None,
+    ) -> Finished:
+        """Execute runs, side by side where that saves time.
 
         Args:
             jobs: The runs.
+            group: The folder of the seeds, if these are all runs of the call.
             parallel: How many runs may be under way at once; None chooses it.
+            trial: Stops a run that is pruned.
         """
+        alone = len(jobs) == 1 and group is None
+
+        def run_here(job: Job, after_round: Callback) -> Opened:
+            opened = job.open()
+            path = opened.folder.path if isinstance(opened, Experiment) else None
+            if alone and isinstance(opened, Experiment) and opened.config.python is None:
+                self._to_resume = path
+            stopped = trial is not None and trial.report(history_of(opened))
+            watching: list[Callback] = [after_round, *([] if trial is None else [trial]), self.interrupt]
+            if isinstance(opened, Experiment):
+                watching = [*build_trackers(self.track, opened), *watching]
+            job.execute(opened, self.display, watching, stopped=stopped)
+            if self.interrupt.received is not None:
+                raise self._interrupted(path)
+            if not alone and not isinstance(opened, RunFolder):
+                (opened.run if isinstance(opened, Experiment) else opened).release_data()
+            return opened
+
+        self._to_resume = None if group is None else group.path
         obstacle = "trackers are called in this process" if self.track else ""
         scheduler = StudyScheduler(
             jobs,
-            self._run_here,
+            run_here,
             parallel=choose_parallel(parallel, jobs, obstacle),
             eager=parallel is not None,
             display=self.display,
-            saved=jobs[0].planned is not None,
+            saved=jobs[0].folder is not None,
             interrupted=lambda: self.interrupt.received is not None,
         )
         try:
-            return scheduler.run()
+            return Finished(jobs, scheduler.run(), group)
         except KeyboardInterrupt as error:
             if isinstance(error, Interrupted) or self.interrupt.received is None:
                 raise
             raise self._interrupted() from None
-
-    def _run_here(self, job: StudyJob, after_round: Callback) -> Opened:
-        """Execute a run of several in this process, and free the data that its seed drew."""
-        opened = self.run_job(job, job.open(), [after_round])
-        if not isinstance(opened, RunFolder):
-            (opened.run if isinstance(opened, Experiment) else opened).release_data()
-        return opened
-
-    def run_job(
-        self, job: StudyJob, opened: Opened, callbacks: Sequence[Callback] = (), *, stopped: bool = False
-    ) -> Opened:
-        """Execute an opened run in this process; an interrupt ends the session."""
-        watching: list[Callback] = [*callbacks, self.interrupt]
-        if isinstance(opened, Experiment):
-            watching = [*build_trackers(self.track, opened), *watching]
-        job.execute(opened, self.display, watching, stopped=stopped)
-        if self.interrupt.received is not None:
-            raise self._interrupted(opened.folder.path if isinstance(opened, Experiment) else None)
-        return opened
 
     def _interrupted(self, folder: Path | None = None) -> Interrupted:
         assert self.interrupt.received is not None
         place, again = self._to_resume, "Run the same command or call again to continue."
         how = again if place is None else f"To resume: hansa resume {place}"
         return Interrupted(f"interrupted and saved. {how}", self.interrupt.received, folder)
-
-    def run_python(self, jobs: Sequence[StudyJob], parallel: int | None) -> list[Run]:
-        """Execute runs of Python and return them in order."""
-        return Finished(jobs, self.run_jobs(jobs, parallel)).runs
-
-    def run_config(
-        self,
-        config: Config,
-        folder: Path | str,
-        if_exists: IfExists = "refuse",
-        callbacks: Sequence[Callback] = (),
-        parallel: int | None = None,
-        **options: Any,
-    ) -> Finished:
-        """Execute a configuration with all its seeds in a folder.
-
-        Args:
-            config: The configuration.
-            folder: The folder of the run, or of its seeds.
-            if_exists: What happens if the folder holds runs already.
-            callbacks: Called after each round, before its record is written.
-            parallel: How many seeds run side by side; None chooses it.
-            options: Further arguments of `hansa.runs.launch.open_run`.
-        """
-        group, planned = plan_runs(config, folder, if_exists, **options)
-        jobs = [replace(config_job(each, several=group is not None), callbacks=callbacks) for each in planned]
-        if group is None:
-            return self.finish(jobs[0], jobs[0].open())
-        return self._finish_group(group, jobs, parallel)
-
-    def resume(
-        self,
-        folder: Path | str,
-        spec: PythonRun | None = None,
-        settings: Mapping[str, Any] | None = None,
-        callbacks: Sequence[Callback] = (),
-        parallel: int | None = None,
-        *,
-        trust: bool = False,
-        **options: Any,
-    ) -> Finished:
-        """Resume the run in a folder, or its seeds; those that have not been started are.
-
-        Args:
-            folder: The folder of a run, or of several seeds.
-            spec: For runs started in Python, the objects that they were started with.
-            settings: New values of `hansa.runs.launch.FREE_SETTINGS`; None keeps a value.
-            callbacks: Called after each round, before its record is written.
-            parallel: How many seeds run side by side; None chooses it.
-            trust: Import code that the folder names even if this user did not create it on this machine.
-            options: Further arguments of `hansa.runs.launch.open_run`.
-        """
-        given = {name: value for name, value in (settings or {}).items() if value is not None}
-        options = {**options, **given, "run_factory": None if spec is None else factory_of(spec)}
-        group = SeedGroupFolder(folder)
-        if not group.exists:
-            experiment = open_run(None, folder, "resume", trust=trust, **options)
-            return self.finish(StudyJob.of(experiment, callbacks), experiment)
-        if spec is None:
-            group.require_trust(trust=trust)
-        config = group.config.model_copy(update=given)
-        if given:
-            group.write_config(config)
-        planned = [PlannedRun(each, group.run(each.seed).path, options=options) for each in expand_seeds(config)]
-        jobs = [replace(config_job(each, several=True), callbacks=callbacks) for each in planned]
-        return self._finish_group(group, jobs, parallel)
-
-    def finish(self, job: StudyJob, opened: Opened) -> Finished:
-        """Execute one opened run."""
-        if isinstance(opened, Experiment) and opened.config.python is None:
-            self._to_resume = opened.folder.path
-        repeated = isinstance(opened, RunFolder) or (isinstance(opened, Experiment) and opened.rounds_left == 0)
-        return Finished([job], [self.run_job(job, opened)], repeated=repeated)
-
-    def _finish_group(self, group: SeedGroupFolder, jobs: Sequence[StudyJob], parallel: int | None) -> Finished:
-        self._to_resume = group.path
-        self.display.expect(sum(job.rounds for job in jobs))
-        return Finished(jobs, self.run_jobs(jobs, parallel), group)
 
     def run_reusable(
         self,
@@ -443,7 +473,7 @@ class Session:
         entries: dict[str, ReportEntry] = {}
         for wave in independent_waves(configs):
             jobs = {
-                name: reusable_jobs(
+                name: plan_reusable(
                     config.model_copy(update={"name": name}),
                     parent,
                     (folder_names or {}).get(name, name),
@@ -452,17 +482,16 @@ class Session:
                 )
                 for name, config in wave.items()
             }
-            opened = iter(self.run_jobs([job for listed in jobs.values() for job in listed], parallel))
+            folders = iter(self.run_jobs([job for listed in jobs.values() for job in listed], None, parallel).folders)
             for name, listed in jobs.items():  # before the next wave continues these runs
-                members = [ReportEntry.from_folder(_path_of(next(opened))) for _ in listed]
-                entries[name] = ReportEntry.from_seeds(name, members)
+                entries[name] = ReportEntry.from_seeds(name, [ReportEntry.from_folder(next(folders)) for _ in listed])
         return {name: entries[name] for name in configs}
 
     def run_trials(
         self,
         search: Search,
         trials: int,
-        plan: Callable[[Mapping[str, Any]], Sequence[StudyJob]],
+        plan: Callable[[Mapping[str, Any]], Sequence[Job]],
         parallel: int | None = None,
     ) -> None:
         """Run the trials of a search until there are this many.
@@ -479,16 +508,15 @@ class Session:
             finished: Sequence[Opened] = ()
             if not search.prune and len(jobs) > 1 and parallel != 1:
                 with suppress(HansaError):  # it is raised again below, by the run that failed
-                    finished = self.run_jobs(jobs, parallel)
+                    finished = self.run_jobs(jobs, None, parallel).opened
             failed = False
             for place, job in enumerate(jobs):
                 trial.next_seed()
-                opened = None
                 try:
-                    opened = finished[place] if finished else self._open_shared(job)
-                    trial.report(opened.run.history if isinstance(opened, Experiment) else opened.history)
-                    if not finished:
-                        self.run_job(job, opened, [trial], stopped=trial.pruned)
+                    if finished:
+                        trial.report(history_of(finished[place]))
+                    else:
+                        self.run_jobs([job], None, 1, trial=trial)
                 except DamagedFileError:
                     raise
                 except HansaError as error:  # such as a learning rate at which every update is non-finite
@@ -498,61 +526,10 @@ class Session:
                     break
             trial.finish(failed=failed)
 
-    def _open_shared(self, job: StudyJob) -> Opened:
-        """Open a run; wait while another process executes it."""
-        while True:
-            try:
-                return job.open()
-            except InUseError:
-                if not job.shared:
-                    raise
-            if self.interrupt.received is not None:
-                raise self._interrupted()
-            time.sleep(WAIT_SECONDS)
 
-
-def python_jobs(
-    spec: PythonRun,
-    title: str,
-    seeds: Sequence[int] | None,
-    out: Path | str | None,
-    *,
-    overwrite: bool = False,
-    accept: Sequence[str] = (),
-) -> list[StudyJob]:
-    """Return a run of Python, or those of all seeds, as jobs: in memory, or in a folder.
-
-    Args:
-        spec: The run, with any seed.
-        title: Its name in the progress display.
-        seeds: The seeds, each of which has a folder below ``out``; None for the one of ``spec``.
-        out: The folder; None for runs in memory.
-        overwrite: Replace different runs in the folder, which are otherwise refused.
-        accept: Kinds of changes with which runs in the folder are continued.
-    """
-    how: IfExists = "replace" if overwrite else "resume"
-    options = {"rounds": spec.rounds, "workers": spec.options.workers, "accept": list(accept)}
-    specs = [spec] if seeds is None else [replace(spec, seed=seed) for seed in seeds]
-    titles = [title] if len(specs) == 1 else [f"{title}, seed {each.seed}" for each in specs]
-    planned: Sequence[PlannedRun | None] = [None] * len(specs)
-    if out is not None:
-        planned = plan_runs(spec, out, how, seeds, **options)[1]
-    callbacks = spec.options.callbacks
-    return [StudyJob(*each, callbacks) for each in zip(titles, specs, planned, strict=True)]
-
-
-def reusable_jobs(
-    config: Config, parent: Path, name: str, *, overwrite: bool = False, extend: bool = True
-) -> list[StudyJob]:
-    """Return the runs of all seeds of a configuration as jobs; see `hansa.runs.launch.plan_reusable_runs`."""
-    planned = plan_reusable_runs(config, parent, name, overwrite=overwrite, extend=extend)
-    return [config_job(each, several=config.seeds is not None) for each in planned]
-
-
-def config_job(planned: PlannedRun, *, several: bool) -> StudyJob:
-    """Return a planned run of a configuration as a job; its title names the seed if there are several."""
-    config = planned.config
-    return StudyJob(f"{config.title}, seed {config.seed}" if several else config.title, config, planned)
+def history_of(opened: Opened) -> Sequence[Record]:
+    """Return the records of all closed rounds of a run."""
+    return opened.run.history if isinstance(opened, Experiment) else opened.history
 
 
 def independent_waves(configs: Mapping[str, Config]) -> list[dict[str, Config]]:
@@ -563,18 +540,10 @@ def independent_waves(configs: Mapping[str, Config]) -> list[dict[str, Config]]:
     >>> [list(wave) for wave in independent_waves({"short": short, "long": long, "other": other})]
     [['short', 'other'], ['long']]
     """
-    waves: list[dict[str, Config]] = []
-    seen: dict[tuple[str, bool], int] = {}
+    waves: dict[int, dict[str, Config]] = {}
+    seen: Counter[str] = Counter()
     for name, config in configs.items():
-        several = config.seeds is not None
-        key = config_digest(config.model_copy(update={"seed": 0, "seeds": None}) if several else config), several
-        place = seen[key] = seen.get(key, -1) + 1
-        if place == len(waves):
-            waves.append({})
-        waves[place][name] = config
-    return waves
-
-
-def _path_of(opened: Opened) -> Path:
-    assert not isinstance(opened, Run)
-    return opened.folder.path if isinstance(opened, Experiment) else opened.path
+        key = digest_name("one run" if config.seeds is None else "seeds", config)
+        waves.setdefault(seen[key], {})[name] = config
+        seen[key] += 1
+    return list(waves.values())

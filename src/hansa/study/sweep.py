@@ -15,7 +15,7 @@ from hansa.runs.search import Axis, Search, parse_range, search_range
 if TYPE_CHECKING:
     from hansa.config import Config
     from hansa.study.report import RankedEntry
-    from hansa.study.session import Session, StudyJob
+    from hansa.study.session import Job, Session
 
 
 def parse_axes(grid: Sequence[str]) -> dict[str, Axis]:
@@ -115,7 +115,7 @@ def run_search(
     from hansa.runs.columns import MetricFacts
     from hansa.runs.experiment import config_digest
     from hansa.runs.seed_group import expand_seeds
-    from hansa.study.session import reusable_jobs
+    from hansa.study.session import plan_reusable
 
     base = configure({})
     of_seeds = expand_seeds(base)
@@ -139,9 +139,9 @@ def run_search(
         },
     )
 
-    def plan(point: Mapping[str, Any]) -> list[StudyJob]:
+    def plan(point: Mapping[str, Any]) -> list[Job]:
         name = point_name(point)
-        return reusable_jobs(configure(point).model_copy(update={"name": name}), folder, name)
+        return plan_reusable(configure(point).model_copy(update={"name": name}), folder, name)
 
     running.run_trials(search, trials, plan, parallel)
     return search
