@@ -41,12 +41,11 @@ def test_predictions_of_the_test_data_and_of_files(cli, folder, done):
     assert f"accuracy {100 * right:.1f}% of {len(rows)} rows" in result.stdout
     inputs = build.load_data(RunFolder(done).config).test_inputs[:4].numpy()
     np.save(folder / "some.npy", inputs)
-    np.savez(folder / "some.npz", inputs=inputs, other=inputs[:1])
     np.savetxt(
         folder / "some.csv", inputs, delimiter=",", header=",".join(map(str, ["a"] * inputs.shape[1])), comments=""
     )
     expected = hansa.predict(hansa.load_model(done), torch.from_numpy(inputs)).numpy()
-    for name in ("some.npy", "some.npz", "some.csv"):
+    for name in ("some.npy", "some.csv"):
         assert cli("predict", "x", name, "-o", "raw.npy").exit_code == 0
         assert np.allclose(np.load(folder / "raw.npy"), expected, atol=1e-5)
     np.save(folder / "wide.npy", np.zeros((2, 7), np.float32))

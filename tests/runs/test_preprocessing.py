@@ -305,5 +305,5 @@ def test_bytes_of_whole_images_are_averaged_as_the_training_images_were(tmp_path
     for model in (hansa.load_model("run"), hansa.load_model(hansa.export("run", "model.safetensors"))):
         assert "blocks of 2 x 2" in model.preprocessing.describe()
         assert torch.allclose(model.predict(whole).outputs, model.predict(small).outputs, atol=1e-5)
-    with pytest.raises(hansa.HansaError, match=r"\(1, 21, 21\): the model takes \(1, 14, 14\)"):
+    with pytest.raises(hansa.HansaError, match=r"\(1, 21, 21\): the model takes \(1, 28, 28\)"):
         model.predict(whole[:, :, :21, :21])

@@ -24,9 +24,7 @@ def predict(
     folder: Model,
     inputs: Annotated[
         Path | None,
-        typer.Argument(
-            help="Inputs: .csv, .npy, .npz or .safetensors. By default the test data of the run.", show_default=False
-        ),
+        typer.Argument(help="Inputs: .csv or .npy. By default the test data of the run.", show_default=False),
     ] = None,
     client: Annotated[
         int | None, typer.Option("--client", help="Use the model of this client, by default on its test rows.", min=0)
@@ -81,48 +79,42 @@ def export(
         say(f"{rows.rows} rows: {path}")
         return
     from hansa.runs import export
+    from hansa.runs.preprocessing import read_preprocessing
 
-    path, record = export.export(folder, to, trust=trust), export.exported_preprocessing(folder)
+    path = export.export(folder, to, trust=trust)
     say(f"model: {path}")
-    if record is None:
+    if (stored := read_preprocessing(export.sidecar_path(path))) is None:
         say("preprocessing: not recorded by the run. The file contains the bare model.", "yellow")
-    else:
-        say(f"preprocessing: {export.sidecar_path(path)} ({record.describe()})")
-        if path.suffix == ".onnx" and record.encoding is not None:
-            say("The graph takes encoded rows: the inputs of the schema in their order, float32.", "yellow")
-        elif path.suffix != ".onnx" and record.changes_inputs:
-            say("The state dict alone does not preprocess: load both with hansa.load_model.", "yellow")
+        return
+    say(f"preprocessing: {export.sidecar_path(path)} ({stored[0].describe() or 'none'})")
+    if path.suffix == ".onnx" and stored[0].encoding is not None:
+        say("The graph takes encoded rows: the inputs of the schema in their order, float32.", "yellow")
+    elif path.suffix != ".onnx" and stored[0].describe():
+        say("The state dict alone does not preprocess: load both with hansa.load_model.", "yellow")
 
 
 def _write_predictions(path: Path, predictions: Predictions) -> None:
-    import csv
     import io
 
     import numpy as np
+    import pandas
 
     from hansa.data.files import spreadsheet_text
     from hansa.runs.store.io import make_folder, write_file
 
     make_folder(path.parent.resolve())
-    outputs, targets = predictions.outputs, predictions.targets
+    outputs, targets, names = predictions.outputs, predictions.targets, predictions.class_names
     if path.suffix == ".npy":
         content = io.BytesIO()
         np.save(content, outputs.numpy(), allow_pickle=False)
         write_file(path, content.getvalue())
         return
-    if predictions.classes is not None:
-        columns, rows = ["prediction"], [[value] for value in predictions.classes.tolist()]
-        names = predictions.class_names
-        if any(name != str(place) for place, name in enumerate(names)):
-            columns, rows = [*columns, "class"], [[value, spreadsheet_text(names[value])] for (value,) in rows]
+    if predictions.classes is None:
+        table = pandas.DataFrame(outputs.reshape(len(outputs), -1).numpy()).add_prefix("output_")
     else:
-        flat = outputs.reshape(len(outputs), -1)
-        columns, rows = [f"output_{place}" for place in range(flat.shape[1])], flat.tolist()
+        table = pandas.DataFrame({"prediction": predictions.classes.numpy()})
+        if any(name != str(place) for place, name in enumerate(names)):
+            table["class"] = [spreadsheet_text(names[number]) for number in table["prediction"]]
     if targets is not None and targets.ndim == 1:
-        columns = [*columns, "target"]
-        rows = [[*row, target] for row, target in zip(rows, targets.tolist(), strict=True)]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", *columns])
-    writer.writerows([place, *row] for place, row in enumerate(rows))
-    write_file(path, text.getvalue().encode())
+        table["target"] = targets.numpy()
+    write_file(path, table.to_csv(index_label="row", lineterminator="\n").encode())

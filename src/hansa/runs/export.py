@@ -9,6 +9,8 @@ from __future__ import annotations
 import io as memory
 import logging
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,7 +44,6 @@ from hansa.training.losses import strip_weights
 log = logging.getLogger("hansa")
 
 FORMATS = (".safetensors", ".pt", ".onnx")
-__all__ = ["FORMATS", "Predictions", "export", "load_model", "predict", "predict_from_folder", "read_inputs"]
 
 
 class Predictions(NamedTuple):
@@ -90,21 +91,18 @@ class TrainedModel(nn.Module):
         super().__init__()
         self.module = module
         self.preprocessing = Preprocessing() if preprocessing is None else preprocessing
-        self.pipeline = self.preprocessing.pipeline() if pipeline is None else pipeline
+        self.pipeline = Pipeline(self.preprocessing.normalize) if pipeline is None else pipeline
         self.train(module.training)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        if self.pipeline and len(inputs) == 1:
-            return self.module(self.normalized(inputs[0]), **named)
-        return self.module(*inputs, **named)
-
-    def normalized(self, inputs: Any) -> Any:
-        """Return inputs after the normalisations of the run."""
+        if not self.pipeline or len(inputs) != 1:
+            return self.module(*inputs, **named)
+        (rows,) = inputs
         if not all(isinstance(part, normalize) for part in self.pipeline.parts):
-            return self.pipeline(inputs, Key(0), torch.Generator())
+            return self.module(self.pipeline(rows, Key(0), torch.Generator()), **named)
         for part in self.pipeline.parts:  # they draw nothing, and exporters can follow them
-            inputs = part(inputs, torch.default_generator)
-        return inputs
+            rows = part(rows, torch.default_generator)
+        return self.module(rows, **named)
 
     def predict(self, frame: Any, *, client: str | None = None, batch_size: int = 500) -> Predictions:
         """Return predictions for raw inputs.
@@ -115,25 +113,20 @@ class TrainedModel(nn.Module):
             client: For columns scaled by site, the client whose statistics are used.
             batch_size: How many rows to evaluate at a time.
         """
-        encoding, targets = self.preprocessing.encoding, None
-        if encoding is not None and not isinstance(frame, (Tensor, np.ndarray)):
-            rows, targets = encoding.inputs(frame, client), encoding.targets(frame)
-        elif isinstance(frame, (Tensor, np.ndarray)):
+        record, targets = self.preprocessing, None
+        if isinstance(frame, (Tensor, np.ndarray)):
             rows = torch.as_tensor(frame)
-            rows = rows if self.preprocessing.shape is None else self.preprocessing.read_tensor(rows)
+            rows = rows if record.shape is None else record.read_tensor(rows)
+        elif record.encoding is not None:
+            rows, targets = record.encoding.inputs(frame, client), record.encoding.targets(frame)
         else:
             raise HansaError(
                 f"predict: {type(frame).__name__}: expected a tensor: the model was not trained on tables."
             )
         dtype = trained_dtype(self.module)
         outputs = predict(self, rows.to(dtype) if rows.is_floating_point() else rows, batch_size)
-        return Predictions(outputs, self.classes_of(outputs), targets, self.class_names)
-
-    def classes_of(self, outputs: Tensor) -> Tensor | None:
-        """Return the class of each row of outputs; None if they are not one score per class."""
-        count = self.preprocessing.classes
-        labelled = count is not None and outputs.ndim == 2 and outputs.shape[1] == count
-        return outputs.argmax(1) if labelled else None
+        one_score_each = record.classes is not None and outputs.ndim == 2 and outputs.shape[1] == record.classes
+        return Predictions(outputs, outputs.argmax(1) if one_score_each else None, targets, self.class_names)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -219,30 +212,21 @@ def load_model(
     if _is_exported(Path(folder)):
         return _load_exported(Path(folder), model)
     run_folder = _find_run_folder(folder)
-    if model is None or client is not None or named_code(run_folder.config.data.augment):
+    config = run_folder.config
+    if model is None or client is not None or named_code(config.data.augment):
         run_folder.require_trust(trust=trust)
+    record, _ = read_preprocessing(run_folder / PREPROCESSING) or (None, {})
     if client is not None:
-        return _with_preprocessing(run_folder, _load_client_model(run_folder, client, algorithm, task))
-    if model is None:
-        if run_folder.config.python is not None:
-            raise HansaError(
-                f"{run_folder}: started in Python, so its model is not in the folder: load_model(..., model=YOURS)."
-            )
-        model = _model_factory(run_folder)
-    return _with_preprocessing(run_folder, _load_weights(run_folder, model))
-
-
-def _model_factory(run_folder: RunFolder) -> Callable[[], nn.Module]:
-    """Return the function that builds the model of a configuration, without its training data where possible."""
-    stored = read_preprocessing(run_folder / PREPROCESSING)
-    template = None if stored is None else stored[0].template()
-    return build.model_factory(run_folder.config, build.load_data(run_folder.config) if template is None else template)
-
-
-def _with_preprocessing(run_folder: RunFolder, module: nn.Module) -> TrainedModel:
-    """Return a module with the preprocessing of its run: that of the configuration, otherwise the recorded one."""
-    stored, config = read_preprocessing(run_folder / PREPROCESSING), run_folder.config
-    record = None if stored is None else stored[0]
+        module = _load_client_model(run_folder, client, algorithm, task)
+    elif model is None and config.python is not None:
+        raise HansaError(
+            f"{run_folder}: started in Python, so its model is not in the folder: load_model(..., model=YOURS)."
+        )
+    else:
+        if model is None:  # built without the training data where possible
+            template = None if record is None else record.template()
+            model = build.model_factory(config, build.load_data(config) if template is None else template)
+        module = _load_weights(run_folder, model)
     if config.python is None:
         return TrainedModel(module, record, as_pipeline(AUGMENT.build(config.data.augment) or ()).test_pipeline())
     if record is not None and record.own:
@@ -372,12 +356,9 @@ def _predict_file(
 ) -> Predictions:
     if preprocessing is not None:
         stored = read_preprocessing(Path(preprocessing))
-        if stored is None:
-            raise HansaError(f"{preprocessing}: no such file: expected the {PREPROCESSING} of a site.")
-        own, used = (None if each is None else each.schema.sha256 for each in (model.preprocessing.encoding,
-                                                                              stored[0].encoding))  # fmt: skip
-        if own != used:
-            raise HansaError(f"{preprocessing}: has the schema {used}, the model {own}. Take the one of the same run.")
+        own = model.preprocessing.encoding
+        if stored is None or own is None or stored[0].encoding is None or stored[0].encoding.schema != own.schema:
+            raise HansaError(f"{preprocessing}: expected the {PREPROCESSING} of a site, with the model's schema.")
         model = TrainedModel(model.module, stored[0], model.pipeline)
     if model.preprocessing.encoding is not None and Path(inputs).suffix.lower() == ".csv":
         return model.predict(inputs, client=site)
@@ -385,24 +366,19 @@ def _predict_file(
 
 
 def read_inputs(path: Path | str) -> Tensor:
-    """Read inputs from .npy, .npz, .safetensors (the array ``inputs``, or the only one) or .csv of numbers."""
+    """Read inputs from .npy, or .csv of numbers with or without a header."""
     path = Path(path)
     try:
         if path.suffix == ".npy":
             return torch.from_numpy(np.load(path, allow_pickle=False))
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
-                return torch.from_numpy(_only(path, {name: arrays[name] for name in arrays.files}))
-        if path.suffix == ".safetensors":
-            tensor: Tensor = _only(path, safetensors.torch.load(path.read_bytes()))
-            return tensor
         if path.suffix == ".csv":
-            lines = path.read_text(encoding="utf-8").splitlines()
-            skip = 0 if lines and _numeric(lines[0]) else 1
-            return torch.from_numpy(np.loadtxt(lines, delimiter=",", skiprows=skip, ndmin=2, dtype=np.float32))
-    except (OSError, ValueError, TypeError, safetensors.SafetensorError) as error:
+            read = partial(np.loadtxt, path, delimiter=",", ndmin=2, dtype=np.float32)
+            with suppress(ValueError):  # of the header
+                return torch.from_numpy(read())
+            return torch.from_numpy(read(skiprows=1))
+    except (OSError, ValueError, TypeError) as error:
         raise HansaError(f"{path}: {error}") from error
-    raise HansaError(f"{path}: expected .npy, .npz, .safetensors or .csv.")
+    raise HansaError(f"{path}: expected .npy or .csv.")
 
 
 def export(
@@ -446,20 +422,11 @@ def export(
     if stored is None:
         log.warning("%s: the preprocessing of the run is not recorded: the exported model does not carry it", path)
     else:
-        section = run_folder.config.model if run_folder.config.python is None else None
-        named = None if section is None or section.factory is not None else {"name": section.name, **_options(section)}
+        section, named = run_folder.config.model, None
+        if run_folder.config.python is None and section.factory is None:
+            named = {"name": section.name} | ({"options": section.options} if section.options else {})
         write_preprocessing(sidecar_path(path), stored[0], model_sha256=io.sha256(content), model=named)
     return path
-
-
-def exported_preprocessing(folder: Path | str) -> Preprocessing | None:
-    """Return the preprocessing that an export of a run folder carries; None if the run did not record it."""
-    stored = read_preprocessing(_find_run_folder(folder) / PREPROCESSING)
-    return None if stored is None else stored[0]
-
-
-def _options(section: ModelSection) -> dict[str, Any]:
-    return {"options": section.options} if section.options else {}
 
 
 @allow_code()
@@ -518,19 +485,3 @@ def _fill(model: Callable[[], nn.Module], state: dict[str, Tensor], source: str)
                 tensor.data = tensor.data.to(dtype)
     module.load_state_dict(state)
     return module.eval()
-
-
-def _only(path: Path, arrays: dict[str, Any]) -> Any:
-    if "inputs" in arrays:
-        return arrays["inputs"]
-    if len(arrays) != 1:
-        raise HansaError(f"{path}: expected an array called inputs, found {', '.join(sorted(arrays)) or 'none'}.")
-    return next(iter(arrays.values()))
-
-
-def _numeric(line: str) -> bool:
-    try:
-        [float(word) for word in line.split(",")]
-    except ValueError:
-        return False
-    return True
