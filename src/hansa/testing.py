@@ -26,8 +26,8 @@ from hansa.aggregate import Aggregator, BaseAggregator
 from hansa.aggregate.base import Combined, check_weights
 from hansa.compress import Coder, Compressor, Downlink, Packet, PacketError, Uplink, accumulate, decode
 from hansa.compress.base import Mergeable, packet_kind
+from hansa.compress.links import BaseUplink
 from hansa.compress.packet import floats, make_packet
-from hansa.compress.uplink import BaseUplink
 from hansa.core.citations import check_citations
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key

@@ -12,7 +12,7 @@ import torch
 import hansa
 from contracts.small import bowls
 from hansa.aggregate.base import Participant, Participants, sum_updates
-from hansa.compress import codec, sign, uplink
+from hansa.compress import links, sign
 from hansa.core import native
 from hansa.core.types import EncodedUpdate, Population, RoundContext, Update
 from hansa.core.vectors import arithmetic
@@ -62,7 +62,7 @@ def test_participants_in_columns_are_a_sequence() -> None:
 
 @pytest.mark.parametrize("preset", ["fedavg", "fednova"])
 def test_compressed_updates_are_never_all_decoded_at_once(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    living, most, decoded = 0, 0, 0
+    living, most, decoded, decode = 0, 0, 0, links.decode
 
     def ended() -> None:
         nonlocal living
@@ -70,7 +70,7 @@ def test_compressed_updates_are_never_all_decoded_at_once(preset: str, monkeypat
 
     def counted(*arguments: Any, **words: Any) -> torch.Tensor:
         nonlocal living, most, decoded
-        vector = codec.decode(*arguments, **words)
+        vector = decode(*arguments, **words)
         if vector is arguments[0].content:  # the broadcast, which is nobody's copy
             return vector
         weakref.finalize(vector, ended)
@@ -78,9 +78,9 @@ def test_compressed_updates_are_never_all_decoded_at_once(preset: str, monkeypat
         most = max(most, living)
         return vector
 
-    monkeypatch.setattr(uplink, "decode", counted)
+    monkeypatch.setattr(links, "decode", counted)
     task = bowls(100, dim=30, dtype=torch.float32)
-    algorithm = hansa.presets.get(preset, steps=2).on("model", uplink=uplink.memoryless(sign()))
+    algorithm = hansa.presets.get(preset, steps=2).on("model", uplink=links.memoryless(sign()))
     run = hansa.run(algorithm, task, rounds=2, workers=1)
     assert run.history[-1]["participants"] == 100
     assert decoded >= 400, "every update is decoded to be checked and again to be added"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hansa.compress import bits
+from hansa.compress import codes as coding
 from hansa.compress.packet import PacketError
 
 numbers = st.lists(st.integers(0, 2**40), max_size=60)
@@ -29,16 +29,16 @@ def test_packed_codes_are_whole_low_bytes_then_the_high_bits_in_order(data, widt
         expected += bytes(code >> (8 * plane) & 0xFF for code in codes)
     high = width % 8
     expected += digits("".join(f"{code >> (width - high):0{high}b}"[::-1] for code in codes) if high else "")
-    packed = bits.pack_codes(np.array(codes, np.int64), width)
+    packed = coding.pack_codes(np.array(codes, np.int64), width)
     assert packed == expected
-    assert len(packed) == bits.packed_size(count, width)
-    assert bits.unpack_codes(packed, width, count).tolist() == codes
+    assert len(packed) == coding.packed_size(count, width)
+    assert coding.unpack_codes(packed, width, count).tolist() == codes
 
 
 @pytest.mark.parametrize("width", [1, 3, 6, 7, 8, 12])
 def test_packing_more_codes_than_one_chunk_gives_them_back(width):
-    codes = np.random.default_rng(width).integers(0, 2**width, 8 * bits.CHUNK + 1003)
-    assert np.array_equal(bits.unpack_codes(bits.pack_codes(codes, width), width, codes.size), codes)
+    codes = np.random.default_rng(width).integers(0, 2**width, 8 * coding.CHUNK + 1003)
+    assert np.array_equal(coding.unpack_codes(coding.pack_codes(codes, width), width, codes.size), codes)
 
 
 @relaxed
@@ -51,9 +51,9 @@ def test_varints_are_base_128_with_the_high_bit_for_more(values):
             value //= 128
         expected.append(value)
     array = np.array(values, np.int64)
-    assert bits.encode_varints(array) == bytes(expected)
-    assert int(bits.varint_lengths(array).sum()) == len(expected)
-    assert bits.decode_varints(bytes(expected), len(values)).tolist() == values
+    assert coding.encode_varints(array) == bytes(expected)
+    assert int(coding.varint_lengths(array).sum()) == len(expected)
+    assert coding.decode_varints(bytes(expected), len(values)).tolist() == values
 
 
 @relaxed
@@ -61,29 +61,29 @@ def test_varints_are_base_128_with_the_high_bit_for_more(values):
 def test_golomb_rice_is_a_unary_quotient_and_a_packed_remainder(values, width):
     unary = digits("".join("0" * (value >> width) + "1" for value in values))
     array = np.array(values, np.int64)
-    expected = unary + bits.pack_codes(array % 2**width, width)
-    assert bits.encode_rice(array, width) == expected
-    assert bits.rice_size(array, width) == len(expected)
-    assert bits.decode_rice(expected, width, len(values)).tolist() == values
+    expected = unary + coding.pack_codes(array % 2**width, width)
+    assert coding.encode_rice(array, width) == expected
+    assert coding.rice_size(array, width) == len(expected)
+    assert coding.decode_rice(expected, width, len(values)).tolist() == values
 
 
 @pytest.mark.parametrize(
     ("read", "complaint"),
     [
-        (lambda: bits.unpack_codes(b"\x80", 3, 2), "padding"),
-        (lambda: bits.unpack_codes(b"\x00\x00", 3, 2), "packed codes"),
-        (lambda: bits.decode_varints(b"\x80\x00", 1), "longer than its number needs"),
-        (lambda: bits.decode_varints(b"\x01\x80", 1), "varints"),
-        (lambda: bits.decode_varints(b"\x01\x01", 1), "varints"),
-        (lambda: bits.decode_varints(b"\xff" * 8 + b"\x01", 1), "longer"),
-        (lambda: bits.decode_varints(b"\x01", 0), "varints"),
-        (lambda: bits.decode_rice(b"\x01\x00", 0, 1), "longer than its codes need"),
-        (lambda: bits.decode_rice(b"\x03", 0, 1), "marks 2"),
-        (lambda: bits.decode_rice(b"", 3, 1), "cannot hold"),
-        (lambda: bits.decode_rice(b"\x01", 0, 0), "cannot hold"),
-        (lambda: bits.decode_bitmap(b"\x11", 2, 4, "bitmap"), "padding"),
-        (lambda: bits.decode_bitmap(b"\x01", 2, 4, "bitmap"), "marks 1"),
-        (lambda: bits.decode_bitmap(b"\x01\x00", 1, 4, "bitmap"), "2 bytes of bitmap"),
+        (lambda: coding.unpack_codes(b"\x80", 3, 2), "padding"),
+        (lambda: coding.unpack_codes(b"\x00\x00", 3, 2), "packed codes"),
+        (lambda: coding.decode_varints(b"\x80\x00", 1), "longer than its number needs"),
+        (lambda: coding.decode_varints(b"\x01\x80", 1), "varints"),
+        (lambda: coding.decode_varints(b"\x01\x01", 1), "varints"),
+        (lambda: coding.decode_varints(b"\xff" * 8 + b"\x01", 1), "longer"),
+        (lambda: coding.decode_varints(b"\x01", 0), "varints"),
+        (lambda: coding.decode_rice(b"\x01\x00", 0, 1), "longer than its codes need"),
+        (lambda: coding.decode_rice(b"\x03", 0, 1), "marks 2"),
+        (lambda: coding.decode_rice(b"", 3, 1), "cannot hold"),
+        (lambda: coding.decode_rice(b"\x01", 0, 0), "cannot hold"),
+        (lambda: coding.decode_bitmap(b"\x11", 2, 4, "bitmap"), "padding"),
+        (lambda: coding.decode_bitmap(b"\x01", 2, 4, "bitmap"), "marks 1"),
+        (lambda: coding.decode_bitmap(b"\x01\x00", 1, 4, "bitmap"), "2 bytes of bitmap"),
     ],
 )
 def test_streams_that_no_encoder_writes_are_refused(read, complaint):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hansa.compress import Packet, PacketError, accumulate, decode, grid, replica, top_k
-from hansa.compress import entropy_coding as plane_code
+from hansa.compress import codes as coding
 from hansa.compress.grid import exceeds_grid, finest_exponent, round_to_grid
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
@@ -25,9 +25,9 @@ relaxed = settings(deadline=None, max_examples=60)
 @given(st.lists(st.one_of(st.integers(-3, 3), st.integers(-(2**24), 2**24)), min_size=1, max_size=400))
 def test_numbers_of_any_size_come_back(numbers) -> None:
     array = np.array(numbers, np.int64)
-    data = plane_code.encode_integers(array)
-    assert plane_code.decode_integers(memoryview(data), array.size, 24).tolist() == numbers
-    assert len(data) <= plane_code.max_nbytes(array.size, 24)
+    data = coding.encode_integers(array)
+    assert coding.decode_integers(memoryview(data), array.size, 24).tolist() == numbers
+    assert len(data) <= coding.max_nbytes(array.size, 24)
 
 
 @pytest.mark.parametrize("spread", [0.2, 0.5, 1.0, 4.0, 300.0])
@@ -36,17 +36,18 @@ def test_numbers_take_at_most_a_tenth_more_than_their_entropy(spread, kind) -> N
     array = np.rint(getattr(np.random.default_rng(0), kind)(0, spread, 100_000)).astype(np.int64)
     _, counts = np.unique(array, return_counts=True)
     entropy = -(counts * np.log2(counts / array.size)).sum()
-    assert 8 * len(plane_code.encode_integers(array)) <= 1.1 * entropy
+    assert 8 * len(coding.encode_integers(array)) <= 1.1 * entropy
 
 
 def test_each_block_gets_the_code_that_suits_it() -> None:
     draw = np.random.default_rng(1)
-    dense, sparse = draw.integers(-3, 4, plane_code.BLOCK), (draw.random(plane_code.BLOCK) < 0.01).astype(np.int64)
-    both = np.concatenate([dense, sparse])
-    assert len(plane_code.encode_integers(both)) == sum(
-        len(plane_code.encode_integers(part)) for part in (dense, sparse)
+    dense, sparse = (
+        draw.integers(-3, 4, coding.BLOCK),
+        (draw.random(coding.BLOCK) < 0.01).astype(np.int64),
     )
-    assert np.array_equal(plane_code.decode_integers(memoryview(plane_code.encode_integers(both)), both.size, 24), both)
+    both = np.concatenate([dense, sparse])
+    assert len(coding.encode_integers(both)) == sum(len(coding.encode_integers(part)) for part in (dense, sparse))
+    assert np.array_equal(coding.decode_integers(memoryview(coding.encode_integers(both)), both.size, 24), both)
 
 
 @relaxed

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hansa.compress import bits
-from hansa.compress.index_coding import BITMAP, RICE, VARINT, EncodedIndices, decode_indices, encode_indices
+from hansa.compress import codes as coding
+from hansa.compress.codes import BITMAP, RICE, VARINT, EncodedIndices, decode_indices, encode_indices
 from hansa.compress.packet import PacketError
 
 
@@ -49,8 +49,8 @@ def test_each_code_wins_where_it_is_shortest():
         gaps = np.diff(chosen, prepend=-1) - 1
         alternatives = [
             -(-dim // 8),
-            len(bits.encode_varints(gaps)),
-            *(len(bits.encode_rice(gaps, width)) for width in range(20)),
+            len(coding.encode_varints(gaps)),
+            *(len(coding.encode_rice(gaps, width)) for width in range(20)),
         ]
         assert len(encode_indices(chosen, dim).data) == min(alternatives)
 
@@ -58,9 +58,9 @@ def test_each_code_wins_where_it_is_shortest():
 @pytest.mark.parametrize(
     ("coded", "count", "complaint"),
     [
-        (EncodedIndices(VARINT, 0, bits.encode_varints(np.array([90, 9]))), 2, "beyond"),
-        (EncodedIndices(VARINT, 0, bits.encode_varints(np.array([2**40]))), 1, "beyond"),
-        (EncodedIndices(RICE, 3, bits.encode_rice(np.array([60, 60]), 3)), 2, "beyond"),
+        (EncodedIndices(VARINT, 0, coding.encode_varints(np.array([90, 9]))), 2, "beyond"),
+        (EncodedIndices(VARINT, 0, coding.encode_varints(np.array([2**40]))), 1, "beyond"),
+        (EncodedIndices(RICE, 3, coding.encode_rice(np.array([60, 60]), 3)), 2, "beyond"),
         (EncodedIndices(RICE, 8, b"\x01\x00"), 1, "remainder bits"),
         (EncodedIndices(RICE, 255, b"\x01\x00"), 1, "remainder bits"),
         (EncodedIndices(3, 0, b"\x00"), 1, "unknown index code"),
@@ -79,4 +79,4 @@ def test_sums_of_gaps_that_overflow_64_bits_are_refused():
     dim = 2**50
     gaps = np.full(2**14, dim - 1)
     with pytest.raises(PacketError, match="beyond"):
-        decode_indices(EncodedIndices(VARINT, 0, bits.encode_varints(gaps)), gaps.size, dim)
+        decode_indices(EncodedIndices(VARINT, 0, coding.encode_varints(gaps)), gaps.size, dim)

@@ -11,15 +11,15 @@ import torch
 
 from core.native.sets import each_set
 from hansa.compress import Coder, Packet, accumulate, cast, decode, grid, identity, quantize, sign, top_k
-from hansa.compress import entropy_coding as plane_code
-from hansa.compress.bits import pack_codes
+from hansa.compress import codes as coding
+from hansa.compress.codes import pack_codes
 from hansa.compress.packet import empty_buffer
 from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.vectors import kernels
 
-SIZES = (1, 8, 63, 65, 1000, plane_code.BLOCK + 5)
+SIZES = (1, 8, 63, 65, 1000, coding.BLOCK + 5)
 CODERS: list[Coder] = [
     *(grid(coarseness) for coarseness in (1e-9, 0.05, 0.5, 2.0, 20.0)),
     cast("float16"),
@@ -64,7 +64,7 @@ def test_packets_do_not_depend_on_native_code(monkeypatch, coder, isa) -> None:
 @pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize("coder", [coder for coder in CODERS if not isinstance(coder, top_k)], ids=repr)
 def test_decoded_vectors_do_not_depend_on_native_code(monkeypatch, coder, isa) -> None:
-    for size in (1, 65, 1027, plane_code.BLOCK + 5):
+    for size in (1, 65, 1027, coding.BLOCK + 5):
         for name, values in vectors(size).items():
             x = torch.from_numpy(values)
             packet = bytes(coder.encode(x, Key(size)).bytes)
@@ -113,7 +113,7 @@ def test_every_half_below_one_is_its_value(isa, brain) -> None:
 def test_truncated_and_padded_codes_are_refused(isa) -> None:
     draw = np.random.default_rng(5)
     numbers = np.rint(draw.standard_normal(400) * np.exp(draw.standard_normal(400))).astype(np.int64) * 5
-    data = plane_code.encode_integers(numbers)
+    data = coding.encode_integers(numbers)
     for size in (*range(len(data)), len(data) + 1):  # each in memory of its own: reading beyond it is noticed
         cut = np.frombuffer((data + b"\0")[:size], np.uint8).copy()
         assert kernels.bit_planes_unpack(cut, numbers.size, isa) is None, size
@@ -136,11 +136,11 @@ def test_whole_numbers_up_to_the_widest_are_coded_alike(isa) -> None:
     for bits in (1, 3, 9, 17, 24):
         numbers = draw.integers(-(1 << bits), (1 << bits) + 1, 20_011).astype(np.int32)
         numbers[::7] = 0
-        room = plane_code.max_nbytes(numbers.size, 24)
-        assert kernels.bit_planes_pack(numbers, room, isa=isa).tobytes() == plane_code.encode_integers(
+        room = coding.max_nbytes(numbers.size, 24)
+        assert kernels.bit_planes_pack(numbers, room, isa=isa).tobytes() == coding.encode_integers(
             numbers.astype(np.int64)
         )
-        data = np.frombuffer(plane_code.encode_integers(numbers), np.uint8)
+        data = np.frombuffer(coding.encode_integers(numbers), np.uint8)
         decoded = kernels.bit_planes_unpack(data, numbers.size, isa)
         assert decoded is not None
         assert np.array_equal(decoded, numbers)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import hansa
 from hansa import Key, pace, presets
 from hansa.core.types import Population
-from hansa.pace.clock import VirtualClock
+from hansa.pace.events import VirtualClock
 from hansa.rounds import ServerState
 from hansa.rounds.pacing import open_paced_round
 from oracle import asynchronous as oracle

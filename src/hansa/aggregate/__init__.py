@@ -1,10 +1,8 @@
 """Aggregators: how the server combines the updates of a round."""
 
-from hansa.aggregate.aware import aware
+from hansa.aggregate.aware import aware, chi_square, diversity, mgda, surrogate_diversity
 from hansa.aggregate.base import Aggregator, BaseAggregator, Combined, client_weights, normalize_weights
-from hansa.aggregate.diversity import chi_square, diversity, surrogate_diversity
 from hansa.aggregate.mean import mean, nova
-from hansa.aggregate.mgda import mgda
 from hansa.aggregate.min_norm import Certificate, MinNorm, min_norm
 from hansa.aggregate.robust import clipped, krum, median, trimmed_mean
 from hansa.aggregate.staleness import Discount, calibrated, constant, discounted, hinge, mixed_models, polynomial

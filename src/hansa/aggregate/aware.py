@@ -1,7 +1,8 @@
-"""FedAWARE: the shortest combination of all clients' momenta, which maximises gradient diversity."""
+"""Min-norm directions: FedAWARE over the momenta of all clients, FedMGDA+ over updates; gradient diversity."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -14,12 +15,12 @@ from hansa.aggregate.base import (
     Weights,
     check_weights,
     client_weights,
+    gram_matrix,
     normalize_weights,
     sum_updates,
 )
-from hansa.aggregate.diversity import chi_square, diversity, surrogate_diversity
 from hansa.aggregate.min_norm import SOLVERS, MinNormSolver, min_norm
-from hansa.core.errors import HansaError, check_decay, invalid_argument, suggestion
+from hansa.core.errors import HansaError, check_decay, check_fraction, invalid_argument, suggestion
 from hansa.core.types import RoundContext, RowReader, State, Update, Vector, in_client_order
 from hansa.core.vectors import arithmetic
 from hansa.server import ServerTransform
@@ -225,3 +226,98 @@ def _projected(step: Vector, direction: Vector) -> Vector:
     s, d = step.double(), direction.double()
     square = float(d @ d)
     return (d * (float(s @ d) / square if square else 0.0)).to(step)
+
+
+@dataclass(frozen=True, slots=True)
+class mgda(BaseAggregator):
+    """u_i = Delta_i/||Delta_i||; lambda = argmin ||sum lambda_i u_i|| over the simplex, |lambda_i - 1/M| <= epsilon;
+    Delta = sum lambda_i u_i (FedMGDA+, Hu 2022).
+
+    epsilon = 1 is the whole simplex, epsilon = 0 the plain mean of unit updates. Zero updates are left out.
+
+    Args:
+        epsilon: Largest distance of a weight from 1/M; 1 does not constrain.
+
+    >>> import torch
+    >>> from hansa.core.types import Population, RoundContext, Update
+    >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]
+    >>> ctx = RoundContext(1, Population((10, 10, 10)), (0, 1, 2))
+    >>> mgda().combine(updates, {}, ctx).vector
+    tensor([1.])
+    """
+
+    epsilon: float = 1.0
+    cites: ClassVar[tuple[str, ...]] = ("hu2022",)
+    on_device: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_fraction("mgda", "epsilon", self.epsilon, "1 leaves the weights free on the simplex.", above_zero=False)
+
+    def init(self, dim: int, population: int) -> State:
+        return {}
+
+    def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
+        ordered = in_client_order(updates)
+        products = gram_matrix([update.vector for update in ordered])
+        norms = products.diagonal().sqrt()
+        moving = [i for i in range(len(ordered)) if norms[i] > 0]
+        if not moving:
+            return Combined(ordered[0].vector.clone(), state, {"weights": [0.0] * len(ordered)})
+        scale = 1 / norms[moving]
+        unit = products[moving][:, moving] * scale[:, None] * scale[None, :]
+        uniform = 1 / len(moving)
+        solved = min_norm(unit, lower=max(0.0, uniform - self.epsilon), upper=min(1.0, uniform + self.epsilon)).weights
+        coefficients = [0.0] * len(ordered)
+        weights = [0.0] * len(ordered)
+        for position, i in enumerate(moving):
+            weights[i] = float(solved[position])
+            coefficients[i] = float(solved[position] * scale[position])
+        return Combined(sum_updates(ordered, coefficients), state, {"weights": weights})
+
+
+def diversity(squares: Sequence[float], weights: Sequence[float], combined: float) -> float:
+    """Return D = sqrt( sum lambda_i ||g_i||^2 / ||sum lambda_i g_i||^2 ) >= 1 (Def. 3.1).
+
+    Args:
+        squares: Squared norms ||g_i||^2.
+        weights: Weights lambda of the objective.
+        combined: Squared norm ||sum lambda_i g_i||^2.
+
+    >>> round(diversity([1.0, 1.0], [0.5, 0.5], 0.5), 6)
+    1.414214
+    """
+    if combined <= 0:
+        return math.inf if any(squares) else 1.0
+    return math.sqrt(math.fsum(w * s for w, s in zip(weights, squares, strict=True)) / combined)
+
+
+def surrogate_diversity(squares: Sequence[float], weights: Sequence[float], surrogate: float) -> float:
+    """Return D~ = sqrt( sum lambda_i ||g_i||^2 / ||sum lambda~_i g_i||^2 ) (Def. 3.2).
+
+    The numerator has the objective's weights lambda, the denominator the direction's weights lambda~.
+
+    Args:
+        squares: Squared norms ||g_i||^2.
+        weights: Weights lambda of the objective.
+        surrogate: Squared norm ||sum lambda~_i g_i||^2.
+
+    >>> round(surrogate_diversity([1.0, 9.0], [0.5, 0.5], 0.9), 6)  # sqrt(5 / 0.9)
+    2.357023
+    """
+    return diversity(squares, weights, surrogate)
+
+
+def chi_square(used: Sequence[float], weights: Sequence[float]) -> float:
+    """Return chi^2 = sum lambda~_i^2 / lambda_i^2, how far the direction's weights are from the objective's (Thm. 4.1).
+
+    It is n for lambda~ = lambda, and at uniform lambda n^2 sum lambda~_i^2: up to n^2 for a single client.
+
+    Args:
+        used: Weights lambda~ of the direction.
+        weights: Weights lambda of the objective.
+
+    >>> chi_square([0.25, 0.75], [0.5, 0.5])
+    2.5
+    """
+    pairs = [(f, w) for f, w in zip(used, weights, strict=True) if f]
+    return math.inf if any(w == 0 for _, w in pairs) else math.fsum((f / w) ** 2 for f, w in pairs)

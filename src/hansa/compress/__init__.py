@@ -10,14 +10,22 @@
 from __future__ import annotations
 
 from hansa.compress.base import Coder, Compressor
-from hansa.compress.codec import accumulate, decode
 from hansa.compress.dense import cast, identity, sign
-from hansa.compress.downlink import Downlink, ServerBroadcast, replica
 from hansa.compress.grid import grid
+from hansa.compress.links import (
+    Downlink,
+    ServerBroadcast,
+    Uplink,
+    accumulate,
+    decode,
+    direct,
+    error_feedback,
+    memoryless,
+    replica,
+)
 from hansa.compress.packet import Packet, PacketError
 from hansa.compress.quantize import quantize
 from hansa.compress.sparse import random_k, top_k
-from hansa.compress.uplink import Uplink, direct, error_feedback, memoryless
 
 __all__ = [
     "Coder",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from hansa.compress import entropy_coding
+from hansa.compress import codes as coding
 from hansa.compress.base import Coder, ParsedPayload
 from hansa.compress.packet import (
     Array,
@@ -77,7 +77,7 @@ class grid(Coder):
         head = HEAD.pack(exponent, exponent if finest is None else finest)
         most = math.ldexp(float(np.finfo(x.dtype).max), -exponent) if exponent > 0 else math.inf
         if native_array(x):
-            capacity, edge = entropy_coding.max_nbytes(x.size, BITS[4]), 1 << BITS[4]
+            capacity, edge = coding.max_nbytes(x.size, BITS[4]), 1 << BITS[4]
             return [
                 head,
                 kernels.bit_planes_pack(x, capacity, exponent, edge if most > edge else math.floor(most)).data,
@@ -88,10 +88,10 @@ class grid(Coder):
             codes[start : start + CHUNK] = (
                 np.clip(piece, -math.floor(most), math.floor(most)) if most < LARGE else piece
             )
-        return [head, entropy_coding.encode_integers(codes)]
+        return [head, coding.encode_integers(codes)]
 
     def max_payload(self, dim: int, itemsize: int) -> int:
-        return HEAD.size + entropy_coding.max_nbytes(dim, BITS[itemsize])
+        return HEAD.size + coding.max_nbytes(dim, BITS[itemsize])
 
     def parse(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> ParsedPayload:
         return Lattice.parse(payload, dim, dtype)
@@ -156,7 +156,7 @@ class Lattice:
     @classmethod
     def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any]) -> Lattice:
         exponent, finest = exponents(view, dtype)
-        codes = entropy_coding.decode_integers(view[HEAD.size :], dim, BITS[dtype.itemsize])
+        codes = coding.decode_integers(view[HEAD.size :], dim, BITS[dtype.itemsize])
         highest = max(int(codes.max()), -int(codes.min())) if exponent > 0 else 0
         if exponent > 0 and highest > math.ldexp(float(np.finfo(dtype).max), -exponent):
             raise PacketError(f"packet: {highest} times 2^{exponent} is beyond {dtype}.")
@@ -185,7 +185,7 @@ class Lattice:
         return make_packet(
             "grid",
             like,
-            [HEAD.pack(self.exponent + shift, self.finest), entropy_coding.encode_integers(self.codes >> shift)],
+            [HEAD.pack(self.exponent + shift, self.finest), coding.encode_integers(self.codes >> shift)],
         )
 
     def write(self, out: Array) -> None:

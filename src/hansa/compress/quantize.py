@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hansa.compress.base import Coder, ParsedPayload, check_size
-from hansa.compress.bits import pack_codes, packed_size, unpack_codes
+from hansa.compress.codes import pack_codes, packed_size, unpack_codes
 from hansa.compress.packet import Array, Buffer, PacketError, check_all_finite, native_array, nonfinite_error
 from hansa.core.errors import check_integer, invalid_argument
 from hansa.core.keys import Key

@@ -11,10 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hansa.compress import chunked
-from hansa.compress import index_coding as index_code
 from hansa.compress.base import Coder, ParsedPayload
+from hansa.compress.codes import VARINT, EncodedIndices, decode_indices, encode_indices
 from hansa.compress.dense import cast, identity, sign
-from hansa.compress.index_coding import EncodedIndices
 from hansa.compress.packet import Array, Buffer, PacketError, check_all_finite, read_kind, write_kind
 from hansa.compress.quantize import quantize
 from hansa.core.counts import floor_share
@@ -102,7 +101,7 @@ class top_k(Coder):
         chosen = chunked.top_k_indices(x, k, "top_k.encode")
         coder = value_coder("top_k", self.values)
         values = coder.payload(x[chosen], key) if chosen.size else []
-        coded = index_code.encode_indices(chosen, x.size) if chosen.size else EncodedIndices(index_code.VARINT, 0, b"")
+        coded = encode_indices(chosen, x.size) if chosen.size else EncodedIndices(VARINT, 0, b"")
         code, name = write_kind(coder.kind)
         head = TOP.pack(chosen.size, len(coded.data), coded.code, coded.width, code)
         return [head, name, coded.data, *values]
@@ -137,11 +136,11 @@ class SparseValues:
         if count > dim or length > len(rest):
             raise PacketError(f"packet: {count} entries and {length} bytes of indices cannot be in a vector of {dim}.")
         if not count:
-            if len(rest) or code != index_code.VARINT or width:
+            if len(rest) or code != VARINT or width:
                 raise PacketError("packet: bytes follow a top_k payload without entries.")
             return cls(np.empty(0, np.int64), np.empty(0, dtype))
         numbers = _read_values(coder, rest[length:], count, dtype)
-        return cls(index_code.decode_indices(EncodedIndices(code, width, rest[:length]), count, dim), numbers)
+        return cls(decode_indices(EncodedIndices(code, width, rest[:length]), count, dim), numbers)
 
     def write(self, out: Array) -> None:
         out[:] = 0

@@ -14,7 +14,7 @@ from hansa.config import allow_code, build
 from hansa.config.sections import EngineSection, EvaluateSection
 from hansa.core.errors import HansaError
 from hansa.federation.serve import clients_by_site
-from hansa.pace.clock import RecordedClock
+from hansa.pace.events import RecordedClock
 from hansa.rounds.messages import DroppedClient, Report, WorkOrder
 from hansa.runs.driver import Run
 from hansa.runs.experiment import build_run

@@ -22,8 +22,15 @@ from hansa.compress import Packet, sign
 from hansa.core.errors import add_step
 from hansa.core.keys import Key
 from hansa.core.native import abi
-from hansa.core.native.client_kernel import ClientKernel
-from hansa.core.native.cohort_kernel import GROUP, TURN, ChangeSums, CohortKernel, LazyCohortKernel, MixingLinks
+from hansa.core.native.clients import (
+    GROUP,
+    TURN,
+    ChangeSums,
+    ClientKernel,
+    CohortKernel,
+    LazyCohortKernel,
+    MixingLinks,
+)
 from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.core.vectors import allocator

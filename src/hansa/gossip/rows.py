@@ -17,7 +17,7 @@ import scipy
 import torch
 
 from hansa.core.devices import copy_to_device, index_on_device, on_host, where_float64
-from hansa.core.native.cohort_kernel import combine_changes, gram, squared_spread
+from hansa.core.native.clients import combine_changes, gram, squared_spread
 from hansa.core.types import Vector
 from hansa.core.vectors import allocator, kernels
 from hansa.core.vectors.arithmetic import native_fits

@@ -20,7 +20,7 @@ from hansa.local.step import LocalStep, Tensors
 from hansa.local.work import Work
 
 if TYPE_CHECKING:
-    from hansa.core.native.client_kernel import ClientKernel
+    from hansa.core.native.clients import ClientKernel
 
 DrawRows: TypeAlias = Callable[[Sequence[int], Sequence[bytes], Any], Any]
 """From clients, the keys of their batches and the rows that each needs: the row numbers, one client after the other."""

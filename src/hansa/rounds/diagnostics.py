@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from hansa.aggregate import BaseAggregator
+from hansa.aggregate.aware import diversity
 from hansa.aggregate.base import Participants, Weights, normalize_weights, sum_updates
-from hansa.aggregate.diversity import diversity
 from hansa.algorithm import Algorithm
 from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from hansa.algorithm import Algorithm
+from hansa.algorithm import Algorithm, check_enough_updates
 from hansa.compress import Packet, Uplink
 from hansa.core.errors import HansaError, invalid_argument
 from hansa.core.keys import Key
@@ -18,9 +18,14 @@ from hansa.core.vectors.arithmetic import where_computed
 from hansa.core.vectors.fingerprint import fingerprint
 from hansa.local.work import Work
 from hansa.pace import buffered
-from hansa.pace.clock import RoundTiming, VirtualClock
-from hansa.pace.composition import check_enough_updates
-from hansa.pace.events import TimedJob, collect_arrivals, empty_queue, versions_in_flight
+from hansa.pace.events import (
+    RoundTiming,
+    TimedJob,
+    VirtualClock,
+    collect_arrivals,
+    empty_queue,
+    versions_in_flight,
+)
 from hansa.rounds.aggregation import ServerState
 from hansa.rounds.messages import Broadcast, DroppedClient, WorkOrder
 from hansa.rounds.round import OpenedRound, open_round

@@ -23,7 +23,7 @@ from hansa.local.solvers import BaseSolver
 from hansa.local.step import LocalStep
 from hansa.local.trainer import ClientJobs, Trainer, draw_batches, train
 from hansa.local.work import Work
-from hansa.pace.clock import RoundTiming
+from hansa.pace.events import RoundTiming
 from hansa.rounds.aggregation import ClosedRound, RoundAggregation, ServerState
 from hansa.rounds.messages import Broadcast, DroppedClient, Report, Trained, WorkOrder, in_client_order, scoped
 from hansa.rounds.scale_warning import warn_of_dominated_scale

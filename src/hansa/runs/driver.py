@@ -27,7 +27,7 @@ from hansa.core.types import BUFFERS, MODEL, State, Vector, Vectors
 from hansa.core.vectors.arithmetic import vectors_to
 from hansa.engine import BaseEngine, Engine, Serial
 from hansa.pace import synchronous
-from hansa.pace.clock import VirtualClock
+from hansa.pace.events import VirtualClock
 from hansa.rounds import (
     ClosedRound,
     OpenedRound,

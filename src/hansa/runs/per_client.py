@@ -16,7 +16,7 @@ from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, Vectors
 from hansa.engine import BaseEngine, Engine
 from hansa.engine.serial import Serial
-from hansa.pace.clock import RoundTiming
+from hansa.pace.events import RoundTiming
 from hansa.rounds import OpenedRound, Outcome
 from hansa.runs.client_columns import Array, summarize_clients
 from hansa.runs.columns import direction_of

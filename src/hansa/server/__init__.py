@@ -5,13 +5,13 @@ from hansa.server.base import (
     BaseServerTransform,
     ServerTransform,
     chain,
+    delay_adaptive,
     derived_control,
     dyn,
     participation_scale,
     scale,
     sgd,
 )
-from hansa.server.delay import delay_adaptive
 
 __all__ = [
     "BaseServerTransform",

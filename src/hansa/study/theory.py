@@ -8,7 +8,7 @@ from math import fsum, isfinite, isnan, nan, pi, prod, sqrt
 from typing import TYPE_CHECKING, Any
 
 from hansa.aggregate import BaseAggregator, aware, client_weights, mean
-from hansa.algorithm import Algorithm
+from hansa.algorithm import Algorithm, participants_of
 from hansa.compress import Compressor, direct, error_feedback, sign
 from hansa.compress.base import Coder
 from hansa.core.errors import HansaError, check_integer
@@ -20,7 +20,6 @@ from hansa.gossip import available, cluster_rho, everyone, resample
 from hansa.local import BaseLocalWork
 from hansa.local.solvers import sgd
 from hansa.pace import synchronous
-from hansa.pace.composition import participants_of
 from hansa.rounds.measures import heterogeneity, smoothness
 from hansa.sample import per_cluster, uniform
 from hansa.server import ams, amsgrad, chain, scale

@@ -13,7 +13,7 @@ from hansa.core import native
 from hansa.core.devices import copy_to_device
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
-from hansa.core.native.client_kernel import (
+from hansa.core.native.clients import (
     ClientKernel,
     NativeJob,
     shuffled_batches,

@@ -16,7 +16,7 @@ from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.native import network as network_module
-from hansa.core.native.client_kernel import (
+from hansa.core.native.clients import (
     ClientKernel,
     NativeJob,
     mean_losses,
@@ -101,7 +101,7 @@ def test_slices_do_not_change_a_bit(monkeypatch):
     own, found = torch.arange(ROWS), []
     for seconds in (10.0, 0.0):
         monkeypatch.setattr(network_module, "SLICE", seconds)
-        monkeypatch.setattr("hansa.core.native.client_kernel.SLICE", seconds)
+        monkeypatch.setattr("hansa.core.native.clients.SLICE", seconds)
         y, delta = torch.empty_like(x), torch.empty_like(x)
         losses, _ = train_one(
             ClientKernel(network, inputs, labels), x, y, delta, own, 9, 4, bytes(16), AffineStep(lr=0.1)

@@ -15,8 +15,7 @@ from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.native import abi
-from hansa.core.native.client_kernel import ClientKernel
-from hansa.core.native.cohort_kernel import TURN, CohortKernel, MixingLinks, squared_spread
+from hansa.core.native.clients import TURN, ClientKernel, CohortKernel, MixingLinks, squared_spread
 from hansa.core.native.network import AffineStep
 from hansa.gossip import complete, erdos_renyi, exponential, ring, star, unbalanced_complete
 

@@ -13,7 +13,7 @@ from core.native.test_cohort_kernel import laboratory, turns
 from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.native import abi
-from hansa.core.native.cohort_kernel import GROUP, ChangeSums, LazyCohortKernel, combine_changes, gram
+from hansa.core.native.clients import GROUP, ChangeSums, LazyCohortKernel, combine_changes, gram
 from hansa.core.native.network import AffineStep
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")

@@ -28,7 +28,7 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from hansa.core.native import abi
-from hansa.core.native.layer_stage import DropoutKind, LayerStage, PoolWindow
+from hansa.core.native.network import DropoutKind, LayerStage, PoolWindow
 from hansa.core.object_state import ObjectState
 
 __all__ = ["NotEligible", "stages_of"]

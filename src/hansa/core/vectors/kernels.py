@@ -288,7 +288,7 @@ def quantize_pack(
 
 
 def bit_planes_pack(x: Array, capacity: int, exponent: int = 0, most: int = 1 << 24, isa: str = "") -> Bytes:
-    """Encode integers (int32), or rint(x / 2^exponent) (float32), as `hansa.compress.entropy_coding` does.
+    """Encode integers (int32), or rint(x / 2^exponent) (float32), as `hansa.compress.codes` does.
 
     They are at most ``most`` <= 2^24 in magnitude and take at most ``capacity`` bytes.
     """
@@ -341,7 +341,7 @@ def quantize_unpack(
 
 
 def bit_planes_unpack(data: Bytes, count: int, isa: str = "") -> np.ndarray[Any, np.dtype[np.int32]] | None:
-    """Decode ``bit_planes_pack``, or return None for bytes that `hansa.compress.entropy_coding` refuses."""
+    """Decode ``bit_planes_pack``, or return None for bytes that `hansa.compress.codes` refuses."""
     pointer = address_of("bit_planes_unpack", "data", data, torch.uint8)
     out = allocator.empty(count, torch.float32).numpy().view(np.int32)
     state = native.load(isa).planes_unpack(pointer, data.size, count, out.ctypes.data)
