@@ -6,7 +6,6 @@ from hansa.core.lazy_imports import lazy_exports
 from hansa.core.schedule import cosine, inverse_sqrt, piecewise, step_decay, warmup
 from hansa.local.batching import Batches, PassOrder, as_batching, batching, in_order
 from hansa.local.blocks import blocks
-from hansa.local.distributions import Distribution, between, half_normal, lognormal, one_of, zipf
 from hansa.local.solvers import (
     AscentOffset,
     BaseSolver,
@@ -22,7 +21,23 @@ from hansa.local.solvers import (
     solver_receives,
 )
 from hansa.local.step import LocalStep, effective_steps
-from hansa.local.work import BaseLocalWork, LocalWork, Work, deadline, drawn, epochs, fixed, hybrid_plus, random_steps
+from hansa.local.work import (
+    BaseLocalWork,
+    Distribution,
+    LocalWork,
+    Work,
+    between,
+    deadline,
+    drawn,
+    epochs,
+    fixed,
+    half_normal,
+    hybrid_plus,
+    lognormal,
+    one_of,
+    random_steps,
+    zipf,
+)
 
 if TYPE_CHECKING:
     from hansa.local.trainer import BaseTrainer, ClientJobs, LocalResults, Trainer, take_steps, train

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from hansa.core.errors import (
-    HansaError,
+    argument_error,
     check_decay,
     check_integer,
     check_non_negative,
@@ -100,55 +100,6 @@ class LocalPhase:
             raise invalid_argument(
                 "LocalPhase", "momentum", self.momentum, "0 with a local optimizer, which has its own"
             )
-        self._check_state()
-        object.__setattr__(self, "batches", as_batching(self.batches))
-        if self.mixing is not None:
-            if not isinstance(self.mixing, Mixing):
-                expected = f"Mixing({self.mixing!r})" if isinstance(self.mixing, Topology) else "Mixing(ring()) or None"
-                raise invalid_argument("LocalPhase", "mixing", self.mixing, expected)
-            if with_defaults(self.solver, BaseSolver).memory or with_defaults(self.solver, BaseSolver).channels:
-                raise HansaError(
-                    f"LocalPhase(solver={self.solver!r}, mixing=...): clients that gossip keep no variates of their "
-                    "own. Use sgd() or prox(mu).",
-                    component="LocalPhase",
-                    argument="solver",
-                )
-            if self.mixing.keep_local_models and (
-                with_defaults(self.solver, BaseSolver).prox_weight or solver_receives(self.solver)
-            ):
-                raise HansaError(
-                    f"LocalPhase(solver={self.solver!r}, mixing=Mixing(keep_local_models=True)): clients that keep "
-                    "their own models receive no model for a proximal term. Use sgd().",
-                    component="LocalPhase",
-                    argument="solver",
-                )
-            if self.mixing.robust is not None and has_shared_state(self.optimizer):
-                raise HansaError(
-                    f"LocalPhase(optimizer={self.optimizer!r}, mixing=Mixing(robust=...)): its second moment gossips "
-                    "without a rule. Use server.amsgrad(), which stays with each client, or no rule.",
-                    component="LocalPhase",
-                    argument="optimizer",
-                )
-            if self.mixing.compressor is not None and has_shared_state(self.optimizer):
-                raise HansaError(
-                    f"LocalPhase(optimizer={self.optimizer!r}, mixing=Mixing(compressor=...)): its second moment "
-                    "gossips uncompressed only. Use server.amsgrad(), which stays with each client, or no compressor.",
-                    component="LocalPhase",
-                    argument="optimizer",
-                )
-            if self.division.continued and not self.mixing.keep_local_models:
-                raise HansaError(
-                    f"LocalPhase(batches={self.batches!r}, mixing=...): passes go on across rounds where clients keep "
-                    "a memory, which clients that gossip have with keep_local_models=True only. Use batches='short'.",
-                    component="LocalPhase",
-                    argument="batches",
-                )
-            if with_defaults(self.steps, BaseLocalWork).common is None:
-                raise invalid_argument(
-                    "LocalPhase", "steps", self.steps, "one number of steps for all", "Those who gossip step together."
-                )
-
-    def _check_state(self) -> None:
         state = self.optimizer_state
         if isinstance(state, Mapping):
             object.__setattr__(self, "optimizer_state", dict(state))
@@ -159,13 +110,60 @@ class LocalPhase:
         for name, chosen in (("private_blocks", self.private_blocks), ("frozen_blocks", self.frozen_blocks)):
             if chosen is not None and not isinstance(chosen, blocks):
                 raise invalid_argument("LocalPhase", name, chosen, "blocks of the model", 'hansa.local.blocks("bn*").')
-        if self.mixing is not None and (self.private_blocks or self.frozen_blocks or state != "fresh"):
-            raise HansaError(
-                "LocalPhase(mixing=...): clients that gossip share the whole model, and their optimizers last as long "
-                "as their models do. Leave out private, frozen and optimizer_state.",
-                component="LocalPhase",
-                argument="mixing",
-            )
+        object.__setattr__(self, "batches", as_batching(self.batches))
+        if self.mixing is not None:
+            self._check_mixing(self.mixing)
+
+    def _check_mixing(self, mixing: Mixing) -> None:
+        """Raise for what clients that gossip cannot do."""
+        if not isinstance(mixing, Mixing):
+            expected = f"Mixing({mixing!r})" if isinstance(mixing, Topology) else "Mixing(ring()) or None"
+            raise invalid_argument("LocalPhase", "mixing", mixing, expected)
+        solver, shares_state = with_defaults(self.solver, BaseSolver), has_shared_state(self.optimizer)
+        rules: tuple[tuple[str, object, str], ...] = (
+            (
+                "mixing",
+                self.private_blocks or self.frozen_blocks or self.optimizer_state != "fresh",
+                "clients that gossip share the whole model, and their optimizers last as long as their models do. "
+                "Leave out private, frozen and optimizer_state.",
+            ),
+            (
+                "solver",
+                solver.memory or solver.channels,
+                "clients that gossip keep no variates of their own. Use sgd() or prox(mu).",
+            ),
+            (
+                "solver",
+                mixing.keep_local_models and (solver.prox_weight or solver_receives(self.solver)),
+                "clients that keep their own models receive no model for a proximal term. Use sgd().",
+            ),
+            (
+                "optimizer",
+                shares_state and mixing.robust is not None,
+                "its second moment gossips without a rule. Use server.amsgrad(), which stays with each client, or no "
+                "Mixing(robust=...).",
+            ),
+            (
+                "optimizer",
+                shares_state and mixing.compressor is not None,
+                "its second moment gossips uncompressed only. Use server.amsgrad(), which stays with each client, or "
+                "no Mixing(compressor=...).",
+            ),
+            (
+                "batches",
+                self.division.continued and not mixing.keep_local_models,
+                "passes go on across rounds where clients keep a memory, which clients that gossip have with "
+                "keep_local_models=True only. Use batches='short'.",
+            ),
+            (
+                "steps",
+                with_defaults(self.steps, BaseLocalWork).common is None,
+                "expected one number of steps for all. Those who gossip step together.",
+            ),
+        )
+        for argument, wrong, problem in rules:
+            if wrong:
+                raise argument_error("LocalPhase", argument, getattr(self, argument), problem)
 
     @property
     def receives(self) -> tuple[str, ...]:

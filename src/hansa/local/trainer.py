@@ -80,19 +80,11 @@ class ClientJobs:
 
     def part(self, places: Sequence[int]) -> ClientJobs:
         """Return the jobs of some clients, given by their places."""
-
-        def chosen(column: Any) -> Any:
-            return None if column is None else [column[place] for place in places]
-
-        return replace(
-            self,
-            clients=chosen(self.clients),
-            works=chosen(self.works),
-            models=chosen(self.models),
-            steps=chosen(self.steps),
-            buffers=chosen(self.buffers),
-            batches=chosen(self.batches),
-        )
+        columns = {name: getattr(self, name) for name in ("clients", "works", "models", "steps", "buffers", "batches")}
+        chosen: dict[str, Any] = {
+            name: [column[place] for place in places] for name, column in columns.items() if column is not None
+        }
+        return replace(self, **chosen)
 
 
 @dataclass(slots=True, eq=False)

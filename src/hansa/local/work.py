@@ -1,4 +1,5 @@
-"""Local work: the number of steps and the batch size of a client in a round."""
+"""Local work: the number of steps and the batch size of a client in a round, and the distributions that they, and the
+speeds of devices, are drawn from."""
 
 from __future__ import annotations
 
@@ -6,13 +7,14 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
 
 from hansa.core.errors import HansaError, check_integer, check_non_negative, check_positive, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.protocols import check_component
 from hansa.local.batching import batching
-from hansa.local.distributions import Drawn, between, check_drawn, drawn_value, lognormal
 
 
 class Work(NamedTuple):
@@ -88,6 +90,141 @@ def _batch(batch_size: int | None, samples: int) -> int:
 FULL = batching()
 
 
+class Distribution(Protocol):
+    """A distribution that may depend on the client's number of samples."""
+
+    def draw(self, chance: np.random.Generator, samples: int) -> float: ...
+
+
+Drawn: TypeAlias = float | Distribution
+
+
+def drawn_value(value: Drawn, chance: np.random.Generator, samples: int) -> float:
+    """Return a number unchanged, or a draw from a distribution."""
+    return float(value) if isinstance(value, (int, float)) else value.draw(chance, samples)
+
+
+def check_drawn(part: str, argument: str, value: object) -> None:
+    """Raise unless the value is a positive number or a distribution."""
+    if not hasattr(value, "draw"):
+        check_positive(part, argument, value, "A number, or a distribution such as between(2, 5).")
+
+
+@dataclass(frozen=True, slots=True)
+class between:
+    """An integer, uniform in {low..high}; ``high`` may be "samples", the client's number of samples.
+
+    >>> between(3, 3).draw(np.random.default_rng(0), 10)
+    3.0
+    """
+
+    low: int
+    high: int | Literal["samples"]
+
+    def __post_init__(self) -> None:
+        check_integer("between", "low", self.low)
+        if self.high != "samples":
+            check_integer("between", "high", self.high, "A whole number, or 'samples'.")
+            if isinstance(self.high, int) and self.high < self.low:
+                raise invalid_argument("between", "high", self.high, f"high >= low = {self.low}")
+
+    def draw(self, chance: np.random.Generator, samples: int) -> float:
+        high = samples if isinstance(self.high, str) else self.high
+        return float(chance.integers(min(self.low, high), high + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class one_of:
+    """One of the given numbers, uniformly or with the given probabilities.
+
+    >>> one_of([1, 5], chances=[0.9, 0.1]).values
+    (1, 5)
+    """
+
+    values: Sequence[float]
+    chances: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", tuple(self.values))
+        for value in self.values:
+            check_positive("one_of", "values", value)
+        if not self.values:
+            raise invalid_argument("one_of", "values", self.values, "at least one number")
+        if self.chances is not None:
+            object.__setattr__(self, "chances", tuple(self.chances))
+            for chance in self.chances:
+                check_non_negative("one_of", "chances", chance)
+            if len(self.chances) != len(self.values) or not math.isclose(sum(self.chances), 1.0, rel_tol=1e-9):
+                raise HansaError(
+                    f"one_of(chances={self.chances!r}): expected {len(self.values)} numbers that sum to 1.",
+                    component="one_of",
+                    argument="chances",
+                )
+
+    def draw(self, chance: np.random.Generator, samples: int) -> float:
+        return float(chance.choice(np.asarray(self.values, dtype=np.float64), p=self.chances))
+
+
+@dataclass(frozen=True, slots=True)
+class lognormal:
+    """median * exp(sigma z), z standard normal: the usual model of device speeds.
+
+    >>> lognormal(10.0).median
+    10.0
+    """
+
+    median: float
+    sigma: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_positive("lognormal", "median", self.median)
+        check_non_negative("lognormal", "sigma", self.sigma)
+
+    def draw(self, chance: np.random.Generator, samples: int) -> float:
+        return self.median * math.exp(self.sigma * float(chance.standard_normal()))
+
+
+@dataclass(frozen=True, slots=True)
+class half_normal:
+    """|z| * scale with z standard normal, at least ``minimum``: most devices are fast, few are slow.
+
+    >>> half_normal(2.0).draw(np.random.default_rng(0), 10) > 0
+    True
+    """
+
+    scale: float
+    minimum: float = 0.001
+
+    def __post_init__(self) -> None:
+        check_positive("half_normal", "scale", self.scale)
+        check_positive("half_normal", "minimum", self.minimum)
+
+    def draw(self, chance: np.random.Generator, samples: int) -> float:
+        return max(self.minimum, self.scale * abs(float(chance.standard_normal())))
+
+
+@dataclass(frozen=True, slots=True)
+class zipf:
+    """unit * k with P(k) proportional to k^-exponent, k at most ``maximum``: a heavy tail of slow devices.
+
+    >>> zipf(1.7, unit=0.5, maximum=1).draw(np.random.default_rng(0), 10)
+    0.5
+    """
+
+    exponent: float = 1.7
+    unit: float = 1.0
+    maximum: int = 1000
+
+    def __post_init__(self) -> None:
+        check_positive("zipf", "unit", self.unit)
+        check_integer("zipf", "maximum", self.maximum)
+        if not isinstance(self.exponent, (int, float)) or not 1 < self.exponent < math.inf:
+            raise invalid_argument("zipf", "exponent", self.exponent, "exponent > 1", "1.7 is a heavy tail.")
+
+    def draw(self, chance: np.random.Generator, samples: int) -> float:
+        return self.unit * min(self.maximum, int(chance.zipf(self.exponent)))
+
+
 @dataclass(frozen=True, slots=True)
 class fixed(BaseLocalWork):
     """The same number of steps in every round.
@@ -100,7 +237,6 @@ class fixed(BaseLocalWork):
     """
 
     steps: int | Sequence[int]
-    cites: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, Sequence) and not isinstance(self.steps, str):
@@ -125,8 +261,20 @@ class fixed(BaseLocalWork):
         return Work(steps, _batch(batch_size, samples))
 
 
+class _CountedInPasses(BaseLocalWork):
+    """Local work that depends on the division into batches."""
+
+    __slots__ = ()
+
+    def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
+        return self.draw_passes(client, samples, batch_size, key, FULL)
+
+    @abstractmethod
+    def draw_passes(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching) -> Work: ...
+
+
 @dataclass(frozen=True, slots=True)
-class epochs(BaseLocalWork):
+class epochs(_CountedInPasses):
     """Passes over a client's data: tau_i = floor(E n_i / B) steps, at least 1; with the short last batches of
     `batching`, floor(E ceil(n_i / B)).
 
@@ -138,13 +286,9 @@ class epochs(BaseLocalWork):
     """
 
     epochs: float
-    cites: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         check_positive("epochs", "epochs", self.epochs, "1.5 makes one pass and a half over a client's data.")
-
-    def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
-        return self.draw_passes(client, samples, batch_size, key, FULL)
 
     def draw_passes(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching) -> Work:
         batch = _batch(batch_size, samples)
@@ -174,7 +318,6 @@ class random_steps(BaseLocalWork):
 
     low: int
     high: int
-    cites: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         check_integer("random_steps", "low", self.low)
@@ -188,7 +331,7 @@ class random_steps(BaseLocalWork):
 
 
 @dataclass(frozen=True, slots=True)
-class drawn(BaseLocalWork):
+class drawn(_CountedInPasses):
     """E and B drawn anew for every client and round; tau = floor(E n_i / B) steps, at least 1.
 
     Args:
@@ -201,15 +344,11 @@ class drawn(BaseLocalWork):
 
     epochs: Drawn
     batch: Drawn | None = None
-    cites: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         check_drawn("drawn", "epochs", self.epochs)
         if self.batch is not None:
             check_drawn("drawn", "batch", self.batch)
-
-    def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
-        return self.draw_passes(client, samples, batch_size, key, FULL)
 
     def draw_passes(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching) -> Work:
         chance = key.numpy()
@@ -221,7 +360,7 @@ class drawn(BaseLocalWork):
 
 
 @dataclass(frozen=True, slots=True)
-class hybrid_plus(BaseLocalWork):
+class hybrid_plus(_CountedInPasses):
     """E ~ U{low..high}, B ~ U{min_batch..n_i}, tau = floor(E n_i / B), at least 1, drawn anew for every client and
     round (the hybrid+ setting of Zeng et al.).
 
@@ -246,9 +385,6 @@ class hybrid_plus(BaseLocalWork):
         if high < low:
             raise invalid_argument("hybrid_plus", "epochs", self.epochs, "low <= high")
 
-    def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
-        return self.draw_passes(client, samples, batch_size, key, FULL)
-
     def draw_passes(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching) -> Work:
         both = drawn(between(*self.epochs), between(self.min_batch, "samples"))
         return both.draw_passes(client, samples, batch_size, key, batches)
@@ -258,7 +394,7 @@ TYPICAL = lognormal(median=10.0, sigma=0.5)
 
 
 @dataclass(frozen=True, slots=True)
-class deadline(BaseLocalWork):
+class deadline(_CountedInPasses):
     """The steps a device completes before a deadline: floor(speed_i * seconds), at least 1.
 
     Args:
@@ -277,7 +413,6 @@ class deadline(BaseLocalWork):
     epochs: float | None = None
     jitter: float = 0.0
     seed: int = 0
-    cites: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         check_positive("deadline", "seconds", self.seconds)
@@ -286,9 +421,6 @@ class deadline(BaseLocalWork):
         check_integer("deadline", "seed", self.seed, minimum=0)
         if self.epochs is not None:
             check_positive("deadline", "epochs", self.epochs)
-
-    def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
-        return self.draw_passes(client, samples, batch_size, key, FULL)
 
     def draw_passes(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching) -> Work:
         size = _batch(batch_size, samples)

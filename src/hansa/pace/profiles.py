@@ -14,8 +14,7 @@ from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 from hansa.core.errors import HansaError, check_non_negative, invalid_argument, suggestion
 from hansa.core.keys import Key
 from hansa.core.protocols import check_component
-from hansa.local.distributions import Drawn, drawn_value
-from hansa.local.work import Work
+from hansa.local.work import Drawn, Work, drawn_value
 
 MAX_ROWS_BYTES = 1 << 28
 
