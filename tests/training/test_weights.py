@@ -82,7 +82,8 @@ def test_a_row_of_weight_two_is_the_row_twice_and_one_of_weight_zero_is_none():
 def test_losses_of_numbers_are_torchs(ours, theirs):
     output, target = torch.randn(5, 2), torch.rand(5, 2)
     assert float(ours(output, target)) == pytest.approx(float(theirs(output, target)), rel=1e-6)
-    assert with_row_weights(theirs) == ours
+    weighted = WeightedTargets(target, torch.rand(5))
+    assert float(with_row_weights(theirs)(output, weighted)) == pytest.approx(float(ours(output, weighted)), rel=1e-6)
 
 
 def test_ignored_and_smoothed_and_with_classes_last():

@@ -248,12 +248,12 @@ def _check_weights(part: str, loss: Any) -> None:
 
 
 def label_weights(
-    weights: Sequence[float] | None, target: torch.Tensor, ignore_index: int, losses: torch.Tensor
+    weights: Sequence[float] | torch.Tensor | None, target: torch.Tensor, ignore_index: int, losses: torch.Tensor
 ) -> torch.Tensor:
     counted = target != ignore_index
     if weights is None:
         return counted.to(losses.dtype)
-    table = torch.tensor(weights, dtype=losses.dtype, device=losses.device)
+    table = torch.as_tensor(weights, dtype=losses.dtype, device=losses.device)
     if bool((target[counted] >= len(table)).any()):
         raise HansaError(f"class_weights has {len(table)} classes, but there is a target {int(target.max())}.")
     return table[target.clamp(min=0)] * counted
@@ -318,6 +318,8 @@ def torch_form(loss: Any) -> TorchForm | None:
     0.1
     """
     function, settings = loss, {}
+    if isinstance(loss, row_loss):
+        return loss.form
     if isinstance(loss, partial) and not loss.args:
         function, settings = loss.func, dict(loss.keywords)
     elif type(loss) in _TORCH_LOSSES:
@@ -474,29 +476,33 @@ def _class_sums(loss: LossFunction, form: TorchForm, output: Any, target: torch.
     return float(form.function(output, target, reduction="sum", **form.options)), float(divisor)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class row_loss(Loss):
     """A loss with row weights, from a function that returns one value per row or per entry.
 
     Args:
         function: The function of (output, target).
-        reduction: "mean" over entries, or "sum" or "batchmean" over the sums of rows.
-        class_weights: The weight of each class in the divisor of the mean, as in torch's cross-entropy.
-        ignore_index: The label that does not count in the divisor.
+        form: The loss of torch that it is, if it is one: a mean over entries with its class weights, or a sum or
+            "batchmean" over the sums of rows.
     """
 
     function: Callable[[Any, Any], torch.Tensor]
-    reduction: str = "mean"
-    class_weights: Sequence[float] | None = None
-    ignore_index: int | None = None
+    form: TorchForm | None = None
+
+    @property
+    def reduction(self) -> str:
+        """How the loss reduces the entries of a batch."""
+        return "mean" if self.form is None else self.form.reduction
 
     def terms(self, output: Any, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss of every entry, which includes class weights, and its share of the divisor."""
+        if getattr(output, "shape", None) == (count_rows(target), 1) and target.ndim == 1 and self.form is not None:
+            output = output[:, 0]  # a column against a vector: one output per row
         losses = _values_per_row(self.function, output, target)
         if self.reduction != "mean":
             losses = losses.flatten(1).sum(1) if losses.ndim > 1 else losses
-        elif self.ignore_index is not None and not target.is_floating_point():
-            return losses, label_weights(self.class_weights, target, self.ignore_index, losses)
+        elif self.form is not None and self.form.of_classes and not target.is_floating_point():
+            return losses, label_weights(self.form.settings.get("weight"), target, self.form.ignored, losses)
         return losses, torch.ones_like(losses)
 
     def sums(self, output: Any, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -512,31 +518,14 @@ def with_row_weights(loss: Any) -> Loss:
     """Return a loss that takes row weights: Hansa's unchanged, torch's by its values per entry. Any other loss must
     return one value per row.
 
-    >>> with_row_weights(functional.mse_loss)
-    mse()
+    >>> float(with_row_weights(functional.l1_loss)(torch.zeros(2), WeightedTargets(torch.ones(2), torch.ones(2))))
+    1.0
     """
     if hasattr(loss, "sums"):
         ours: Loss = loss
         return ours
     form = torch_form(loss)
-    if form is None:
-        return row_loss(loss)
-    options = {name: value for name, value in form.options.items() if value is not None}
-    weights = tuple(options["weight"].tolist()) if form.of_classes and "weight" in options else None
-    if form.function is functional.cross_entropy and form.reduction == "mean":
-        return cross_entropy(weights, form.ignored, options.get("label_smoothing", 0.0), "second")
-    plain: dict[Any, Any] = {
-        functional.mse_loss: mse,
-        functional.l1_loss: l1,
-        functional.huber_loss: huber,
-        functional.binary_cross_entropy_with_logits: bce,
-        functional.nll_loss: nll,
-    }
-    defaults = {"delta": 1.0, "ignore_index": IGNORED}
-    if form.function in plain and form.reduction == "mean" and all(defaults.get(n) == v for n, v in options.items()):
-        return plain[form.function]()  # type: ignore[no-any-return]
-    each = partial(form.function, reduction="none", **options)
-    return row_loss(each, form.reduction, weights, form.ignored if form.of_classes else None)
+    return row_loss(loss) if form is None else row_loss(partial(form.function, reduction="none", **form.options), form)
 
 
 def _values_per_row(function: Callable[[Any, Any], torch.Tensor], output: Any, target: Any) -> torch.Tensor:

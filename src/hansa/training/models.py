@@ -79,19 +79,9 @@ def cnn_29k(*, classes: int = 10, shape: Sequence[int] = (1, 28, 28)) -> nn.Sequ
     28938
     """
     check_integer("cnn_29k", "classes", classes)
-    channels, height, width = _image_shape("cnn_29k", shape)
-    if min(height, width) < 4:
-        raise HansaError(f"cnn_29k(shape={tuple(shape)!r}): expected images of 4 x 4 or more, as it pools twice.")
-    return nn.Sequential(
-        nn.Conv2d(channels, 16, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * (height // 4) * (width // 4), classes),
-    )
+    channels, height, width = _image_shape("cnn_29k", shape, smallest=4)
+    layers = [*_convolution(channels, 16, 5, padding=2), *_convolution(16, 32, 5, padding=2), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(32 * (height // 4) * (width // 4), classes))
 
 
 def cifar_cnn(*, classes: int = 10, shape: Sequence[int] = (3, 32, 32)) -> nn.Sequential:
@@ -107,24 +97,10 @@ def cifar_cnn(*, classes: int = 10, shape: Sequence[int] = (3, 32, 32)) -> nn.Se
     122570
     """
     check_integer("cifar_cnn", "classes", classes)
-    channels, height, width = _image_shape("cifar_cnn", shape)
+    channels, height, width = _image_shape("cifar_cnn", shape, smallest=18)
     sides = [((side - 2) // 2 - 2) // 2 - 2 for side in (height, width)]
-    if min(sides) < 1:
-        raise HansaError(f"cifar_cnn(shape={tuple(shape)!r}): expected images of 18 x 18 or more.")
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 3),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(64 * sides[0] * sides[1], 64),
-        nn.ReLU(),
-        nn.Linear(64, classes),
-    )
+    layers = [*_convolution(channels, 32, 3), *_convolution(32, 64, 3), *_convolution(64, 64, 3)[:-1], nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(64 * sides[0] * sides[1], 64), nn.ReLU(), nn.Linear(64, classes))
 
 
 def lenet(*, classes: int = 10, shape: Sequence[int] = (3, 32, 32)) -> nn.Sequential:
@@ -141,24 +117,11 @@ def lenet(*, classes: int = 10, shape: Sequence[int] = (3, 32, 32)) -> nn.Sequen
     62006
     """
     check_integer("lenet", "classes", classes)
-    channels, height, width = _image_shape("lenet", shape)
+    channels, height, width = _image_shape("lenet", shape, smallest=16)
     sides = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
-    if min(sides) < 1:
-        raise HansaError(f"lenet(shape={tuple(shape)!r}): expected images of 16 x 16 or more.")
-    return nn.Sequential(
-        nn.Conv2d(channels, 6, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(16 * sides[0] * sides[1], 120),
-        nn.ReLU(),
-        nn.Linear(120, 84),
-        nn.ReLU(),
-        nn.Linear(84, classes),
-    )
+    layers = [*_convolution(channels, 6, 5), *_convolution(6, 16, 5), nn.Flatten()]
+    layers += [nn.Linear(16 * sides[0] * sides[1], 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(84, classes))
 
 
 class ResidualBlock(nn.Module):
@@ -400,12 +363,19 @@ def parameter_count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def _image_shape(part: str, shape: Sequence[int]) -> tuple[int, int, int]:
+def _convolution(inputs: int, outputs: int, kernel: int, padding: int = 0) -> list[nn.Module]:
+    """Return a convolution with ReLU and 2 x 2 max-pool."""
+    return [nn.Conv2d(inputs, outputs, kernel, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
+
+
+def _image_shape(part: str, shape: Sequence[int], smallest: int = 1) -> tuple[int, int, int]:
     if len(shape) != 3:
         raise HansaError(
             f"{part}(shape={tuple(shape)!r}): expected images, (channels, height, width). Try mlp or logistic."
         )
     channels, height, width = shape
+    if min(height, width) < smallest:
+        raise HansaError(f"{part}(shape={tuple(shape)!r}): expected images of {smallest} x {smallest} or more.")
     return channels, height, width
 
 

@@ -458,33 +458,24 @@ class _LossModule(nn.Module):
         return self._loss(inputs, targets)
 
 
-class _RecordDropout(TorchFunctionMode):
-    """Records the calls of dropout, and refuses embeddings whose gradients vmap does not compute as torch does."""
+class _Dropout(TorchFunctionMode):
+    """Records the calls of dropout, and refuses embeddings whose gradients vmap does not compute as torch does. With
+    ``factors`` it multiplies by these where dropout would draw them."""
 
-    def __init__(self) -> None:
+    def __init__(self, factors: Sequence[torch.Tensor] | None = None) -> None:
         super().__init__()
         self.calls: list[DropoutShape] = []
+        self._factors = None if factors is None else iter(factors)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is functional.dropout and (drop := _dropout_arguments(*args, **(kwargs or {}))) is not None:
+            if self._factors is not None:
+                return drop[0] * next(self._factors)
             self.calls.append(DropoutShape(tuple(drop[0].shape), drop[0].dtype, drop[1]))
         name = getattr(func, "__name__", "")
         padded = name == "embedding" and len(args) > 2 and args[2] is not None and args[2] >= 0
         if padded or name.startswith("embedding_renorm"):
             raise NotBatchable(f"an embedding has {'padding_idx' if padded else 'max_norm'}")
-        return func(*args, **(kwargs or {}))
-
-
-class _ReplaceDropout(TorchFunctionMode):
-    """Multiplies by given factors where dropout would draw them."""
-
-    def __init__(self, factors: Sequence[torch.Tensor]) -> None:
-        super().__init__()
-        self._factors = iter(factors)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is functional.dropout and (drop := _dropout_arguments(*args, **(kwargs or {}))) is not None:
-            return drop[0] * next(self._factors)
         return func(*args, **(kwargs or {}))
 
 
@@ -514,7 +505,7 @@ class BatchedLoss:
         self._program: Callable[..., Any] = vmap(function, randomness="error")
 
     def _loss(self, parameters: dict[str, torch.Tensor], inputs: Any, targets: Any, *factors: Any) -> torch.Tensor:
-        with _ReplaceDropout(factors) if factors else nullcontext():
+        with _Dropout(factors) if factors else nullcontext():
             loss: torch.Tensor = functional_call(self._module, parameters, (inputs, targets))
         return loss
 
@@ -566,7 +557,7 @@ def stacked_views(layout: Layout, rows: torch.Tensor) -> list[torch.Tensor]:
 
 def record_dropout(step: Callable[[], Any]) -> list[DropoutShape]:
     """Return the calls of dropout in a step."""
-    record = _RecordDropout()
+    record = _Dropout()
     with record:
         step()
     return record.calls
