@@ -23,8 +23,8 @@ import yaml
 import hansa
 from hansa import HansaError, config
 from hansa.cli.app import app  # before typer: it silences what typer's import warns of
-from hansa.config.registry.fields import ComponentField
-from hansa.config.registry.import_path import allow_code
+from hansa.config.fields import ComponentField
+from hansa.config.import_path import allow_code
 from hansa.config.sections import Config
 from hansa.runs import trust
 from hansa.runs.export import predict_from_folder
@@ -147,7 +147,6 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "to_yaml": lambda folder: config.to_yaml(config.load(folder / "config.yaml")),
     "code_names": lambda folder: config.code_names(config.load(folder / "config.yaml")),
     "cited_works": lambda folder: config.cited_works(config.load(folder / "config.yaml")),
-    "composition": lambda folder: config.composition(config.load(folder / "config.yaml")),
     "build_algorithm": lambda folder: config.build_algorithm(config.load(folder / "config.yaml")),
     "ReportEntry": report.ReportEntry.from_folder,
     "write_page": _page,
@@ -365,7 +364,7 @@ def mine(tmp_path, monkeypatch):
     ],
 )
 def test_only_components_are_imported(mine, name, reason):
-    from hansa.config.registry.import_path import import_object
+    from hansa.config.import_path import import_object
 
     with allow_code(), pytest.raises(HansaError, match=reason):
         import_object(name)

@@ -66,7 +66,7 @@ def test_a_sweep_goes_over_methods_and_their_words(cli, own):
 def test_a_part_of_ones_own_is_set_shown_run_and_resumed(cli, own):
     part = ["-s", "server.optimizer={kind: 'cli_of_mine:halved', by: 4.0}"]
     assert "# own component, not loaded: cli_of_mine:halved" in cli("config", "show", "small.yaml", *part).stdout
-    assert "#   import cli_of_mine" in cli("config", "show", "cli_of_mine:careful").stdout
+    assert "halved(by=2.0)" in cli("config", "show", "cli_of_mine:careful").stdout
     assert cli("run", "small.yaml", "-o", "out", "-q", "-r", "2", *part).exit_code == 0
     assert cli("resume", "out", "-r", "3", "-q").exit_code == 0
     assert cli("run", "small.yaml", "-o", "whole", "-q", "-r", "3", *part).exit_code == 0

@@ -8,7 +8,8 @@ import pytest
 
 from hansa import aggregate, compress, data, gossip, local, sample, server
 from hansa.compress import Compressor, Downlink, Uplink
-from hansa.config.registry import KINDS, Argument, ConfigValueError, component_field, field_for_argument, signature_of
+from hansa.config.components import KINDS, Argument, ConfigValueError, signature_of
+from hansa.config.fields import component_field, field_for_argument
 from hansa.core.schedule import Rate
 from hansa.server import ServerTransform
 
@@ -113,7 +114,7 @@ def test_a_chain_is_a_list_or_is_named():
         (Compressor, {"kind": "top_k", "ratio": "much"}, ("ratio",), "expected a number, found 'much'."),
         (Compressor, {"kind": "sign", "x": 1}, ("x",), "sign has no 'x'. It takes none."),
         (Compressor, {"ratio": 0.5}, (), "which compressor? Add kind: one of cast, grid, "),
-        (Uplink, "sign", ("kind",), "no uplink 'sign'. It is a compressor, which error_feedback and memoryless take."),
+        (Uplink, "sign", ("kind",), "no uplink 'sign'. Known: direct, error_feedback, memoryless."),
         (Uplink, 3, (), "expected an uplink (direct, error_feedback, memoryless), found 3."),
         (Rate, {"kind": "warmup", "lr": {"kind": "cosin"}, "rounds": 2}, ("lr", "kind"), "Did you mean cosine?"),
         (ServerTransform, ["adam", {"kind": "scale", "lr": -1}], (1, "lr"), "scale(lr=-1): expected lr > 0."),

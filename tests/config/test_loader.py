@@ -12,8 +12,8 @@ import hansa
 import hansa.data
 from hansa import presets
 from hansa.config import ConfigError, build_algorithm, from_preset, from_yaml, json_schema, load, to_yaml
+from hansa.config.components import KINDS
 from hansa.config.compose import SECTION_ARGUMENTS, own_arguments, preset_arguments
-from hansa.config.registry import KINDS
 
 
 def problems(text: str, *changes: str) -> str:
@@ -58,9 +58,9 @@ def test_a_typo_on_the_command_line_names_the_option():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("rounds: 0", "rounds: expected at least 1, found 0"),
+        ("rounds: 0", "rounds: expected greater than or equal to 1, found 0"),
         ("rounds: 1.5", "rounds: expected a whole number, found 1.5"),
-        ("seed: -1", "seed: expected at least 0"),
+        ("seed: -1", "seed: expected greater than or equal to 0"),
         ("dtype: float16", "dtype: expected 'float32' or 'float64', found 'float16'"),
         ("workers: few", "workers: expected a whole number or 'auto', found 'few'"),
         ("local: {batch_size: big}", "batch_size: expected a whole number or 'all'"),

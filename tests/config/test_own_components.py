@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hansa.config import build, build_algorithm, from_yaml
-from hansa.config.registry import KINDS
+from hansa.config.components import KINDS
 from hansa.runs.experiment import Experiment, build_run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-parts.md").read_text(encoding="utf-8")

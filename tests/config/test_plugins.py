@@ -8,7 +8,9 @@ import pytest
 
 from hansa import gossip
 from hansa.config import json_schema
-from hansa.config.registry import KINDS, ConfigValueError, component_field, plugins, unknown_plugins
+from hansa.config.components import KINDS, ConfigValueError, unknown_plugins
+from hansa.config.fields import component_field
+from hansa.config.import_path import installed_plugins, warn_once
 from hansa.server import ServerTransform
 
 MODULE = '''
@@ -27,6 +29,11 @@ class half:
 '''
 
 
+def clear_caches():
+    installed_plugins.cache_clear()
+    warn_once.cache_clear()
+
+
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
     """Make a package with the given entry points visible, as an installer would."""
@@ -36,14 +43,14 @@ def installed(tmp_path, monkeypatch):
         home.mkdir()
         (home / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
         (home / "entry_points.txt").write_text("[hansa.parts]\n" + "\n".join(entries) + "\n")
-        plugins.clear_cache()
+        clear_caches()
 
     (tmp_path / "plugged_in_parts.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    plugins.clear_cache()
+    clear_caches()
     yield install
     monkeypatch.undo()
-    plugins.clear_cache()
+    clear_caches()
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def test_python_objects_are_never_made():
 
 def test_an_alias_repeats_what_it_names_and_one_that_contains_itself_is_refused():
     assert parse_document("a: &x {b: 1}\nc: *x\n").data["c"] == {"b": 1}
-    with pytest.raises(ConfigError, match=r"run.yaml:2: an alias that contains itself"):
+    with pytest.raises(ConfigError, match=r"run.yaml:2: nested more than 40 levels"):
         parse_document("seed: 1\ndata: &x {options: *x}", "run.yaml")
 
 
@@ -138,11 +138,11 @@ def quickly(text):
 
 def test_aliases_that_stand_for_a_billion_values_are_refused_at_once():
     assert len(BOMB) < 450
-    assert "run.yaml:6: stands for more than 100000 values, by its aliases." in quickly(BOMB)
+    assert "run.yaml:1: stands for more than 100000 values, by its aliases." in quickly(BOMB)
     merged = "a: &a {k: 1}\n" + "".join(
         f"{name}: &{name} {{<<: [{', '.join([f'*{before}'] * 9)}]}}\n" for before, name in pairwise("abcdefghi")
     )
-    assert "stands for more than 100000 values" in quickly(merged)
+    assert "run.yaml:2: a value of type 'tag:yaml.org,2002:merge'" in quickly(merged)
     assert quickly("--- " + "x" * (1 << 20)) == "run.yaml:1: longer than 1048576 characters."
 
 
@@ -167,13 +167,13 @@ def test_deep_nesting_is_refused():
         ("seed: 1\nrounds: " + "9" * 5000, "run.yaml:2: a number of 5000 digits: expected at most 100."),
         ("seed: 1\nrounds: 0x" + "9" * 5000, "run.yaml:2: a number of 5002 digits"),
         ("seed: 1\nmax_norm: 0." + "9" * 5000, "run.yaml:2: a number of 5002 digits"),
-        ("seed: !!int x", "run.yaml: not YAML: a value that does not match its tag"),
-        ("seed: !!int ''", "run.yaml: not YAML: a value that does not match its tag"),
-        ("seed: !!bool maybe", "run.yaml: not YAML: a value that does not match its tag"),
+        ("seed: !!int x", "run.yaml:1: a value that does not match its tag"),
+        ("seed: !!int ''", "run.yaml:1: a value that does not match its tag"),
+        ("seed: !!bool maybe", "run.yaml:1: a value that does not match its tag"),
         ("a: 1\nb: !!set {x, y}", "run.yaml:2: a value of type 'tag:yaml.org,2002:set': expected strings"),
         ("a: 1\nb: !!timestamp soon", "run.yaml:2: a value of type 'tag:yaml.org,2002:timestamp'"),
         ("a: 1\nb: !!binary aGk=", "run.yaml:2: a value of type"),
-        ("? [a, b]\n: 1", "not YAML: found unhashable key"),
+        ("? [a, b]\n: 1", "run.yaml:1: not YAML: a key that is a list or a mapping"),
         ("local: {lr: " + "x" * 5000 + "}", "run.yaml:1: local.lr.kind: no schedule 'xxx"),
         ("x" * 1000 + ": 1", "no such key"),
         ("sample: {count: " + "[1, " * 30 + "]" * 30 + "}", "run.yaml:1: "),

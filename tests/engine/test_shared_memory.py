@@ -58,7 +58,7 @@ class Opener:
     @classmethod
     @hansa.config.allow_code()
     def open(cls, name):
-        return cls.__name__, name, hansa.config.registry.import_path.may_import()
+        return cls.__name__, name, hansa.config.import_path.may_import()
 
 
 class Derived(Opener):

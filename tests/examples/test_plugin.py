@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from hansa.config import build, build_algorithm, from_yaml, json_schema, load
-from hansa.config.registry import plugins
+from hansa.config.import_path import installed_plugins
 from hansa.engine import auto_engine
 from hansa.runs.driver import Run
 
@@ -70,10 +70,10 @@ def plugged(home, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(home)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(home), *filter(None, [os.environ.get("PYTHONPATH")])]))
     (tmp_path / "small.yaml").write_text(ROUND_ROBIN)
-    plugins.clear_cache()
+    installed_plugins.cache_clear()
     yield tmp_path
     monkeypatch.undo()
-    plugins.clear_cache()
+    installed_plugins.cache_clear()
 
 
 @pytest.fixture

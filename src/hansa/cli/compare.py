@@ -79,7 +79,7 @@ def compare(
 def _read_item(item: str, base: Path | None, overrides: Sequence[str]) -> Config:
     """The configuration of a file; or of a preset or MODULE:FUNCTION, alone or on top of a shared file."""
     from hansa.config import ConfigError, from_preset, load, read_document, validate
-    from hansa.config.registry import KINDS
+    from hansa.config.components import KINDS
 
     if Path(item).is_file():
         opt.check_trust(Path(item))
@@ -117,7 +117,7 @@ def _options_of_other_methods(document: Document, method: str) -> list[tuple[str
     its server unless both servers are adaptive or neither is, since their learning rates are not comparable. None if
     the method is the file's own."""
     from hansa.config.compose import find_preset, preset_arguments
-    from hansa.config.registry import normalize_name
+    from hansa.config.import_path import normalize_name
 
     data = document.data
     algorithm = data.get("algorithm", "fedavg")

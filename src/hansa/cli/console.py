@@ -40,7 +40,7 @@ class PluginCommand(TyperCommand):
 
 def plugin_names() -> str:
     """Return the components that installed plug-ins provide, as text."""
-    from hansa.config.registry.plugins import installed_plugins
+    from hansa.config.import_path import installed_plugins
 
     return ", ".join(f"{plugin.name} ({plugin.kind})" for plugin in installed_plugins())
 

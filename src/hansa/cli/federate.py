@@ -295,8 +295,7 @@ def keys(
 
 def data_source(value: str) -> DataSource:
     """Return the data source that ``--data`` describes."""
-    from hansa.config import build, from_yaml, load
-    from hansa.config.registry import import_path
+    from hansa.config import build, from_yaml, import_path, load
     from hansa.config.yaml_text import dump
     from hansa.data.csv_folder import read_tables
     from hansa.federation.agent import DataSource

@@ -14,14 +14,14 @@ from rich.table import Table
 
 from hansa.cli import options as opt
 from hansa.cli.console import out, plain_table, plugin_names, report_errors, say
-from hansa.config.registry.import_path import may_import
+from hansa.config.import_path import may_import
 from hansa.core.errors import HansaError, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hansa.algorithm import Algorithm
-    from hansa.config.registry import Kind
+    from hansa.config.components import Kind
     from hansa.gossip import Topology
 
 config = typer.Typer(no_args_is_help=True, help="Check, resolve and describe configurations.")
@@ -48,8 +48,7 @@ def presets(
     as_json: opt.AsJson = False,
 ) -> None:
     """List the presets, or describe one."""
-    from hansa.config.registry import KINDS, ConfigValueError
-    from hansa.config.registry.components import summary_line
+    from hansa.config.components import KINDS, ConfigValueError, summary_line
 
     kind = KINDS["preset"]
     if name is not None:
@@ -74,6 +73,7 @@ def presets(
 
 
 def _describe_preset(preset: Callable[..., Algorithm], as_json: bool) -> None:
+    from hansa.config.components import summary_line
     from hansa.config.compose import (
         COMPOSED_SECTIONS,
         SAMPLING_ARGUMENTS,
@@ -82,7 +82,6 @@ def _describe_preset(preset: Callable[..., Algorithm], as_json: bool) -> None:
         preset_arguments,
         preset_name,
     )
-    from hansa.config.registry.components import summary_line
     from hansa.core.citations import citations
 
     known, own = preset_arguments(preset), own_arguments(preset)
@@ -126,9 +125,8 @@ def parts(
     as_json: opt.AsJson = False,
 ) -> None:
     """List the components that methods are composed of."""
-    from hansa.config.registry import KINDS, normalize_name, signature_of, unknown_plugins
-    from hansa.config.registry.components import summary_line
-    from hansa.config.registry.plugins import warn_once
+    from hansa.config.components import KINDS, signature_of, summary_line, unknown_plugins
+    from hansa.config.import_path import normalize_name, warn_once
 
     for plugin in unknown_plugins():
         warn_once(plugin)
@@ -165,7 +163,7 @@ def models(
     as_json: opt.AsJson = False,
 ) -> None:
     """List the built-in models with their input shapes, parameters and sizes."""
-    from hansa.config.registry.components import summary_line
+    from hansa.config.components import summary_line
     from hansa.training.models import MODELS, describe
 
     rows = [describe(name, parse_shape(shape), classes) for name in MODELS]
@@ -218,7 +216,7 @@ def cite(
 def _citations(item: str) -> list[str]:
     """The citation keys of a run folder as recorded, of a preset, or of a file that names no code."""
     from hansa.config import cited_works, code_names
-    from hansa.config.registry.import_path import NOT_LOADED
+    from hansa.config.import_path import NOT_LOADED
     from hansa.runs.folder import RunFolder
     from hansa.runs.seed_group import SeedGroupFolder
 
@@ -241,7 +239,7 @@ def _citations(item: str) -> list[str]:
 
 def _named_here(item: str) -> AbstractContextManager[None]:
     """Permit the code that the command line itself names, as MODULE:NAME; a file may not name any."""
-    from hansa.config.registry.import_path import allow_code, is_import_path
+    from hansa.config.import_path import allow_code, is_import_path
 
     return allow_code() if is_import_path(item) and not Path(item).exists() else nullcontext()
 
@@ -310,7 +308,8 @@ def _find_topology(
 ) -> Topology:
     """The named topology, or the one whose rho is nearest to the target."""
     from hansa import gossip
-    from hansa.config.registry import KINDS, ConfigValueError, component_field
+    from hansa.config.components import KINDS, ConfigValueError
+    from hansa.config.fields import component_field
     from hansa.config.yaml_text import parse_value
     from hansa.core.keys import Key
 
@@ -352,16 +351,15 @@ def config_show(
 ) -> None:
     """Check a configuration and print it with all defaults.
 
-    Also prints the composition of the method and the Python code that makes it. Code that the file names is not
-    imported: its components are neither checked nor shown as Python.
+    Also prints the composition of the method. Code that the file names is not imported: its components are not checked.
     """
-    from hansa.config import code_names, composition, to_yaml
-    from hansa.config.registry.import_path import NOT_LOADED
+    from hansa.config import build_algorithm, code_names, to_yaml
+    from hansa.config.import_path import NOT_LOADED
 
     with _named_here(str(path)):
         read = opt.read_config(path, None, opt.changes(sets))
         code = [] if may_import() else code_names(read)
-        comments = [f"{NOT_LOADED}: {', '.join(code)}"] if code else composition(read).comments
+        comments = [f"{NOT_LOADED}: {', '.join(code)}"] if code else [f"composition: {build_algorithm(read)!r}"]
     print(to_yaml(read, comments), end="")
 
 

@@ -153,7 +153,7 @@ def needs_code(command: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(command)
     def run(*arguments: P.args, **options: P.kwargs) -> R:
-        from hansa.config.registry.import_path import allow_code
+        from hansa.config.import_path import allow_code
 
         with allow_code(trust=bool(options.get("trust"))):
             return command(*arguments, **options)
@@ -163,7 +163,7 @@ def needs_code(command: Callable[P, R]) -> Callable[P, R]:
 
 def check_trust(path: Path) -> None:
     """Refuse the configuration file of a run folder if code may be imported and the folder is not trusted."""
-    from hansa.config.registry.import_path import may_import
+    from hansa.config.import_path import may_import
 
     if may_import():
         from hansa.runs.folder import RunFolder
@@ -179,7 +179,7 @@ def check_trust(path: Path) -> None:
 def read_config(path: Path | None, preset: str | None, overrides: Sequence[str]) -> Config:
     """Return the configuration of a file, a preset or MODULE:FUNCTION; ``path`` may also be a preset's name."""
     from hansa.config import from_preset, load
-    from hansa.config.registry import KINDS
+    from hansa.config.components import KINDS
     from hansa.core.errors import HansaError, suggestion
 
     if (path is None) == (preset is None):

@@ -168,7 +168,7 @@ def write_report(entries: Sequence[ReportEntry], page: Path, cited: Sequence[Con
 def _cited_by(entries: Sequence[ReportEntry]) -> list[str]:
     """The citations that the runs of some entries recorded; no code that they name is imported."""
     from hansa.config import code_names
-    from hansa.config.registry.import_path import NOT_LOADED
+    from hansa.config.import_path import NOT_LOADED
     from hansa.runs.folder import RunFolder
 
     keys: list[str] = []

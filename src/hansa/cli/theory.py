@@ -52,7 +52,7 @@ def theory(
     folder adds what the run measured. Orders have no constants: only their ratios mean something.
     """
     from hansa.config import build, build_algorithm, code_names
-    from hansa.config.registry.import_path import NOT_LOADED, allow_code
+    from hansa.config.import_path import NOT_LOADED, allow_code
     from hansa.study.theory import recorded_values
     from hansa.study.theory import theory as report_on
 

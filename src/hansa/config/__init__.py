@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from hansa.core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
-    from hansa.config.compose import Composition, composition
+    from hansa.config.compose import code_names
+    from hansa.config.import_path import allow_code, only_look
     from hansa.config.loader import (
         build_algorithm,
         cited_works,
-        code_names,
         from_preset,
         from_yaml,
         load,
@@ -17,13 +17,11 @@ if TYPE_CHECKING:
         to_yaml,
         validate,
     )
-    from hansa.config.registry.import_path import allow_code, only_look
     from hansa.config.schema import json_schema
     from hansa.config.sections import Config
     from hansa.config.yaml_text import ConfigError, Document, Problem, parse_document, read_document
 
 __all__ = [
-    "Composition",
     "Config",
     "ConfigError",
     "Document",
@@ -32,7 +30,6 @@ __all__ = [
     "build_algorithm",
     "cited_works",
     "code_names",
-    "composition",
     "from_preset",
     "from_yaml",
     "json_schema",

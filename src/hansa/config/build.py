@@ -13,7 +13,8 @@ from torch.nn import functional
 from torch.utils import _pytree as trees
 
 from hansa import data
-from hansa.config.registry import ConfigValueError, import_path
+from hansa.config import import_path
+from hansa.config.components import ConfigValueError
 from hansa.config.sections import AUGMENT, LOSS, PARTITION, Config, MetricSection
 from hansa.core.errors import HansaError, short_repr, suggestion
 from hansa.training import Task, models, personalise

@@ -1,80 +1,44 @@
-"""The algorithm that a file describes: a preset with its arguments, the components that replace the preset's, and both
-as Python source."""
+"""The algorithm that a file describes: a preset with its arguments, and the components that replace the preset's."""
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
-from hansa import aggregate, compress, data, gossip, local, pace, presets, sample, server
-from hansa.algorithm import Algorithm, Channel, LocalPhase, Mixing
-from hansa.config.registry import (
-    KINDS,
-    Argument,
-    ConfigValueError,
-    Keys,
-    field_for_argument,
-    normalize_name,
-    signature_of,
-)
-from hansa.config.sections import Config
+from pydantic import BaseModel
+
+from hansa import presets
+from hansa.algorithm import Algorithm, Mixing
+from hansa.config.components import KINDS, Argument, ConfigValueError, signature_of
+from hansa.config.fields import ComponentField, component_field, field_for_argument
+from hansa.config.import_path import is_import_path, named_code, normalize_name
+from hansa.config.sections import LOSS, CompressSection, Config, GossipSection, LocalSection, ServerSection
+from hansa.config.yaml_text import Keys
 from hansa.core.errors import HansaError, suggestion
 from hansa.core.types import MODEL
-from hansa.gossip import Activity, as_activity, ring
+from hansa.gossip import as_activity, ring
 from hansa.local import epochs, fixed
-from hansa.pace import Pace
-from hansa.sample import Sampler, per_cluster
-from hansa.server import chain
-from hansa.training import augment, losses
+from hansa.sample import per_cluster, uniform
+from hansa.server import ServerTransform, chain
 
+_SECTIONS: Mapping[str, type[BaseModel]] = {
+    "local": LocalSection,
+    "server": ServerSection,
+    "gossip": GossipSection,
+    "compress": CompressSection,
+}
+_RENAMED = {
+    "local.lr": "local_lr",
+    "local.momentum": "local_momentum",
+    "server.lr": "server_lr",
+    "gossip.compressor": "gossip_compressor",
+}
 SECTION_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
-    "local": {
-        "lr": "local_lr",
-        "steps": "steps",
-        "epochs": "epochs",
-        "batch_size": "batch_size",
-        "batches": "batches",
-        "momentum": "local_momentum",
-        "weight_decay": "weight_decay",
-        "max_grad_norm": "max_grad_norm",
-        "solver": "solver",
-        "optimizer": "optimizer",
-        "optimizer_state": "optimizer_state",
-        "decoupled_weight_decay": "decoupled_weight_decay",
-        "private_blocks": "private_blocks",
-        "frozen_blocks": "frozen_blocks",
-    },
-    "server": {
-        "lr": "server_lr",
-        "weights": "weights",
-        "momentum": "momentum",
-        "b1": "b1",
-        "b2": "b2",
-        "eps": "eps",
-        "v0": "v0",
-        "bias_correction": "bias_correction",
-        "eps_inside": "eps_inside",
-    },
-    "gossip": {
-        "topology": "topology",
-        "clusters": "clusters",
-        "reporters": "reporters",
-        "active": "active",
-        "gossip_every": "gossip_every",
-        "reporters_only": "reporters_only",
-        "keep_local_models": "keep_local_models",
-        "average_every": "average_every",
-        "order": "order",
-        "compressor": "gossip_compressor",
-        "consensus_rate": "consensus_rate",
-        "robust": "robust",
-    },
-    "compress": {"compressor": "compressor", "two_way": "two_way"},
+    name: {
+        key: _RENAMED.get(f"{name}.{key}", key) for key in section.model_fields if key != "optimizer" or name == "local"
+    }
+    for name, section in _SECTIONS.items()
 }
 """For each section, its keys and the preset arguments that they set."""
 
@@ -83,17 +47,9 @@ MODEL_CHANNEL_KEYS = ("uplink", "downlink", "aggregate")
 """Keys that are short for those of channels.model, as server.optimizer is for its server."""
 COMPOSED_SECTIONS = ("local", "gossip")
 """Sections whose keys replace components of the algorithm where the preset has no such argument."""
+_SECTION_OF = {"LocalPhase": "local", "Mixing": "gossip"}
 
 Preset = Callable[..., Algorithm]
-
-
-class Setting(NamedTuple):
-    """A key that is set in a section, the preset argument that it sets, and its value."""
-
-    section: str
-    key: str
-    argument: str
-    value: Any
 
 
 def preset_arguments(preset: Preset) -> dict[str, Argument]:
@@ -125,21 +81,93 @@ def find_preset(name: str) -> Preset:
         raise error.with_prefix("algorithm", "preset") from error
 
 
-def settings(config: Config) -> Iterator[Setting]:
-    """Yield every key that is set in the sections that have tables."""
+def preset_name(preset: Preset) -> str:
+    """Return the name of a preset for messages."""
+    return getattr(preset, "__name__", repr(preset))
+
+
+_CODE: Any = {
+    "data": {"factory", "partition", "augment"},
+    "model": {"factory", "loss", "metric", "metrics"},
+    **dict.fromkeys(("algorithm", *_SECTIONS, "sample", "uplink", "downlink", "aggregate", "channels"), True),
+    **dict.fromkeys(("faults", "links", "pace", "profile"), True),
+}
+"""What may name code."""
+
+
+def code_names(config: Config) -> list[str]:
+    """Return the user's code that a configuration names, as MODULE:NAME.
+
+    >>> from hansa.config import from_yaml
+    >>> code_names(from_yaml("sample: {kind: 'mine:often', count: 3}\\nmodel: {factory: 'mine:Net', loss: mse}"))
+    ['mine:Net', 'mine:often']
+    """
+    return list(dict.fromkeys(named_code(config.model_dump(include=_CODE))))
+
+
+def compose(config: Config, *, checking: bool = False) -> tuple[Algorithm | None, list[ConfigValueError]]:
+    """Build every component of a configuration; return its algorithm, or what is wrong.
+
+    Args:
+        config: The configuration.
+        checking: Leave out what names code; the algorithm is then None if its components name any.
+    """
+    if config.python is not None:
+        message = "started in Python, with an algorithm and a task that no file can hold: "
+        resume = "hansa.resume(FOLDER, algorithm, task) resumes it."
+        return None, [] if checking else [ConfigValueError(("python",), message + resume)]
+    errors: list[ConfigValueError] = []
+    built: dict[Keys, Any] = {}
+    for at, field, value in _components(config):
+        if not (checking and named_code(value)):
+            try:
+                built[at] = field.build(value)
+            except ConfigValueError as error:
+                errors.append(error.with_prefix(*at))
+    if checking and is_import_path(config.algorithm.preset):
+        return None, errors
+    try:
+        preset = find_preset(config.algorithm.preset)
+        errors += _invalid_settings(config, preset)
+        if errors or (checking and code_names(config)):
+            return None, errors
+        return _compose(config, preset, built), []
+    except ConfigValueError as error:
+        errors.append(error)
+    except HansaError as error:
+        errors.append(ConfigValueError(_keys_of(config, error), str(error)))
+    except TypeError as error:  # from a user-defined preset
+        errors.append(ConfigValueError(("algorithm",), f"{config.algorithm.preset}: {error}."))
+    return None, errors
+
+
+def _components(section: BaseModel, above: Keys = ()) -> Iterator[tuple[Keys, ComponentField, Any]]:
+    """Yield the components that are set in a section and those inside it: their keys, fields and values."""
+    for name, info in type(section).model_fields.items():
+        value, at = getattr(section, name), (*above, name)
+        field = next((each for each in info.metadata if isinstance(each, ComponentField)), None)
+        if at == ("model", "loss") and isinstance(value, Mapping) and not named_code(value):
+            field = LOSS
+        if field is not None and value is not None:
+            yield at, field, value
+        for key, inner in value.items() if isinstance(value, Mapping) else [(None, value)]:
+            if isinstance(inner, BaseModel):
+                yield from _components(inner, at if key is None else (*at, key))
+
+
+def _settings(config: Config) -> Iterator[tuple[str, str, str]]:
+    """Yield every key that is set in the sections that have tables: section, key, argument of the preset."""
     for section, table in SECTION_ARGUMENTS.items():
         for key, argument in table.items():
-            value = getattr(getattr(config, section), key)
-            if value is not None:
-                yield Setting(section, key, argument, value)
+            if getattr(getattr(config, section), key) is not None:
+                yield section, key, argument
 
 
-def invalid_settings(config: Config) -> Iterator[ConfigValueError]:
-    """Yield an error for every key that the preset does not accept."""
-    preset = find_preset(config.algorithm.preset)
+def _invalid_settings(config: Config, preset: Preset) -> Iterator[ConfigValueError]:
+    """Yield an error for every key that the preset does not accept, or that is set twice."""
     name, known, own = preset_name(preset), preset_arguments(preset), own_arguments(preset)
-    model_channel, optimizer = config.channels.get("model"), config.server.optimizer
-    for section, key, argument, _ in settings(config):
+    model_channel, optimizer = config.channels.get(MODEL), config.server.optimizer
+    for section, key, argument in _settings(config):
         if section == "server" and optimizer is not None:
             if key not in ("lr", "weights"):
                 message = f"server.optimizer replaces the preset's server: set {key} inside it."
@@ -151,29 +179,20 @@ def invalid_settings(config: Config) -> Iterator[ConfigValueError]:
     for argument in config.algorithm.own:
         if argument not in own:
             yield ConfigValueError(("algorithm", argument), _unknown_argument(name, argument, own))
-    for key in MODEL_CHANNEL_KEYS:
-        if getattr(config, key) is not None and getattr(model_channel, key, None) is not None:
-            message = f"is set twice: {key} is short for channels.model.{key}."
-            yield ConfigValueError(("channels", "model", key), message)
+    short_forms = {key: (key, getattr(config, key)) for key in MODEL_CHANNEL_KEYS}
+    short_forms["server"] = ("server.optimizer", optimizer)
+    for key, (short, value) in short_forms.items():
+        if value is not None and getattr(model_channel, key, None) is not None:
+            yield ConfigValueError(
+                ("channels", MODEL, key), f"is set twice: {short} is short for channels.model.{key}."
+            )
     if config.gossip.reporters is not None and config.sample is not None and "reporters" not in known:
         yield ConfigValueError(("gossip", "reporters"), "sample sets the participants too: expected one of the two.")
-    if optimizer is not None and getattr(model_channel, "server", None) is not None:
-        message = "is set twice: server.optimizer is short for channels.model.server."
-        yield ConfigValueError(("channels", "model", "server"), message)
-
-
-def preset_name(preset: Preset) -> str:
-    """Return the name of a preset for messages."""
-    return getattr(preset, "__name__", repr(preset))
 
 
 def _unknown_argument(preset: str, name: str, own: Mapping[str, Argument]) -> str:
-    places = [
-        f"{section}.{key}"
-        for section, table in SECTION_ARGUMENTS.items()
-        for key, argument in table.items()
-        if name in (key, argument)
-    ]
+    places = [f"{section}.{key}" for section, table in SECTION_ARGUMENTS.items()
+              for key, argument in table.items() if name in (key, argument)]  # fmt: skip
     if name in SAMPLING_ARGUMENTS:
         places.append("sample")
     if places:
@@ -182,277 +201,76 @@ def _unknown_argument(preset: str, name: str, own: Mapping[str, Argument]) -> st
     return f"{preset} has no such argument. {hint}"
 
 
-PACKAGES = (server, aggregate, compress, local, gossip, sample, pace, data, augment, losses, presets)
-TOP_LEVEL = (Algorithm, Channel, LocalPhase, Mixing)
-
-
-class PythonExpression(NamedTuple):
-    """Python source and the imports that it needs."""
-
-    text: str
-    imports: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return "\n".join([*self.imports, self.text])
-
-
-class PythonWriter:
-    """Writes values as Python source and collects the imports they need."""
-
-    def __init__(self) -> None:
-        self.public: set[str] = set()
-        self.modules: set[str] = set()
-
-    @property
-    def imports(self) -> tuple[str, ...]:
-        """The import lines, those of Hansa first."""
-        ours = [f"from hansa import {', '.join(sorted(self.public))}"] if self.public else []
-        return (*ours, *(f"import {module}" for module in sorted(self.modules)))
-
-    def write_value(self, value: Any) -> str:
-        """Return a value as the call that makes it, without arguments that equal their defaults."""
-        if isinstance(value, float) and not math.isfinite(value):
-            return f"float({str(value)!r})"
-        if isinstance(value, tuple) and type(value) is tuple:
-            return f"({', '.join(map(self.write_value, value))}{',' if len(value) == 1 else ''})"
-        if isinstance(value, list):
-            return f"[{', '.join(map(self.write_value, value))}]"
-        if isinstance(value, Mapping):
-            return f"{{{', '.join(f'{key!r}: {self.write_value(inner)}' for key, inner in value.items())}}}"
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return self.write_call(type(value), self._changed_fields(value))
-        return repr(value)
-
-    def write_call(self, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-        """Return a call with keyword arguments; those of a ``*name`` parameter are positional."""
-        starred = [name for name, parameter in inspect.signature(factory).parameters.items()
-                   if parameter.kind is inspect.Parameter.VAR_POSITIONAL]  # fmt: skip
-        positional = [self.write_value(each) for name in starred for each in arguments.get(name, ())]
-        named = self.write_arguments({name: value for name, value in arguments.items() if name not in starred})
-        return f"{self.write_name(factory)}({', '.join([*positional, *([named] if named else [])])})"
-
-    def write_arguments(self, arguments: Mapping[str, Any]) -> str:
-        """Return keyword arguments as written in a call."""
-        return ", ".join(f"{name}={self.write_value(value)}" for name, value in arguments.items())
-
-    def write_name(self, factory: Callable[..., Any]) -> str:
-        """Return the name of a class or function: ``compress.sign`` in Hansa, else ``module.attr``."""
-        if factory in TOP_LEVEL:
-            self.public.add(factory.__name__)
-            return factory.__name__
-        for package in PACKAGES:
-            if getattr(package, factory.__name__, None) is factory:
-                name = package.__name__.rpartition(".")[2]  # hansa.training.losses is hansa.losses
-                self.public.add(name)
-                return f"{name}.{factory.__name__}"
-        self.modules.add(factory.__module__)
-        return f"{factory.__module__}.{factory.__qualname__}"
-
-    def _changed_fields(self, component: Any) -> dict[str, Any]:
-        """Return the fields of a dataclass that differ from their defaults."""
-        changed = {}
-        parameters = inspect.signature(type(component)).parameters
-        for field in dataclasses.fields(component):
-            value = getattr(component, field.name)
-            default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
-            if default is dataclasses.MISSING and field.name in parameters:
-                default = parameters[field.name].default
-            if type(value) is not type(default) or value != default:
-                changed[field.name] = value
-        return changed
-
-
-def to_python(value: Any) -> PythonExpression:
-    """Return a component or an algorithm as Python that makes an equal one.
-
-    >>> from hansa import server
-    >>> print(to_python(server.chain(server.adam(), server.scale(0.1))))
-    from hansa import server
-    server.chain(server.adam(), server.scale(lr=0.1))
-    """
-    writer = PythonWriter()
-    text = writer.write_value(value)
-    return PythonExpression(text, writer.imports)
-
-
-@dataclass(frozen=True, slots=True)
-class Composition:
-    """A preset with its arguments, the algorithm it makes, and the components that are replaced in it."""
-
-    preset: Preset
-    arguments: Mapping[str, Any]
-    base: Algorithm
-    sampler: Sampler | None
-    local: Mapping[str, Any]
-    channels: Mapping[str, Mapping[str, Any]]
-    pace: Pace | None = None
-
-    @property
-    def algorithm(self) -> Algorithm:
-        """The algorithm itself."""
-        return self.base.exchange(sampler=self.sampler, local=self.local, channels=self.channels, pace=self.pace)
-
-    @property
-    def comments(self) -> list[str]:
-        """The composition and its Python, as comments above a resolved file."""
-        python = [f"  {line}" for line in (*self.python.imports, self.python.text)]
-        return [f"composition: {self.algorithm!r}", "python:", *python]
-
-    @property
-    def python(self) -> PythonExpression:
-        """Python that makes an equal algorithm."""
-        writer = PythonWriter()
-        text = writer.write_call(self.preset, self.arguments)
-        replacements = {"sampler": self.sampler, "local": self.local, "channels": self.channels, "pace": self.pace}
-        replaced = {name: value for name, value in replacements.items() if value}
-        if list(replaced) == ["local"]:
-            text += f".with_local({writer.write_arguments(self.local)})"
-        elif list(replaced) == ["pace"]:
-            text += f".with_pace({writer.write_value(self.pace)})"
-        elif list(replaced) == ["channels"] and self.channels.keys() <= self.base.channels.keys():
-            text += "".join(
-                f".on({name!r}, {writer.write_arguments(changes)})" for name, changes in self.channels.items()
-            )
-        elif replaced:
-            text += f".exchange({writer.write_arguments(replaced)})"
-        return PythonExpression(text, writer.imports)
-
-
-def compose_algorithm(config: Config) -> Algorithm:
-    """Return the algorithm that a configuration describes, or raise `ConfigValueError`."""
-    composed = composition(config)
-    with _located_errors(config):
-        return composed.algorithm
-
-
-def composition(config: Config) -> Composition:
-    """Return the composition of a configuration, or raise `ConfigValueError`."""
-    if config.python is not None:
-        message = "started in Python, with an algorithm and a task that no file can hold: "
-        raise ConfigValueError(("python",), f"{message}hansa.resume(FOLDER, algorithm, task) resumes it.")
-    for error in invalid_settings(config):
-        raise error
-    preset = find_preset(config.algorithm.preset)
-    composer = _Composer(preset_arguments(preset))
-    with _located_errors(config):
-        for section, key, argument, value in settings(config):
-            if section != "server" or key != "lr" or config.server.optimizer is None:
-                composer.add_setting(section, key, argument, value)
-        for argument, value in config.algorithm.own.items():
-            composer.set_argument(argument, value, ("algorithm", argument))
-        if config.sample is not None:
-            composer.set_sampler(config.sample)
-        base = preset(**composer.arguments)
-        if not isinstance(base, Algorithm):
-            raise HansaError(f"{preset_name(preset)} makes no Algorithm: it made {base!r}.")
-        local = composer.local_changes(base)
-        pace = _build(Argument("pace", Pace), config.pace, ("pace",))
-    return Composition(preset, composer.arguments, base, composer.sampler, local, _channels(config), pace)
-
-
-class _Composer:
-    """Sorts settings into arguments of the preset and components that replace the preset's."""
-
-    def __init__(self, known: Mapping[str, Argument]) -> None:
-        self.known = known
-        self.arguments: dict[str, Any] = {}
-        self.sampler: Sampler | None = None
-        self._local: dict[str, Any] = {}
-        self._mixing: dict[str, Any] = {}
-
-    def add_setting(self, section: str, key: str, argument: str, value: Any) -> None:
-        """Add a key of a section."""
-        at = (section, key)
-        if argument in self.known:
-            self.set_argument(argument, None if (key, value) == ("batch_size", "all") else value, at)
-        elif at == ("gossip", "reporters"):
-            reporters = _build(Argument(key, int | float | Sampler), value, at)
-            self.sampler = per_cluster(reporters) if isinstance(reporters, (int, float)) else reporters
+def _compose(config: Config, preset: Preset, built: Mapping[Keys, Any]) -> Algorithm:
+    """Sort settings into arguments of the preset and components that replace the preset's."""
+    known = preset_arguments(preset)
+    arguments: dict[str, Any] = {}
+    local: dict[str, Any] = {}
+    mixing: dict[str, Any] = {}
+    sampler = None
+    for argument, value in config.algorithm.own.items():
+        try:
+            arguments[argument] = field_for_argument(known[argument]).build(value)
+        except ConfigValueError as error:
+            raise error.with_prefix("algorithm", argument) from error
+    for section, key, argument in _settings(config):
+        value = built.get((section, key), getattr(getattr(config, section), key))
+        if key == "batch_size" and value == "all":
+            value = None
+        if section == "server" and key == "lr" and config.server.optimizer is not None:
+            continue
+        if argument in known:
+            arguments[argument] = value
+        elif key == "reporters":
+            sampler = per_cluster(value) if isinstance(value, (int, float)) else value
         elif section == "gossip":
-            hint = float | Activity if key == "active" else signature_of(Mixing).arguments[key].hint
-            built = _build(Argument(key, hint), value, at)
-            self._mixing[key] = as_activity(built) if key == "active" else built
+            mixing[key] = as_activity(value) if key == "active" else value
         elif key == "epochs":
-            self._local["steps"] = epochs(value)
-        elif key == "batch_size":
-            self._local[key] = None if value == "all" else value
-        elif section == "local":
-            hint = signature_of(LocalPhase).arguments[key].hint
-            built = _build(Argument(key, int | Sequence[int] | hint if key == "steps" else hint), value, at)
-            self._local[key] = fixed(built) if isinstance(built, (int, list)) and key == "steps" else built
-
-    def set_argument(self, name: str, value: Any, at: Keys) -> None:
-        """Set an argument of the preset."""
-        self.arguments[name] = _build(self.known[name], value, at)
-
-    def set_sampler(self, value: Mapping[str, Any]) -> None:
-        """Set the sampler of participants."""
-        sampler = _build(Argument("sample", Sampler), value, ("sample",))
-        if value == {"kind": "uniform", "participation": value.get("participation")} and "participation" in self.known:
-            self.arguments["participation"] = sampler.participation
-        elif "sampler" in self.known:
-            self.arguments["sampler"] = sampler
-        elif "participation" in self.known:
-            raise ConfigValueError(("sample",), "this preset takes a participation only, such as {participation: 0.1}.")
+            local["steps"] = epochs(value)
         else:
-            self.sampler = sampler
+            local[key] = fixed(value) if key == "steps" and isinstance(value, (int, list)) else value
+    drawn = built.get(("sample",))
+    if isinstance(drawn, uniform) and drawn.count is None and "participation" in known:
+        arguments["participation"] = drawn.participation
+    elif drawn is not None and "sampler" in known:
+        arguments["sampler"] = drawn
+    elif drawn is not None and "participation" in known:
+        raise ConfigValueError(("sample",), "this preset takes a participation only, such as {participation: 0.1}.")
+    elif drawn is not None:
+        sampler = drawn
+    base = preset(**arguments)
+    if not isinstance(base, Algorithm):
+        raise HansaError(f"{preset_name(preset)} makes no Algorithm: it made {base!r}.")
+    if mixing:  # gossip missing from the preset defaults to a ring
+        local["mixing"] = replace(base.local.mixing or Mixing(ring()), **mixing)
+    channels = _channels(config, built)
+    return base.exchange(sampler=sampler, local=local, channels=channels, pace=built.get(("pace",)))
 
-    def local_changes(self, base: Algorithm) -> dict[str, Any]:
-        """Return replacements for fields of the local phase; gossip missing from the preset defaults to a ring."""
-        if not self._mixing:
-            return self._local
-        mixing = Mixing(ring()) if base.local.mixing is None else base.local.mixing
-        return {**self._local, "mixing": replace(mixing, **self._mixing)}
 
-
-def _channels(config: Config) -> dict[str, dict[str, Any]]:
+def _channels(config: Config, built: Mapping[Keys, Any]) -> dict[str, dict[str, Any]]:
     """Return the replaced components of each channel, with the short forms for the model's."""
-    channels: dict[str, dict[str, Any]] = {}
-
-    def exchange(channel: str, name: str, value: Any, at: Keys) -> None:
-        if value is not None:
-            channels.setdefault(channel, {})[name] = _build(signature_of(Channel).arguments[name], value, at)
-
-    for channel, section in config.channels.items():
-        for name in signature_of(Channel).arguments:
-            exchange(channel, name, getattr(section, name, None), ("channels", channel, name))
-    for name in MODEL_CHANNEL_KEYS:
-        exchange(MODEL, name, getattr(config, name), (name,))
-    exchange(MODEL, "server", config.server.optimizer, ("server", "optimizer"))
-    if config.server.optimizer is not None and config.server.lr is not None:
-        optimizer = channels[MODEL]["server"]
-        exchange(MODEL, "server", {"kind": "scale", "lr": config.server.lr}, ("server",))
-        parts = optimizer.transforms if isinstance(optimizer, chain) else (optimizer,)
-        channels[MODEL]["server"] = chain(*parts, channels[MODEL]["server"])
-    return channels
-
-
-def _build(argument: Argument, value: Any, at: Keys) -> Any:
-    try:
-        return field_for_argument(argument).build(value)
-    except ConfigValueError as error:
-        raise error.with_prefix(*at) from error
-
-
-@contextmanager
-def _located_errors(config: Config) -> Iterator[None]:
-    """Convert errors of the composition to errors at the key that caused them."""
-    try:
-        yield
-    except ConfigValueError:
-        raise
-    except HansaError as error:
-        raise ConfigValueError(_keys_of(config, error), str(error)) from error
-    except TypeError as error:  # from a user-defined preset
-        raise ConfigValueError(("algorithm",), f"{config.algorithm.preset}: {error}.") from error
-
-
-_SECTION_OF = {"LocalPhase": "local", "Mixing": "gossip"}
+    channels = {
+        name: changes
+        for name, section in config.channels.items()
+        if (changes := {key: built.get(("channels", name, key), each) for key, each in section if each is not None})
+    }
+    model = {key: built[key,] for key in MODEL_CHANNEL_KEYS if (key,) in built}
+    optimizer = built.get(("server", "optimizer"))
+    if optimizer is not None:
+        model["server"] = optimizer
+        if config.server.lr is not None:
+            try:
+                rate = component_field(ServerTransform).build({"kind": "scale", "lr": config.server.lr})
+            except ConfigValueError as error:
+                raise error.with_prefix("server") from error
+            parts = optimizer.transforms if isinstance(optimizer, chain) else (optimizer,)
+            model["server"] = chain(*parts, rate)
+    return channels | ({MODEL: channels.get(MODEL, {}) | model} if model else {})
 
 
 def _keys_of(config: Config, error: HansaError) -> Keys:
     """Return the key whose value caused an error, by the error's component and argument."""
-    for section, key, argument, _ in settings(config):
+    for section, key, argument in _settings(config):
         if error.argument and error.argument in (argument, key):
             return section, key
     if error.argument in config.algorithm.own:

@@ -11,12 +11,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from hansa.algorithm import Algorithm
-from hansa.config import compose
-from hansa.config.registry import ConfigValueError, Keys
-from hansa.config.registry.fields import BUILD_COMPONENTS
-from hansa.config.registry.import_path import is_import_path, may_import, named_code
+from hansa.config.compose import compose
+from hansa.config.import_path import may_import
 from hansa.config.sections import Config
-from hansa.config.yaml_text import ConfigError, Document, Problem, dump, has_key, parse_document, read_document
+from hansa.config.yaml_text import ConfigError, Document, Keys, Problem, dump, has_key, parse_document, read_document
 from hansa.core.citations import citations
 from hansa.core.errors import quotes_hint, short_repr, suggestion
 
@@ -52,44 +50,23 @@ def validate(document: Document, changes: Iterable[str] = (), *, building: bool 
     for change in changes:
         document.apply(change)
     try:
-        config = Config.model_validate(document.data, context={BUILD_COMPONENTS: building})
+        config = Config.model_validate(document.data)
     except ValidationError as error:
         raise ConfigError(_problems(document, error)) from error
-    if not building:
-        return config
-    errors: list[ConfigValueError] = []
-    try:
-        if may_import() or not is_import_path(config.algorithm.preset):
-            errors = list(compose.invalid_settings(config))
-        if not errors and config.python is None and (may_import() or not code_names(config)):
-            compose.compose_algorithm(config)
-    except ConfigValueError as error:
-        errors = [error]
-    if errors:
-        raise ConfigError([document.problem(error.keys, error.message) for error in errors])
+    if building and config.python is None:
+        _, errors = compose(config, checking=not may_import())
+        if errors:
+            problems = [document.problem(error.keys, error.message) for error in errors]
+            raise ConfigError(sorted(problems, key=lambda problem: problem.line))
     return config
-
-
-def code_names(config: Config) -> list[str]:
-    """Return the user's code that a configuration names, as MODULE:NAME.
-
-    >>> code_names(from_yaml("sample: {kind: 'mine:often', count: 3}\\nmodel: {factory: 'mine:Net', loss: mse}"))
-    ['mine:Net', 'mine:often']
-    """
-    data, model = config.data, config.model
-    metrics = model.model_dump(include={"metrics"})
-    named = [data.factory, data.partition, data.augment, model.factory, model.loss, model.metric, metrics]
-    sections = {"algorithm", "local", "server", "sample", "gossip", "compress", "uplink", "downlink", "aggregate",
-                "channels", "faults", "links", "pace", "profile"}  # fmt: skip
-    return list(dict.fromkeys([*named_code(named), *named_code(config.model_dump(include=sections))]))
 
 
 def build_algorithm(config: Config) -> Algorithm:
     """Return the algorithm that a configuration describes, or raise `ConfigError`."""
-    try:
-        return compose.compose_algorithm(config)
-    except ConfigValueError as error:
-        raise ConfigError([Problem("", error.keys, error.message)]) from error
+    algorithm, errors = compose(config)
+    if algorithm is None:
+        raise ConfigError([Problem("", error.keys, error.message) for error in errors])
+    return algorithm
 
 
 def cited_works(config: Config) -> list[str]:
@@ -103,12 +80,10 @@ def to_dict(config: Config) -> dict[str, Any]:
     data = config.model_dump(exclude_none=True, exclude=None if config.python is None else unused)
     if config.data.factory is not None and config.python is None:
         del data["data"]["name"]
-    trimmed = {key: _without_empty(value) for key, value in data.items()}
-    return {key: value for key, value in trimmed.items() if value != {}}
-
-
-def _without_empty(value: Any) -> Any:
-    return {key: inner for key, inner in value.items() if inner != {}} if isinstance(value, dict) else value
+    for key, value in data.items():
+        if isinstance(value, dict):
+            data[key] = {name: inner for name, inner in value.items() if inner != {}}
+    return {key: value for key, value in data.items() if value != {}}
 
 
 def to_yaml(config: Config, comments: Sequence[str] = ()) -> str:
@@ -117,22 +92,19 @@ def to_yaml(config: Config, comments: Sequence[str] = ()) -> str:
 
 
 def _problems(document: Document, error: ValidationError) -> list[Problem]:
+    """Return a problem for each key; what the members of a union expect is joined."""
     messages: dict[Keys, list[str]] = {}
     inputs: dict[Keys, Any] = {}
     for item in error.errors():
         keys = _existing_keys(document.data, item["loc"])
-        cause = item.get("ctx", {}).get("error")
-        if isinstance(cause, ConfigValueError):
-            keys = (*keys, *cause.keys)
-        messages.setdefault(keys, []).append(_message(item, keys, cause))
+        messages.setdefault(keys, []).append(_message(item, keys))
         inputs[keys] = item.get("input")
     problems = []
     for keys, texts in messages.items():
-        expectations = [text for text in texts if text.startswith("expected ") and not text.endswith(".")]
-        expected = dict.fromkeys(text.removeprefix("expected ") for text in expectations)
-        sentences = [text for text in dict.fromkeys(texts) if text not in expectations]
+        expected = dict.fromkeys(text.removeprefix("expected ") for text in texts if text.startswith("expected "))
+        sentences = [text for text in dict.fromkeys(texts) if not text.startswith("expected ")]
         if expected:
-            remedy = quotes_hint(inputs[keys]) if any("number" in word for word in expected) else ""
+            remedy = quotes_hint(inputs[keys]) if "number" in " ".join(expected) else ""
             sentences.append(f"expected {' or '.join(expected)}, found {short_repr(inputs[keys])}.{remedy}")
         problems.append(document.problem(keys, " ".join(sentences)))
     return sorted(problems, key=lambda problem: problem.line)
@@ -149,35 +121,20 @@ def _existing_keys(data: Any, location: Sequence[str | int]) -> Keys:
     return tuple(keys)
 
 
-_EXPECTED = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "string_type": "a word",
-    "list_type": "a list",
-    "dict_type": "keys and values",
-    "greater_than_equal": "at least {ge}",
-    "greater_than": "more than {gt}",
-    "less_than_equal": "at most {le}",
-    "literal_error": "{expected}",
-}
-
-
-def _message(item: Mapping[str, Any], keys: Keys, cause: Any) -> str:
-    kind, context = item["type"], item.get("ctx", {})
-    if isinstance(cause, ConfigValueError):
-        return cause.message
-    if cause is not None:
-        return str(cause)
-    if kind == "extra_forbidden":
+def _message(item: Mapping[str, Any], keys: Keys) -> str:
+    """Return pydantic's message in the words of a file."""
+    if item["type"] == "extra_forbidden":
         return f"no such key. {_suggest_key(keys)}"
-    if kind in ("model_type", "model_attributes_type"):
+    if item["type"] in ("model_type", "model_attributes_type"):
         return f"expected keys such as {', '.join(list(_section_keys(keys))[:3])}"
-    if kind in _EXPECTED:
-        return f"expected {_EXPECTED[kind].format(**context)}"
-    return str(item["msg"])
+    if item["type"] == "value_error":
+        return str(item["ctx"]["error"])
+    return (
+        str(item["msg"])
+        .replace("Input should be", "expected")
+        .replace("valid integer", "whole number")
+        .replace("valid ", "")
+    )
 
 
 def _section_keys(keys: Keys) -> Mapping[str, Any]:
@@ -190,19 +147,9 @@ def _section_keys(keys: Keys) -> Mapping[str, Any]:
 
 
 def _suggest_key(keys: Keys) -> str:
-    """Suggest a near match in the same section, else the same key in another, else all keys of this section."""
+    """Suggest a near match in the same section, else the same key in others, else all keys of this section."""
     here, word = _section_keys(keys[:-1]), str(keys[-1])
-    if keys == ("server", "kind"):
-        return "Did you mean optimizer? server: {optimizer: adam}, or server: adam."
-    if difflib.get_close_matches(word, here, n=1, cutoff=0.6):
-        return suggestion(word, here)
-    dotted = {
-        f"{section}.{key}": key
-        for section in Config.model_fields
-        for key in _section_keys((section,))
-        if (section,) != keys[:-1]
-    }
-    same = [place for place, key in dotted.items() if key == word] or [
-        place for place, key in dotted.items() if difflib.SequenceMatcher(None, key, word).ratio() > 0.8
-    ]
-    return f"Did you mean {' or '.join(same[:3])}?" if same else suggestion(word, here)
+    elsewhere = [f"{section}.{word}" for section in Config.model_fields if word in _section_keys((section,))]
+    if elsewhere and word != "kind" and not difflib.get_close_matches(word, here, n=1, cutoff=0.6):
+        return f"Did you mean {' or '.join(elsewhere[:3])}?"
+    return suggestion(word, here)

@@ -7,18 +7,17 @@ import inspect
 import math
 from typing import Any, cast
 
-from pydantic import PydanticSchemaGenerationError, TypeAdapter
-from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUndefinedAnnotation
-
 from hansa.config import sections
+from hansa.config.components import KINDS, Argument, Factory, Kind, signature_of, summary_line
 from hansa.config.compose import own_arguments
-from hansa.config.registry import KINDS
-from hansa.config.registry.components import EMPTY, Argument, Factory, Kind, signature_of, summary_line
-from hansa.config.registry.fields import ComponentField, field_for_argument
+from hansa.config.fields import ComponentField, field_for_argument
 from hansa.config.sections import Config
 
-IMPORT_PATH_PATTERN = "^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"
-"""MODULE:NAME."""
+IMPORT_PATH = {
+    "type": "string",
+    "pattern": "^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$",
+    "description": "Your MODULE:NAME; the commands that train import it.",
+}
 TYPES = {int: "integer", float: "number", list: "array", str: "string", bool: "boolean", dict: "object"}
 
 
@@ -38,22 +37,16 @@ def json_schema() -> dict[str, Any]:
         for argument in own_arguments(preset).values():
             entry = arguments.setdefault(argument.name, {**argument_schema(argument), "description": "Of"})
             entry["description"] += f"{',' if entry['description'] != 'Of' else ''} {name}"
-    preset_schema = {"anyOf": [{"enum": list(presets)}, {"type": "string", "pattern": IMPORT_PATH_PATTERN}]}
+    preset_schema = {"anyOf": [{"enum": list(presets)}, IMPORT_PATH]}
     section = schema["$defs"]["AlgorithmSection"]
     section["properties"]["preset"] = {**section["properties"]["preset"], **preset_schema}
     section["properties"].update(arguments)
     section["additionalProperties"] = True  # user-defined presets have their own arguments
-    short_forms: dict[str, Any] = {
-        "algorithm": preset_schema,
-        "model": {"type": "string"},
-        "data": {"type": "string"},
-        "engine": {"type": "string"},
-        "server": {"part": "server"},
-    }
-    for name, word_schema in short_forms.items():
-        schema["properties"][name] = {"anyOf": [word_schema, schema["properties"][name]]}
-    schema["$defs"].update(definitions())
-    return cast(dict[str, Any], resolve_references(schema))
+    short_forms = {name: {"type": "string"} for name in ("model", "data", "engine")}
+    for name, short_form in {**short_forms, "algorithm": preset_schema, "server": {"part": "server"}}.items():
+        schema["properties"][name] = {"anyOf": [short_form, schema["properties"][name]]}
+    schema["$defs"].update({kind.name: kind_schema(kind) for kind in KINDS.values() if kind.name != "preset"})
+    return cast(dict[str, Any], _resolve_references(schema))
 
 
 def key_descriptions() -> dict[str, dict[str, str]]:
@@ -74,39 +67,27 @@ def key_descriptions() -> dict[str, dict[str, str]]:
     return descriptions
 
 
-def definitions() -> dict[str, Any]:
-    """Return all kinds of components but presets by name, for the ``$defs`` of a schema."""
-    return {kind.name: kind_schema(kind) for kind in KINDS.values() if kind.name != "preset"}
-
-
 def field_schema(field: ComponentField) -> dict[str, Any]:
-    """Return the schema of a field; kinds are marked for `resolve_references`."""
+    """Return the schema of a field; kinds are marked for `_resolve_references`."""
     choices: list[dict[str, Any]] = [{"type": TYPES[each]} for each in field.plain_types]
     if float in field.plain_types:
         choices.append({"type": "string", "pattern": "^[0-9]+/[0-9]+$"})
     if field.literals:
         choices.append({"enum": list(field.literals)})
-    choices += [{"part": kind.name} for kind in field.kinds]
-    choices += [_list_schema(kind) for kind in field.kinds if kind.from_list is not None]
+    for kind in field.kinds:
+        choices.append({"part": kind.name})
+        if kind.from_list is not None:
+            items = field_for_argument(next(iter(signature_of(kind.from_list).arguments.values()))).items
+            inner = field_schema(items) if items and kind not in items.kinds else {"part": kind.name}
+            choices.append({"type": "array", "items": inner})
     if field.accepts_any or not choices:
         return {}
     return choices[0] if len(choices) == 1 else {"anyOf": choices}
 
 
-def _list_schema(kind: Kind) -> dict[str, Any]:
-    """Return the schema of a list that describes a component."""
-    assert kind.from_list is not None
-    each = field_for_argument(next(iter(signature_of(kind.from_list).arguments.values()))).items
-    inner = {"part": kind.name} if each is not None and kind in each.kinds else field_schema(each or ComponentField())
-    return {"type": "array", "items": inner}
-
-
 def argument_schema(argument: Argument) -> dict[str, Any]:
     """Return the schema of an argument."""
-    field = field_for_argument(argument)
-    schema = (
-        field_schema(field) if field.kinds or field.items or float in field.plain_types else type_schema(argument.hint)
-    )
+    schema = field_schema(field_for_argument(argument))
     if isinstance(argument.default, (bool, int, float, str)) and argument.default != math.inf:
         return {**schema, "default": argument.default}
     return schema
@@ -119,51 +100,35 @@ def kind_schema(kind: Kind) -> dict[str, Any]:
     own = {
         "type": "object",
         "title": f"a {kind.title} of your own",
-        "properties": {"kind": _import_path_schema()},
+        "properties": {"kind": IMPORT_PATH},
         "required": ["kind"],
     }
-    known = [_component_schema(name, factory, optional=kind.default == name) for name, factory in components.items()]
-    return {"anyOf": [*([{"enum": bare}] if bare else []), *known, _import_path_schema(), own]}
-
-
-def resolve_references(value: Any) -> Any:
-    """Replace the marks of `field_schema` by references."""
-    if isinstance(value, dict):
-        if isinstance(value.get("part"), str):
-            rest = {key: inner for key, inner in value.items() if key != "part"}
-            return {"$ref": f"#/$defs/{value['part']}", **rest}
-        return {key: resolve_references(inner) for key, inner in value.items()}
-    return [resolve_references(inner) for inner in value] if isinstance(value, list) else value
-
-
-def type_schema(hint: Any) -> dict[str, Any]:
-    """Return the schema of a type; {} where JSON Schema cannot express it."""
-    try:
-        return {} if hint is EMPTY else TypeAdapter(hint).json_schema()
-    except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema, PydanticUndefinedAnnotation):
-        return {}
-
-
-def _import_path_schema() -> dict[str, Any]:
-    return {
-        "type": "string",
-        "pattern": IMPORT_PATH_PATTERN,
-        "description": "Your MODULE:NAME; the commands that train import it.",
-    }
+    known = []
+    for name, factory in components.items():
+        signature = signature_of(factory)
+        arguments = {argument.name: argument_schema(argument) for argument in signature.arguments.values()}
+        known.append(
+            {
+                "type": "object",
+                "title": name,
+                "description": summary_line(factory),
+                "properties": {"kind": {"const": name}, **arguments},
+                "required": [*([] if kind.default == name else ["kind"]), *_required(factory)],
+                "additionalProperties": signature.accepts_any,
+            }
+        )
+    return {"anyOf": [*([{"enum": bare}] if bare else []), *known, IMPORT_PATH, own]}
 
 
 def _required(factory: Factory) -> list[str]:
     return [argument.name for argument in signature_of(factory).arguments.values() if argument.required]
 
 
-def _component_schema(name: str, factory: Factory, optional: bool) -> dict[str, Any]:
-    signature = signature_of(factory)
-    properties = {argument.name: argument_schema(argument) for argument in signature.arguments.values()}
-    return {
-        "type": "object",
-        "title": name,
-        "description": summary_line(factory),
-        "properties": {"kind": {"const": name}, **properties},
-        "required": [*([] if optional else ["kind"]), *_required(factory)],
-        "additionalProperties": signature.accepts_any,
-    }
+def _resolve_references(value: Any) -> Any:
+    """Replace the marks of `field_schema` by references."""
+    if isinstance(value, dict):
+        if isinstance(value.get("part"), str):
+            rest = {key: inner for key, inner in value.items() if key != "part"}
+            return {"$ref": f"#/$defs/{value['part']}", **rest}
+        return {key: _resolve_references(inner) for key, inner in value.items()}
+    return [_resolve_references(inner) for inner in value] if isinstance(value, list) else value

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from hansa.aggregate import Aggregator
 from hansa.compress import Compressor, Downlink, Uplink
-from hansa.config.registry import component_field
-from hansa.config.registry.fields import BUILD_COMPONENTS
-from hansa.config.registry.import_path import named_code
+from hansa.config.fields import component_field
 from hansa.config.yaml_text import BARE_WORD_KEYS
 from hansa.core.errors import short_repr, suggestion
 from hansa.core.schedule import Rate
@@ -125,14 +123,6 @@ class ModelSection(ConfigSection):
     main_metric: str | None = None
     """The metric that runs are ranked by: accuracy, loss, or one of metrics; by default accuracy if there is one, else
     the first of metrics, else the loss."""
-
-    @field_validator("loss")
-    @classmethod
-    def _check_loss(cls, value: Any, info: ValidationInfo) -> Any:
-        building = info.context is None or info.context.get(BUILD_COMPONENTS, True)
-        if building and isinstance(value, dict) and not named_code(value):
-            LOSS.build(value)
-        return value
 
     @model_validator(mode="after")
     def _one_of_two(self) -> ModelSection:

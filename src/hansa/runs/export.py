@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from hansa.algorithm import Algorithm
 from hansa.config import Config, allow_code, build, only_look
-from hansa.config.registry.import_path import named_code
+from hansa.config.import_path import named_code
 from hansa.config.sections import AUGMENT, ModelSection
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.keys import Key

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hansa import __version__, data
-from hansa.config import Config, ConfigError, cited_works, code_names, composition, load, only_look, to_yaml
+from hansa.config import Config, ConfigError, cited_works, code_names, load, only_look, to_yaml
 from hansa.core import native
 from hansa.core.citations import citations
 from hansa.core.errors import HansaError
@@ -295,7 +295,7 @@ class RunFolder:
 
     def write_config(self, config: Config) -> None:
         """Write the resolved configuration, with the composition as a comment on top."""
-        comments = composition(config).comments if config.python is None else []
+        comments = [f"composition: {self.composition['composition']}"] if config.python is None else []
         io.write_file(self / CONFIG, to_yaml(config, comments).encode())
 
     def append_record(self, run: Run, record: Record) -> None:

@@ -63,7 +63,7 @@ def is_listed(folder: Path, names: Sequence[str]) -> bool:
 
 def require_trust(folder: Path, names: Sequence[str], *, trust: bool = False) -> None:
     """Refuse a folder that names code unless it is on the list or ``trust`` is set."""
-    from hansa.config.registry.import_path import is_trusted  # runs in memory need no configuration
+    from hansa.config.import_path import is_trusted  # runs in memory need no configuration
 
     if not names or trust or is_trusted() or is_listed(folder, names):
         return

@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from hansa.config import allow_code
-from hansa.config.registry.import_path import is_trusted, may_import
+from hansa.config.import_path import is_trusted, may_import
 from hansa.core.errors import check_integer
 from hansa.engine import workers as worker_block
 from hansa.engine.auto import START_SECONDS, available_cores

@@ -9,25 +9,15 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Union
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from hansa.config.registry.components import (
-    EMPTY,
-    KINDS,
-    Argument,
-    ConfigValueError,
-    Factory,
-    Kind,
-    Signature,
-    signature_of,
-)
-from hansa.config.registry.import_path import is_import_path, may_import, named_code
-from hansa.config.registry.plugins import normalize_name
+from hansa.config.components import EMPTY, KINDS, Argument, ConfigValueError, Kind, signature_of
+from hansa.config.import_path import is_import_path, normalize_name
 from hansa.core.errors import HansaError, quotes_hint, short_repr, suggestion
 
 PLAIN_VALUES = {
@@ -39,8 +29,6 @@ PLAIN_VALUES = {
     dict: "keys",
 }
 """Types of plain values, and their names in messages."""
-BUILD_COMPONENTS = "build_components"
-"""Key of the validation context; False: do not build components, so that no code that a file names is run."""
 FRACTION = re.compile("([0-9]{1,18})/([0-9]{1,18})")
 
 
@@ -74,26 +62,48 @@ class ComponentField:
         from_list = next((kind.from_list for kind in self.kinds if kind.from_list is not None), None)
         if isinstance(value, list) and from_list is not None:
             return from_list(*field_for_argument(next(iter(signature_of(from_list).arguments.values()))).build(value))
-        if self.kinds and isinstance(value, str):
-            value = {"kind": value}
-        if self.kinds and isinstance(value, Mapping):
-            name, arguments = self._split_kind(value)
-            return self.build_component(name, arguments)
-        if self.accepts_any:
-            if isinstance(value, Mapping) and "kind" in value:
+        described = self.normalize(value)
+        if self.kinds and isinstance(described, Mapping):
+            if "kind" not in described:
                 raise ConfigValueError(
-                    (),
-                    f"which kind of component is {short_repr(value['kind'])}? Annotate the argument, as in lr: Rate.",
+                    (), f"which {self.title}? Add kind: one of {', '.join(self.names)}, or MODULE:NAME of yours."
                 )
+            arguments = {name: inner for name, inner in described.items() if name != "kind"}
+            return self.build_component(described["kind"], arguments)
+        if self.accepts_any and not (isinstance(value, Mapping) and "kind" in value):
             return value
-        raise ConfigValueError((), f"expected {self.expected}, found {short_repr(value)}.{quotes_hint(value)}")
+        if self.accepts_any:
+            what = short_repr(value["kind"])
+            raise ConfigValueError((), f"which kind of component is {what}? Annotate the argument, as in lr: Rate.")
+        raise ConfigValueError((), f"expected {self.expected}, found {short_repr(value)}.{self._quotes_hint(value)}")
 
     def build_component(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Build the component of that name; each argument is built according to its annotation."""
-        factory = self.find_factory(name)
-        arguments, starred = self._build_arguments(name, signature_of(factory), arguments)
+        kind = next((kind for kind in self.kinds if kind.knows(name)), None)
+        if kind is None:
+            known = suggestion(normalize_name(name), self.names)
+            raise ConfigValueError(("kind",), f"no {self.title} {short_repr(name)}. {known}")
         try:
-            component = factory(*starred, **arguments)
+            factory = kind.find(name)
+        except ConfigValueError as error:
+            raise error.with_prefix("kind") from error
+        signature, built, starred = signature_of(factory), {}, ()
+        for key, value in arguments.items():
+            if key not in signature.arguments and not signature.accepts_any:
+                takes = suggestion(key, signature.arguments) if signature.arguments else "It takes none."
+                raise ConfigValueError((key,), f"{name} has no {short_repr(key)}. {takes}")
+            argument = signature.arguments.get(key, Argument(key))
+            try:
+                built[key] = field_for_argument(argument).build(list(value) if argument.starred else value)
+            except ConfigValueError as error:
+                raise error.with_prefix(key) from error
+            if argument.starred:
+                starred = built.pop(key)
+        for argument in signature.arguments.values():
+            if argument.required and argument.name not in arguments:
+                raise ConfigValueError((), f"{name} needs {argument.name}.")
+        try:
+            component = factory(*starred, **built)
         except HansaError as error:
             raise ConfigValueError((error.argument,) if error.argument in arguments else (), str(error)) from error
         except (TypeError, ValueError) as error:
@@ -103,36 +113,17 @@ class ComponentField:
             raise ConfigValueError(("kind",), f"{name} makes no {self.title}: {mismatches[0]}. It made {component!r}.")
         return component
 
-    def find_factory(self, name: str) -> Factory:
-        """Return the factory of that name."""
-        for kind in self.kinds:
-            if kind.knows(name):
-                try:
-                    return kind.find(name)
-                except ConfigValueError as error:
-                    raise error.with_prefix("kind") from error
-        known = [each for kind in self.kinds for each in kind.names]
-        if quotes_hint(name) and {int, float} & set(self.plain_types):
-            raise ConfigValueError((), f"expected {self.expected}, found {short_repr(name)}.{quotes_hint(name)}")
-        hint = self._other_kind_hint(name) or suggestion(normalize_name(name), known)
-        raise ConfigValueError(("kind",), f"no {self.title} {short_repr(name)}. {hint}")
-
-    def _validate(self, value: Any, info: ValidationInfo) -> Any:
-        building = info.context is None or info.context.get(BUILD_COMPONENTS, True)
-        if building and (may_import() or not named_code(value)):
-            self.build(value)
-        return self.normalize(value)
-
     def normalize(self, value: Any) -> Any:
         """Return the value as a saved file has it: a bare name as ``{kind: name}``."""
-        if self._is_plain(self._parse_fraction(value)) or not self.kinds:
+        if not self.kinds or self._is_plain(self._parse_fraction(value)):
             return value
-        if isinstance(value, str):
-            return {"kind": value if is_import_path(value) else normalize_name(value)}
-        if isinstance(value, Mapping):
-            name, arguments = self._split_kind(value)
-            return {"kind": name, **arguments}
-        return value
+        if isinstance(value, str) and not self._quotes_hint(value):
+            value = {"kind": value}
+        default = next((kind.default for kind in self.kinds if kind.default), None)
+        if not isinstance(value, Mapping) or (name := value.get("kind", default)) is None:
+            return value
+        named = name if is_import_path(name) else normalize_name(str(name))
+        return {"kind": named, **{str(key): inner for key, inner in value.items() if key != "kind"}}
 
     @property
     def title(self) -> str:
@@ -140,21 +131,28 @@ class ComponentField:
         return " or ".join(kind.title for kind in self.kinds)
 
     @property
+    def names(self) -> list[str]:
+        """The names of all components that it takes."""
+        return [name for kind in self.kinds for name in kind.names]
+
+    @property
     def expected(self) -> str:
         """The expected values, for messages."""
         expected = [PLAIN_VALUES[each] for each in self.plain_types] + [repr(literal) for literal in self.literals]
         if self.kinds:
-            known = [name for kind in self.kinds for name in kind.names]
-            expected.append(f"{with_article(self.title)} ({', '.join(known)})")
+            expected.append(f"{'an' if self.title[0] in 'aeu' else 'a'} {self.title} ({', '.join(self.names)})")
         return " or ".join(dict.fromkeys(expected)) or "nothing"
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.with_info_plain_validator_function(self._validate)
+        return core_schema.no_info_plain_validator_function(self.normalize)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         from hansa.config.schema import field_schema
 
         return field_schema(self)
+
+    def _quotes_hint(self, value: Any) -> str:
+        return quotes_hint(value) if {int, float} & set(self.plain_types) else ""
 
     def _is_plain(self, value: Any) -> bool:
         if isinstance(value, bool):
@@ -170,65 +168,14 @@ class ComponentField:
         match = FRACTION.fullmatch(value)
         return int(match[1]) / int(match[2]) if match and int(match[2]) else value
 
-    def _split_kind(self, value: Mapping[Any, Any]) -> tuple[str, dict[str, Any]]:
-        arguments = {str(name): inner for name, inner in value.items()}
-        name = arguments.pop("kind", next((kind.default for kind in self.kinds if kind.default), None))
-        if name is None:
-            known = [each for kind in self.kinds for each in kind.names]
-            raise ConfigValueError(
-                (), f"which {self.title}? Add kind: one of {', '.join(known)}, or MODULE:NAME of yours."
-            )
-        return (str(name) if is_import_path(name) else normalize_name(str(name))), arguments
-
-    def _build_arguments(
-        self, component: str, signature: Signature, arguments: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], Sequence[Any]]:
-        """Build the keyword arguments and the ``*name`` arguments of a component."""
-        built: dict[str, Any] = {}
-        for name, value in arguments.items():
-            if name not in signature.arguments and not signature.accepts_any:
-                takes = suggestion(name, signature.arguments) if signature.arguments else "It takes none."
-                raise ConfigValueError((name,), f"{component} has no {short_repr(name)}. {takes}")
+    def _build_list(self, values: list[Any]) -> Any:
+        items = list(values)
+        for place, value in enumerate(values):
             try:
-                argument = signature.arguments.get(name, Argument(name))
-                built[name] = field_for_argument(argument).build(list(value) if argument.starred else value)
+                items[place] = value if self.items is None else self.items.build(value)
             except ConfigValueError as error:
-                raise error.with_prefix(name) from error
-        for argument in signature.arguments.values():
-            if argument.required and argument.name not in arguments:
-                raise ConfigValueError((), f"{component} needs {argument.name}.")
-        starred = next((name for name, argument in signature.arguments.items() if argument.starred), "")
-        return built, built.pop(starred, ())
-
-    def _build_list(self, value: list[Any]) -> Any:
-        items = value if self.items is None else self._build_items(value, self.items)
+                raise error.with_prefix(place) from error
         return tuple(items) if self.as_tuple else items
-
-    @staticmethod
-    def _build_items(values: Iterable[Any], item: ComponentField) -> list[Any]:
-        items = []
-        for index, value in enumerate(values):
-            try:
-                items.append(item.build(value))
-            except ConfigValueError as error:
-                raise error.with_prefix(index) from error
-        return items
-
-    def _other_kind_hint(self, name: str) -> str:
-        """Return where a component of another kind belongs: ``sign`` is no uplink, but error_feedback takes it."""
-        for other in KINDS.values():
-            if other not in self.kinds and normalize_name(name) in other.names:
-                taking = [each for kind in self.kinds for each, factory in kind.built_in.items()
-                          for argument in signature_of(factory).arguments.values()
-                          if other in field_for_argument(argument).kinds]  # fmt: skip
-                if taking:
-                    return f"It is {with_article(other.title)}, which {' and '.join(taking)} take."
-        return ""
-
-
-def with_article(word: str) -> str:
-    """Return a word with its indefinite article."""
-    return f"{'an' if word[0] in 'aeo' or word.startswith('up') else 'a'} {word}"
 
 
 def field_for_argument(argument: Argument) -> ComponentField:
@@ -265,11 +212,7 @@ def component_field(hint: Any) -> ComponentField:
         elif isinstance(origin, type) and issubclass(origin, Iterable) and not _kind_of_class(origin):
             plain_types.append(list)
             as_tuple = as_tuple or issubclass(origin, tuple)
-            inner = (
-                component_field(typing.get_args(member)[0])
-                if typing.get_args(member)
-                else ComponentField(accepts_any=True)
-            )
+            inner = component_field(typing.get_args(member)[0]) if typing.get_args(member) else ComponentField()
             items = inner if inner.kinds else items
         elif (kind := _kind_of_class(origin)) is not None:
             kinds.append(kind)
@@ -294,9 +237,5 @@ def _union_members(hint: Any) -> Iterator[Any]:
 
 def _kind_of_class(origin: Any) -> Kind | None:
     """Return the kind that a class belongs to: as its protocol, or as a class that makes such components."""
-    for kind in KINDS.values():
-        if origin is kind.protocol:
-            return kind
-    if not isinstance(origin, type):
-        return None
-    return next((kind for kind in KINDS.values() if kind.is_factory(origin)), None)
+    exact = (kind for kind in KINDS.values() if origin is kind.protocol)
+    return next(exact, None) or next((kind for kind in KINDS.values() if kind.is_factory(origin)), None)

@@ -1,0 +1,321 @@
+"""The kinds of components, and the methods that each kind requires.
+
+A component is found in one of three ways: by its name in Hansa, by its name in an installed package, or as MODULE:NAME
+in user code; `hansa.config.import_path` has the last two.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from types import ModuleType
+from typing import Any, NamedTuple, TypeAlias
+
+from hansa import aggregate, compress, data, gossip, local, pace, presets, sample, server
+from hansa.algorithm import Algorithm
+from hansa.config import import_path
+from hansa.config.import_path import Plugin, normalize_name, warn_once
+from hansa.config.yaml_text import Keys
+from hansa.core import schedule
+from hansa.core.errors import HansaError, short_repr, suggestion
+from hansa.core.lazy_imports import exports
+from hansa.gossip.by_cluster import cluster_topologies
+from hansa.rounds import ledger
+from hansa.rounds.faults import faults
+from hansa.training import augment, losses
+
+EMPTY: Any = inspect.Parameter.empty
+Factory: TypeAlias = Callable[..., Any]
+
+
+class Argument(NamedTuple):
+    """One argument: its type (`EMPTY` without annotation) and default; ``starred`` takes a list as ``*name``."""
+
+    name: str
+    hint: Any = EMPTY
+    default: Any = EMPTY
+    starred: bool = False
+    optional: bool = False
+
+    @property
+    def required(self) -> bool:
+        """Whether a value must be passed."""
+        return self.default is EMPTY and not self.optional
+
+
+class Signature(NamedTuple):
+    """The arguments by name; ``accepts_any`` if it also takes arguments of other names."""
+
+    arguments: dict[str, Argument]
+    accepts_any: bool = False
+
+
+@lru_cache(maxsize=1024)
+def signature_of(factory: Factory) -> Signature:
+    """Return the arguments of a class or function; ``**options: Unpack[Options]`` expands to the keys of `Options`.
+
+    >>> def mine(lr: float, *, b1=0.9): ...
+    >>> [(one.name, one.required) for one in signature_of(mine).arguments.values()]
+    [('lr', True), ('b1', False)]
+    """
+    arguments: dict[str, Argument] = {}
+    accepts_any = False
+    for name, parameter in inspect.signature(factory).parameters.items():
+        hint = evaluate(parameter.annotation, factory)
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            typed_dicts = [option for option in typing.get_args(hint) if typing.is_typeddict(option)]
+            for typed_dict in typed_dicts:
+                keys = typing.get_type_hints(typed_dict)
+                arguments.update({key: Argument(key, key_hint, optional=True) for key, key_hint in keys.items()})
+            accepts_any = not typed_dicts
+        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            arguments[name] = Argument(name, hint, starred=True, optional=True)
+        else:
+            arguments[name] = Argument(name, hint, parameter.default)
+    return Signature(arguments, accepts_any)
+
+
+def evaluate(annotation: Any, owner: Any, **names: Any) -> Any:
+    """Return an annotation of a class or function; `EMPTY` if it cannot be evaluated."""
+    if not isinstance(annotation, str):
+        return annotation
+    namespace = dict(PROTOCOLS)
+    for each in reversed(getattr(owner, "__mro__", (owner,))):
+        namespace.update(vars(sys.modules.get(getattr(each, "__module__", ""), typing)))
+    try:
+        return eval(annotation, {**namespace, **names})
+    except Exception:
+        return EMPTY
+
+
+def summary_line(documented: Any) -> str:
+    """Return the first paragraph of a docstring on one line."""
+    return " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())
+
+
+class ConfigValueError(HansaError):
+    """A value that cannot be used as written; ``keys`` lead to it, from the outermost."""
+
+    def __init__(self, keys: Keys, message: str) -> None:
+        super().__init__(f"{'.'.join(map(str, keys))}: {message}" if keys else message)
+        self.keys, self.message = keys, message
+
+    def with_prefix(self, *keys: str | int) -> ConfigValueError:
+        """Return the same error with outer keys in front."""
+        return ConfigValueError((*keys, *self.keys), self.message)
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """A kind of component. An argument annotated with its protocol takes components of this kind.
+
+    Args:
+        name: The name in entry points and ``hansa parts``.
+        protocol: The protocol or base class.
+        package: The package that exports Hansa's own components of this kind, or these by name.
+        required: The methods that a component must have; by default those that a protocol marks abstract. With none it
+            must be an instance of the base class.
+        modules: The modules of the package that have such components, so that others need not be imported; the name of
+            the package stands for what it imports at once.
+        label: The name in messages, if not ``name``.
+        default: The component that is built if a file gives arguments without ``kind``.
+        from_list: Builds a component from a list.
+        function_argument: A function that has an argument of this name is itself a component, not a factory.
+    """
+
+    name: str
+    protocol: Any
+    package: ModuleType | Mapping[str, Factory]
+    required: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    label: str = ""
+    default: str | None = None
+    from_list: Factory | None = None
+    function_argument: str = ""
+
+    @cached_property
+    def methods(self) -> Mapping[str, inspect.Signature]:
+        """The signatures of the required methods by name."""
+        names = self.required
+        if getattr(self.protocol, "_is_protocol", False) and not names:
+            names = tuple(each for each in vars(self.protocol) if each in self.protocol.__abstractmethods__)
+        signatures = {name: inspect.signature(getattr(self.protocol, name)) for name in names}
+        return {name: inspect.Signature([*each.parameters.values()][1:]) for name, each in signatures.items()}
+
+    @cached_property
+    def built_in(self) -> Mapping[str, Factory]:
+        """Hansa's own components by name."""
+        package = self.package
+        return package if isinstance(package, Mapping) else {
+            each: factory for each in package.__all__ if each.islower()
+            if not self.modules or exports(package.__name__).get(each, package.__name__) in self.modules
+            if self.is_factory(factory := getattr(package, each))
+        }  # fmt: skip
+
+    @property
+    def title(self) -> str:
+        """The name in messages."""
+        return self.label or self.name
+
+    @property
+    def plugins(self) -> dict[str, Plugin]:
+        """The components of installed packages, except those with a name that Hansa has."""
+        by_name = import_path.plugins_of_kind(self.name)
+        for name in by_name.keys() & self.built_in.keys():
+            warn_once(f"{by_name.pop(name)}: Hansa has a {self.title} of that name, which is used.")
+        return by_name
+
+    @property
+    def names(self) -> list[str]:
+        """All names, without importing plug-ins."""
+        return [*self.built_in, *self.plugins]
+
+    def items(self) -> Iterator[tuple[str, Factory]]:
+        """Yield all names and factories; a plug-in that cannot be loaded is reported and left out."""
+        yield from self.built_in.items()
+        for name, plugin in self.plugins.items():
+            try:
+                yield name, self._factory(plugin.load(), str(plugin))
+            except HansaError as error:
+                warn_once(str(error))
+
+    def knows(self, name: str) -> bool:
+        """Return whether a word is the name of a component, or an import path."""
+        return import_path.is_import_path(name) or normalize_name(name) in self.names
+
+    def find(self, name: str) -> Factory:
+        """Return the factory of that name, or raise `ConfigValueError`."""
+        plain = normalize_name(name)
+        if plain in self.built_in:
+            return self.built_in[plain]
+        try:
+            if import_path.is_import_path(name):
+                return self._factory(import_path.import_object(name, self), repr(name))
+            if plain in self.plugins:
+                return self._factory(self.plugins[plain].load(), str(self.plugins[plain]))
+        except HansaError as error:
+            raise ConfigValueError((), str(error)) from error
+        raise ConfigValueError((), f"no {self.title} {short_repr(name)}. {suggestion(plain, self.names)}")
+
+    def _factory(self, imported: Any, source: str) -> Factory:
+        """Return the class or function itself, or for a finished component a function that returns it."""
+        if not isinstance(imported, type) and not inspect.isroutine(imported) and not self.mismatch(imported):
+            return lambda: imported
+        argument = self.function_argument
+        if argument and inspect.isfunction(imported) and argument in inspect.signature(imported).parameters:
+            return _function_factory(imported, argument)
+        if not callable(imported):
+            raise HansaError(f"{source}: expected a {self.title} or a function that makes one, found {imported!r}.")
+        return imported  # type: ignore[no-any-return]
+
+    def mismatch(self, component: Any) -> str:
+        """Return why a value is not a component of this kind, or a class does not make one; "" if it is or does.
+
+        >>> KINDS["server"].mismatch(server.scale()), KINDS["server"].mismatch(compress.sign())
+        ('', 'it has no method init(x)')
+        """
+        bound = not isinstance(component, type)
+        if not self.methods:
+            fits = isinstance(component, self.protocol) if bound else self.protocol in component.__mro__
+            return "" if fits else f"it is no {self.protocol.__name__}"
+        for method, signature in self.methods.items():
+            attribute = getattr(component, method, None)
+            form = f"{method}({', '.join(signature.parameters)})"
+            if not callable(attribute):
+                return f"it has no method {form}"
+            if not _accepts(attribute, signature, bound):
+                return f"its method {method} cannot be called as {form}"
+        return ""
+
+    def is_component_class(self, cls: type) -> bool:
+        """Return whether a class has this kind's protocol or base class among its bases, or all its methods."""
+        return self.protocol in cls.__mro__ or self.is_factory(cls)
+
+    def is_factory(self, factory: Any) -> bool:
+        """Return whether a class, or a function by its return annotation, makes components of this kind."""
+        if inspect.isfunction(factory):  # torch is not imported for it
+            factory = evaluate(factory.__annotations__.get("return"), factory, torch=None)
+        if not isinstance(factory, type) or factory is self.protocol or getattr(factory, "_is_protocol", False):
+            return False
+        functions = all(inspect.isfunction(getattr(factory, method, None)) for method in self.methods)
+        return functions and not self.mismatch(factory)  # any class has __call__
+
+
+def _function_factory(function: Factory, last: str) -> Factory:
+    """Return a factory that fixes the arguments of a function that follow the one called ``last``."""
+    parameters = list(inspect.signature(function).parameters.values())
+    following = parameters[[each.name for each in parameters].index(last) + 1 :]
+    following = [each.replace(annotation=evaluate(each.annotation, function)) for each in following]
+
+    def make(**options: Any) -> Any:
+        return partial(function, **options) if options else function
+
+    make.__signature__ = inspect.Signature(following)  # type: ignore[attr-defined]
+    return make
+
+
+def unknown_plugins() -> list[str]:
+    """Return a message for each entry point of an unknown kind, with the nearest known kinds."""
+    return [f"{plugin}: no kind {plugin.kind!r}. {suggestion(plugin.kind, KINDS)}"
+            for plugin in import_path.installed_plugins() if plugin.kind not in KINDS or not plugin.name]  # fmt: skip
+
+
+def _accepts(method: Any, wanted: inspect.Signature, bound: bool) -> bool:
+    """Return whether a method can be called with the arguments of its protocol."""
+    keyword_only, needed = inspect.Parameter.KEYWORD_ONLY, wanted.parameters.values()
+    positional = [None for each in needed if each.kind is not keyword_only and each.default is EMPTY]
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):  # compiled code has no signature
+        return True
+    try:
+        signature.bind(
+            *positional, *([] if bound else [None]), **{e.name: None for e in needed if e.kind is keyword_only}
+        )
+    except TypeError:
+        return False
+    return True
+
+
+_PACES = {name: getattr(pace, name) for name in ("synchronous", "deadline", "overselect", "buffered")}
+_LINKS: dict[str, Factory] = {"custom": ledger.LinkModel, "afga": ledger.afga}
+_FAULTS = ("apply_to_orders", "apply_to_reports")
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("compressor", compress.Compressor, compress),
+        Kind("uplink", compress.Uplink, compress),
+        Kind("downlink", compress.Downlink, compress),
+        Kind("aggregate", aggregate.Aggregator, aggregate),
+        Kind("server", server.ServerTransform, server, label="server transform", from_list=server.chain),
+        Kind("sampler", sample.Sampler, sample, default="uniform"),
+        Kind("topology", gossip.Topology, gossip, from_list=cluster_topologies),
+        Kind("clustering", gossip.Clustering, gossip),
+        Kind("activity", gossip.Activity, gossip),
+        Kind("mixing_rule", gossip.MixingRule, gossip, label="mixing rule"),
+        Kind("schedule", schedule.Schedule, local, ("at",), ("hansa.local",)),
+        Kind("work", local.LocalWork, local, (), ("hansa.local",), "kind of local work"),
+        Kind("distribution", local.Distribution, local, ("draw",), ("hansa.local",)),
+        Kind("solver", local.Solver, local, (), ("hansa.local",), "local solver"),
+        Kind("blocks", local.blocks, {"blocks": local.blocks}, (), (), "choice of blocks", "blocks", local.blocks),
+        Kind("batching", local.batching, {"batching": local.batching}, (), (), "division into batches", "batching"),
+        Kind("pass_order", local.PassOrder, local, (), ("hansa.local",), "order of passes"),
+        Kind("augment", augment.Augmentation, augment, label="augmentation", function_argument="generator"),
+        Kind("loss", losses.Loss, losses, ("sums",)),
+        Kind("partition", data.Partition, data, ("split",), ("hansa.data.partitions", "hansa.data.split")),
+        Kind("link_model", ledger.LinkModel, _LINKS, ("seconds",), label="link model", default="custom"),
+        Kind("fault_plan", faults, {"faults": faults}, _FAULTS, label="fault plan", default="faults"),
+        Kind("pace", pace.Pace, _PACES, default="buffered"),
+        Kind("profile", pace.Profile, pace, ("device",), label="device profile", default="devices"),
+        Kind("discount", aggregate.Discount, aggregate, ("factor",), label="discount of staleness"),
+        Kind("preset", Algorithm, presets.catalogue()),
+    )
+}
+"""Every kind by name; entry points begin with these names."""
+PROTOCOLS: dict[str, Any] = {kind.protocol.__name__: kind.protocol for kind in KINDS.values()}
+"""Protocols of components, which an annotation may name even if they were imported for type checkers only."""
