@@ -26,7 +26,7 @@ def through_disk(folder: Path, state: State) -> State:
 def begin_record(folder: Path) -> None:
     """A run folder with a marker and an empty record."""
     io.make_folder(folder)
-    write_marker(folder, {"run": "made by a test", "bound": {"version": __version__}, "accepted": []})
+    write_marker(folder, {"run": "made by a test", "bound": {"version": __version__}, "accepted": [], "cites": []})
     RunRecord.create(folder).close()
 
 

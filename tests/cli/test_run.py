@@ -21,7 +21,7 @@ def test_a_run_leaves_everything_behind(cli, folder):
     assert "out (finished)" in result.stdout
     names = {path.name for path in (folder / "out").iterdir()}
     assert names == {
-        "config.yaml", "composition.json", "partition.safetensors", "environment.json", "metrics.jsonl", "summary.json",
+        "config.yaml", "partition.safetensors", "environment.json", "metrics.jsonl", "summary.json",
         "model.safetensors", "run.db", "preprocessing.json", ".hansa-run", ".hansa-lock",
     }  # fmt: skip
     found = RunFolder(folder / "out")

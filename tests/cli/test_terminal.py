@@ -8,7 +8,7 @@ import json
 from rich.table import Table
 
 from hansa.core.terminal import Terminal, printable
-from hansa.runs.folder_lock import COMPOSITION
+from hansa.runs.folder_lock import MARKER
 from hansa.runs.store.io import read_sealed, write_sealed
 
 EVIL = "a\x1b]0;title\x07\x1b[2J\x9b31m\u202eb"
@@ -30,8 +30,8 @@ def test_only_styles_of_the_program_become_codes():
 
 def test_names_and_devices_of_a_run_of_others_are_printed_without_them(cli, folder):
     assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
-    facts = read_sealed(folder / "out" / COMPOSITION)
-    write_sealed(folder / "out" / COMPOSITION, {**facts, "client_names": [EVIL] * 6, "cites": [EVIL]})
+    facts = read_sealed(folder / "out" / MARKER)
+    write_sealed(folder / "out" / MARKER, {**facts, "client_names": [EVIL] * 6, "cites": [EVIL]})
     summary = json.loads((folder / "out" / "summary.json").read_text("utf-8"))
     (folder / "out" / "summary.json").write_text(json.dumps({**summary, "devices": [EVIL], "status": EVIL}))
     for command in (["show", "out"], ["show", "out", "--clients"], ["report", "out"], ["cite", "out"]):

@@ -74,9 +74,9 @@ def test_one_mishap_at_every_step_of_a_run_changes_nothing(fault):
 def test_a_site_keeps_as_many_versions_as_the_server_keeps_checkpoints_and_few_more():
     _, kept = survive("scaffold, compressed both ways", 12, [])
     for store in kept.values():
-        assert max(len(versions) for versions in store._rows.values()) <= 5
+        assert max(len(versions) for versions in store._stored.values()) <= 5
     _, kept = survive("scaffold, compressed both ways", 12, [], keep=12)
-    assert max(len(versions) for store in kept.values() for versions in store._rows.values()) >= 4
+    assert max(len(versions) for store in kept.values() for versions in store._stored.values()) >= 4
 
 
 @pytest.mark.parametrize("name", ["two-way fedcams", "scaffold", "cafga", "fedaware"])

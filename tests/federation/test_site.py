@@ -28,7 +28,7 @@ from hansa.rounds import wire_format
 from hansa.rounds.messages import Broadcast, DroppedClient, Report, joined_reports
 from hansa.rounds.wire_format import DIGEST, pack, unpack
 from hansa.runs.driver import Run
-from hansa.runs.store.base import row_digest
+from hansa.runs.store.rows import row_digest
 
 METHOD = presets.scaffold(steps=1, batch_size=3, compressor=top_k(0.5))
 
@@ -43,8 +43,8 @@ def state_of(site: Site) -> str:
     """A digest of all that a site remembers: its clients' versions, and the broadcasts that it holds."""
     assert isinstance(site.memory_store, RamMemoryStore)
     digest = hashlib.sha256()
-    for client, versions in sorted(site.memory_store._rows.items()):
-        for version, rows in sorted(versions.items()):
+    for client, versions in sorted(site.memory_store._stored.items()):
+        for version, (_, rows) in sorted(versions.items()):
             digest.update(
                 f"{client} {version} {[(name, row_digest(row)) for name, row in sorted(rows.items())]}".encode()
             )

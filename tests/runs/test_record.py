@@ -28,7 +28,7 @@ from hansa.runs.driver import MAX_DROPPED_IN_CHECKPOINT, Run
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
 from hansa.runs.launch import digest_name
-from hansa.runs.record import ClientRecord, RunRecord, encode_clients, read_columns
+from hansa.runs.record import ClientRecord, RunRecord, encode_clients
 from hansa.runs.store import DamagedFileError, RamStore, database, io
 from hansa.runs.store.database import DATABASE, ROWS
 from hansa.study.session import plan_reusable
@@ -106,15 +106,11 @@ def test_a_tree_comes_back_with_every_bit_and_type_and_shares_no_memory(tmp_path
     assert torch.equal(state["shared"]["again"], vector("x"))
 
 
-def test_facts_come_back_with_the_versions_that_wrote_them(tmp_path: Path) -> None:
+def test_facts_come_back_with_a_checkpoint(tmp_path: Path) -> None:
     facts = {"round": 7, "seed": 3, "config": "c0ffee", "loss": float("nan"), "position": {"metrics": 1234}}
     with RunRecord.create(tmp_path) as record:
         record.save_checkpoint({}, facts)
-        meta = record.load_checkpoint().meta
-    versions = meta.pop("versions")
-    assert same(meta, facts)
-    assert versions["torch"] == torch.__version__
-    assert versions.keys() == {"hansa", "torch", "python"}
+        assert same(record.load_checkpoint().meta, facts)
 
 
 def test_three_checkpoints_are_kept_or_as_many_as_asked(tmp_path: Path) -> None:
@@ -149,8 +145,6 @@ def test_what_cannot_be_kept_exactly_is_refused_by_its_place(tmp_path: Path, sta
     with RunRecord.create(tmp_path) as record:
         with pytest.raises(HansaError, match=words):
             record.save_checkpoint(state, {"round": 0})
-        with pytest.raises(HansaError, match="Tensors belong in the state"):
-            record.save_checkpoint({}, {"round": 0, "x": vector("x")})
         assert record.checkpoint_rounds() == []
 
 
@@ -263,7 +257,7 @@ def test_a_run_that_was_killed_has_the_record_of_one_that_was_not(tmp_path: Path
 
     with pytest.raises(Killed):
         hansa.run(method(), task_of(7), rounds=9, out=tmp_path / "cut", checkpoint_every=4, callbacks=[kill])
-    assert read_columns(tmp_path / "cut")["round"].max() == 6  # beyond the checkpoint of round 4
+    assert RunFolder(tmp_path / "cut").clients()["round"].max() == 6  # beyond the checkpoint of round 4
     again = hansa.resume(tmp_path / "cut", method(), task_of(7))
     assert same_columns(again.clients(), whole.clients())
     assert same_columns(again.clients(), hansa.run(method(), task_of(7), rounds=9).clients())  # in memory too
@@ -385,7 +379,7 @@ def test_a_run_of_an_older_version_is_refused_by_its_version(done: RunFolder) ->
             act()
     assert [path.read_bytes() for path in files] == before
     (done / "config.yaml").write_text("local: {clip: 1.0}\n")
-    with pytest.raises(HansaError, match=r"written by Hansa 0\.3.*config.yaml:1: local.clip: no such key"):
+    with pytest.raises(HansaError, match=r"written by Hansa 0\.3"):
         _ = RunFolder(done.path).config
     config = from_preset("fedavg", SMALL)
     parent = done.path.parent / "below"
@@ -399,7 +393,7 @@ def test_a_run_of_an_older_version_is_refused_by_its_version(done: RunFolder) ->
 
 def test_a_run_of_a_newer_version_is_refused(done: RunFolder) -> None:
     rewrite_marker(done, 99, "9.0")
-    with pytest.raises(HansaError, match="written by a newer Hansa"):
+    with pytest.raises(HansaError, match=r"written by Hansa 9\.0 \(format 99\)"):
         Experiment.resume(done.path)
 
 
@@ -427,16 +421,17 @@ HOSTILE = {
     ),
     "a trigger": edited("CREATE TRIGGER t AFTER DELETE ON rounds BEGIN DELETE FROM vectors; END"),
     "one column too many": edited("ALTER TABLE rounds ADD COLUMN more TEXT"),
-    "one table less": edited("DROP TABLE clients"),
+    "one table less": edited("DROP TABLE checkpoints"),
     "no rounds": edited("DELETE FROM rounds"),
     "the last round is missing": edited("DELETE FROM rounds WHERE round = 3"),
     "a round is missing": edited("DELETE FROM rounds WHERE round = 2"),
     "no identity": edited("DELETE FROM about"),
-    "another head": edited("UPDATE about SET value = '9 00 9 0 00' WHERE name = 'head'"),
-    "a head of bytes": edited("UPDATE about SET value = x'ff' WHERE name = 'head'"),
+    "another head": edited('UPDATE about SET head = \'[9, "00", 9, 0, "00"]\''),
+    "a head of bytes": edited("UPDATE about SET head = x'ff'"),
+    "a head that is none": edited("UPDATE about SET head = '[]'"),
     "a number for a record": edited("UPDATE rounds SET record = 7 WHERE round = 2"),
     "bytes for a record": edited("UPDATE rounds SET record = x'fffe' WHERE round = 2"),
-    "no digest": edited("UPDATE rounds SET digest = NULL, clients = NULL WHERE round = 2"),
+    "no digest": edited("UPDATE rounds SET digest = NULL, sha = NULL, clients = NULL WHERE round = 2"),
     "a deep record": edited(f"UPDATE rounds SET record = '{'[' * 100_000}' WHERE round = 1"),
 }
 
@@ -477,7 +472,8 @@ FORGED = {
     "no rows": "DELETE FROM vectors",
     "content of text": "UPDATE vectors SET content = 'text'",
     "no checkpoint state": "UPDATE checkpoints SET state = NULL",
-    "a checkpoint of a list": "UPDATE checkpoints SET meta = '[]'",
+    "a checkpoint of a list": "UPDATE checkpoints SET state = '[]'",
+    "a checkpoint without a head": "UPDATE checkpoints SET head = NULL",
 }
 
 
@@ -492,11 +488,11 @@ def test_forged_rows_and_checkpoints_are_refused_before_memory_is_taken(tmp_path
 
 def test_a_block_of_clients_that_claims_a_billion_rows_is_refused(tmp_path: Path) -> None:
     with RunRecord.create(tmp_path) as record:
-        head = json.dumps({"work": {"rows": 10**9, "columns": {"client": ["steps", 0, 1, None]}}}).encode()
+        head = json.dumps({"work": {"rows": 10**9, "columns": {"client": [False, 0, 0]}}}).encode()
         record.add_round({"round": 1}, len(head).to_bytes(4, "little") + head)
         record.commit()
     with pytest.raises(DamagedFileError, match="table of 1000000000 rows"):
-        read_columns(tmp_path)
+        RunFolder(tmp_path).clients()
 
 
 # --- others read, move and delete while it runs -----------------------------------------------------------------------

@@ -55,9 +55,9 @@ class Counting(Hasty):
         self.before("sync")
         super().sync(file)
 
-    def commit(self, connection: Connection, path: Path) -> None:
+    def commit(self, connection: Connection) -> None:
         self.before("commit")
-        super().commit(connection, path)
+        super().commit(connection)
 
     def rename(self, source: Path, target: Path) -> None:
         self.before("rename")

@@ -224,17 +224,15 @@ def _citations(item: str) -> list[str]:
     if group.exists and group.runs:
         folder = group.runs[0]
     if folder.exists:
-        read, cited = folder.config, folder.citations()
-    else:
-        with _named_here(item):
-            read = group.config if group.exists else opt.read_config(Path(item), None, [])
-            cited = None if code_names(read) and not may_import() else cited_works(read)
-    if cited is None:
-        raise HansaError(
-            f"{item}: {NOT_LOADED}: {', '.join(code_names(read))}. Only `hansa run` and other commands that train "
-            "import code; a run records its citations: hansa cite RUN."
-        )
-    return cited
+        return folder.citations()
+    with _named_here(item):
+        read = group.config if group.exists else opt.read_config(Path(item), None, [])
+        if code_names(read) and not may_import():
+            raise HansaError(
+                f"{item}: {NOT_LOADED}: {', '.join(code_names(read))}. Only `hansa run` and other commands that train "
+                "import code; a run records its citations: hansa cite RUN."
+            )
+        return cited_works(read)
 
 
 def _named_here(item: str) -> AbstractContextManager[None]:

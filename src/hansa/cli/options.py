@@ -167,10 +167,11 @@ def check_trust(path: Path) -> None:
 
     if may_import():
         from hansa.runs.folder import RunFolder
+        from hansa.runs.folder_lock import MARKER
         from hansa.runs.seed_group import SeedGroupFolder
 
         run, group = RunFolder.containing(path), SeedGroupFolder(path)
-        if run.path != path and run.marker is not None:
+        if run.path != path and (run / MARKER).exists():
             run.require_trust()
         elif group.path != path:
             group.require_trust()

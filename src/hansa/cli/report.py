@@ -167,8 +167,6 @@ def write_report(entries: Sequence[ReportEntry], page: Path, cited: Sequence[Con
 
 def _cited_by(entries: Sequence[ReportEntry]) -> list[str]:
     """The citations that the runs of some entries recorded; no code that they name is imported."""
-    from hansa.config import code_names
-    from hansa.config.import_path import NOT_LOADED
     from hansa.runs.folder import RunFolder
 
     keys: list[str] = []
@@ -176,13 +174,9 @@ def _cited_by(entries: Sequence[ReportEntry]) -> list[str]:
         if folder := entry.runs[0].folder:
             run = RunFolder(folder)
             try:
-                cited = run.citations()
+                keys += run.citations()
             except HansaError as error:
                 note(f"{entry.name}: citations left out; {error}")
-                continue
-            if cited is None:
-                note(f"{entry.name}: citations left out; {NOT_LOADED}: {', '.join(code_names(run.config))}")
-            keys += cited or []
     return keys
 
 

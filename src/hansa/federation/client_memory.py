@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,73 +16,75 @@ from hansa.federation.messages import MemoryVersion
 from hansa.rounds import wire_format
 from hansa.rounds.wire_format import Blobs
 from hansa.runs.store import DamagedFileError, io
-from hansa.runs.store.database import DATABASE, ROWS, Database
-from hansa.runs.store.row_file import RowEntry
+from hansa.runs.store.database import Database, RowEntry
 
 
-class MemoryStore(Protocol):
+class MemoryStore(ABC):
     """Stores versions of client memory."""
 
+    @abstractmethod
     def get(self, client: int, version: MemoryVersion) -> dict[str, Tensor] | None:
         """Return the rows of a version, or None if it is not stored."""
-        ...
 
+    @abstractmethod
     def put(
         self, client: int, version: MemoryVersion, rows: Mapping[str, Tensor], parent: MemoryVersion | None = None
     ) -> None:
         """Store a version that was made from ``parent``; durable when this returns."""
-        ...
+
+    @abstractmethod
+    def clients(self) -> list[int]:
+        """Return the clients that have a version."""
 
     def prune(self, client: int, named: MemoryVersion | None, keep_from: int) -> None:
-        """Delete the versions that no server can name any more, given the version that it named last."""
-        ...
+        """Delete the versions that no server can name any more, given the version that it named last.
 
-    def clients(self) -> list[int]: ...
+        The named version was accepted, and so were its ancestors. A server that resumes, at the earliest from round
+        ``keep_from``, names the newest ancestor from before that round, or a newer one. All other versions from before
+        that round were never accepted or are older. If that newest ancestor is not known, nothing is deleted.
+        """
+        versions, newest = self._versions(client), named
+        while newest is not None and newest.round >= keep_from:
+            newest, _ = versions.get(newest, (None, None))
+        if newest is not None:
+            old = [version for version in versions if version != newest and version.round < keep_from]
+            self._delete(client, {version: versions[version][1] for version in old})
 
+    @abstractmethod
+    def _versions(self, client: int) -> Mapping[MemoryVersion, tuple[MemoryVersion | None, Any]]:
+        """Return a client's versions, each with its parent and its rows or their place."""
 
-def obsolete_versions(
-    parents: Mapping[MemoryVersion, MemoryVersion | None], named: MemoryVersion | None, keep_from: int
-) -> list[MemoryVersion]:
-    """Return the versions that no server can name any more, given the parent of each and the version named last.
-
-    The named version was accepted, and so were its ancestors. A server that resumes, at the earliest from round
-    ``keep_from``, names the newest ancestor from before that round, or a newer one. All other versions from before that
-    round were never accepted or are older. If that newest ancestor is not known, nothing is deleted.
-    """
-    newest = named
-    while newest is not None and newest.round >= keep_from:
-        newest = parents.get(newest)
-    if newest is None:
-        return []
-    return [version for version in parents if version != newest and version.round < keep_from]
+    @abstractmethod
+    def _delete(self, client: int, versions: Mapping[MemoryVersion, Any]) -> None: ...
 
 
-class RamMemoryStore:
+class RamMemoryStore(MemoryStore):
     """Client memory in RAM, for tests and for sites that may lose it."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, dict[MemoryVersion, dict[str, Tensor]]] = {}
-        self._parents: dict[int, dict[MemoryVersion, MemoryVersion | None]] = {}
+        self._stored: dict[int, dict[MemoryVersion, tuple[MemoryVersion | None, dict[str, Tensor]]]] = {}
 
     def get(self, client: int, version: MemoryVersion) -> dict[str, Tensor] | None:
-        rows = self._rows.get(client, {}).get(version)
+        _, rows = self._versions(client).get(version, (None, None))
         return None if rows is None else {name: row.clone() for name, row in rows.items()}
 
     def put(
         self, client: int, version: MemoryVersion, rows: Mapping[str, Tensor], parent: MemoryVersion | None = None
     ) -> None:
-        self._rows.setdefault(client, {})[version] = {name: row.detach().clone() for name, row in rows.items()}
-        self._parents.setdefault(client, {})[version] = parent
-
-    def prune(self, client: int, named: MemoryVersion | None, keep_from: int) -> None:
-        for version in obsolete_versions(self._parents.get(client, {}), named, keep_from):
-            del self._rows[client][version], self._parents[client][version]
+        self._versions(client)[version] = parent, {name: row.detach().clone() for name, row in rows.items()}
 
     def clients(self) -> list[int]:
-        return sorted(client for client, versions in self._rows.items() if versions)
+        return sorted(client for client, versions in self._stored.items() if versions)
+
+    def _versions(self, client: int) -> dict[MemoryVersion, tuple[MemoryVersion | None, dict[str, Tensor]]]:
+        return self._stored.setdefault(client, {})
+
+    def _delete(self, client: int, versions: Mapping[MemoryVersion, Any]) -> None:
+        for version in versions:
+            del self._stored[client][version]
 
 
-class DiskMemoryStore:
+class DiskMemoryStore(MemoryStore):
     """Client memory in a folder, in a database as that of a run. A version is durable when `put` returns.
 
     Several processes may use it.
@@ -93,11 +96,8 @@ class DiskMemoryStore:
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         io.make_folder(self.folder)
+        Database.ensure(self.folder)
         self._opened: Database | None = None
-        if not os.path.lexists(self.folder / DATABASE):
-            if os.path.lexists(self.folder / ROWS):
-                raise DamagedFileError(f"{self.folder / DATABASE} is missing. Restore it from a backup.")
-            Database.create(self.folder)
 
     @property
     def _database(self) -> Database:
@@ -122,33 +122,38 @@ class DiskMemoryStore:
     def put(
         self, client: int, version: MemoryVersion, rows: Mapping[str, Tensor], parent: MemoryVersion | None = None
     ) -> None:
-        blobs, database = Blobs(), self._database
+        blobs = Blobs()
         head = {"rows": blobs.tensors(rows)}
         content = torch.frombuffer(bytearray(wire_format.pack("memory", head, blobs.blobs)), dtype=torch.uint8)
         name = " ".join(str(named) for named in (version, parent) if named is not None)
-        database.check_present()
-        with database.writing_rows():
-            database.see_others()
-            database.delete(entry for known, (_, entry) in self._versions(client).items() if known == version)
+        with self._writing() as database:
+            for known, (_, entry) in self._versions(client).items():
+                if known == version:
+                    database.delete("id = ?", [entry.id])
             database.put("memory", client, name, version.round, content)
-            database.commit()
-
-    def prune(self, client: int, named: MemoryVersion | None, keep_from: int) -> None:
-        versions, database = self._versions(client), self._database
-        parents = {version: parent for version, (parent, _) in versions.items()}
-        if obsolete := obsolete_versions(parents, named, keep_from):
-            with database.writing_rows():
-                database.see_others()
-                database.delete(versions[version][1] for version in obsolete)
-                database.commit()
 
     def clients(self) -> list[int]:
-        return sorted({entry.client for entry, _ in self._database.entries("kind = 'memory'")})
+        return sorted({entry.client for entry in self._database.entries("kind = 'memory'")})
 
     def _versions(self, client: int) -> dict[MemoryVersion, tuple[MemoryVersion | None, RowEntry]]:
-        """Return a client's versions, each with its parent and its row."""
         versions: dict[MemoryVersion, tuple[MemoryVersion | None, RowEntry]] = {}
-        for entry, _ in self._database.entries("kind = 'memory' AND client = ?", [client]):
+        for entry in self._database.entries("kind = 'memory' AND client = ?", [client]):
             version, *parent = map(MemoryVersion.parse, entry.name.split(" "))
             versions[version] = (parent[0] if parent else None), entry
         return versions
+
+    def _delete(self, client: int, versions: Mapping[MemoryVersion, Any]) -> None:
+        if versions:
+            with self._writing() as database:
+                for entry in versions.values():
+                    database.delete("id = ?", [entry.id])
+
+    @contextmanager
+    def _writing(self) -> Iterator[Database]:
+        """Write in one transaction, which is durable afterwards."""
+        database = self._database
+        database.check_present()
+        with database.writing_rows():
+            database.see_others()
+            yield database
+            database.commit()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -12,6 +13,7 @@ import numpy as np
 from hansa.core.errors import HansaError, suggestion
 from hansa.data.files import spreadsheet_text
 from hansa.runs.columns import CLIENT_COLUMNS
+from hansa.runs.store import io
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -81,147 +83,101 @@ class ClientColumns(dict[str, Array]):
         >>> by_client["client"].tolist(), by_client["participations"].tolist(), by_client["loss"].tolist()
         ([0, 2], [1, 2], [0.5, 0.25])
         """
-        totals = ClientTotals()
-        totals.add(self)
-        return totals.result().named(self.client_names)
+        return total_by_client([self]).named(self.client_names)
 
     def write_csv(self, path: Path | str) -> Path:
         """Write the rows as CSV; unmeasured values are empty."""
-        from hansa.runs.store import io
-
-        path = Path(path)
-        io.make_folder(path.parent.resolve())
-        io.write_file(path, *(line.encode() for line in self._lines()))
-        return path
+        frame = self.frame()
+        for name, values in self.items():
+            if values.dtype.kind == "b":
+                frame[name] = values.astype(np.int8)
+        if "name" in frame:
+            frame["name"] = frame["name"].map(spreadsheet_text)
+        return _write(path, frame.to_csv(index=False, lineterminator="\n").encode())
 
     def write_npz(self, path: Path | str) -> Path:
         """Write the columns as arrays for ``numpy.load``, without pickle."""
-        from io import BytesIO
-
-        from hansa.runs.store import io
-
-        path, content = Path(path), BytesIO()
-        arrays: dict[str, Any] = self.with_name_column()
+        content, arrays = BytesIO(), dict[str, Any](self.with_name_column())
         np.savez_compressed(content, **arrays)
-        io.make_folder(path.parent.resolve())
-        io.write_file(path, content.getvalue())
-        return path
-
-    def _lines(self, some: int = 10_000) -> Iterator[str]:
-        shown = self.with_name_column()
-        yield ",".join(shown) + "\n"
-        for start in range(0, self.rows, some):
-            columns = [_format_values(values[start : start + some]) for values in shown.values()]
-            yield "".join(",".join(row) + "\n" for row in zip(*columns, strict=True))
+        return _write(path, content.getvalue())
 
     def __repr__(self) -> str:
         return f"ClientColumns({self.rows} rows: {', '.join(self)})"
 
 
+def _write(path: Path | str, content: bytes) -> Path:
+    io.make_folder(Path(path).parent.resolve())
+    io.write_file(Path(path), content)
+    return Path(path)
+
+
 def join_rounds(
     blocks: Iterable[tuple[int, Mapping[str, Mapping[str, Array]]]], names: Sequence[str] = ()
 ) -> ClientColumns:
-    """Join the tables of rounds: one row per client that trained or was evaluated."""
-    pieces_of: dict[str, list[Array]] = {}
-    lengths: dict[str, int] = {}
-    total = 0
+    """Join the tables of rounds: one row per client that trained or was evaluated, NaN for what was not measured."""
+    rounds: list[dict[str, Array]] = []
+    known = dict.fromkeys(DTYPES_BY_COLUMN)
     for round, tables in blocks:
-        clients = union_of_clients([table["client"] for table in tables.values()])
-        for name, values in fill_columns(round, clients, tables).items():
-            if name in names or not names:
-                pieces_of.setdefault(name, []).extend([*_missing(total - lengths.get(name, 0)), values])
-                lengths[name] = total + len(values)
-        total += len(clients)
-    known = [*DTYPES_BY_COLUMN, *(name for name in pieces_of if name not in DTYPES_BY_COLUMN)]
+        filled = _fill_columns(round, tables)
+        known.update(dict.fromkeys(filled))
+        rounds.append({name: filled[name] for name in filled if not names or name in ("client", *names)})
     columns = ClientColumns()
     for name in names or known:
         if name not in known:
-            raise HansaError(f"clients: no column {name!r}. {suggestion(name, known)}")
-        pieces = [*pieces_of.get(name, ()), *_missing(total - lengths.get(name, 0))]
+            raise HansaError(f"clients: no column {name!r}. {suggestion(name, list(known))}")
+        pieces = [each.get(name, np.full(len(each["client"]), np.nan, np.float32)) for each in rounds]
         columns[name] = np.concatenate(pieces) if pieces else np.empty(0, DTYPES_BY_COLUMN.get(name, np.float32))
     return columns
 
 
-def _missing(rows: int) -> list[Array]:
-    """Return NaN for rounds without an evaluation."""
-    return [np.full(rows, np.nan, np.float32)] if rows else []
-
-
-def union_of_clients(clients: Sequence[Array]) -> Array:
-    """Return the clients of all tables, in ascending order."""
-    if not clients:
-        return np.empty(0, np.int64)
-    return clients[0] if len(clients) == 1 else np.unique(np.concatenate(clients))
-
-
-def fill_columns(round: int, clients: Array, tables: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:
-    """Return the tables of a round as columns of these clients."""
-    columns: dict[str, Array] = {"round": np.full(len(clients), round, np.int32), "client": clients.astype(np.int32)}
-    for name, dtype in DTYPES_BY_COLUMN.items():
-        if name not in columns:
-            columns[name] = np.full(len(clients), np.nan if np.dtype(dtype).kind == "f" else 0, dtype)
+def _fill_columns(round: int, tables: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:
+    """Return the tables of a round as columns of all their clients, in ascending order."""
+    clients = np.unique(np.concatenate([np.empty(0, np.int64), *(table["client"] for table in tables.values())]))
+    columns: dict[str, Array] = {
+        name: np.full(len(clients), np.nan if np.dtype(dtype).kind == "f" else 0, dtype)
+        for name, dtype in DTYPES_BY_COLUMN.items()
+    }
+    columns["round"][:], columns["client"][:] = round, clients
     for table in tables.values():
         rows = np.searchsorted(clients, table["client"])
         for name, values in table.items():
-            if name == "client":
-                continue
             if name not in columns:
                 columns[name] = np.full(len(clients), np.nan, np.float32)
             columns[name][rows] = values
     return columns
 
 
-class ClientTotals:
-    """Totals per client, accumulated round by round; memory grows with the number of clients only."""
-
-    def __init__(self) -> None:
-        self._present = np.zeros(0, np.bool_)
-        self._sums: dict[str, Array] = {}
-        self._last: dict[str, Array] = {}
-
-    def add(self, columns: Mapping[str, Array]) -> None:
-        """Add the rows of later rounds."""
+def total_by_client(pieces: Iterable[Mapping[str, Array]]) -> ClientColumns:
+    """Return one row per client, from the rows of one round or of several after another; memory grows with the number
+    of clients only."""
+    present = np.zeros(0, np.bool_)
+    sums: dict[str, Array] = {}
+    last: dict[str, Array] = {}
+    for columns in pieces:
         clients = columns["client"]
-        if not len(clients):
-            return
-        if (count := int(clients.max()) + 1) > len(self._present):
-            self._present = _extend(self._present, count, 0)
-            self._sums = {name: _extend(values, count, 0) for name, values in self._sums.items()}
-            self._last = {name: _extend(values, count, np.nan) for name, values in self._last.items()}
-        self._present[clients] = True
+        size = max(len(present), int(clients.max(initial=-1)) + 1)
+        present = _grown(present, size, False)
+        present[clients] = True
         for name, values in columns.items():
             if name in TOTALS_BY_COLUMN:
-                total = self._sums.setdefault(TOTALS_BY_COLUMN[name], np.zeros(len(self._present), np.int64))
-                np.add.at(total, clients, values.astype(np.int64))  # exact where doubles would round
+                into = TOTALS_BY_COLUMN[name]
+                sums[into] = _grown(sums.get(into, np.zeros(0, np.int64)), size, 0)
+                np.add.at(sums[into], clients, values.astype(np.int64))  # exact where doubles would round
             elif name not in ("round", "client"):
-                latest = self._last.setdefault(name, np.full(len(self._present), np.nan, np.float32))
+                last[name] = _grown(last.get(name, np.zeros(0, np.float32)), size, np.nan)
                 known = ~np.isnan(values)
-                latest[clients[known]] = values[known]  # the last value of a repeated client wins
-
-    def result(self) -> ClientColumns:
-        """Return one row for each client seen."""
-        order = [TOTALS_BY_COLUMN[name] for name in TOTALS_BY_COLUMN if TOTALS_BY_COLUMN[name] in self._sums]
-        columns = ClientColumns(client=np.flatnonzero(self._present))
-        columns.update({name: self._sums[name][self._present] for name in order})
-        columns.update({name: values[self._present] for name, values in self._last.items()})
-        return columns
+                last[name][clients[known]] = values[known]  # the last value of a repeated client wins
+    found = {"client": np.flatnonzero(present)}
+    order = [name for name in TOTALS_BY_COLUMN.values() if name in sums]
+    found |= {name: _grown(sums[name], len(present), 0)[present] for name in order}
+    found |= {name: _grown(values, len(present), np.nan)[present] for name, values in last.items()}
+    return ClientColumns(found)
 
 
-def _extend(values: Array, length: int, fill: float) -> Array:
+def _grown(values: Array, length: int, fill: float) -> Array:
+    if len(values) == length:
+        return values
     return np.concatenate([values, np.full(length - len(values), fill, values.dtype)])
-
-
-def _format_values(values: Array) -> list[str]:
-    if values.dtype.kind == "U":
-        return [_quoted(spreadsheet_text(str(value))) for value in values]
-    if values.dtype.kind != "f":
-        return [str(int(value)) for value in values]
-    return ["" if value != value else str(value) for value in values]
-
-
-def _quoted(text: str) -> str:
-    """Return a field of a CSV file."""
-    return '"' + text.replace('"', '""') + '"' if any(letter in text for letter in ',"\n\r') else text
 
 
 def summarize_clients(values: Sequence[float], lower_is_better: bool) -> tuple[float, float, float]:

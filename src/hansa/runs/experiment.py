@@ -21,7 +21,7 @@ from hansa.rounds.ledger import Ledger
 from hansa.rounds.measures import Measure, compression, local_mean_loss, track_heterogeneity
 from hansa.runs.driver import Run
 from hansa.runs.folder import FAILED, FINISHED, STOPPED, RunFolder, arithmetic_description
-from hansa.runs.folder_lock import PARTITION
+from hansa.runs.folder_lock import PARTITION, read_marker
 from hansa.runs.options import Callback, Record, RunOptions
 from hansa.runs.provenance import Provenance, changed_kinds, parse_accepted_changes, provenance_of
 from hansa.runs.record import ClientRecord, Meta, RunRecord
@@ -115,7 +115,7 @@ class Experiment:
         folder = RunFolder.containing(path)
         folder.lock.acquire_existing()
         try:
-            folder.check_readable()
+            read_marker(folder.path)  # refuses other formats
             folder.require_trust(trust=trust)
             if unknown := settings.keys() - Config.model_fields.keys():
                 raise TypeError(f"resume: no such setting: {', '.join(sorted(unknown))}")
@@ -148,7 +148,6 @@ class Experiment:
             run.oldest_resumable_round = min(folder.record.checkpoint_rounds())
             if provenance is not None:
                 folder.write_marker(run, *provenance)
-                folder.write_composition(run)
             if config != saved_config:
                 folder.write_config(config)
             return cls(config, run, folder)
@@ -308,7 +307,6 @@ def _check_provenance(
     Returns the new provenance and all accepted changes, if there is a change to record.
     """
     now, marker = provenance_of(run), folder.marker
-    assert marker is not None
     then, earlier = dict(marker["bound"]), list(marker["accepted"])
     changed = changed_kinds(then, now)
     if refused := [kind for kind in changed if kind not in accepted]:

@@ -2,7 +2,6 @@
 
 =======================  =======================================================================
 config.yaml              the resolved configuration; ``hansa run config.yaml`` repeats the run
-composition.json         the composition and its citations, readable without importing code
 preprocessing.json       what inputs pass through before the model: schema of tables, normalisations
 partition.safetensors    the samples of every client
 environment.json         versions and machine
@@ -10,7 +9,8 @@ run.db, run.rows         the record: rounds, clients and the checkpoints for exa
 metrics.jsonl            one line of JSON per round, written for other programs and never read
 summary.json             the final metrics
 model.safetensors        the model after the last round
-.hansa-run               marks a run folder; digests of what resuming depends on
+.hansa-run               marks a run folder; digests of what resuming depends on; method and citations, for commands
+                         that import no code
 .hansa-id                if the run names code: its random id, by which the user's own runs are recognised
 .hansa-lock              locked while the run is active; names the process
 =======================  =======================================================================
@@ -24,14 +24,14 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hansa import __version__, data
-from hansa.config import Config, ConfigError, cited_works, code_names, load, only_look, to_yaml
+from hansa.config import Config, ConfigError, code_names, load, to_yaml
 from hansa.core import native
 from hansa.core.citations import citations
 from hansa.core.errors import HansaError
@@ -40,10 +40,9 @@ from hansa.runs import trust as trust_module
 from hansa.runs.client_columns import ClientColumns
 from hansa.runs.columns import MetricFacts
 from hansa.runs.folder_lock import (
-    COMPOSITION,
     CONFIG,
     ENVIRONMENT,
-    FORMAT,
+    MARKER,
     METRICS,
     MODEL,
     NAMES,
@@ -57,7 +56,7 @@ from hansa.runs.folder_lock import (
 from hansa.runs.metrics import RunHistory
 from hansa.runs.preprocessing import Preprocessing, write_preprocessing
 from hansa.runs.provenance import provenance_of
-from hansa.runs.record import Checkpoint, RunRecord, read_by_client, read_columns, to_line, to_plain_json
+from hansa.runs.record import Checkpoint, RunRecord, to_line, to_plain_json
 from hansa.runs.store import DamagedFileError, io
 
 if TYPE_CHECKING:
@@ -67,6 +66,7 @@ if TYPE_CHECKING:
     from hansa.runs.options import Record
 
 log = logging.getLogger("hansa")
+T = TypeVar("T")
 
 FINISHED, STOPPED, FAILED, UNFINISHED = "finished", "stopped", "failed", "unfinished"
 
@@ -108,95 +108,87 @@ class RunFolder:
             raise HansaError(f"{self}: not a run folder: {CONFIG} is missing.")
         try:
             return load(self / CONFIG, building=False)
-        except ConfigError as error:
-            if (version := self.older_version()) is None:
-                raise
-            raise HansaError(f"{_older(self, version)} ({error.problems[0]})") from error
-
-    def check_readable(self) -> None:
-        """Refuse a run that an older version of Hansa wrote: its record has another format."""
-        if (version := self.older_version()) is not None:
-            raise HansaError(_older(self, version))
-
-    def older_version(self) -> str | None:
-        """Return the version of Hansa that wrote the folder, if its format is older than the present one."""
-        marker = self.marker
-        if marker is None:
-            return str(self.environment.get("packages", {}).get("hansa", "0.1"))
-        return str(marker["bound"].get("version", "?")) if marker["format"] < FORMAT else None
+        except ConfigError:
+            if (self / MARKER).exists():
+                read_marker(self.path)  # a run of another version is refused as such
+            raise
 
     @property
-    def marker(self) -> dict[str, Any] | None:
-        """The content of the marker; None in folders of Hansa 0.1."""
+    def marker(self) -> dict[str, Any]:
+        """What was recorded when the run was started: what resuming depends on, and what is known of the method without
+        importing code. A run of another format is refused."""
         return read_marker(self.path)
+
+    def _read(self, read: Callable[[RunRecord], T], otherwise: T) -> T:
+        """Return what a function reads from the record; ``otherwise`` if no run has been started here."""
+        if self.exists:
+            read_marker(self.path)  # refuses other formats
+        elif not RunRecord.exists(self.path):
+            return otherwise
+        with RunRecord(self.path) as record:
+            return read(record)
 
     @property
     def facts(self) -> MetricFacts:
         """What the run recorded about its metrics when it started."""
-        return MetricFacts.from_json(self.composition.get("metrics"))
+        return MetricFacts.from_json(self.marker.get("metrics") if (self / MARKER).exists() else None)
 
     @property
     def history(self) -> RunHistory:
         """The records of all closed rounds."""
-        return self._history()
+        return self._history(lists=True)
 
     @property
     def metrics(self) -> RunHistory:
         """The records of all closed rounds without their lists, such as those of clients, and the record's digest."""
         return self._history(lists=False)
 
-    def _history(self, *, lists: bool = True) -> RunHistory:
-        if not self.has_record:
-            return RunHistory((), self.facts)
+    def _history(self, *, lists: bool) -> RunHistory:
         history = RunHistory((), self.facts)
-        with RunRecord(self.path) as record:
+
+        def read(record: RunRecord) -> None:
             for each in record.rounds():
-                numbers = {name: value for name, value in each.record.items() if not isinstance(value, list)}
-                history.append(each.record if lists else numbers)
+                kept = {name: value for name, value in each.record.items() if lists or not isinstance(value, list)}
+                history.append(kept)
                 history.digest = each.digest
+
+        self._read(read, None)
         return history
 
     def clients(self, *columns: str) -> ClientColumns:
         """Return the client record, all columns or those named."""
-        return (read_columns(self.path, *columns) if self.has_record else ClientColumns()).named(self.client_names)
+        return self._read(lambda record: record.client_columns(*columns), ClientColumns()).named(self.client_names)
 
     def by_client(self) -> ClientColumns:
         """Return one row per client, in little memory."""
-        return (read_by_client(self.path) if self.has_record else ClientColumns()).named(self.client_names)
-
-    @property
-    def has_record(self) -> bool:
-        """Whether a run has been started here, or is being started; one of an older Hansa is refused."""
-        if self.exists:
-            self.check_readable()
-        return self.exists or RunRecord.exists(self.path)
+        return self._read(RunRecord.by_client, ClientColumns()).named(self.client_names)
 
     @property
     def checkpoint_rounds(self) -> list[int]:
         """The rounds from which the run can be resumed."""
-        if not self.has_record:
-            return []
-        with RunRecord(self.path) as record:
-            return record.checkpoint_rounds()
+        return self._read(RunRecord.checkpoint_rounds, [])
 
     def load_checkpoint(self) -> Checkpoint:
         """Return the newest checkpoint."""
-        self.check_readable()
+        read_marker(self.path)  # refuses other formats
         with RunRecord(self.path) as record:
             return record.load_checkpoint()
 
     @property
     def client_names(self) -> list[str]:
         """The names of clients by number, such as hospitals or files; none if they have no names."""
-        names = self.composition.get("client_names")
-        return [str(name) for name in names] if isinstance(names, list) else []
+        return [str(name) for name in self.marker.get("client_names", [])] if self.exists else []
 
     @property
     def data_facts(self) -> dict[str, str]:
         """The name of the data, and digests of its rows and of its partition, to compare runs by."""
-        recorded, bound = self.composition.get("data"), (self.marker or {}).get("bound", {})
-        facts = {"name": recorded} if isinstance(recorded, str) else {}
-        return {**facts, **{name: str(bound[name]) for name in ("data", "partition") if name in bound}}
+        marker = self.marker
+        facts = {"name": marker.get("data"), **{name: marker["bound"].get(name) for name in ("data", "partition")}}
+        return {name: str(value) for name, value in facts.items() if value is not None}
+
+    def citations(self) -> list[str]:
+        """Return the citation keys that the run recorded."""
+        return [str(key) for key in self.marker["cites"]]
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -206,7 +198,7 @@ class RunFolder:
     def summary_of(self, history: RunHistory) -> dict[str, Any]:
         """Return the summary, from metrics that have been read already."""
         derived = metrics.summarize(history, self.config.evaluate.target)
-        if notes := (self.marker or {}).get("accepted"):
+        if notes := self.marker["accepted"]:
             derived["accepted_changes"] = [f"{', '.join(n['changed'])} after round {n['round']}" for n in notes]
         if not (self / SUMMARY).is_file():
             return {"status": UNFINISHED, **derived}
@@ -222,28 +214,6 @@ class RunFolder:
         elif stored.get("metrics_sha256", found := _sha256_of(self / METRICS)) != found:
             log.warning("%s was changed or cut: the record is used", self / METRICS)
         return {**stored, **derived}
-
-    @property
-    def composition(self) -> dict[str, Any]:
-        """The recorded method: ``composition`` as text and ``cites``; {} in older folders."""
-        if not (self / COMPOSITION).is_file():
-            return {}
-        stored: object = io.read_sealed(self / COMPOSITION)
-        return stored if isinstance(stored, dict) else {}
-
-    def citations(self) -> list[str] | None:
-        """Return the citation keys that the run recorded, in older folders those of its configuration.
-
-        No code is imported: None if an older folder names code.
-        """
-        recorded = self.composition.get("cites")
-        if isinstance(recorded, list):
-            return [str(key) for key in recorded]
-        config = self.config
-        if config.python is None and code_names(config):
-            return None
-        with only_look():
-            return cited_works(config)
 
     def require_trust(self, *, trust: bool = False) -> None:
         """Refuse a folder that names code unless it is on the list of this user's runs or ``trust`` is set."""
@@ -261,7 +231,6 @@ class RunFolder:
         federated = getattr(run.task, "data", None)
         self.write_marker(run, provenance_of(run))
         _write_json(self / ENVIRONMENT, environment())
-        self.write_composition(run)
         if (record := Preprocessing.of_task(run.task, config)) is not None:
             write_preprocessing(self / PREPROCESSING, record)
         if config.python is None:
@@ -270,27 +239,21 @@ class RunFolder:
             counts, name = _label_counts(federated), str(config.data.partition)
             data.save_split(self / PARTITION, federated.split, federated.targets, name, counts)
 
-    def write_composition(self, run: Run) -> None:
-        """Write what looking commands need to know without importing code: method, citations, metrics."""
-        facts: dict[str, Any] = {
+    def write_marker(self, run: Run, provenance: Mapping[str, str], accepted: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Write the marker: what resuming the run depends on, the changes that were accepted, and what looking commands
+        need to know without importing code."""
+        marker = {
+            "run": run.id,
+            "bound": dict(provenance),
+            "accepted": [dict(each) for each in accepted],
             "composition": repr(run.algorithm),
             "cites": citations(run.algorithm),
             "metrics": run.history.facts.to_json(),
         }
         federated = getattr(run.task, "data", None)
         if federated is not None:
-            facts["data"] = str(getattr(federated, "name", type(federated).__name__))
-            if names := getattr(federated, "client_names", ()):
-                facts["client_names"] = list(names)
-        io.write_sealed(self / COMPOSITION, facts)
-
-    def write_marker(self, run: Run, provenance: Mapping[str, str], accepted: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Write the marker: what resuming the run depends on, and the changes that were accepted."""
-        marker = {
-            "run": run.id,
-            "bound": dict(provenance),
-            "accepted": [dict(each) for each in accepted],
-        }
+            marker["data"] = str(getattr(federated, "name", type(federated).__name__))
+            marker["client_names"] = list(getattr(federated, "client_names", ()))
         write_marker(self.path, marker)
 
     def write_config(self, config: Config) -> None:
@@ -308,7 +271,8 @@ class RunFolder:
         """Make the rounds that were added durable, and append their records to the metrics."""
         assert self.record is not None
         self.record.commit()
-        io.append(self / METRICS, "".join(to_line(record) + "\n" for record in records).encode())
+        if records:
+            io.append(self / METRICS, "".join(to_line(record) + "\n" for record in records).encode())
 
     def rewind(self, round: int) -> list[dict[str, Any]]:
         """Go back to the checkpoint of a round and return the records of the rounds before it."""
@@ -403,14 +367,6 @@ def _label_counts(federated: data.FederatedData) -> list[list[int]] | None:
     if not federated.labelled or federated.classes is None or federated.classes > 200:
         return None
     return federated.label_counts()[:400].tolist()
-
-
-def _older(folder: RunFolder, version: str) -> str:
-    found = (folder.marker or {"format": 0})["format"]
-    return (
-        f"{folder}: written by Hansa {version} (format {found}); this is Hansa {__version__}, which reads format "
-        f"{FORMAT}. Use Hansa {version} for it, or start a new run."
-    )
 
 
 def _tensors(run: Run) -> dict[str, torch.Tensor]:

@@ -214,10 +214,11 @@ def _is_usable(path: Path, config: Config) -> bool:
 
 def _is_reusable(folder: RunFolder, config: Config) -> bool:
     """Return whether a run, finished or not, can be that of a configuration with the same digest."""
-    if folder.older_version() is not None:
+    try:
+        provenance = folder.marker["bound"]
+    except HansaError:  # damaged, or of another version
         return False
-    provenance = (folder.marker or {}).get("bound")
-    if provenance is not None and changed_kinds(provenance, provenance_of(build_run(config, build.load_data(config)))):
+    if changed_kinds(provenance, provenance_of(build_run(config, build.load_data(config)))):
         return False
     if folder.config.rounds == config.rounds and folder.summary["status"] == FINISHED:
         return True

@@ -1,9 +1,9 @@
 """The record of a run: every round, every client, and checkpoints, in one SQLite file that grows by a transaction a
 round.
 
-A client block has the columns of one round: a JSON head that says how each column is stored, and the body. A constant
-column is in the head, integers take as few bytes as their range needs, client numbers are stored as differences, and
-floats are single precision: eight bytes per client and round where only loss and norm differ. Pickle is not used.
+A client block has the columns of one round: a JSON head that says how each column is stored, and the body. Numbers, and
+the bits of single-precision floats, take as few bytes above the least one as their range needs, none if all are equal:
+eight bytes per client and round where only loss and norm differ. Pickle is not used.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import math
-import platform
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,30 +19,25 @@ from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from hansa import __version__
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.types import State
-from hansa.runs.client_columns import Array, ClientColumns, ClientTotals, fill_columns, join_rounds, union_of_clients
-from hansa.runs.store.base import DTYPES, dtype_name
-from hansa.runs.store.database import DATABASE, REMEDY, Database, Head
+from hansa.runs.client_columns import Array, ClientColumns, join_rounds, total_by_client
+from hansa.runs.store.database import DATABASE, Database, Head, RowEntry
 from hansa.runs.store.disk import DiskStore
 from hansa.runs.store.io import DamagedFileError
-from hansa.runs.store.row_file import RowEntry
+from hansa.runs.store.rows import DTYPES, dtype_name
 
 log = logging.getLogger("hansa")
 
 Meta: TypeAlias = dict[str, Any]
-"""Plain data beside the state: round, seed, digest of the configuration, and versions."""
+"""Plain data beside the state: round, seed, digest of the configuration, and platform."""
 Table: TypeAlias = Mapping[str, Array]
 """Columns of equal length, with ascending client numbers."""
 
 _SIZE = struct.Struct("<I")
-_WIDTHS = ("<u1", "<u2", "<u4", "<u8")
 _MAX_CLIENTS = 10_000_000  # of one round
-_encode_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class Checkpoint(NamedTuple):
@@ -64,7 +58,7 @@ class RecordedRound(NamedTuple):
 class RunRecord:
     """The record of a run in its folder, open for writing by the process that holds the folder's lock, or for reading.
 
-    >>> import tempfile
+    >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as folder, RunRecord.create(folder) as record:
     ...     record.add_round({"round": 1, "loss": 0.5}, encode_clients({"work": {"client": np.array([3])}}))
     ...     record.save_checkpoint({"x": torch.ones(2)}, {"round": 1})
@@ -97,7 +91,7 @@ class RunRecord:
         """Return the client rows, as the record has them or as they were at the round of a checkpoint."""
         if self.store is None:
             self.store = DiskStore.of(self.database, at_round)
-            self.store.kept = self.checkpoint_rounds()
+            self.store.checkpoint = max(self.checkpoint_rounds(), default=-1)
         return self.store
 
     def add_round(self, record: Mapping[str, Any], clients: bytes) -> None:
@@ -109,8 +103,7 @@ class RunRecord:
         text, sha = to_line(record), hashlib.sha256(clients).digest()
         chain = self._chain(head.chain, round, text, sha)
         with database.writing_rows():
-            database.execute("INSERT INTO rounds VALUES (?, ?, ?, ?)", [round, text, sha, chain])
-            database.execute("INSERT INTO clients VALUES (?, ?)", [round, clients])
+            database.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?)", [round, text, chain, sha, clients])
             database.set_head(rounds=round, chain=chain)
 
     def commit(self) -> None:
@@ -119,45 +112,44 @@ class RunRecord:
 
     def rounds(self, last: int | None = None) -> Iterator[RecordedRound]:
         """Yield the closed rounds, checked: 1, 2, 3, ... and every digest."""
-        with self.database.reading():
-            for round, text, _, chain in self._checked_rounds(last):
-                yield RecordedRound(round, from_line(text), chain.hex())
+        with self.database.checked():
+            for round, text, chain, _ in self._checked_rounds("NULL", last):
+                yield RecordedRound(round, from_line(text), chain)
 
     def client_blocks(self) -> Iterator[tuple[int, dict[str, Table]]]:
         """Yield the client tables of every round, checked."""
-        database = self.database
-        with database.reading():
-            for round, _, sha, _ in self._checked_rounds(None):
-                with database.checked():
-                    (content,) = database.execute("SELECT content FROM clients WHERE round = ?", [round]).fetchone()
-                    if hashlib.sha256(content).digest() != sha:
-                        raise ValueError(f"the clients of round {round} were changed")
-                    tables = decode_clients(content)
-                yield round, tables
+        with self.database.checked():
+            for round, _, _, block in self._checked_rounds("clients"):
+                yield round, decode_clients(block)
 
-    def _checked_rounds(self, last: int | None) -> Iterator[tuple[int, str, bytes, bytes]]:
-        database, before, round = self.database, b"", 0
-        end = database.head.rounds if last is None else last
-        with database.checked():
-            statement = "SELECT round, record, clients, digest FROM rounds WHERE round <= ? ORDER BY round"
-            for number, text, sha, chain in database.execute(statement, [end]):
+    def client_columns(self, *names: str) -> ClientColumns:
+        """Return the client columns, all of them or those named."""
+        return join_rounds(self.client_blocks(), names)
+
+    def by_client(self) -> ClientColumns:
+        """Return one row per client; the record is read round by round, so it may be larger than memory."""
+        return total_by_client(join_rounds([block]) for block in self.client_blocks())
+
+    def _checked_rounds(self, content: str, last: int | None = None) -> Iterator[tuple[int, str, str, bytes]]:
+        """Yield round, record, digest and client block, if ``content`` is its column."""
+        database, before, round = self.database, "", 0
+        with database.reading():
+            end = database.head.rounds if last is None else last
+            statement = f"SELECT round, record, digest, sha, {content} FROM rounds WHERE round <= ? ORDER BY round"
+            for number, text, chain, sha, block in database.execute(statement, [end]):
                 round += 1
-                if number != round or chain != self._chain(before, round, text, sha):
+                whole = block is None or hashlib.sha256(block).digest() == sha
+                if number != round or not whole or chain != self._chain(before, round, text, sha):
                     raise ValueError(f"round {round}, or one before it, was changed or is missing")
-                yield number, text, sha, chain
+                yield number, text, chain, block
                 before = chain
             if round != end or (last is None and before != database.head.chain):
                 raise ValueError(f"it has {round} of {end} rounds")
 
-    def _chain(self, before: bytes, round: int, text: str, clients: bytes) -> bytes:
-        state = hashlib.sha256(f"{self.database.identity} {round} ".encode() + before + clients)
+    def _chain(self, before: str, round: int, text: str, clients: bytes) -> str:
+        state = hashlib.sha256(f"{self.database.identity} {round} {before} ".encode() + clients)
         state.update(text.encode())
-        return state.digest()
-
-    @property
-    def digest(self) -> str:
-        """The running digest of all rounds; empty before the first."""
-        return self.database.head.chain.hex()
+        return state.hexdigest()
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -169,41 +161,40 @@ class RunRecord:
     def save_checkpoint(self, state: State, meta: Mapping[str, Any], *, keep: int = 3) -> None:
         """Write the state after ``meta["round"]`` and remove all but the newest ``keep``; durable after `commit`."""
         check_integer("save_checkpoint", "keep", keep)
-        encoder, meta_encoder = _Encoder(), _Encoder()
-        tree = _encode_json(encoder.encode(state, "state"))
-        encoded = meta_encoder.encode({**meta, "versions": _versions()}, "meta")
-        if meta_encoder.tensors:
-            raise invalid_argument("save_checkpoint", "meta", "a tensor", "plain data", "Tensors belong in the state.")
+        tensors: dict[str, Tensor] = {}
+        tree = json.dumps(
+            {name: _to_json(each, name, tensors) for name, each in (("state", state), ("meta", dict(meta)))}
+        )
         database, round = self.database, int(meta["round"])
-        head = database.head
-        facts = {"meta": encoded, "chain": head.chain.hex(), "generation": head.generation, "sum": f"{head.sum:x}",
-                 "rounds": head.rounds}  # fmt: skip
-        text = _encode_json(facts)
+        head = database.head.sealed(database.identity)
         with database.writing_rows():
-            rounds = self.checkpoint_rounds()
-            for old in {*rounds[: max(0, len({*rounds, round}) - keep)], *(r for r in rounds if r == round)}:
-                self._delete_checkpoint(old)
-            put = [database.put("checkpoint", round, name, round, row) for name, row in encoder.tensors.items()]
-            digest = self._digest(round, text, tree, put)
-            database.execute("INSERT INTO checkpoints VALUES (?, ?, ?, ?)", [round, text, tree, digest])
+            self._delete_checkpoints("= ?", round)
+            put = [database.put("checkpoint", round, name, round, row) for name, row in tensors.items()]
+            digest = self._digest(round, head, tree, put)
+            database.execute("INSERT INTO checkpoints VALUES (?, ?, ?, ?)", [round, head, tree, digest])
+            self._delete_checkpoints("< ?", self.checkpoint_rounds()[-keep:][0])
+            database.delete(
+                "died IS NOT NULL AND NOT EXISTS (SELECT 1 FROM checkpoints AS kept "
+                "WHERE vectors.born <= kept.round AND kept.round < vectors.died)"
+            )
             if self.store is not None:
-                self.store.keep(self.checkpoint_rounds())
+                self.store.checkpoint = round
+
+    def _delete_checkpoints(self, which: str, round: int) -> None:
+        self.database.delete(f"kind = 'checkpoint' AND client {which}", [round])
+        self.database.execute(f"DELETE FROM checkpoints WHERE round {which}", [round])
 
     def load_checkpoint(self, round: int | None = None) -> Checkpoint:
         """Return the newest checkpoint, or that of a round, every byte checked."""
-        text, tree, entries = self._read_checkpoint(round)
+        _, tree, entries = self._read_checkpoint(self.newest_checkpoint() if round is None else round)
         with self.database.checked():
             tensors = {entry.name: self.database.get(entry) for entry in entries}
-            return Checkpoint(_decode(json.loads(tree), tensors), _decode(json.loads(text)["meta"], {}))
+            content = json.loads(tree, object_hook=lambda node: tensors[node["$tensor"]] if "$tensor" in node else node)
+            return Checkpoint(content["state"], content["meta"])
 
     def head_of_checkpoint(self, round: int) -> Head:
         """Return what the head was when a checkpoint was written."""
-        text, _, _ = self._read_checkpoint(round)
-        with self.database.checked():
-            facts = json.loads(text)
-            return Head(
-                int(facts["rounds"]), bytes.fromhex(facts["chain"]), int(facts["generation"]), int(facts["sum"], 16)
-            )
+        return self._read_checkpoint(round)[0]
 
     def newest_checkpoint(self) -> int:
         """Return the round of the newest checkpoint."""
@@ -211,34 +202,26 @@ class RunRecord:
             raise HansaError(f"{self.path.parent}: no checkpoint. Use the folder of a run that has saved one.")
         return rounds[-1]
 
-    def _read_checkpoint(self, round: int | None) -> tuple[str, str, list[RowEntry]]:
-        round = self.newest_checkpoint() if round is None else round
+    def _read_checkpoint(self, round: int) -> tuple[Head, str, list[RowEntry]]:
         database = self.database
         with database.checked():
-            statement = "SELECT meta, state, digest FROM checkpoints WHERE round = ?"
-            text, tree, digest = database.execute(statement, [round]).fetchone()
-            entries = [entry for entry, _ in database.entries("kind = 'checkpoint' AND client = ?", [round])]
-            if digest != self._digest(round, text, tree, entries):
+            statement = "SELECT head, state, digest FROM checkpoints WHERE round = ?"
+            head, tree, digest = database.execute(statement, [round]).fetchone()
+            entries = database.entries("kind = 'checkpoint' AND client = ?", [round])
+            if digest != self._digest(round, head, tree, entries):
                 raise ValueError(f"the checkpoint of round {round} was changed")
-        return text, tree, entries
+            return database.parse_head(head), tree, entries
 
-    def _digest(self, round: int, text: str, tree: str, entries: Sequence[RowEntry]) -> bytes:
-        state = hashlib.sha256(
-            f"{self.database.identity} {round} {len(text)} ".encode() + text.encode() + tree.encode()
-        )
+    def _digest(self, round: int, head: str, tree: str, entries: Sequence[RowEntry]) -> bytes:
+        state = hashlib.sha256(f"{round} {head} {tree}".encode())
         for entry in entries:
-            state.update(self.database.seal(entry))
+            state.update(entry.seal)
         return state.digest()
-
-    def _delete_checkpoint(self, round: int) -> None:
-        tensors = [entry for entry, _ in self.database.entries("kind = 'checkpoint' AND client = ?", [round])]
-        self.database.delete(tensors)
-        self.database.execute("DELETE FROM checkpoints WHERE round = ?", [round])
 
     def check_checkpoint(self, round: int) -> None:
         """Refuse a checkpoint if anything that a run needs to go on from it is damaged: state, rows, rounds."""
-        head = self.head_of_checkpoint(round)
         self.load_checkpoint(round)
+        head = self.head_of_checkpoint(round)
         self._check_chain(head)
         rows = DiskStore.of(self.database, head.generation)
         rows.check_sum(head.sum)
@@ -246,30 +229,22 @@ class RunRecord:
 
     def _check_chain(self, head: Head) -> list[dict[str, Any]]:
         rounds = list(self.rounds(head.rounds))
-        if (rounds[-1].digest if rounds else "") != head.chain.hex():
+        if (rounds[-1].digest if rounds else "") != head.chain:
             raise DamagedFileError(f"{self.path} is damaged: not the rounds of the checkpoint of round {head.rounds}.")
         return [each.record for each in rounds]
 
     def intact_checkpoint(self) -> int:
         """Return the newest round whose checkpoint, rows and rounds are undamaged, and warn about the others.
 
-        If anything is damaged, the database is written anew with that checkpoint only.
+        The database is written anew with that checkpoint only: its pages may be damaged elsewhere.
         """
-        rounds = self.checkpoint_rounds()
-        for round in reversed(rounds):
+        for round in reversed(self.checkpoint_rounds()):
             try:
                 self.check_checkpoint(round)
             except HansaError as damage:
                 log.warning("%s Falling back to the checkpoint before it.", damage)
                 continue
-            try:
-                self.database.check_pages()
-                damaged = round != rounds[-1]
-            except DamagedFileError as damage:
-                log.warning("%s", damage)
-                damaged = True
-            if damaged:
-                self._salvage(round)
+            self._salvage(round)
             return round
         raise DamagedFileError(
             f"{self.path.parent}: no checkpoint has undamaged state, rows and rounds. Start a new run."
@@ -283,14 +258,13 @@ class RunRecord:
             head,
             {
                 "rounds": ("round <= ?", [head.rounds]),
-                "clients": ("round <= ?", [head.rounds]),
                 "checkpoints": ("round = ?", [round]),
                 "vectors": (f"({live}) OR (kind = 'checkpoint' AND client = ?)", [*[head.generation] * 2, round]),
             },
         )
         self.database = Database(self.path.parent, writing=True)
         with self.database.writing_rows():
-            self.database.execute("UPDATE vectors SET died = NULL WHERE kind = 'client'")
+            self.database.execute("UPDATE vectors SET died = NULL WHERE died IS NOT NULL")
         self.commit()
 
     def rewind(self, round: int) -> list[dict[str, Any]]:
@@ -300,17 +274,13 @@ class RunRecord:
         rows = self.open_rows(head.generation)
         rows.check_sum(head.sum)
         with database.writing_rows():
-            for table in ("rounds", "clients"):
-                database.execute(f"DELETE FROM {table} WHERE round > ?", [head.rounds])
-            for later in self.checkpoint_rounds():
-                if later > round:
-                    self._delete_checkpoint(later)
-            database.execute("DELETE FROM vectors WHERE kind = 'client' AND born > ?", [head.generation])
-            database.execute("UPDATE vectors SET died = NULL WHERE kind = 'client' AND died > ?", [head.generation])
+            database.execute("DELETE FROM rounds WHERE round > ?", [head.rounds])
+            self._delete_checkpoints("> ?", round)
+            database.delete("kind = 'client' AND born > ?", [head.generation])
+            database.execute("UPDATE vectors SET died = NULL WHERE died > ?", [head.generation])
             database.set_head(**head._asdict())
-        rows.keep(self.checkpoint_rounds())
+        rows.checkpoint = round
         self.commit()
-        database.reserve_slots()
         return records
 
     def close(self) -> None:
@@ -342,30 +312,8 @@ class ClientRecord:
     def columns(self, *names: str) -> ClientColumns:
         """Return the columns, all of them or those named."""
         if self._record is not None:
-            return join_rounds(self._record.client_blocks(), names)
+            return self._record.client_columns(*names)
         return join_rounds(((round, decode_clients(block)) for round, block in self._blocks), names)
-
-
-def read_history(folder: Path | str) -> list[dict[str, Any]]:
-    """Read the records of all closed rounds of a run folder."""
-    with RunRecord(folder) as record:
-        return [each.record for each in record.rounds()]
-
-
-def read_columns(folder: Path | str, *names: str) -> ClientColumns:
-    """Read the client columns of a run folder."""
-    with RunRecord(folder) as record:
-        return join_rounds(record.client_blocks(), names)
-
-
-def read_by_client(folder: Path | str) -> ClientColumns:
-    """Read one row per client; the record is read round by round, so it may be larger than memory."""
-    totals = ClientTotals()
-    with RunRecord(folder) as record:
-        for round, tables in record.client_blocks():
-            clients = union_of_clients([table["client"] for table in tables.values()])
-            totals.add(fill_columns(round, clients, tables))
-    return totals.result()
 
 
 # --- records as JSON ------------------------------------------------------------------------------------------------
@@ -416,36 +364,21 @@ def encode_clients(tables: Mapping[str, Table]) -> bytes:
     head: dict[str, Any] = {}
     body: list[bytes] = []
     for name, table in tables.items():
-        rows = len(next(iter(table.values()))) if table else 0
+        rows, columns = len(next(iter(table.values()), ())), {}
+        for key, values in table.items() if rows else ():
+            single = values.dtype.kind == "f"
+            numbers = (values.astype("<f4").view("<u4") if single else values).astype(np.int64)
+            if key == "client":  # ascending: how far each is above its place
+                numbers = numbers - np.arange(rows)
+            least, most = int(numbers.min()), int(numbers.max())
+            width = next((width for width in (0, 1, 2, 4) if most - least < 1 << 8 * width), 8)
+            if width:
+                body.append((numbers - least).astype(f"<u{width}").tobytes())
+            columns[key] = [single, least, width]
         if rows:
-            head[name] = {"rows": rows, "columns": {key: _encode_column(key, table[key], body) for key in table}}
-    text = _encode_json(head).encode()
+            head[name] = {"rows": rows, "columns": columns}
+    text = json.dumps(head, separators=(",", ":")).encode()
     return b"".join([_SIZE.pack(len(text)), text, *body])
-
-
-def _encode_column(name: str, values: Array, body: list[bytes]) -> list[Any]:
-    """Append a column to the body and return how it is stored: constant, offset integers, differences, or floats."""
-    if values.dtype.kind == "f":
-        single = values.astype("<f4")
-        bits = single.view("<u4")
-        if (bits == bits[0]).all():
-            return ["equal", int(bits[0])]
-        body.append(single.tobytes())
-        return ["numbers"]
-    integers = values.astype(np.int64)
-    if name == "client":  # ascending: only the steps from one to the next are stored
-        return ["steps", int(integers[0]), *_encode_integers(np.diff(integers), body)]
-    return ["whole", *_encode_integers(integers, body)]
-
-
-def _encode_integers(values: Array, body: list[bytes]) -> tuple[int, str | None]:
-    """Return the least value, and the width in which the others are stored above it unless all are equal."""
-    least, most = (int(values.min()), int(values.max())) if len(values) else (1, 1)
-    if least == most:
-        return least, None
-    width = next(dtype for dtype in _WIDTHS if most - least < 1 << 8 * int(dtype[2:]))
-    body.append((values - least).astype(width).tobytes())
-    return least, width
 
 
 def decode_clients(block: bytes) -> dict[str, Table]:
@@ -453,34 +386,19 @@ def decode_clients(block: bytes) -> dict[str, Table]:
     (size,) = _SIZE.unpack_from(block)
     head, offset = json.loads(block[_SIZE.size : _SIZE.size + size]), _SIZE.size + size
     decoded: dict[str, Table] = {}
-
-    def integers(rows: int, least: int, width: str | None) -> Array:
-        nonlocal offset
-        if width is None:
-            return np.full(rows, least, np.int64)
-        if width not in (*_WIDTHS, "<f4"):
-            raise ValueError(f"no such width {width!r}")
-        values = np.frombuffer(block, width, rows, offset)
-        offset += values.nbytes
-        return values if width == "<f4" else values.astype(np.int64) + least
-
     for name, table in head.items():
-        rows = int(table["rows"])
+        rows, columns = int(table["rows"]), {}
         if not 1 <= rows <= _MAX_CLIENTS:
             raise ValueError(f"a table of {rows} rows")
-        columns: dict[str, Array] = {}
-        for key, (kind, *stored) in table["columns"].items():
-            if kind == "steps":
-                first, least, width = stored
-                columns[key] = first + np.concatenate([[0], np.cumsum(integers(rows - 1, least, width))])
-            elif kind == "whole":
-                columns[key] = integers(rows, *stored)
-            elif kind == "equal":
-                columns[key] = np.full(rows, stored[0], np.uint32).view(np.float32)
-            elif kind == "numbers":
-                columns[key] = integers(rows, 0, "<f4")
-            else:
-                raise ValueError(f"no such column {kind!r}")
+        for key, (single, least, width) in table["columns"].items():
+            numbers = np.full(rows, least, np.int64)
+            if width:
+                stored = np.frombuffer(block, f"<u{width}", rows, offset)
+                numbers += stored.astype(np.int64)
+                offset += stored.nbytes
+            if key == "client":
+                numbers += np.arange(rows)
+            columns[key] = numbers.astype(np.uint32).view(np.float32) if single else numbers
         decoded[name] = columns
     if offset != len(block):
         raise ValueError(f"{len(block) - offset} bytes too many")
@@ -490,48 +408,19 @@ def decode_clients(block: bytes) -> dict[str, Table]:
 # --- states ---------------------------------------------------------------------------------------------------------
 
 
-class _Encoder:
-    """Encodes a tree as JSON with ``{"$tensor": name}`` for each tensor, and collects the tensors by name."""
-
-    def __init__(self) -> None:
-        self.tensors: dict[str, Tensor] = {}
-
-    def encode(self, node: object, path: str) -> Any:
-        if node is None or isinstance(node, (bool, int, str)):
-            return node
-        if isinstance(node, float):  # JSON has no NaN or infinity
-            return node if math.isfinite(node) else {"$float": repr(float(node))}
-        if isinstance(node, list):
-            return [self.encode(value, f"{path}[{i}]") for i, value in enumerate(node)]
-        if isinstance(node, dict):
-            if wrong := [key for key in node if not isinstance(key, str) or key.startswith("$")]:
-                raise invalid_argument("save_checkpoint", path, wrong[0], "string keys without a leading $")
-            return {key: self.encode(value, f"{path}.{key}") for key, value in node.items()}
-        if isinstance(node, Tensor) and dtype_name(node.dtype) in DTYPES:
-            name = f"{len(self.tensors)}:{path}"  # keys may contain dots: the number makes names unique
-            self.tensors[name] = node.detach().cpu().contiguous()
-            return {"$tensor": name}
-        kind = str(node.dtype) if isinstance(node, Tensor) else type(node).__name__
-        raise invalid_argument("save_checkpoint", path, kind, "tensors, numbers, strings, lists and dicts")
-
-
-def _decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _to_json(node: object, path: str, tensors: dict[str, Tensor]) -> Any:
+    """Return a tree with ``{"$tensor": name}`` for each tensor, which is added to ``tensors`` by that name."""
+    if node is None or isinstance(node, (bool, int, float, str)):
+        return node
     if isinstance(node, list):
-        return [_decode(value, tensors) for value in node]
+        return [_to_json(value, f"{path}[{i}]", tensors) for i, value in enumerate(node)]
     if isinstance(node, dict):
-        if "$tensor" in node:
-            return tensors[node["$tensor"]]
-        if "$float" in node:
-            return float(node["$float"])
-        return {key: _decode(value, tensors) for key, value in node.items()}
-    return node
-
-
-def _versions() -> dict[str, str]:
-    return {"hansa": __version__, "torch": torch.__version__, "python": platform.python_version()}
-
-
-__all__ = [
-    "REMEDY", "Checkpoint", "ClientRecord", "RecordedRound", "RunRecord", "decode_clients", "encode_clients",
-    "from_line", "read_by_client", "read_columns", "read_history", "to_line", "to_plain_json",
-]  # fmt: skip
+        if wrong := [key for key in node if not isinstance(key, str) or key.startswith("$")]:
+            raise invalid_argument("save_checkpoint", path, wrong[0], "string keys without a leading $")
+        return {key: _to_json(value, f"{path}.{key}", tensors) for key, value in node.items()}
+    if isinstance(node, Tensor) and dtype_name(node.dtype) in DTYPES:
+        name = f"{len(tensors)}:{path}"  # keys may contain dots: the number makes names unique
+        tensors[name] = node.detach().cpu().contiguous()
+        return {"$tensor": name}
+    kind = str(node.dtype) if isinstance(node, Tensor) else type(node).__name__
+    raise invalid_argument("save_checkpoint", path, kind, "tensors, numbers, strings, lists and dicts")

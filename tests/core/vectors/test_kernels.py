@@ -21,7 +21,6 @@ from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.types import Population, RoundContext
 from hansa.core.vectors import kernels
-from hansa.core.vectors.inner_products import ShortRowError, StreamedInnerProducts
 from hansa.core.vectors.kernels import ServerStep
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
@@ -320,49 +319,26 @@ def test_inner_products_keep_what_float32_sums_lose() -> None:
 
 
 @pytest.mark.parametrize("isa", each_set())
-@pytest.mark.parametrize("piece", [8, 1000, 1 << 15])
-def test_inner_products_of_pieces_are_those_of_the_whole_rows(isa: str, piece: int) -> None:
-    rows, vectors = (torch.from_numpy(draw(n * 4003, n).astype(np.float32)).view(n, 4003) for n in (9, 7))
-    products = StreamedInnerProducts(9, vectors, isa)
-    for start in range(0, 4003, piece):
-        products.add(rows[:, start : start + piece])
-    assert torch.equal(products.total(), kernels.native_inner_products(rows, vectors, isa))
-
-
-@pytest.mark.parametrize("isa", each_set())
-def test_inner_products_of_rows_in_a_file_are_those_of_rows_in_memory(isa: str, tmp_path: Path) -> None:
-    d = (1 << 15) + 1003
+@pytest.mark.parametrize("piece", [8, 1 << 15, 1 << 20])
+def test_inner_products_of_rows_in_a_file_are_those_of_rows_in_memory(
+    isa: str, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "_PIECE", piece)
+    d = (1 << 15) + 1003 if piece > 8 else 1003
     rows, vectors = (torch.from_numpy(draw(n * d, n).astype(np.float32)).view(n, d) for n in (6, 7))
     path, order = tmp_path / "rows", [4, 0, 5]
     path.write_bytes(b"before" + rows.numpy().tobytes())
-    products = StreamedInnerProducts(len(order), vectors, isa)
-    if not products.reads:
+    if not native.load(isa).rows_add:
         pytest.skip(f"{isa} does not read files")
     with path.open("rb") as file:
-        crcs, done = [0, 0, 0], 0
-        for count in (40, 1 << 15, 963):
-            offsets = [6 + 4 * (client * d + done) for client in order]
-            crcs, done = products.add_from(file.fileno(), offsets, count, crcs), done + count
-        assert torch.equal(products.total(), kernels.native_inner_products(rows[order], vectors, isa))
+        offsets = [6 + 4 * client * d for client in order]
+        found, crcs = kernels.file_inner_products(file.fileno(), offsets, vectors, isa=isa)
+        assert torch.equal(found, kernels.native_inner_products(rows[order], vectors, isa))
         assert crcs == [zlib.crc32(rows[client].numpy()) for client in order]
-        with pytest.raises(ShortRowError) as told:
-            StreamedInnerProducts(2, vectors, isa).add_from(file.fileno(), [6, 6 + 4 * (5 * d + 10)], d, [0, 0])
-        assert (told.value.place, told.value.available) == (1, 4 * (d - 10))
+        with pytest.raises(OSError, match="the file ends in row 1"):
+            kernels.file_inner_products(file.fileno(), [6, 6 + 4 * (5 * d + 10)], vectors, isa=isa)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        StreamedInnerProducts(1, vectors, isa).add_from(-1, [0], d, [0])
-
-
-def test_pieces_that_do_not_fit_are_refused() -> None:
-    products = StreamedInnerProducts(2, torch.ones(3, 20))
-    products.add(torch.ones(2, 12))
-    with pytest.raises(HansaError, match="after 12 entries of 20"):
-        products.add(torch.ones(2, 8))
-    with pytest.raises(HansaError, match="12 of 20 entries"):
-        products.total()
-    with pytest.raises(HansaError, match="expected float32 pieces of 2 rows"):
-        StreamedInnerProducts(2, torch.ones(3, 20)).add(torch.ones(2, 8, dtype=torch.float64))
-    with pytest.raises(HansaError, match="3 rows"):
-        StreamedInnerProducts(2, torch.ones(3, 20)).add_from(0, [0, 0, 0], 8, [0, 0, 0])
+        kernels.file_inner_products(-1, [0], vectors, isa=isa)
 
 
 @pytest.mark.parametrize("isa", each_set())

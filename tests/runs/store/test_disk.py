@@ -32,7 +32,7 @@ def test_what_was_committed_is_there_after_reopening(tmp_path: Path, size: int) 
     with DiskStore(tmp_path) as store:
         store.commit(0, {1: {"a": row(1, size=size)}, 2: {"a": row(2, size=size), "b": torch.tensor([3])}})
         digest = store.digest()
-    with DiskStore.open(tmp_path) as store:
+    with DiskStore(tmp_path) as store:
         assert (store.generation, store.digest(), store.verify()) == (1, digest, 3)
         assert torch.equal(store.read(2)["a"], row(2, size=size))
 
@@ -98,12 +98,6 @@ def test_a_folder_serves_one_run_at_a_time(tmp_path: Path) -> None:
     with DiskStore(tmp_path), pytest.raises(HansaError, match=f"in use by process {os.getpid()} on "):
         DiskStore(tmp_path)
     DiskStore(tmp_path).close()
-
-
-def test_opening_a_folder_without_a_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(HansaError, match="a folder with a store"):
-        DiskStore.open(tmp_path / "nowhere")
-    assert not (tmp_path / "nowhere").exists()
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])

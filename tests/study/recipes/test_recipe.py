@@ -92,7 +92,7 @@ def test_nothing_is_run_twice(tmp_path: Path) -> None:
         place = moved / path.parent.relative_to(tmp_path)
         place.mkdir(parents=True)
         shutil.copy2(path.parents[1] / "group.yaml", place.parent / "group.yaml")
-        for name in ("config.yaml", "composition.json", "summary.json", "metrics.jsonl", "run.db", ".hansa-run"):
+        for name in ("config.yaml", "summary.json", "metrics.jsonl", "run.db", ".hansa-run"):
             shutil.copy2(path.parent / name, place / name)
     reproduce("afga-table-4", "--scale", "smoke", "--out", str(moved), "--workers", "1", "--quiet")
     result = "smoke/afga-table-4.json"

@@ -7,10 +7,14 @@ interpreter lock. An output may be the input of the same name (in-place update);
 from __future__ import annotations
 
 import ctypes
+import errno
 import math
+import os
 import zlib
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
 from ctypes import c_int64
+from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "Tensor | np.ndarray[Any, Any]"
 Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
+_PIECE = 1 << 20  # entries of a row in a file between two checks of ``stop``
 
 
 class ServerStep(NamedTuple):
@@ -204,6 +209,39 @@ def native_inner_products(rows: Tensor, vectors: Tensor, isa: str = "") -> Tenso
     if native.load(isa).gram32(first, count, second, many, d, out.data_ptr()) != abi.OK:
         raise MemoryError("native_inner_products: no memory for the sums")
     return out
+
+
+def reads_rows() -> bool:
+    """Return whether `file_inner_products` is supported on this system."""
+    return native.available() and bool(native.load().rows_add)
+
+
+def file_inner_products(
+    file: int, offsets: Sequence[int], vectors: Tensor, stop: Event | None = None, isa: str = ""
+) -> tuple[Tensor, list[int]]:
+    """Return `native_inner_products` of rows at byte offsets of an open file, with the same bits, and their CRC-32.
+
+    A piece of every row is in memory at a time. Raises `CancelledError` soon after ``stop`` is set.
+    """
+    count, (many, d), table = len(offsets), vectors.shape, native.load(isa)
+    first = address_of("file_inner_products", "vectors", vectors, torch.float32)
+    lanes = torch.zeros(count, many + abi.GRAM_SPARE, abi.GRAM_LANES, dtype=torch.float64)
+    crcs, failure = (ctypes.c_uint32 * count)(), (c_int64 * 2)()
+    for start in range(0, d, _PIECE):
+        if stop is not None and stop.is_set():
+            raise CancelledError
+        places, entries = (c_int64 * count)(*(offset + 4 * start for offset in offsets)), min(_PIECE, d - start)
+        result = table.rows_add(
+            file, places, count, first + 4 * start, d, many, entries, lanes.data_ptr(), crcs, failure
+        )
+        if result == abi.BAD_ROW:
+            number = -failure[1] if failure[1] < 0 else errno.EIO
+            raise OSError(number, os.strerror(number) if failure[1] < 0 else f"the file ends in row {failure[0]}")
+        if result != abi.OK:
+            raise MemoryError("file_inner_products: no memory for the sums")
+    out = torch.empty(count, many, dtype=torch.float64)
+    table.gram32_sum(lanes.data_ptr(), count, many, out.data_ptr())
+    return out, list(crcs)
 
 
 def sign_pack(x: Array, isa: str = "") -> tuple[np.ndarray[Any, np.dtype[np.uint8]], float]:

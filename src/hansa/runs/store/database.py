@@ -2,8 +2,7 @@
 
 ============  ==========================================================================================
 about         the identity of the record, and its head: rounds, generation, and running digests of both
-rounds        one record a round as JSON, and the SHA-256 of its client columns
-clients       the client columns of a round
+rounds        one record a round as JSON, and its client columns
 vectors       rows of clients, and tensors of checkpoints: content, or its place in the row file
 checkpoints   the server's state as JSON; its tensors are vectors
 ============  ==========================================================================================
@@ -26,11 +25,11 @@ import os
 import secrets
 import shutil
 import sqlite3
-import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event, Lock
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -38,33 +37,33 @@ import torch
 from torch import Tensor
 
 from hansa.core.errors import HansaError
+from hansa.core.vectors import kernels
 from hansa.core.vectors.fingerprint import checksum
 from hansa.runs.store import io
-from hansa.runs.store.base import DTYPES, dtype_name, hash_header, row_bytes, row_digest
 from hansa.runs.store.io import DamagedFileError
-from hansa.runs.store.row_file import RowEntry, RowFile
+from hansa.runs.store.rows import DTYPES, digest_header, dtype_name, row_bytes, row_digest
 
 DATABASE, ROWS = "run.db", "run.rows"
-FILES = (
-    DATABASE, DATABASE + "-wal", DATABASE + "-shm", DATABASE + "-journal", f"{DATABASE}{io.TEMPORARY_SUFFIX}-journal",
-    ROWS,
-)  # fmt: skip
+_ASIDE = DATABASE + io.TEMPORARY_SUFFIX
+_LOGS = (DATABASE + "-wal", DATABASE + "-shm", DATABASE + "-journal", _ASIDE + "-journal")
+FILES = (DATABASE, *_LOGS, ROWS)
 """Every file that a record may consist of."""
 
-FORMAT = 1
+FORMAT = 2
 LARGE = 1 << 16  # bytes from which a row is kept in the row file
+PIECE = 1 << 17  # bytes of a row read at a time, and checked while in cache
 REMEDY = "Restore it, or use an older checkpoint: `hansa resume --fallback`."
 
+_PAGE = 4096
 _APPLICATION = 0x48414E53
 _SCHEMA = (
-    "CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID",
-    "CREATE TABLE checkpoints (round INTEGER PRIMARY KEY, meta TEXT, state TEXT, digest BLOB)",
-    "CREATE TABLE clients (round INTEGER PRIMARY KEY, content BLOB)",
-    "CREATE TABLE rounds (round INTEGER PRIMARY KEY, record TEXT, clients BLOB, digest BLOB)",
+    "CREATE TABLE about (record TEXT, head TEXT)",
+    "CREATE TABLE checkpoints (round INTEGER PRIMARY KEY, head TEXT, state TEXT, digest BLOB)",
+    "CREATE INDEX replaced ON vectors (died) WHERE died IS NOT NULL",
+    "CREATE TABLE rounds (round INTEGER PRIMARY KEY, record TEXT, digest BLOB, sha BLOB, clients BLOB)",
     "CREATE TABLE vectors (id INTEGER PRIMARY KEY, kind TEXT, client INTEGER, name TEXT, born INTEGER, died INTEGER, "
     "dtype TEXT, shape TEXT, place INTEGER, crc INTEGER, sha BLOB, seal BLOB, content BLOB)",
 )
-_COLUMNS = "id, kind, client, name, born, died, dtype, shape, place, crc, sha, seal"
 _WAIT = 600.0  # seconds to wait for a reader, where readers block writers
 _LIMIT = 1 << 30  # bytes of one value
 _PARSING = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError, MemoryError)
@@ -75,10 +74,125 @@ _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "lust
 class Head(NamedTuple):
     """The end of a record: its rounds and their chained digest; the generation of rows and the sum of their seals."""
 
-    rounds: int
-    chain: bytes
-    generation: int
-    sum: int
+    rounds: int = 0
+    chain: str = ""
+    generation: int = 0
+    sum: int = 0
+
+    def sealed(self, identity: str) -> str:
+        """Return the text in which the head of a record is stored."""
+        return json.dumps([*self, io.sha256(json.dumps([identity, *self]).encode())])
+
+
+class RowEntry(NamedTuple):
+    """A row of the database, its checksums, and its place in the row file if it is kept there.
+
+    ``born`` is the generation that wrote it; ``sha`` covers the content, ``seal`` all of the entry and the record.
+    """
+
+    id: int
+    kind: str
+    client: int
+    name: str
+    born: int
+    dtype: str
+    shape: tuple[int, ...]
+    place: int | None
+    crc: int
+    sha: bytes
+    seal: bytes = b""
+
+    def sealed(self, identity: str) -> RowEntry:
+        """Return the entry with the seal that it has in a record."""
+        return self._replace(seal=hashlib.sha256(json.dumps([identity, *self[1:9]]).encode() + self.sha).digest())
+
+    @property
+    def length(self) -> int:
+        return torch.Size(self.shape).numel()
+
+    @property
+    def nbytes(self) -> int:
+        return self.length * DTYPES[self.dtype].itemsize
+
+    def __str__(self) -> str:
+        if self.kind == "client":
+            return f"client {self.client}, row {self.name!r} of round {self.born - 1}"
+        return f"{self.kind} {self.client}, {self.name!r}"
+
+
+class RowFile:
+    """The slots of the file of large rows. A slot is used again only when nothing needs its row."""
+
+    def __init__(self, path: Path, *, writing: bool) -> None:
+        self.path, self._writing = path, writing
+        self._file: io.File | None = None
+        self._used: dict[int, int] = {}  # the size of the slot at each place
+        self._gaps: list[tuple[int, int]] = []  # (place, length) in order
+        self._end = 0
+        self._freed: list[int] = []
+        self._unsynced = False
+        self._opening = Lock()
+
+    def reserve(self, used: Iterable[tuple[int, int]]) -> None:
+        """Mark these places of these sizes as used, and everything between them as free."""
+        self._used, self._gaps, self._end = dict(used), [], 0
+        for place, size in sorted(self._used.items()):
+            if place > self._end:
+                self._gaps.append((self._end, place - self._end))
+            self._end = max(self._end, place + _slot(size))
+
+    def put(self, data: memoryview) -> int:
+        """Write a row into the first gap that is large enough, or at the end; return its place."""
+        size = _slot(len(data))
+        for index, (place, length) in enumerate(self._gaps):
+            if length >= size:
+                self._gaps[index : index + 1] = [(place + size, length - size)] if length > size else []
+                break
+        else:
+            place, self._end = self._end, self._end + size
+        self._used[place] = len(data)
+        self.file().write(place, data)
+        self._unsynced = True
+        return place
+
+    def free(self, place: int) -> None:
+        """Free the slot of a deleted row at the next `release`."""
+        self._freed.append(place)
+
+    def release(self) -> None:
+        """Let later rows use the slots that were freed, after the transaction that freed them."""
+        if self._freed:
+            for place in self._freed:
+                del self._used[place]
+            self._freed = []
+            self.reserve(self._used.items())
+
+    def sync(self) -> None:
+        """Make every row written since the last sync durable."""
+        if self._unsynced:
+            self.file().sync()
+        self._unsynced = False
+
+    def file(self) -> io.File:
+        """Return the open file."""
+        with self._opening:
+            if self._file is None:
+                created = self._writing and not self.path.exists()
+                self._file = io.File(self.path, reading=not self._writing)
+                if created:
+                    io.sync_folder(self.path.parent)
+            return self._file
+
+    def close(self) -> None:
+        """Close the file. It can still be read."""
+        if self._file is not None:
+            self._file.close()
+        self._file, self._writing = None, False
+
+
+def _slot(size: int) -> int:
+    """Return the size of the slot of a row."""
+    return max(1, -(-size // _PAGE)) * _PAGE
 
 
 class Database:
@@ -97,22 +211,21 @@ class Database:
         self.durable, self.writing, self._shared = durable, writing, shared
         self.usable, self._writing_rows, self._version = True, False, -1
         self._copied: TemporaryDirectory[str] | None = None
-        self._lock = threading.RLock()
         self._process = os.getpid()
+        self._verified: set[bytes] = set()  # the seals of rows whose SHA-256 was checked, or that were written here
+        self.rows = RowFile(self.path.with_name(ROWS), writing=writing)
+        self._open_connection: sqlite3.Connection | None = None
         if not self.path.is_file():
             raise DamagedFileError(f"{self.path} is missing. Restore it.")
-        self._open_connection: sqlite3.Connection | None = None
-        self._hold(self._connect_writer() if writing else self._connect_reader())
+        self._hold(self._connect())
         try:
             self._check_schema()
             with self.checked():
-                about = dict(self.execute("SELECT name, value FROM about").fetchall())
-                self.identity = _text(about["record"])
-                self._head = self._parse_head(_text(about["head"]))
+                self.identity, head = self.execute("SELECT record, head FROM about").fetchone()
+                self.head = self.parse_head(head)
                 self._inode = os.stat(self.path).st_ino
-            self.rows = RowFile(self.path.with_name(ROWS), writing=writing)
             if writing:
-                self.reserve_slots()
+                self._reserve_slots()
         except BaseException:
             self.close()
             raise
@@ -123,41 +236,34 @@ class Database:
         path = Path(folder) / DATABASE
         for name in FILES:
             io.remove(path.with_name(name))
-        cls._write_new(path, secrets.token_hex(16), Head(0, b"", 0, 0), {})
+        cls._write(path, secrets.token_hex(16), Head(), {})
+        io.rename(path.with_name(_ASIDE), path)
+
+    @classmethod
+    def ensure(cls, folder: Path) -> None:
+        """Create the database of a folder that has none; one that was lost is not replaced."""
+        if not os.path.lexists(folder / DATABASE):
+            if os.path.lexists(folder / ROWS):
+                raise DamagedFileError(f"{folder / DATABASE} is missing. Restore it from a backup.")
+            cls.create(folder)
 
     @staticmethod
-    def _write_new(
-        path: Path,
-        identity: str,
-        head: Head,
-        content: Mapping[str, Iterable[tuple[Any, ...]]],
-        old: Database | None = None,
-    ) -> None:
-        """Write a database with this content, in the place of an ``old`` one, which is closed."""
-        aside = path.with_name(path.name + io.TEMPORARY_SUFFIX)
-        for suffix in ("", "-journal"):
-            io.remove(aside.with_name(aside.name + suffix))
-        with _named(aside):
-            connection = sqlite3.connect(aside, isolation_level=None)
-            try:
-                connection.execute(f"PRAGMA synchronous={io.synchronous()}")
-                connection.execute(f"PRAGMA application_id={_APPLICATION}")
-                connection.execute(f"PRAGMA user_version={FORMAT}")
-                connection.execute("BEGIN")
-                for statement in _SCHEMA:
-                    connection.execute(statement)
-                about = [("record", identity), ("head", _format_head(identity, head))]
-                for table, rows in {"about": about, **content}.items():
-                    for row in rows:
-                        connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
-                io.commit(connection, aside)
-            finally:
-                connection.close()
-        if old is not None:
-            old.close()
-        for suffix in ("-wal", "-shm", "-journal"):  # a log of the old database must not be applied to the new one
-            io.remove(path.with_name(path.name + suffix), sync=True)
-        io.rename(aside, path)
+    def _write(path: Path, identity: str, head: Head, content: Mapping[str, Iterable[tuple[Any, ...]]]) -> None:
+        """Write a database with this content under a temporary name."""
+        aside = path.with_name(_ASIDE)
+        for name in (_ASIDE, _ASIDE + "-journal"):
+            io.remove(path.with_name(name))
+        with _named(aside), closing(sqlite3.connect(aside, isolation_level=None)) as connection:
+            connection.execute(f"PRAGMA synchronous={io.disk().synchronous}")
+            connection.execute(f"PRAGMA application_id={_APPLICATION}")
+            connection.execute(f"PRAGMA user_version={FORMAT}")
+            connection.execute("BEGIN")
+            for statement in sorted(_SCHEMA, key=lambda text: "INDEX" in text):
+                connection.execute(statement)
+            for table, rows in {"about": [(identity, head.sealed(identity))], **content}.items():
+                for row in rows:
+                    connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+            io.disk().commit(connection)
 
     def salvage(self, head: Head, content: Mapping[str, tuple[str, list[Any]]]) -> None:
         """Write the database anew with the rows that conditions select, table by table, and close it."""
@@ -166,7 +272,13 @@ class Database:
                 table: (tuple(row) for row in self.execute(f"SELECT * FROM {table} WHERE {where}", values))
                 for table, (where, values) in content.items()
             }
-            self._write_new(self.path, self.identity, head, tables, self)
+            self._write(self.path, self.identity, head, tables)
+        self.close()
+        for name in _LOGS:  # a log of the old database must not be applied to the new one
+            io.remove(self.path.with_name(name), sync=True)
+        io.rename(self.path.with_name(_ASIDE), self.path)
+
+    # --- connections ----------------------------------------------------------------------------------------------
 
     def _hold(self, connection: sqlite3.Connection) -> sqlite3.Connection:
         self._open_connection = _connections[id(connection)] = connection
@@ -177,66 +289,51 @@ class Database:
         """The connection; after `close` another one, for reading."""
         if os.getpid() != self._process:
             raise HansaError(f"{self.path}: opened by another process. Open it again in this one.")
-        return self._open_connection or self._hold(self._connect_reader())
+        return self._open_connection or self._hold(self._connect())
 
-    @property
-    def head(self) -> Head:
-        """The head; while a round is written it includes that round."""
-        return self._head
-
-    def _connect_writer(self) -> sqlite3.Connection:
+    def _connect(self) -> sqlite3.Connection:
         with _named(self.path):
-            connection = self._open("rw")
+            wal = self.writing and self._shared and not _is_network_file(self.path)
             try:
-                mode = "WAL" if self._shared and not _is_network_file(self.path) else "DELETE"
-                try:
-                    found = connection.execute(f"PRAGMA journal_mode={mode}").fetchone()[0]
-                    connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-                except sqlite3.OperationalError:  # a file system without shared memory
-                    connection.close()
-                    connection = self._open("rw")
-                    found = connection.execute("PRAGMA journal_mode=DELETE").fetchone()[0]
-                level = io.synchronous() if self.durable else "OFF"
-                # a rollback journal is deleted to commit, and FULL does not sync its folder
-                connection.execute(f"PRAGMA synchronous={'EXTRA' if level == 'FULL' and found != 'wal' else level}")
-                connection.execute("PRAGMA journal_size_limit=67108864")
-                return connection
-            except BaseException:
-                connection.close()
-                raise
-
-    def _connect_reader(self) -> sqlite3.Connection:
-        connection = None
-        with _named(self.path):
-            try:
-                connection = self._open("ro")
-                connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-                return connection
+                return self._open(self.path, "WAL" if wal else "DELETE" if self.writing else None)
             except sqlite3.OperationalError as error:
-                if connection is not None:
-                    connection.close()
+                if wal:  # a file system without shared memory
+                    return self._open(self.path, "DELETE")
                 # the log of a killed run in a folder that cannot be written to has no index: read a copy
-                if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+                if self.writing or error.sqlite_errorcode & 0xFF not in _UNREADABLE:
                     raise
             self._copied = TemporaryDirectory(prefix="hansa-record-")
             copy = Path(self._copied.name) / DATABASE
-            for suffix in ("", "-wal", "-journal"):
-                with suppress(FileNotFoundError):
-                    shutil.copyfile(self.path.with_name(DATABASE + suffix), copy.with_name(DATABASE + suffix))
-            return self._open("rw", copy)
+            for name in (DATABASE, *_LOGS):
+                if not name.endswith("-shm"):
+                    with suppress(FileNotFoundError):
+                        shutil.copyfile(self.path.with_name(name), copy.with_name(name))
+            return self._open(copy)
 
-    def _open(self, mode: str, path: Path | None = None) -> sqlite3.Connection:
-        where = quote(os.fsencode((path or self.path).absolute()))
+    def _open(self, path: Path, journal: str | None = None) -> sqlite3.Connection:
+        """Open a file to write with a journal of this kind, or to read; its log has been read then."""
+        where, mode = quote(os.fsencode(path.absolute())), "ro" if journal is None and path == self.path else "rw"
         connection = sqlite3.connect(
             f"file:{where}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False, timeout=_WAIT
         )
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LIMIT)
-        connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-        for pragma in ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "temp_store=MEMORY"):
-            connection.execute(f"PRAGMA {pragma}")
-        if not self.writing:
-            connection.execute("PRAGMA query_only=ON")
-        return connection
+        try:
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LIMIT)
+            connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+            for pragma in ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "temp_store=MEMORY"):
+                connection.execute(f"PRAGMA {pragma}")
+            if journal is None:
+                connection.execute("PRAGMA query_only=ON")
+            else:
+                found = connection.execute(f"PRAGMA journal_mode={journal}").fetchone()[0]
+                level = io.disk().synchronous if self.durable else "OFF"
+                # a rollback journal is deleted to commit, and FULL does not sync its folder
+                connection.execute(f"PRAGMA synchronous={'EXTRA' if level == 'FULL' and found != 'wal' else level}")
+                connection.execute("PRAGMA journal_size_limit=67108864")
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+            return connection
+        except BaseException:
+            connection.close()
+            raise
 
     def _check_schema(self) -> None:
         """Refuse everything but our tables: a foreign file may have views and triggers."""
@@ -255,39 +352,62 @@ class Database:
         """Refuse a database whose pages are damaged."""
         with self.checked():
             (answer,) = self.execute("PRAGMA quick_check(1)").fetchone()
-        if answer != "ok":
-            raise DamagedFileError(f"{self.path} is damaged: {str(answer)[:200]}. {REMEDY}")
+            if answer != "ok":
+                raise ValueError(answer)
 
     def check_present(self) -> None:
         """Refuse to go on if the files were deleted or replaced; the system would write to files without a name."""
+        with suppress(FileNotFoundError):
+            if os.stat(self.path).st_ino == self._inode:
+                return
+        raise HansaError(
+            f"{self.path.parent}: deleted or replaced while the run was active; what was recorded in it is lost. "
+            "Start the run again."
+        )
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process opened the database, and has not closed it."""
+        return os.getpid() == self._process and self._open_connection is not None
+
+    def close(self) -> None:
+        """Close the database: what was not committed is undone, and one plain file remains. It can still be read."""
+        connection = self._open_connection
+        if connection is None or os.getpid() != self._process:
+            return
+        self._open_connection = None
+        del _connections[id(connection)]
+        self.usable = False
+        self.rows.close()
         try:
-            same = os.stat(self.path).st_ino == self._inode
-        except FileNotFoundError:
-            same = False
-        if not same:
-            folder = self.path.parent
-            raise HansaError(
-                f"{folder}: deleted or replaced while the run was active; what was recorded in it is lost. "
-                "Start the run again."
-            )
+            with suppress(sqlite3.Error):
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                if self.writing:
+                    connection.execute("PRAGMA busy_timeout=2000")
+                    connection.execute("PRAGMA journal_mode=DELETE")
+        finally:
+            self.writing = False
+            connection.close()
+            if self._copied is not None:
+                self._copied.cleanup()
+                self._copied = None
+
+    def __del__(self) -> None:
+        if hasattr(self, "_open_connection"):
+            self.close()
 
     # --- transactions ---------------------------------------------------------------------------------------------
 
     def execute(self, statement: str, values: Iterable[Any] = ()) -> sqlite3.Cursor:
         """Execute one statement; errors are those of sqlite3, which `checked` translates."""
-        with self._lock:
-            return self._connection.execute(statement, tuple(values))
+        return self._connection.execute(statement, tuple(values))
 
     @contextmanager
     def checked(self) -> Iterator[None]:
         """Name the file in errors of SQLite and in errors of what is parsed."""
-        with _named(self.path):
-            try:
-                yield
-            except _PARSING as error:
-                if isinstance(error, HansaError):
-                    raise
-                raise DamagedFileError(f"{self.path} is damaged: {str(error)[:200]}. {REMEDY}") from error
+        with _named(self.path, _PARSING):
+            yield
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -298,8 +418,7 @@ class Database:
         with self.checked():
             self.execute("BEGIN")
             try:
-                about = dict(self.execute("SELECT name, value FROM about").fetchall())
-                self._head = self._parse_head(_text(about["head"]))
+                self.head = self.parse_head(self.execute("SELECT head FROM about").fetchone()[0])
                 yield
             finally:
                 with suppress(sqlite3.Error):
@@ -314,7 +433,7 @@ class Database:
         self.check_usable()
         self.usable, self._writing_rows = False, True
         try:
-            with _named(self.path), self._lock:
+            with _named(self.path):
                 if not self._connection.in_transaction:
                     self.execute("BEGIN IMMEDIATE")
                 yield
@@ -327,64 +446,24 @@ class Database:
         if not self.usable:
             raise HansaError(f"{self.path.parent}: an earlier write failed or the record was closed. Open it again.")
 
-    def set_head(self, **changes: Any) -> None:
-        """Change the head within the transaction."""
-        self._head = self._head._replace(**changes)
-        self.execute("UPDATE about SET value = ? WHERE name = 'head'", [_format_head(self.identity, self._head)])
-
-    @property
-    def is_mine(self) -> bool:
-        """Whether this process opened the database, and has not closed it."""
-        return os.getpid() == self._process and self._open_connection is not None
-
-    def see_others(self) -> None:
-        """Find the slots that other processes have used, within the transaction that will use more."""
-        version = self.execute("PRAGMA data_version").fetchone()[0]
-        if version != self._version:
-            self._version = version
-            self.reserve_slots()
-
     def commit(self) -> None:
         """Make everything that was written durable: first the row file, then the database."""
         with self.writing_rows():
             if self.durable:
                 self.rows.sync()
-            io.commit(self._connection, self.path)
-            self.rows.release_freed()
+            io.disk().commit(self._connection)
+            self.rows.release()
 
-    def close(self) -> None:
-        """Close the database: what was not committed is undone, and one plain file remains. It can still be read."""
-        connection = self._open_connection
-        if connection is None or os.getpid() != self._process:
-            return
-        self._open_connection = None
-        del _connections[id(connection)]
-        self.usable = False
-        try:
-            if hasattr(self, "rows"):
-                self.rows.close()
-            with suppress(sqlite3.Error):
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                if self.writing:
-                    connection.execute("PRAGMA busy_timeout=2000")
-                    io.settle(connection)
-        finally:
-            self.writing = False
-            connection.close()
-            if self._copied is not None:
-                self._copied.cleanup()
-                self._copied = None
+    def set_head(self, **changes: Any) -> None:
+        """Change the head within the transaction."""
+        self.head = self.head._replace(**changes)
+        self.execute("UPDATE about SET head = ?", [self.head.sealed(self.identity)])
 
-    def __del__(self) -> None:
-        if hasattr(self, "_open_connection"):
-            self.close()
-
-    def _parse_head(self, text: str) -> Head:
-        rounds, chain, generation, total, seal = text.split(" ")
-        head = Head(int(rounds), bytes.fromhex(chain), int(generation), int(total, 16))
-        if _format_head(self.identity, head).rpartition(" ")[2] != seal:
-            raise DamagedFileError(f"{self.path} is damaged: its head was changed. {REMEDY}")
+    def parse_head(self, text: str) -> Head:
+        """Return a head from its text; errors are those of parsing."""
+        head = Head(*json.loads(text)[:4])
+        if head.sealed(self.identity) != text:
+            raise ValueError("its head was changed")
         return head
 
     # --- rows -----------------------------------------------------------------------------------------------------
@@ -393,93 +472,128 @@ class Database:
         """Write a row: into the database, or into a free slot of the row file. ``sha`` is its `row_digest`."""
         data = row_bytes(row)
         dtype, shape = dtype_name(row.dtype), tuple(row.shape)
-        crc, digest = checksum(data), bytes.fromhex(row_digest(row) if sha is None else sha)
         large = len(data) >= LARGE
         place = self.rows.put(data) if large else None
-        entry = RowEntry(0, kind, client, name, born, dtype, shape, place, crc, digest)
+        digest = bytes.fromhex(row_digest(row) if sha is None else sha)
+        entry = RowEntry(0, kind, client, name, born, dtype, shape, place, checksum(data), digest).sealed(self.identity)
+        values = (*entry[1:6], json.dumps(shape), *entry[7:], None if large else bytes(data))
         cursor = self.execute(
             "INSERT INTO vectors (kind, client, name, born, dtype, shape, place, crc, sha, seal, content) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (kind, client, name, born, dtype, json.dumps(shape), place, crc, entry.sha, self.seal(entry),
-             None if large else bytes(data)),
-        )  # fmt: skip
+            values,
+        )
+        self._verified.add(entry.seal)
         return entry._replace(id=cursor.lastrowid or 0)
 
-    def delete(self, entries: Iterable[RowEntry]) -> None:
-        """Delete rows. Their slots are used again after the commit."""
-        for entry in entries:
-            self.execute("DELETE FROM vectors WHERE id = ?", [entry.id])
-            self.rows.forget(entry)
+    def delete(self, where: str, values: Iterable[Any] = ()) -> None:
+        """Delete the rows that a condition selects. Their slots are used again after the commit."""
+        statement = f"DELETE FROM vectors WHERE {where} RETURNING place, seal"
+        for place, seal in self.execute(statement, values).fetchall():
+            self._verified.discard(seal)
+            if place is not None:
+                self.rows.free(place)
 
-    def seal(self, entry: RowEntry) -> bytes:
-        """Return the SHA-256 over the record, the key and the content of a row."""
-        key = [self.identity, *entry[1:9]]
-        return hashlib.sha256(json.dumps(key).encode() + entry.sha).digest()
-
-    def entries(self, where: str, values: Iterable[Any] = ()) -> list[tuple[RowEntry, int | None]]:
-        """Return the rows that a condition selects, each with the generation in which it was replaced."""
+    def entries(self, where: str, values: Iterable[Any] = ()) -> list[RowEntry]:
+        """Return the rows that a condition selects."""
         found = []
         with self.checked():
-            for fields in self.execute(f"SELECT {_COLUMNS} FROM vectors WHERE {where} ORDER BY id", values):
-                number, kind, client, name, born, died, dtype, shape, place, crc, sha, seal = fields
-                entry = RowEntry(number, kind, client, name, born, dtype, tuple(json.loads(shape)), place, crc, sha)
-                if self.seal(entry) != seal or dtype not in DTYPES:
-                    raise DamagedFileError(f"{self.path} is damaged: {entry}: its seal does not match. {REMEDY}")
-                found.append((entry, None if died is None else int(died)))
+            columns = "id, kind, client, name, born, dtype, shape, place, crc, sha, seal"
+            for *fields, seal in self.execute(f"SELECT {columns} FROM vectors WHERE {where} ORDER BY id", values):
+                fields[6] = tuple(json.loads(fields[6]))
+                entry = RowEntry(*fields).sealed(self.identity)
+                if entry.seal != seal or entry.dtype not in DTYPES:
+                    raise ValueError(f"{entry}: its seal does not match")
+                found.append(entry)
         return found
 
     def get(self, entry: RowEntry, into: Tensor | None = None, *, quick: bool = False) -> Tensor:
-        """Read a row, checked by SHA-256; with ``quick`` by CRC-32 if its SHA-256 has been checked before."""
-        if entry.place is not None:
-            return self.rows.get(entry, into, quick=quick)
-        with self.checked():
-            found = self.execute("SELECT content FROM vectors WHERE id = ?", [entry.id]).fetchone()
-        content = None if found is None else found[0]
-        if not isinstance(content, bytes) or len(content) != entry.nbytes:
-            raise self.damaged(entry, "its content is missing")
-        if quick and self.rows.is_verified(entry):
-            if checksum(content) != entry.crc:
-                raise self.damaged(entry, "its CRC-32 does not match")
-        elif hashlib.sha256(hash_header(entry.dtype, entry.shape) + content).digest() != entry.sha:
-            raise self.damaged(entry, "its SHA-256 does not match")
-        self.rows.mark_verified(entry)
+        """Read a row, checked by SHA-256; with ``quick`` by CRC-32 if this process has checked or written it before."""
         flat = torch.empty(entry.length, dtype=DTYPES[entry.dtype]) if into is None else into
-        row_bytes(flat)[:] = content
+        view, crc = row_bytes(flat), 0
+        sha = (
+            None if quick and entry.seal in self._verified else hashlib.sha256(digest_header(entry.dtype, entry.shape))
+        )
+        file = None if entry.place is None else self._file_of(entry)
+        if file is None:
+            with self.checked():
+                content = self.execute("SELECT content FROM vectors WHERE id = ?", [entry.id]).fetchone()
+            if content is None or not isinstance(content[0], bytes) or len(content[0]) != entry.nbytes:
+                raise self._damaged(entry, "its content is missing")
+            view[:] = content[0]
+        for start in range(0, entry.nbytes, PIECE):
+            piece = view[start : start + PIECE]
+            if file is not None:
+                file.read_into((entry.place or 0) + start, piece)
+            if sha is not None:
+                sha.update(piece)
+            else:
+                crc = checksum(piece, crc)
+        if sha is not None and sha.digest() != entry.sha:
+            raise self._damaged(entry, "its SHA-256 does not match")
+        if sha is None and crc != entry.crc:
+            raise self._damaged(entry, "its CRC-32 does not match")
+        self._verified.add(entry.seal)
         return flat if into is not None else flat.reshape(entry.shape)
 
-    def damaged(self, entry: RowEntry, why: str) -> DamagedFileError:
+    def dot(self, entries: Sequence[RowEntry], vectors: Tensor, stop: Event) -> Tensor:
+        """Return <row_i, vector_j> of float32 rows of the row file, checked as by `get` with ``quick``."""
+        for entry in entries:
+            if entry.seal not in self._verified:
+                self.get(entry)
+        files = [self._file_of(entry) for entry in entries]
+        places = [entry.place or 0 for entry in entries]
+        products, crcs = kernels.file_inner_products(files[0].descriptor, places, vectors, stop)
+        for entry, crc in zip(entries, crcs, strict=True):
+            if crc != entry.crc:
+                raise self._damaged(entry, "its CRC-32 does not match")
+        return products
+
+    def _file_of(self, entry: RowEntry) -> io.File:
+        """Return the row file, which must reach to the end of a row."""
+        if not self.rows.path.exists():
+            raise DamagedFileError(f"{entry}: its file {self.rows.path} is missing. {REMEDY}")
+        file = self.rows.file()
+        missing = (entry.place or 0) + entry.nbytes - file.size()
+        if missing > 0:
+            there = max(0, entry.nbytes - missing)
+            raise self._damaged(entry, f"the file ends after {there} of {entry.nbytes} bytes")
+        return file
+
+    def _damaged(self, entry: RowEntry, why: str) -> DamagedFileError:
         """Return the error for a row that is not what was written."""
-        return DamagedFileError(f"{entry} is damaged: {why} ({self.path}). {REMEDY}")
+        where = str(self.path)
+        if entry.place is not None:
+            where = f"{self.rows.path}, bytes {entry.place} to {entry.place + entry.nbytes}"
+        return DamagedFileError(f"{entry} is damaged: {why} ({where}). {REMEDY}")
 
-    def seals(self, entries: Iterable[RowEntry]) -> int:
-        """Return the sum of the seals of rows."""
-        return sum(int.from_bytes(self.seal(entry), "big") for entry in entries) % (1 << 256)
-
-    def reserve_slots(self) -> None:
+    def _reserve_slots(self) -> None:
         """Find the slots of the row file that are in use."""
         with self.checked():
             used = self.execute("SELECT place, dtype, shape FROM vectors WHERE place IS NOT NULL").fetchall()
-            sizes = [torch.Size(json.loads(shape)).numel() * DTYPES[dtype].itemsize for _, dtype, shape in used]
-            self.rows.reserve((place, size) for (place, _, _), size in zip(used, sizes, strict=True))
+            self.rows.reserve(
+                (place, torch.Size(json.loads(shape)).numel() * DTYPES[dtype].itemsize) for place, dtype, shape in used
+            )
+
+    def see_others(self) -> None:
+        """Find the slots that other processes have used, within the transaction that will use more."""
+        version = self.execute("PRAGMA data_version").fetchone()[0]
+        if version != self._version:
+            self._version = version
+            self._reserve_slots()
 
 
-def _format_head(identity: str, head: Head) -> str:
-    text = f"{head.rounds} {head.chain.hex()} {head.generation} {head.sum:x}"
-    return f"{text} {io.sha256(f'{identity} {text}'.encode())}"
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"expected text, found {type(value).__name__}")
-    return value
+_UNREADABLE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM)
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Translate errors of SQLite: what happened to which file, and what to do."""
+def _named(path: Path, parsing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Translate errors of SQLite, and those of parsing: what happened to which file, and what to do."""
     try:
-        yield
-    except sqlite3.Error as error:
+        with io.named(path):
+            yield
+    except HansaError:
+        raise
+    except tuple[type[Exception], ...]((sqlite3.Error, *parsing)) as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_FULL:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
@@ -487,7 +601,7 @@ def _named(path: Path) -> Iterator[None]:
             raise OSError(errno.EIO, str(error), str(path)) from error
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise HansaError(f"{path}: in use by another process. Wait for it.") from error
-        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+        if code in _UNREADABLE:
             raise HansaError(f"{path}: cannot be opened: {error}. Check the permissions of its folder.") from error
         raise DamagedFileError(f"{path} is damaged: {str(error)[:200]}. {REMEDY}") from error
 

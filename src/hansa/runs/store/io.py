@@ -22,6 +22,7 @@ from hansa.core.errors import HansaError
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 TEMPORARY_SUFFIX = ".part"
+_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 class DamagedFileError(HansaError):
@@ -36,7 +37,7 @@ class Disk:
 
     def open(self, path: Path, fresh: bool = False) -> int:
         """Return a descriptor for reading and writing; the file is created if absent, truncated if ``fresh``."""
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        flags = os.O_RDWR | os.O_CREAT | _FLAGS
         return os.open(path, flags | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) if fresh else flags, 0o666)
 
     def write(self, file: int, offset: int, data: Bytes) -> int:
@@ -50,16 +51,9 @@ class Disk:
     def sync(self, file: int) -> None:
         os.fsync(file)
 
-    def commit(self, connection: Connection, path: Path) -> None:
+    def commit(self, connection: Connection) -> None:
         """Commit a transaction of SQLite."""
         connection.execute("COMMIT")
-
-    def settle(self, connection: Connection) -> None:
-        """Fold the log of a database into it, so that one plain file remains."""
-        connection.execute("PRAGMA journal_mode=DELETE")
-
-    def close(self, file: int) -> None:
-        os.close(file)
 
     def rename(self, source: Path, target: Path) -> None:
         os.replace(source, target)
@@ -97,83 +91,67 @@ def use_disk(disk: Disk) -> Iterator[Disk]:
         _disk = before
 
 
+def disk() -> Disk:
+    """Return the disk in use."""
+    return _disk
+
+
 class File:
     """A file held open for writes at offsets, durable after `sync`."""
 
     def __init__(self, path: Path, fresh: bool = False, *, reading: bool = False) -> None:
         self.path = path
-        with _named(path):
-            flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-            self._file = os.open(path, flags) if reading else _disk.open(path, fresh)
+        with named(path):
+            self.descriptor = os.open(path, os.O_RDONLY | _FLAGS) if reading else _disk.open(path, fresh)
 
     def write(self, offset: int, data: Bytes) -> None:
         """Write all of ``data``, in several calls if necessary."""
         view = memoryview(data).cast("B")
-        with _named(self.path):
+        with named(self.path):
             while len(view):
-                count = _disk.write(self._file, offset, view)
+                count = _disk.write(self.descriptor, offset, view)
                 if count <= 0:
                     raise OSError(errno.EIO, "nothing was written")
                 offset, view = offset + count, view[count:]
 
-    def read_into(self, offset: int, into: memoryview) -> int:
-        """Fill ``into`` from an offset; less than its length only at the end of the file."""
-        done = 0
-        with _named(self.path):
-            while done < len(into):
-                count = _read(self._file, into[done:], offset + done)
+    def read_into(self, offset: int, into: memoryview) -> None:
+        """Fill ``into`` from an offset."""
+        with named(self.path):
+            while len(into):
+                count = _read(self.descriptor, into, offset)
                 if count == 0:
-                    break
-                done += count
-        return done
-
-    @contextmanager
-    def descriptor(self) -> Iterator[int]:
-        """Yield the file descriptor, for native readers."""
-        with _named(self.path):
-            yield self._file
+                    raise OSError(errno.EIO, "the file has become shorter")
+                offset, into = offset + count, into[count:]
 
     def size(self) -> int:
-        return os.fstat(self._file).st_size
+        return os.fstat(self.descriptor).st_size
 
     def sync(self) -> None:
-        with _named(self.path):
-            _disk.sync(self._file)
+        with named(self.path):
+            _disk.sync(self.descriptor)
 
     def close(self) -> None:
-        if self._file >= 0:
-            file, self._file = self._file, -1
-            _disk.close(file)
+        if self.descriptor >= 0:
+            file, self.descriptor = self.descriptor, -1
+            os.close(file)
 
 
-def synchronous() -> str:
-    """Return how SQLite waits for the disk."""
-    return _disk.synchronous
-
-
-def commit(connection: Connection, path: Path) -> None:
-    """Commit a transaction of SQLite, durable on return if the connection is."""
-    with _named(path):
-        _disk.commit(connection, path)
-
-
-def settle(connection: Connection) -> None:
-    """Fold the log of a database into it, if no reader prevents that."""
-    _disk.settle(connection)
+def _read(file: int, into: memoryview, offset: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(file, [into], offset)
+    with _seeking:  # Windows
+        os.lseek(file, offset, os.SEEK_SET)
+        data = os.read(file, len(into))
+    into[: len(data)] = data
+    return len(data)
 
 
 def write_file(path: Path, *chunks: Bytes) -> None:
     """Replace a file by ``chunks`` atomically; durable on return."""
     aside = path.with_name(path.name + TEMPORARY_SUFFIX)
-    write_new(aside, *chunks)
-    rename(aside, path)
-
-
-def write_new(path: Path, *chunks: Bytes) -> None:
-    """Write and sync a file in a temporary folder, which the caller renames."""
-    if path.is_symlink():  # its target is not ours
-        remove(path)
-    file = File(path, fresh=True)
+    if aside.is_symlink():  # its target is not ours
+        remove(aside)
+    file = File(aside, fresh=True)
     try:
         offset = 0
         for chunk in chunks:
@@ -182,11 +160,12 @@ def write_new(path: Path, *chunks: Bytes) -> None:
         file.sync()
     finally:
         file.close()
+    rename(aside, path)
 
 
 def rename(source: Path, target: Path) -> None:
     """Rename and make the new name durable."""
-    with _named(target):
+    with named(target):
         _disk.rename(source, target)
         _disk.sync_folder(target.parent)
 
@@ -201,7 +180,7 @@ def append(path: Path, data: Bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    with _named(path):
+    with named(path):
         _disk.sync_folder(path)
 
 
@@ -216,7 +195,7 @@ def make_folder(path: Path) -> None:
 
 def create_folder(path: Path) -> bool:
     """Create a folder in an existing one, durable on return; return False if the name is taken."""
-    with _named(path):
+    with named(path):
         try:
             _disk.make_folder(path)
         except FileExistsError:
@@ -225,11 +204,21 @@ def create_folder(path: Path) -> bool:
         return True
 
 
+def create_numbered(path: Path) -> Path:
+    """Create a folder of this name, or of the next free one: name, name-2, name-3, ...; return its path."""
+    make_folder(path.parent.absolute())
+    free, number = path, 1
+    while not create_folder(free.absolute()):
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free
+
+
 def remove(path: Path, *, sync: bool = False) -> None:
     """Remove a file or a folder with its content, if it exists. Links are removed, not followed."""
     if not os.path.lexists(path):
         return
-    with _named(path):
+    with named(path):
         if is_folder(path):
             for inside in sorted(path.iterdir()):
                 remove(inside)
@@ -255,10 +244,10 @@ def sha256(*chunks: Bytes) -> str:
     return state.hexdigest()
 
 
-def write_sealed(path: Path, body: dict[str, Any], *, aside: bool = True) -> None:
+def write_sealed(path: Path, body: dict[str, Any]) -> None:
     """Write JSON after a line with its SHA-256."""
     data = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
-    (write_file if aside else write_new)(path, sha256(data).encode() + b"\n", data)
+    write_file(path, sha256(data).encode() + b"\n", data)
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
@@ -275,18 +264,8 @@ def read_sealed(path: Path) -> dict[str, Any]:
     return body
 
 
-def _read(file: int, into: memoryview, offset: int) -> int:
-    if hasattr(os, "preadv"):
-        return os.preadv(file, [into], offset)
-    with _seeking:  # Windows
-        os.lseek(file, offset, os.SEEK_SET)
-        data = os.read(file, len(into))
-    into[: len(data)] = data
-    return len(data)
-
-
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def named(path: Path) -> Iterator[None]:
     """Add the path to system errors that lack it."""
     try:
         yield

@@ -26,37 +26,26 @@ class InUseError(HansaError):
 class FileLock:
     """A lock that is held until `close`, the end of the process, or the deletion of this object.
 
-    If another process holds it, `InUseError` names that process. The file stays after release: removing it would let
-    two processes lock two files of one name.
+    If another process holds it, or replaces the file, `InUseError` names that process. The file stays after release:
+    removing it would let two processes lock two files of one name.
     """
 
     def __init__(self, path: Path) -> None:
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
         self._file = -1
-        file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        self._file = os.open(path, flags, 0o666)
         try:
-            _take(file)
+            _take(self._file, path)
         except OSError:
-            who = describe_holder(path)
-            os.close(file)
+            self.close()
+            who = _holder(path)
             raise InUseError(f"{path.parent} is in use by {who}. Wait for it, or choose another folder.") from None
-        self._file = file
-        self._sign()
-
-    def _sign(self) -> None:
-        """Write the holder into the file, for messages only."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        content = json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": now}) + "\n"
+        signature = json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": now}) + "\n"
         with suppress(OSError):
             os.ftruncate(self._file, 0)
             os.lseek(self._file, 0, os.SEEK_SET)
-            os.write(self._file, content.encode())
-
-    def is_lock_of(self, path: Path) -> bool:
-        """Return whether the file of this name is the locked one, not one that replaced it."""
-        try:
-            return os.path.samestat(os.fstat(self._file), os.stat(path))
-        except OSError:
-            return False
+            os.write(self._file, signature.encode())
 
     def close(self) -> None:
         """Release the lock."""
@@ -68,16 +57,8 @@ class FileLock:
         self.close()
 
 
-def describe_holder(path: Path) -> str:
-    """Return a description of the holder that is written in a lock file."""
-    try:
-        content = json.loads(path.read_bytes()[:1000])
-        return f"process {int(content['process'])} on {str(content['host'])[:100]} since {str(content['since'])[:40]}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another run"
-
-
-def _take(file: int) -> None:
+def _take(file: int, path: Path) -> None:
+    """Lock a file that is still the one of its name, or raise `OSError`."""
     try:
         import fcntl
     except ImportError:
@@ -87,3 +68,14 @@ def _take(file: int) -> None:
         msvcrt.locking(file, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
     else:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if not os.path.samestat(os.fstat(file), os.stat(path)):
+        raise FileNotFoundError(path)
+
+
+def _holder(path: Path) -> str:
+    """Return a description of the holder that is written in a lock file."""
+    try:
+        content = json.loads(path.read_bytes()[:1000])
+        return f"process {int(content['process'])} on {str(content['host'])[:100]} since {str(content['since'])[:40]}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another run"
