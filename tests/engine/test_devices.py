@@ -113,10 +113,11 @@ def test_training_stays_on_its_device_and_comes_home(name, monkeypatch):
         assert {vector.device for vector in moved[1][0].values()} == {META}
         (result,) = round._train_there(run.algorithm, *moved, trainer, task.population)
         assert result.changes[0].device == META
-        assert result.mean.device == META
-        round.bring_home(result, torch.device("cpu"))
+        assert result.report.mean.device == META
+        result = round.bring_home(result, torch.device("cpu"))
         score = trainer.evaluate(got, 0, 40)
-    rows = [*result.changes, *result.buffers, result.mean, *result.memory.get(result.clients[0], {}).values()]
+    report = result.report
+    rows = [*result.changes, *result.buffers, report.mean, *report.memory.get(report.clients[0], {}).values()]
     assert {row.device.type for row in rows if row is not None} == {"cpu"}
     assert result.changes[0].shape == got["model"].shape
     assert score.loss_sum is not None
@@ -218,10 +219,9 @@ def test_everything_that_leaves_a_client_crosses_over(monkeypatch):
 
     def train(algorithm, orders, got, trainer, population):
         crossed.append(1)
-        results = round._train_there(algorithm, *round.to_device(torch.device("cpu"), orders, got), trainer, population)
-        for result in results:
-            round.bring_home(result, torch.device("cpu"))
-        return results
+        moved = round.to_device(torch.device("cpu"), orders, got)
+        results = round._train_there(algorithm, *moved, trainer, population)
+        return [round.bring_home(result, torch.device("cpu")) for result in results]
 
     method = METHODS["scaffold, clip"]
     expected = Run(method, task).advance(2)

@@ -159,7 +159,7 @@ def test_a_device_without_float64_computes_the_spread_on_the_host(name, monkeypa
         trainer = task.trainer(torch.float32, META)
         (result,) = round._train_there(run.algorithm, *round.to_device(META, [order], [got]), trainer, task.population)
     assert len(result.changes)
-    assert result.mean is not None
+    assert result.report.mean is not None
 
 
 class OnDemand:

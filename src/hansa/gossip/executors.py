@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
@@ -41,7 +42,7 @@ from hansa.gossip.topology import Topology
 from hansa.local.step import LocalStep
 from hansa.local.trainer import BaseTrainer, ClientJobs, DrawRows, LocalResults, Trainer, draw_batches, take_step
 from hansa.local.work import Work
-from hansa.rounds.messages import DroppedClient, Trained, WorkOrder, scoped
+from hansa.rounds.messages import DroppedClient, Report, Trained, WorkOrder, scoped
 from hansa.server import BaseServerTransform
 
 
@@ -87,18 +88,36 @@ def _share_common_step(cohorts: Sequence[Cohort], orders: Sequence[WorkOrder], r
 def _result(
     cohort: Cohort, outcome: CohortOutcome, order: WorkOrder, phase: LocalPhase, samples: Sequence[int]
 ) -> Trained:
-    """Return the result of a cohort that has trained."""
-    result = Trained(exchanges=outcome.exchanges)
+    """Return the result of a cohort that has trained: the surviving reporters' updates, the consensus distance and, if
+    requested, the mean model."""
+    detail = "its parameters became non-finite at step {}; its cluster continued without it"
+    dropped = [DroppedClient(client, "non-finite", detail.format(step)) for client, step in outcome.dropped]
+    peer_bytes = Counter[int]()
     if not cohort.mixing.keep_local_models:
-        alive = len(cohort.mixer.positions) + len(outcome.dropped)
-        result.peer_bytes = _forwarded_bytes(order, alive, cohort.start)
-    result.peer_bytes.update(outcome.peer_bytes)
-    for client, step in outcome.dropped:
-        detail = f"its parameters became non-finite at step {step}; its cluster continued without it"
-        result.dropped.append(DroppedClient(client, "non-finite", detail))
-    if cohort.mixer.positions:
-        _add_updates(cohort, outcome, order, result, phase, samples)
-    return result
+        peer_bytes = _forwarded_bytes(order, len(cohort.mixer.positions) + len(dropped), cohort.start)
+    peer_bytes.update(outcome.peer_bytes)
+    report = Report.on(order, dropped=tuple(dropped), peer_bytes=dict(peer_bytes), exchanges=outcome.exchanges)
+    if not cohort.mixer.positions:
+        return Trained(report)
+    dim, positions = cohort.dim, cohort.reporting_positions()
+    clients = [cohort.clients[position] for position in positions]
+    outcome.finish(cohort)
+    deltas, buffers = outcome.deltas or [], list[Vector]()
+    if cohort.start.numel() > dim:
+        deltas, buffers = [delta[:dim] for delta in deltas], [delta[dim:] for delta in deltas]
+    memory: dict[int, Vectors] = {}
+    for position, client in zip(positions, clients, strict=True):
+        if own := _memory(cohort, outcome, client, position):
+            size, before = min(order.works[0].batch_size, samples[client]), order.memory.get(client, {})
+            memory[client] = own | phase.memory_of_place(samples[client], size, outcome.taken[client], before)
+    loss = math.fsum(outcome.losses) / len(outcome.losses) if outcome.losses else None
+    report = replace(
+        report, clients=clients, losses=[loss] * len(clients), memory=memory, info={"consensus": outcome.spread}
+    )
+    if order.mean:
+        mean, trained = outcome.rows.mean(cohort.mixer).to(cohort.start), len(cohort.mixer.positions)
+        report = replace(report, mean=mean, trained=trained)
+    return Trained(report, deltas, buffers)
 
 
 def _new_cohort(
@@ -269,36 +288,6 @@ def _forwarded_bytes(order: WorkOrder, alive: int, start: Vector) -> Counter[int
         if share:
             sent[client] += share * size
     return sent
-
-
-def _add_updates(
-    cohort: Cohort,
-    outcome: CohortOutcome,
-    order: WorkOrder,
-    result: Trained,
-    phase: LocalPhase,
-    samples: Sequence[int],
-) -> None:
-    """Add the surviving reporters' updates, the consensus distance and, if requested, the mean model."""
-    dim, positions = cohort.dim, cohort.reporting_positions()
-    loss = math.fsum(outcome.losses) / len(outcome.losses) if outcome.losses else None
-    outcome.finish(cohort)
-    deltas = outcome.deltas or []
-    result.clients, result.losses = [cohort.clients[position] for position in positions], [loss] * len(positions)
-    result.changes = deltas
-    if cohort.start.numel() > dim:
-        result.changes, result.buffers = [delta[:dim] for delta in deltas], [delta[dim:] for delta in deltas]
-    for position, client in zip(positions, result.clients, strict=True):
-        memory = _memory(cohort, outcome, client, position)
-        if memory:
-            size = min(order.works[0].batch_size, samples[client])
-            before = order.memory.get(client, {})
-            memory |= phase.memory_of_place(samples[client], size, outcome.taken[client], before)
-            result.memory[client] = memory
-    result.info["consensus"] = outcome.spread
-    if order.mean:
-        result.mean = outcome.rows.mean(cohort.mixer).to(cohort.start)
-        result.trained = len(cohort.mixer.positions)
 
 
 def _memory(cohort: Cohort, outcome: CohortOutcome, client: int, position: int) -> Vectors:

@@ -14,7 +14,7 @@ import torch
 from hansa.aggregate import BaseAggregator
 from hansa.aggregate.base import Combined, Participants, RunningAggregate
 from hansa.aggregate.mean import RunningMean
-from hansa.algorithm import Algorithm, Channel
+from hansa.algorithm import Algorithm
 from hansa.compress import Packet
 from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
@@ -127,29 +127,14 @@ class Outcome:
     norms: Mapping[int, float]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RoundDiagnostics:
-    """The data of a closed round for diagnostics: norms and losses of the valid updates, each channel's aggregate, the
-    updates by channel if kept, and the mean of all local models if requested."""
-
-    round: int
-    orders: Sequence[WorkOrder]
-    population: Population
-    norms: Mapping[int, float]
-    losses: Mapping[int, float | None]
-    combined: Mapping[str, Vector]
-    updates: Mapping[str, Sequence[Update]]
-    cohorts: Mapping[int, int]
-    mean: Vectors | None = None
-
-
 class ClosedRound(NamedTuple):
-    """The state after a round, the client memory to commit with it, the outcome, and the data for diagnostics."""
+    """The state after a round, the client memory to commit with it, the outcome, and, for diagnostics, the aggregation
+    that made them; None if no update was applied."""
 
     state: ServerState
     memory: dict[int, Vectors]
     outcome: Outcome
-    diagnostics: RoundDiagnostics | None
+    aggregation: RoundAggregation | None
 
 
 class RoundAggregation:
@@ -192,43 +177,36 @@ class RoundAggregation:
         self.key = key or (orders[0].key if orders else Key(0))
         self.quorum, self.rows = quorum, rows
         self.orders = [order for order in orders if order.reporters]
+        gossips = algorithm.local.mixing is not None
         asked = [client for order in orders for client in order.reporters]
         places: Iterable[int] = range(len(asked))
-        if algorithm.local.mixing is not None:
+        if gossips:
             places = [order.cohort or 0 for order in orders for _ in order.reporters]
-        self._cohorts = dict(zip(asked, places, strict=True))
+        self.cohorts = dict(zip(asked, places, strict=True))
         self.dropped = list(unreachable)
+        self.norms: dict[int, float] = {}
+        self.losses: dict[int, float | None] = {}
+        self.updates: dict[str, list[Update]] = {}
+        """The updates of each channel that are not added as they arrive."""
+        self.combined: dict[str, Combined] = {}
         self._stage_memory = stage_memory
         self._expected = expected_upload(algorithm, state, orders, max_norm) if orders else None
-        self._vectors: dict[str, list[Update]] = {}
         self._running: dict[str, RunningAggregate] = {}
         for name, channel in algorithm.channels.items():
+            begin = with_defaults(channel.aggregate, BaseAggregator).running
             if channel.follows is not None:
                 continue
-            running = None if keep_updates or algorithm.local.mixing is not None else self._start_running(channel)
-            if running is None:
-                self._vectors[name] = []
+            if begin is None or keep_updates or gossips or not self.orders:
+                self.updates[name] = []
             else:
-                self._running[name] = running
-        self._norms: dict[int, float] = {}
-        self._losses: dict[int, float | None] = {}
+                self._running[name] = begin(Participants.of(sorted(asked), self.cohorts, population.samples))
         self._memory: dict[int, Vectors] = {}
         self._up: dict[int, int] = {}
         self._peer: Counter[int] = Counter()
         self._exchanges = 0
         self._steps: dict[tuple[int, int], float] = {}
         self._info: dict[str, list[float]] = {}
-        self._local_mean = LocalModelMean(
-            {name: state.vectors[name] for name in (MODEL, BUFFERS) if name in state.vectors}
-        )
-
-    def _start_running(self, channel: Channel) -> RunningAggregate | None:
-        begin = with_defaults(channel.aggregate, BaseAggregator).running
-        if begin is None or not self.orders:
-            return None
-        cohorts = self._cohorts
-        running: RunningAggregate = begin(Participants.of(sorted(cohorts), cohorts, self.population.samples))
-        return running
+        self._models: tuple[Vector, int] | None = None  # the sum of local models, and their number
 
     @cached_property
     def _order_of(self) -> dict[int, tuple[WorkOrder, Work]]:
@@ -252,20 +230,21 @@ class RoundAggregation:
         self._exchanges = max(self._exchanges, report.exchanges)
         for name, value in report.info.items():
             self._info.setdefault(name, []).append(value)
-        self._local_mean.add(report)
+        self._add_models(report)
         if self._expected is None or not report.clients:
             return
         clients, running = report.clients, self._running.get(MODEL)
-        norms = validate_rows(report, self._expected, self._norms) if isinstance(running, RunningMean) else None
-        if norms is not None:
-            assert isinstance(running, RunningMean)
+        if (
+            isinstance(running, RunningMean)
+            and (norms := validate_rows(report, self._expected, self.norms)) is not None
+        ):
             changes = report.rows[MODEL]
             assert isinstance(changes, torch.Tensor)
-            self._norms.update(zip(clients, norms, strict=True))
-            self._losses.update(zip(clients, report.losses, strict=True))
+            self.norms.update(zip(clients, norms, strict=True))
+            self.losses.update(zip(clients, report.losses, strict=True))
             self._up.update(dict.fromkeys(clients, Packet.of(changes[0]).nbytes))
             for client, memory in report.memory.items():
-                if client in self._norms:
+                if client in self.norms:
                     self._remember(client, memory)
             running.add_rows(clients, changes)
             return
@@ -273,32 +252,50 @@ class RoundAggregation:
         for place in range(len(clients)):
             self._add_upload(report, place, self._expected, several)
 
+    def _add_models(self, report: Report) -> None:
+        """Add the mean of a report's local models, requested for a measure; ignore one that is non-finite or has the
+        wrong size."""
+        mean, size = report.mean, sum(self.state.vectors[name].numel() for name in self._of_model())
+        if mean is not None and report.trained > 0 and mean.shape == (size,) and all_finite(mean):
+            total, count = self._models or (torch.zeros_like(mean, dtype=torch.float64), 0)
+            self._models = total + mean.double() * report.trained, count + report.trained
+
+    def mean_model(self) -> Vectors | None:
+        """Return w' = mean_i w_i over the final local models of all clients of all cohorts, if it was requested."""
+        if self._models is None:
+            return None
+        total, count = self._models
+        like = {name: self.state.vectors[name] for name in self._of_model()}
+        parts = torch.split(total / count, [vector.numel() for vector in like.values()])
+        return {name: part.to(vector.dtype) for (name, vector), part in zip(like.items(), parts, strict=True)}
+
+    def _of_model(self) -> list[str]:
+        return [name for name in (MODEL, BUFFERS) if name in self.state.vectors]
+
     def _add_upload(self, report: Report, place: int, expected: ExpectedUpload, several: Collection[int]) -> None:
         client, loss = report.clients[place], report.losses[place]
         try:
             vectors, norms, nbytes = validate_upload(report, place, expected, several)
-            if client in self._norms:
+            if client in self.norms:
                 raise RefusedUpdate("duplicate", f"client {client} sent more than one update this round")
         except RefusedUpdate as refusal:
             self.dropped.append(DroppedClient(sender_of(client), refusal.reason, refusal.detail))
             return
-        self._norms[client], self._losses[client] = norms[MODEL], loss
+        self.norms[client], self.losses[client] = norms[MODEL], loss
         self._up[client] = 0 if self.algorithm.serverless else sum(nbytes.values())
         self._remember(client, report.memory.get(client, {}))
         for name, decode in vectors.items():
-            self._add(name, self._update(name, client, decode, loss))
+            update = self._update(name, client, decode, loss)
+            if name in self._running:
+                self._running[name].add(update)
+            else:
+                self.updates[name].append(update)
 
     def _remember(self, client: int, memory: Vectors) -> None:
         if memory and self._stage_memory is not None:
             self._stage_memory(client, memory)
         elif memory:
             self._memory[client] = dict(memory)
-
-    def _add(self, name: str, update: Update) -> None:
-        if name in self._running:
-            self._running[name].add(update)
-        else:
-            self._vectors[name].append(update)
 
     def _update(self, name: str, client: int, decode: Callable[[], Vector], loss: float | None) -> Update:
         order, work = self._order_of[client]
@@ -308,7 +305,7 @@ class RoundAggregation:
             pull = with_defaults(phase.solver, BaseSolver).prox_weight
             steps = effective_steps(work.steps, phase.lr_at(order.round), phase.momentum, pull)
             self._steps[work.steps, order.round] = steps
-        samples, cohort = self.population.samples[client], self._cohorts[client]
+        samples, cohort = self.population.samples[client], self.cohorts[client]
         if not self.algorithm.pace.asynchronous:
             return EncodedUpdate(client, cohort, decode, samples, steps, loss)
         staleness = self.state.round - order.round
@@ -327,9 +324,9 @@ class RoundAggregation:
         A round without orders is aggregated if all aggregators accept no updates: ``min_updates`` is 0.
         """
         state = self.state
-        admitted = tuple(sorted(self._norms))
+        admitted = tuple(sorted(self.norms))
         quorum = self.quorum if self.orders else 0
-        needed = max(quorum, min_updates(self.algorithm, max(1, len(self._cohorts))))
+        needed = max(quorum, min_updates(self.algorithm, max(1, len(self.cohorts))))
         if len(admitted) < needed:
             self.dropped += [
                 DroppedClient(client, "quorum", f"{len(admitted)} of {needed} needed") for client in admitted
@@ -339,7 +336,7 @@ class RoundAggregation:
         staleness = tuple(state.round - self._order_of[client][0].round for client in admitted) if stale else ()
         population = state.population_with_stats(self.population)
         ctx = RoundContext(state.round, population, admitted, self.rows, staleness, self.key)
-        combined = {name: self._combine(name, ctx) for name in (*self._vectors, *self._running)}
+        combined = self.combined = {name: self._combine(name, ctx) for name in (*self.updates, *self._running)}
         vectors, server, aggregate, downlink = {}, {}, dict(state.aggregate), {}
         for name, channel in self.algorithm.channels.items():
             before, source = state.vectors[name], name if channel.follows is None else channel.follows
@@ -355,31 +352,20 @@ class RoundAggregation:
         for channel_result in combined.values():
             for client, rows in channel_result.rows.items():
                 self._memory.setdefault(client, {}).update(vectors_to(dict(rows), torch.device("cpu")))
-        heard = ClientStats(**state.heard).updated(self._losses, self._norms)._asdict() if state.heard else {}
+        heard = ClientStats(**state.heard).updated(self.losses, self.norms)._asdict() if state.heard else {}
         after = ServerState(state.round + 1, vectors, server, aggregate, downlink, heard, state.pace)
-        diagnostics = RoundDiagnostics(
-            state.round,
-            self.orders,
-            self.population,
-            self._norms,
-            self._losses,
-            {name: channel_result.vector for name, channel_result in combined.items()},
-            self._vectors,
-            self._cohorts,
-            self._local_mean.result(),
-        )
         outcome = self._outcome(admitted, combined[MODEL].info, applied=True)
-        return ClosedRound(after, self._memory, outcome, diagnostics if admitted else None)
+        return ClosedRound(after, self._memory, outcome, self if admitted else None)
 
     def _combine(self, name: str, ctx: RoundContext) -> Combined:
         state, device = self.state.aggregate[name], self.state.vectors[name].device
         if name in self._running:
             return Combined(self._running[name].vector().to(device), state, {})
-        combined = self.algorithm.channels[name].aggregate.combine(self._vectors[name], state, ctx)
+        combined = self.algorithm.channels[name].aggregate.combine(self.updates[name], state, ctx)
         return combined if combined.vector.device == device else combined._replace(vector=combined.vector.to(device))
 
     def _outcome(self, admitted: tuple[int, ...], info: Mapping[str, Any], *, applied: bool) -> Outcome:
-        losses = [loss for client in admitted if (loss := self._losses[client]) is not None]
+        losses = [loss for client in admitted if (loss := self.losses[client]) is not None]
         means = {name: math.fsum(values) / len(values) for name, values in self._info.items()}
         return Outcome(
             round=self.state.round,
@@ -390,40 +376,11 @@ class RoundAggregation:
             peer_bytes=dict(self._peer),
             exchanges=self._exchanges,
             train_loss=math.fsum(losses) / len(losses) if losses else math.nan,
-            update_norm=math.fsum(self._norms[c] for c in admitted) / len(admitted) if admitted else math.nan,
+            update_norm=math.fsum(self.norms[c] for c in admitted) / len(admitted) if admitted else math.nan,
             info={**means, **info},
-            losses=self._losses,
-            norms=self._norms,
+            losses=self.losses,
+            norms=self.norms,
         )
-
-
-class LocalModelMean:
-    """w' = mean_i w_i over the final local models of all clients of all cohorts, summed as reports arrive."""
-
-    def __init__(self, like: Vectors) -> None:
-        self._like = like
-        self._total: Vector | None = None
-        self._count = 0
-
-    def add(self, report: Report) -> None:
-        """Add a cohort's mean; ignore it if it is non-finite or has the wrong size."""
-        mean = report.mean
-        if mean is None or report.trained < 1:
-            return
-        if mean.shape != (sum(vector.numel() for vector in self._like.values()),) or not all_finite(mean):
-            return
-        weighed = mean.double() * report.trained
-        self._total = weighed if self._total is None else self._total + weighed
-        self._count += report.trained
-
-    def result(self) -> Vectors | None:
-        if self._total is None:
-            return None
-        vectors, at = {}, 0
-        for name, like in self._like.items():
-            vectors[name] = (self._total[at : at + like.numel()] / self._count).to(like.dtype)
-            at += like.numel()
-        return vectors
 
 
 def expected_upload(

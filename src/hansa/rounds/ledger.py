@@ -1,21 +1,14 @@
-"""Communication cost of a run: bytes per round and link, the papers' formulas, and simulated time."""
+"""Communication cost of a run: bytes per round and link, and simulated time."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from fractions import Fraction
 from typing import Any
 
-from hansa.compress.sparse import kept_count
-from hansa.core.errors import (
-    HansaError,
-    check_fraction,
-    check_integer,
-    check_non_negative,
-    invalid_argument,
-    suggestion,
-)
+from hansa.core.errors import HansaError, check_integer, check_non_negative, invalid_argument
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +93,7 @@ class Ledger:
     """Client to client, counted separately: gossip links are cheap."""
     last: RoundBytes | None = None
     """The last round."""
-    _times: list[float] = field(default_factory=list)
+    _seconds: Fraction = Fraction(0)
     sites: dict[str, dict[str, int]] = field(default_factory=dict)
     """Bytes by site of a federation: whole frames down and up, including evaluation and retransmissions, and the gossip
     among its clients, which stays inside the site."""
@@ -117,16 +110,12 @@ class Ledger:
         """Add a round: bytes by client up, down and to peers, and the number of gossip exchanges."""
         seconds = None if self.links is None else self.links.seconds(up, down, peer, exchanges)
         entry = RoundBytes(round, sum(up.values()), sum(down.values()), sum((peer or {}).values()), seconds)
-        self._add(entry)
-        return entry
-
-    def _add(self, entry: RoundBytes) -> None:
         self.up_bytes += entry.up_bytes
         self.down_bytes += entry.down_bytes
         self.peer_bytes += entry.peer_bytes
-        if entry.seconds is not None:
-            self._times = _exact_sum(self._times, entry.seconds)
+        self._seconds += Fraction(entry.seconds or 0.0)
         self.last = entry
+        return entry
 
     def record_sites(self, sites: Mapping[str, Mapping[str, int]]) -> None:
         """Add each site's bytes down, up and among its own clients in the last round.
@@ -148,81 +137,21 @@ class Ledger:
         """The simulated time of all rounds."""
         if self.links is None:
             raise HansaError("Ledger.seconds: no link model. Ledger(links=LinkModel(...)) or afga() gives one.")
-        return math.fsum(self._times)
+        return float(self._seconds)
 
     def state(self) -> dict[str, Any]:
         """Return the totals as a plain tree, without the link model, which is a setting."""
-        last = None if self.last is None else asdict(self.last)
         totals = {name: getattr(self, name) for name in ("up_bytes", "down_bytes", "peer_bytes")}
-        return {**totals, "times": list(self._times), "last": last, "sites": _counts(self.sites)}
+        last = None if self.last is None else asdict(self.last)
+        return {**totals, "last": last, "seconds": str(self._seconds), "sites": _counts(self.sites)}
 
     @classmethod
     def restore(cls, state: Mapping[str, Any], links: LinkModel | None = None) -> Ledger:
-        """Restore a ledger from its ``state``; a state of hansa 0.1 lists all rounds."""
-        if "rounds" in state:
-            ledger = cls(links)
-            for entry in state["rounds"]:
-                ledger._add(RoundBytes(**entry))
-            return ledger
+        """Restore a ledger from its ``state``."""
         last = None if state["last"] is None else RoundBytes(**state["last"])
         up, down, peer = (int(state[name]) for name in ("up_bytes", "down_bytes", "peer_bytes"))
-        return cls(links, up, down, peer, last, list(state["times"]), _counts(state.get("sites", {})))
+        return cls(links, up, down, peer, last, Fraction(state["seconds"]), _counts(state["sites"]))
 
 
 def _counts(sites: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
     return {name: dict(counts) for name, counts in sites.items()}
-
-
-def _exact_sum(parts: list[float], value: float) -> list[float]:
-    """Return non-overlapping numbers whose sum is exactly that of ``parts`` and ``value``, as in `math.fsum`: at most a
-    few dozen, however many were added (Shewchuk 1997).
-
-    >>> math.fsum(_exact_sum(_exact_sum([1e100], 1.0), -1e100))
-    1.0
-    """
-    if not math.isfinite(value) or not all(map(math.isfinite, parts)):
-        return [math.fsum([*parts, value])]
-    partials = []
-    for part in parts:
-        if abs(value) < abs(part):
-            value, part = part, value
-        high = value + part
-        low = part - (high - value)
-        if low:
-            partials.append(low)
-        value = high
-    return [*partials, value]
-
-
-class formulas:
-    """The papers' communication counts, for comparison with measured bytes."""
-
-    @staticmethod
-    def bits(method: str, d: int, T: int, ratio: float | None = None, two_way: bool = False) -> int:
-        """Return the bits of T rounds of one client, both directions ([CAMS] Tables 1 and 2).
-
-        ==============  =======================  ================
-        method          one-way                  two-way
-        ==============  =======================  ================
-        uncompressed    32 d 2T                  32 d 2T
-        sign            (32 + d) T + 32 d T      (32 + d) 2T
-        top_k           32 (2k + d) T            32 2k 2T
-        ==============  =======================  ================
-
-        >>> f"{formulas.bits('sign', 11_173_962, 500):.2e}"
-        '1.84e+11'
-        """
-        check_integer("formulas.bits", "d", d)
-        check_integer("formulas.bits", "T", T, minimum=0)
-        known = ("uncompressed", "sign", "top_k")
-        if method not in known:
-            raise HansaError(f"formulas.bits(method={method!r}): no published formula. {suggestion(method, known)}")
-        full = 32 * d
-        if method == "uncompressed":
-            return full * 2 * T
-        if method == "sign":
-            packet = 32 + d
-        else:
-            check_fraction("formulas.bits", "ratio", ratio, "top_k needs its ratio.")
-            packet = 64 * kept_count(float(ratio or 0), d)
-        return packet * 2 * T if two_way else (packet + full) * T

@@ -8,7 +8,6 @@ packets of each receiver, relative to the version that it holds.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -233,10 +232,14 @@ class Report:
     trained: int = 0
 
     @classmethod
+    def on(cls, order: WorkOrder, **facts: Any) -> Report:
+        """Return a report on an order."""
+        return cls(order.run, order.round, order.base, order.cohort, **facts)
+
+    @classmethod
     def without(cls, order: WorkOrder, reason: str, detail: str) -> Report:
         """Return a report that drops all reporters of an order."""
-        dropped = tuple(DroppedClient(client, reason, detail) for client in order.reporters)
-        return cls(order.run, order.round, order.base, order.cohort, dropped=dropped)
+        return cls.on(order, dropped=tuple(DroppedClient(client, reason, detail) for client in order.reporters))
 
     def packets(self, place: int) -> dict[str, Packet]:
         """Return the packet of one client on each channel."""
@@ -332,22 +335,13 @@ def _float(value: Any) -> float:
     return number
 
 
-@dataclass(slots=True, eq=False)
-class Trained:
-    """What the clients of an order trained, before it is encoded: the change of each reporter's model and buffers, its
-    mean loss, and the facts of a `Report`."""
+class Trained(NamedTuple):
+    """What the clients of an order trained, before it is encoded: a report without uploads, and the change of each
+    reporter's model and buffers."""
 
+    report: Report
     changes: Sequence[Vector] | Vector = ()
-    losses: Sequence[float | None] = ()
-    clients: Sequence[int] = ()
     buffers: Sequence[Vector] = ()
-    memory: dict[int, Vectors] = field(default_factory=dict)
-    dropped: list[DroppedClient] = field(default_factory=list)
-    peer_bytes: Counter[int] = field(default_factory=Counter)
-    exchanges: int = 0
-    info: dict[str, float] = field(default_factory=dict)
-    mean: Vector | None = None
-    trained: int = 0
 
 
 def joined_reports(reports: Sequence[Report]) -> Report:

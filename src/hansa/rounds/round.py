@@ -26,7 +26,6 @@ from hansa.local.work import Work
 from hansa.pace.events import RoundTiming
 from hansa.rounds.aggregation import ClosedRound, RoundAggregation, ServerState
 from hansa.rounds.messages import Broadcast, DroppedClient, Report, Trained, WorkOrder, in_client_order, scoped
-from hansa.rounds.scale_warning import warn_of_dominated_scale
 
 
 class OpenedRound(NamedTuple):
@@ -165,12 +164,7 @@ def client_round(
             detail = "the broadcast does not decode to the model that was sent"
             reports.append(Report.without(order, "base", detail))
             continue
-        result = next(trained)
-        if order.round == 0 and not reports:
-            layout, few = getattr(trainer, "layout", None), 1 if order.cohort is None else len(result.clients)
-            updates = list(zip(result.clients[:few], result.changes[:few], strict=True))
-            warn_of_dominated_scale(algorithm, order.run, updates, layout)
-        reports.append(_report(algorithm, order, got, result))
+        reports.append(_report(algorithm, order, got, next(trained)))
     return reports
 
 
@@ -190,10 +184,7 @@ def _train(
     if elsewhere:
         orders, received = to_device(device, orders, received)
     results = _train_there(algorithm, orders, received, trainer, population)
-    if elsewhere:
-        for result in results:
-            bring_home(result, home)
-    return results
+    return [bring_home(result, home) for result in results] if elsewhere else results
 
 
 def _train_there(
@@ -216,36 +207,40 @@ def _train_alone(
     keep_models = phase.private_blocks is not None or order.mean
     jobs = _jobs(phase, order, got, trainer, population, keep_models=keep_models)
     results = train(trainer, jobs)
-    trained, places = Trained(results.changes, results.losses, order.clients), range(len(order.clients))
+    clients, changes, losses = order.clients, results.changes, results.losses
+    places: Sequence[int] = range(len(clients))
     if results.failures:
-        places = [place for place in places if place not in results.failures]  # type: ignore[assignment]
-        trained = Trained(
-            [results.changes[place] for place in places],
-            [results.losses[place] for place in places],
-            [order.clients[place] for place in places],
-        )
-        trained.dropped = [
-            DroppedClient(order.clients[place], "non-finite", why) for place, why in results.failures.items()
-        ]
+        places = [place for place in places if place not in results.failures]
+        changes, losses = [changes[place] for place in places], [losses[place] for place in places]
+    dropped = [DroppedClient(clients[place], "non-finite", why) for place, why in results.failures.items()]
+    buffers: list[Vector] = []
     if phase.private_blocks is not None:
-        trained.changes = [phase.without_private_blocks(change) for change in trained.changes]
+        changes = [phase.without_private_blocks(change) for change in changes]
     if results.buffers and jobs.buffers is not None:
-        changes = [results.buffers[place] - jobs.buffers[place] for place in places]
-        trained.buffers = [phase.without_private_blocks(change, of_buffers=True) for change in changes]
+        moved = [results.buffers[place] - jobs.buffers[place] for place in places]
+        buffers = [phase.without_private_blocks(change, of_buffers=True) for change in moved]
+    memory: dict[int, Vectors] = {}
     if phase.private_blocks is not None or phase.optimizer_state == "kept" or phase.division.continued:
         for place in places:
-            client, work, y = order.clients[place], order.works[place], results.models[place] if keep_models else None
+            client, work, y = clients[place], order.works[place], results.models[place] if keep_models else None
             after = results.buffers[place] if results.buffers else None
-            trained.memory[client] = {
+            before = order.memory.get(client, {})
+            memory[client] = {
                 **phase.memory_after(jobs.steps[place], y, after),
-                **phase.memory_of_place(
-                    population.samples[client], work.batch_size, work.steps, order.memory.get(client, {})
-                ),
+                **phase.memory_of_place(population.samples[client], work.batch_size, work.steps, before),
             }
+    report = Report.on(
+        order,
+        clients=[clients[place] for place in places] if results.failures else clients,
+        losses=losses,
+        memory=memory,
+        dropped=tuple(dropped),
+    )
     if order.mean and places:
         models = [torch.cat([results.models[place], *results.buffers[place : place + 1]]) for place in places]
-        trained.mean, trained.trained = models[0] if len(models) == 1 else torch.stack(models).mean(0), len(models)
-    return trained
+        mean = models[0] if len(models) == 1 else torch.stack(models).mean(0)
+        report = replace(report, mean=mean, trained=len(models))
+    return Trained(report, changes, buffers)
 
 
 def _jobs(
@@ -307,12 +302,13 @@ def to_device(
     return copied, [once[id(got)] for got in received]
 
 
-def bring_home(result: Trained, home: torch.device) -> None:
+def bring_home(trained: Trained, home: torch.device) -> Trained:
     """Copy a training result to where the server's vectors came from, and the clients' memory to the CPU."""
-    result.changes = [change.to(home) for change in result.changes]
-    result.buffers = [change.to(home) for change in result.buffers]
-    result.memory = {client: vectors_to(rows, torch.device("cpu")) for client, rows in result.memory.items()}
-    result.mean = None if result.mean is None else result.mean.to("cpu")
+    report, cpu = trained.report, torch.device("cpu")
+    memory = {client: vectors_to(rows, cpu) for client, rows in report.memory.items()}
+    report = replace(report, memory=memory, mean=None if report.mean is None else report.mean.to(cpu))
+    changes, buffers = ([change.to(home) for change in each] for each in (trained.changes, trained.buffers))
+    return Trained(report, changes, buffers)
 
 
 def decode_broadcasts(algorithm: Algorithm, order: WorkOrder, base_vectors: Mapping[str, Vector]) -> Vectors | None:
@@ -347,11 +343,11 @@ def close_round(
 
 def _report(algorithm: Algorithm, order: WorkOrder, got: Vectors, trained: Trained) -> Report:
     """Finish the solver's round, and encode the vectors of each channel with its uplink."""
-    phase, clients = algorithm.local, trained.clients
+    phase, clients = algorithm.local, trained.report.clients
     outgoing: dict[str, Any] = {MODEL: trained.changes}
     if trained.buffers:
         outgoing[BUFFERS] = trained.buffers
-    memory = trained.memory
+    memory = dict(trained.report.memory)
     if type(phase.solver).finish is not BaseSolver.finish:
         work_of = dict(zip(order.clients, order.works, strict=True))
         for client, change in zip(clients, trained.changes, strict=True):
@@ -374,22 +370,7 @@ def _report(algorithm: Algorithm, order: WorkOrder, got: Vectors, trained: Train
             packets.append(packet)
             if after:
                 memory.setdefault(client, {}).update({f"{scope}/{row}": value for row, value in after.items()})
-    return Report(
-        order.run,
-        order.round,
-        order.base,
-        order.cohort,
-        clients,
-        rows,
-        trained.losses,
-        {client: kept for client, kept in memory.items() if kept},
-        tuple(trained.dropped),
-        dict(trained.peer_bytes),
-        trained.exchanges,
-        trained.info,
-        trained.mean,
-        trained.trained,
-    )
+    return replace(trained.report, rows=rows, memory={client: kept for client, kept in memory.items() if kept})
 
 
 def _finish(

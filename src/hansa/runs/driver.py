@@ -379,10 +379,10 @@ class Run:
 
     def _diagnostics(self, closed: ClosedRound) -> Record:
         """Return the diagnostics of a closed round, before its memories are committed."""
-        if closed.diagnostics is None:
+        if closed.aggregation is None:
             return {"diversity": math.nan, "aggregate_norm": math.nan}
         measures = self.options.measures
-        return dict(diagnose(self.algorithm, closed.diagnostics, measures, self.store.read, closed.memory, self.key))
+        return dict(diagnose(self.algorithm, closed.aggregation, measures, self.store.read, closed.memory, self.key))
 
     def checkpoint_state(self) -> State:
         """Return the state to checkpoint, without client rows and history."""

@@ -2,11 +2,8 @@
 ``hansa.run(..., measures=[hansa.measures.compression])`` or as a callback."""
 
 from hansa.aggregate.aware import chi_square, diversity, surrogate_diversity
-from hansa.rounds.measures.base import Measure, Probe, take_measures, wants_mean
-from hansa.rounds.measures.compression import compression, gamma, q
-from hansa.rounds.measures.heterogeneity import Heterogeneity, heterogeneity, track_heterogeneity
-from hansa.rounds.measures.local_mean import local_mean_loss
-from hansa.rounds.measures.smoothness import Smoothness, smoothness
+from hansa.rounds.measures.base import Measure, Probe, compression, gamma, local_mean_loss, q, take_measures, wants_mean
+from hansa.rounds.measures.gradients import Heterogeneity, Smoothness, heterogeneity, smoothness, track_heterogeneity
 
 __all__ = [
     "Heterogeneity",

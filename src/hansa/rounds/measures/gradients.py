@@ -1,0 +1,382 @@
+"""Measures of the clients' full gradients: the heterogeneity that the papers' theorems assume bounded, and estimates of
+the smoothness L and of the gradient bound G."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from hansa.aggregate import BaseAggregator, client_weights, diversity
+from hansa.aggregate.base import Weights, check_weights
+from hansa.core.errors import HansaError, check_integer, invalid_argument
+from hansa.core.keys import Key
+from hansa.core.protocols import with_defaults
+from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
+from hansa.local.work import Work
+from hansa.training import TaskLike
+
+PIECE = 500  # samples per gradient evaluation
+MAX_CACHED_NUMBERS = 1 << 25  # entries: above this, the clients' gradients are computed twice instead of cached
+STEP = 1e-4  # of the differences of gradients, times the size of the model; exact for quadratics at any size
+
+
+class ClientGradients:
+    """The full gradients of all clients at one model, in float64."""
+
+    def __init__(self, caller: str, task: TaskLike, at: Vectors | Vector | None, key: Key, dtype: torch.dtype) -> None:
+        start = task.start(key, dtype)
+        vectors: Vectors = start if at is None else {**start, MODEL: at} if isinstance(at, torch.Tensor) else at
+        self.dim = start[MODEL].numel()
+        if vectors[MODEL].shape != start[MODEL].shape:
+            raise HansaError(
+                f"{caller}(at): a vector of shape {tuple(vectors[MODEL].shape)}, the model has ({self.dim},)."
+            )
+        self.trainer = task.trainer(dtype, torch.device("cpu"))
+        self.weighted: Any = getattr(self.trainer, "weighted_gradient", None)
+        self.couples_rows = self.weighted is not None and getattr(task, "loss_sums", True) is None
+        self.is_row_mean = self.weighted is None or getattr(task, "is_row_mean", True)
+        self.piece = min(PIECE, int(getattr(task, "evaluation_batch_size", PIECE)))
+        self.samples, self.key = task.population.samples, key
+        self.model, self.buffers = vectors[MODEL].to(dtype), vectors.get(BUFFERS)
+        self.load(self.model)
+        if hasattr(self.trainer, "module"):
+            self.trainer.module.eval()
+        self.gradients: list[Vector] | None = [] if len(self.samples) * self.dim <= MAX_CACHED_NUMBERS else None
+
+    def load(self, model: Vector) -> None:
+        """Take all further gradients at a model."""
+        self.trainer.load(model, self.buffers)
+
+    def each(self) -> Iterator[tuple[int, Vector]]:
+        if self.gradients:
+            yield from enumerate(self.gradients)
+            return
+        for client in range(len(self.samples)):
+            gradient = self.full(client)
+            if self.gradients is not None:
+                self.gradients.append(gradient)
+            yield client, gradient
+
+    def full(self, client: int) -> Vector:
+        rows = self.rows(client)
+        if rows is None:
+            return self.flat(client, None)
+        total, divisor = torch.zeros(self.dim, dtype=torch.float64), 0.0
+        size = len(rows) if self.couples_rows else self.piece
+        for first in range(0, len(rows), size):
+            weight, gradient = self.piece_gradient(client, rows[first : first + size])
+            if weight:  # without labels that count, there is no gradient
+                total.add_(gradient, alpha=weight)
+                divisor += weight
+        return total / divisor if divisor else total
+
+    def loss(self, client: int) -> float:
+        """Return the mean loss of a client's rows, in pieces weighted by their rows."""
+        rows = self.rows(client)
+        if rows is None:
+            return float(self.trainer.gradient(client, None)[0])
+        size = len(rows) if self.couples_rows else self.piece
+        pieces = [rows[first : first + size] for first in range(0, len(rows), size)]
+        return math.fsum(float(self.trainer.gradient(client, each)[0]) * len(each) for each in pieces) / len(rows)
+
+    def noise(self, client: int, full: Vector, batch_size: int, samples: int | None) -> float:
+        """E||g(batch) - g||^2 for batches without replacement: (n - B)/((n - 1) B) of a single sample's."""
+        rows = self.rows(client)
+        if rows is None or len(rows) == 1:
+            return 0.0
+        n = len(rows)
+        batch = min(batch_size, n)
+        if not self.is_row_mean and batch > 1:
+            return self.noise_of_batches(client, full, batch, n if samples is None else samples)
+        if samples is not None and samples < n:
+            drawn = self.key.child("heterogeneity", client).numpy().choice(n, samples, replace=False, shuffle=False)
+            rows = rows[torch.from_numpy(drawn)]
+        apart = [square(self.flat(client, rows[i : i + 1]) - full) for i in range(len(rows))]
+        single = math.fsum(apart) / len(rows)
+        return single * (n - batch) / ((n - 1) * batch)
+
+    def noise_of_batches(self, client: int, full: Vector, batch: int, count: int) -> float:
+        """E||g(batch) - g||^2 as the mean over batches drawn without replacement."""
+        rows = self.rows(client)
+        assert rows is not None
+        draw = self.key.child("heterogeneity", client).numpy()
+        batches = (rows[torch.from_numpy(draw.choice(len(rows), batch, replace=False))] for _ in range(count))
+        return math.fsum(square(self.flat(client, each) - full) for each in batches) / count
+
+    def rows(self, client: int) -> torch.Tensor | None:
+        """Return all rows of a client, in order."""
+        key = self.key.child("heterogeneity", "rows")
+        batches: Any = self.trainer.batches(client, Work(1, self.samples[client]), key)
+        return None if batches is None else getattr(batches, "rows", batches)[0].sort().values
+
+    def flat(self, client: int, rows: torch.Tensor | None) -> Vector:
+        return self.piece_gradient(client, rows)[1]
+
+    def piece_gradient(self, client: int, rows: torch.Tensor | None) -> tuple[float, Vector]:
+        """Return the gradient on some rows, and its weight in that on more rows."""
+        weight, gradients = (
+            (float(0 if rows is None else len(rows)), self.trainer.gradient(client, rows)[1])
+            if self.weighted is None or rows is None
+            else self.weighted(client, rows)
+        )
+        flat = torch.cat([gradient.detach().reshape(-1).to(torch.float64) for gradient in gradients])
+        return weight, flat if weight or rows is None else torch.zeros_like(flat)
+
+
+def square(vector: Vector) -> float:
+    """Return the squared norm."""
+    return float(vector @ vector)
+
+
+@dataclass(frozen=True, slots=True)
+class Heterogeneity:
+    """With g_i the full gradient of client i, lambda the objective's weights and g = sum lambda_i g_i:
+
+    - ``zeta``: ||g_i - g||^2 of every client ([AWARE] Corollary 3.2);
+    - ``sigma_g``: sqrt(sum lambda_i ||g_i - g||^2) ([AWARE] Assumption 3.1, [AFGA] 4.4);
+    - ``sigma_l``: sqrt(mean_i E||g_i(batch) - g_i||^2), the noise of a batch ([AWARE] Assumption 2.2);
+    - ``sigma_within``: sqrt(mean_k mean_{i in k} ||g_i - g_k||^2) with g_k the mean gradient of cluster k ([HAFED]
+      Assumption 5.4, the average of its sigma_k^2), ``sigma_between``: sqrt(mean_k ||g_k - mean_k g_k||^2), its sigma_g
+      at alpha = 1; None without clusters;
+    - ``gradient_norm``: ||g||, and ``diversity``: D of the g_i ([AWARE] Definition 3.1).
+
+    >>> import torch
+    >>> import hansa
+    >>> task = hansa.training.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> heterogeneity(task, torch.zeros(2)).sigma_g
+    0.0
+    """
+
+    zeta: tuple[float, ...]
+    sigma_g: float
+    sigma_l: float
+    sigma_within: float | None
+    sigma_between: float | None
+    gradient_norm: float
+    diversity: float
+
+    def record(self) -> dict[str, Any]:
+        """Return the measured values as plain data, for a round's record."""
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        return {**values, "zeta": list(self.zeta), "gradient_diversity": values.pop("diversity")}
+
+
+def heterogeneity(
+    task: TaskLike,
+    at: Vectors | Vector | None = None,
+    *,
+    clusters: Sequence[Sequence[int]] | None = None,
+    weights: Weights = "uniform",
+    batch_size: int = 1,
+    samples: int | None = 64,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+) -> Heterogeneity:
+    """Measure a task's heterogeneity at a model, by default the initial model of ``seed``, from full gradients.
+
+    ``at`` is a flat vector, or ``run.state.vectors``. The noise is that of batches of ``batch_size`` drawn without
+    replacement, estimated from at most ``samples`` per-sample gradients per client (None: all), or from that many
+    batches (None: as many as the client has rows) if the loss of a batch is not the mean of the losses of its rows.
+    Models are in evaluation mode, so dropout and batch statistics add no noise. Tasks with full gradients only have no
+    noise. A full gradient is that of the loss of all of a client's rows: with class weights or ignored labels that of
+    the weighted mean, and for a loss that sums that of the sum divided by the rows.
+
+    Two clients with f_i = (x - b_i)^2/2 at x = 0, b = 1 and 3: g_i = -1 and -3, g = -2.
+
+    >>> from hansa.training import quadratic
+    >>> found = heterogeneity(quadratic([[[1.0]], [[1.0]]], [[1.0], [3.0]]))
+    >>> found.zeta, found.sigma_g, found.gradient_norm
+    ((1.0, 1.0), 1.0, 2.0)
+    """
+    check_integer("heterogeneity", "batch_size", batch_size)
+    if samples is not None:
+        check_integer("heterogeneity", "samples", samples, "None takes all of a client's samples.")
+    if check_weights("heterogeneity", weights) == "clusters":
+        raise invalid_argument("heterogeneity", "weights", weights, "'uniform', 'samples' or one number a client")
+    groups = _groups(clusters, task.population.count)
+    key = Key(seed)
+    measuring = ClientGradients("heterogeneity", task, at, key, task.dtype if dtype is None else dtype)
+    lam = client_weights(weights, range(task.population.count), task.population.samples)
+
+    noise = []
+    total = torch.zeros(measuring.dim, dtype=torch.float64)
+    means = [torch.zeros_like(total) for _ in groups]
+    where = {client: k for k, group in enumerate(groups) for client in group}
+    squares = []
+    for client, gradient in measuring.each():
+        total.add_(gradient, alpha=lam[client])
+        if where:
+            means[where[client]].add_(gradient, alpha=1 / len(groups[where[client]]))
+        squares.append(float(gradient @ gradient))
+        noise.append(measuring.noise(client, gradient, batch_size, samples))
+    zeta = []
+    within = [0.0] * len(groups)
+    for client, gradient in measuring.each():
+        zeta.append(square(gradient - total))
+        if where:
+            k = where[client]
+            within[k] += square(gradient - means[k]) / len(groups[k])
+    centre = torch.stack(means).mean(dim=0) if means else total
+    length = float(total @ total)
+    return Heterogeneity(
+        zeta=tuple(zeta),
+        sigma_g=math.sqrt(math.fsum(w * z for w, z in zip(lam, zeta, strict=True))),
+        sigma_l=math.sqrt(math.fsum(noise) / len(noise)),
+        sigma_within=math.sqrt(math.fsum(within) / len(groups)) if groups else None,
+        sigma_between=math.sqrt(math.fsum(square(mean - centre) for mean in means) / len(means)) if means else None,
+        gradient_norm=math.sqrt(length),
+        diversity=diversity(squares, lam, length),
+    )
+
+
+def track_heterogeneity(every: int = 1, **options: Any) -> Callable[[Any, dict[str, Any]], None]:
+    """Return a callback that adds `heterogeneity` at the server's model to the record of every ``every``-th round.
+
+    Clusters and weights default to those of the run's method and objective; ``options`` override them.
+
+    ``hansa.run(..., callbacks=[hansa.measures.track_heterogeneity(every=10)])``
+
+    >>> import torch
+    >>> import hansa
+    >>> task = hansa.training.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> done = hansa.run(hansa.presets.fedavg(steps=2), task, rounds=2, callbacks=[track_heterogeneity()])
+    >>> "sigma_g" in done.history[-1]
+    True
+    """
+    check_integer("track_heterogeneity", "every", every)
+
+    def measure(run: Any, record: dict[str, Any]) -> None:
+        if record["round"] % every:
+            return
+        mixing = run.algorithm.local.mixing
+        weights = with_defaults(run.algorithm.channels[MODEL].aggregate, BaseAggregator).weights
+        arguments = {
+            "clusters": None if mixing is None else mixing.cluster_lists(),
+            "weights": "uniform" if weights == "clusters" else weights,
+            "seed": run.key.seed,
+            "dtype": run.dtype,
+            **options,
+        }
+        record.update(heterogeneity(run.task, run.host_vectors, **arguments).record())
+
+    return measure
+
+
+def _groups(clusters: Sequence[Sequence[int]] | None, population: int) -> list[list[int]]:
+    if clusters is None:
+        return []
+    groups = [[int(client) for client in group] for group in clusters]
+    if sorted(client for group in groups for client in group) != list(range(population)) or not all(groups):
+        raise HansaError(f"heterogeneity(clusters): expected every one of the {population} clients in one cluster.")
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class Smoothness:
+    """Estimates at one model. The theorems assume bounds at every model: the true constants are at least these.
+
+    - ``L``: the largest, over the ``clients`` measured, of max |eigenvalue| of the Hessian of the client's loss;
+    - ``G``: the largest norm of the measured stochastic gradients;
+    - ``loss``: the mean of the clients' losses, f_0 if the model is the first one. It bounds f_0 - f* for losses that
+      are never negative.
+
+    >>> from hansa.training import quadratic
+    >>> found = smoothness(quadratic([[[2.0]], [[3.0]]], [[0.0], [3.0]]))  # f_i = (a_i x - b_i)^2/2
+    >>> round(found.L, 6), round(found.G, 6), found.loss
+    (9.0, 9.0, 2.25)
+    """
+
+    L: float
+    G: float
+    loss: float
+    clients: tuple[int, ...]
+
+
+def smoothness(
+    task: TaskLike,
+    at: Vectors | Vector | None = None,
+    *,
+    clients: int | None = 16,
+    iterations: int = 30,
+    batch_size: int = 1,
+    batches: int = 16,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> Smoothness:
+    """Estimate L and G of a task at a model, by default the initial model of ``seed``.
+
+    L is found by power iteration on differences of full gradients, G as the largest norm among random batches.
+
+    Args:
+        task: A task.
+        at: A flat vector, or ``run.state.vectors``.
+        clients: How many clients to measure, drawn with the seed; None measures all.
+        iterations: Steps of the power iteration of each client, of two full gradients each.
+        batch_size: Rows of a stochastic gradient.
+        batches: Stochastic gradients per client.
+        seed: Seed of the first model and of all draws.
+        dtype: Dtype of the arithmetic; differences of gradients lose most digits of float32.
+
+    >>> import torch
+    >>> import hansa
+    >>> task = hansa.training.quadratic(torch.diag(torch.tensor([1.0, 2.0])).expand(3, 2, 2), torch.ones(3, 2))
+    >>> round(smoothness(task).L, 6)  # A'A/2 has eigenvalues 1/2 and 2
+    2.0
+    """
+    for name, number in (("iterations", iterations), ("batch_size", batch_size), ("batches", batches)):
+        check_integer("smoothness", name, number)
+    population, key = task.population.count, Key(seed)
+    if clients is not None:
+        check_integer("smoothness", "clients", clients, "None measures all.")
+    chosen: Sequence[int] = range(population)
+    if clients is not None and clients < population:
+        drawn = key.child("smoothness", "clients").numpy().choice(population, clients, replace=False, shuffle=False)
+        chosen = sorted(drawn.tolist())
+    measuring = ClientGradients("smoothness", task, at, key, dtype)
+    step = STEP * max(1.0, math.sqrt(square(measuring.model.double())))
+    largest, longest, losses = 0.0, 0.0, []
+    for client in chosen:
+        losses.append(measuring.loss(client))
+        longest = max(longest, _longest_gradient(measuring, client, batch_size, batches))
+        largest = max(largest, _largest_eigenvalue(measuring, client, iterations, step))
+    if not math.isfinite(largest + longest):
+        raise HansaError("smoothness: a gradient at this model is not finite. Give a model with finite gradients.")
+    return Smoothness(largest, longest, math.fsum(losses) / len(losses), tuple(chosen))
+
+
+def _longest_gradient(measuring: ClientGradients, client: int, batch_size: int, batches: int) -> float:
+    """Return the largest norm of a client's stochastic gradients: of all rows alone if there are few, else of draws."""
+    rows = measuring.rows(client)
+    if rows is None:
+        return math.sqrt(square(measuring.flat(client, None)))
+    size, draw = min(batch_size, len(rows)), measuring.key.child("smoothness", client).numpy()
+    if len(rows) <= batches and size == 1:
+        picked = [rows[i : i + 1] for i in range(len(rows))]
+    else:
+        picked = [rows[torch.from_numpy(draw.choice(len(rows), size, replace=False))] for _ in range(batches)]
+    return math.sqrt(max(square(measuring.flat(client, each)) for each in picked))
+
+
+def _largest_eigenvalue(measuring: ClientGradients, client: int, iterations: int, step: float) -> float:
+    """Return max |eigenvalue| of the Hessian: power iteration on (g(x + h v) - g(x - h v))/(2h)."""
+    x, eigenvalue = measuring.model, 0.0
+    direction = measuring.key.child("smoothness", client, "direction").numpy().standard_normal(measuring.dim)
+    v = torch.from_numpy(direction)
+    v /= torch.linalg.vector_norm(v)
+    for _ in range(iterations):
+        sides = []
+        for sign in (1.0, -1.0):
+            measuring.load((x.double() + sign * step * v).to(x.dtype))
+            sides.append(measuring.full(client))
+        product = (sides[0] - sides[1]) / (2 * step)
+        length = math.sqrt(square(product))
+        if length == 0.0 or not math.isfinite(length):
+            eigenvalue = max(eigenvalue, length)
+            break
+        eigenvalue, v = length, product / length
+    measuring.load(x)
+    return eigenvalue
