@@ -15,6 +15,7 @@ from hansa.core.keys import Key
 from hansa.rounds.ledger import Ledger, LinkModel, afga
 from hansa.rounds.measures import gamma, q
 
+
 def test_packets_have_the_bits_of_the_papers_formulas() -> None:
     """[CAMS] Table 1: 32 + d bits of sign, within a thousandth; 64 k of top-k, of which at most three quarters are
     needed."""
