@@ -258,7 +258,7 @@ class RunFolder:
 
     def write_config(self, config: Config) -> None:
         """Write the resolved configuration, with the composition as a comment on top."""
-        comments = [f"composition: {self.composition['composition']}"] if config.python is None else []
+        comments = [f"composition: {self.marker['composition']}"] if config.python is None else []
         io.write_file(self / CONFIG, to_yaml(config, comments).encode())
 
     def append_record(self, run: Run, record: Record) -> None:
