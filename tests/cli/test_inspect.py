@@ -177,12 +177,12 @@ def test_data_show_draws_who_holds_which_labels(cli, folder):
 
 
 def test_on_a_terminal_progress_is_a_live_bar_with_all_numbers():
-    from hansa.study.report.progress import ProgressBars, progress_display
+    from hansa.study.report.progress import progress_display
 
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=140, color_system=None, legacy_windows=False)
     shown = progress_display(console, quiet=False)
-    assert isinstance(shown, ProgressBars)
+    assert shown.live
     with shown:
         follow = shown.follow("fedams", 4)
         sent = {"up_bytes": 1000, "down_bytes": 250}

@@ -211,6 +211,6 @@ def test_a_notebook_gets_a_bar_where_it_can_live_and_lines_otherwise(monkeypatch
 
     console = Console(force_jupyter=True)
     monkeypatch.setattr(shown, "find_spec", lambda name: object())
-    assert isinstance(shown.progress_display(console, quiet=False), shown.ProgressBars)
+    assert shown.progress_display(console, quiet=False).live
     monkeypatch.setattr(shown, "find_spec", lambda name: None)
-    assert isinstance(shown.progress_display(console, quiet=False), shown.ProgressLines)
+    assert not shown.progress_display(console, quiet=False).live

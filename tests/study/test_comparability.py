@@ -20,7 +20,6 @@ from hansa.runs.provenance import code_without_comments
 from hansa.runs.weighting import unweighted_note
 from hansa.study.report import ReportEntry, rank
 from hansa.study.report.page import comparability_warnings
-from hansa.study.report.progress import StudyClock
 from hansa.study.report.ranking import latex_table, tiles
 
 METHOD = hansa.presets.fedavg(local_lr=0.05, steps=2, batch_size=4)
@@ -248,12 +247,7 @@ def test_latex_has_deviations_costs_and_paired_intervals():
     assert "highest accuracy, final" in tiles(ranking, 0.5)[0].title
 
 
-def test_unweighted_fedavg_says_so_and_the_study_has_a_clock():
+def test_unweighted_fedavg_says_so():
     population = hansa.Run(METHOD, task_of(drawn(seed=0))).task.population
     assert "count equally" in unweighted_note(METHOD, population)
     assert unweighted_note(hansa.presets.fedavg(weights="samples"), population) == ""
-    clock = StudyClock()
-    assert clock.seconds_left() is None
-    clock.expect(30)
-    clock.add(10)
-    assert clock.seconds_left(clock.began + 5) == 10.0

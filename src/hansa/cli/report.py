@@ -81,7 +81,6 @@ def watch(
         if port is not None:
             raise
         server = ReportServer(watcher, 0)
-    watcher.start()
     say(f"watching {', '.join(map(str, folders))}: {server.address}")
     say("Press Ctrl-C to stop; the runs continue.", "dim")
     out().file.flush()
@@ -91,7 +90,6 @@ def watch(
         say("stopped watching", "dim")
     finally:
         server.server_close()
-        watcher.close()
 
 
 def read_entries(folders: Sequence[Path | str], alone: bool = True) -> tuple[dict[str, ReportEntry], list[str]]:

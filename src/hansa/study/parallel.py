@@ -54,7 +54,7 @@ from hansa.runs import provenance
 from hansa.runs.driver import Run
 from hansa.runs.options import Callback, Record
 from hansa.runs.store.lock import InUseError
-from hansa.study.report.progress import LatestMetrics, ProgressDisplay, RunProgress
+from hansa.study.report.progress import ProgressDisplay, RunProgress
 
 if TYPE_CHECKING:
     from hansa.study.session import Job, Opened
@@ -233,7 +233,7 @@ class StudyScheduler:
             return
         self._queue = deque(sorted(self._queue, key=lambda index: (-self.jobs[index].rounds, index)))
         sources = provenance.sources_of(self._checker.code)
-        setup = StudySetup(self.jobs, sources, type(self._display) is not ProgressDisplay)
+        setup = StudySetup(self.jobs, sources, self._display.console is not None)
         memory = None if fork else SharedMemory()
         packed = None if memory is None else Packer(memory).pack(setup)
         for _ in range(count):
@@ -546,8 +546,6 @@ class WorkerDisplay(ProgressDisplay):
         shown: Whether the study shows progress.
     """
 
-    signals = ()
-
     def __init__(self, send: Callable[..., None], stopping: Callable[[], bool], shown: bool) -> None:
         self.send, self.stopping, self.shown = send, stopping, shown
 
@@ -572,8 +570,8 @@ class _SentProgress(RunProgress):
         super().__call__(run, record)
         return self._worker.stopping()
 
-    def update(self, round: int, metrics: LatestMetrics) -> None:
+    def update(self, round: int, numbers: str) -> None:
         now = time.monotonic()
         if self._worker.shown and (now - self._sent >= SHOW_SECONDS or round == self._rounds):
             self._sent = now
-            self._worker.send(ROUND, round, metrics)
+            self._worker.send(ROUND, round, numbers)

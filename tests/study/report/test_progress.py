@@ -8,20 +8,18 @@ import threading
 import pytest
 from rich.console import Console
 
-from hansa.study.report.progress import LatestMetrics, ProgressBars
+from hansa.study.report.progress import LatestNumbers, ProgressDisplay
 
 
-def lines(display: ProgressBars) -> list[str]:
+def lines(display: ProgressDisplay) -> list[str]:
     page = Console(width=display.console.width, file=io.StringIO(), force_terminal=False)
     page.print(display.bars.get_renderable())
     assert isinstance(page.file, io.StringIO)
     return page.file.getvalue().splitlines()
 
 
-def numbers(dropped: int = 0) -> LatestMetrics:
-    metrics = LatestMetrics()
-    metrics.update({"test_accuracy": 0.7423, "test_loss": 0.7181, "up_bytes": 5e8, "lost": dropped}, "test_accuracy")
-    return metrics
+def numbers(dropped: int = 0) -> str:
+    return LatestNumbers().add({"test_accuracy": 0.7423, "test_loss": 0.7181, "up_bytes": 5e8, "lost": dropped})
 
 
 @pytest.mark.parametrize(
@@ -33,7 +31,7 @@ def numbers(dropped: int = 0) -> LatestMetrics:
 )
 def test_the_bars_of_24_runs_have_a_line_each_and_one_for_all(width: int, shown: str) -> None:
     written = io.StringIO()
-    display = ProgressBars(Console(width=width, file=written, force_terminal=True, color_system=None))
+    display = ProgressDisplay(Console(width=width, file=written, force_terminal=True, color_system=None), live=True)
     display.expect(24 * 40)
     with display:
         for number in (0, 1):
@@ -57,7 +55,7 @@ def test_the_bars_of_24_runs_have_a_line_each_and_one_for_all(width: int, shown:
 
 
 def test_long_titles_leave_room_for_numbers() -> None:
-    display = ProgressBars(Console(width=80, file=io.StringIO(), force_terminal=True))
+    display = ProgressDisplay(Console(width=80, file=io.StringIO(), force_terminal=True), live=True)
     display.follow("server.options.momentum=0.9, local.lr=0.05, sample.participation=0.1, seed 3", 400).update(
         7, numbers()
     )
@@ -68,7 +66,7 @@ def test_long_titles_leave_room_for_numbers() -> None:
 
 def test_bars_need_no_thread() -> None:
     before = threading.active_count()
-    with ProgressBars(Console(file=io.StringIO(), force_terminal=True)) as display:
+    with ProgressDisplay(Console(file=io.StringIO(), force_terminal=True), live=True) as display:
         display.follow("a", 4).update(2, numbers())
         assert threading.active_count() == before
 
@@ -76,8 +74,24 @@ def test_bars_need_no_thread() -> None:
 def test_notes_on_a_topic_are_printed_once() -> None:
     """Every seed draws clients of other sizes: a study says once that they count equally."""
     written = io.StringIO()
-    display = ProgressBars(Console(file=written, width=80))
+    display = ProgressDisplay(Console(file=written, width=80))
     for text, topic in (("clients of 3 to 5 rows", "weights"), ("clients of 2 to 6 rows", "weights"), ("kernels", "")):
         display.print_once(text, topic)
         display.print_once(text, topic)
     assert written.getvalue().splitlines() == ["clients of 3 to 5 rows", "kernels"]
+
+
+def test_lines_have_the_numbers_and_the_time_left_of_the_run_and_of_the_study() -> None:
+    written = io.StringIO()
+    display = ProgressDisplay(Console(file=written, width=80))
+    display.expect(80)
+    display.skip(20)
+    run = display.follow("a", 40)
+    for round in range(1, 41):
+        run.update(round, numbers())
+    first, *_, last = written.getvalue().splitlines()
+    assert len(written.getvalue().splitlines()) == 20
+    assert first.startswith("a: round 2/40  accuracy 74.2%  loss 0.718")
+    assert last.startswith("a: round 40/40")
+    assert "0 ms left" in last
+    assert "all runs: " in last

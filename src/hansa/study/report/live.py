@@ -24,44 +24,50 @@ POLL_SECONDS = 0.4
 HOLD_SECONDS = 4.0
 """Seconds that a request may wait for something new."""
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
+HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+}
+TITLE = "Federated runs, live"
 
 
 class RunWatcher:
-    """Follows the runs in some folders and below them in a thread of its own, and renders their page."""
+    """Reads the runs in some folders and below them while somebody asks for them, and renders their page."""
 
-    def __init__(self, folders: Sequence[Path], title: str = "Federated runs, live") -> None:
-        self.folders, self.title = list(folders), title
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.folders = list(folders)
         self.version, self.status, self.lost = "", "starting", False
         self.content: dict[str, Any] = empty_content()
         self._entries: dict[Path, tuple[object, list[ReportEntry], list[str]]] = {}
         self._seen: dict[Path, None] = {}
         self._stamp: object = None
-        self._changed = threading.Condition()
-        self._end = threading.Event()
-        self._start = secrets.token_hex(4)
-        self._count = 0
-        self._thread = threading.Thread(target=self._follow, name="hansa watch", daemon=True)
-
-    def start(self) -> None:
-        """Read the folders once, then follow them."""
-        self.refresh()
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop following."""
-        self._end.set()
-        with self._changed:
-            self._changed.notify_all()
-        if self._thread.is_alive():
-            self._thread.join(timeout=10)
+        self._start, self._count = secrets.token_hex(4), 0
+        self._lock, self._next_look = threading.Lock(), 0.0
 
     def newer_than(self, version: str, seconds: float = HOLD_SECONDS) -> dict[str, Any]:
         """Wait for a newer version than the given one, and return its content; only the status if there is none."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.version != version or self._end.is_set(), seconds)
-            answer: dict[str, Any] = {"version": self.version, "status": self.status, "lost": self.lost}
-            content = None if self.version == version else self.content
+        end = time.monotonic() + seconds
+        self.look()
+        while self.version == version and time.monotonic() < end:
+            time.sleep(POLL_SECONDS / 4)
+            self.look()
+        answer: dict[str, Any] = {"version": self.version, "status": self.status, "lost": self.lost}
+        content = None if self.version == version else self.content
         return answer if content is None else {**answer, "parts": render_parts(content), "content": content["data"]}
+
+    def look(self) -> None:
+        """Read what has changed, if the last look was long enough ago."""
+        with self._lock:
+            if (begun := time.monotonic()) < self._next_look:
+                return
+            try:
+                self.refresh()
+            except Exception as error:  # a folder that changed while it was read: the next look reads it again
+                self.status, self.lost, self._stamp = f"retrying: {error}"[:300], True, None
+            ended = time.monotonic()
+            self._next_look = ended + max(POLL_SECONDS, 2 * (ended - begun))
 
     def refresh(self) -> bool:
         """Read what has changed since the last call; return whether anything has."""
@@ -76,45 +82,27 @@ class RunWatcher:
             if run not in self._entries or self._entries[run][0] != stamps[run]:
                 self._entries[run] = (stamps[run], *run_discovery.read_entries([run]))
         self._entries = {run: self._entries[run] for run in runs}
-        self._render(deleted)
-        self._stamp = stamp
-        return True
-
-    def _render(self, deleted: Sequence[Path]) -> None:
         problems = [problem for _, _, messages in self._entries.values() for problem in messages]
         problems += [f"{run}: deleted since it was last read." for run in deleted]
         entries = run_discovery.merge_seeds([entry for _, read, _ in self._entries.values() for entry in read])
         waiting = f"No run in {', '.join(map(str, self.folders))} yet. Runs appear here when they start."
-        content = empty_content(problems or [waiting]) if not entries else _content(entries, problems)
+        self.content = _content(entries, problems) if entries else empty_content(problems or [waiting])
         rounds = sum(len(history) for entry in entries for history in entry.histories)
-        with self._changed:
-            self._count += 1
-            self.version = f"{self._start}-{self._count}"
-            self.content, self.lost = content, False
-            self.status = f"live \u00b7 {rounds} rounds \u00b7 {time.strftime('%H:%M:%S')}"
-            self._changed.notify_all()
-
-    def _follow(self) -> None:
-        pause = POLL_SECONDS
-        while not self._end.wait(pause):
-            before = time.monotonic()
-            try:
-                self.refresh()
-            except Exception as error:  # a folder that changed while it was read: the next look reads it again
-                with self._changed:
-                    self.status, self.lost = f"retrying: {error}"[:300], True
-            pause = max(POLL_SECONDS, 2 * (time.monotonic() - before))
+        self.status, self.lost = f"live \u00b7 {rounds} rounds \u00b7 {time.strftime('%H:%M:%S')}", False
+        self._count += 1
+        self.version, self._stamp = f"{self._start}-{self._count}", stamp
+        return True
 
     def page(self) -> str:
         """Return the current page as HTML."""
-        with self._changed:
-            version, content, status = self.version, self.content, self.status
+        self.look()
+        live = {"version": self.version, "status": self.status}  # before the content, which may be newer
         return fill_template(
-            content,
-            title=self.title,
+            self.content,
+            title=TITLE,
             facts=list(map(str, self.folders)),
             footer="Served from this machine only, to those who have its address.",
-            live={"version": version, "status": status},
+            live=live,
         )
 
 
@@ -176,7 +164,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
         if host not in HOSTS or not authorized:
             self._answer(403, "text/plain", b"Open the full address that the terminal shows.\n")
         elif not url.path.endswith(f"{token}/{path}"):  # no slash after the token
-            self._answer(308, "text/plain", b"", {"Location": f"/{self.server.token}/"})
+            self._answer(308, "text/plain", b"", Location=f"/{self.server.token}/")
         elif path == "":
             self._answer(200, "text/html; charset=utf-8", self.server.watcher.page().encode("utf-8", "surrogateescape"))
         elif path == "state":
@@ -186,18 +174,9 @@ class _RequestHandler(BaseHTTPRequestHandler):
         else:
             self._answer(404, "text/plain", b"Not found.\n")
 
-    def _answer(self, code: int, kind: str, body: bytes, more: dict[str, str] | None = None) -> None:
+    def _answer(self, code: int, kind: str, body: bytes, **more: str) -> None:
         self.send_response(code)
-        headers = {
-            "Content-Type": kind,
-            "Content-Length": str(len(body)),
-            "Cache-Control": "no-store",
-            "X-Content-Type-Options": "nosniff",
-            "X-Frame-Options": "DENY",
-            "Referrer-Policy": "no-referrer",
-            **(more or {}),
-        }
-        for name, value in headers.items():
+        for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(body)), **more}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
