@@ -31,7 +31,7 @@ from hansa.runs.export import predict_from_folder
 from hansa.runs.folder import RunFolder
 from hansa.runs.seed_group import SeedGroupFolder
 from hansa.study import report
-from hansa.study.report import run_discovery
+from hansa.study.report.entries import read_runs
 
 SMALL = """\
 name: small
@@ -131,7 +131,7 @@ NEEDS_CODE: dict[str, list[list[str]]] = {
 
 
 def _page(folder: Path) -> None:
-    entries, _ = run_discovery.read_runs([folder])
+    entries, _ = read_runs([folder])
     report.write_page(folder.parent / "page.html", entries)
 
 

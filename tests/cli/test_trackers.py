@@ -44,9 +44,6 @@ class Mlflow(types.ModuleType):
         self.open = run_name
         self.calls.append(("start", run_name))
 
-    def set_tracking_uri(self, uri):
-        self.calls.append(("uri", uri))
-
     def log_params(self, params):
         self.calls.append(("params", params))
 
@@ -90,8 +87,8 @@ def test_mlflow_gets_the_settings_once_and_the_numbers_every_round(cli, mlflow):
 
 def test_an_open_mlflow_run_is_ended_before_the_next_begins(mlflow):
     trackers.mlflow("first")
-    trackers.mlflow("second", uri="file:runs")
-    assert mlflow.calls == [("start", "first"), ("uri", "file:runs"), ("end", "first"), ("start", "second")]
+    trackers.mlflow("second")
+    assert mlflow.calls == [("start", "first"), ("end", "first"), ("start", "second")]
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow"])

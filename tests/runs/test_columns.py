@@ -19,7 +19,6 @@ from hansa.runs.columns import (
     TOTALS,
     column_of,
     lower_is_better,
-    markdown_table,
 )
 from hansa.runs.experiment import Experiment, build_run
 from hansa.runs.metrics import summarize, with_totals
@@ -92,11 +91,6 @@ def test_runs_are_ranked_and_drawn_by_declared_columns():
     assert set(OUTCOMES) <= set(COLUMNS)
     assert next(iter(AXES)) == "round"
     assert all(AXES.values())
-
-
-def test_the_documentation_has_every_column():
-    table = markdown_table()
-    assert all(f"`{name}`" in table for name in COLUMNS)
 
 
 def test_a_function_task_records_declared_columns():

@@ -12,7 +12,6 @@ import hansa
 from hansa.runs import metrics
 from hansa.study.report import ReportEntry, rank
 from hansa.study.report.page import comparability_warnings
-from hansa.study.report.ranking import best_values, format_cell, is_best, latex_table, ranking_columns, tiles
 
 
 def history(values, name="test_accuracy"):
@@ -56,15 +55,14 @@ def test_it_is_last_named_and_never_bold(seeds):
     ]
     ranking = rank(entries, 0.4)
     assert [ranked.entry.name for ranked in ranking] == ["good", "none", "bad"]
-    columns = ranking_columns(ranking, 0.4)
-    best = best_values(ranking, columns)
-    assert not any(is_best(ranking[-1], column.key, best) for column in columns)
-    assert "diverged" in format_cell(ranking[-1], ranking[-1].score, columns[0].write)
+    columns = ranking.columns()
+    assert not any(column.is_best(ranking[-1]) for column in columns)
+    assert "diverged" in ranking[-1].cell(ranking.score, columns[0].write)
     assert any("bad diverged" in w and "from round 3" in w for w in comparability_warnings(entries, "test_accuracy"))
-    (row,) = [line for line in latex_table(ranking, 0.4).splitlines() if line.startswith("bad")]
+    (row,) = [line for line in ranking.latex().splitlines() if line.startswith("bad")]
     assert "diverged" in row
     assert "textbf" not in row
-    assert all(tile.ranked.entry.name != "bad" for tile in tiles(ranking, 0.4))
+    assert all(tile.ranked.entry.name != "bad" for tile in ranking.tiles())
 
 
 def test_show_says_it():

@@ -75,7 +75,6 @@ def test_a_run_loads_as_a_frame_with_one_call(tmp_path):
     frame = metrics.load_run(tmp_path)
     assert frame["test_accuracy"].tolist() == CURVE
     assert frame["up_bits"].tolist() == [80 * r for r in range(1, 9)]
-    assert metrics.rounds_to(frame, 0.71) == 4
 
 
 def test_a_folder_without_a_record_says_so(tmp_path):

@@ -20,7 +20,6 @@ from hansa.runs.provenance import code_without_comments
 from hansa.runs.weighting import unweighted_note
 from hansa.study.report import ReportEntry, rank
 from hansa.study.report.page import comparability_warnings
-from hansa.study.report.ranking import latex_table, tiles
 
 METHOD = hansa.presets.fedavg(local_lr=0.05, steps=2, batch_size=4)
 
@@ -226,25 +225,25 @@ def test_latex_has_deviations_costs_and_paired_intervals():
         entry("fast", [[0.6, 0.7], [0.5, 0.8], [0.6, 0.9]], 90),
     )
     ranking = rank([slow, fast], 0.5)
-    text = latex_table(ranking, 0.5)
+    text = ranking.latex()
     assert r"fast & \textbf{80.0 $\pm$ 10.0} & \textbf{1 $\pm$ 0.0} & 800 bit $\pm$ 0 bit" in text
     assert (
         r"slow\_1 & 60.0 $\pm$ 10.0 & 2 $\pm$ 0.0 & \textbf{160 bit $\pm$ 0 bit} & $-20.0$ [$-20.0$, $-20.0$]$^*$"
         in text
     )
     unsure = entry("unsure", [[0.2, 0.6], [0.3, 0.9], [0.1, 0.8]])
-    assert r"$-3.3$ [$-32.0$, $25.4$] \\" in latex_table(rank([unsure, fast]))  # no star: the interval contains 0
-    assert "never" in latex_table(rank([slow, fast], 0.75), 0.75)
-    assert "difference from fast" in latex_table(ranking, 0.5, reference="fast")
-    from_slow = latex_table(ranking, 0.5, reference="slow_1")
+    assert r"$-3.3$ [$-32.0$, $25.4$] \\" in rank([unsure, fast]).latex()  # no star: the interval contains 0
+    assert "never" in rank([slow, fast], 0.75).latex()
+    assert "difference from fast" in ranking.latex(reference="fast")
+    from_slow = ranking.latex(reference="slow_1")
     assert r"$20.0$ [$20.0$, $20.0$]$^*$" in from_slow
     with pytest.raises(hansa.HansaError, match=r"no such method\. Did you mean fast"):
-        latex_table(ranking, reference="fas")
+        ranking.latex(reference="fas")
     alike = entry("alike", [[0.5, 0.7], [0.5, 0.8], [0.5, 0.9]])
-    assert latex_table(rank([fast, alike])).count(r"\textbf{80.0") == 2  # ties are all bold
-    tile = next(tile for tile in tiles(ranking, 0.5) if "bits" in tile.title)
+    assert rank([fast, alike]).latex().count(r"\textbf{80.0") == 2  # ties are all bold
+    tile = next(tile for tile in ranking.tiles() if "bits" in tile.title)
     assert (tile.ranked.entry.name, tile.value) == ("slow_1", "160 bit")  # the traffic between peers counts
-    assert "highest accuracy, final" in tiles(ranking, 0.5)[0].title
+    assert "highest accuracy, final" in ranking.tiles()[0].title
 
 
 def test_unweighted_fedavg_says_so():

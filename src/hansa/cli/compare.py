@@ -60,10 +60,12 @@ def compare(
 
     Finished runs are not repeated.
     """
-    from hansa.study.report.run_discovery import is_run_folder, unique_name
+    from hansa.runs.folder import RunFolder
+    from hansa.runs.seed_group import SeedGroupFolder
+    from hansa.study.report.entries import unique_name
 
     overrides = opt.changes(sets, rounds, seed, workers, seeds, device, deterministic, server_device)
-    folders = [name for name in runs if is_run_folder(name)]
+    folders = [name for name in runs if RunFolder.containing(name).exists or SeedGroupFolder(name).exists]
     finished, problems = read_entries(folders, alone=len(folders) == len(runs))
     requested: dict[str, Config | ReportEntry] = dict(finished)
     for place, item in enumerate(runs):

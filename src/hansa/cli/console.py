@@ -8,7 +8,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, ParamSpec, TypeVar
 
@@ -17,6 +17,7 @@ from click import Context, HelpFormatter
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 from typer.core import TyperCommand
 
@@ -81,6 +82,28 @@ def plain_table(*headings: str, left: tuple[str, ...] = (), no_wrap: bool | tupl
         fixed = no_wrap if isinstance(no_wrap, bool) else heading in no_wrap
         table.add_column(heading, justify="left" if heading in left else "right", no_wrap=fixed)
     return table
+
+
+def fitting_table(
+    console: Console, columns: Mapping[str, Sequence[str]], left: tuple[str, ...] = (), keep: int = 1
+) -> Table:
+    """Return a table of the columns that fit a console, by heading; of too many the last ones are left out.
+
+    Args:
+        console: Where it is printed.
+        columns: The cells of each column, as markup.
+        left: The headings of left-aligned columns.
+        keep: How many columns are never left out.
+    """
+    headings = list(columns)
+    while True:
+        table = plain_table(*headings, left=left, no_wrap=True)
+        for row in zip(*(columns[heading] for heading in headings), strict=True):
+            table.add_row(*row)
+        unbounded = console.options.update(width=10_000)
+        if len(headings) <= keep or Measurement.get(console, unbounded, table).maximum <= console.width:
+            return table
+        headings.pop()
 
 
 def report_errors(command: Callable[P, R]) -> Callable[P, R]:

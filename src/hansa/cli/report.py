@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.measure import Measurement
 from rich.table import Table
 
 from hansa.cli import options as opt
-from hansa.cli.console import err, note, out, plain_table, report_errors, say, say_json
+from hansa.cli.console import err, fitting_table, note, out, report_errors, say, say_json
 from hansa.core.errors import HansaError
 from hansa.runs.columns import WINDOW
 
 if TYPE_CHECKING:
     from hansa.config import Config
-    from hansa.study.report import RankedEntry, ReportEntry
-    from hansa.study.report.ranking import RankingColumn
+    from hansa.study.report import Ranking, ReportEntry
 
 PORT = 8642
+FIRST = ("rounds_to_target", "bits_to_target", "up_bits", "simulated_total_seconds")
+"""The columns that come after the score; of the others, a narrow terminal shows those that fit."""
 
 
 @report_errors
@@ -97,9 +97,9 @@ def read_entries(folders: Sequence[Path | str], alone: bool = True) -> tuple[dic
 
     It is an error if none can be read and there is nothing else to show (``alone``).
     """
-    from hansa.study.report import run_discovery
+    from hansa.study.report.entries import read_runs
 
-    entries, problems = run_discovery.read_runs([Path(folder) for folder in folders])
+    entries, problems = read_runs([Path(folder) for folder in folders])
     if problems and not entries and alone:
         raise HansaError(problems[0])
     for problem in problems:
@@ -117,28 +117,25 @@ def print_and_write(
     latex: Path | None = None,
     as_json: bool = False,
     **options: Any,
-) -> list[RankedEntry]:
+) -> Ranking:
     """Print the ranking, write the report page, and return the ranking; the options are those of `write_report`."""
     from hansa.study.report import common_target, rank
     from hansa.study.report.page import comparability_warnings
-    from hansa.study.report.ranking import describe_order
 
     target = common_target(entries, metric) if target is None else target
     ranking = rank(entries, target, metric=metric, window=window)
     if not as_json:
         console = out()
-        console.print(ranking_table(ranking, target, console))
-        say(f"ranked {describe_order(ranking)}", "dim")
-    for warning in comparability_warnings(entries, ranking[0].metric):
+        console.print(ranking_table(ranking, console))
+        say(f"ranked {ranking.order}", "dim")
+    for warning in comparability_warnings(entries, ranking.metric):
         err().print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
     write_report(entries, page, metric=metric, window=window, target=target, **options)
     if latex is not None:
-        from hansa.study.report.ranking import latex_table
-
-        write_latex(latex, [latex_table(ranking, target)])
+        write_latex(latex, [ranking.latex()])
     if as_json:
         rows = [{"name": each.entry.name, "seeds": len(each.entry.runs), **each.numbers} for each in ranking]
-        say_json({"ranked_by": ranking[0].score, "ranking": rows, "report": str(page)})
+        say_json({"ranked_by": ranking.score, "ranking": rows, "report": str(page)})
     else:
         say(f"\nreport: {page.resolve().as_uri()}")
     return ranking
@@ -178,47 +175,14 @@ def _cited_by(entries: Sequence[ReportEntry]) -> list[str]:
     return keys
 
 
-DISPENSABLE = (
-    "wall_seconds", "test_loss", "global_loss", "down_bits", "best", "peer_bits", "lost", "bits_to_target", "client_",
-    "personal_", "test_",
-)  # fmt: skip
-"""Columns to leave out on narrow terminals, first to last: names, statistics, or prefixes of metrics."""
-
-
-def _is_dispensable(column: RankingColumn, what: str, main: str) -> bool:
-    from hansa.runs.columns import plain_name
-
-    name = plain_name(column.key)
-    if what == "best":
-        return column.statistic == "best"
-    return name != main and (name.startswith(what) if what.endswith("_") else name == what)
-
-
-def ranking_table(ranking: Sequence[RankedEntry], target: float | None, console: Console) -> Table:
+def ranking_table(ranking: Ranking, console: Console) -> Table:
     """Return the ranking for the terminal, the best of each column in green; columns that do not fit are left out."""
-    from hansa.study.report.ranking import ranking_columns
-
-    columns = ranking_columns(ranking, target)
-    unbounded = console.options.update(width=10_000)
-    for key in (*DISPENSABLE, None):
-        table = _ranking_table(ranking, columns)
-        if key is None or Measurement.get(console, unbounded, table).maximum <= console.width:
-            break
-        columns = [column for column in columns if not _is_dispensable(column, key, ranking[0].metric)]
-    return table
-
-
-def _ranking_table(ranking: Sequence[RankedEntry], columns: Sequence[RankingColumn]) -> Table:
-    from hansa.study.report.ranking import best_values, format_cell, is_best
-
-    table = plain_table("#", "method", *(column.title for column in columns), left=("method",), no_wrap=True)
+    columns = sorted(ranking.columns(), key=lambda column: column.key not in (ranking.score, *FIRST))
+    names = [escape(r.entry.name) + f" [dim]({len(r.entry.runs)} seeds)[/]" * bool(r.entry.members) for r in ranking]
+    cells = {"#": list(map(str, range(1, len(ranking) + 1))), "method": names}
+    for column in columns:
+        texts = [(column.is_best(ranked), ranked.cell(column.key, column.write)) for ranked in ranking]
+        cells[column.title] = [f"[green]{text}[/]" if best else text for best, text in texts]
+    table = fitting_table(console, cells, left=("method",), keep=3)
     table.columns[0].style, table.columns[1].style = "dim", "bold"
-    best = best_values(ranking, columns)
-    for position, ranked in enumerate(ranking, start=1):
-        cells = []
-        for column in columns:
-            text = format_cell(ranked, column.key, column.write)
-            cells.append(f"[green]{text}[/]" if is_best(ranked, column.key, best) else text)
-        seeds = f" [dim]({len(ranked.entry.members)} seeds)[/]" if ranked.entry.members else ""
-        table.add_row(str(position), escape(ranked.entry.name) + seeds, *cells)
     return table

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.measure import Measurement
 from rich.table import Table
 
 from hansa.cli import options as opt
-from hansa.cli.console import out, plain_table, report_errors, say, say_json
+from hansa.cli.console import fitting_table, out, plain_table, report_errors, say, say_json
 from hansa.core.errors import HansaError
 from hansa.runs.columns import (
     COSTS,
@@ -31,14 +30,14 @@ from hansa.study.report import formats
 
 if TYPE_CHECKING:
     from hansa.runs.client_columns import ClientColumns
-    from hansa.runs.metrics import SeedStatistics
+    from hansa.runs.metrics import RunHistory, SeedStatistics
     from hansa.runs.seed_group import SeedGroupFolder
     from hansa.study.report import ReportEntry
     from hansa.training.metric_direction import Direction
 
 LAST_ROUNDS = ("train_loss", "diversity", "participants", "lost")
-NARROW_WITHOUT = ("asked", "down_bytes", "norm", "up_bytes", "peer_bytes", "loss")
-"""Columns of clients to leave out on narrow terminals, first to last."""
+LAST_CLIENT_COLUMNS = ("loss", "up_bytes", "norm", "down_bytes", "peer_bytes", "asked")
+"""Columns of clients that come after the others; a narrow terminal shows those that fit."""
 MAX_CLIENTS = 12
 """Rows of the table of clients: the worst and, if there are more clients, the best."""
 
@@ -56,21 +55,20 @@ def show(
     from hansa.runs.folder import RunFolder
     from hansa.runs.folder_lock import MODEL
     from hansa.runs.seed_group import SeedGroupFolder
-    from hansa.study.report.run_discovery import check_readable
+    from hansa.study.report.entries import ReportEntry, check_readable
 
     check_readable(folder)
-    if (group := SeedGroupFolder(folder)).exists:
-        from hansa.study.report import ReportEntry
-
-        entry = ReportEntry.from_group(folder)
-        show_group(group, entry, as_json, metric, window)
-        _write_latex(latex, entry, group.config.evaluate.target, metric, window)
-        return
-    run = RunFolder.containing(folder)
+    group, run = SeedGroupFolder(folder), RunFolder.containing(folder)
     if latex is not None:
-        from hansa.study.report import ReportEntry
+        from hansa.cli.report import write_latex
+        from hansa.study.report import rank
 
-        _write_latex(latex, ReportEntry.from_folder(run.path), run.config.evaluate.target, metric, window)
+        entry = ReportEntry.from_group(folder) if group.exists else ReportEntry.from_folder(folder)
+        target = (group if group.exists else run).config.evaluate.target
+        write_latex(latex, [rank([entry], target, metric=metric, window=window).latex()])
+    if group.exists:
+        show_group(group, ReportEntry.from_group(folder), as_json, metric, window)
+        return
     if clients:
         facts = run.facts
         name, better = split_metric(facts.main if metric is None else metric, facts.better)
@@ -103,39 +101,29 @@ def show(
         console.print(table)
 
 
-def print_summary(
-    title: str, summary: Mapping[str, Any], history: Sequence[Mapping[str, Any]], main: str, window: int = WINDOW
-) -> None:
+def print_summary(title: str, summary: Mapping[str, Any], history: RunHistory, main: str, window: int = WINDOW) -> None:
     """Print the summary of a run, and for a federation its sites, the worst first."""
-    from hansa.runs.metrics import describe_seconds, facts_of, round_seconds, site_names
+    from hansa.runs.metrics import describe_seconds, site_names
+
+    console = out()
+    if not (sites := site_names(history)):
+        console.print(summary_table(title, summary, main=main, window=window))
+        if seconds := describe_seconds(history):
+            say(seconds)
+        return
     from hansa.study.report.tables import site_table
 
-    sites = tuple(f"{site}/" for site in site_names(history))
-    console = out()
-    of_run = {name: value for name, value in summary.items() if not plain_name(name).startswith(sites)}
-    console.print(summary_table(title, of_run if sites else summary, main=main, window=window))
-    table = site_table(history, summary, main, facts_of(history).better)
-    if table is None:
-        if parts := round_seconds(history):
-            say(f"a round takes {describe_seconds(parts)} (median)")
-        return
-    chosen = [place for place, heading in enumerate(table.headings) if heading != "received"]
-    shown = plain_table(*(table.headings[place] for place in chosen), left=("site",), no_wrap=True)
-    for row in table.rows:
-        shown.add_row(*(escape(row[place]) for place in chosen))
+    prefixes = tuple(f"{site}/" for site in sites)
+    of_run = {name: value for name, value in summary.items() if not plain_name(name).startswith(prefixes)}
+    console.print(summary_table(title, of_run, main=main, window=window))
+    table = site_table(history, summary, main, history.facts.better)
+    assert table is not None
+    columns = zip(table.headings, zip(*table.rows, strict=True), strict=True)
+    cells = {heading: list(map(escape, column)) for heading, column in columns}
     console.print()
-    console.print(shown)
+    console.print(fitting_table(console, cells, left=("site",)))
     for each in table.notes:
         say(each)
-
-
-def _write_latex(path: Path | None, entry: ReportEntry, target: float | None, metric: str | None, window: int) -> None:
-    if path is not None:
-        from hansa.cli.report import write_latex
-        from hansa.study.report import rank
-        from hansa.study.report.ranking import latex_table
-
-        write_latex(path, [latex_table(rank([entry], target, metric=metric, window=window), target)])
 
 
 def metric_order(names: Iterable[str], main: str) -> list[str]:
@@ -156,7 +144,7 @@ def summary_table(
     summary: Mapping[str, Any],
     statistics: Mapping[str, SeedStatistics] | None = None,
     *,
-    main: str | None = None,
+    main: str,
     window: int = WINDOW,
 ) -> Table:
     """Return a run's summary, each number with what it is: final, best, or mean of the last measurements; with several
@@ -164,7 +152,6 @@ def summary_table(
     from hansa.study.report.ranking import format_target, shows_spread
 
     statistics = statistics or {}
-    main = main_metric(summary) if main is None else main
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
@@ -206,8 +193,8 @@ def show_group(
     """Show the combined numbers of several seeds, and one line for each seed."""
     from hansa.study.report import rank
 
-    (ranked,) = rank([entry], group.config.evaluate.target, metric=metric, window=window)
-    numbers, statistics = ranked.numbers, ranked.spreads
+    ranking = rank([entry], group.config.evaluate.target, metric=metric, window=window)
+    numbers, statistics = ranking[0].numbers, ranking[0].spreads
     if as_json:
         seeds = {str(run.seed): run.summary for run in entry.runs}
         over = {name: each._asdict() for name, each in statistics.items()}
@@ -216,14 +203,14 @@ def show_group(
     status = dict.fromkeys(str(run.summary.get("status", "?")) for run in entry.runs)
     title = f"{group}, {len(entry.runs)} seeds"
     summary = {**numbers, "status": ", ".join(status)}
-    out().print(summary_table(title, summary, statistics, main=ranked.metric, window=window))
-    write = formats.formatter_of(ranked.metric)
-    heading = f"{column_of(ranked.metric).label}, {describe_score(ranked.score)}"
+    out().print(summary_table(title, summary, statistics, main=ranking.metric, window=window))
+    write = formats.formatter_of(ranking.metric)
+    heading = f"{column_of(ranking.metric).label}, {describe_score(ranking.score)}"
     table = plain_table("seed", "rounds", heading, "status", left=("status",))
     for run in entry.runs:
         values = {**run.summary, **summarize(run.history, metric=metric, window=window)}
         table.add_row(
-            str(run.seed), str(values["rounds"]), write(values.get(ranked.score)), str(values.get("status", "?"))
+            str(run.seed), str(values["rounds"]), write(values.get(ranking.score)), str(values.get("status", "?"))
         )
     out().print(table)
 
@@ -239,7 +226,7 @@ def show_clients(
     from hansa.study.report.tables import client_metric, describe_spread, format_client_cell, worst_first
 
     if not columns.rows:
-        raise HansaError(f"{title}: no client record: no round has been completed, or the run is from hansa 0.1.")
+        raise HansaError(f"{title}: no client record: no round has been completed.")
     if as_json:
         say_json({name: values.tolist() for name, values in columns.with_name_column().items()})
         return
@@ -251,22 +238,19 @@ def show_clients(
     rows: list[int | None] = list(worst_first(columns, metric, better))
     if len(rows) > MAX_CLIENTS:
         rows = [*rows[: MAX_CLIENTS // 2], None, *rows[-MAX_CLIENTS // 2 :]]
-    shown = {name: values for name, values in columns.with_name_column().items() if name != "peer_bytes" or any(values)}
+    table = columns.with_name_column()
+    order = dict.fromkeys([*(name for name in table if name not in LAST_CLIENT_COLUMNS), *LAST_CLIENT_COLUMNS])
+    cells = {
+        name.replace("_", " "): [
+            "..." if row is None else escape(format_client_cell(name, table[name][row])) for row in rows
+        ]
+        for name in order
+        if name in table and (name != "peer_bytes" or table[name].any())
+    }
     console = out()
-    for left_out in (*NARROW_WITHOUT, None):
-        table = plain_table(*(name.replace("_", " ") for name in shown), left=("name",), no_wrap=True)
-        for row in rows:
-            cells = ("..." if row is None else format_client_cell(name, shown[name][row]) for name in shown)
-            table.add_row(*map(escape, cells))
-        if (
-            left_out is None
-            or Measurement.get(console, console.options.update(width=9999), table).maximum <= console.width
-        ):
-            break
-        shown.pop(left_out, None)
-    console.print(table)
-    order = "highest" if lower_is_better(metric, better) else "lowest"
-    say(f"\nsorted by {metric.replace('_', ' ')}, {order} first. All rounds: hansa export RUN -o clients.csv", "dim")
+    console.print(fitting_table(console, cells, left=("name",), keep=3))
+    first = "highest" if lower_is_better(metric, better) else "lowest"
+    say(f"\nsorted by {metric.replace('_', ' ')}, {first} first. All rounds: hansa export RUN -o clients.csv", "dim")
 
 
 def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> str:

@@ -100,7 +100,7 @@ def sweep(
     with hold_folder(folder):
         ranking = print_and_write(entries, page, title=f"Sweep of {config}", as_json=as_json, **ranked)
         study.write_results(folder, ranking, values_of)
-    if warning := scores_test_rows(ranking[0].metric):
+    if warning := scores_test_rows(ranking.metric):
         note(warning, "yellow")
     best = "  ".join(f"--set {each}" for each in study.point_changes(values_of[ranking[0].entry.name]))
     message = "" if done is None else f"{done.counts()}\n"

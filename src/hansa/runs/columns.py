@@ -8,8 +8,8 @@ which of them ranks the run and in which direction each is better, and every tab
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from hansa.core.errors import HansaError, invalid_argument
@@ -186,7 +186,6 @@ WINDOW = 5
 """The default number of last measurements that a score averages; one setting for tables, pages, CSV and searches."""
 VALIDATION = "validation"
 """The name of the test set of validation rows, as in `hansa.training.task`, which needs torch."""
-_FALLING = ("bits", "bytes", "seconds", "consensus", "lost")
 _SUMMARY = re.compile(r"(best|final|last\d+)_")
 
 
@@ -217,13 +216,11 @@ def direction_of(name: str, better: Mapping[str, Direction] | None = None) -> Di
     name = name.rpartition("/")[2]
     if name in COLUMNS:
         return COLUMNS[name].better
-    if prefix := evaluated_prefix(name):
+    if prefix := _evaluated_prefix(name):
         if name.endswith("_std"):
             return "lower"
         name = name.removesuffix("_worst").removeprefix(prefix)
-    if name in better:
-        return better[name]
-    return "lower" if name.endswith(_FALLING) else DIRECTIONS.get(name, "")
+    return better.get(name) or DIRECTIONS.get(name, "")
 
 
 def lower_is_better(name: str, better: Mapping[str, Direction] | None = None) -> bool:
@@ -260,8 +257,7 @@ def split_metric(metric: str, better: Mapping[str, Direction] | None = None) -> 
         return name, dict(better or {})
     if direction not in ("lower", "higher"):
         raise invalid_argument("metric", "better", direction, "lower or higher", f"Write {name}:lower.")
-    stated: Direction = "lower" if direction == "lower" else "higher"
-    return name, {**(better or {}), name: stated}
+    return name, {**(better or {}), name: "lower" if direction == "lower" else "higher"}
 
 
 def column_of(name: str, better: Mapping[str, Direction] | None = None) -> Column:
@@ -282,12 +278,8 @@ def column_of(name: str, better: Mapping[str, Direction] | None = None) -> Colum
     return Column(plain, label, unit, label, direction_of(plain, better))
 
 
-def evaluated_prefix(name: str) -> str:
-    """Return the prefix of an evaluated column, such as ``client_``; "" for other columns.
-
-    >>> evaluated_prefix("sites_test_loss"), evaluated_prefix("loss")
-    ('sites_test_', '')
-    """
+def _evaluated_prefix(name: str) -> str:
+    """Return the prefix of an evaluated column, such as ``client_``; "" for other columns and for summaries."""
     own = name.rpartition("/")[2] if name == plain_name(name) else name
     return next((prefix for prefix in EVALUATED if own.startswith(prefix)), "")
 
@@ -298,8 +290,8 @@ def evaluated_metrics(names: Iterable[str]) -> list[str]:
     >>> evaluated_metrics({"round", "test_auc", "sites_test_rows", "sites_test_auc_at_least"})
     ['test_auc']
     """
-    bounds = re.compile(r"sites_test_.*_at_(least|most)")
-    return sorted(n for n in names if evaluated_prefix(n) and not n.endswith("_rows") and not bounds.fullmatch(n))
+    bounds = re.compile(r"sites_test_.*_at_(least|most)|.*_rows")
+    return sorted(name for name in names if _evaluated_prefix(name) and not bounds.fullmatch(name))
 
 
 def base_metric(name: str) -> str:
@@ -361,12 +353,7 @@ class MetricFacts:
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as plain data."""
-        return {
-            "main": self.main,
-            "better": dict(self.better),
-            "chance": self.chance,
-            "validation": self.validation,
-        }
+        return asdict(self)
 
 
 NO_FACTS = MetricFacts()
@@ -409,25 +396,9 @@ def main_metric(names: Iterable[str], facts: MetricFacts = NO_FACTS) -> str:
     'sites_test_loss'
     """
     known = set(names)
-    for name in (facts.main, SITE_PREFIX + facts.main):
-        if name in known:
-            return name
-    plain = {name for name in evaluated_metrics(known) if not name.endswith(("_worst", "_std"))}
-    own = [name for name in sorted(plain) if name.startswith("test_") and name not in COLUMNS]
-    at_sites = [name for name in sorted(plain) if name.startswith("sites_test_") and name != "sites_test_loss"]
-    directed = [name for name in own if direction_of(name, facts.better)]
-    directed_at_sites = [name for name in at_sites if direction_of(name, facts.better)]
+    metrics = [name for name in evaluated_metrics(known - {*LOSSES}) if not name.endswith(("_worst", "_std"))]
+    directed = [name for name in metrics if direction_of(name, facts.better)]
+    own, at_sites = ([name for name in directed if name.startswith(prefix)] for prefix in ("test_", "sites_test_"))
     losses = ("test_loss", "sites_test_loss", *OUTCOMES)
-    for name in (ACCURACY, *directed, "sites_test_accuracy", *directed_at_sites, *losses):
-        if name in known:
-            return name
-    return ACCURACY
-
-
-def markdown_table(columns: Sequence[Column] | None = None) -> str:
-    """Return the columns as a Markdown table for the documentation."""
-    rows = [
-        f"| `{each.name}` | {each.unit} | {each.better or 'n/a'} | {each.meaning} |"
-        for each in (tuple(COLUMNS.values()) if columns is None else columns)
-    ]
-    return "\n".join(["| column | unit | better | meaning |", "|---|---|---|---|", *rows])
+    order = (facts.main, SITE_PREFIX + facts.main, ACCURACY, *own, "sites_test_accuracy", *at_sites, *losses)
+    return next((name for name in order if name in known), ACCURACY)

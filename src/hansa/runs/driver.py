@@ -43,7 +43,7 @@ from hansa.rounds.messages import DroppedClient, Report, WorkOrder, joined_order
 from hansa.rounds.pacing import ArrivalEngine, check_profile
 from hansa.runs.client_columns import Array, ClientColumns
 from hansa.runs.columns import MetricFacts, main_metric
-from hansa.runs.metrics import RunHistory, check_any_update_accepted, frame_of, text_table, warn_dropped_clients
+from hansa.runs.metrics import RunHistory, report_dropped_clients, text_table
 from hansa.runs.options import Callback, Record, RunOptions, RunOptionsDict
 from hansa.runs.per_client import (
     ClientEvaluationPlan,
@@ -242,7 +242,9 @@ class Run:
 
     def frame(self) -> pandas.DataFrame:
         """Return the history as a pandas frame, one row per round."""
-        return frame_of(self.history)
+        import pandas
+
+        return pandas.DataFrame(list(self.history))
 
     def clients(self, *columns: str) -> ClientColumns:
         """Return the client record, one row per client and round: all columns, or those named.
@@ -269,8 +271,7 @@ class Run:
                         break
             finally:
                 engine.close()
-        check_any_update_accepted(self.history, self.dropped_clients)
-        warn_dropped_clients(self.history, self.dropped_clients)
+        report_dropped_clients(self.history, self.dropped_clients)
         return self
 
     def _round(self, engine: Engine, final: bool) -> Record:

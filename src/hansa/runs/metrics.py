@@ -1,23 +1,20 @@
 """Numbers from the history of a run: best, final, rounds and bits to a target, summaries over seeds, sites, intervals.
 
-A history is a sequence of records, one for each round, or a pandas frame of them. A frame does not distinguish a value
-that is not finite from one that was not measured, so of a frame only the finite values count.
+A history is a sequence of records, one for each round.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import statistics
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hansa.core.errors import HansaError, check_integer, short_repr, suggestion
 from hansa.runs.columns import (
-    ACCURACY,
     BITS,
     NO_FACTS,
     OUTCOMES,
@@ -38,25 +35,8 @@ if TYPE_CHECKING:
     from hansa.rounds.messages import DroppedClient
     from hansa.runs.driver import Run
 
-__all__ = [
-    "ACCURACY",
-    "best",
-    "cost_to",
-    "last",
-    "load_run",
-    "lower_is_better",
-    "mean_interval",
-    "paired_interval",
-    "rounds_to",
-    "score",
-    "seed_statistics",
-    "series",
-    "summarize",
-    "with_totals",
-]
-
 Record: TypeAlias = Mapping[str, Any]
-History: TypeAlias = "Iterable[Record] | pandas.DataFrame"
+History: TypeAlias = Sequence[Record]
 
 log = logging.getLogger("hansa")
 
@@ -78,11 +58,9 @@ class RunHistory(list[dict[str, Any]]):
         self.facts, self.digest = facts, ""
 
 
-def facts_of(history: object) -> MetricFacts:
+def facts_of(history: History) -> MetricFacts:
     """Return the facts that a history carries, if any."""
-    facts = getattr(history, "facts", None)
-    if facts is None:
-        facts = getattr(history, "attrs", {}).get("facts")  # of a pandas frame
+    facts = getattr(history, "facts", NO_FACTS)
     return facts if isinstance(facts, MetricFacts) else NO_FACTS
 
 
@@ -100,38 +78,23 @@ def series(history: History, metric: str | None = None) -> list[tuple[int, float
     """Return (round, value) of the rounds in which a metric was measured and finite.
 
     Args:
-        history: The records of a run, or a pandas frame of them.
+        history: The records of a run.
         metric: A column; by default the main metric of the run.
 
     >>> series([{"round": 1, "test_accuracy": 0.5}, {"round": 2}, {"round": 3, "test_accuracy": 0.7}])
     [(1, 0.5), (3, 0.7)]
     """
-    records = _records(history)
-    return _finite_points(records, _choose(records, metric)[0])
-
-
-def _finite_points(records: Sequence[Record], metric: str) -> list[tuple[int, float]]:
-    points = [(int(record["round"]), float(record[metric])) for record in records if is_finite(record.get(metric))]
-    if not points and records and metric not in (names := column_names(records)):
-        raise HansaError(f"the history has no metric {metric!r}. {suggestion(metric, names)}")
+    name, _ = _choose(history, metric)
+    points = [(int(record["round"]), float(record[name])) for record in history if is_finite(record.get(name))]
+    if not points and history and name not in (names := column_names(history)):
+        raise HansaError(f"the history has no metric {name!r}. {suggestion(name, names)}")
     return points
 
 
-def _choose(records: Sequence[Record], metric: str | None) -> tuple[str, bool | None]:
-    """Return the requested column, or the main one, and whether it falls; None if that is not declared."""
-    facts = facts_of(records)
-    if metric is None:
-        metric = main_metric(column_names(records), facts)
-    name, better = split_metric(metric, facts.better)
-    direction = direction_of(name, better)
-    return name, direction == "lower" if direction else None
-
-
-def _choose_directed(records: Sequence[Record], metric: str | None) -> tuple[list[tuple[int, float]], bool]:
-    """Return the finite points of a column and whether it falls, or raise if that is not declared."""
-    name, falls = _choose(records, metric)
-    points = _finite_points(records, name)
-    return points, lower_is_better(name) if falls is None else falls
+def _choose(history: History, metric: str | None) -> tuple[str, dict[str, Any]]:
+    """Return the requested column, or the main one, and the directions of metrics."""
+    facts = facts_of(history)
+    return split_metric(main_metric(column_names(history), facts) if metric is None else metric, facts.better)
 
 
 def diverged_at(history: Iterable[Record], metric: str) -> int | None:
@@ -155,15 +118,14 @@ def best(history: History, metric: str | None = None) -> float | None:
     """Return the best finite value of a metric; None where it was never measured.
 
     Args:
-        history: The records of a run, or a pandas frame of them.
+        history: The records of a run.
         metric: A column, or COLUMN:lower where its direction is not known; by default the main metric of the run.
 
     >>> best([{"round": 1, "test_loss": 0.5}, {"round": 2, "test_loss": 0.7}], "test_loss")
     0.5
     """
-    points, falls = _choose_directed(_records(history), metric)
-    values = (value for _, value in points)
-    return min(values, default=None) if falls else max(values, default=None)
+    values = [value for _, value in series(history, metric)]
+    return min(values, default=None) if lower_is_better(*_choose(history, metric)) else max(values, default=None)
 
 
 def last(history: History, metric: str | None = None, count: int = WINDOW) -> float | None:
@@ -172,7 +134,7 @@ def last(history: History, metric: str | None = None, count: int = WINDOW) -> fl
     NaN if the last measurement is not finite: the run diverged.
 
     Args:
-        history: The records of a run, or a pandas frame of them.
+        history: The records of a run.
         metric: A column; by default the main metric of the run.
         count: How many measurements to average; 1 is the final value.
 
@@ -180,10 +142,8 @@ def last(history: History, metric: str | None = None, count: int = WINDOW) -> fl
     0.7
     """
     check_integer("last", "count", count)
-    records = _records(history)
-    name = _choose(records, metric)[0]
-    values = [value for _, value in _finite_points(records, name)][-count:]
-    if diverged_at(records, name) is not None:
+    values = [value for _, value in series(history, metric)][-count:]
+    if diverged_at(history, _choose(history, metric)[0]) is not None:
         return math.nan
     return math.fsum(values) / len(values) if values else None
 
@@ -196,22 +156,21 @@ def score(history: History, metric: str | None = None, window: int = WINDOW) -> 
     0.4
     """
     check_integer("score", "window", window)
-    records = _records(history)
-    return last(records, metric, window if len(series(records, metric)) > window else 1)
+    return last(history, metric, window if len(series(history, metric)) > window else 1)
 
 
 def rounds_to(history: History, target: float, metric: str | None = None) -> int | None:
     """Return the first round in which a metric reached the target; None if it never did.
 
     Args:
-        history: The records of a run, or a pandas frame of them.
+        history: The records of a run.
         target: The value to reach: from below, or from above for a metric that falls.
         metric: A column, or COLUMN:lower where its direction is not known; by default the main metric of the run.
 
     >>> rounds_to([{"round": r, "test_accuracy": r / 10} for r in range(1, 10)], 0.7)
     7
     """
-    points, falls = _choose_directed(_records(history), metric)
+    points, falls = series(history, metric), lower_is_better(*_choose(history, metric))
     return next((round for round, value in points if (value <= target if falls else value >= target)), None)
 
 
@@ -219,45 +178,35 @@ def cost_to(history: History, target: float, metric: str | None = None) -> dict[
     """Return the record, with running totals, of the round in which a metric reached the target; None if it never did.
 
     ``cost_to(run.history, 0.8)["bits"]`` are the bits sent until then, by all links; ``up_bits``, ``server_bits`` and
-    ``wall_seconds`` are other costs.
-
-    Args:
-        history: The records of a run, or a pandas frame of them.
-        target: The value to reach.
-        metric: As in `rounds_to`.
+    ``wall_seconds`` are other costs. The arguments are those of `rounds_to`.
 
     >>> records = [{"round": r, "test_accuracy": r / 10, "up_bytes": 2, "peer_bytes": 1} for r in range(1, 10)]
     >>> cost_to(records, 0.3)["bits"]
     72
     """
-    records = _records(history)
-    round = rounds_to(records, target, metric)
-    return None if round is None else next(entry for entry in running_totals(records) if entry["round"] == round)
+    round = rounds_to(history, target, metric)
+    return None if round is None else with_totals(each for each in history if each["round"] <= round)[-1]
 
 
-def with_totals(history: History) -> list[dict[str, Any]]:
+def with_totals(history: Iterable[Record]) -> list[dict[str, Any]]:
     """Return the records with running totals of bits by link, simulated seconds and wall seconds.
 
     >>> [r["up_bits"] for r in with_totals([{"round": 1, "up_bytes": 2}, {"round": 2, "up_bytes": 3}])]
     [16, 40]
     """
-    return list(running_totals(history))
-
-
-def running_totals(history: History) -> Iterator[dict[str, Any]]:
-    """Yield the records of `with_totals`."""
+    records = []
     totals = dict.fromkeys(BITS, 0)
     wall = simulated = 0.0
-    for record in _records(history):
+    for record in history:
         for total, part in BITS.items():
             totals[total] += 8 * int(record.get(part) or 0)
         wall += float(record.get("seconds") or 0.0)
         sums = {"server_bits": totals["up_bits"] + totals["down_bits"], "bits": sum(totals.values())}
-        entry = {**record, **totals, **sums, "wall_seconds": wall}
+        records.append({**record, **totals, **sums, "wall_seconds": wall})
         if is_finite(record.get("simulated_seconds")):
             simulated += float(record["simulated_seconds"])
-            entry["simulated_total_seconds"] = simulated
-        yield entry
+            records[-1]["simulated_total_seconds"] = simulated
+    return records
 
 
 def summarize(
@@ -271,32 +220,32 @@ def summarize(
     links included.
 
     Args:
-        history: The records of a run, or a pandas frame of them.
+        history: The records of a run.
         target: The value that the metric is to reach.
         metric: The metric of the target, which is summarized even if it is no evaluated one; by default the main one.
         window: How many of the last measurements are averaged.
     """
     check_integer("summarize", "window", window)
-    records, facts = _records(history), facts_of(history)
-    requested, better = (None, facts.better) if metric is None else split_metric(metric, facts.better)
-    names = column_names(records)
-    summary: dict[str, Any] = {"rounds": int(records[-1]["round"]) if records else 0}
-    for name in dict.fromkeys([*OUTCOMES, *evaluated_metrics(names), facts.main, requested or facts.main]):
-        values = [record[name] for record in records if is_finite(record.get(name))]
-        diverged = diverged_at(records, name) is not None
+    chosen, better = _choose(history, metric)
+    names = column_names(history)
+    requested = facts_of(history).main if metric is None else chosen
+    summary: dict[str, Any] = {"rounds": int(history[-1]["round"]) if history else 0}
+    for name in dict.fromkeys([*OUTCOMES, *evaluated_metrics(names), facts_of(history).main, requested]):
+        values = [float(record[name]) for record in history if is_finite(record.get(name))]
+        diverged = diverged_at(history, name) is not None
         if not values and not diverged:
             continue
-        summary[name] = math.nan if diverged else float(values[-1])
+        summary[name] = math.nan if diverged else values[-1]
         if values and (direction := direction_of(name, better)):
-            summary[f"best_{name}"] = float(min(values) if direction == "lower" else max(values))
+            summary[f"best_{name}"] = min(values) if direction == "lower" else max(values)
         if len(values) > window:
             summary[f"last{window}_{name}"] = math.nan if diverged else math.fsum(values[-window:]) / window
-    final = deque(running_totals(records), maxlen=1).pop() if records else {}
+    final = with_totals(history)[-1] if history else {}
     summary |= {total: final[total] for total in TOTALS if total in final}
-    summary["lost"] = sum(int(record.get("lost") or 0) for record in records)
-    summary["unmoved_rounds"] = sum(record.get("moved") is False for record in records)
+    summary["lost"] = sum(int(record.get("lost") or 0) for record in history)
+    summary["unmoved_rounds"] = sum(record.get("moved") is False for record in history)
     if target is not None:
-        spent = cost_to(records, target, metric) if _choose(records, metric)[0] in names else None
+        spent = cost_to(history, target, metric) if chosen in names else None
         summary["target"] = target
         summary["rounds_to_target"] = None if spent is None else int(spent["round"])
         summary["bits_to_target"] = None if spent is None else spent["bits"]
@@ -337,32 +286,14 @@ def load_run(folder: Path | str) -> pandas.DataFrame:
     ...     list(load_run(f"{folder}/run")["round"])
     [1, 2]
     """
+    import pandas
+
     from hansa.runs.folder import RunFolder
 
     run = RunFolder.containing(folder)
     if not (history := run.history):
         raise HansaError(f"{run}: no round of a run. It is recorded when the first round is completed.")
-    frame = frame_of(running_totals(history))
-    frame.attrs.update(folder=str(run), facts=history.facts)
-    return frame
-
-
-def frame_of(records: Iterable[Record]) -> pandas.DataFrame:
-    """Return records as a pandas frame, one row each."""
-    import pandas
-
-    return pandas.DataFrame(list(records))
-
-
-def _records(history: History) -> Sequence[Record]:
-    if isinstance(history, list):
-        return history
-    if hasattr(history, "to_dict"):
-        rows = history.to_dict("records")
-        return RunHistory(
-            ({str(name): value for name, value in row.items() if value == value} for row in rows), facts_of(history)
-        )
-    return list(history)
+    return pandas.DataFrame(with_totals(history))
 
 
 def text_table(history: Sequence[Record], columns: Sequence[str] = (), last: int = 5) -> str:
@@ -380,15 +311,24 @@ def text_table(history: Sequence[Record], columns: Sequence[str] = (), last: int
             raise HansaError(f"table({short_repr(name)}): no such column. {suggestion(str(name), measured)}")
     main = main_metric(measured, facts_of(history))
     names = list(columns) or [name for name in dict.fromkeys(["round", main, *_TABLE]) if name in measured]
-    cells = [names, *([_cell(record.get(name)) for name in names] for record in history[-last:])]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
+    values = [[record.get(name) for name in names] for record in history[-last:]]
+    cells = [["-" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in row] for row in values]
+    return align_columns([names, *cells])
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def align_columns(rows: Sequence[Sequence[str]], left: int = 0) -> str:
+    """Return rows of cells as lines of text with aligned columns, of which the first ``left`` begin at the left.
+
+    >>> print(align_columns([["a", "b"], ["first", "10"]], left=1))
+    a       b
+    first  10
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned = (
+        [cell.ljust(width) if place < left else cell.rjust(width) for place, (cell, width) in enumerate(cells)]
+        for cells in (zip(row, widths, strict=True) for row in rows)
+    )
+    return "\n".join(map("  ".join, aligned))
 
 
 def drop_reasons(history: Iterable[Record]) -> Counter[str]:
@@ -400,24 +340,20 @@ def drop_reasons(history: Iterable[Record]) -> Counter[str]:
     return reasons
 
 
-def check_any_update_accepted(history: Sequence[Record], dropped: Sequence[tuple[int, DroppedClient]]) -> None:
-    """Raise if all updates of the run were refused for the same reason."""
-    reasons = {reason for record in history for reason in record.get("reasons") or ()}
-    if not dropped or len(reasons) != 1 or reasons <= NO_UPDATE or any(record["participants"] for record in history):
-        return
-    round, example = dropped[-1]
-    raise HansaError(
-        f"every update of all {len(history)} rounds was refused, so the model never changed ({reasons.pop()}; "
-        f"client {example.client} in round {round}: {example.detail})."
-    )
+def report_dropped_clients(history: Sequence[Record], dropped: Sequence[tuple[int, DroppedClient]]) -> None:
+    """Warn about dropped clients: their number by reason, and the last of them in full.
 
-
-def warn_dropped_clients(history: Sequence[Record], dropped: Sequence[tuple[int, DroppedClient]]) -> None:
-    """Warn about dropped clients: their number by reason, and the last of them in full."""
+    It is an error if every update of the run was refused for the same reason.
+    """
     if not dropped:
         return
     reasons = drop_reasons(history)
     round, example = dropped[-1]
+    if len(reasons) == 1 and not reasons.keys() <= NO_UPDATE and not any(each["participants"] for each in history):
+        raise HansaError(
+            f"every update of all {len(history)} rounds was refused, so the model never changed ({min(reasons)}; "
+            f"client {example.client} in round {round}: {example.detail})."
+        )
     log.warning(
         "%d client updates were left out of %d rounds (%s); the last: client %d in round %d, %s",
         reasons.total(),
@@ -446,8 +382,6 @@ def seed_statistics(values: Sequence[float]) -> SeedStatistics:
     """
     if any(map(math.isnan, values)):
         return SeedStatistics(math.nan, math.nan, math.nan, math.nan)
-    if any(map(math.isinf, values)):
-        return SeedStatistics(sum(values) / len(values), math.nan, min(values), max(values))
     return SeedStatistics(fmean(values), stdev(values) if len(values) > 1 else 0.0, min(values), max(values))
 
 
@@ -489,27 +423,20 @@ def summarize_seeds(
     return means, spreads
 
 
-def aligned_rounds(histories: Sequence[History]) -> Iterator[tuple[Record, ...]]:
-    """Yield the records of every round that all runs have, with running totals."""
-    for records in zip(*map(running_totals, histories), strict=False):
-        if len({record["round"] for record in records}) > 1:
-            raise HansaError(
-                f"rounds {[record['round'] for record in records]} do not match: the seeds have different rounds."
-            )
-        yield records
+def curve_over_seeds(histories: Sequence[History], metric: str, x: str = "round") -> list[tuple[float, SeedStatistics]]:
+    """Return (x, statistics of a metric) of the rounds in which all runs measured both; x is its mean over runs.
 
-
-def metric_over_seeds(histories: Sequence[History], metric: str) -> list[tuple[int, SeedStatistics]]:
-    """Return (round, statistics) of a metric for the rounds in which all runs measured it.
-
-    >>> metric_over_seeds([[{"round": 1, "loss": 1.0}], [{"round": 1, "loss": 3.0}]], "loss")[0][1].mean
+    >>> curve_over_seeds([[{"round": 1, "loss": 1.0}], [{"round": 1, "loss": 3.0}]], "loss")[0][1].mean
     2.0
     """
-    return [
-        (int(records[0]["round"]), seed_statistics([float(record[metric]) for record in records]))
-        for records in aligned_rounds(histories)
-        if all(is_finite(record.get(metric)) for record in records)
-    ]
+    points = []
+    for records in zip(*map(with_totals, histories), strict=False):
+        if len(rounds := {record["round"] for record in records}) > 1:
+            raise HansaError(f"rounds {sorted(rounds)} do not match: the seeds have different rounds.")
+        if all(is_finite(record.get(metric)) and is_finite(record.get(x)) for record in records):
+            values = seed_statistics([float(record[metric]) for record in records])
+            points.append((records[0][x] if len(records) == 1 else fmean(record[x] for record in records), values))
+    return points
 
 
 class MeanInterval(NamedTuple):
@@ -542,8 +469,6 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> MeanInte
     >>> mean_interval([1.0, 2.0]).half
     inf
     """
-    if not values:
-        raise HansaError("mean_interval(values=[]): expected at least one number.")
     if not 0 < confidence < 1:
         raise HansaError(f"mean_interval(confidence={confidence}): expected a number between 0 and 1.")
     count = len(values)
@@ -569,12 +494,8 @@ def paired_interval(first: Sequence[float], second: Sequence[float], confidence:
     >>> paired_interval([81.0, 85.0, 89.0], [80.0, 84.0, 88.0])
     MeanInterval(mean=1.0, half=0.0, seeds=3)
     """
-    if len(first) != len(second):
-        raise HansaError(
-            f"paired_interval: {len(first)} and {len(second)} numbers; expected one of each for every seed."
-        )
-    differences = [0.0 if math.isclose(a, b, rel_tol=1e-12) else a - b for a, b in zip(first, second, strict=True)]
-    return mean_interval(differences, confidence)
+    pairs = zip(first, second, strict=True)
+    return mean_interval([0.0 if math.isclose(a, b, rel_tol=1e-12) else a - b for a, b in pairs], confidence)
 
 
 def site_names(history: Iterable[Record]) -> list[str]:
@@ -600,10 +521,10 @@ def site_totals(history: Iterable[Record]) -> dict[str, Counter[str]]:
     return totals
 
 
-def combined_by(history: Iterable[Record]) -> dict[str, str]:
+def combined_by(history: Sequence[Record]) -> dict[str, str]:
     """Return how each metric over all sites was last computed."""
-    found = [how for record in history if isinstance(how := record.get("combined_by"), dict)]
-    return {str(name): str(how) for name, how in found[-1].items()} if found else {}
+    found = next((how for record in reversed(history) if isinstance(how := record.get("combined_by"), dict)), {})
+    return {str(name): str(how) for name, how in found.items()}
 
 
 def round_seconds(history: Iterable[Record]) -> dict[str, float]:
@@ -620,22 +541,23 @@ def round_seconds(history: Iterable[Record]) -> dict[str, float]:
     if not measured:
         return {}
     measured = measured[1:] or measured
-    median: Callable[[Iterable[float]], float] = statistics.median
-    medians = {name: median(record[name] for record in measured) for name in ("seconds", *PARTS)}
+    medians = {name: float(median(record[name] for record in measured)) for name in ("seconds", *PARTS)}
     server = median(record["seconds"] - sum(record[name] for name in PARTS) for record in measured)
-    return {**medians, "server_seconds": max(0.0, server)}
+    return {**medians, "server_seconds": max(0.0, float(server))}
 
 
-def describe_seconds(parts: Mapping[str, float]) -> str:
-    """Return the parts of a round's seconds as a sentence.
+def describe_seconds(history: Iterable[Record]) -> str:
+    """Return the parts of a round's seconds as a sentence; "" if the history has no parts.
 
-    >>> parts = {"work_seconds": 1.5, "start_seconds": 1, "transport_seconds": 1, "server_seconds": 0.5}
-    >>> describe_seconds({"seconds": 4.0, **parts})
-    '4.0 s: 1.5 work at the slowest site, 1.0 start of processes, 1.0 transport, 0.5 server'
+    >>> first = {"round": 1, "seconds": 4.0, "work_seconds": 1.5, "start_seconds": 1.0, "transport_seconds": 1.0}
+    >>> describe_seconds([first])
+    'a round takes 4.0 s: 1.5 work at the slowest site, 1.0 start of processes, 1.0 transport, 0.5 server (median)'
     """
+    if not (parts := round_seconds(history)):
+        return ""
     names = {"work": "work at the slowest site", "start": "start of processes", "transport": "transport"}
     texts = [f"{parts[f'{name}_seconds']:.1f} {text}" for name, text in {**names, "server": "server"}.items()]
-    return f"{parts['seconds']:.1f} s: {', '.join(texts)}"
+    return f"a round takes {parts['seconds']:.1f} s: {', '.join(texts)} (median)"
 
 
 def federation_summary(run: Run, history: Sequence[Record]) -> dict[str, Any]:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from hansa.config import Config, code_names, load, to_yaml
 from hansa.core.errors import HansaError, invalid_argument
@@ -53,25 +52,6 @@ def expand_seeds(config: Config) -> list[Config]:
         return [config]
     seeds = parse_seeds(config.seeds, config.seed, "config")
     return [config.model_copy(update={"seed": seed, "seeds": None}) for seed in seeds]
-
-
-def group_by_config(items: Sequence[Any], config_of: Callable[[Any], Config | None]) -> list[list[Any]]:
-    """Group items by everything in their configurations but the seed, in order of first appearance.
-
-    Items with equal seeds are in different groups; an item without a configuration is its own group.
-    """
-    groups: list[tuple[str | None, set[int], list[Any]]] = []
-    for item in items:
-        config = config_of(item)
-        label = None if config is None else config_without_seed(config)
-        for known, seeds, members in groups:
-            if config is not None and label == known and config.seed not in seeds:
-                seeds.add(config.seed)
-                members.append(item)
-                break
-        else:
-            groups.append((label, set() if config is None else {config.seed}, [item]))
-    return [members for *_, members in groups]
 
 
 def config_without_seed(config: Config) -> str:

@@ -5,23 +5,26 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hansa.core.errors import HansaError, suggestion
+from hansa.runs.metrics import is_finite
 
 if TYPE_CHECKING:
     from hansa.runs.driver import Run
     from hansa.runs.experiment import Experiment
     from hansa.runs.options import Callback
 
+MODULES = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow", "wandb": "wandb", "trackio": "trackio"}
+"""The trackers of ``--track``, and the modules that they need."""
+
 
 def tensorboard(folder: Path | str) -> Callback:
     """Return a callback that writes every number of a round as a TensorBoard scalar to ``folder``."""
-    writer = _import_tracker("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder))
+    writer = _import_tracker("tensorboard").SummaryWriter(str(folder))
 
     def log(run: Run, record: Mapping[str, Any]) -> None:
         for name, value in finite_numbers(record).items():
@@ -31,17 +34,14 @@ def tensorboard(folder: Path | str) -> Callback:
     return log
 
 
-def mlflow(name: str, settings: Mapping[str, Any] | None = None, uri: str | None = None) -> Callback:
+def mlflow(name: str, settings: Mapping[str, Any] | None = None) -> Callback:
     """Return a callback that logs a run to MLflow; the MLflow run ends with the process or the next `mlflow` callback.
 
     Args:
         name: The name of the run.
         settings: Logged once as parameters.
-        uri: The tracking server; by default MLflow's own setting.
     """
-    client = _import_tracker("mlflow", "mlflow")
-    if uri is not None:
-        client.set_tracking_uri(uri)
+    client = _import_tracker("mlflow")
     if client.active_run() is not None:
         client.end_run()
     client.start_run(run_name=name)
@@ -71,7 +71,7 @@ def wandb(
         module: A module with the same ``init`` and ``log``, such as trackio.
         options: Further arguments of its ``init``.
     """
-    client = _import_tracker(module, module)
+    client = _import_tracker(module)
     started: list[Any] = []
 
     def log(run: Run, record: Mapping[str, Any]) -> None:
@@ -85,11 +85,10 @@ def wandb(
 
 def check_trackers(names: Sequence[str]) -> None:
     """Refuse a tracker that is unknown or not installed, before anything is started."""
-    known = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow", "wandb": "wandb", "trackio": "trackio"}
     for name in names:
-        if name not in known:
-            raise HansaError(f"--track {name}: no such tracker. {suggestion(name, known)}")
-        _import_tracker(known[name], name)
+        if name not in MODULES:
+            raise HansaError(f"--track {name}: no such tracker. {suggestion(name, MODULES)}")
+        _import_tracker(name)
 
 
 def build_trackers(names: Sequence[str], experiment: Experiment) -> list[Callback]:
@@ -97,14 +96,16 @@ def build_trackers(names: Sequence[str], experiment: Experiment) -> list[Callbac
     from hansa.config import to_dict
 
     check_trackers(names)
-    config = experiment.config
-    known: dict[str, Callable[[], Callback]] = {
-        "tensorboard": lambda: tensorboard(experiment.folder / "tensorboard"),
-        "mlflow": lambda: mlflow(config.title, to_dict(config)),
-        "wandb": lambda: wandb("hansa", config.title, to_dict(config)),
-        "trackio": lambda: wandb("hansa", config.title, to_dict(config), module="trackio"),
-    }
-    return [known[name]() for name in names]
+    title, settings = experiment.config.title, to_dict(experiment.config)
+    callbacks: list[Callback] = []
+    for name in names:
+        if name == "tensorboard":
+            callbacks.append(tensorboard(experiment.folder / "tensorboard"))
+        elif name == "mlflow":
+            callbacks.append(mlflow(title, settings))
+        else:
+            callbacks.append(wandb("hansa", title, settings, module=name))
+    return callbacks
 
 
 def finite_numbers(record: Mapping[str, Any]) -> dict[str, float]:
@@ -113,11 +114,7 @@ def finite_numbers(record: Mapping[str, Any]) -> dict[str, float]:
     >>> finite_numbers({"round": 3, "loss": float("nan"), "test_accuracy": 0.5, "moved": True, "clients": [1]})
     {'test_accuracy': 0.5}
     """
-    return {
-        name: float(value)
-        for name, value in record.items()
-        if name != "round" and isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    }
+    return {name: float(value) for name, value in record.items() if name != "round" and is_finite(value)}
 
 
 def flatten(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -132,9 +129,9 @@ def flatten(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return flattened
 
 
-def _import_tracker(name: str, product: str) -> Any:
+def _import_tracker(name: str) -> Any:
     try:
-        return import_module(name)
+        return import_module(MODULES.get(name, name))
     except ImportError as error:
-        extra = product if product in ("wandb", "trackio") else "'hansa[track]'"
-        raise HansaError(f"tracking with {product} needs it installed: pip install {extra}.") from error
+        extra = "'hansa[track]'" if name in ("tensorboard", "mlflow") else name
+        raise HansaError(f"tracking with {name} needs it installed: pip install {extra}.") from error

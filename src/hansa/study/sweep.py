@@ -14,7 +14,7 @@ from hansa.runs.search import Axis, Search, parse_range, search_range
 
 if TYPE_CHECKING:
     from hansa.config import Config
-    from hansa.study.report import RankedEntry
+    from hansa.study.report import Ranking
     from hansa.study.session import Job, Session
 
 
@@ -147,7 +147,7 @@ def run_search(
     return search
 
 
-def write_results(folder: Path, ranking: Sequence[RankedEntry], values_of: Mapping[str, Mapping[str, Any]]) -> None:
+def write_results(folder: Path, ranking: Ranking, values_of: Mapping[str, Mapping[str, Any]]) -> None:
     """Write ``results.csv``, a line for each point with its means over seeds, and ``runs.csv``, a line for each run.
 
     Args:
@@ -157,15 +157,14 @@ def write_results(folder: Path, ranking: Sequence[RankedEntry], values_of: Mappi
     """
     from hansa.runs.metrics import summarize
 
-    first = ranking[0]
-    names = dict.fromkeys([first.score, f"best_{first.metric}", first.metric])
-    columns = {f"final_{name}" if name == first.metric else name: name for name in names}
-    score, measured = next(iter(columns)), f"{first.metric}:{'lower' if first.falls else 'higher'}"
+    names = dict.fromkeys([ranking.score, f"best_{ranking.metric}", ranking.metric])
+    columns = {f"final_{name}" if name == ranking.metric else name: name for name in names}
+    score = next(iter(columns))
     columns |= {name: name for name in ("rounds", "bits", "wall_seconds")}
     points: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
     for ranked in ranking:
-        values, spread = values_of[ranked.entry.name], ranked.spreads.get(first.score)
+        values, spread = values_of[ranked.entry.name], ranked.spreads.get(ranking.score)
         points.append({
             **values,
             **{column: ranked.numbers.get(name, "") for column, name in columns.items()},
@@ -174,7 +173,7 @@ def write_results(folder: Path, ranking: Sequence[RankedEntry], values_of: Mappi
             "status": "/".join(dict.fromkeys(str(run.summary.get("status", "")) for run in ranked.entry.runs)),
         })  # fmt: skip
         for run in ranked.entry.runs:
-            numbers = summarize(run.history, metric=measured, window=first.window)
+            numbers = summarize(run.history, metric=ranking.stated, window=ranking.window)
             of_run = {column: numbers.get(name, "") for column, name in columns.items()}
             runs.append({**values, "seed": run.seed, **of_run})
     _write_csv(folder / "results.csv", points)

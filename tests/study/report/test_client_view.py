@@ -65,7 +65,7 @@ def test_the_spread_and_the_bars_are_those_of_the_clients() -> None:
 
 def test_names_and_labels_of_others_are_inert() -> None:
     bad = '"><script>alert(1)</script>'
-    made = entry([0.5, 0.1], label_counts=[[3, 1], [0, 2]], label_names=[bad, "b"], client_names=[bad, bad])
+    made = entry([0.5, 0.1], labels=report.LabelCounts([[3, 1], [0, 2]], [bad, "b"]), client_names=[bad, bad])
     made.clients.named([bad, bad])
     text = report.render_page([replace(made, name=bad)], problems=[bad])
     assert Reader(text).tags.count("script") == 3
@@ -74,7 +74,10 @@ def test_names_and_labels_of_others_are_inert() -> None:
 
 def test_ten_thousand_clients_stay_small() -> None:
     many = np.random.default_rng(1).random(10_000).tolist()
-    entries = [replace(entry(many, label_counts=[[5] * 10] * 10_000), name=f"m{n}") for n in range(20)]
+    entries = [
+        replace(entry(many, labels=report.LabelCounts([[5] * 10] * 10_000, list("abcdefghij"))), name=f"m{n}")
+        for n in range(20)
+    ]
     text = report.render_page(entries)
     assert len(text) < 600_000
     assert len(embedded(text)["clients"][0]["values"]) == MAX_BARS

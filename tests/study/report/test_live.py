@@ -166,7 +166,7 @@ def test_a_hostile_folder_is_named_in_one_line_and_does_not_stop_the_page(tmp_pa
     assert len(named[0]) < 800
     good.grow(1)
     news = watch.newer_than(first["version"], 20)
-    assert news["content"]["runs"][0]["series"][0]["round"] == {"first": 1, "step": 1, "count": 3}
+    assert news["content"]["runs"][0]["series"][0]["round"] == [1, 2, 3]
     assert not news["lost"]
 
 
@@ -177,9 +177,8 @@ def test_an_entry_that_cannot_be_drawn_is_left_out_and_named(tmp_path, monkeypat
     def refuse(entry):
         if entry.name == "bad":
             raise MemoryError("too many clients")
-        return entry, []
 
-    monkeypatch.setattr(page, "with_clients", refuse)
+    monkeypatch.setattr(page, "clients_of", refuse)
     watch = RunWatcher([tmp_path / "runs"])
     watch.refresh()
     assert [run["name"] for run in watch.content["data"]["runs"]] == ["good"]

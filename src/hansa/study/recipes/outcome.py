@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -22,13 +21,14 @@ from hansa.core.errors import HansaError
 from hansa.runs.columns import CHARTED
 from hansa.runs.experiment import config_digest
 from hansa.runs.folder import FINISHED, RunFolder, slug
+from hansa.runs.metrics import is_finite, with_totals
 from hansa.runs.seed_group import expand_seeds
 from hansa.runs.store.io import make_folder, write_file
 from hansa.study.recipes.recipe import Recipe, RecipeCell, RecipeMeasure
 from hansa.study.recipes.verdict import CLAIM_RULE, CellComparison, ClaimCheck, agreement_rule, compare_with_paper
 from hansa.study.report import ReportEntry, ReportTable
 from hansa.study.report.figure import draw_curves
-from hansa.study.report.page import asset, table_html
+from hansa.study.report.page import asset, macro
 
 if TYPE_CHECKING:
     from hansa.study.session import Session
@@ -248,7 +248,7 @@ def results_page(results: Sequence[RecipeResult]) -> str:
         name = result.recipe.name
         link = name if result.error else Markup('<a href="{0}.html">{0}</a>').format(name)
         rows.append((link, result.recipe.reference, result.recipe.summary, result.scale, result.verdict))
-    table = table_html(("recipe", "reference", "summary", "scale", "verdict"), rows)
+    table = macro("table", ("recipe", "reference", "summary", "scale", "verdict"), rows)
     title = "Published and reproduced numbers"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -319,12 +319,10 @@ def curves_csv(result: RecipeResult) -> str:
     writer.writerow(["row", "column", "seed", "round", *metrics])
     for planned in result.runs:
         for member in planned.runs:
-            for table in member.curves(most=sys.maxsize):
-                for place, number in enumerate(table["round"]):
-                    values = [table[name][place] if name in table else None for name in metrics]
-                    if any(value is not None for value in values):
-                        texts = ["" if value is None else f"{value:.6g}" for value in values]
-                        writer.writerow([planned.cell.row, planned.cell.column, member.seed, int(number or 0), *texts])
+            for record in with_totals(member.history):
+                texts = [f"{record[name]:.6g}" if is_finite(record.get(name)) else "" for name in metrics]
+                if any(texts):
+                    writer.writerow([planned.cell.row, planned.cell.column, member.seed, record["round"], *texts])
     return text.getvalue()
 
 

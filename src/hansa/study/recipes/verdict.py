@@ -100,7 +100,7 @@ def read_measure(history: History, measure: RecipeMeasure) -> SeedValue | None:
 def _time_to(history: History, measure: RecipeMeasure, target: float) -> tuple[float, bool]:
     """Return the rounds or hours until the target, or until the end of a run that does not reach it."""
     at = metrics.rounds_to(history, target, measure.metric)
-    totals = list(metrics.running_totals(history))
+    totals = metrics.with_totals(history)
     record = next((record for record in totals if record["round"] == at), totals[-1])
     if measure.statistic == "rounds_to":
         return float(record["round"]), at is not None
@@ -111,7 +111,7 @@ def _statistic(history: History, measure: RecipeMeasure) -> float:
     """Return a statistic of a curve, or NaN."""
     if measure.statistic == "per_round":
         # the last round: the first one may send less, since all clients have the initial model
-        totals = [float(record.get(measure.metric, math.nan)) for record in metrics.running_totals(history)]
+        totals = [float(record.get(measure.metric, math.nan)) for record in metrics.with_totals(history)]
         return totals[-1] - totals[-2] if len(totals) > 1 else totals[0]
     points = metrics.series(history, measure.metric)
     values = [value for _, value in points]

@@ -1,48 +1,52 @@
-"""The entries of a report: methods, each with the history of one run or of several seeds, and their ranking."""
+"""The entries of a report: methods, each with the history of one run or of several seeds, read from run folders."""
 
 from __future__ import annotations
 
 import logging
-import math
+import os
+import stat
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from hansa.config import Config, from_yaml, to_yaml
-from hansa.core.errors import HansaError, suggestion
-from hansa.runs import metrics, seed_group
+from hansa.config import from_yaml, to_yaml
+from hansa.core.errors import HansaError
 from hansa.runs.client_columns import ClientColumns
-from hansa.runs.columns import (
-    ACCURACY,
-    CHARTED,
-    SITE_PREFIX,
-    TOTALS,
-    WINDOW,
-    MetricFacts,
-    column_of,
-    direction_of,
-    evaluated_metrics,
-    lower_is_better,
-    main_metric,
-    split_metric,
-)
 from hansa.runs.folder import RunFolder
-from hansa.runs.folder_lock import CONFIG
-from hansa.runs.metrics import SeedStatistics, facts_of, summarize_seeds
-from hansa.training.metric_direction import Direction
+from hansa.runs.folder_lock import CONFIG, METRICS
+from hansa.runs.seed_group import GROUP, SeedGroupFolder, config_without_seed
 
 log = logging.getLogger("hansa")
 
-PALETTE = (
-    "#0072b2", "#d55e00", "#009e73", "#b8569a", "#c98a00", "#45a5db", "#7a4fbf", "#8a5a2b", "#767d86", "#93a01a",
-)  # fmt: skip
-"""Colours that colour-blind readers can tell apart on white and on dark, after Okabe and Ito."""
-MAX_POINTS = 1500
-"""Curves with more rounds are thinned for drawing; tables use all rounds."""
+MAX_DEPTH, MAX_FILES = 4, 2000
+"""How many levels below a folder are searched for runs, and how many of its files and folders."""
+MAX_BYTES = 1 << 29
+"""Run folders with larger files, besides the model and the record, are named and not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelCounts:
+    """How many samples of each label each client holds.
+
+    Args:
+        counts: ``counts[client][label]``.
+        labels: The names of the labels.
+        note: A note below the heat map.
+        methods: The methods that train on this partition, if not all do.
+        population: The number of clients, if ``counts`` has only the first of them.
+
+    >>> LabelCounts([[4, 0], [1, 3]], ["cat", "dog"]).population
+    """
+
+    counts: Sequence[Sequence[int]]
+    labels: Sequence[str]
+    note: str = ""
+    methods: str = ""
+    population: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +62,17 @@ class ReportEntry:
         seed: The seed of the run.
         members: The runs of each seed, if there are several.
         composition: The algorithm in Python, for runs without a configuration.
-        folder: The run folder.
+        folder: The run folder, from which what is not given below is read.
         planned_rounds: How many rounds the run is to have.
-        clients: The totals of each client. Read from ``folder`` if not given.
-        label_counts: The number of samples of each label that each client holds.
-        label_names: The names of these labels.
+        clients: The totals of each client.
+        labels: The samples of each label that each client holds.
         client_names: The names of the clients by number, if they have any.
         data: The name of the data, and digests of its rows (``data``) and of its ``partition``.
-        jobs: The client record with the times of jobs, for the timeline. Read from ``folder`` if not given.
+        jobs: The client record with the times of jobs, for the timeline.
         notes: What is damaged or missing in the folder, for the top of the page.
 
-    >>> ReportEntry("a", [{"round": 1, "test_accuracy": 0.5}]).series()["test_accuracy"]
-    [0.5]
+    >>> ReportEntry("a", [{"round": 1, "test_accuracy": 0.5}]).histories
+    [[{'round': 1, 'test_accuracy': 0.5}]]
     """
 
     name: str
@@ -83,8 +86,7 @@ class ReportEntry:
     folder: str = ""
     planned_rounds: int | None = None
     clients: ClientColumns | None = field(default=None, compare=False, repr=False)
-    label_counts: Sequence[Sequence[int]] = field(default=(), compare=False, repr=False)
-    label_names: Sequence[str] = ()
+    labels: LabelCounts | None = field(default=None, compare=False, repr=False)
     client_names: Sequence[str] = ()
     data: Mapping[str, str] = field(default_factory=dict)
     jobs: ClientColumns | None = field(default=None, compare=False, repr=False)
@@ -113,7 +115,7 @@ class ReportEntry:
     @classmethod
     def from_group(cls, folder: Path | str, name: str | None = None) -> ReportEntry:
         """Read the folder of several seeds of one method."""
-        group = seed_group.SeedGroupFolder(folder)
+        group = SeedGroupFolder(folder)
         members = [cls.from_folder(run.path) for run in group.runs]
         return cls.from_seeds(group.config.title if name is None else name, members)
 
@@ -125,8 +127,10 @@ class ReportEntry:
         if len(members) == 1:
             return replace(members[0], name=name)
         ordered = tuple(sorted(members, key=lambda member: -1 if member.seed is None else member.seed))
-        first = ordered[0]
-        config = _shared_config(ordered)
+        first, config, seeds = ordered[0], "", [member.seed for member in ordered]
+        if first.config and None not in seeds:
+            shared = from_yaml(first.config, building=False)
+            config = to_yaml(shared.model_copy(update={"seed": 0, "seeds": seeds}))
         return cls(name, (), config, first.environment, members=ordered, composition=first.composition)
 
     @property
@@ -147,24 +151,6 @@ class ReportEntry:
         done, planned = min(map(len, self.histories)), max((run.planned_rounds or 0 for run in self.runs), default=0)
         return f"{status}, {done} of {planned} rounds" if status and planned > done else status
 
-    def curves(self, most: int = MAX_POINTS, also: str = "") -> list[dict[str, list[float | None]]]:
-        """The columns to draw, one table for each seed, of the rounds that all seeds have.
-
-        Tables have at most ``most`` rows, and the column ``also`` if it was measured. Values that were not measured are
-        None.
-        """
-        common = min(len(history) for history in self.histories)
-        stride = max(1, math.ceil(common / most))
-        return [_curve_columns(history, common, stride, also) for history in self.histories]
-
-    def series(self) -> dict[str, list[float | None]]:
-        """The columns to draw, averaged over seeds; None where a seed has no value."""
-        tables = self.curves()
-        if len(tables) == 1:
-            return tables[0]
-        names = [name for name in tables[0] if all(name in table for table in tables)]
-        return {name: [_mean(values) for values in zip(*(t[name] for t in tables), strict=True)] for name in names}
-
 
 @contextmanager
 def _collected_warnings() -> Iterator[list[str]]:
@@ -179,230 +165,120 @@ def _collected_warnings() -> Iterator[list[str]]:
         log.removeHandler(handler)
 
 
-@dataclass(frozen=True, slots=True)
-class RankedEntry:
-    """An entry with the numbers that it is ranked and shown by.
+def read_runs(folders: Sequence[Path]) -> tuple[list[ReportEntry], list[str]]:
+    """Return an entry with a unique name for each method, with its seeds, and a message for each unreadable folder."""
+    entries, problems = read_entries(folders)
+    return merge_seeds(entries), problems
 
-    Args:
-        entry: The method.
-        numbers: Its summary; means over seeds if there are several.
-        colour: Its colour in charts.
-        spreads: The spread over seeds of each number.
-        metric: The column that all entries are ranked by.
-        score: The number that they are ranked by, such as ``last5_test_accuracy``; the final value has no prefix.
-        better: The directions of the task's own metrics.
-        window: How many of the last measurements a score averages.
 
-    >>> ranked = rank([ReportEntry("a", [{"round": 1, "test_rmse": 0.5}])])[0]
-    >>> ranked.metric, ranked.numbers[ranked.score], ranked.falls
-    ('test_rmse', 0.5, True)
+def read_entries(folders: Sequence[Path]) -> tuple[list[ReportEntry], list[str]]:
+    """Return an entry for each folder that can be read and has a round, and a message for each of the others."""
+    entries: list[ReportEntry] = []
+    problems: list[str] = []
+    for folder in folders:
+        try:
+            check_readable(folder)
+            read = ReportEntry.from_group if SeedGroupFolder(folder).exists else ReportEntry.from_folder
+            entry = read(folder)
+        except Exception as error:  # whatever a folder of somebody else contains: the others are shown
+            text = str(error) if isinstance(error, (HansaError, OSError)) else f"not readable ({error!r:.200})"
+            text = " ".join(text.split())[:500]
+            problems.append(text if str(folder) in text else f"{folder}: {text}")
+            continue
+        begun = [run for run in entry.runs if len(run.history)]
+        if len(begun) < len(entry.runs):
+            waiting = ", ".join(str(run.seed) for run in entry.runs if not len(run.history))
+            problems.append(f"{folder}: no completed round yet{f' for seed {waiting}' if begun else ''}.")
+        if begun:
+            entries.append(entry if len(begun) == len(entry.runs) else ReportEntry.from_seeds(entry.name, begun))
+    return entries, problems
+
+
+def check_readable(folder: Path) -> None:
+    """Refuse a run folder with files that a report cannot read to their end: pipes, devices, or more than `MAX_BYTES`.
+
+    The model is not read, and the record has readers with bounds of their own, so these may be larger.
     """
-
-    entry: ReportEntry
-    numbers: Mapping[str, Any]
-    colour: str
-    spreads: Mapping[str, SeedStatistics] = field(default_factory=dict)
-    metric: str = ACCURACY
-    score: str = ACCURACY
-    better: Mapping[str, Direction] = field(default_factory=dict)
-    window: int = WINDOW
-
-    @property
-    def falls(self) -> bool:
-        """Whether a smaller value of the ranking metric is better."""
-        return lower_is_better(self.metric, self.better)
-
-    @property
-    def diverged(self) -> dict[int | None, int]:
-        """The seeds whose ranking metric is not finite at its last measurement, and the round from which on."""
-        rounds = ((run.seed, metrics.diverged_at(run.history, self.metric)) for run in self.entry.runs)
-        return {seed: round for seed, round in rounds if round is not None}
-
-    def shows(self, value: Any) -> bool:
-        """Return whether a number of this entry may be marked as the best: of a run that diverged none is."""
-        return value is not None and not self.diverged
+    if not folder.is_dir():  # a file in it, or nothing: their reader says so
+        return
+    for inner in (folder, *(each for each in _subfolders(folder) if each.name.startswith("seed-"))):
+        with os.scandir(inner) as files:
+            for file in islice(files, MAX_FILES):
+                status = file.stat()
+                if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
+                    raise HansaError(f"{inner}: {file.name} is not a regular file.")
+                if status.st_size > MAX_BYTES and not file.name.startswith(("model.", "run.")):
+                    raise HansaError(
+                        f"{inner}: {file.name} has {status.st_size:,} bytes; reports read at most {MAX_BYTES:,}."
+                    )
 
 
-def rank(
-    entries: Sequence[ReportEntry],
-    target: float | None = None,
-    *,
-    metric: str | None = None,
-    window: int = WINDOW,
-) -> list[RankedEntry]:
-    """Rank entries from best to worst; those that diverged come last, after those that did not measure the metric.
+def merge_seeds(entries: Sequence[ReportEntry]) -> list[ReportEntry]:
+    """Combine runs that differ only in the seed, and give each a unique name: its title, or that of its folder.
 
-    The order is that of the mean of the last ``window`` measurements, or of the final ones if a run has no more than
-    these; with several seeds, of its mean over them. Colours follow the given order, so a method keeps its colour from
-    report to report.
-
-    Args:
-        entries: The entries, with distinct names.
-        target: A value for the metric to reach; adds ``rounds_to_target`` and ``bits_to_target`` to the numbers.
-        metric: Any column of the histories, or COLUMN:lower where its direction is not known; by default the main
-            metric of the tasks.
-        window: How many of the last measurements are averaged.
-
-    >>> entries = [
-    ...     ReportEntry("a", [{"round": 1, "test_accuracy": 0.5}]),
-    ...     ReportEntry("b", [{"round": 1, "test_accuracy": 0.7}]),
-    ... ]
-    >>> [ranked.entry.name for ranked in rank(entries)]
-    ['b', 'a']
-    """
-    if not entries:
-        raise HansaError("a report needs at least one run.")
-    names = [entry.name for entry in entries]
-    for name in names:
-        if names.count(name) > 1:
-            raise HansaError(f"two runs are called {name!r}: give each run its own name.")
-    name, better = choose_metric(entries, metric)
-    stated = f"{name}:{direction_of(name, better)}"
-    summaries = [summarize_seeds(entry.histories, target, metric=stated, window=window) for entry in entries]
-    score = metrics.score_key([numbers for numbers, _ in summaries], name, window)
-    ranking = [
-        RankedEntry(entry, numbers, PALETTE[place % len(PALETTE)], spreads, name, score, better, window)
-        for place, (entry, (numbers, spreads)) in enumerate(zip(entries, summaries, strict=True))
-    ]
-    sign = 1.0 if lower_is_better(name, better) else -1.0
-
-    def order(ranked: RankedEntry) -> tuple[int, float]:
-        value = ranked.numbers.get(score)
-        if ranked.diverged:
-            return 2, 0.0
-        return (1, 0.0) if value is None else (0, sign * float(value))
-
-    return sorted(ranking, key=order)
-
-
-def choose_metric(entries: Sequence[ReportEntry], metric: str | None = None) -> tuple[str, dict[str, Direction]]:
-    """Return the column that entries are ranked by, and the directions of their metrics.
-
-    It is the requested one; else the main metric of the first task whose main metric all entries measured, else the
-    main metric of the first task.
-
-    >>> choose_metric([ReportEntry("a", [{"round": 1, "test_c_index": 0.5, "test_loss": 1.0}])])
-    ('test_c_index', {})
-    """
-    all_facts = [facts_of(history) for entry in entries for history in entry.histories]
-    better: dict[str, Direction] = {}
-    for facts in reversed(all_facts):
-        better |= facts.better
-    columns = [{*metrics.column_names(history)} for entry in entries for history in entry.histories]
-    known = set().union(*columns)
-    if metric is not None:
-        name, better = split_metric(metric, better)
-        if known and name not in known and name not in TOTALS:
-            raise HansaError(f"metric {name!r}: no run has it. {suggestion(name, known)}")
-        lower_is_better(name, better)  # raises where its direction is not known
-        return name, better
-    stated = [name for facts in all_facts for name in (facts.main, SITE_PREFIX + facts.main)]
-    mains = [name for name in stated if name in known]
-    shared = [main for main in mains if all(main in each for each in columns)]
-    chosen = (shared or mains or [""])[0]
-    return main_metric(known, MetricFacts(chosen, better)), better
-
-
-def common_target(entries: Sequence[ReportEntry], metric: str | None = None) -> float | None:
-    """Return the highest multiple of 5% accuracy that at least half of the entries reached with every seed.
-
-    There is none for metrics other than an accuracy, nor below the accuracy of always predicting the most frequent
-    label.
-
-    >>> entries = [
-    ...     ReportEntry("a", [{"round": 1, "test_accuracy": 0.5}]),
-    ...     ReportEntry("b", [{"round": 1, "test_accuracy": 0.7}]),
-    ... ]
-    >>> common_target(entries)
-    0.7
-    """
-    name, better = choose_metric(entries, metric)
-    if column_of(name).unit != "fraction" or direction_of(name, better) != "higher":
-        return None
-    measured = [entry for entry in entries if all(_is_measured(history, name) for history in entry.histories)]
-    best = sorted((min(metrics.best(h, name) or 0.0 for h in entry.histories) for entry in measured), reverse=True)
-    if not best:
-        return None
-    target = math.floor(best[(len(best) - 1) // 2] * 20 + 1e-9) / 20
-    return round(target, 2) if target > chance_level(entries) else None
-
-
-def chance_level(entries: Sequence[ReportEntry]) -> float:
-    """Return the accuracy of always predicting the most frequent label, the highest of all entries; 0 if not known."""
-    shares = [facts_of(history).chance for entry in entries for history in entry.histories]
-    return max((share for share in shares if share is not None), default=0.0)
-
-
-def group_by_seed(entries: Sequence[ReportEntry]) -> list[ReportEntry]:
-    """Combine entries whose configurations differ only in the seed.
-
-    >>> configs = [f"algorithm: fedavg\\nseed: {seed}" for seed in (0, 1)]
+    >>> configs = ("seed: 0\\nalgorithm: fedavg", "seed: 1\\nalgorithm: fedavg")
     >>> entries = [ReportEntry(f"run {seed}", (), config, seed=seed) for seed, config in enumerate(configs)]
-    >>> [len(entry.members) for entry in group_by_seed(entries)]
+    >>> [len(entry.members) for entry in merge_seeds(entries)]
     [2]
     """
-
-    def config(entry: ReportEntry) -> Config | None:
-        return from_yaml(entry.config, building=False) if entry.config and not entry.members else None
-
-    groups = []
-    for members in seed_group.group_by_config(entries, config):
-        titles = {from_yaml(member.config, building=False).title for member in members if member.config}
-        alone = len(members) == 1
-        groups.append(members[0] if alone else ReportEntry.from_seeds(min(titles, key=len), members))
-    return groups
-
-
-def has_column(history: Sequence[Mapping[str, Any]], name: str) -> bool:
-    """Return whether a column was ever measured."""
-    return any(name in record for record in history)
-
-
-def _shared_config(members: Sequence[ReportEntry]) -> str:
-    """The configuration of a group, with the list of its seeds."""
-    seeds = [member.seed for member in members]
-    if not members[0].config or None in seeds:
-        return ""
-    return to_yaml(from_yaml(members[0].config, building=False).model_copy(update={"seed": 0, "seeds": seeds}))
+    groups: list[tuple[str, str, list[ReportEntry]]] = []
+    for entry in entries:
+        config = from_yaml(entry.config, building=False) if entry.config and not entry.members else None
+        label, title = ("", entry.name) if config is None else (config_without_seed(config), config.title)
+        for place, (known, shortest, members) in enumerate(groups):
+            if label and label == known and entry.seed not in [member.seed for member in members]:
+                groups[place] = known, min(shortest, title, key=len), [*members, entry]
+                break
+        else:
+            groups.append((label, title, [entry]))
+    merged: dict[str, ReportEntry] = {}
+    for _, title, members in groups:
+        entry = members[0] if len(members) == 1 else ReportEntry.from_seeds(title, members)
+        folder = Path(entry.runs[0].folder)
+        folder_name = folder.parent.name if entry.members and folder.name.startswith("seed-") else folder.name
+        name = unique_name(entry.name, folder_name or entry.name, merged)
+        merged[name] = replace(entry, name=name)
+    return list(merged.values())
 
 
-def _curve_columns(
-    history: Sequence[Mapping[str, Any]], count: int, stride: int, also: str = ""
-) -> dict[str, list[float | None]]:
-    """The charted columns of the first ``count`` rounds: every ``stride``-th of them, and always the last."""
-    names = metrics.column_names(history)
-    drawn = list(dict.fromkeys([*charted_columns(names), *([also] if also in names else [])]))
-    first = islice(metrics.running_totals(history), count)
-    records = [record for place, record in enumerate(first) if (count - 1 - place) % stride == 0]
-    columns = {name: [_number(record.get(name)) for record in records] for name in drawn}
-    return {name: values for name, values in columns.items() if name == "round" or any(v is not None for v in values)}
+def find_runs(place: Path, depth: int = MAX_DEPTH) -> list[Path]:
+    """Return the folders of runs and of seed groups at a place or some levels below it, sorted by name."""
+    if (place / GROUP).is_file() or (place / CONFIG).is_file():
+        return [place]
+    return [run for inner in _subfolders(place) for run in find_runs(inner, depth - 1)] if depth else []
 
 
-def charted_columns(names: Iterable[str]) -> list[str]:
-    """Return the columns to draw: those declared as charts, and after the test loss the evaluated metrics among some
-    names.
+def _subfolders(folder: Path) -> Iterator[Path]:
+    try:
+        inside = islice(folder.iterdir(), MAX_FILES)
+        yield from sorted(each for each in inside if each.is_dir() and not each.name.startswith("."))
+    except OSError:  # deleted, or not readable
+        return
 
-    >>> columns = charted_columns(["round", "test_auc"])
-    >>> columns[columns.index("test_loss") + 1]
-    'test_auc'
+
+def change_stamp(folder: Path) -> tuple[object, ...]:
+    """Return sizes and times of a run's files, which change when the run does."""
+    stamps: list[object] = []
+    for each in [folder, *(inner for inner in _subfolders(folder) if inner.name.startswith("seed-"))]:
+        for name in (CONFIG, GROUP, METRICS, "summary.json"):
+            try:
+                status = (each / name).stat()
+                stamps.append((str(each), name, status.st_size, status.st_mtime_ns))
+            except OSError:
+                continue
+    return tuple(stamps)
+
+
+def unique_name(name: str, alternative: str, taken: Collection[str]) -> str:
+    """Return a name that is not taken: the first, the alternative, or the first with a number.
+
+    >>> unique_name("fedavg", "second", ["fedavg"]), unique_name("fedavg", "second", ["fedavg", "second"])
+    ('second', 'fedavg 2')
     """
-    own = [name for name in evaluated_metrics(names) if name not in CHARTED and not name.endswith("_std")]
-    place = CHARTED.index("test_loss") + 1
-    return [*CHARTED[:place], *sorted(own, key=lambda name: not name.startswith("test_")), *CHARTED[place:]]
-
-
-def _is_measured(history: Sequence[Mapping[str, Any]], name: str) -> bool:
-    return any(_number(record.get(name)) is not None for record in history)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
-        return None
-    return known[0] if len(set(known)) == 1 else _number(math.fsum(known) / len(known))
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return value if isinstance(value, int) else float(f"{value:.6g}")
+    if name not in taken:
+        return name
+    number = 2
+    while alternative in taken:
+        alternative = f"{name} {number}"
+        number += 1
+    return alternative

@@ -15,8 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from hansa.core.errors import HansaError
-from hansa.study.report import run_discovery
-from hansa.study.report.entries import ReportEntry
+from hansa.study.report.entries import ReportEntry, change_stamp, find_runs, merge_seeds, read_entries
 from hansa.study.report.page import empty_content, fill_template, page_content, render_parts
 
 POLL_SECONDS = 0.4
@@ -71,20 +70,20 @@ class RunWatcher:
 
     def refresh(self) -> bool:
         """Read what has changed since the last call; return whether anything has."""
-        runs = list(dict.fromkeys(run for folder in self.folders for run in run_discovery.find_runs(folder)))
+        runs = list(dict.fromkeys(run for folder in self.folders for run in find_runs(folder)))
         self._seen.update(dict.fromkeys(runs))
         deleted = [run for run in self._seen if run not in set(runs)]
-        stamps = {run: run_discovery.change_stamp(run) for run in runs}
+        stamps = {run: change_stamp(run) for run in runs}
         stamp = (tuple(stamps.items()), tuple(deleted))
         if stamp == self._stamp:
             return False
         for run in runs:
             if run not in self._entries or self._entries[run][0] != stamps[run]:
-                self._entries[run] = (stamps[run], *run_discovery.read_entries([run]))
+                self._entries[run] = (stamps[run], *read_entries([run]))
         self._entries = {run: self._entries[run] for run in runs}
         problems = [problem for _, _, messages in self._entries.values() for problem in messages]
         problems += [f"{run}: deleted since it was last read." for run in deleted]
-        entries = run_discovery.merge_seeds([entry for _, read, _ in self._entries.values() for entry in read])
+        entries = merge_seeds([entry for _, read, _ in self._entries.values() for entry in read])
         waiting = f"No run in {', '.join(map(str, self.folders))} yet. Runs appear here when they start."
         self.content = _content(entries, problems) if entries else empty_content(problems or [waiting])
         rounds = sum(len(history) for entry in entries for history in entry.histories)

@@ -2,52 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import yaml
 
 from hansa import __version__
+from hansa.config import parse_document
+from hansa.core.errors import HansaError
 from hansa.runs.client_columns import Array
-from hansa.runs.columns import ACCURACY, OUTCOMES, TOTALS, WINDOW, column_of, evaluated_metrics
-from hansa.runs.metrics import column_names, diverged_at
+from hansa.runs.columns import ACCURACY, CHARTED, OUTCOMES, TOTALS, WINDOW, column_of, evaluated_metrics
+from hansa.runs.metrics import column_names, diverged_at, is_finite, with_totals
 from hansa.runs.store import io
-from hansa.study.report.entries import (
-    MAX_POINTS,
-    RankedEntry,
-    ReportEntry,
-    charted_columns,
-    common_target,
-    has_column,
-    rank,
-)
-from hansa.study.report.ranking import (
-    best_values,
-    describe_order,
-    format_cell,
-    format_target,
-    is_best,
-    ranking_columns,
-    target_cells,
-    target_ladder,
-    tiles,
-)
+from hansa.runs.trackers import flatten
+from hansa.study.report.entries import LabelCounts, ReportEntry
+from hansa.study.report.ranking import RankedEntry, Ranking, common_target, format_target, has_column, rank
 from hansa.study.report.tables import (
-    LabelCounts,
     client_metric,
+    clients_of,
     describe_spread,
     format_client_cell,
-    job_columns,
+    jobs_of,
+    labels_of,
     partitions_of,
     site_table,
-    with_clients,
     worst_first,
 )
 
@@ -55,9 +40,15 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
+T = TypeVar("T")
+
+log = logging.getLogger("hansa")
+
 MAX_NUMBERS = 140_000
 """The curves of a page have at most this many numbers, about a megabyte. Longer histories are thinned, and the page
 says so."""
+MAX_POINTS = 1500
+"""Curves with more rounds are thinned for drawing; tables use all rounds."""
 MAX_PARTITIONS, MAX_CLIENTS, MAX_CELLS = 4, 400, 20_000
 """Partitions that are drawn, clients of each, and cells of each."""
 MAX_BARS, MAX_ROWS = 300, 10
@@ -68,42 +59,16 @@ JOB_COLUMNS = ("round", "client", "admitted", "start_seconds", "download_seconds
 VERDICT_STYLES = {"agrees": "good", "holds": "good", "same order": "fair", "differs": "bad", "does not": "bad"}
 """How table cells that begin with a verdict are marked."""
 PARTS = (
-    "notices",
-    "tiles",
-    "ranking",
-    "tables",
-    "targets",
-    "timeline",
-    "partition",
-    "clients",
-    "configs",
-    "environment",
-)
+    "notices", "tiles", "ranking", "tables", "targets", "timeline", "partition", "clients", "configs", "environment",
+)  # fmt: skip
 """The blocks of the template that depend on the runs; a live page replaces those that changed."""
 
 
-class PageSection(NamedTuple):
-    """A section of the page. ``html`` is inserted unchanged: the caller escapes untrusted text.
-
-    >>> str(PageSection("Clients", "<p>none</p>"))
-    '<section class="card"><div class="head"><h2>Clients</h2></div><p>none</p></section>'
-    """
-
-    title: str
-    html: str
-    note: str = ""
-    id: str = ""
-
-    def __str__(self) -> str:
-        return str(_macro("card", self.title, self.note, self.id, self.html)) if self.html else ""
-
-
-@dataclass(frozen=True, slots=True)
-class ReportTable:
+class ReportTable(NamedTuple):
     """A table given as data, such as published numbers beside measured ones.
 
     >>> table = ReportTable("Published numbers", ["", "published", "ours"], [["FedAvg", 0.84, 0.82]])
-    >>> "published" in str(table.to_section())
+    >>> "published" in table.to_html()
     True
     """
 
@@ -112,22 +77,16 @@ class ReportTable:
     rows: Sequence[Sequence[Any]]
     note: str = ""
 
-    def to_section(self) -> PageSection:
+    def to_html(self) -> Markup:
         """Return the table as a section of the page."""
         cells = [[verdict_cell(cell) for cell in row] for row in self.rows]
-        return PageSection(self.title, table_html(self.headings, cells), self.note, "published")
-
-
-def table_html(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of cells, text or markup; the first column is left-aligned."""
-    return str(_macro("table", headings, rows))
+        return macro("card", self.title, self.note, "published", macro("table", self.headings, cells))
 
 
 def verdict_cell(value: Any) -> Markup:
     """Return a table cell as markup, with verdicts marked."""
     text = "–" if value is None else str(value)
-    style = next((style for verdict, style in VERDICT_STYLES.items() if text.startswith(verdict)), "")
-    return _macro("verdict", text, style)
+    return macro("verdict", text, next((style for word, style in VERDICT_STYLES.items() if text.startswith(word)), ""))
 
 
 @cache
@@ -145,8 +104,12 @@ def asset(name: str) -> str:
     return files("hansa.study.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _macro(name: str, *arguments: Any) -> Markup:
-    """Call a macro of the templates; arguments that are text are escaped."""
+def macro(name: str, *arguments: Any) -> Markup:
+    """Return what a macro of the templates makes; arguments that are text and not markup are escaped.
+
+    >>> print(macro("verdict", "<b>", "good"))
+    <span class="verdict good">&lt;b&gt;</span>
+    """
     rendered: Markup = getattr(_environment().get_template("macros.html").module, name)(*arguments)
     return rendered
 
@@ -220,7 +183,6 @@ def page_content(
     partition: LabelCounts | None = None,
     problems: Sequence[str] = (),
     published: Sequence[ReportTable] = (),
-    sections: Sequence[PageSection] = (),
 ) -> dict[str, Any]:
     """Return what the template and the script of a page show of some runs.
 
@@ -229,33 +191,37 @@ def page_content(
         target: A value for the metric to reach; by default an accuracy that about half of the methods reach.
         metric: The column to rank by; by default the main metric of the tasks.
         window: How many of the last measurements a score averages.
-        partition: The label distribution to draw; by default those of the run folders.
+        partition: The label distribution to draw; by default those of the runs.
         problems: Warnings for the top of the page, such as folders that could not be read.
         published: Tables of published numbers.
-        sections: Additional sections.
     """
     if target is None:
         target = common_target(entries, metric)
     ranking = rank(entries, target, metric=metric, window=window)
-    ranked_by = ranking[0].metric
-    targets = target_ladder(ranking, target)
-    damages: list[str] = [f"{entry.name}: {note}" for entry in entries for run in entry.runs for note in run.notes]
-    clients = _clients(ranking, damages)
-    timelines = _timelines(ranking, damages)
+    targets = ranking.targets()
+    target_rows = list(zip(ranking, ranking.target_rows(targets), strict=True)) if targets else []
+    damages = [f"{entry.name}: {note}" for entry in entries for run in entry.runs for note in run.notes]
+    clients = [
+        table
+        for ranked, columns in _read_first_runs("clients", clients_of, ranking, damages)
+        if (table := _client_table(ranked, columns, ranking)) is not None
+    ]
+    jobs = _read_first_runs("timeline", jobs_of, ranking, damages)
+    timelines = [_timeline(ranked, columns, MAX_JOBS // len(jobs)) for ranked, columns in jobs]
     partitions = (partitions_of([r.entry for r in ranking]) if partition is None else [partition])[:MAX_PARTITIONS]
+    sites = ((r, site_table(r.entry.histories[0], r.numbers, ranking.metric, ranking.better)) for r in ranking)
     return {
-        "notices": [*problems, *dict.fromkeys(damages), *comparability_warnings(entries, ranked_by)],
-        "tiles": tiles(ranking, target),
-        "ranking": ranking_table(ranking, target, entries),
-        "tables": [table.to_section() for table in published] + list(sections),
-        "sites": _sites(ranking),
-        "targets": {
-            "label": column_of(ranked_by).label,
-            "headings": [format_target(value, ranked_by) for value in targets],
-            "rows": list(zip(ranking, target_cells(ranking, targets), strict=True)),
-        }
-        if targets
-        else None,
+        "notices": [*problems, *dict.fromkeys(damages), *comparability_warnings(entries, ranking.metric)],
+        "tiles": ranking.tiles(),
+        "ranking": ranking,
+        "places": {entry.name: place for place, entry in enumerate(entries)},
+        "tables": [table.to_html() for table in published],
+        "sites": [(ranked, table) for ranked, table in sites if table is not None],
+        "targets": targets and {
+            "label": column_of(ranking.metric).label,
+            "headings": [format_target(value, ranking.metric) for value in targets],
+            "rows": target_rows,
+        },
         "timelines": timelines,
         "partitions": partitions,
         "clients": clients,
@@ -263,194 +229,168 @@ def page_content(
         "configs": [(r, r.entry.config or r.entry.composition or "no configuration file") for r in ranking],
         "environment": _environments(entries),
         "data": {
-            **chart_content(entries, ranking, target),
+            **_charts(entries, ranking),
             "timelines": [timeline.pop("data") for timeline in timelines],
             "clients": [method.pop("data") for method in clients],
             "partitions": [_heat(each) for each in partitions],
         },
-    }
+    }  # fmt: skip
 
 
 def empty_content(problems: Sequence[str] = ()) -> dict[str, Any]:
     """Return the content of a page without runs."""
-    return {"notices": list(problems), "data": chart_content(())}
+    return {"notices": list(problems), "data": _charts((), None)}
 
 
-def ranking_table(
-    ranking: Sequence[RankedEntry], target: float | None, entries: Sequence[ReportEntry] = ()
-) -> dict[str, Any]:
-    """Return the ranking as the template shows it; rows have the place of their entry among the curves of the page."""
-    columns = ranking_columns(ranking, target)
-    best = best_values(ranking, columns)
-    places = {id(entry): place for place, entry in enumerate(entries)}
-    rows = [
-        {
-            "ranked": ranked,
-            "place": places.get(id(ranked.entry), 0),
-            "cells": [(format_cell(ranked, c.key, c.write), is_best(ranked, c.key, best)) for c in columns],
-        }
-        for ranked in ranking
-    ]
-    return {"columns": columns, "rows": rows, "order": describe_order(ranking)}
-
-
-def ranking_html(ranking: Sequence[RankedEntry], target: float | None) -> str:
-    """Return the ranking as an HTML table, for notebooks."""
-    return str(_macro("ranking_table", ranking_table(ranking, target)))
-
-
-def facts_html(caption: str, rows: Sequence[tuple[str, str]]) -> str:
-    """Return a small table of names and values with a caption, for notebooks."""
-    return str(_macro("facts_table", caption, rows))
-
-
-def chart_content(
-    entries: Sequence[ReportEntry], ranking: Sequence[RankedEntry] = (), target: float | None = None
-) -> dict[str, Any]:
+def _charts(entries: Sequence[ReportEntry], ranking: Ranking | None) -> dict[str, Any]:
     """Return what the page's script draws: the target and the curves, in the order of the entries."""
-    colours = {id(ranked.entry): ranked.colour for ranked in ranking}
-    most = max_points(entries)
+    colours = {ranked.entry.name: ranked.colour for ranked in ranking or ()}
+    names = dict.fromkeys(name for entry in entries for h in entry.histories for name in column_names(h))
+    drawn = charted_columns(names)
+    numbers = (2 + len(set(drawn) & set(names))) * sum(len(entry.runs) for entry in entries)
+    most = max(60, min(MAX_POINTS, MAX_NUMBERS // max(1, numbers)))
     longest = max((min(map(len, entry.histories)) for entry in entries), default=0)
-    main = ranking[0].metric if ranking else None
-    names = dict.fromkeys(n for entry in entries for h in entry.histories for n in column_names(h))
+    main = None if ranking is None else ranking.metric
+    columns = [(name, column_of(name)) for name in sorted(drawn, key=lambda name: name != main)]
     return {
-        "target": target,
+        "target": None if ranking is None else ranking.target,
         "metric": main,
-        "window": ranking[0].window if ranking else WINDOW,
+        "window": WINDOW if ranking is None else ranking.window,
         "stride": max(1, math.ceil(longest / most)),
-        "columns": {name: _chart_column(name) for name in sorted(charted_columns(names), key=lambda n: n != main)},
-        "runs": [_method_curves(entry, colours[id(entry)], most) for entry in entries],
+        "columns": {
+            name: {
+                "label": column.label,
+                "unit": column.unit,
+                "axis": column.axis,
+                "detail": "detail" in column.charts,
+                "hide_zero": column.hide_zero,
+            }
+            for name, column in columns
+        },
+        "runs": [
+            {
+                "name": entry.name,
+                "colour": colours[entry.name],
+                "seeds": [member.seed for member in entry.members] or [None],
+                "series": curves(entry, most),
+            }
+            for entry in entries
+        ],
     }
 
 
-def _chart_column(name: str) -> dict[str, Any]:
-    """What the page's script needs to know of a column."""
-    column = column_of(name)
-    detail = "detail" in column.charts
-    return {"label": column.label, "unit": column.unit, "axis": column.axis, "detail": detail,
-            "hide_zero": column.hide_zero}  # fmt: skip
+def curves(entry: ReportEntry, most: int = MAX_POINTS) -> list[dict[str, list[float | None]]]:
+    """Return the columns to draw, one table for each seed, of the rounds that all seeds have.
 
-
-def max_points(entries: Sequence[ReportEntry]) -> int:
-    """Return how many points each curve may have, so that the page stays small."""
-
-    def measured_columns(history: Sequence[Mapping[str, Any]]) -> int:  # evenly rising columns take no space
-        names = set(column_names(history))
-        return 2 + len(set(charted_columns(names)) & names)
-
-    curves = sum(len(entry.runs) for entry in entries) or 1
-    columns = max((measured_columns(history) for entry in entries for history in entry.histories), default=1)
-    return max(60, min(MAX_POINTS, MAX_NUMBERS // (curves * columns)))
-
-
-def _method_curves(entry: ReportEntry, colour: str, most: int) -> dict[str, Any]:
-    tables = [{name: pack_column(values) for name, values in table.items()} for table in entry.curves(most)]
-    seeds = [member.seed for member in entry.members] or [None]
-    return {"name": entry.name, "colour": colour, "seeds": seeds, "series": tables}
-
-
-def pack_column(values: Sequence[float | None]) -> Any:
-    """Return a column of integers with equal steps as first value, step and length; other columns as they are.
-
-    >>> pack_column([8, 16, 24]), pack_column([0.5, 0.7, 0.6]), pack_column([1, None, 3])
-    ({'first': 8, 'step': 8, 'count': 3}, [0.5, 0.7, 0.6], [1, None, 3])
+    Tables have at most ``most`` rows, of which one is the last round. Values that were not measured are None.
     """
-    if len(values) > 2 and all(isinstance(value, int) for value in values):
-        first, step = values[0], values[1] - values[0]  # type: ignore[operator]
-        if all(value == first + place * step for place, value in enumerate(values)):  # type: ignore[operator]
-            return {"first": first, "step": step, "count": len(values)}
-    return list(values)
+    count = min(len(history) for history in entry.histories)
+    stride = max(1, math.ceil(count / most))
+    tables = []
+    for history in entry.histories:
+        records = with_totals(history[:count])[::-stride][::-1]
+        columns = {
+            name: [_number(record.get(name)) for record in records] for name in charted_columns(column_names(history))
+        }
+        tables.append(
+            {n: values for n, values in columns.items() if n == "round" or any(v is not None for v in values)}
+        )
+    return tables
 
 
-def _sites(ranking: Sequence[RankedEntry]) -> list[tuple[RankedEntry, Any]]:
-    tables = ((r, site_table(r.entry.histories[0], r.numbers, r.metric, r.better)) for r in ranking)
-    return [(ranked, table) for ranked, table in tables if table is not None]
+def charted_columns(names: Iterable[str]) -> list[str]:
+    """Return the columns to draw: those declared as charts, and after the test loss the evaluated metrics among some
+    names.
+
+    >>> columns = charted_columns(["round", "test_auc"])
+    >>> columns[columns.index("test_loss") + 1]
+    'test_auc'
+    """
+    own = [name for name in evaluated_metrics(names) if name not in CHARTED and not name.endswith("_std")]
+    place = CHARTED.index("test_loss") + 1
+    return [*CHARTED[:place], *sorted(own, key=lambda name: not name.startswith("test_")), *CHARTED[place:]]
 
 
-def _clients(ranking: Sequence[RankedEntry], damages: list[str]) -> list[dict[str, Any]]:
-    """Return the clients of each method that has a record of them; with several seeds, those of the first."""
-    methods = []
+def _number(value: Any) -> float | None:
+    return (value if isinstance(value, int) else float(f"{value:.6g}")) if is_finite(value) else None
+
+
+def _read_first_runs(
+    what: str, read: Callable[[ReportEntry], T | None], ranking: Ranking, damages: list[str]
+) -> list[tuple[RankedEntry, T]]:
+    """Return what the first run of each method has; of a damaged one, add the damage."""
+    found = []
     for ranked in ranking:
-        run, problems = with_clients(ranked.entry.runs[0])
-        damages += [f"{ranked.entry.name}: {problem}" for problem in problems]
-        metric = None if run.clients is None else client_metric(run.clients, ranked.metric)
-        if run.clients is not None and metric is not None:
-            methods.append(_client_table(ranked, run, run.clients, metric))
-    return methods
+        try:
+            if (value := read(ranked.entry.runs[0])) is not None:
+                found.append((ranked, value))
+        except (HansaError, OSError, ValueError) as error:
+            log.warning("%s", error)
+            damages.append(f"{ranked.entry.name}: {what} left out: {error}")
+    return found
 
 
-def _client_table(ranked: RankedEntry, run: ReportEntry, columns: Any, metric: str) -> dict[str, Any]:
+def _client_table(ranked: RankedEntry, columns: Any, ranking: Ranking) -> dict[str, Any] | None:
+    """Return the clients of a method from worst to best; None if nothing was measured of them."""
+    metric = client_metric(columns, ranking.metric)
+    if metric is None:
+        return None
     values = columns[metric].tolist()
-    order = [row for row in worst_first(columns, metric, ranked.better) if math.isfinite(values[row])]
+    order = [row for row in worst_first(columns, metric, ranking.better) if math.isfinite(values[row])]
     described = [name for name in (metric, f"personal_{metric.removeprefix('test_')}") if name in columns]
     notes = [f"{len(values)} clients"]
-    notes += [f"{name.replace('_', ' ')}: {describe_spread(columns, name, ranked.better)}" for name in described]
-    notes += [f"seed {run.seed}, the first of {len(ranked.entry.runs)}"] if ranked.entry.members else []
+    notes += [f"{name.replace('_', ' ')}: {describe_spread(columns, name, ranking.better)}" for name in described]
     numbers = (*columns.evaluated, "loss", "norm", "participations", "up_bytes", "down_bytes", "peer_bytes")
     names = [name for name in numbers if name in columns and (name != "peer_bytes" or columns[name].any())]
+    labels = labels_of(ranked.entry.runs[0])
     rows = []
     for row in [*order[:MAX_ROWS], *(order[-1:] if len(order) > MAX_ROWS else ())]:
         client = int(columns["client"][row])
         cells = [format_client_cell(name, columns[name][row]) for name in names]
-        rows.append({"name": columns.name_of(client), "labels": _labels_held(run, client), "cells": cells})
+        rows.append({"name": columns.name_of(client), "labels": _labels_held(labels, client), "cells": cells})
+    bars = [values[row] for row in order]
+    if len(bars) > MAX_BARS:  # means of neighbours
+        ends = [round(place * len(bars) / MAX_BARS) for place in range(MAX_BARS + 1)]
+        bars = [math.fsum(bars[a:b]) / (b - a) for a, b in pairwise(ends)]
     return {
         "ranked": ranked,
-        "notes": notes,
+        "notes": [*notes, *_seed_note(ranked)],
         "tested": metric != "loss",
         "headings": [name.replace("_bytes", "").replace("_", " ") for name in names],
         "rows": rows,
-        "labelled": len(run.label_counts) > 0,
+        "labelled": labels is not None,
         "best": len(order) > MAX_ROWS,
         "data": {
             "name": metric,
             "unit": column_of(metric).unit,
-            "values": [float(f"{value:.4g}") for value in binned([values[row] for row in order], MAX_BARS)],
+            "values": [float(f"{value:.4g}") for value in bars],
             "clients": len(order),
         },
     }
 
 
-def _labels_held(run: ReportEntry, client: int) -> list[tuple[str, int, float]]:
+def _seed_note(ranked: RankedEntry) -> list[str]:
+    runs = ranked.entry.runs
+    return [f"seed {runs[0].seed}, the first of {len(runs)}"] if ranked.entry.members else []
+
+
+def _labels_held(labels: LabelCounts | None, client: int) -> list[tuple[str, int, float]]:
     """The labels that a client holds: name, samples and share of each, the largest first."""
-    counts = run.label_counts[client] if client < len(run.label_counts) else ()
-    total = sum(counts)
-    names = run.label_names if len(run.label_names) == len(counts) else list(map(str, range(len(counts))))
-    held = [(name, count, count / total) for name, count in zip(names, counts, strict=True) if count]
+    if labels is None or client >= len(labels.counts):
+        return []
+    counts = labels.counts[client]
+    held = [(name, count, count / sum(counts)) for name, count in zip(labels.labels, counts, strict=True) if count]
     return sorted(held, key=lambda label: -label[1])
 
 
-def binned(values: Sequence[float], most: int) -> list[float]:
-    """At most ``most`` values: means of neighbours if there are more.
-
-    >>> binned([1.0, 3.0, 5.0, 7.0], 2)
-    [2.0, 6.0]
-    """
-    if len(values) <= most:
-        return list(values)
-    ends = [round(place * len(values) / most) for place in range(most + 1)]
-    return [math.fsum(values[a:b]) / (b - a) for a, b in pairwise(ends)]
-
-
-def _timelines(ranking: Sequence[RankedEntry], damages: list[str]) -> list[dict[str, Any]]:
-    """Return the timelines of the methods with a virtual clock."""
-    found = []
-    for ranked in ranking:
-        columns, problems = job_columns(ranked.entry.runs[0])
-        damages += [f"{ranked.entry.name}: {problem}" for problem in problems]
-        if columns is not None:
-            found.append((ranked, columns))
-    timelines = []
-    for ranked, columns in found:
-        data = timeline_data(columns, MAX_JOBS // len(found))
-        notes = [f"{data['all_clients']} clients, {data['all_jobs']} jobs"]
-        if ranked.entry.members:
-            notes.append(f"seed {ranked.entry.runs[0].seed}, the first of {len(ranked.entry.runs)}")
-        if data["all_clients"] > len(data["clients"]):
-            notes.append(f"{len(data['clients'])} clients are drawn, from fast to slow")
-        if data["all_jobs"] > len(data["jobs"]):
-            notes.append(f"{len(data['jobs'])} jobs are drawn")
-        timelines.append({"ranked": ranked, "notes": notes, "data": data})
-    return timelines
+def _timeline(ranked: RankedEntry, columns: Mapping[str, Array], most: int) -> dict[str, Any]:
+    data = timeline_data(columns, most)
+    notes = [f"{data['all_clients']} clients, {data['all_jobs']} jobs", *_seed_note(ranked)]
+    if data["all_clients"] > len(data["clients"]):
+        notes.append(f"{len(data['clients'])} clients are drawn, from fast to slow")
+    if data["all_jobs"] > len(data["jobs"]):
+        notes.append(f"{len(data['jobs'])} jobs are drawn")
+    return {"ranked": ranked, "notes": notes, "data": data}
 
 
 def timeline_data(columns: Mapping[str, Array], most: int = MAX_JOBS) -> dict[str, Any]:
@@ -469,24 +409,22 @@ def timeline_data(columns: Mapping[str, Array], most: int = MAX_JOBS) -> dict[st
     phases = [table[f"{name}_seconds"].astype(np.float64) for name in ("download", "compute", "upload")]
     times = [start, *(start + np.cumsum(phases, axis=0))]
     clients, places = np.unique(table["client"], return_inverse=True)
-    speed = np.bincount(places, times[3] - start) / np.bincount(places) if len(clients) else np.zeros(0)
+    speed = np.bincount(places, times[3] - start) / np.bincount(places)
     order = np.lexsort((clients, speed))
     if len(order) > MAX_TIMED_CLIENTS:
         order = order[np.linspace(0, len(order) - 1, MAX_TIMED_CLIENTS).round().astype(int)]
     row_of = np.full(len(clients), -1)
     row_of[order] = np.arange(len(order))
-    rows = row_of[places] if len(clients) else np.zeros(0, int)
+    rows = row_of[places]
     shown = np.flatnonzero(rows >= 0)
     shown = shown[np.lexsort((rows[shown], start[shown]))][:most]
-    refused = (~table["admitted"].astype(bool))[shown].astype(int).tolist()
     seconds = [[float(f"{value:.5g}") for value in time[shown]] for time in times]
+    refused = (~table["admitted"].astype(bool))[shown].astype(int)
+    jobs = zip(rows[shown].tolist(), *seconds, refused.tolist(), table["round"][shown].tolist(), strict=True)
     return {
         "seconds": float(times[3][shown].max(initial=0.0)) or 1.0,
         "clients": clients[order].tolist(),
-        "jobs": [
-            list(job)
-            for job in zip(rows[shown].tolist(), *seconds, refused, table["round"][shown].tolist(), strict=True)
-        ],
+        "jobs": list(map(list, jobs)),
         "all_jobs": int(timed.sum()),
         "all_clients": len(clients),
     }
@@ -506,7 +444,7 @@ def differences(entries: Sequence[ReportEntry]) -> list[tuple[str, list[str]]]:
     >>> differences([first, ReportEntry("b", (), "local: {lr: 0.2, steps: 3}")])[1]
     ('local.lr', ['0.1', '0.2'])
     """
-    tables = [flatten_config(_config_data(entry.config)) for entry in entries]
+    tables = [flatten(_config_data(entry)) for entry in entries]
     if len(entries) < 2 or not all(entry.config for entry in entries):
         return []
     keys = {key: None for table in tables for key in table if key.split(".")[0] not in ("name", "seed", "seeds")}
@@ -514,29 +452,12 @@ def differences(entries: Sequence[ReportEntry]) -> list[tuple[str, list[str]]]:
     return [(key, [_yaml_value(table.get(key, ...)) for table in tables]) for key in differing]
 
 
-def flatten_config(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Flatten nested sections to dotted keys; a component (a mapping with ``kind``) stays whole.
-
-    >>> flatten_config({"local": {"lr": 0.1}, "data": {"partition": {"kind": "iid"}}})
-    {'local.lr': 0.1, 'data.partition': {'kind': 'iid'}}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in tree.items() if isinstance(tree, Mapping) else ():
-        if isinstance(value, Mapping) and "kind" not in value and value:
-            flat.update(flatten_config(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def _config_data(text: str) -> Any:
-    from hansa.config import parse_document
-    from hansa.core.errors import HansaError
-
+def _config_data(entry: ReportEntry) -> Mapping[str, Any]:
     try:
-        return parse_document(text).data if text else {}
+        data = parse_document(entry.config).data if entry.config else {}
     except HansaError:
         return {}
+    return data if isinstance(data, Mapping) else {}
 
 
 def _yaml_value(value: Any) -> str:
@@ -592,16 +513,14 @@ def _data_warnings(entries: Sequence[ReportEntry]) -> list[str]:
 
     Digests of runs with the same seed decide, as far as they were recorded; otherwise the name of the data does.
     """
-    rows, partitions = (_by_digest(entries, kind) for kind in ("data", "partition"))
-    if rows is None:
-        groups = {name: members for name, members in _by_name(entries).items() if name}
-        listed = "; ".join(f"{name}: {', '.join(members)}" for name, members in groups.items())
-    else:
-        groups = rows
-        names = {member: name for name, members in _by_name(entries).items() for member in members}
-        listed = "; ".join(f"{names[members[0]] or 'data'}: {', '.join(members)}" for members in rows.values())
+    names = {entry.name: _data_name(entry) for entry in entries}
+    groups = _by_digest(entries, "data")
+    if groups is None:
+        groups = {name: [each for each in names if names[each] == name] for name in names.values() if name}
     if len(groups) > 1:
+        listed = "; ".join(f"{names[members[0]] or 'data'}: {', '.join(members)}" for members in groups.values())
         return [f"These runs use different data ({listed}): accuracies and losses are not comparable."]
+    partitions = _by_digest(entries, "partition")
     if partitions is not None and len(partitions) > 1:
         listed = "; ".join(", ".join(members) for members in partitions.values())
         return [f"These runs divide the data differently over clients ({listed})."]
@@ -620,13 +539,8 @@ def _by_digest(entries: Sequence[ReportEntry], kind: str) -> dict[str, list[str]
     return groups
 
 
-def _by_name(entries: Iterable[ReportEntry]) -> dict[str, list[str]]:
-    """Entries by the name of their data, "" if it is not known."""
-    groups: dict[str, list[str]] = {}
-    for entry in entries:
-        section = _config_data(entry.config).get("data") if entry.config else None
-        in_file = str(section.get("factory") or section.get("name") or "") if isinstance(section, Mapping) else ""
-        recorded = entry.runs[0].data.get("name", "")
-        name = in_file or recorded or ("fashion-mini" if isinstance(section, Mapping) else "")
-        groups.setdefault(name, []).append(entry.name)
-    return groups
+def _data_name(entry: ReportEntry) -> str:
+    """The name of an entry's data, "" if it is not known."""
+    section = _config_data(entry).get("data") if entry.config else None
+    in_file = str(section.get("factory") or section.get("name") or "") if isinstance(section, Mapping) else ""
+    return in_file or entry.runs[0].data.get("name", "") or ("fashion-mini" if isinstance(section, Mapping) else "")

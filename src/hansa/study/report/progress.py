@@ -68,7 +68,7 @@ class LatestNumbers:
 class RunProgress:
     """The progress of one run. It is a callback of the run; `update` shows a run of another process."""
 
-    def __init__(self, display: ProgressDisplay, bar: TaskID = TaskID(0)) -> None:
+    def __init__(self, display: ProgressDisplay, bar: TaskID | None = None) -> None:
         self._display, self._bar, self._numbers, self._begun = display, bar, LatestNumbers(), False
 
     def __call__(self, run: Run, record: Mapping[str, Any]) -> bool | None:
@@ -81,10 +81,12 @@ class RunProgress:
 
     def update(self, round: int, numbers: str) -> None:
         """Show that a run has reached a round, and its numbers."""
+        assert self._bar is not None
         self._display.show(self._bar, round, numbers)
 
     def close(self) -> None:
         """End the display of a run that is not continued here."""
+        assert self._bar is not None
         self._display.bars.update(self._bar, visible=False)
 
 

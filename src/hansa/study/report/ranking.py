@@ -1,9 +1,9 @@
-"""The ranking of a report: its columns and cells, what each method spent to reach a target, and its LaTeX table."""
+"""The ranking of methods: its columns and cells, what each method spent to reach a target, and its LaTeX table."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -15,15 +15,28 @@ from hansa.runs.columns import (
     COLUMNS,
     COSTS,
     LOSSES,
+    SITE_PREFIX,
+    TOTALS,
+    WINDOW,
+    MetricFacts,
     base_metric,
     column_of,
+    direction_of,
     evaluated_metrics,
+    lower_is_better,
+    main_metric,
     plain_name,
+    split_metric,
 )
-from hansa.runs.metrics import MIN_SEEDS, paired_interval, seed_statistics, site_names
+from hansa.runs.metrics import MIN_SEEDS, SeedStatistics, facts_of, is_finite, paired_interval, seed_statistics
 from hansa.study.report import formats
-from hansa.study.report.entries import RankedEntry, ReportEntry, chance_level, has_column
+from hansa.study.report.entries import ReportEntry
+from hansa.training.metric_direction import Direction
 
+PALETTE = (
+    "#0072b2", "#d55e00", "#009e73", "#b8569a", "#c98a00", "#45a5db", "#7a4fbf", "#8a5a2b", "#767d86", "#93a01a",
+)  # fmt: skip
+"""Colours that colour-blind readers can tell apart on white and on dark, after Okabe and Ito."""
 TO_TARGET = ("rounds_to_target", "bits_to_target")
 _ESCAPES = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -31,92 +44,52 @@ _ESCAPES = {
 }  # fmt: skip
 
 
+class RankedEntry(NamedTuple):
+    """An entry with the numbers that it is ranked and shown by.
+
+    Args:
+        entry: The method.
+        numbers: Its summary; means over seeds if there are several.
+        spreads: The spread over seeds of each number.
+        diverged: The seeds whose ranking metric is not finite at its last measurement, and the round from which on.
+        colour: Its colour in charts.
+    """
+
+    entry: ReportEntry
+    numbers: Mapping[str, Any]
+    spreads: Mapping[str, SeedStatistics]
+    diverged: Mapping[int | None, int]
+    colour: str
+
+    def cell(self, key: str, write: formats.Formatter) -> str:
+        """Return one number as text: with several seeds mean and deviation; – if there is none."""
+        value, runs = self.numbers.get(key), len(self.entry.runs)
+        if value is None:
+            reached = self.numbers.get("reached")
+            return "–" if key not in TO_TARGET else f"{reached} of {runs} runs" if runs > 1 and reached else "never"
+        if runs > 1 and self.diverged and math.isnan(value):
+            return f"diverged, {len(self.diverged)} of {runs} seeds"
+        over_seeds = self.spreads.get(key) if shows_spread(key) else None
+        return formats.format_mean_std(write, value, None if over_seeds is None else over_seeds.std)
+
+
 class RankingColumn(NamedTuple):
-    """A column of the ranking table: heading, statistic, key of the number, format, and which values are best."""
+    """A column of the ranking table: heading, statistic, key of the number, format, and the best value, if any is."""
 
     heading: str
     statistic: str
     key: str
     write: formats.Formatter
-    lower_is_better: bool | None
-    hide_zero: bool
+    best: float | None
 
     @property
     def title(self) -> str:
         """The heading with the statistic on a second line."""
         return f"{self.heading}\n{self.statistic}" if self.statistic else self.heading
 
-
-def ranking_columns(ranking: Sequence[RankedEntry], target: float | None) -> list[RankingColumn]:
-    """Return the columns of the ranking table that some entry has a value for: the metric that ranks, first."""
-    columns = []
-    first = ranking[0]
-    for key in (*_metric_keys(ranking), *COSTS):
-        values = [ranked.numbers.get(key) for ranked in ranking]
-        column = column_of(key, first.better)
-        if all(value is None for value in values) or (column.hide_zero and not any(values)):
-            continue
-        if key in TO_TARGET:
-            heading = f"{key.partition('_')[0]} to {format_target(target, first.metric)}" if target is not None else ""
-            to_text = formats.format_count if key == "rounds_to_target" else formats.format_bits
-            columns.append(RankingColumn(heading, "", key, to_text, True, False))
-        else:
-            better = None if not column.better else column.better == "lower"
-            write = formats.formatter_of(key)
-            statistic = "" if key in COSTS else metrics.describe_score(key)
-            columns.append(RankingColumn(column.label, statistic, key, write, better, column.hide_zero))
-    return columns
-
-
-def _metric_keys(ranking: Sequence[RankedEntry]) -> list[str]:
-    """The numbers of the ranking table before the costs: the score, the best, those of the target, further metrics."""
-    metric, window = ranking[0].metric, ranking[0].window
-    numbers = [ranked.numbers for ranked in ranking]
-    base = base_metric(metric)
-    measured = evaluated_metrics({plain_name(name) for each in numbers for name in each})
-    own = [name for name in measured if name.startswith("test_") and name not in COLUMNS]
-    sites = {site for ranked in ranking for history in ranked.entry.histories for site in site_names(history)}
-    sets = [name for name in measured if name.endswith(f"/test_{base}") and name.partition("/")[0] not in sites]
-    sets += [f"sites_test_{base}_worst"]
-    losses = LOSSES if metric in LOSSES else ("test_loss", "global_loss")
-    clients = (f"client_{base}", f"client_{base}_worst", f"personal_{base}")
-    names = (f"test_{base}", *sets, ACCURACY, *own, *losses, *clients)
-    others = dict.fromkeys(name for name in names if name != metric)
-    scores = [metrics.score_key(numbers, name, window) for name in others]
-    return [ranking[0].score, f"best_{metric}", *TO_TARGET, *scores]
-
-
-def shows_spread(key: str) -> bool:
-    """Return whether the deviation over seeds of a number is shown: of metrics, not of costs."""
-    return key not in COSTS and key != "rounds"
-
-
-def best_values(ranking: Sequence[RankedEntry], columns: Sequence[RankingColumn]) -> dict[str, Any]:
-    """Return the best value of each column in which the entries differ."""
-    best: dict[str, Any] = {}
-    for column in columns:
-        values = [r.numbers[column.key] for r in ranking if r.shows(r.numbers.get(column.key))]
-        if len(set(values)) > 1 and not column.hide_zero and column.lower_is_better is not None:
-            best[column.key] = min(values) if column.lower_is_better else max(values)
-    return best
-
-
-def is_best(ranked: RankedEntry, key: str, best: Mapping[str, Any]) -> bool:
-    """Return whether an entry has the best value of a column; an entry that diverged has none."""
-    return ranked.shows(ranked.numbers.get(key)) and ranked.numbers[key] == best.get(key)
-
-
-def format_cell(ranked: RankedEntry, key: str, write: formats.Formatter) -> str:
-    """Return one number of an entry as text: with several seeds mean and deviation; – if there is none."""
-    value, runs = ranked.numbers.get(key), len(ranked.entry.runs)
-    if key in TO_TARGET and value is None:
-        return f"{ranked.numbers['reached']} of {runs} runs" if runs > 1 and ranked.numbers.get("reached") else "never"
-    if value is None:
-        return "–"
-    if runs > 1 and isinstance(value, float) and math.isnan(value) and ranked.diverged:
-        return f"diverged, {len(ranked.diverged)} of {runs} seeds"
-    over_seeds = ranked.spreads.get(key) if shows_spread(key) else None
-    return formats.format_mean_std(write, value, None if over_seeds is None else over_seeds.std)
+    def is_best(self, ranked: RankedEntry) -> bool:
+        """Return whether an entry has the best value; one that diverged has none."""
+        return self.best is not None and ranked.numbers.get(self.key) == self.best and not ranked.diverged
 
 
 class CostToTarget(NamedTuple):
@@ -127,95 +100,12 @@ class CostToTarget(NamedTuple):
     runs: int
 
 
-def costs_to_targets(
-    entry: ReportEntry, targets: Sequence[float], metric: str = ACCURACY, falls: bool = False
-) -> list[CostToTarget]:
-    """Return what a method had spent by the end of the round in which its metric first reached each target.
-
-    Args:
-        entry: The method.
-        targets: The targets.
-        metric: The column that is to reach them.
-        falls: Whether it reaches a target from above.
-    """
-    stated = f"{metric}:{'lower' if falls else 'higher'}"
-    histories = [history for history in entry.histories if has_column(history, metric)]
-    costs = []
-    for target in targets:
-        records = [spent for h in histories if (spent := metrics.cost_to(h, target, stated)) is not None]
-        spent = {
-            axis: _mean([r[axis] for r in records]) for axis in AXES if records and all(axis in r for r in records)
-        }
-        deviation = seed_statistics([float(r["round"]) for r in records]).std if records else math.nan
-        costs.append(CostToTarget(spent, deviation, len(records)))
-    return costs
-
-
-def _mean(values: Sequence[float]) -> float:
-    return values[0] if len(set(values)) == 1 else fmean(values)
-
-
-def target_ladder(ranking: Sequence[RankedEntry], target: float | None) -> list[float]:
-    """Return targets around the given one, each reached by some entry and none below chance; for metrics other than an
-    accuracy the given one only.
-
-    >>> from hansa.study.report import rank
-    >>> entry = ReportEntry("a", [{"round": 1, "test_accuracy": 0.3}, {"round": 2, "test_accuracy": 0.62}])
-    >>> target_ladder(rank([entry]), 0.5)
-    [0.4, 0.45, 0.5, 0.55, 0.6]
-    """
-    if target is None:
-        return []
-    metric, falls = ranking[0].metric, ranking[0].falls
-    histories = [h for ranked in ranking for h in ranked.entry.histories if has_column(h, metric)]
-    reached = [metrics.best(history, f"{metric}:{'lower' if falls else 'higher'}") for history in histories]
-    values = [value for value in reached if value is not None]
-    if not values:
-        return []
-    most, least = max(values) + 1e-12, min(values) - 1e-12
-    if falls or column_of(metric).unit != "fraction":
-        return [target] if (least <= target if falls else target <= most) else []
-    steps = [round(target + 0.05 * step, 4) for step in range(-2, 3)]
-    chance = chance_level([ranked.entry for ranked in ranking])
-    return [step for step in steps if step <= most and (step > chance or step == target) and step > 0]
-
-
 class TargetCell(NamedTuple):
     """What a method spent to reach a target: rounds and bits as text; no rounds if it never reached it."""
 
     rounds: str
     sent: str = ""
     best: bool = False
-
-
-def target_cells(ranking: Sequence[RankedEntry], targets: Sequence[float]) -> list[list[TargetCell]]:
-    """Return the rounds, and the bits over all links, of each method to each target."""
-    metric, falls = ranking[0].metric, ranking[0].falls
-    costs = [costs_to_targets(ranked.entry, targets, metric, falls) for ranked in ranking]
-    finite = [not ranked.diverged for ranked in ranking]
-    fewest = [
-        min(
-            (cost.spent["round"] for cost, counts in zip(column, finite, strict=True) if cost.runs and counts),
-            default=0,
-        )
-        for column in zip(*costs, strict=True)
-    ]
-    return [
-        [
-            _target_cell(cost, len(ranked.entry.runs), least if counts else 0)
-            for cost, least in zip(row, fewest, strict=True)
-        ]
-        for ranked, row, counts in zip(ranking, costs, finite, strict=True)
-    ]
-
-
-def _target_cell(cost: CostToTarget, runs: int, fewest: float) -> TargetCell:
-    if not cost.runs:
-        return TargetCell("")
-    rounds = cost.spent["round"]
-    text = formats.format_mean_std(formats.format_count, rounds, cost.std if cost.runs > 1 else None)
-    some = f" in {cost.runs} of {runs}" if cost.runs < runs else ""
-    return TargetCell(text, formats.format_bits(cost.spent["bits"]) + some, rounds == fewest and not some)
 
 
 class Tile(NamedTuple):
@@ -226,38 +116,336 @@ class Tile(NamedTuple):
     ranked: RankedEntry
 
 
-def tiles(ranking: Sequence[RankedEntry], target: float | None) -> list[Tile]:
-    """Return the headline numbers: the best metric, and the lowest costs to the target."""
-    first = ranking[0]
-    metric, key = first.metric, first.score
-    title = f"{'lowest' if first.falls else 'highest'} {column_of(metric).label}, {metrics.describe_score(key)}"
-    best = format_cell(first, key, formats.formatter_of(key))
-    parts = [Tile(title, best, first)] if first.shows(first.numbers.get(key)) else []
-    if target is None:
+class Ranking(list[RankedEntry]):
+    """Entries from best to worst, as `rank` orders them.
+
+    Args:
+        ranked: The entries.
+        metric: The column that all entries are ranked by.
+        better: The directions of the task's own metrics.
+        score: The number that they are ranked by, such as ``last5_test_accuracy``; the final value has no prefix.
+        window: How many of the last measurements a score averages.
+        target: The value for the metric to reach.
+
+    >>> ranking = rank([ReportEntry("a", [{"round": 1, "test_rmse": 0.5}])])
+    >>> ranking.metric, ranking[0].numbers[ranking.score], ranking.falls
+    ('test_rmse', 0.5, True)
+    """
+
+    def __init__(
+        self,
+        ranked: Iterable[RankedEntry],
+        metric: str = ACCURACY,
+        better: Mapping[str, Direction] | None = None,
+        score: str = ACCURACY,
+        window: int = WINDOW,
+        target: float | None = None,
+    ) -> None:
+        super().__init__(ranked)
+        self.metric, self.better, self.score = metric, dict(better or {}), score
+        self.window, self.target = window, target
+        self.falls = lower_is_better(metric, self.better)
+        self.stated = f"{metric}:{'lower' if self.falls else 'higher'}"
+
+    @property
+    def order(self) -> str:
+        """How the entries are ranked, in words."""
+        text = f"by {column_of(self.metric).label}, {metrics.describe_score(self.score)}"
+        text += f", the {'lowest' if self.falls else 'highest'} first"
+        several = any(ranked.entry.members for ranked in self)
+        return f"{text}; with several seeds, mean ± one standard deviation" if several else text
+
+    def columns(self) -> list[RankingColumn]:
+        """Return the columns of the table that some entry has a value for: the metric that ranks, first."""
+        columns = []
+        for key in (*self._metric_keys(), *COSTS):
+            values = [ranked.numbers.get(key) for ranked in self]
+            column = column_of(key, self.better)
+            if all(value is None for value in values) or (column.hide_zero and not any(values)):
+                continue
+            write, heading, better = formats.formatter_of(key), column.label, column.better
+            statistic = "" if key in COSTS else metrics.describe_score(key)
+            if key in TO_TARGET and self.target is not None:
+                heading, statistic = f"{key.partition('_')[0]} to {format_target(self.target, self.metric)}", ""
+                write, better = formats.format_count if key == "rounds_to_target" else formats.format_bits, "lower"
+            differ = len({ranked.numbers.get(key) for ranked in self if not ranked.diverged} - {None}) > 1
+            best = self._best(key, better) if better and differ and not column.hide_zero else None
+            columns.append(RankingColumn(heading, statistic, key, write, best))
+        return columns
+
+    def _best(self, key: str, better: Direction) -> float | None:
+        values = [r.numbers[key] for r in self if r.numbers.get(key) is not None and not r.diverged]
+        return min(values, default=None) if better == "lower" else max(values, default=None)
+
+    def _metric_keys(self) -> list[str]:
+        """The numbers of the table before the costs: the score, the best, those of the target, further metrics."""
+        numbers = [ranked.numbers for ranked in self]
+        base = base_metric(self.metric)
+        measured = evaluated_metrics({plain_name(name) for each in numbers for name in each})
+        own = [name for name in measured if name.startswith("test_") and name not in COLUMNS]
+        sites = {site for ranked in self for history in ranked.entry.histories for site in metrics.site_names(history)}
+        sets = [name for name in measured if name.endswith(f"/test_{base}") and name.partition("/")[0] not in sites]
+        losses = LOSSES if self.metric in LOSSES else ("test_loss", "global_loss")
+        clients = (f"client_{base}", f"client_{base}_worst", f"personal_{base}")
+        names = (f"test_{base}", *sets, f"sites_test_{base}_worst", ACCURACY, *own, *losses, *clients)
+        others = [metrics.score_key(numbers, name, self.window) for name in dict.fromkeys(names) if name != self.metric]
+        return [self.score, f"best_{self.metric}", *TO_TARGET, *others]
+
+    def cost_to(self, ranked: RankedEntry, target: float) -> CostToTarget:
+        """Return what a method had spent by the end of the round in which its metric first reached a target."""
+        histories = [history for history in ranked.entry.histories if has_column(history, self.metric)]
+        records = [spent for h in histories if (spent := metrics.cost_to(h, target, self.stated)) is not None]
+        if not records:
+            return CostToTarget({}, math.nan, 0)
+        values = {axis: [record[axis] for record in records] for axis in AXES if all(axis in r for r in records)}
+        spent = {axis: of[0] if len(set(of)) == 1 else fmean(of) for axis, of in values.items()}
+        return CostToTarget(spent, seed_statistics(values["round"]).std, len(records))
+
+    def targets(self) -> list[float]:
+        """Return targets around the given one, each reached by some entry and none below chance; for metrics other than
+        an accuracy the given one only.
+
+        >>> history = [{"round": 1, "test_accuracy": 0.3}, {"round": 2, "test_accuracy": 0.62}]
+        >>> rank([ReportEntry("a", history)], 0.5).targets()
+        [0.4, 0.45, 0.5, 0.55, 0.6]
+        """
+        histories = [h for ranked in self for h in ranked.entry.histories if has_column(h, self.metric)]
+        values = [value for h in histories if (value := metrics.best(h, self.stated)) is not None]
+        if self.target is None or not values:
+            return []
+        if self.falls or column_of(self.metric).unit != "fraction":
+            reached = min(values) <= self.target if self.falls else self.target <= max(values)
+            return [self.target] if reached else []
+        steps = [round(self.target + 0.05 * step, 4) for step in range(-2, 3)]
+        chance = chance_level([ranked.entry for ranked in self])
+        return [s for s in steps if 0 < s <= max(values) + 1e-12 and (s > chance or s == self.target)]
+
+    def target_rows(self, targets: Sequence[float]) -> list[list[TargetCell]]:
+        """Return the rounds, and the bits over all links, of each method to each target; the fewest rounds are best."""
+        columns = []
+        for target in targets:
+            costs = [self.cost_to(ranked, target) for ranked in self]
+            finite = [cost for cost, ranked in zip(costs, self, strict=True) if cost.runs and not ranked.diverged]
+            fewest = min((cost.spent["round"] for cost in finite), default=0.0)
+            columns.append([_target_cell(r, cost, fewest) for r, cost in zip(self, costs, strict=True)])
+        return [list(row) for row in zip(*columns, strict=True)]
+
+    def tiles(self) -> list[Tile]:
+        """Return the headline numbers: the best metric, and the lowest costs to the target."""
+        first, parts = self[0], []
+        if first.numbers.get(self.score) is not None and not first.diverged:
+            kind = f"{'lowest' if self.falls else 'highest'} {column_of(self.metric).label}"
+            value = first.cell(self.score, formats.formatter_of(self.score))
+            parts.append(Tile(f"{kind}, {metrics.describe_score(self.score)}", value, first))
+        if self.target is None:
+            return parts
+        costs = [(ranked, self.cost_to(ranked, self.target)) for ranked in self if not ranked.diverged]
+        kinds: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+            ("fewest rounds", "round", lambda n: f"{formats.format_count(n)} rounds"),
+            ("fewest bits, peers included,", "bits", formats.format_bits),
+            ("least simulated time", "simulated_total_seconds", formats.format_duration),
+        )
+        for title, axis, write in kinds:
+            spent = [(r, c.spent[axis]) for r, c in costs if c.runs == len(r.entry.runs) and axis in c.spent]
+            if spent:
+                ranked, least = min(spent, key=lambda pair: pair[1])
+                parts.append(Tile(f"{title} to {format_target(self.target, self.metric)}", write(least), ranked))
         return parts
-    costs = [(ranked, costs_to_targets(ranked.entry, [target], metric, first.falls)[0]) for ranked in ranking]
-    reached = [(ranked, cost) for ranked, cost in costs if cost.runs == len(ranked.entry.runs) and not ranked.diverged]
-    kinds: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-        ("fewest rounds", "round", lambda n: f"{formats.format_count(n)} rounds"),
-        ("fewest bits, peers included,", "bits", formats.format_bits),
-        ("least simulated time", "simulated_total_seconds", formats.format_duration),
-    )
-    for title, axis, write in kinds:
-        spent = [(ranked, cost.spent[axis]) for ranked, cost in reached if axis in cost.spent]
-        if spent:
-            ranked, least = min(spent, key=lambda pair: pair[1])
-            parts.append(Tile(f"{title} to {format_target(target, metric)}", write(least), ranked))
-    return parts
+
+    def latex(self, *, confidence: float = 0.95, reference: str | None = None) -> str:
+        r"""Return the ranking as a LaTeX table for the package booktabs, the best of each column in bold.
+
+        The columns are the score, with its deviation over seeds; with a target, rounds and bits (over all links) to
+        reach it, or how many seeds did; and with three or more seeds the difference from the reference: the mean over
+        seeds of the paired differences, with its confidence interval, and a star if the interval does not contain 0.
+        Methods whose cell is printed like that of the best are bold too. A method that diverged is last and never bold.
+
+        Args:
+            confidence: The level of the intervals.
+            reference: The method from which differences are taken; by default the first one.
+
+        >>> print(rank([ReportEntry("FedAvg", [{"round": 1, "test_accuracy": 0.5}])]).latex())
+        \begin{tabular}{lr}
+        \toprule
+        method & accuracy, final (\%) \\
+        \midrule
+        FedAvg & \textbf{50.0} \\
+        \bottomrule
+        \end{tabular}
+        """
+        by_name = {ranked.entry.name: ranked for ranked in self}
+        if reference is not None and reference not in by_name:
+            raise HansaError(f"latex(reference={reference!r}): no such method. {suggestion(reference, by_name)}")
+        base = self[0] if reference is None else by_name[reference]
+        percent = column_of(self.metric).unit == "fraction"
+        label = escape_latex(f"{column_of(self.metric).label}, {metrics.describe_score(self.score)}")
+        scores = [_latex_score(ranked, self.score, percent) for ranked in self]
+        columns = {
+            "method": [escape_latex(ranked.entry.name) for ranked in self],
+            label + (r" (\%)" if percent else ""): self._bold(scores, self.score, "lower" if self.falls else "higher"),
+        }
+        if self.target is not None:
+            shown = escape_latex(f"{100 * self.target:g}%" if percent else f"{self.target:g}")
+            for key, write in zip(TO_TARGET, (formats.format_count, formats.format_bits), strict=True):
+                costs = [escape_latex(ranked.cell(key, write)).replace(" runs", " seeds") for ranked in self]
+                columns[f"{key.partition('_')[0]} to {shown}"] = self._bold(costs, key, "lower")
+        differences = [self._difference(ranked, base, percent, confidence) for ranked in self]
+        if any(differences):
+            origin = "" if reference is None else f" from {escape_latex(reference)}"
+            heading = rf"difference{origin}, {100 * confidence:g}\% interval ($^*$: without 0)"
+            columns[heading] = ["" if r is base else text or "--" for r, text in zip(self, differences, strict=True)]
+        return _tabular(list(columns), list(zip(*columns.values(), strict=True)))
+
+    def _bold(self, texts: Sequence[str], key: str, better: Direction) -> list[str]:
+        """Mark the best value of a column, and those that are printed like it."""
+        best = self._best(key, better)
+        pairs = list(zip(self, texts, strict=True))
+        printed = {text for ranked, text in pairs if best is not None and ranked.numbers.get(key) == best}
+        return [rf"\textbf{{{t}}}" if t in printed and not ranked.diverged else t for ranked, t in pairs]
+
+    def _difference(self, ranked: RankedEntry, base: RankedEntry, percent: bool, confidence: float) -> str:
+        """The mean of a method's paired differences from the reference, with its interval; "" with fewer than three
+        seeds in common, or if one of the two diverged."""
+        scores, other = (self._seed_scores(each) for each in (ranked, base))
+        common = [seed for seed in scores if seed in other]
+        if ranked is base or len(common) < MIN_SEEDS or ranked.diverged or base.diverged:
+            return ""
+        interval = paired_interval([scores[seed] for seed in common], [other[seed] for seed in common], confidence)
+        low, high = (_latex_number(interval.mean + sign * interval.half, percent) for sign in (-1, 1))
+        mark = "$^*$" if interval.sign else ""
+        return f"${_latex_number(interval.mean, percent)}$ [${low}$, ${high}$]{mark}"
+
+    def _seed_scores(self, ranked: RankedEntry) -> dict[int | None, float]:
+        """Return the score of each seed of a method that did not diverge."""
+        values = {
+            run.seed: metrics.summarize(run.history, metric=self.stated, window=self.window).get(self.score)
+            for run in ranked.entry.runs
+        }
+        return {seed: float(value) for seed, value in values.items() if value is not None and is_finite(value)}
 
 
-def describe_order(ranking: Sequence[RankedEntry]) -> str:
-    """Return a sentence on how the entries are ranked."""
-    first = ranking[0]
-    text = f"by {column_of(first.metric).label}, {metrics.describe_score(first.score)}"
-    text += ", " + ("the lowest first" if first.falls else "the highest first")
-    if any(ranked.entry.members for ranked in ranking):
-        text += "; with several seeds, mean ± one standard deviation"
-    return text
+def rank(
+    entries: Sequence[ReportEntry],
+    target: float | None = None,
+    *,
+    metric: str | None = None,
+    window: int = WINDOW,
+) -> Ranking:
+    """Rank entries from best to worst; those that diverged come last, after those that did not measure the metric.
+
+    The order is that of the mean of the last ``window`` measurements, or of the final ones if a run has no more than
+    these; with several seeds, of its mean over them. Colours follow the given order, so a method keeps its colour from
+    report to report.
+
+    Args:
+        entries: The entries, with distinct names.
+        target: A value for the metric to reach; adds ``rounds_to_target`` and ``bits_to_target`` to the numbers.
+        metric: Any column of the histories, or COLUMN:lower where its direction is not known; by default the main
+            metric of the tasks.
+        window: How many of the last measurements are averaged.
+
+    >>> entries = [
+    ...     ReportEntry("a", [{"round": 1, "test_accuracy": 0.5}]),
+    ...     ReportEntry("b", [{"round": 1, "test_accuracy": 0.7}]),
+    ... ]
+    >>> [ranked.entry.name for ranked in rank(entries)]
+    ['b', 'a']
+    """
+    if not entries:
+        raise HansaError("a report needs at least one run.")
+    names = [entry.name for entry in entries]
+    for name in names:
+        if names.count(name) > 1:
+            raise HansaError(f"two runs are called {name!r}: give each run its own name.")
+    column, better = choose_metric(entries, metric)
+    stated = f"{column}:{direction_of(column, better)}"
+    ranked = []
+    for place, entry in enumerate(entries):
+        numbers, spreads = metrics.summarize_seeds(entry.histories, target, metric=stated, window=window)
+        rounds = {run.seed: metrics.diverged_at(run.history, column) for run in entry.runs}
+        diverged = {seed: round for seed, round in rounds.items() if round is not None}
+        ranked.append(RankedEntry(entry, numbers, spreads, diverged, PALETTE[place % len(PALETTE)]))
+    score = metrics.score_key([each.numbers for each in ranked], column, window)
+    sign = 1.0 if lower_is_better(column, better) else -1.0
+
+    def order(ranked: RankedEntry) -> tuple[int, float]:
+        value = ranked.numbers.get(score)
+        if ranked.diverged:
+            return 2, 0.0
+        return (1, 0.0) if value is None else (0, sign * float(value))
+
+    return Ranking(sorted(ranked, key=order), column, better, score, window, target)
+
+
+def choose_metric(entries: Sequence[ReportEntry], metric: str | None = None) -> tuple[str, dict[str, Direction]]:
+    """Return the column that entries are ranked by, and the directions of their metrics.
+
+    It is the requested one; else the main metric of the first task whose main metric all entries measured, else the
+    main metric of the first task.
+
+    >>> choose_metric([ReportEntry("a", [{"round": 1, "test_c_index": 0.5, "test_loss": 1.0}])])
+    ('test_c_index', {})
+    """
+    all_facts = [facts_of(history) for entry in entries for history in entry.histories]
+    better: dict[str, Direction] = {}
+    for facts in reversed(all_facts):
+        better |= facts.better
+    columns = [{*metrics.column_names(history)} for entry in entries for history in entry.histories]
+    known = set().union(*columns)
+    if metric is not None:
+        name, better = split_metric(metric, better)
+        if known and name not in known and name not in TOTALS:
+            raise HansaError(f"metric {name!r}: no run has it. {suggestion(name, known)}")
+        lower_is_better(name, better)  # raises where its direction is not known
+        return name, better
+    stated = [name for facts in all_facts for name in (facts.main, SITE_PREFIX + facts.main)]
+    mains = [name for name in stated if name in known]
+    shared = [main for main in mains if all(main in each for each in columns)]
+    return main_metric(known, MetricFacts((shared or mains or [""])[0], better)), better
+
+
+def common_target(entries: Sequence[ReportEntry], metric: str | None = None) -> float | None:
+    """Return the highest multiple of 5% accuracy that at least half of the entries reached with every seed.
+
+    There is none for metrics other than an accuracy, nor below the accuracy of always predicting the most frequent
+    label.
+
+    >>> entries = [
+    ...     ReportEntry("a", [{"round": 1, "test_accuracy": 0.5}]),
+    ...     ReportEntry("b", [{"round": 1, "test_accuracy": 0.7}]),
+    ... ]
+    >>> common_target(entries)
+    0.7
+    """
+    name, better = choose_metric(entries, metric)
+    if column_of(name).unit != "fraction" or direction_of(name, better) != "higher":
+        return None
+    best = []
+    for entry in entries:
+        values = [metrics.best(h, f"{name}:higher") if has_column(h, name) else None for h in entry.histories]
+        if all(value is not None for value in values):
+            best.append(min(value for value in values if value is not None))
+    best.sort(reverse=True)
+    if not best:
+        return None
+    target = round(math.floor(best[(len(best) - 1) // 2] * 20 + 1e-9) / 20, 2)
+    return target if target > chance_level(entries) else None
+
+
+def chance_level(entries: Sequence[ReportEntry]) -> float:
+    """Return the accuracy of always predicting the most frequent test label, of the task where it is largest."""
+    chances = [facts_of(history).chance for entry in entries for history in entry.histories]
+    return max((chance for chance in chances if chance is not None), default=0.0)
+
+
+def has_column(history: Sequence[Mapping[str, Any]], name: str) -> bool:
+    """Return whether a column was ever measured."""
+    return any(name in record for record in history)
+
+
+def shows_spread(key: str) -> bool:
+    """Return whether the deviation over seeds of a number is shown: of metrics, not of costs."""
+    return key not in COSTS and key != "rounds"
 
 
 def format_target(target: float, metric: str = ACCURACY) -> str:
@@ -271,6 +459,16 @@ def format_target(target: float, metric: str = ACCURACY) -> str:
     return f"{formats.formatter_of(metric)(target)} {column.label}"
 
 
+def _target_cell(ranked: RankedEntry, cost: CostToTarget, fewest: float) -> TargetCell:
+    if not cost.runs:
+        return TargetCell("")
+    rounds, runs = cost.spent["round"], len(ranked.entry.runs)
+    text = formats.format_mean_std(formats.format_count, rounds, cost.std if cost.runs > 1 else None)
+    some = f" in {cost.runs} of {runs}" if cost.runs < runs else ""
+    best = rounds == fewest and not some and not ranked.diverged
+    return TargetCell(text, formats.format_bits(cost.spent["bits"]) + some, best)
+
+
 def escape_latex(text: str) -> str:
     r"""Return text such that LaTeX prints it.
 
@@ -278,61 +476,6 @@ def escape_latex(text: str) -> str:
     'top\\_k, 50\\%'
     """
     return "".join(_ESCAPES.get(letter, letter) for letter in text)
-
-
-def latex_table(
-    ranking: Sequence[RankedEntry],
-    target: float | None = None,
-    *,
-    confidence: float = 0.95,
-    reference: str | None = None,
-) -> str:
-    r"""Return a ranking as a LaTeX table for the package booktabs, the best of each column in bold.
-
-    The columns are the score, with its deviation over seeds; with a target, rounds and bits (over all links) to reach
-    it, or how many seeds did; and with three or more seeds the difference from the reference: the mean over
-    seeds of the paired differences, with its confidence interval, and a star if the interval does not contain 0.
-    Methods whose cell is printed like that of the best are bold too. A method that diverged is last and never bold.
-
-    Args:
-        ranking: The methods, as `rank` returns them with this target.
-        target: The value that the metric is to reach.
-        confidence: The level of the intervals.
-        reference: The method from which differences are taken; by default the first one.
-
-    >>> from hansa.study.report import ReportEntry, rank
-    >>> print(latex_table(rank([ReportEntry("FedAvg", [{"round": 1, "test_accuracy": 0.5}])])))
-    \begin{tabular}{lr}
-    \toprule
-    method & accuracy, final (\%) \\
-    \midrule
-    FedAvg & \textbf{50.0} \\
-    \bottomrule
-    \end{tabular}
-    """
-    first = ranking[0]
-    by_name = {ranked.entry.name: ranked for ranked in ranking}
-    if reference is not None and reference not in by_name:
-        raise HansaError(f"latex(reference={reference!r}): no such method. {suggestion(reference, by_name)}")
-    base = first if reference is None else by_name[reference]
-    percent = column_of(first.metric).unit == "fraction"
-    label = escape_latex(f"{column_of(first.metric).label}, {metrics.describe_score(first.score)}")
-    columns = {
-        "method": [escape_latex(ranked.entry.name) for ranked in ranking],
-        label + (r" (\%)" if percent else ""): _bold_best(
-            ranking, [_latex_score(ranked, percent) for ranked in ranking], first.score, first.falls
-        ),
-    }
-    if target is not None:
-        shown = escape_latex(f"{100 * target:g}%" if percent else f"{target:g}")
-        for key, what in (("rounds_to_target", "rounds"), ("bits_to_target", "bits")):
-            columns[f"{what} to {shown}"] = _bold_best(ranking, [_latex_cost(r, key) for r in ranking], key, True)
-    differences = [_difference(ranked, base, percent, confidence) for ranked in ranking]
-    if any(differences):
-        origin = "" if reference is None else f" from {escape_latex(reference)}"
-        heading = rf"difference{origin}, {100 * confidence:g}\% interval ($^*$: without 0)"
-        columns[heading] = ["" if r is base else text or "--" for r, text in zip(ranking, differences, strict=True)]
-    return _tabular(list(columns), list(zip(*columns.values(), strict=True)))
 
 
 def text_latex_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> str:
@@ -363,58 +506,13 @@ def _tabular(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return str(DataFrame(rows, columns=headings).to_latex(index=False, escape=False, column_format=layout)).strip()
 
 
-def _bold_best(ranking: Sequence[RankedEntry], texts: Sequence[str], key: str, lower: bool) -> list[str]:
-    """Mark the best value of a column, and those that are printed like it."""
-    values = {ranked.numbers[key]: text for ranked, text in zip(ranking, texts, strict=True)
-              if ranked.shows(ranked.numbers.get(key))}  # fmt: skip
-    best = values[min(values) if lower else max(values)] if values else None
-    finite = [not ranked.diverged for ranked in ranking]
-    return [rf"\textbf{{{t}}}" if t == best and counts else t for t, counts in zip(texts, finite, strict=True)]
-
-
-def _latex_score(ranked: RankedEntry, percent: bool) -> str:
-    value, over = ranked.numbers.get(ranked.score), ranked.spreads.get(ranked.score)
-    if value is None:
-        return "--"
-    if ranked.diverged:
-        return escape_latex(format_cell(ranked, ranked.score, formats.format_number))
-    if percent or over is None:
-        text = _latex_number(value, percent)
-        return text if over is None else rf"{text} $\pm$ {_latex_number(over.std, percent)}"
-    return escape_latex(formats.format_mean_std(formats.format_number, value, over.std))
+def _latex_score(ranked: RankedEntry, key: str, percent: bool) -> str:
+    value, over = ranked.numbers.get(key), ranked.spreads.get(key)
+    if value is None or ranked.diverged or not (percent or over is None):
+        return escape_latex(ranked.cell(key, formats.format_number))
+    text = _latex_number(value, percent)
+    return text if over is None else rf"{text} $\pm$ {_latex_number(over.std, percent)}"
 
 
 def _latex_number(value: float, percent: bool) -> str:
     return f"{100 * value:.1f}" if percent else f"{value:.3g}"
-
-
-def _latex_cost(ranked: RankedEntry, key: str) -> str:
-    value, over = ranked.numbers.get(key), ranked.spreads.get(key)
-    if value is None:
-        reached, runs = ranked.numbers.get("reached") or 0, len(ranked.entry.runs)
-        return f"{reached} of {runs} seeds" if reached else "never"
-    write = formats.format_count if key == "rounds_to_target" else formats.format_bits
-    return escape_latex(formats.format_mean_std(write, value, None if over is None else over.std))
-
-
-def seed_scores(ranked: RankedEntry) -> dict[int | None, float]:
-    """Return the score of each seed of a method that did not diverge."""
-    stated = f"{ranked.metric}:{'lower' if ranked.falls else 'higher'}"
-    values = {
-        run.seed: metrics.summarize(run.history, metric=stated, window=ranked.window).get(ranked.score)
-        for run in ranked.entry.runs
-    }
-    return {seed: float(value) for seed, value in values.items() if metrics.is_finite(value)}  # type: ignore[arg-type]
-
-
-def _difference(ranked: RankedEntry, base: RankedEntry, percent: bool, confidence: float) -> str:
-    """The mean of a method's paired differences from the reference, with its interval; "" with fewer than three seeds
-    in common, or if one of the two diverged."""
-    scores, other = seed_scores(ranked), seed_scores(base)
-    common = [seed for seed in scores if seed in other]
-    if ranked is base or len(common) < MIN_SEEDS or ranked.diverged or base.diverged:
-        return ""
-    interval = paired_interval([scores[seed] for seed in common], [other[seed] for seed in common], confidence)
-    low, high = (_latex_number(interval.mean + sign * interval.half, percent) for sign in (-1, 1))
-    mark = "$^*$" if interval.sign else ""
-    return f"${_latex_number(interval.mean, percent)}$ [${low}$, ${high}$]{mark}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from hansa.core.citations import bibtex
 from hansa.core.errors import HansaError, suggestion
@@ -13,18 +13,12 @@ from hansa.runs import metrics
 from hansa.runs.columns import COLUMNS, WINDOW, column_of, evaluated_metrics, main_metric, plain_name
 from hansa.runs.driver import Run
 from hansa.runs.folder import environment
-from hansa.runs.metrics import (
-    SeedStatistics,
-    aligned_rounds,
-    metric_over_seeds,
-    seed_statistics,
-    summarize_seeds,
-)
+from hansa.runs.metrics import SeedStatistics, curve_over_seeds, seed_statistics, summarize_seeds
 from hansa.runs.provenance import data_digests
 from hansa.study.report import figure, formats
-from hansa.study.report.entries import RankedEntry, ReportEntry, common_target, rank
-from hansa.study.report.page import facts_html, ranking_html, write_page
-from hansa.study.report.ranking import describe_order, format_cell, latex_table, ranking_columns
+from hansa.study.report.entries import LabelCounts, ReportEntry
+from hansa.study.report.page import macro, write_page
+from hansa.study.report.ranking import Ranking, common_target, rank
 
 if TYPE_CHECKING:
     import pandas
@@ -38,8 +32,10 @@ def entry_from_run(run: Run, name: str) -> ReportEntry:
     """Return a run in memory as an entry of a report."""
     clients = run.clients().by_client()
     data: Any = getattr(run.task, "data", None)
+    labels = None
     labelled = getattr(data, "classes", None) is not None and getattr(data.targets, "ndim", 0) == 1
-    names: Sequence[str] = getattr(data, "client_names", ())
+    if labelled and data.population <= MAX_LABELLED_CLIENTS:
+        labels = LabelCounts(data.label_counts().tolist(), list(map(str, range(data.classes))))
     return ReportEntry(
         name,
         run.history,
@@ -47,8 +43,8 @@ def entry_from_run(run: Run, name: str) -> ReportEntry:
         seed=run.key.seed,
         composition=repr(run.algorithm),
         clients=clients if clients.rows else None,
-        label_counts=data.label_counts().tolist() if labelled and data.population <= MAX_LABELLED_CLIENTS else (),
-        client_names=names,
+        labels=labels,
+        client_names=getattr(data, "client_names", ()),
         jobs=None if run.clock is None else run.clients(),
     )
 
@@ -56,7 +52,7 @@ def entry_from_run(run: Run, name: str) -> ReportEntry:
 class Runs(Sequence[Run]):
     """One method with several seeds: a sequence of runs with their means.
 
-    ``deviation`` is always the sample standard deviation over seeds, 0 for a single one.
+    ``std`` is always the sample standard deviation over seeds, 0 for a single one.
 
     Args:
         name: The method's name.
@@ -105,13 +101,11 @@ class Runs(Sequence[Run]):
         history = self._runs[0].history
         return main_metric(metrics.column_names(history), history.facts)
 
-    def curve(self, metric: str | None = None) -> list[tuple[int, SeedStatistics]]:
+    def curve(self, metric: str | None = None) -> list[tuple[float, SeedStatistics]]:
         """Return (round, spread over seeds) of a metric, by default the main one, where all seeds measured it."""
-        metric = self.metric if metric is None else metric
-        points = metric_over_seeds(self.histories, metric)
-        if not points:
-            self._refuse_metric(metric)
-        return points
+        if points := curve_over_seeds(self.histories, self.metric if metric is None else metric):
+            return points
+        raise self._not_measured(metric)
 
     def final(self, metric: str | None = None) -> SeedStatistics:
         """Return the spread over seeds of the final measurement."""
@@ -124,6 +118,15 @@ class Runs(Sequence[Run]):
     def best(self, metric: str | None = None) -> SeedStatistics:
         """Return the spread over seeds of the best measurement."""
         return self._spread(metric, [metrics.best(history, metric) for history in self.histories])
+
+    def _spread(self, metric: str | None, values: Sequence[float | None]) -> SeedStatistics:
+        if None in values:
+            raise self._not_measured(metric)
+        return seed_statistics([value for value in values if value is not None])
+
+    def _not_measured(self, metric: str | None) -> HansaError:
+        metric, known = metric or self.metric, {name for h in self.histories for name in metrics.column_names(h)}
+        return HansaError(f"not every seed has the metric {metric!r}. {suggestion(metric, known)}")
 
     def rounds_to(self, target: float, metric: str | None = None) -> SeedStatistics | None:
         """Return the spread over seeds of the first round that reached the target; None unless all seeds did."""
@@ -156,22 +159,14 @@ class Runs(Sequence[Run]):
         return summarize_seeds(self.histories, target, metric=metric, window=window)[0]
 
     def frame(self) -> pandas.DataFrame:
-        """Return a pandas frame with one row for each round and seed, running totals included."""
-        return metrics.frame_of(
-            {"seed": run.key.seed, **record} for run in self._runs for record in metrics.running_totals(run.history)
-        )
+        """Return a pandas frame with one row for each round and seed, running totals included.
 
-    def means(self) -> pandas.DataFrame:
-        """Return a pandas frame with one row for each round: means over seeds, and NAME_std beside them."""
-        rows = []
-        for records in aligned_rounds(self.histories):
-            row: dict[str, Any] = {"round": records[0]["round"]}
-            for name in records[0]:
-                values = [record.get(name) for record in records]
-                if name != "round" and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
-                    row[name], row[f"{name}_std"], *_ = seed_statistics(list(map(float, values)))  # type: ignore[arg-type]
-            rows.append(row)
-        return metrics.frame_of(rows)
+        ``frame().groupby("round").mean(numeric_only=True)`` has the means over seeds.
+        """
+        import pandas
+
+        records = [(run.key.seed, each) for run in self._runs for each in metrics.with_totals(run.history)]
+        return pandas.DataFrame([{"seed": seed, **record} for seed, record in records])
 
     def plot(self, path: Path | str | None = None, metric: str | None = None, x: str = "round") -> Any:
         """Draw the mean curve with its band; see `Comparison.plot`."""
@@ -179,30 +174,16 @@ class Runs(Sequence[Run]):
 
     def report(self, path: Path | str, title: str | None = None) -> Path:
         """Write a self-contained HTML page of curves, numbers and citations."""
-        citations = bibtex([self._runs[0].algorithm])
-        return write_page(path, [self.entry], title=self.name if title is None else title, citations=citations)
-
-    def _spread(self, metric: str | None, values: Sequence[float | None]) -> SeedStatistics:
-        if None in values:
-            self._refuse_metric(self.metric if metric is None else metric)
-        return seed_statistics([value for value in values if value is not None])
-
-    def _refuse_metric(self, metric: str) -> NoReturn:
-        known = {name for history in self.histories for record in history for name in record}
-        raise HansaError(f"not every seed has the metric {metric!r}. {suggestion(metric, known)}")
+        return Comparison({self.name: self}).report(path, self.name if title is None else title)
 
     def __repr__(self) -> str:
-        means, spreads = summarize_seeds(self.histories)
-        key = metrics.score_key([means], self.metric)
-        text = ""
-        if means.get(key) is not None:
-            deviation = spreads[key].std if key in spreads else None
-            value = formats.format_mean_std(formats.formatter_of(key), means[key], deviation)
-            text = f", {self.metric} {value} ({metrics.describe_score(key)})"
-        return f"Runs({self.name!r}, seeds {self.seeds}{text})"
+        ranking = rank([self.entry])
+        score = ranking[0].cell(ranking.score, formats.formatter_of(ranking.score))
+        text = f"{ranking.metric} {score} ({metrics.describe_score(ranking.score)})"
+        return f"Runs({self.name!r}, seeds {self.seeds}, {text})"
 
     def _repr_html_(self) -> str:
-        return ranking_html(rank([self.entry]), None)
+        return str(macro("ranking_table", rank([self.entry])))
 
 
 class Comparison(Mapping[str, Runs]):
@@ -238,16 +219,13 @@ class Comparison(Mapping[str, Runs]):
 
     @property
     def entries(self) -> list[ReportEntry]:
-        """The methods as entries of a report."""
-        entries = [runs.entry for runs in self._methods.values()]
-        data = [getattr(runs[0].task, "data", None) for runs in self._methods.values()]
-        if all(each is data[0] for each in data):
-            return entries
-        return [  # of different tasks: digests tell whether their data is the same
-            replace(entry, members=tuple(_with_data(run, each) for run, each in zip(entry.runs, runs, strict=True)))
-            if entry.members
-            else _with_data(entry, runs[0])
-            for entry, runs in zip(entries, self._methods.values(), strict=True)
+        """The methods as entries of a report; of different tasks, digests tell whether their data is the same."""
+        tasks = [runs[0].task for runs in self._methods.values()]
+        if all(getattr(task, "data", None) is getattr(tasks[0], "data", None) for task in tasks):
+            return [runs.entry for runs in self._methods.values()]
+        return [
+            ReportEntry.from_seeds(name, [_with_data(entry_from_run(run, name), run) for run in runs])
+            for name, runs in self._methods.items()
         ]
 
     @property
@@ -255,9 +233,7 @@ class Comparison(Mapping[str, Runs]):
         """The method that ranks first by its mean over seeds."""
         return self.ranking()[0].entry.name
 
-    def ranking(
-        self, target: float | None = None, *, metric: str | None = None, window: int = WINDOW
-    ) -> list[RankedEntry]:
+    def ranking(self, target: float | None = None, *, metric: str | None = None, window: int = WINDOW) -> Ranking:
         """Return the methods from best to worst, with their numbers.
 
         Args:
@@ -270,11 +246,10 @@ class Comparison(Mapping[str, Runs]):
 
     def frame(self) -> pandas.DataFrame:
         """Return a pandas frame with one row for each method, round and seed, running totals included."""
-        frames = [runs.frame().assign(method=name) for name, runs in self._methods.items()]
-        from pandas import concat
+        import pandas
 
-        joined = concat(frames, ignore_index=True)
-        return joined[["method", *(name for name in joined.columns if name != "method")]]
+        frames = {name: runs.frame() for name, runs in self._methods.items()}
+        return pandas.concat(frames, names=["method"]).reset_index("method").reset_index(drop=True)
 
     def table(
         self, target: float | None = None, *, metric: str | None = None, window: int = WINDOW
@@ -283,18 +258,19 @@ class Comparison(Mapping[str, Runs]):
 
         ``final_NAME``, ``best_NAME`` and ``last5_NAME`` are the final, the best and the mean of the last five
         measurements of a metric, NaN if a seed diverged; ``diverged`` is how many did. ``attrs["ranked_by"]`` is the
-        column of the ranking. The arguments are those of
-        `ranking`.
+        column of the ranking. The arguments are those of `ranking`.
         """
-        rows = []
+        import pandas
+
         ranking = self.ranking(target, metric=metric, window=window)
+        rows = []
         for ranked in ranking:
             deviations = {f"{_with_statistic(name)}_std": over.std for name, over in ranked.spreads.items()}
             numbers = {_with_statistic(name): value for name, value in ranked.numbers.items()}
             counts = {"seeds": len(ranked.entry.runs), "diverged": len(ranked.diverged)}
             rows.append({"method": ranked.entry.name, **counts, **numbers, **deviations})
-        frame = metrics.frame_of(rows)
-        frame.attrs["ranked_by"] = _with_statistic(ranking[0].score)
+        frame = pandas.DataFrame(rows)
+        frame.attrs["ranked_by"] = _with_statistic(ranking.score)
         return frame
 
     def latex(
@@ -318,7 +294,7 @@ class Comparison(Mapping[str, Runs]):
             reference: The method from which differences are taken; by default the best one.
         """
         ranking = self.ranking(target, metric=metric, window=window)
-        return latex_table(ranking, target, confidence=confidence, reference=reference)
+        return ranking.latex(confidence=confidence, reference=reference)
 
     def plot(self, path: Path | str | None = None, metric: str | None = None, x: str = "round") -> Any:
         """Draw mean curves with bands of one standard deviation as a matplotlib figure. Needs ``hansa[plot]``.
@@ -353,20 +329,16 @@ class Comparison(Mapping[str, Runs]):
         return write_page(path, self.entries, title=title, citations=citations, **options)
 
     def __repr__(self) -> str:
-        target = common_target(self.entries)
-        ranking = self.ranking(target)
-        columns = ranking_columns(ranking, target)[:4]
-        rows = [["method", *(" ".join(filter(None, column[:2])) for column in columns)]]
-        rows += [[r.entry.name, *(format_cell(r, column.key, column.write) for column in columns)] for r in ranking]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+        ranking = self.ranking(common_target(self.entries))
+        columns = ranking.columns()[:4]
+        rows = [["method", *(column.title.replace("\n", " ") for column in columns)]]
+        rows += [[r.entry.name, *(r.cell(column.key, column.write) for column in columns)] for r in ranking]
         seeds = sorted({len(runs) for runs in self._methods.values()})
-        title = f"Comparison of {len(self)} methods, {'/'.join(map(str, seeds))} seeds each, ranked "
-        return "\n".join([title + describe_order(ranking), *lines])
+        title = f"Comparison of {len(self)} methods, {'/'.join(map(str, seeds))} seeds each, ranked {ranking.order}"
+        return f"{title}\n{metrics.align_columns(rows, left=1)}"
 
     def _repr_html_(self) -> str:
-        target = common_target(self.entries)
-        return ranking_html(self.ranking(target), target)
+        return str(macro("ranking_table", self.ranking(common_target(self.entries))))
 
 
 def _with_data(entry: ReportEntry, run: Run) -> ReportEntry:
@@ -386,7 +358,7 @@ def run_html(run: Run) -> str:
         if summary.get(key):
             label = f"{column_of(key).label}, final" if key in measured else column_of(key).label
             rows.append((label, formats.formatter_of(key)(summary[key])))
-    return facts_html(f"{run.algorithm.name} on {run.task.name}", rows)
+    return str(macro("facts_table", f"{run.algorithm.name} on {run.task.name}", rows))
 
 
 def _with_statistic(name: str) -> str:

@@ -1,11 +1,10 @@
-"""Tables of clients, sites and labels, as text: for the report page, the terminal and figures."""
+"""Tables of clients, sites and labels, as text: for the report page and the terminal."""
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,12 +17,10 @@ from hansa.runs.client_columns import ClientColumns, summarize_clients
 from hansa.runs.columns import base_metric, column_of, direction_of, lower_is_better
 from hansa.runs.folder import RunFolder
 from hansa.runs.folder_lock import PARTITION
-from hansa.runs.metrics import combined_by, describe_seconds, round_seconds, site_names, site_totals
+from hansa.runs.metrics import combined_by, describe_seconds, site_names, site_totals
 from hansa.study.report import formats
-from hansa.study.report.entries import ReportEntry
+from hansa.study.report.entries import LabelCounts, ReportEntry
 from hansa.training.metric_direction import Direction
-
-log = logging.getLogger("hansa")
 
 CLIENT_METRICS = ("test_accuracy", "test_loss", "loss")
 """Clients are ordered by the metric that ranks the runs, else by the first of these that was measured."""
@@ -60,43 +57,58 @@ def describe_spread(columns: Mapping[str, Any], name: str, better: Mapping[str, 
     return f"{text}, worst tenth {write(worst)}" if direction else text
 
 
-def with_clients(entry: ReportEntry) -> tuple[ReportEntry, list[str]]:
-    """Return a run with what its folder has on its clients, and what could not be read."""
-    if entry.clients is not None or not entry.folder:
-        return entry, []
-    count = len(entry.history)
-    # a long record that grows, as during `hansa watch`, is read again when it has grown by 5%
-    stamp = count if count < 200 else -int(math.log(count) / math.log(1.05))
-    try:
-        clients = _by_client(entry.folder, stamp, str(entry.environment.get("started")))
-    except (HansaError, OSError, ValueError) as error:
-        log.warning("%s", error)
-        return entry, [f"clients left out: {error}"]
-    found = read_label_counts(Path(entry.folder) / PARTITION)
-    counts = [] if found is None else found[1]
-    names = label_names(entry.config, len(counts[0])) if counts else []
-    named = clients.named(entry.client_names) if clients.rows else None
-    return replace(entry, clients=named, label_counts=counts, label_names=names), []
+def clients_of(run: ReportEntry) -> ClientColumns | None:
+    """Return one row for each client of a run, read from its folder if it has one."""
+    if run.clients is not None or not run.folder:
+        return run.clients
+    columns = _by_client(run.folder, len(run.history), str(run.environment.get("started")))
+    return columns.named(run.client_names) if columns.rows else None
 
 
 @lru_cache(maxsize=64)
-def _by_client(folder: str, stamp: int, started: str) -> ClientColumns:
+def _by_client(folder: str, rounds: int, started: str) -> ClientColumns:
+    """Read the clients of a folder again only when it has other rounds."""
     return RunFolder(folder).by_client()
 
 
-def job_columns(entry: ReportEntry) -> tuple[ClientColumns | None, list[str]]:
-    """Return the jobs of a run, one row each, None if it had no virtual clock; and what could not be read."""
-    if entry.jobs is not None:
-        return entry.jobs if "start_seconds" in entry.jobs else None, []
-    asked = sum(int(record.get("participants") or 0) + int(record.get("lost") or 0) for record in entry.history)
-    if not entry.folder or asked > MAX_JOBS or not any("utilisation" in record for record in entry.history[-1:]):
-        return None, []
+def jobs_of(run: ReportEntry) -> ClientColumns | None:
+    """Return the jobs of a run, one row each, read from its folder if it has one; None if it had no virtual clock."""
+    columns, history = run.jobs, run.history
+    if columns is None and run.folder and "utilisation" in history[-1]:
+        asked = sum(int(record.get("participants") or 0) + int(record.get("lost") or 0) for record in history)
+        columns = RunFolder(run.folder).clients() if asked <= MAX_JOBS else None
+    return columns if columns is not None and "start_seconds" in columns else None
+
+
+def labels_of(run: ReportEntry) -> LabelCounts | None:
+    """Return the samples of each label that each client of a run holds, read from its folder if it has one."""
+    found = read_label_counts(Path(run.folder) / PARTITION) if run.folder and run.labels is None else None
+    if found is None:
+        return run.labels
+    clients, counts = found
+    classes = len(counts[0]) if counts else 0
     try:
-        columns = RunFolder(entry.folder).clients()
-    except (HansaError, OSError, ValueError) as error:
-        log.warning("%s", error)
-        return None, [f"timeline left out: {error}"]
-    return columns if "start_seconds" in columns else None, []
+        section = parse_document(run.config).data.get("data") or {}
+        names = list(dataset_info(str(section.get("name", "fashion-mini"))).class_names)
+    except (HansaError, AttributeError):
+        names = []
+    return LabelCounts(counts, names if len(names) == classes else list(map(str, range(classes))), population=clients)
+
+
+def partitions_of(entries: Sequence[ReportEntry]) -> list[LabelCounts]:
+    """Return the distinct partitions of runs, with the methods that train on each."""
+    users: dict[str, tuple[LabelCounts, list[ReportEntry]]] = {}
+    for entry in entries:  # every seed has its own partition: that of the first is shown
+        counts = labels_of(entry.runs[0])
+        if counts is not None and len(counts.counts) and len(counts.labels):
+            users.setdefault(repr(counts.counts), (counts, []))[1].append(entry)
+    partitions = []
+    for counts, methods in users.values():
+        seeds = [entry.members[0].seed for entry in methods if entry.members]
+        note = f"for seed {seeds[0]}; every seed has its own partition" if seeds else ""
+        names = ", ".join(entry.name for entry in methods) if len(users) > 1 else ""
+        partitions.append(replace(counts, note=note, methods=names))
+    return partitions
 
 
 class SiteTable(NamedTuple):
@@ -130,34 +142,34 @@ def site_table(
     first = f"test_{base_metric(main)}"
     measured = {name.partition("/")[2] for name in numbers if name.partition("/")[0] in sites}
     columns = [name for name in dict.fromkeys([first, *sorted(measured)]) if name in measured]
-    counted = [name for name in ("up_bytes", "down_bytes") if any(name in totals.get(site, {}) for site in sites)]
-    timed = any("work_seconds" in totals.get(site, {}) for site in sites)
+    spent = {"up_bytes": "sent", "down_bytes": "received", "work_seconds": "work"}
+    spent = {name: heading for name, heading in spent.items() if any(name in each for each in totals.values())}
+    order = columns[0] if columns else first
+    if direction := direction_of(order, better):
+        sign = 1.0 if direction == "higher" else -1.0
+        values = {site: numbers.get(f"{site}/{order}") for site in sites}
+        sites.sort(key=lambda site: math.inf if (value := values[site]) is None else sign * float(value))
     rows = []
-    for site in _worst_site_first(sites, numbers, columns[0] if columns else first, better):
-        key = f"{site}/test_rows"
-        held = next((record[key] for record in reversed(history) if key in record), None)
+    for site in sites:
+        held = next(
+            (record[f"{site}/test_rows"] for record in reversed(history) if f"{site}/test_rows" in record), None
+        )
         cells = [site, "–" if held is None else formats.format_count(held)]
         cells += [_site_cell(name, numbers.get(f"{site}/{name}")) for name in columns]
-        cells += [formats.format_bytes(totals[site][name]) if site in totals else "–" for name in counted]
-        if timed:
-            cells.append(formats.format_duration(totals[site]["work_seconds"]) if site in totals else "–")
+        cells += [_site_cell(name, totals[site].get(name) if site in totals else None) for name in spent]
         rows.append(cells)
-    headings = ["site", "test rows", *(column_of(name, better).label for name in columns)]
-    headings += [{"up_bytes": "sent", "down_bytes": "received"}[name] for name in counted]
-    return SiteTable([*headings, *(["work"] if timed else [])], rows, _site_notes(history, numbers, main, rows))
+    headings = ["site", "test rows", *(column_of(name, better).label for name in columns), *spent.values()]
+    return SiteTable(headings, rows, _site_notes(history, numbers, main, sites[0]))
 
 
-def _site_notes(
-    history: Sequence[Mapping[str, Any]], numbers: Mapping[str, Any], main: str, rows: Sequence[Sequence[str]]
-) -> list[str]:
+def _site_notes(history: Sequence[Mapping[str, Any]], numbers: Mapping[str, Any], main: str, worst: str) -> list[str]:
     """The deviation over sites, how metrics were combined, and where the seconds of a round go."""
     notes = []
     over = f"sites_test_{base_metric(main)}"
     if f"{over}_worst" in numbers and f"{over}_std" in numbers:
-        write = formats.formatter_of(over)
-        worst = f"worst site {rows[0][0]} {write(numbers[f'{over}_worst'])}"
-        notes.append(f"{column_of(over).label}: {worst}, deviation over sites {write(numbers[f'{over}_std'])}")
-    final = history[-1] if len(history) else {}
+        lowest, deviation = (_site_cell(over, numbers[f"{over}_{what}"]) for what in ("worst", "std"))
+        notes.append(f"{column_of(over).label}: worst site {worst} {lowest}, deviation over sites {deviation}")
+    final = history[-1]
     for name, how in combined_by(history).items():
         column = f"sites_test_{name}"
         bounds = [final.get(f"{column}_at_{side}") for side in ("least", "most")]
@@ -165,74 +177,10 @@ def _site_notes(
         within = f"; certainly between {bounds[0]:.3f} and {bounds[1]:.3f}" if bounded else ""
         notes.append(f"{column_of(column).label}: {_site_cell(column, numbers.get(column))}, {how}{within}")
     left_out = final.get("left_out")
-    for site, reason in sorted(left_out.items()) if isinstance(left_out, dict) else ():
-        notes.append(f"without {site}: {reason}")
-    if parts := round_seconds(history):
-        notes.append(f"a round takes {describe_seconds(parts)} (median)")
-    return notes
-
-
-def _worst_site_first(
-    sites: Sequence[str], numbers: Mapping[str, Any], metric: str, better: Mapping[str, Direction] | None
-) -> list[str]:
-    direction = direction_of(metric, better)
-    if not direction:
-        return list(sites)
-    sign = -1.0 if direction == "lower" else 1.0
-    values = {site: numbers.get(f"{site}/{metric}") for site in sites}
-    return sorted(sites, key=lambda site: math.inf if values[site] is None else sign * float(values[site] or 0.0))
+    notes += [f"without {site}: {why}" for site, why in sorted(left_out.items())] if isinstance(left_out, dict) else []
+    seconds = describe_seconds(history)
+    return [*notes, seconds] if seconds else notes
 
 
 def _site_cell(name: str, value: Any) -> str:
     return "–" if value is None else formats.formatter_of(name)(value)
-
-
-@dataclass(frozen=True, slots=True)
-class LabelCounts:
-    """How many samples of each label each client holds.
-
-    Args:
-        counts: ``counts[client][label]``.
-        labels: The names of the labels.
-        note: A note below the heat map.
-        methods: The methods that train on this partition, if not all do.
-        population: The number of clients, if ``counts`` has only the first of them.
-
-    >>> LabelCounts([[4, 0], [1, 3]], ["cat", "dog"]).population
-    """
-
-    counts: Sequence[Sequence[int]]
-    labels: Sequence[str]
-    note: str = ""
-    methods: str = ""
-    population: int | None = None
-
-
-def partitions_of(entries: Sequence[ReportEntry]) -> list[LabelCounts]:
-    """Return the distinct partitions of runs in folders."""
-    partitions: dict[str, tuple[LabelCounts, list[ReportEntry]]] = {}
-    for entry in entries:
-        run = entry.runs[0]  # every seed has its own partition: show that of the first
-        found = read_label_counts(Path(run.folder) / PARTITION) if run.folder else None
-        if found is not None:
-            clients, counts = found
-            partition = LabelCounts(counts, label_names(run.config, len(counts[0]) if counts else 0), "", "", clients)
-            partitions.setdefault(repr(found), (partition, []))[1].append(entry)
-    drawn = []
-    for partition, users in partitions.values():
-        if partition.counts and partition.labels:
-            seeds = next((user.members[0].seed for user in users if user.members), None)
-            note = "" if seeds is None else f"for seed {seeds}; every seed has its own partition"
-            methods = ", ".join(user.name for user in users) if len(partitions) > 1 else ""
-            drawn.append(replace(partition, note=note, methods=methods))
-    return drawn
-
-
-def label_names(config: str, count: int) -> list[str]:
-    """Return the names of the classes of a configuration's data set, or their numbers."""
-    try:
-        section = parse_document(config).data.get("data") or {}
-        names = dataset_info(str(section.get("name", "fashion-mini"))).class_names
-    except (HansaError, AttributeError):
-        names = ()
-    return list(names) if len(names) == count else [str(label) for label in range(count)]

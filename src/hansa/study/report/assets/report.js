@@ -266,9 +266,7 @@ const report = (() => {
   }
   function load(content) {
     const first = !data.runs.length;
-    data = content; // a column with equal steps is sent as its first value, its step and its length
-    for (const run of data.runs) for (const table of run.series) for (const [name, column] of Object.entries(table))
-      if (!Array.isArray(column)) table[name] = Array.from({ length: column.count }, (_, i) => column.first + i * column.step);
+    data = content;
     if (first) { state.patterns = data.runs.length > 10; state.window = Math.max(0, ...data.runs.map((run) => run.series[0].round.length)) > 3 * data.window ? data.window : 1; }
     redraw();
   }
