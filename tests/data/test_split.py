@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_the_same_partition_is_the_same_bytes(tmp_path: Path, labels: torch.Tens
         save_split(path, split, labels, 'Grüße \x01 "quoted"', [[1, 2], [3, 4]])
     assert len({path.read_bytes() for path in files}) == 1
     with safe_open(files[0], framework="pt") as file:
-        assert file.metadata()["made_by"] == 'Grüße \x01 "quoted"'
+        assert json.loads(file.metadata()["hansa"])["made_by"] == 'Grüße \x01 "quoted"'
     assert torch.equal(load_split(files[0], labels).index, split.index)
 
 
@@ -74,7 +75,7 @@ def test_a_truncated_file_is_refused_by_name(tmp_path: Path, labels: torch.Tenso
     path = tmp_path / "split"
     save_split(path, dirichlet(0.2).split(labels, 8, Key(1)), labels)
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(DataError, match="split: expected a 'hansa partition 1' file"):
+    with pytest.raises(DataError, match="split: expected a 'hansa partition 2' file"):
         load_split(path, labels)
 
 

@@ -5,7 +5,6 @@ import collections
 import pytest
 
 from hansa import HansaError, Key, algorithm, local, presets, training
-from hansa.data import shards as hansa_shards
 from hansa.training.trainer import batch_stream
 
 
@@ -141,13 +140,3 @@ def test_a_device_keeps_its_speed_and_is_stopped_by_the_deadline_or_its_epochs()
     assert local.deadline(0.01, speed=5.0).draw(0, 50, 10, Key(0)).steps == 1
     jittered = local.deadline(10.0, speed=10.0, jitter=0.3)
     assert len({jittered.draw(0, 5000, 10, Key(r)).steps for r in range(20)}) > 5
-
-
-def test_the_published_settings_have_names():
-    from hansa.data import heterogeneity_setting
-
-    assert heterogeneity_setting("statistical").arguments["epochs"] == 3
-    assert heterogeneity_setting("statistical").partition == hansa_shards(200, 2)
-    assert presets.fedavg(**heterogeneity_setting("hybrid+").arguments).local.steps == local.hybrid_plus()
-    with pytest.raises(HansaError, match=r"unknown setting 'hybird'\. Did you mean hybrid"):
-        heterogeneity_setting("hybird")

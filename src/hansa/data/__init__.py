@@ -32,11 +32,8 @@ if TYPE_CHECKING:
     from hansa.data.huggingface import from_hf
     from hansa.data.loading import FileStatus, check_files, dataset_names, download, federate, is_present, load
     from hansa.data.partitions import (
-        HETEROGENEITY_SETTINGS,
-        HeterogeneitySetting,
         Partition,
         dirichlet,
-        heterogeneity_setting,
         iid,
         labels_per_client,
         natural,
@@ -51,7 +48,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DATASETS",
-    "HETEROGENEITY_SETTINGS",
     "CollatedData",
     "DataError",
     "Dataset",
@@ -59,7 +55,6 @@ __all__ = [
     "FederatedData",
     "FileStatus",
     "GeneratedData",
-    "HeterogeneitySetting",
     "MemmapArray",
     "MissingFileError",
     "Partition",
@@ -86,7 +81,6 @@ __all__ = [
     "from_hf",
     "from_items",
     "from_memmap",
-    "heterogeneity_setting",
     "iid",
     "infer_schema",
     "is_present",

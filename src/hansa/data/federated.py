@@ -15,7 +15,8 @@ from hansa.core.errors import HansaError, check_positive, invalid_argument, sugg
 from hansa.core.keys import Key
 from hansa.data.partitions import Partition
 from hansa.data.schema import Schema, TableEncoding
-from hansa.data.split import Split, count_rows, owner_column, saved_split
+from hansa.data.split import Split, owner_column, saved_split
+from hansa.training.batch_sources import count_rows, take_rows
 from hansa.training.losses import strip_weights
 
 
@@ -222,7 +223,16 @@ class FederatedData:
 
     def summary(self) -> Summary:
         """Return sizes, label entropy, and the effective number of clients per label."""
-        return summarize_split(self.split, self.label_counts() if self.labelled else None)
+        sizes, entropy, effective = self.sizes, None, None
+        if self.labelled:
+            counts = self.label_counts()
+            nonempty, present = counts[counts.sum(1) > 0], counts[:, counts.sum(0) > 0]
+            entropy = float(_entropy_bits(nonempty).mean()) if len(nonempty) else 0.0
+            effective = tuple(torch.exp2(_entropy_bits(present.T)).tolist())
+        median = float(sizes.double().quantile(0.5))
+        return Summary(
+            self.population, int(sizes.sum()), int(sizes.min()), median, int(sizes.max()), entropy, effective
+        )
 
 
 def partition_dataset(
@@ -432,26 +442,6 @@ def label_counts(split: Split, labels: torch.Tensor, classes: int) -> torch.Tens
     return torch.bincount(cells, minlength=split.population * classes).view(split.population, classes)
 
 
-def summarize_split(split: Split, counts: torch.Tensor | None) -> Summary:
-    """Return the summary of a split and its label counts, if there are labels."""
-    sizes = split.sizes
-    entropy, effective = None, None
-    if counts is not None:
-        nonempty = counts[counts.sum(1) > 0]
-        entropy = float(_entropy_bits(nonempty).mean()) if len(nonempty) else 0.0
-        present = counts[:, counts.sum(0) > 0]
-        effective = tuple(torch.exp2(_entropy_bits(present.T)).tolist())
-    return Summary(
-        clients=split.population,
-        samples=int(sizes.sum()),
-        smallest=int(sizes.min()),
-        median=float(sizes.double().quantile(0.5)),
-        largest=int(sizes.max()),
-        label_entropy=entropy,
-        effective_clients=effective,
-    )
-
-
 def _entropy_bits(counts: torch.Tensor) -> torch.Tensor:
     """Return the Shannon entropy of every row of counts, in bits."""
     shares = counts.double() / counts.sum(1, keepdim=True)
@@ -496,7 +486,10 @@ def with_test_clients(data: FederatedData, test_clients: TestClients, seed: int 
         raise invalid_argument(
             "data", "test_clients", test_clients, "'labels', or a fraction between 0 and 1 of each client's rows"
         )
-    return _hold_out(data, float(test_clients), key)
+    split, rows, owners = _take_out(data, float(test_clients), key, minimum=2)
+    inputs, targets = take_rows(data.inputs, rows), take_rows(data.targets, rows)
+    return replace(data, index=split.index, offsets=split.offsets, test_inputs=inputs, test_targets=targets,
+                   test_owners=owners)  # fmt: skip
 
 
 def with_validation(data: FederatedData, fraction: float, seed: int | None = None) -> FederatedData:
@@ -524,14 +517,9 @@ def with_validation(data: FederatedData, fraction: float, seed: int | None = Non
         )
     if seed is None:
         return with_validation(data, fraction, 0).following(partial(_redraw, with_validation, data, fraction))
-    train, taken, _ = _take_out(data, float(fraction), Key(seed).child("validation"), minimum=1)
-    return replace(
-        data,
-        index=torch.cat(train),
-        offsets=torch.tensor([0, *np.cumsum([len(rows) for rows in train]).tolist()]),
-        validation_inputs=_take_rows(data.inputs, torch.cat(taken)),
-        validation_targets=_take_rows(data.targets, torch.cat(taken)),
-    )
+    split, rows, _ = _take_out(data, float(fraction), Key(seed).child("validation"), minimum=1)
+    inputs, targets = take_rows(data.inputs, rows), take_rows(data.targets, rows)
+    return replace(data, index=split.index, offsets=split.offsets, validation_inputs=inputs, validation_targets=targets)
 
 
 def assign_test_clients(data: FederatedData, clients: Any, test_clients: Any, seed: int | None = None) -> FederatedData:
@@ -587,23 +575,8 @@ def _assign_by_label(data: FederatedData, key: Key) -> FederatedData:
     return replace(data, test_owners=torch.from_numpy(owners))
 
 
-def _hold_out(data: FederatedData, fraction: float, key: Key) -> FederatedData:
-    train_rows, test_rows, owners = _take_out(data, fraction, key, minimum=2)
-    test_index = torch.cat(test_rows)
-    return replace(
-        data,
-        index=torch.cat(train_rows),
-        offsets=torch.tensor([0, *np.cumsum([len(rows) for rows in train_rows]).tolist()]),
-        test_inputs=_take_rows(data.inputs, test_index),
-        test_targets=_take_rows(data.targets, test_index),
-        test_owners=torch.tensor(owners),
-    )
-
-
-def _take_out(
-    data: FederatedData, fraction: float, key: Key, minimum: int
-) -> tuple[list[torch.Tensor], list[torch.Tensor], list[int]]:
-    """Divide each client's rows into those that stay and those that are taken out, with the owners of these."""
+def _take_out(data: FederatedData, fraction: float, key: Key, minimum: int) -> tuple[Split, torch.Tensor, torch.Tensor]:
+    """Divide each client's rows: return those that stay, and those that are taken out with their owners."""
     left, taken, owners = [], [], []
     for client in range(data.population):
         rows = data.rows(client)
@@ -616,12 +589,7 @@ def _take_out(
         left.append(rows[~mask])
         taken.append(rows[mask])
         owners += [client] * count
-    return left, taken, owners
-
-
-def _take_rows(tree: Any, rows: torch.Tensor) -> Any:
-    """Return some rows of every tensor or mapped file, in memory."""
-    return torch.utils._pytree.tree_map(lambda leaf: leaf.gather(rows) if hasattr(leaf, "path") else leaf[rows], tree)
+    return Split.of_rows(left), torch.cat(taken), torch.tensor(owners)
 
 
 def with_feature_noise(data: FederatedData, level: float, seed: int | None = None) -> FederatedData:

@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.data.files import DataError, invalid_file, missing_file
+from hansa.training.batch_sources import count_rows
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_FORMAT = "hansa partition 1"
+_FORMAT = "hansa partition 2"
 _MAX_HEADER = 1 << 22
 
 
@@ -99,11 +101,6 @@ class Split:
         return cls(torch.from_numpy(order.astype(np.int64)), torch.from_numpy(ends.astype(np.int64)))
 
 
-def count_rows(tree: Any) -> int:
-    """Return the number of rows of a tensor, or of a tuple or dict of tensors."""
-    return len(torch.utils._pytree.tree_leaves(tree)[0])
-
-
 def targets_fingerprint(targets: Any) -> str:
     """Return the SHA-256 of a data set's targets, to which a saved split belongs."""
     if not isinstance(targets, torch.Tensor):
@@ -143,16 +140,13 @@ def save_split(
         "format": _FORMAT,
         "targets_sha256": targets_fingerprint(targets),
         "split_sha256": _digest(split),
-        "rows": str(count_rows(targets)),
+        "rows": count_rows(targets),
         "made_by": made_by,
+        "label_counts": None if counts is None else [list(map(int, row)) for row in counts],
     }
-    if counts is not None:
-        facts["label_counts"] = json.dumps([list(map(int, row)) for row in counts], separators=(",", ":"))
-    from safetensors.torch import save
-
-    payload = _with_sorted_facts(
-        save({"index": split.index.contiguous(), "offsets": split.offsets.contiguous()}, facts)
-    )
+    # one entry: safetensors writes several in another order in every process
+    payload = save({"index": split.index.contiguous(), "offsets": split.offsets.contiguous()},
+                   {"hansa": json.dumps(facts)})  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     with open(part, "wb") as file:
@@ -160,16 +154,6 @@ def save_split(
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
-
-
-def _with_sorted_facts(payload: bytes) -> bytes:
-    """Return a safetensors file with its metadata in order: safetensors writes them in another in every process."""
-    start = 8 + int.from_bytes(payload[:8], "little")
-    header = json.loads(payload[8:start])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    written = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    written += b" " * (-len(written) % 8)
-    return len(written).to_bytes(8, "little") + written + payload[start:]
 
 
 def read_label_counts(path: Path | str) -> tuple[int, list[list[int]]] | None:
@@ -180,9 +164,8 @@ def read_label_counts(path: Path | str) -> tuple[int, list[list[int]]] | None:
     try:
         with open(path, "rb") as file:
             header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), _MAX_HEADER)))
-        counts = json.loads(header["__metadata__"]["label_counts"])
         clients = int(header["offsets"]["shape"][0]) - 1
-        rows = [[int(count) for count in row] for row in counts]
+        rows = [[int(count) for count in row] for row in json.loads(header["__metadata__"]["hansa"])["label_counts"]]
     except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
         return None
     if clients < len(rows) or len({len(row) for row in rows}) != 1 or min(map(min, rows), default=0) < 0:
@@ -209,14 +192,13 @@ def load_split(path: Path | str, targets: Any | None) -> Split:
         raise missing_file(path, "A partition file is written by save_split, and in every run folder.")
     try:
         with safe_open(path, framework="pt") as file:
-            facts = file.metadata() or {}
-            names = sorted(file.keys())
-            if facts.get("format") != _FORMAT or names != ["index", "offsets"]:
-                raise invalid_file(path, f"a {_FORMAT!r} file", f"format {facts.get('format')!r} with {names}")
+            facts = json.loads((file.metadata() or {}).get("hansa", "{}"))
+            if facts["format"] != _FORMAT:
+                raise invalid_file(path, f"a {_FORMAT!r} file", f"format {facts['format']!r:.80}")
             split = Split(file.get_tensor("index"), file.get_tensor("offsets"))
     except DataError:
         raise
-    except (SafetensorError, HansaError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise invalid_file(path, f"a {_FORMAT!r} file", str(error).rstrip(".")) from error
     if _digest(split) != facts.get("split_sha256"):
         raise invalid_file(path, f"rows of SHA-256 {facts.get('split_sha256')}", _digest(split))
