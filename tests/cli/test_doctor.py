@@ -65,9 +65,7 @@ def test_the_doctor_creates_nothing(cli, monkeypatch, tmp_path):
 
 
 def test_a_folder_whose_name_the_locale_cannot_decode_is_shown(cli, monkeypatch):
-    monkeypatch.setattr(
-        doctor, "_machine", lambda: [doctor.Finding("machine", "system", "gr\udcc3\udcb6\udcc3\udc9fe")]
-    )
+    monkeypatch.setattr(doctor, "_machine", lambda: [doctor.Finding("system", "gr\udcc3\udcb6\udcc3\udc9fe")])
     assert findings(cli)["machine", "system"] == ("größe", None)
 
 

@@ -85,7 +85,7 @@ def test_topology_finds_a_graph_for_a_rho_and_says_what_the_theorems_ask(cli):
 
 def test_topology_takes_options_and_draws_a_picture(cli, folder):
     pytest.importorskip("matplotlib")
-    result = cli("topology", "erdos-renyi", "-n", "9", "--option", "p=0.9", "--option", "seed=3", "--figure", "g.svg")
+    result = cli("topology", "{kind: erdos-renyi, p: 0.9, seed: 3}", "-n", "9", "--figure", "g.svg")
     assert result.exit_code == 0
     assert "<svg" in (folder / "g.svg").read_text("utf-8")
 
@@ -95,14 +95,12 @@ def test_topology_takes_options_and_draws_a_picture(cli, folder):
     [
         (["rin"], "Did you mean ring?"),
         (["erdos-renyi"], "needs p"),
-        (["erdos-renyi", "--option", "p"], "expected NAME=VALUE"),
         (["hypercube", "-n", "9"], "power of two"),
         (["ring", "--participation", "0.5", "-m", "2"], "one of the two"),
         (["ring", "-n", "4", "-m", "9"], "at most the 4 clients"),
         (["ring", "--figure", "g.txt"], "ends in .svg"),
         ([], "or --target-rho"),
         (["--target-rho", "1.5"], "0 <= target < 1"),
-        (["erdos-renyi", "--target-rho", "0.5", "--option", "p=0.3"], "expected one of the two"),
     ],
 )
 def test_a_wrong_topology_is_refused(cli, arguments, message):

@@ -45,7 +45,7 @@ def test_a_method_of_ones_own_is_compared_with_presets(cli, own):
     result = cli("compare", "fedavg", "cli_of_mine:careful", "-c", "small.yaml", "-q", "-r", "2")
     assert result.exit_code == 0, result.output
     assert "cli_of_mine:careful" in result.stdout
-    folders = {RunFolder(path).config.algorithm.preset for path in (own / "runs" / "compare").iterdir()}
+    folders = {RunFolder(path).config.algorithm.preset for path in (own / "runs" / "compare").glob("*/")}
     assert folders == {"fedavg", "cli_of_mine:careful"}
     assert "mine2026" in (own / "report.html").read_text("utf-8")
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
-import json
+import re
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from hansa.cli import options as opt
-from hansa.cli.console import out, plain_table, plugin_names, report_errors, say
+from hansa.cli.console import out, plain_table, plugin_names, report_errors, say, say_json
 from hansa.config.import_path import may_import
 from hansa.core.errors import HansaError, suggestion
 
@@ -60,63 +59,39 @@ def presets(
         return
     known = dict(kind.items())
     if as_json:
-        out().print_json(json.dumps({each: summary_line(preset) for each, preset in known.items()}))
+        say_json({each: summary_line(preset) for each, preset in known.items()})
         return
-    table = plain_table("preset", "description", left=("preset", "description"), no_wrap=("preset",))
-    table.columns[0].style = "bold"
-    for each, preset in known.items():
-        table.add_row(each, escape(summary_line(preset) + _origin(kind, each)))
-    out().print(table)
+    show_table(("preset", "description"), [(each, _about(kind, each, preset)) for each, preset in known.items()])
     if names := plugin_names():
         say(f"\nPlug-ins provide {names}.")
     say("\n`hansa presets NAME` describes a preset; `hansa parts` lists the components.", "dim")
 
 
 def _describe_preset(preset: Callable[..., Algorithm], as_json: bool) -> None:
+    from hansa.config import compose
     from hansa.config.components import summary_line
-    from hansa.config.compose import (
-        COMPOSED_SECTIONS,
-        SAMPLING_ARGUMENTS,
-        SECTION_ARGUMENTS,
-        own_arguments,
-        preset_arguments,
-        preset_name,
-    )
     from hansa.core.citations import citations
 
-    known, own = preset_arguments(preset), own_arguments(preset)
+    known, own = compose.preset_arguments(preset), compose.own_arguments(preset)
     sections = {
-        section: [key for key, argument in table.items() if argument in known or section in COMPOSED_SECTIONS]
-        for section, table in SECTION_ARGUMENTS.items()
+        section: [key for key, argument in table.items() if argument in known or section in compose.COMPOSED_SECTIONS]
+        for section, table in compose.SECTION_ARGUMENTS.items()
     }
-    algorithm = preset()
+    name, algorithm = compose.preset_name(preset), preset()
     if as_json:
-        described = {
-            "name": preset_name(preset),
-            "own": list(own),
-            "sections": sections,
-            "composition": repr(algorithm),
-        }
-        out().print_json(json.dumps(described))
+        say_json({"name": name, "own": list(own), "sections": sections, "composition": repr(algorithm)})
         return
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column()
-    table.add_row("preset", f"[bold]{preset_name(preset)}[/]  {escape(summary_line(preset))}")
-    if own:
-        arguments = [
-            each.name if each.default is inspect.Parameter.empty else f"{each.name}={each.default!r}"
-            for each in own.values()
-        ]
-        table.add_row("algorithm", escape(", ".join(arguments)))
-    for section, keys in sections.items():
-        if keys:
-            table.add_row(section, ", ".join(keys))
-    if known.keys() & set(SAMPLING_ARGUMENTS):
-        table.add_row("sample", "participation, count, or another sampler")
-    table.add_row("composition", escape(repr(algorithm)))
-    table.add_row("cites", ", ".join(citations(algorithm)) or "nothing")
-    out().print(table)
+    rows = {
+        "preset": f"{name}  {summary_line(preset)}",
+        "algorithm": ", ".join(
+            each.name if each.required else f"{each.name}={each.default!r}" for each in own.values()
+        ),
+        **{section: ", ".join(keys) for section, keys in sections.items()},
+        "sample": "participation, count, or another sampler" if known.keys() & {*compose.SAMPLING_ARGUMENTS} else "",
+        "composition": repr(algorithm),
+        "cites": ", ".join(citations(algorithm)) or "nothing",
+    }
+    show_table((), [(heading, text) for heading, text in rows.items() if text])
 
 
 @report_errors
@@ -139,18 +114,14 @@ def parts(
             names = [*KINDS, *(each for kind in KINDS.values() for each in kind.names)]
             raise HansaError(f"{name}: not a kind of component or a component. {suggestion(wanted, set(names))}")
     if as_json:
-        lines = {kind: {each: summary_line(part) for each, part in known.items()} for kind, known in chosen.items()}
-        out().print_json(json.dumps(lines))
+        say_json({kind: {each: summary_line(part) for each, part in known.items()} for kind, known in chosen.items()})
         return
-    headings = ("kind", "component", "arguments", "description")
-    table = plain_table(*headings, left=headings)
-    table.columns[0].style, table.columns[1].style = "dim", "bold"
-    for kind, known in chosen.items():
-        for place, (each, part) in enumerate(known.items()):
-            arguments = ", ".join(signature_of(part).arguments)
-            description = summary_line(part) + _origin(KINDS[kind], each)
-            table.add_row("" if place else kind, each, escape(arguments), escape(description))
-    out().print(table)
+    rows = [
+        ("" if place else kind, each, ", ".join(signature_of(part).arguments), _about(KINDS[kind], each, part))
+        for kind, known in chosen.items()
+        for place, (each, part) in enumerate(known.items())
+    ]
+    show_table(("kind", "component", "arguments", "description"), rows)
 
 
 @report_errors
@@ -166,41 +137,41 @@ def models(
     from hansa.config.components import summary_line
     from hansa.training.models import MODELS, describe
 
-    rows = [describe(name, parse_shape(shape), classes) for name in MODELS]
+    if shape is not None and not re.fullmatch("[1-9][0-9]*(,[1-9][0-9]*)*", shape):
+        raise HansaError(f"--shape {shape}: expected positive sizes that are separated by commas, such as 3,32,32.")
+    sizes = None if shape is None else tuple(map(int, shape.split(",")))
+    described = [describe(name, sizes, classes) for name in MODELS]
     if as_json:
-        out().print_json(json.dumps([row._asdict() for row in rows]))
+        say_json([each._asdict() for each in described])
         return
-    headings = ("model", "input", "outputs", "parameters", "size", "description")
-    table = plain_table(*headings, left=("model", "input", "description"), no_wrap=headings[:-1])
-    table.columns[0].style = "bold"
-    for row in rows:
-        counts = ["", ""] if row.parameters is None else [f"{row.parameters:,}", f"{row.megabytes:.2f} MB"]
-        about = summary_line(MODELS[row.name]) if row.error is None else row.error
-        table.add_row(row.name, " x ".join(map(str, row.shape)), str(row.classes), *counts, escape(about))
-    out().print(table)
+    rows = []
+    for each in described:
+        counts = ["", ""] if each.parameters is None else [f"{each.parameters:,}", f"{each.megabytes:.2f} MB"]
+        about = summary_line(MODELS[each.name]) if each.error is None else each.error
+        rows.append((each.name, " x ".join(map(str, each.shape)), str(each.classes), *counts, about))
+    show_table(("model", "input", "outputs", "parameters", "size", "description"), rows)
     say("\nIn a file: `model: cnn_29k`, or {name: mlp, options: {hidden: 50}}. `model.factory` names your own.", "dim")
 
 
-def parse_shape(text: str | None) -> tuple[int, ...] | None:
-    """Parse sizes that are separated by commas.
+def _about(kind: Kind, name: str, factory: Callable[..., Any]) -> str:
+    """The first paragraph of a component's docstring, and the package of a plug-in."""
+    from hansa.config.components import summary_line
 
-    >>> parse_shape("3,32,32"), parse_shape(None)
-    ((3, 32, 32), None)
-    """
-    if text is None:
-        return None
-    try:
-        sizes = tuple(int(size) for size in text.split(","))
-    except ValueError:
-        sizes = ()
-    if not sizes or min(sizes) < 1:
-        raise HansaError(f"--shape {text}: expected positive sizes that are separated by commas, such as 3,32,32.")
-    return sizes
+    package = f" ({kind.plugins[name].package})" if name in kind.plugins else ""
+    return summary_line(factory) + package
 
 
-def _origin(kind: Kind, name: str) -> str:
-    """The package of a component of a plug-in."""
-    return f" ({kind.plugins[name].package})" if name in kind.plugins else ""
+def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table; without headings, pairs of a name and a text."""
+    if headings:
+        numbers = ("outputs", "parameters", "size")
+        table = plain_table(*headings, left=tuple({*headings} - {*numbers}), no_wrap=(headings[0], *numbers))
+    else:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    out().print(table)
 
 
 @report_errors
@@ -245,7 +216,7 @@ def _named_here(item: str) -> AbstractContextManager[None]:
 @report_errors
 def topology(
     name: Annotated[
-        str | None, typer.Argument(help="ring, complete, torus, star, erdos-renyi, ...", show_default=False)
+        str | None, typer.Argument(help="ring, complete, torus, '{kind: erdos_renyi, p: 0.3}', ...", show_default=False)
     ] = None,
     clients: Annotated[int, typer.Option("--clients", "-n", help="Number of clients.", min=1)] = 32,
     clusters: Annotated[int, typer.Option("--clusters", "-k", help="Number of clusters of equal size.", min=1)] = 1,
@@ -256,10 +227,6 @@ def topology(
     parameters: Annotated[
         int, typer.Option("--parameters", "-d", help="Parameters of the model, for the costs.", min=1)
     ] = 1_000_000,
-    options: Annotated[
-        list[str] | None,
-        typer.Option("--option", metavar="NAME=VALUE", help="Argument of the topology, such as p=0.3. Repeatable."),
-    ] = None,
     target_rho: Annotated[
         float | None, typer.Option(help="Find a graph with this rho, of the named topology or of any.")
     ] = None,
@@ -277,7 +244,7 @@ def topology(
 
     if reporters is not None and participation is not None:
         raise HansaError(f"--reporters {reporters}, --participation {participation}: expected one of the two.")
-    graph = _find_topology(name, options or [], target_rho, clients, clusters)
+    graph = _find_topology(name, target_rho, clients, clusters)
     described = gossip.describe(graph, clients, clusters, dim=parameters)
     requested = reporters if reporters is not None else 1.0 if participation is None else participation
     sizes = described["cluster_sizes"]
@@ -289,21 +256,17 @@ def topology(
         gossip.draw(graph.sparse(max(sizes))).figure.savefig(figure)
     described["reporters"] = counts
     if as_json:
-        out().print_json(json.dumps({**described, "theorems": [result.record() for result in results]}))
+        say_json({**described, "theorems": [result.record() for result in results]})
         return
-    table = Table.grid(padding=(0, 2))
+    rows = []
     for heading, value in described.items():
         numbers = sorted(set(value)) if isinstance(value, list) else [value]
         texts = (f"{each:.3f}" if isinstance(each, float) else str(each) for each in numbers)
-        table.add_row(heading.replace("_", " "), escape(", ".join(texts)))
-    for heading, text in (line for result in results for line in result.lines()):
-        table.add_row(escape(heading), text)
-    out().print(table)
+        rows.append((heading.replace("_", " "), ", ".join(texts)))
+    show_table((), [*rows, *(row for result in results for row in result.rows())])
 
 
-def _find_topology(
-    name: str | None, options: Sequence[str], target: float | None, clients: int, clusters: int
-) -> Topology:
+def _find_topology(name: str | None, target: float | None, clients: int, clusters: int) -> Topology:
     """The named topology, or the one whose rho is nearest to the target."""
     from hansa import gossip
     from hansa.config.components import KINDS, ConfigValueError
@@ -312,21 +275,13 @@ def _find_topology(
     from hansa.core.keys import Key
 
     if target is not None:
-        if options:
-            raise HansaError("--option and --target-rho: expected one of the two. The search finds the options.")
         groups = gossip.resolve(clusters, clients, Key(0))
         return gossip.with_rho(target, [len(group) for group in groups], name).topology
     if name is None:
         raise HansaError(f"expected a topology ({', '.join(KINDS['topology'].names)}) or --target-rho.")
-    arguments = {}
-    for each in options:
-        key, equals, value = each.partition("=")
-        if not equals:
-            raise HansaError(f"--option {each}: expected NAME=VALUE, such as p=0.3.")
-        arguments[key] = parse_value(value, f"--option {each}")
     try:
         with _named_here(name):
-            graph: Topology = component_field(gossip.Topology).build_component(name, arguments)
+            graph: Topology = component_field(gossip.Topology).build(parse_value(name, "topology"))
     except ConfigValueError as error:
         raise HansaError(error.message) from error
     return graph
@@ -336,6 +291,8 @@ def _find_topology(
 @report_errors
 def config_schema() -> None:
     """Print the JSON Schema of configurations, for editors."""
+    import json
+
     from hansa.config import json_schema
 
     print(json.dumps(json_schema(), indent=2, allow_nan=False))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hansa.cli import options as opt
-from hansa.cli.console import note, out, report_errors, say_json
+from hansa.cli.console import note, report_errors, say_json
+from hansa.cli.inspect import show_table
 from hansa.core.errors import HansaError
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def theory(
     if as_json:
         say_json(report.record())
         return
-    out().print(report)
+    show_table((), list(report.rows()))
     if not report.problem.known():
         note("\nBounds need constants: --constant L=10 gives one, --estimate measures them.", "dim")
 
@@ -92,11 +93,11 @@ def _read(item: Path | None, preset: str | None, overrides: list[str]) -> tuple[
         folder = group.runs[0] if group.exists and group.runs else folder
         if folder.exists:
             config = opt.read_config(folder / "config.yaml", None, overrides)
-            if config.python is not None:
-                raise HansaError(
-                    f"{folder}: started in Python: no file holds its algorithm. Use hansa.theory(algorithm, ...) there."
-                )
-            return folder, config
+            if config.python is None:
+                return folder, config
+            raise HansaError(
+                f"{folder}: started in Python: no file holds its algorithm. Use hansa.theory(algorithm, ...) there."
+            )
     return None, opt.read_config(item, preset, overrides)
 
 
@@ -108,15 +109,15 @@ def _clients(config: Config, folder: RunFolder | None) -> int:
 
     if folder is not None and (folder / PARTITION).is_file():
         return int(data.load_split(folder / PARTITION, None).population)
-    if config.data.clients is not None:
-        return config.data.clients
     known = data.DATASETS.get(config.data.name) if config.data.factory is None else None
     if known is not None and known.layout in ("embedded", "idx", "cifar"):
-        return CLIENTS
-    raise HansaError(
-        f"{config.data.factory or config.data.name}: the number of clients follows from the data. Give it, --clients "
-        "100, or load the data with --estimate."
-    )
+        return config.data.clients or CLIENTS
+    if config.data.clients is None:
+        raise HansaError(
+            f"{config.data.factory or config.data.name}: the number of clients follows from the data. Give it, "
+            "--clients 100, or load the data with --estimate."
+        )
+    return config.data.clients
 
 
 def _constant(text: str) -> tuple[str, float]:

@@ -202,7 +202,7 @@ class TheoremResult:
         return {"name": self.name, "conditions": self.conditions, "orders": orders, "values": values,
                 "needs": list(self.needs), "note": self.note}  # fmt: skip
 
-    def lines(self) -> Iterator[tuple[str, str]]:
+    def rows(self) -> Iterator[tuple[str, str]]:
         """Yield pairs of a heading and a text, for a table of two columns."""
         yield self.name, ""
         for text, holds in self.conditions.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import fsum, isfinite, isnan, nan, pi, prod, sqrt
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hansa.aggregate import BaseAggregator, aware, client_weights, mean
 from hansa.algorithm import Algorithm, participants_of
@@ -25,9 +25,6 @@ from hansa.sample import per_cluster, uniform
 from hansa.server import ams, amsgrad, chain, scale
 from hansa.study.theorems import Family, ProblemConstants, TheoremResult, TheorySetting, finite, shown, theorem_results
 
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
-
 MEASURED = ("q", "gamma", "chi_square", "surrogate_diversity")
 """Columns of a run's history that replace what the composition alone does not say."""
 TYPICAL_SIZE = 1_000_000  # parameters, where the contraction depends on their number and it is not known
@@ -37,7 +34,7 @@ SAMPLES, HESSIANS, ITERATIONS = 16, 8, 12  # of estimates: gradients a client, c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TheoryReport:
-    """What the theorems say about a setting, printable on a rich console.
+    """What the theorems say about a setting.
 
     >>> import hansa
     >>> report = theory(hansa.presets.fedams(steps=10, participation=1.0), clients=20, rounds=500)
@@ -59,6 +56,9 @@ class TheoryReport:
                 return result
         raise KeyError(f"{name}: this setting has {', '.join(result.name for result in self.results)}.")
 
+    def __str__(self) -> str:
+        return "\n".join(f"{heading:24}{text}".rstrip() for heading, text in self.rows())
+
     def record(self) -> dict[str, Any]:
         """Return the report as plain data, for JSON."""
         facts = {**asdict(self.setting), "rho_max": self.setting.rho_max}
@@ -69,32 +69,20 @@ class TheoryReport:
             "theorems": [result.record() for result in self.results],
         }
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.markup import escape
-        from rich.table import Table
-
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="bold", no_wrap=True)
-        table.add_column()
-        for heading, text in self._lines():
-            table.add_row(escape(heading), escape(text))
-        yield table
-
-    def _lines(self) -> Iterator[tuple[str, str]]:
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """Yield pairs of a heading and a text, for a table of two columns."""
         for name, value in asdict(self.setting).items():
-            if isinstance(value, tuple) and name != "deviations":
-                value = sorted(set(value)) if len(set(value)) <= 8 else f"{min(value):.4g} to {max(value):.4g}"
-            if value not in (None, "", [], ()) and not (isinstance(value, float) and isnan(value)):
-                if name == "deviations":
-                    yield from (("not covered", text) for text in value)
-                else:
-                    yield name, ", ".join(map(shown, value)) if isinstance(value, list) else shown(value)
+            if name == "deviations":
+                yield from (("not covered", text) for text in value)
+            elif isinstance(value, tuple) and value:
+                yield name, ", ".join(map(shown, sorted(set(value)))) if len(set(value)) <= 8 else "different"
+            elif value not in (None, "", ()) and not (isinstance(value, float) and isnan(value)):
+                yield name, shown(value)
         yield "constants", ", ".join(f"{name} = {value:.4g}" for name, value in self.problem.known().items()) or "none"
         if self.estimated:
             yield "", "estimated at one model: the true constants are at least these, up to sampling"
         for result in self.results:
-            yield "", ""
-            yield from result.lines()
+            yield from (("", ""), *result.rows())
 
 
 def theory(
@@ -150,11 +138,9 @@ def theory(
     if parameters is not None:
         problem = problem.updated({"d": float(parameters)})
     problem = problem.updated(dict(constants or {}))
-    setting = read_setting(
-        algorithm, count, rounds=rounds, steps=steps, samples=samples, seed=seed, measured=measured,
-        parameters=None if isnan(problem.d) else int(problem.d),
-        labels=getattr(getattr(task, "data", None), "label_counts", None),
-    )  # fmt: skip
+    labels = getattr(getattr(task, "data", None), "label_counts", None)
+    size = None if isnan(problem.d) else int(problem.d)
+    setting = _read_setting(algorithm, count, rounds, steps, samples, size, labels, seed, measured)
     if setting.family is None:
         raise HansaError(
             f"{setting.method}: none of the theorems covers it. They are of servers with ams() or amsgrad() (FedAMS, "
@@ -230,31 +216,18 @@ def compression_q(compressor: Compressor, parameters: int) -> float:
     return min(1.0, with_defaults(compressor, Coder).contraction(parameters))
 
 
-def read_setting(
+def _read_setting(
     algorithm: Algorithm,
     clients: int,
-    *,
-    rounds: int | None = None,
-    steps: int | None = None,
-    samples: Sequence[int] | None = None,
-    parameters: int | None = None,
-    labels: Any = None,
-    seed: int = 0,
-    measured: Mapping[str, float] | None = None,
+    rounds: int | None,
+    steps: int | None,
+    samples: Sequence[int] | None,
+    parameters: int | None,
+    labels: Any,
+    seed: int,
+    measured: Mapping[str, float] | None,
 ) -> TheorySetting:
-    """Read a setting from an algorithm.
-
-    Args:
-        algorithm: A preset or a composition.
-        clients: Number of clients.
-        rounds: Number of rounds, if known.
-        steps: Local steps, where they follow from the data and these are not at hand.
-        samples: Number of samples of each client, if known.
-        parameters: Number of parameters, if known.
-        labels: Label counts of the clients, for clusterings that need them.
-        seed: Seed of random clusters and of drawn steps.
-        measured: What a run recorded of `MEASURED`, which replaces the compressor's contraction.
-    """
+    """Read a setting from an algorithm; ``labels`` are the clients' label counts, for clusterings that need them."""
     key, recorded = Key(seed), dict(measured or {})
     bound = algorithm.bind(clients, key, labels)
     model, mixing = bound.channels[MODEL], bound.local.mixing
@@ -320,39 +293,37 @@ def _deviations(
 ) -> Iterator[str]:
     """Yield what the theorems of a family do not cover."""
     local, model, mixing = algorithm.local, algorithm.channels[MODEL], algorithm.local.mixing
-    if type(local.solver) is not type(sgd()):
-        yield f"the local solver {local.solver!r}: the theorems have plain SGD"
-    for name, off in (("momentum", 0.0), ("weight_decay", 0.0), ("max_grad_norm", None), ("optimizer", None)):
-        if getattr(local, name) != off:
-            yield f"local {name}={getattr(local, name)!r}: the theorems have plain SGD"
-    if algorithm.pace != synchronous():
-        yield f"{algorithm.pace!r}: the theorems are of synchronous rounds"
-    if not isinstance(algorithm.sampler, (uniform, per_cluster)):
-        yield f"the sampler {algorithm.sampler!r}: the theorems draw a fixed number uniformly, without replacement"
-    if family == "aware":
-        if isinstance(model.aggregate, aware) and isinstance(model.aggregate.alpha, tuple):
-            yield "alpha for each client: the theorems have one; the mean is used"
-    elif not isinstance(model.aggregate, mean) or model.aggregate.weights not in ("uniform", "clusters"):
-        yield f"{model.aggregate!r}: the theorems average the updates with equal weights"
-    if family != "aware" and len(set(steps)) > 1:
-        yield "the K_i differ: the theorems assume equal ones, and the largest is used"
-    if len(set(sizes)) > 1:
-        yield "clusters differ in size: the theorems assume equal ones; bounds are of the smallest, conditions of all"
-    if not isinstance(model.downlink, direct):
-        yield f"the downlink {model.downlink!r}: the theorems have an uncompressed broadcast"
-    if family != "adaptive" and not isinstance(model.uplink, direct):
-        yield f"the uplink {model.uplink!r}: only [CAMS] covers compressed updates"
-    if mixing is None:
-        return
-    if mixing.gossip_every != 1:
-        yield f"gossip_every={mixing.gossip_every}: the theorems gossip after every step"
-    if mixing.reporters_only:
-        yield "reporters_only: in the theorems all clients of a cluster gossip"
-    if mixing.compressor is not None:
-        yield f"the gossip compressor {mixing.compressor!r}: in the theorems neighbours exchange whole models"
-    if mixing.robust is not None:
-        yield f"the rule {mixing.robust!r}: in the theorems models are mixed by W"
-    if family == "resampled" and isinstance(mixing.active, available):
-        yield "active=available(...): in the theorems every client can be drawn at every step"
-    if family == "clustered" and mixing.active != everyone():
-        yield f"active={mixing.active!r}: in HA-Fed's theorems all clients compute at every step"
+    aware_family, plain = family == "aware", "the theorems have plain SGD"
+    equal = isinstance(model.aggregate, mean) and model.aggregate.weights in ("uniform", "clusters")
+    own_alphas = isinstance(model.aggregate, aware) and isinstance(model.aggregate.alpha, tuple)
+    off = {"momentum": 0.0, "weight_decay": 0.0, "max_grad_norm": None, "optimizer": None}
+    extras = {name: getattr(local, name) for name in off}
+    checks = [
+        (type(local.solver) is sgd, f"the local solver {local.solver!r}: {plain}"),
+        *((value == off[name], f"local {name}={value!r}: {plain}") for name, value in extras.items()),
+        (algorithm.pace == synchronous(), f"{algorithm.pace!r}: the theorems are of synchronous rounds"),
+        (isinstance(algorithm.sampler, (uniform, per_cluster)), f"the sampler {algorithm.sampler!r}: the theorems draw "
+         "a fixed number uniformly, without replacement"),
+        (not own_alphas, "alpha for each client: the theorems have one; the mean is used"),
+        (aware_family or equal, f"{model.aggregate!r}: the theorems average the updates with equal weights"),
+        (aware_family or len(set(steps)) < 2, "the K_i differ: the theorems assume equal ones; the largest is used"),
+        (len(set(sizes)) < 2, "clusters differ in size: the theorems assume equal ones; bounds are of the smallest, "
+         "conditions of all"),
+        (isinstance(model.downlink, direct), f"the downlink {model.downlink!r}: the theorems have an uncompressed "
+         "broadcast"),
+        (family == "adaptive" or isinstance(model.uplink, direct), f"the uplink {model.uplink!r}: only [CAMS] covers "
+         "compressed updates"),
+    ]  # fmt: skip
+    if mixing is not None:
+        drawn = family == "resampled" and isinstance(mixing.active, available)
+        checks += [
+            (mixing.gossip_every == 1, f"gossip_every={mixing.gossip_every}: the theorems gossip after every step"),
+            (not mixing.reporters_only, "reporters_only: in the theorems all clients of a cluster gossip"),
+            (mixing.compressor is None, f"the gossip compressor {mixing.compressor!r}: in the theorems neighbours "
+             "exchange whole models"),
+            (mixing.robust is None, f"the rule {mixing.robust!r}: in the theorems models are mixed by W"),
+            (not drawn, "active=available(...): in the theorems every client can be drawn at every step"),
+            (family != "clustered" or mixing.active == everyone(), f"active={mixing.active!r}: in HA-Fed's theorems "
+             "all clients compute at every step"),
+        ]  # fmt: skip
+    yield from (text for covered, text in checks if not covered)
