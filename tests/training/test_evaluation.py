@@ -145,46 +145,6 @@ def test_heterogeneity_is_without_dropout_in_native_models_too(choice):
     assert found.sigma_l == pytest.approx(without.sigma_l, rel=1e-5)
 
 
-def test_heterogeneity_of_class_weights_is_that_of_the_weighted_mean():
-    """Client 0 has more rows than fit into one piece, sorted by class."""
-    data = from_arrays(X, Y, clients=[list(range(2000)), list(range(2000, 2400))])
-    task = hansa.Task(lambda: Net(3), nn.CrossEntropyLoss(weight=WEIGHT), data)
-    module, total = task.module(task.start(Key(0), torch.float32)), 0
-    for rows in (slice(0, 2000), slice(2000, 2400)):
-        module.zero_grad()
-        F.cross_entropy(module(X[rows]), Y[rows], weight=WEIGHT).backward()
-        total = total + torch.cat([each.grad.reshape(-1) for each in module.parameters()])
-    found = heterogeneity(task, batch_size=8, samples=4)
-    assert found.gradient_norm == pytest.approx(float(torch.as_tensor(total / 2).norm()), rel=1e-4)
-    assert found.sigma_l > 0
-
-
-def test_labels_that_the_loss_ignores_do_not_count_in_the_accuracy():
-    counted = Y != 0
-    data = from_arrays(X, Y, clients=OWNERS, test=(X, Y))
-    for loss in (
-        nn.CrossEntropyLoss(ignore_index=0),
-        partial(F.cross_entropy, ignore_index=0),
-        losses.cross_entropy(ignore_index=0),
-        lambda output, target: F.cross_entropy(output, target, ignore_index=0),
-    ):
-        found, output = evaluated(hansa.Task(lambda: Net(3), loss, data, ignored=0))
-        truth = float((output.argmax(1) == Y)[counted].double().mean())
-        assert found["test_accuracy"] == pytest.approx(truth)
-        assert found["test_loss"] == pytest.approx(float(loss(output, Y)), rel=1e-5)
-
-
-def test_a_label_that_is_ignored_by_name_counts_neither_in_loss_nor_accuracy():
-    data = from_arrays(X, Y, clients=OWNERS, test=(X, Y))
-
-    def own(output, target):
-        return F.cross_entropy(output, target, ignore_index=1)
-
-    found, output = evaluated(hansa.Task(lambda: Net(3), own, data, ignored=1, reduction="labels"))
-    assert found["test_loss"] == pytest.approx(float(own(output, Y)), rel=1e-5)
-    assert found["test_accuracy"] == pytest.approx(float((output.argmax(1) == Y)[Y != 1].double().mean()))
-
-
 VOCABULARY = 7
 
 
@@ -243,25 +203,6 @@ def correct_of(module, items, shift=0):
         hits, labels = hits + int((scores.argmax(-1) == truth).sum()), labels + len(truth)
         loss += F.cross_entropy(scores, truth, reduction="none").tolist()
     return hits / labels, math.fsum(loss) / len(loss)
-
-
-@pytest.mark.parametrize("loss", [F.cross_entropy, losses.cross_entropy(class_axis="second")], ids=["torch", "ours"])
-@torch.no_grad()
-def test_padded_sequences_count_by_label_not_by_batch(loss):
-    """Batches are padded to different lengths; the last ones are short."""
-
-    class Second(Reader):
-        def forward(self, input_ids):
-            return super().forward(input_ids).movedim(-1, 1)
-
-    data = from_items(ITEMS, pad, clients=SPEAKERS, test=ITEMS)
-    task = hansa.Task(Second, loss, data)
-    vectors = task.start(Key(0), torch.float32)
-    found = task.evaluate(task.trainer(torch.float32, CPU), vectors)
-    module = task.module(vectors).eval()
-    accuracy, value = correct_of(lambda ids: module(ids).movedim(1, -1), ITEMS)
-    assert found["test_loss"] == pytest.approx(value, rel=1e-5)
-    assert found["test_accuracy"] == pytest.approx(accuracy)
 
 
 @torch.no_grad()

@@ -65,36 +65,6 @@ def test_the_test_loss_is_the_loss_of_all_rows_at_once(loss, divided):
     assert record["test_loss"] == pytest.approx(float(loss(output, Y)) / divided, rel=1e-4)
 
 
-def test_ignored_labels_of_sequences_do_not_count():
-    words = torch.randint(0, 3, (600, 5), generator=DRAW)
-    words[::3, 2:] = -100
-    words[500:, 1:] = -100
-    data = from_arrays(X[:600], words, clients=3, test=(X[:600], words))
-
-    class Sequence(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 15)
-
-        def forward(self, x):
-            return self.layer(x).view(-1, 3, 5)
-
-    record, output = outcome(F.cross_entropy, data, Sequence)
-    assert record["test_loss"] == pytest.approx(float(F.cross_entropy(output, words)), rel=1e-5)
-    counted = words >= 0
-    hits = int(((output.argmax(1) == words) & counted).sum())
-    assert record["test_accuracy"] == pytest.approx(hits / int(counted.sum()), rel=1e-12)
-
-
-def test_any_other_loss_is_computed_from_all_rows_at_once():
-    def weighted(output, target):
-        weights = WEIGHT[target]
-        return (weights * F.cross_entropy(output, target, reduction="none")).sum() / weights.sum()
-
-    record, output = outcome(weighted)
-    assert record["test_loss"] == pytest.approx(float(weighted(output, Y)), rel=1e-5)
-
-
 def test_a_mean_weighted_by_a_column_of_the_targets_is_one_over_all_rows():
     """On rows of equal weight it is a plain mean."""
     weight = 0.1 + torch.arange(1300) // 400
@@ -330,30 +300,6 @@ def test_one_output_of_an_unknown_loss_has_no_guessed_accuracy(caplog):
     task = hansa.Task(One, lambda o, y: F.binary_cross_entropy_with_logits(o[:, 0], y.float()), data)
     assert task.metric is None
     assert "may be a logit or a probability" in caplog.text
-
-
-@pytest.mark.parametrize("targets", [torch.randint(0, 2, (1300, 3)), torch.randint(0, 2, (1300, 3)).float()])
-def test_several_labels_a_row_have_a_loss_and_no_accuracy(targets):
-    data = from_arrays(X, targets, clients=OWNERS, test=(X[:3], targets[:3]))
-    record, _ = outcome(lambda o, y: F.binary_cross_entropy_with_logits(o, y.to(o.dtype)), data)
-    assert "test_loss" in record
-    assert "test_accuracy" not in record
-
-
-def test_classes_on_the_last_axis_are_found_there():
-    words = torch.randint(0, 3, (60, 5), generator=DRAW)
-    data = from_arrays(X[:60], words, clients=3, test=(X[:60], words))
-
-    class Language(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 15)
-
-        def forward(self, x):
-            return self.layer(x).view(-1, 5, 3)
-
-    record, output = outcome(losses.cross_entropy(class_axis="last"), data, Language)
-    assert record["test_accuracy"] == pytest.approx(float((output.argmax(-1) == words).double().mean()))
 
 
 def test_whole_numbers_that_are_no_classes_have_no_accuracy():

@@ -62,26 +62,6 @@ def test_the_small_models_are_plain_stacks(name: str) -> None:
     assert all(type(layer) in plain for layer in model)
 
 
-def test_cnn_29k_layer_by_layer() -> None:
-    sizes = []
-    x = torch.zeros(1, 1, 28, 28)
-    model = build("cnn-29k", classes=10, shape=DIGITS)
-    assert isinstance(model, nn.Sequential)
-    for layer in model:
-        x = layer(x)
-        sizes.append(tuple(x.shape[1:]))
-    assert sizes == [
-        (16, 28, 28),
-        (16, 28, 28),
-        (16, 14, 14),
-        (32, 14, 14),
-        (32, 14, 14),
-        (32, 7, 7),
-        (1568,),
-        (10,),
-    ]
-
-
 def test_resnet18_keeps_the_image_until_its_second_stage() -> None:
     model = build("resnet18", classes=10, shape=CIFAR)
     assert isinstance(model, nn.Sequential)

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy
 
 import hansa
 from hansa import HansaError, presets
-from hansa.core import native
 from hansa.training.trainer import batch_stream
 
 
@@ -108,18 +107,6 @@ def test_a_module_without_buffers_has_no_channel_for_them():
     assert list(run.algorithm.channels) == ["model"]
 
 
-def test_dropout_draws_from_the_clients_address_not_from_global_state():
-    task = hansa.Task(dropping, cross_entropy, images())
-    algorithm = presets.fedavg(local_lr=0.1, steps=3, batch_size=4)
-    torch.manual_seed(1)
-    first = hansa.run(algorithm, task, rounds=2, seed=5)
-    torch.manual_seed(2)
-    torch.rand(7)
-    again = hansa.run(algorithm, task, rounds=2, seed=5)
-    assert torch.equal(first.params, again.params)
-    assert not torch.equal(first.params, hansa.run(algorithm, task, rounds=2, seed=6).params)
-
-
 def test_a_run_leaves_torchs_generator_and_threads_as_they_were():
     task = hansa.Task(dropping, cross_entropy, images())
     torch.manual_seed(11)
@@ -152,22 +139,6 @@ def test_the_trained_model_comes_back_as_a_module():
     assert run.history[-1]["test_loss"] == pytest.approx(float(cross_entropy(output, data.test_targets)), rel=1e-4)
     hits = float((output.argmax(1) == data.test_targets).float().mean())
     assert run.history[-1]["test_accuracy"] == pytest.approx(hits)
-
-
-def test_training_learns():
-    data = images(sizes=(22, 38))
-    task = hansa.Task(convolutional, cross_entropy, data)
-    run = hansa.run(presets.fedavg(local_lr=0.1, epochs=2, batch_size=10), task, rounds=15)
-    assert run.history[-1]["train_loss"] < 0.3 * run.history[0]["train_loss"]
-
-
-def test_regression_has_a_loss_and_no_accuracy():
-    data = images()
-    data.targets = torch.randn(24, 3)
-    data.test_targets = data.targets[:10]
-    run = hansa.run(presets.fedavg(steps=1), hansa.Task(convolutional, mse_loss, data), rounds=1)
-    assert "test_loss" in run.history[0]
-    assert "test_accuracy" not in run.history[0]
 
 
 class Output:
@@ -227,37 +198,3 @@ def test_a_client_without_samples_is_named():
     data.parts[1] = []
     with pytest.raises(HansaError, match="client 1 has no samples"):
         hansa.Task(convolutional, cross_entropy, data)
-
-
-def test_native_training_agrees_with_eager_to_float_rounding():
-    if not native.available():
-        assert hansa.Task(convolutional, cross_entropy, images()).network is None
-        return
-    words = {"local_lr": 0.1, "steps": 5, "batch_size": 4}
-    for algorithm in (
-        presets.fedavg(local_momentum=0.5, weight_decay=0.01, max_grad_norm=1.0, **words),
-        presets.scaffold(**words),
-        presets.feddyn(**words),
-        presets.ha_fed(clusters=1, reporters=2, **words),
-    ):
-        runs = [
-            hansa.run(
-                algorithm, hansa.Task(convolutional, cross_entropy, images(), execution=choice), rounds=3, workers=1
-            )
-            for choice in ("native", "eager")
-        ]
-        assert torch.allclose(runs[0].params, runs[1].params, atol=2e-5)
-        assert runs[0].history[-1]["test_loss"] == pytest.approx(runs[1].history[-1]["test_loss"], rel=1e-4)
-        assert runs[0].history[-1]["train_loss"] == pytest.approx(runs[1].history[-1]["train_loss"], rel=1e-4)
-
-
-def test_asking_for_native_where_there_is_none_is_refused():
-    with pytest.raises(HansaError, match="execution='native'"):
-        hansa.Task(normalised, cross_entropy, images(), execution="native")
-
-
-def test_a_loss_module_with_other_settings_is_not_taken_for_plain_cross_entropy():
-    smooth = hansa.Task(convolutional, nn.CrossEntropyLoss(label_smoothing=0.1), images())
-    assert smooth.network is None
-    if native.available() and native.instruction_set() != "base":
-        assert hansa.Task(convolutional, nn.CrossEntropyLoss(), images()).network is not None

@@ -40,26 +40,6 @@ def test_class_weights_step_and_test_as_torchs():
     assert run.history[-1]["test_loss"] == pytest.approx(float(wanted), rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [F.cross_entropy, nn.CrossEntropyLoss(), losses.cross_entropy(), "own"],
-    ids=["function", "module", "ours", "own"],
-)
-def test_sample_weights_are_a_weighted_mean_over_all_rows(loss):
-    if loss == "own":
-
-        def loss(output, target):
-            return F.cross_entropy(output, target, reduction="none")
-
-    data = from_arrays(X, Y, clients=OWNERS, weights=W, test=(X, Y, W))
-    run = run_of(loss, data)
-    each = F.cross_entropy(output_of(run), torch.from_numpy(Y), reduction="none").double()
-    weights = torch.from_numpy(W).double()
-    assert run.history[-1]["test_loss"] == pytest.approx(float((each * weights).sum() / weights.sum()), rel=1e-5)
-    hits = (output_of(run).argmax(1) == torch.from_numpy(Y)).double().mean()
-    assert run.history[-1]["test_accuracy"] == pytest.approx(float(hits))
-
-
 @torch.no_grad()
 def test_a_row_of_weight_two_is_the_row_twice_and_one_of_weight_zero_is_none():
     model, x = nn.Linear(3, 3), torch.from_numpy(X[:3])

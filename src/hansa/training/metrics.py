@@ -31,14 +31,6 @@ Sketch: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
 """What a site sends in place of outputs: lists of rows of numbers, by name."""
 
 
-class HitMetric(Protocol):
-    """A metric that is a sum of hits divided by the number of labels."""
-
-    def score(self, output: Any, target: Any) -> tuple[float, float]:
-        """Return the hits of a batch and its number of labels."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Accuracy:
     """The share of labels that are predicted.
@@ -84,17 +76,12 @@ class RowMetric:
     def score(self, output: Any, target: Any) -> tuple[float, float]:
         """Return the sum of the values and the number of rows."""
         rows, value = count_rows(target), self.function(output, target)
-        if not is_per_row(value, rows):
+        if getattr(value, "shape", None) not in ((rows,), (rows, 1)):
             name = getattr(self.function, "__name__", "metric")
             raise HansaError(
                 f"Task(metric={name}): returned {_describe(value)} for {rows} rows: expected one value each."
             )
         return (math.nan if has_no_order(output) else float(value.double().sum())), float(rows)
-
-
-def is_per_row(value: Any, rows: int) -> bool:
-    """Return whether a metric returned one value per row."""
-    return isinstance(value, torch.Tensor) and value.shape in ((rows,), (rows, 1))
 
 
 def has_no_order(outputs: Any) -> bool:
@@ -172,12 +159,18 @@ def compute_metric(name: str, metric: Any, output: Any, target: Any) -> float:
         value = function(_as_array(target), _as_array(output))
     else:
         value = function(output, target)
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
+    if (number := _number(value)) is None:
         raise HansaError(
             f"Task(metrics): {name} returned {_describe(value)}: expected one number for all rows, such as their mean."
-        ) from error
+        )
+    return number
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def _as_array(tree: Any) -> Any:
@@ -202,13 +195,9 @@ def check_accuracy(metric: Any, output: Any, target: Any) -> bool:
         value = metric(output, target)
     except Exception:  # such as for one class among few rows; if it fails again, evaluation says so
         return False
-    if is_per_row(value, rows):
+    if getattr(value, "shape", None) in ((rows,), (rows, 1)):
         return True
-    try:
-        number = float(value)
-    except (TypeError, ValueError, RuntimeError):
-        number = math.inf
-    if number > 1 + 1e-6:
+    if (number := _number(value)) is None or number > 1 + 1e-6:
         raise HansaError(
             f"Task(metric={name}): returned {_describe(value)} for {rows} rows: expected one value per row, or one "
             "number up to 1 such as their mean, not their sum. metrics={...} takes any metric."

@@ -50,7 +50,7 @@ from hansa.training.losses import (
 )
 from hansa.training.metric_direction import check_rises, main_column, metric_directions
 from hansa.training.metrics import (
-    HitMetric,
+    Accuracy,
     Metric,
     RowMetric,
     check_accuracy,
@@ -99,15 +99,6 @@ class TaskLike(Protocol):
     def trainer(self, dtype: torch.dtype, device: torch.device) -> Trainer: ...
 
     def evaluate(self, trainer: Any, vectors: Vectors) -> dict[str, float]: ...
-
-
-class _TrainingRowsAsTest:
-    """Federated data whose test set is the training rows of all clients."""
-
-    def __init__(self, data: ClientData) -> None:
-        self.inputs, self.targets, self.population = data.inputs, data.targets, data.population
-        self.test_inputs, self.test_targets = all_client_rows(data)
-        self.rows, self.samples = data.rows, data.samples
 
 
 class Task:
@@ -247,7 +238,7 @@ class Task:
         targets, output, target = getattr(self.data, "targets", self.example.targets), facts.output, facts.target
         reduction = self.reduction if self.network is None else "labels"  # it is cross-entropy, however it is written
         self.loss_sums, self.sums_rows, self.is_row_mean = loss_form(self.loss, reduction, self.ignored, targets)
-        self.metric: HitMetric | None = None
+        self.metric: Accuracy | RowMetric | None = None
         self.metrics = metrics
         target = strip_weights(target)
         if metric is not None and output is not None and check_accuracy(metric, output, target):
@@ -431,8 +422,7 @@ class Task:
     def on_training_data(self) -> Task:
         """Return the task with all clients' training rows as test set: ``test_loss`` is the global training loss."""
         task = copy.copy(self)
-        task.data = _TrainingRowsAsTest(self.data)
-        task.test_sets = {"": task.data}
+        task.test_sets = {"": NamedTestSet("", *all_client_rows(self.data))}
         task._client_test_rows = {}
         return task
 
