@@ -213,38 +213,31 @@ class CompiledLoss:
 
 
 def _compare_compiled(trial: Trial, example: Batch, signature: Any, backend: str) -> str | None:
-    """Return where loss, gradient, model or buffers of compiled and eager code differ in two steps on example rows as
-    batches of a signature, or None."""
+    """Return where loss, gradient or buffers of compiled and eager code differ on two batches of example rows of a
+    signature, or None."""
     eager = model_loss(trial.call, trial.loss)
+    start = [buffer.clone() for buffer in trial.module.buffers()]
+    results: list[list[tuple[torch.Tensor, ...]]] = [[], []]
     with _compilation_settings(), random_state.preserve_rng():
         try:
-            batches = [_batch_like(signature, example, step) for step in range(2)]
-            found, expected = (_steps(trial, batches, loss) for loss in (_compile(eager, backend), eager))
+            for found, loss in zip(results, (_compile(eager, backend), eager), strict=True):
+                for step in range(2):
+                    value, gradient = trial.gradient(_batch_like(signature, example, step), Key(step), loss)
+                    buffers = [buffer.clone() for buffer in trial.module.buffers() if not buffer.is_complex()]
+                    found.append((torch.tensor(value), gradient, *buffers))
+                for buffer, before in zip(trial.module.buffers(), start, strict=True):
+                    buffer.copy_(before)
         except Exception as error:
             return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
-    for step, ((loss, *tensors), (eager_loss, *eager_tensors)) in enumerate(zip(found, expected, strict=True)):
+    for (loss, gradient, *buffers), (eager_loss, eager_gradient, *eager_buffers) in zip(*results, strict=True):
         if not abs(loss - eager_loss) <= 1e-4 * (1 + abs(eager_loss)):
             return f"the compiled loss is {loss:.6g}, the eager loss {eager_loss:.6g}"
-        for name, a, b in zip(("gradient", "model", "buffers"), tensors, eager_tensors, strict=True):
-            if not (distance := _distance(a, b)) < (1e-3 if step == 0 else 2e-2):
-                return f"the compiled {name} differs by {distance:.2g} in step {step + 1}"
+        if not (distance := _distance(gradient, eager_gradient)) < 1e-3:
+            return f"the compiled gradient differs by {distance:.2g}"
+        pairs = zip(buffers, eager_buffers, strict=True)
+        if not all(torch.allclose(a.double(), b.double(), 1e-3, 1e-5, equal_nan=True) for a, b in pairs):
+            return "the compiled code changes buffers otherwise"
     return None
-
-
-def _steps(trial: Trial, batches: list[Batch], loss: ModelLoss) -> list[tuple[float, *tuple[torch.Tensor, ...]]]:
-    """Take steps from the initial model; return loss, gradient, change of the model and buffers of each."""
-    start, buffers = trial.y.clone(), [buffer.clone() for buffer in trial.module.buffers()]
-    results: list[tuple[float, *tuple[torch.Tensor, ...]]] = []
-    for step, batch in enumerate(batches):
-        value, gradient = trial.gradient(batch, Key(step), loss)
-        trial.y.sub_(gradient, alpha=_LR)
-        real = [buffer.double().reshape(-1) for buffer in trial.module.buffers() if not buffer.is_complex()]
-        flat_buffers = torch.cat([torch.ones(1, device=trial.y.device), *real])
-        results.append((value, gradient, trial.y - start, flat_buffers))
-    trial.y.copy_(start)
-    for buffer, before in zip(trial.module.buffers(), buffers, strict=True):
-        buffer.copy_(before)
-    return results
 
 
 def _signature(batch: Any) -> Any:

@@ -44,7 +44,7 @@ from hansa.training.execution_mode import CompiledLoss, native_inputs
 from hansa.training.mixed_precision import ModelPrecision
 from hansa.training.module_state import ModuleState
 from hansa.training.probe import fresh, model_caller
-from hansa.training.vmap import BatchedTraining
+from hansa.training.vmap import MODELS, BatchedTraining
 
 if TYPE_CHECKING:
     from hansa.training.task import Task
@@ -85,7 +85,7 @@ class ModuleTrainer(BaseTrainer):
         self.batched: BatchedTraining | None = None
         if task.client_batching is not None:
             self.batched = BatchedTraining(self, task.client_batching)
-            self.clients_per_call = task.client_batching.models
+            self.clients_per_call = MODELS
         if self.network is not None:
             self.kernel = ClientKernel(self.network, *self._examples())
             self._gradient = torch.zeros_like(self.y)

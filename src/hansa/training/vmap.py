@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -63,13 +63,12 @@ class ClientBatching:
         batch_size: The batch size of the clients that are; those with other batches are trained alone.
         dropout: The calls of dropout in a step.
         composed: Gradients are computed as in `BatchedLoss(composed=True)`.
-        models: The most clients in one program.
     """
 
     batch_size: int
     dropout: tuple[DropoutShape, ...] = ()
     composed: bool = False
-    models: int = MODELS
+    models: ClassVar[int] = MODELS
 
 
 class NotBatchable(Exception):
@@ -171,8 +170,8 @@ class BatchedTraining:
                 groups.setdefault((step.numbers, step.shift is None, step.is_affine), []).append(client)
         for clients in groups.values():
             clients.sort(key=lambda client: -client.work.steps)
-            for first in range(0, len(clients), self.plan.models):
-                some = clients[first : first + self.plan.models]
+            for first in range(0, len(clients), MODELS):
+                some = clients[first : first + MODELS]
                 results.update(zip([client.place for client in some], self._train(jobs, some), strict=True))
         self.trainer.read_buffers()  # checks what training must not change
         joined = LocalResults()
@@ -343,12 +342,12 @@ class _Comparison:
         self.loss = model_loss(self.trial.call, task.loss)
         self.batched = BatchedLoss(self.trial.module, self.loss, task.layout)
         self.start = self.trial.y.clone()
-        with random_state.preserve_rng(), _one_thread():
+        with random_state.fixed_arithmetic(), torch.no_grad():
             self.dropout = record_dropout(lambda: self._alone(0))
 
     def compare(self) -> None:
         """Raise `NotBatchable` if results together differ from those alone, or depend on the other models."""
-        with random_state.preserve_rng(), _one_thread():
+        with random_state.fixed_arithmetic(), torch.no_grad():
             alone = [self._alone(model) for model in range(3)]
             before = random_state.rng_state(self.device)
             try:
@@ -410,18 +409,6 @@ class _Comparison:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use one intra-op thread, as workers do: their number changes the last bits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-@contextmanager
 def _without_fallback() -> Iterator[None]:
     """Make operations that torch can only compute model by model raise: they gain nothing."""
     functions: Any = torch._C._functorch
@@ -439,12 +426,6 @@ class DropoutShape(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
     p: float
-
-    def draw(self, generator: torch.Generator, out: torch.Tensor) -> None:
-        """Draw the factors of one batch, the numbers that eager dropout draws from a generator in this state."""
-        out.bernoulli_(1 - self.p, generator=generator)
-        if self.p < 1:
-            out.div_(1 - self.p)
 
 
 class _LossModule(nn.Module):
@@ -574,7 +555,9 @@ def draw_factors(
     for place, key in enumerate(keys):
         random_state.seed_generator(generator, key)
         for call, out in zip(calls, factors, strict=True):
-            call.draw(generator, out[place])
+            out[place].bernoulli_(1 - call.p, generator=generator)
+            if call.p < 1:
+                out[place].div_(1 - call.p)
     return [copy_to_device(each, device) for each in factors]
 
 
