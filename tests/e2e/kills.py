@@ -1,9 +1,10 @@
 """Federations of real Flower processes whose processes are killed or stopped at random: `make e2e N=60 SEED=0`.
 
-Each federation has a server and two sites as supervised commands, with or without TLS, and one of several methods. At
-random moments, from before the first round to the last, processes of any kind are killed (SIGKILL), or stopped
-(SIGSTOP) and continued after some seconds or never. The run must end by itself with the model, the history and the
-ledger of the simulation, no lost update, no process and no temporary folder left.
+Each federation has a server and two sites, which are started again whenever they fail, as by systemd or Kubernetes;
+with or without TLS, and one of several methods. At random moments, from before the first round to the last, processes
+are killed (SIGKILL), or stopped (SIGSTOP) and continued after some seconds; the SuperLink also for ever. The run must
+end by itself with the model, the history and the ledger of the simulation, no lost update, no process and no temporary
+file left.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -49,16 +51,11 @@ METHODS = {
 KINDS = {  # a word of the command line of each kind, and whose processes they are
     "server": ("serve", "server"),
     "superlink": ("flower-superlink", "server"),
-    "superlink's executor": ("flower-superexec", "server"),
-    "serverapp": ("flwr-serverapp", "server"),
-    "agent": ("join", "site"),
-    "supernode": ("run_site_node.py", "site"),
-    "supernode's executor": ("flower-superexec", "site"),
-    "relay": ("run_site_app.py", "site"),
-    "clientapp": ("flwr-clientapp", "site"),
+    "site": ("join", "site"),
 }
 OWNER = "HANSA_E2E_OF"  # the variable that names the command which a process belongs to
 ACTIONS = ("kill", "stop", "stop for ever")
+"""A supervisor does not see a process that stands still: only the server sees its SuperLink."""
 MAX_SECONDS = 1200.0
 SITE_SECONDS = 30.0  # for a site to end after the server
 
@@ -104,7 +101,7 @@ def plan(seed: int, index: int, rounds: int) -> tuple[str, bool, list[Strike]]:
     strikes = [
         Strike(
             draw.randrange(rounds), draw.uniform(0.0, 4.0), kind, draw.choice(SITES),
-            draw.choices(ACTIONS, (3, 1, 1))[0], draw.uniform(2.0, 12.0),
+            draw.choices(ACTIONS, (3, 1, kind == "superlink"))[0], draw.uniform(2.0, 12.0),
         )
         for kind in chosen
     ]  # fmt: skip
@@ -124,6 +121,26 @@ def processes(marker: str) -> dict[int, list[str]]:
     return table
 
 
+class Supervised(Thread):
+    """A command that is started again until it ends with code 0, or is asked to end."""
+
+    def __init__(self, start: Callable[[], subprocess.Popen[bytes]]) -> None:
+        super().__init__(daemon=True)
+        self.begin, self.process, self.code = start, start(), None
+        self.stopping = False
+        self.start()
+
+    def run(self) -> None:
+        while (code := self.process.wait()) != 0 and not self.stopping:
+            time.sleep(1.0)
+            self.process = self.begin()
+        self.code = code
+
+    def end(self) -> None:
+        self.stopping = True
+        self.process.terminate()
+
+
 class Trial:
     """One federation in its own folder and temporary directory."""
 
@@ -134,18 +151,16 @@ class Trial:
         self.folder = Path(tempfile.mkdtemp(prefix=f"he{index}-"))
         self.temporary = self.folder / "t"
         self.temporary.mkdir()
-        self.commands: dict[str, subprocess.Popen[bytes]] = {}
+        self.commands: dict[str, Supervised] = {}
 
     def run(self) -> Outcome:
         start = time.monotonic()
         try:
             self._start()
             self._strike_all(start)
-            code = self.commands["server"].wait(max(1.0, start + MAX_SECONDS - time.monotonic()))
-            if code != 0:
-                self.outcome.problems.append(f"the server ended with code {code}")
-        except subprocess.TimeoutExpired:
-            self.outcome.problems.append(f"not finished after {MAX_SECONDS:.0f} s")
+            self.commands["server"].join(max(1.0, start + MAX_SECONDS - time.monotonic()))
+            if self.commands["server"].code != 0:
+                self.outcome.problems.append(f"not finished after {MAX_SECONDS:.0f} s")
         except Exception as error:  # the other federations go on
             self.outcome.problems.append(f"{type(error).__name__}: {error}")
         self.outcome.seconds = time.monotonic() - start
@@ -153,7 +168,7 @@ class Trial:
         return self.outcome
 
     def _start(self) -> None:
-        from hansa.federation.flower_processes import free_port
+        from hansa.federation.flower import free_port
 
         (self.folder / "config.yaml").write_text(TEXT)
         (self.folder / "policy.yaml").write_text(POLICY)
@@ -163,11 +178,11 @@ class Trial:
 
             certificates.make_keys(self.folder / "keys", list(SITES))
         sets = [word for pair in self.words for word in ("--set", pair)]
-        place = ["--port", str(port), "-o", "run", "--supervise"]
+        place = ["--port", str(port), "-o", "run", "--resume"]
         self._command("server", "serve", "config.yaml", *self._trust("server"), *place, *sets)
         for site in SITES:
             own = ["--site", site, "--data", "config", "--policy", "policy.yaml", "--folder", f"sites/{site}"]
-            self._command(site, "join", f"127.0.0.1:{port}", *own, *self._trust(site), "--supervise")
+            self._command(site, "join", f"127.0.0.1:{port}", *own, *self._trust(site))
 
     def _trust(self, name: str) -> list[str]:
         return ["--keys", f"keys/{name}"] if self.outcome.tls else ["--insecure"]
@@ -181,11 +196,15 @@ class Trial:
             "TMPDIR": str(self.temporary),
             OWNER: name,
         }
-        with open(self.folder / f"{name}.log", "ab") as output:
-            self.commands[name] = subprocess.Popen(
-                [*COMMAND, *words], cwd=self.folder, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True,
-            )  # fmt: skip
+
+        def start() -> subprocess.Popen[bytes]:
+            with open(self.folder / f"{name}.log", "ab") as output:
+                return subprocess.Popen(
+                    [*COMMAND, *words], cwd=self.folder, env=env, stdin=subprocess.DEVNULL, stdout=output,
+                    stderr=output, start_new_session=True,
+                )  # fmt: skip
+
+        self.commands[name] = Supervised(start)
 
     def _strike_all(self, start: float) -> None:
         """Wait for the moment of each strike. It misses if its round never comes, or its process is not there."""
@@ -206,7 +225,7 @@ class Trial:
                     if strike.action == "stop":
                         continued.append((time.monotonic() + strike.seconds, pid))
                     break
-                time.sleep(0.05 if strike.kind == "clientapp" else 0.25)
+                time.sleep(0.25)
             continued = self._continue(continued)
         while continued and self._running(start):
             time.sleep(0.1)
@@ -223,25 +242,17 @@ class Trial:
         return later
 
     def _running(self, start: float) -> bool:
-        return self.commands["server"].poll() is None and time.monotonic() - start < MAX_SECONDS
+        return self.commands["server"].is_alive() and time.monotonic() - start < MAX_SECONDS
 
     def _rounds(self) -> int:
         path = self.folder / "run" / "metrics.jsonl"
         return len(path.read_text().splitlines()) if path.is_file() else 0
 
     def _find(self, strike: Strike) -> int | None:
-        """A process of a kind: not the supervisor of a command, which is the one that was started here."""
         word, owner = KINDS[strike.kind]
         name = "server" if owner == "server" else strike.site
-        ours = {command.pid for command in self.commands.values()}
         for pid, words in processes(str(self.temporary)).items():
-            names = {Path(each).name for each in words}
-            with suppress(OSError):
-                if "run_site_app.py" in names and Path(f"/proc/{pid}/comm").read_text().strip() == "flwr-clientapp":
-                    names = {"flwr-clientapp"}
-                elif "flwr-clientapp" in names:
-                    continue  # the script that sends the task
-            if word not in names or pid in ours or "exit_with_parent.py" in names:
+            if word not in {Path(each).name for each in words}:
                 continue
             with suppress(OSError):
                 if f"{OWNER}={name}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
@@ -252,18 +263,13 @@ class Trial:
         """Wait for the sites, which end with the run, and look for what is left."""
         end = time.monotonic() + (SITE_SECONDS if not self.outcome.problems else 0.0)
         for name, command in self.commands.items():
-            with suppress(subprocess.TimeoutExpired):
-                command.wait(max(0.1, end - time.monotonic()))
-            if command.poll() is None:  # it was not there when the server said that the run is over
-                command.terminate()
-            try:
-                code = command.wait(60)
-                if name != "server" and code not in (0, 143, -signal.SIGTERM):
-                    self.outcome.problems.append(f"site {name} ended with code {code}")
-            except subprocess.TimeoutExpired:
+            command.join(max(0.1, end - time.monotonic()))
+            if command.is_alive():  # it was not there when the server said that the run is over
+                command.end()
+                command.join(60)
+            if command.is_alive():
                 self.outcome.problems.append(f"{name} does not end")
-                command.kill()
-                command.wait()
+                command.process.kill()
         end = time.monotonic() + 10.0
         while (left := processes(str(self.temporary))) and time.monotonic() < end:
             time.sleep(0.1)
@@ -272,8 +278,8 @@ class Trial:
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        if folders := [path.name for path in self.temporary.iterdir()]:
-            self.outcome.problems.append(f"left folders: {folders}")
+        if files := [path.name for path in self.temporary.iterdir()]:
+            self.outcome.problems.append(f"left files: {files}")
 
     def compare(self) -> None:
         """Compare model, history and ledger with the simulation; keep the folder of a failure."""

@@ -24,7 +24,7 @@ local: {steps: 4, batch_size: 3}
 checkpoint: {every: 1}
 engine: {kind: flower, sites: {north: 4, south: 4}, deadline: 240}
 """
-POLICY = "factories: ['flower_mine:data', 'flower_mine:Net']\nrounds: 50\nmessage: 200000000\n"
+POLICY = "factories: ['flower_mine:data', 'flower_mine:Net']\nrounds: 50\nmessage: 200000000\nmin_rows: 1\n"
 
 
 class Process:
@@ -79,15 +79,6 @@ def children(process: int) -> list[int]:
         found += below
         todo += below
     return found
-
-
-def node_of(site: Process) -> int:
-    """The number of a site's SuperNode."""
-    for number in children(site.process.pid):
-        with suppress(OSError):
-            if b"run_site_node.py" in Path(f"/proc/{number}/cmdline").read_bytes():
-                return number
-    raise AssertionError(f"no node: {site.told}")
 
 
 def rounds(run: Path) -> int:

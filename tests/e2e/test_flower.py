@@ -1,5 +1,5 @@
-"""Sites over stock SuperLink and SuperNodes, with TLS and keys: equal to the serial engine, killed or not. One of these
-runs wherever Flower is installed; `make e2e` runs all."""
+"""Sites over a stock SuperLink, with TLS and keys: equal to the serial engine, killed or not. Some of these tests run
+wherever Flower is installed; `make e2e` runs all."""
 
 # mypy: disable-error-code="attr-defined"
 
@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import signal
 import sys
-import threading
+from contextlib import closing
 
 import pytest
 import torch
 
 from e2e import kills
-from e2e.real_sites import TEXT, Process, alive, children, history, join, node_of, rounds, until
+from e2e.real_sites import TEXT, Process, alive, children, history, join, rounds, until
 from hansa.config import allow_code, build, from_yaml
 from hansa.engine import Serial
 from hansa.runs.experiment import build_run
@@ -67,23 +66,25 @@ def keys(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def link(keys, tmp_path_factory):
-    """A SuperLink of this process, and two sites that are processes of their own."""
+    """A SuperLink of this process whose bundle is hostile, and two sites that are processes of their own."""
+    from hansa.federation import flower
     from hansa.federation.certificates import ServerKeys
-    from hansa.federation.superlink import SuperLink
 
     folder = tmp_path_factory.mktemp("sites")
-    made = SuperLink(["north", "south"], ServerKeys(keys / "server"))
-    made.processes = {}
+    project = flower.APP["pyproject.toml"].replace("hansa:none", "hostile:app")
+    code = f"open({str(folder / 'canary')!r}, 'w').close()\nfrom flwr.clientapp import ClientApp\napp = ClientApp()\n"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flower, "APP", {"pyproject.toml": project, "hostile.py": code})
+        made = flower.SuperLink(["north", "south"], ServerKeys(keys / "server"))
+    made.canary, sites = folder / "canary", []
     try:
-        for site in ("north", "south"):
-            made.processes[site] = join(folder, site, made.address, "--keys", str(keys / site))
+        sites += [join(folder, site, made.address, "--keys", str(keys / site)) for site in ("north", "south")]
         yield made
     finally:
-        numbers = [number for site in made.processes.values() for number in children(site.process.pid)]
-        for site in made.processes.values():
+        for site in sites:
+            assert not children(site.process.pid), "a site is one process"
             site.stop()
         made.close()
-        assert not alive(numbers), "the sites left processes behind"
 
 
 def federated(link, folder, *words, callbacks=()):
@@ -101,6 +102,66 @@ def test_fedavg_over_tls_is_the_serial_run(link, tmp_path):
     assert set(run.history[-1]["sites"]) == {"north", "south"}
 
 
+def test_a_hostile_bundle_is_neither_fetched_nor_run(link, tmp_path):
+    """The first promise. The sites above have pulled and answered messages of a run with code in its bundle."""
+    federated(link, tmp_path / "run", "rounds=1")
+    link._log.seek(0)
+    said = link._log.read().decode()
+    assert "Fleet.PushMessages" in said
+    assert "GetFab" not in said
+    assert not link.canary.exists()
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("no certificate", r"ca\.crt: no such file"),
+        ("no authority", "certificate of the authority cannot be read"),
+        ("a passphrase", "without a passphrase"),
+        ("another authority", "certificate is not accepted"),
+        ("an unknown key", "does not know the key of this site"),
+        ("no server", "cannot be reached: .*refused"),
+        ("no port", "expected HOST:PORT"),
+    ],
+)
+def test_a_site_that_cannot_join_says_why_at_once(what, reason, link, keys, tmp_path, monkeypatch):
+    from cryptography.hazmat.primitives import serialization
+
+    from hansa.core.errors import HansaError
+    from hansa.federation import certificates, flower
+
+    certificates.make_keys(tmp_path / "keys", ["north"])
+    own, address = tmp_path / "keys" / "north", link.address
+    (own / "ca.crt").write_bytes((keys / "north" / "ca.crt").read_bytes())
+    if what == "no certificate":
+        (own / "ca.crt").unlink()
+    elif what == "no authority":
+        (own / "ca.crt").write_text("nonsense")
+    elif what == "a passphrase":
+        pair = serialization.load_ssh_private_key((own / "node.key").read_bytes(), None)
+        form, locked = serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
+        (own / "node.key").write_bytes(pair.private_bytes(serialization.Encoding.PEM, form, locked))
+    elif what == "another authority":
+        certificates.make_keys(tmp_path / "others", ["north"])
+        (own / "ca.crt").write_bytes((tmp_path / "others" / "north" / "ca.crt").read_bytes())
+    elif what == "no server":
+        address = f"127.0.0.1:{flower.free_port()}"
+    elif what == "no port":
+        address = "fl.example.org"
+
+    def tell(node, error):  # it would try again
+        raise HansaError(flower.describe(error))
+
+    monkeypatch.setattr(flower.SiteNode, "_tell", tell)
+
+    def join() -> None:
+        with closing(flower.SiteNode("north", address, certificates.SiteKeys(own), limit=1000)) as node:
+            node.run(lambda request: pytest.fail("it was asked"), lambda: False)
+
+    with pytest.raises(HansaError, match=reason):
+        join()
+
+
 @whole
 @pytest.mark.parametrize("name", METHODS)
 def test_every_family_over_tls_is_the_serial_run(name, link, tmp_path):
@@ -112,37 +173,9 @@ def test_every_family_over_tls_is_the_serial_run(name, link, tmp_path):
 
 
 @whole
-def test_a_node_that_is_killed_in_mid_round_and_one_between_rounds_cost_time_only(link, tmp_path):
-    """kill -9: it is refused for a while as it comes back, then let in; the memory is the agent's, so none is lost."""
-    words = ["algorithm=scaffold", "rounds=4"]
-
-    def strike(run, record):
-        if record["round"] == 1:
-            os.kill(node_of(link.processes["north"]), signal.SIGKILL)
-        if record["round"] == 2:
-            victim = node_of(link.processes["south"])
-            threading.Timer(2.0, os.kill, (victim, signal.SIGKILL)).start()
-
-    run = federated(link, tmp_path / "run", *words, callbacks=[strike])
-    same(run.state.vectors, run.history, simulated(*words))
-
-
-@whole
-def test_the_superlink_that_is_killed_costs_time_only(link, tmp_path):
-    words = [*METHODS["two-way fedcams"]]
-
-    def strike(run, record):
-        if record["round"] == 1:
-            link._link.process.kill()
-
-    run = federated(link, tmp_path / "run", *words, callbacks=[strike])
-    same(run.state.vectors, run.history, simulated(*words))
-
-
-@whole
 def test_server_and_site_that_are_killed_go_on_from_what_they_have_on_disk(keys, tmp_path):
     """kill -9 of a whole site in mid-round, then of the server, then of both at once; no process stays behind."""
-    from hansa.federation.flower_processes import free_port
+    from hansa.federation.flower import free_port
 
     words = ["algorithm=scaffold", "rounds=5"]
     (tmp_path / "config.yaml").write_text(TEXT)
@@ -185,32 +218,14 @@ def test_server_and_site_that_are_killed_go_on_from_what_they_have_on_disk(keys,
     assert not alive(numbers, 30)
 
 
-def test_the_relay_never_forwards_the_text_of_an_exception(monkeypatch, capsys):
-    """Flower sends the text of a ClientApp's exception to the server."""
-    from types import SimpleNamespace
-
-    from hansa.federation.relay import APP
-
-    monkeypatch.syspath_prepend(str(APP))
-    from hansa_relay import client_app, records
-
-    context = SimpleNamespace(node_config={"agent": "/tmp/canary/agent", "site": "north", "limit": 10})
-    message = SimpleNamespace(content=records.wrap(b"frame"))
-    with pytest.raises(client_app.NoAnswer) as error:
-        client_app.train(message, context)
-    assert str(error.value) == ""
-    assert error.value.__suppress_context__
-    assert "/tmp/canary/agent" in capsys.readouterr().err, "the site's own log"
-
-
 def test_killed_and_stopped_processes_cost_time_only(tmp_path, monkeypatch):
-    """The short form of `make e2e`: the executors of both sites are killed, the server is stopped."""
+    """The short form of `make e2e`: a site, then the SuperLink are killed, the server is stopped for some seconds."""
     monkeypatch.setattr(kills.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
     trial = kills.Trial(0, 0, 2)
     trial.outcome.strikes = [
-        kills.Strike(0, 0.0, "supernode's executor", "north", "kill", 0.0),
-        kills.Strike(0, 0.0, "supernode's executor", "south", "kill", 0.0),
-        kills.Strike(1, 0.0, "server", "north", "stop for ever", 0.0),
+        kills.Strike(0, 0.0, "site", "north", "kill", 0.0),
+        kills.Strike(1, 0.0, "superlink", "north", "kill", 0.0),
+        kills.Strike(1, 4.0, "server", "north", "stop", 3.0),
     ]
     outcome = trial.run()
     trial.compare()
@@ -237,12 +252,16 @@ def test_who_is_not_a_site_is_not_let_in(link, keys, tmp_path):
     here = [join(tmp_path, "north", link.address, *words, called=name) for name, words in trust.items()]
     try:
         run = federated(link, tmp_path / "run", *METHODS["fedavg"])
-        until(lambda: all("its node is restarted" in process.told for process in here[:2]), 120, *here)
+        until(lambda: all(process.process.poll() is not None for process in here[:2]), 120, *here)
     finally:
         for process in here:
             process.stop()
     same(run.state.vectors, run.history, simulated(*METHODS["fedavg"]))
-    for process in here:
+    assert [process.process.returncode for process in here[:2]] == [2, 2]
+    for process, reason in zip(
+        here, ("certificate is not accepted", "does not know the key", "cannot be reached"), strict=True
+    ):
+        assert reason in process.told
         assert "left after 0 answers" in process.told
     assert link.online() == {"north", "south"}
 
@@ -252,7 +271,7 @@ def test_a_site_that_claims_to_be_another_is_known_by_its_key(keys, tmp_path):
     from hansa.core.errors import HansaError
     from hansa.federation import Server
     from hansa.federation.certificates import ServerKeys
-    from hansa.federation.superlink import SuperLink
+    from hansa.federation.flower import SuperLink
 
     link = SuperLink(["north", "south"], ServerKeys(keys / "server"))
     impostor = join(tmp_path, "south", link.address, "--keys", str(keys / "north"))

@@ -36,7 +36,7 @@ checkpoint: {every: 1}
 evaluate: {every: 0}
 engine: {kind: flower, sites: {north: 1, south: 1, west: 1}, deadline: 600}
 """
-POLICY = "factories: ['flower_slow:data', 'flower_slow:Net']\nrounds: 100\nmessage: 200000000\n"
+POLICY = "factories: ['flower_slow:data', 'flower_slow:Net']\nrounds: 100\nmessage: 200000000\nmin_rows: 1\n"
 SITES = {"north": "0.2", "south": "0.2", "west": "2.0"}
 """The sites, and the seconds of a step."""
 
@@ -46,7 +46,7 @@ class Trial:
 
     def __init__(self, folder: Path, *words: str) -> None:
         from hansa.federation import certificates
-        from hansa.federation.flower_processes import free_port
+        from hansa.federation.flower import free_port
 
         self.folder, self.port, self.run = folder, free_port(), folder / "run"
         self.sets = [word for pair in words for word in ("--set", pair)]

@@ -18,8 +18,7 @@ from hansa.core.types import MODEL
 from hansa.core.vectors.fingerprint import fingerprint
 from hansa.federation import Agent, Policy, RoundOrders, RoundReports, SiteEvaluationReply
 from hansa.federation.agent import DataSource
-from hansa.federation.enrollment import EnrollmentRequest, Refusal, RunOver, unpack_batch
-from hansa.federation.messages import SiteEvaluationRequest
+from hansa.federation.messages import EnrollmentRequest, Refusal, RunOver, SiteEvaluationRequest, unpack_batch
 from hansa.federation.policy import REDONE
 from hansa.federation.site_metrics import check_reply, combine_replies
 from hansa.rounds import wire_format

@@ -24,10 +24,8 @@ from hansa.data.csv_folder import read_tables
 from hansa.federation import Agent, Policy, Server
 from hansa.federation import site as site_module
 from hansa.federation.agent import DataSource
-from hansa.federation.enrollment import REFUSAL, Refusal, unpack_batch
-from hansa.federation.messages import PROTOCOL, RoundReports
+from hansa.federation.messages import PROTOCOL, REASONS, REFUSAL, Refusal, RoundReports, unpack_batch
 from hansa.federation.policy import USAGE
-from hansa.federation.reasons import REASONS
 from hansa.rounds import wire_format
 from hansa.runs.store import io
 

@@ -14,7 +14,7 @@ from command_line import CliRunner
 from federation.local_sites import TEXT, LocalSites
 from hansa.config import load
 from hansa.data import Schema, TableColumn
-from hansa.federation import Server, owned_folders, superlink
+from hansa.federation import Server, flower
 from hansa.federation.exchange_log import ExchangeLog
 from hansa.federation.serve import NoSites
 from hansa.runs.folder import RunFolder
@@ -26,7 +26,7 @@ def sites(tmp_path, monkeypatch):
     made = LocalSites(tmp_path / "sites")
     made.address, made.close, made.describe = "nowhere:1", lambda: None, lambda **facts: made.facts.update(facts)
     made.facts = {}
-    monkeypatch.setattr(superlink, "SuperLink", lambda sites, keys, **options: made)
+    monkeypatch.setattr(flower, "SuperLink", lambda sites, keys, **options: made)
     Path("a.yaml").write_text(TEXT)
     Path("b.yaml").write_text(TEXT.replace("trial", "other").replace("fedavg", "scaffold"))
     return made
@@ -69,7 +69,7 @@ def test_sites_are_told_that_the_run_is_over_and_what_left_them_is_on_their_page
 
 
 def test_the_server_checks_its_own_part_before_it_waits(sites, monkeypatch):
-    monkeypatch.setattr(superlink, "SuperLink", lambda *_, **options: pytest.fail("it waits for sites"))
+    monkeypatch.setattr(flower, "SuperLink", lambda *_, **options: pytest.fail("it waits for sites"))
     for change, problem in (("model=nonesuch", "nonesuch"), ("data.name=nonesuch", "nonesuch"), ("algorithm=x", "x")):
         code, output = hansa("serve", "a.yaml", "--insecure", "--set", change)
         assert (code, problem in output) == (2, True), output
@@ -78,7 +78,7 @@ def test_the_server_checks_its_own_part_before_it_waits(sites, monkeypatch):
 def test_the_server_checks_its_model_also_before_the_sites_agree_on_scales(sites, tmp_path, monkeypatch):
     columns = (TableColumn("age", "number", scale="pooled"), TableColumn("y", "target", categories=("0", "1")))
     Schema(columns).save(tmp_path / "schema.yaml")
-    monkeypatch.setattr(superlink, "SuperLink", lambda *_, **options: pytest.fail("it waits for sites"))
+    monkeypatch.setattr(flower, "SuperLink", lambda *_, **options: pytest.fail("it waits for sites"))
     text = "rounds: 1\ndata: {name: csv-folder, options: {schema: SCHEMA}}\n"
     text += "model: {name: logistic, metrics: {auc: roc_auc}}\n"
     text += "engine: {kind: flower, sites: {north: 1, south: 1}}\n"
@@ -92,12 +92,13 @@ def test_the_server_checks_its_model_also_before_the_sites_agree_on_scales(sites
 
 
 def test_the_status_of_running_servers_is_shown(tmp_path, monkeypatch):
-    monkeypatch.setattr(owned_folders.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(flower.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(flower.tempfile, "tempdir", str(tmp_path))
     assert hansa("serve", "--status") == (0, "no server is running\n")
-    folder = owned_folders.OwnedFolder("hansa-link-")
     status = {"address": "0.0.0.0:8443", "sites": {"north": "at work"}, "run": "runs/first", "round": 3, "rounds": 9}
-    owned_folders.write_status(folder.path, status)
-    code, output = hansa("serve", "--status")
+    with flower._StatusFile() as file:
+        file.write({**status, "process": 7})
+        code, output = hansa("serve", "--status")
     assert (code, "runs/first, round 3 of 9" in output, "north: at work" in output) == (0, True, True)
     assert hansa("serve")[0] == 2
 

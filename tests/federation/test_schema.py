@@ -20,7 +20,7 @@ from hansa.engine import Serial
 from hansa.federation import Agent, Policy
 from hansa.federation.agent import DataSource
 from hansa.federation.data_views import ServerData
-from hansa.federation.enrollment import Refusal
+from hansa.federation.messages import Refusal
 from hansa.federation.schema_agreement import SchemaRequest, agree_schema
 from hansa.rounds import wire_format
 from hansa.runs.experiment import build_run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -12,9 +13,9 @@ from hansa.config import build, from_yaml
 from hansa.core.errors import HansaError
 from hansa.engine import Serial
 from hansa.federation import Policy, transport
-from hansa.federation.enrollment import EnrollmentReply, EnrollmentRequest, Refusal, pack_batch, unpack_batch
-from hansa.federation.messages import RoundOrders
-from hansa.federation.serve import clients_by_site
+from hansa.federation.messages import EnrollmentReply, EnrollmentRequest, Refusal, RoundOrders, pack_batch, unpack_batch
+from hansa.federation.serve import SITES, clients_by_site
+from hansa.federation.transport import PAUSE_SECONDS, EnrollingTransport
 from hansa.rounds import wire_format
 from hansa.runs.experiment import build_run
 from hansa.runs.metrics import PARTS
@@ -299,3 +300,64 @@ def test_one_bit_an_entry_is_a_25th_of_the_uplink(tmp_path):
         experiment.execute()
         up[method] = experiment.run.history[-1]["sites"]["north"]["up_bytes"]
     assert 25 * up["fedcams"] <= up["fedams"]
+
+
+class Sleeper:
+    """Connections whose next check takes long once: the process was stopped. Then there is an answer."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.now, self.checks = seconds, 0.0, 0
+
+    def send(self, *message) -> None: ...
+
+    def receive(self, timeout):
+        self.checks += 1
+        self.now += self.seconds if self.checks == 2 else timeout
+        return []
+
+    def online(self):
+        return frozenset({"north"})
+
+
+@pytest.mark.parametrize(("seconds", "checks"), [(PAUSE_SECONDS - 1, 52), (1000.0, 61)])
+def test_the_time_in_which_the_server_stood_still_does_not_count(seconds, checks):
+    connections = Sleeper(seconds)
+    transport = EnrollingTransport(
+        connections, {"north": b""}, lambda *_: None, deadline=60.0, clock=lambda: connections.now
+    )
+    transport.send("north", b"frame")
+    assert transport.receive() == []
+    assert connections.checks == pytest.approx(checks, abs=1)
+
+
+def test_a_server_that_died_before_round_one_starts_again(tmp_path):
+    """It has written its configuration, but not yet what its sites have."""
+    sites = LocalSites(tmp_path / "sites")
+    first = server(sites).new(tmp_path / "run")
+    first.folder.lock.release()
+    first.run.store.close()
+    (first.folder / SITES).unlink()
+    again = server(sites).resume(tmp_path / "run")
+    again.execute()
+    assert (again.folder / SITES).is_file()
+    whole = server(LocalSites(tmp_path / "others")).new(tmp_path / "whole")
+    whole.execute()
+    assert again.folder.read_model() == whole.folder.read_model()
+
+
+def test_a_lost_update_is_named_in_the_summary(tmp_path):
+    sites = LocalSites(tmp_path / "sites")
+    serving = server(sites, "sample=null", "rounds=2")
+    experiment = serving.new(tmp_path / "run")
+    now = [0.0]
+    serving.transport.clock = lambda: now[0]
+
+    def idle():
+        now[0] += 5.0
+
+    sites.idle = idle
+    experiment.execute([lambda run, record: sites.away.add("south")])
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["lost_updates"] == [
+        {"site": "south", "client": client, "round": 2, "reason": "silent"} for client in (3, 4, 5)
+    ]

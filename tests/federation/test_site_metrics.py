@@ -309,7 +309,7 @@ engine: {kind: flower, sites: {north: 2, south: 2}, deadline: 60}
     assert last["north/test_auc"] == found["value"].history[-1]["north/test_auc"]
     assert combined_by(found["sketch"].history)["auc"].startswith("pooled")
     assert set(last["sites"]["north"]) == {
-        "down_bytes", "up_bytes", "peer_bytes", "seconds", "start_seconds", "work_seconds"
+        "down_bytes", "up_bytes", "peer_bytes", "seconds", "work_seconds"
     }  # fmt: skip
     parts = round_seconds(found["sketch"].history)
     assert parts["seconds"] >= parts["transport_seconds"] > 0

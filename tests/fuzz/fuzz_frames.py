@@ -42,8 +42,7 @@ from hansa.federation import (
     SiteEvaluationReply,
     SiteEvaluationRequest,
 )
-from hansa.federation.enrollment import EnrollmentReply, EnrollmentRequest, Refusal
-from hansa.federation.messages import ProtocolError
+from hansa.federation.messages import EnrollmentReply, EnrollmentRequest, ProtocolError, Refusal
 from hansa.rounds import wire_format
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.rounds.wire_format import DIGEST, FrameError, pack, unpack

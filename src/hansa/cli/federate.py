@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,30 +19,19 @@ from hansa.cli.report import print_and_write, read_entries
 from hansa.cli.run import run_and_summarize
 from hansa.core.errors import HansaError
 from hansa.federation.exchange_log import REQUESTED, SENT
-from hansa.federation.flower_processes import require_unix_sockets
 
 if TYPE_CHECKING:
     from hansa.config import Config
     from hansa.federation.agent import Agent, DataSource
-    from hansa.federation.superlink import SuperLink
+    from hansa.federation.flower import SuperLink
     from hansa.runs.experiment import Experiment
 
 CONNECTION = "Connection"
-ACKNOWLEDGE_SECONDS = 3.0  # for the last answer of a site to leave it
 INSECURE = (
     "no TLS and no keys: anyone who can reach the port can read and change all messages and impersonate any site. Use "
     "this only for tests on one machine."
 )
 Keys = Annotated[Path | None, opt.option(CONNECTION, "--keys", help="Folder of keys, made by `hansa keys`.")]
-Supervise = Annotated[
-    bool,
-    opt.option(
-        CONNECTION,
-        "--supervise",
-        help="Start the command in a second process, and restart it if it is killed, fails or stands still.",
-    ),
-]
-Verbose = Annotated[bool, opt.option(CONNECTION, "--verbose", help="Show the messages of Flower's programs too.")]
 Insecure = Annotated[bool, opt.option(CONNECTION, "--insecure", help="Use no TLS and no keys; for local tests only.")]
 
 
@@ -74,8 +62,7 @@ def serve(
     status: Annotated[
         bool, opt.option(CONNECTION, "--status", help="Show the servers of this user that are running, and exit.")
     ] = False,
-    supervise: Supervise = False,
-    verbose: Verbose = False,
+    verbose: Annotated[bool, opt.option(CONNECTION, "--verbose", help="Show the log of Flower's SuperLink.")] = False,
     trust: opt.Trust = False,
     track: opt.Track = None,
     quiet: opt.Quiet = False,
@@ -89,17 +76,14 @@ def serve(
         return
     if not configs:
         raise HansaError("serve: expected a configuration file, or --status.")
-    require_unix_sockets()
-    if supervise:  # before the imports, which take seconds
-        _run_supervised("--resume")
+    from hansa.federation import flower
     from hansa.federation.certificates import ServerKeys
     from hansa.federation.serve import NoSites, Server, clients_by_site
-    from hansa.federation.superlink import SuperLink
     from hansa.runs.folder import RunFolder, slug
     from hansa.runs.launch import refuse_other_settings
     from hansa.runs.trackers import check_trackers
 
-    _set_verbose(verbose)
+    flower.require_posix()
     check_trackers(track or [])
     requested = [opt.read_config(path, None, opt.changes(sets, rounds)) for path in configs]
     sites = [clients_by_site(config.engine) for config in requested]
@@ -115,7 +99,7 @@ def serve(
         if resume and RunFolder(place).exists:
             refuse_other_settings(place, RunFolder(place).config, config)
     with _exit_on_signals():
-        link = SuperLink(list(sites[0]), server_keys, host=host, port=port)
+        link = flower.SuperLink(list(sites[0]), server_keys, host=host, port=port, verbose=verbose)
         try:
             for config, place in zip(requested, places, strict=True):
                 link.describe(run=str(place), rounds=config.rounds, round=0)
@@ -191,8 +175,6 @@ def join(
         typer.Option("--page", help="HTML file about this site: what was asked, what was sent, policy decisions."),
     ] = None,
     stay: Annotated[bool, typer.Option("--stay", help="Wait for another run when the run is over.")] = False,
-    supervise: Supervise = False,
-    verbose: Verbose = False,
     trust: opt.Trust = False,
 ) -> None:
     """Join a federation as a site.
@@ -201,39 +183,32 @@ def join(
     """
     if not site or not data:
         raise HansaError("join: expected --site NAME and --data ...")
-    require_unix_sockets()
-    if supervise:  # before the imports, which take seconds
-        _run_supervised()
     from hansa.federation.agent import Agent
     from hansa.federation.certificates import SiteKeys
+    from hansa.federation.flower import SiteNode, require_posix
     from hansa.federation.policy import Policy
-    from hansa.federation.supernode import SuperNode
 
-    _set_verbose(verbose)
+    require_posix()
     rules = Policy() if policy is None else Policy.load(policy)
     key_folder = _check_keys(keys, insecure)
     site_keys = None if key_folder is None else SiteKeys(key_folder)
-    home = Path("sites") / site if folder is None else folder
-    agent = Agent(site, data_source(data), home, rules)
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    node = SuperNode(site, address, site_keys, agent.handle, limit=rules.message, folder=home)
-    note(f"site {site} joins {address}. Press Ctrl-C to leave.")
+    node = SiteNode(site, address, site_keys, limit=rules.message)
+    agent = Agent(site, data_source(data), Path("sites") / site if folder is None else folder, rules)
     monitor = SiteMonitor(agent, page)
-    try:
-        while not stop.wait(1.0):
-            monitor.print_news()
-            if agent.over:
-                note("the run is over: the server has no more work")
-                if not stay:
-                    stop.wait(ACKNOWLEDGE_SECONDS)
-                    break
-                agent.over = False
-    finally:
-        node.close()
+
+    def answer(request: bytes) -> bytes:
+        reply = agent.handle(request)
         monitor.print_news()
-    note(f"site {site} left after {agent.rounds} answers")
+        return reply
+
+    note(f"site {site} joins {address}. Press Ctrl-C to leave.")
+    with _exit_on_signals(0):
+        try:
+            node.run(answer, lambda: agent.over and not stay)
+            note("the run is over: the server has no more work")
+        finally:
+            node.close()
+            note(f"site {site} left after {agent.rounds} answers")
 
 
 class SiteMonitor:
@@ -317,9 +292,9 @@ def data_source(value: str) -> DataSource:
 
 def _print_status() -> None:
     """Print what the servers of this user are doing."""
-    from hansa.federation.owned_folders import running_statuses
+    from hansa.federation.flower import running_statuses
 
-    statuses = running_statuses("hansa-link-")
+    statuses = running_statuses()
     for status in statuses:
         progress = f"round {status.get('round', 0)} of {status.get('rounds', '?')}"
         say(f"{status['address']} (process {status['process']}): {status.get('run', '')}, {progress}")
@@ -329,30 +304,16 @@ def _print_status() -> None:
         say("no server is running")
 
 
-def _set_verbose(verbose: bool) -> None:
-    """Show or hide the last lines of Flower's programs when one of them is restarted."""
-    from hansa.federation import flower_processes
-
-    flower_processes.SHOW_OUTPUT = verbose
-
-
-def _run_supervised(*more: str) -> None:
-    """Run this command without --supervise in a supervised process, and exit with its code."""
-    from hansa.federation.supervisor import supervise
-
-    arguments = [word for word in sys.argv[1:] if word != "--supervise"]
-    raise typer.Exit(supervise([*arguments, *(word for word in more if word not in arguments)]))
-
-
 @contextmanager
-def _exit_on_signals() -> Iterator[None]:
-    """Let SIGTERM and a hangup end this process in order, so that no program and no folder stays behind."""
+def _exit_on_signals(code: int | None = None) -> Iterator[None]:
+    """Let SIGINT, SIGTERM and a hangup end this process in order, with a code or that of the signal."""
 
     def leave(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
+        raise SystemExit(128 + number if code is None else code)
 
     here = threading.current_thread() is threading.main_thread()
     numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    numbers += [] if code is None else [signal.SIGINT]
     previous = {number: signal.signal(number, leave) for number in numbers} if here else {}
     try:
         yield

@@ -26,23 +26,25 @@ from hansa.data.csv_folder import federate_tables
 from hansa.data.schema import Table
 from hansa.federation import DiskMemoryStore, Refusals, Site
 from hansa.federation.data_views import SiteData
-from hansa.federation.enrollment import (
+from hansa.federation.exchange_log import ExchangeLog
+from hansa.federation.messages import (
     BATCH,
     ENROLLMENT,
     OVER,
     REFUSAL,
     EnrollmentReply,
     EnrollmentRequest,
+    ProtocolError,
     Refusal,
     RunOver,
+    check_protocol,
+    code_of,
     frame_digest,
+    known,
     pack_batch,
     unpack_batch,
 )
-from hansa.federation.exchange_log import ExchangeLog
-from hansa.federation.messages import ProtocolError, check_protocol
 from hansa.federation.policy import USAGE, Policy, Usage
-from hansa.federation.reasons import code_of, known
 from hansa.federation.schema_agreement import SCHEMA, SchemaRequest, answer_request, misfit, row_choice
 from hansa.rounds import wire_format
 from hansa.runs.driver import Run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import ipaddress
 import re
 from collections.abc import Sequence
@@ -18,8 +19,8 @@ LOOPBACK = ("localhost", "127.0.0.1")
 
 
 @dataclass(frozen=True, slots=True)
-class ServerKeys:
-    """The server's folder: its certificate and key, the authority's certificate, and the sites' public keys."""
+class SiteKeys:
+    """A site's folder: the authority's certificate and the site's private key."""
 
     folder: Path
 
@@ -27,24 +28,17 @@ class ServerKeys:
     def authority(self) -> Path:
         return self._existing(AUTHORITY)
 
-    @property
-    def certificate(self) -> Path:
-        return self._existing("server.crt")
-
-    @property
-    def private(self) -> Path:
-        return self._existing("server.key")
-
-    def public(self, site: str) -> Path:
-        """Return the public key file of a site."""
-        return self._existing(f"sites/{site}.pub")
-
-    def public_bytes(self, site: str) -> str:
-        """Return the public key of a site in hex, as the SuperLink reports it."""
+    def private_key(self) -> Any:
+        """Return the private key of the site."""
+        path = self._existing("node.key")
         serialization = _serialization()
-        key = serialization.load_ssh_public_key(self.public(site).read_bytes())
-        form = serialization.PublicFormat.SubjectPublicKeyInfo
-        return str(key.public_bytes(serialization.Encoding.PEM, form).hex())
+        try:
+            return serialization.load_ssh_private_key(path.read_bytes(), None)
+        except Exception as error:  # cryptography has many: no key, another format, a passphrase
+            raise HansaError(
+                f"{path}: is not a private key of OpenSSH without a passphrase ({error}). `ssh-keygen -p -f FILE` "
+                "removes a passphrase."
+            ) from error
 
     def _existing(self, name: str) -> Path:
         path = self.folder.absolute() / name
@@ -54,18 +48,33 @@ class ServerKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class SiteKeys:
-    """A site's folder: the authority's certificate and the site's private key."""
-
-    folder: Path
+class ServerKeys(SiteKeys):
+    """The server's folder: its certificate and key, the authority's certificate, and the sites' public keys."""
 
     @property
-    def authority(self) -> Path:
-        return ServerKeys(self.folder).authority
+    def certificate(self) -> Path:
+        return self._existing("server.crt")
 
     @property
     def private(self) -> Path:
-        return ServerKeys(self.folder)._existing("node.key")
+        return self._existing("server.key")
+
+    def public_key(self, site: str) -> Any:
+        """Return the public key of a site."""
+        path = self._existing(f"sites/{site}.pub")
+        try:
+            return _serialization().load_ssh_public_key(path.read_bytes())
+        except ValueError as error:
+            raise HansaError(f"{path}: is not a public key of OpenSSH ({error}).") from error
+
+
+def trial_key(site: str) -> Any:
+    """Return the private key of a site in trials without keys: everybody can compute it from the name."""
+    _serialization()
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    number = int.from_bytes(hashlib.sha384(f"hansa trial {site}".encode()).digest()) >> 8
+    return ec.derive_private_key(number + 1, ec.SECP384R1())
 
 
 def make_keys(folder: Path | str, sites: Sequence[str], hosts: Sequence[str] = LOOPBACK) -> list[Path]:

@@ -1,13 +1,21 @@
-"""The messages of a round between the server and a site, and of an evaluation at the sites."""
+"""The messages between the server and a site: enrollment, rounds, evaluations, refusals.
+
+All that a site says of an error is a code of `REASONS`, and for a table that does not fit one of the schema's codes
+with a column of the schema. The text of an error, with its paths, values and names, stays in the site's own log; the
+server prints its own text of the code.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
+import platform
 import re
 import reprlib
+import sqlite3
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -15,10 +23,14 @@ import torch
 
 from hansa.core.errors import HansaError
 from hansa.core.types import Vector
+from hansa.data import DataError
+from hansa.data.schema import MISFIT_CODES
 from hansa.rounds import wire_format
-from hansa.rounds.messages import Broadcast, Report, WorkOrder, read_broadcasts, write_broadcasts
+from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder, read_broadcasts, write_broadcasts
 from hansa.rounds.wire_format import Blobs, Frame, FrameError
 from hansa.training.metrics import Sketch
+
+log = logging.getLogger("hansa")
 
 PROTOCOL = 3
 """Incremented when the meaning of a message changes. Messages of another version are refused."""
@@ -298,3 +310,263 @@ class Refusals:
     def record_error(self, error: HansaError) -> None:
         """Count an error by its ``reason``, or as malformed."""
         self.record(str(getattr(error, "reason", "malformed")), str(getattr(error, "detail", error)))
+
+
+ENROLLMENT, ENROLLMENT_REPLY, REFUSAL, BATCH, OVER = "charge", "hello", "refused", "several", "over"
+
+
+def numeric_platform() -> dict[str, str]:
+    """Return the platform properties that bit-equal results depend on."""
+    return {"torch": torch.__version__, "machine": platform.machine(), "cpu": torch.backends.cpu.get_cpu_capability()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EnrollmentRequest(Message):
+    """Asks a site to join a run: the configuration, the site's clients, the population, and, once they are
+    known, the run and the clusters. Without a run it only asks which data the site has. ``schema`` is the schema of its
+    tables, as JSON."""
+
+    kind = ENROLLMENT
+    site: str
+    version: str
+    config: str
+    clients: tuple[int, ...]
+    population: int
+    run: str = ""
+    clusters: tuple[tuple[int, ...], ...] | None = None
+    arithmetic: Mapping[str, str] = field(default_factory=numeric_platform)
+    schema: str = ""
+
+    def _head(self, blobs: Blobs) -> dict[str, Any]:
+        return {
+            **({"schema": self.schema} if self.schema else {}),
+            "site": self.site,
+            "version": self.version,
+            "config": self.config,
+            "clients": self.clients,
+            "population": self.population,
+            "run": self.run,
+            "clusters": self.clusters,
+            "arithmetic": dict(self.arithmetic),
+        }
+
+    @classmethod
+    def _read(cls, head: Any, frame: Frame) -> Self:
+        groups = head["clusters"]
+        return cls(
+            str(head["site"]),
+            str(head["version"]),
+            str(head["config"]),
+            tuple(int(client) for client in head["clients"]),
+            int(head["population"]),
+            str(head["run"]),
+            None if groups is None else tuple(tuple(int(client) for client in group) for group in groups),
+            {str(name): str(value) for name, value in head["arithmetic"].items()},
+            str(head.get("schema", "")),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EnrollmentReply(Message):
+    """A site's reply to the enrollment with this digest: its clients' numbers of samples, their label counts if its
+    policy permits, the digest of the initial model that it builds, and the SHA-256 of the schema of its tables."""
+
+    kind = ENROLLMENT_REPLY
+    enrollment: str
+    version: str
+    samples: Mapping[int, int]
+    model: str
+    labels: Mapping[int, tuple[int, ...]] | None = None
+    arithmetic: Mapping[str, str] = field(default_factory=numeric_platform)
+    schema: str = ""
+
+    def _head(self, blobs: Blobs) -> dict[str, Any]:
+        labels = self.labels
+        return {
+            **({"schema": self.schema} if self.schema else {}),
+            "charge": self.enrollment,
+            "version": self.version,
+            "samples": {str(client): count for client, count in self.samples.items()},
+            "model": self.model,
+            "labels": None if labels is None else {str(client): list(counts) for client, counts in labels.items()},
+            "arithmetic": dict(self.arithmetic),
+        }
+
+    @classmethod
+    def _read(cls, head: Any, frame: Frame) -> Self:
+        labels = head["labels"]
+        return cls(
+            _text(head["charge"]),
+            _text(head["version"]),
+            {
+                wire_format.whole_key(client): wire_format.integer(count, most=MAX_SAMPLES)
+                for client, count in head["samples"].items()
+            },
+            _text(head["model"]),
+            None
+            if labels is None
+            else {wire_format.whole_key(client): wire_format.integers(counts) for client, counts in labels.items()},
+            {_text(name): _text(value) for name, value in list(head["arithmetic"].items())[:_MAX_FACTS]},
+            _text(head.get("schema", "")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal(Message):
+    """A refusal of a frame: a code of `REASONS`; for a table that does not fit also a code and a column of the schema.
+
+    >>> Refusal("schema", "not-a-number", "age").detail
+    "column 'age': not-a-number"
+    >>> Refusal("steps").detail
+    "the run has more local steps than the site's policy permits"
+    """
+
+    kind = REFUSAL
+    reason: str
+    misfit: str = ""
+    column: str = ""
+
+    @property
+    def detail(self) -> str:
+        """The text of the codes."""
+        column = f"column {self.column!r}: " if self.column else ""
+        return f"{column}{self.misfit}" if self.misfit else REASONS[self.reason]
+
+    def _head(self, blobs: Blobs) -> dict[str, Any]:
+        return {"reason": self.reason, **({"misfit": self.misfit, "column": self.column} if self.misfit else {})}
+
+    @classmethod
+    def _read(cls, head: Any, frame: Frame) -> Self:
+        code = str(head.get("misfit", ""))
+        column = wire_format.sentence(str(head.get("column", "")))[:_MAX_NAME]
+        misfit = code if code in MISFIT_CODES else ""
+        return cls(known(str(head["reason"])), misfit, column if misfit else "")
+
+
+def _text(value: Any) -> str:
+    """Return a short text of a site, without characters that a terminal would interpret."""
+    return wire_format.sentence(str(value))[:_MAX_NAME]
+
+
+_MAX_NAME, _MAX_FACTS = 200, 20
+MAX_SAMPLES = 1 << 40
+"""The most samples of a client: more are not plausible."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOver(Message):
+    """Tells a site that the server has no more work for it; the site acknowledges it with the same."""
+
+    kind = OVER
+
+    def _head(self, blobs: Blobs) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def _read(cls, head: Any, frame: Frame) -> Self:
+        return cls()
+
+
+def pack_batch(parts: list[bytes]) -> bytes:
+    """Pack several frames into one.
+
+    >>> unpack_batch(pack_batch([b"a", b"bc"]), limit=100)
+    [b'a', b'bc']
+    """
+    return wire_format.pack(BATCH, {"protocol": PROTOCOL}, parts)
+
+
+def unpack_batch(data: wire_format.Blob, *, limit: int | None = None) -> list[bytes]:
+    """Return the frames that `pack_batch` packed."""
+    frame = wire_format.unpack(data, BATCH, limit=limit)
+    check_protocol(frame.head)
+    return [bytes(blob) for blob in frame.blobs]
+
+
+def frame_digest(data: bytes) -> str:
+    """Return the digest that identifies a frame."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+FAILED = "failed"
+
+REASONS = {
+    # a frame that cannot be read
+    "oversize": "the message has more bytes than the site's policy permits",
+    "truncated": "the message is incomplete",
+    "damaged": "the digest of the message does not match",
+    "version": "the site has another version of Hansa or of the protocol",
+    "inflated": "the message would unpack to far more than its size",
+    "malformed": "the message is not one of the protocol",
+    # a message that is not for this site, or asks for more than it permits
+    "charge": "the site is not enrolled in this run",
+    "site": "the message is for another site: the keys or --site of two sites are exchanged",
+    "run": "the message is of another run",
+    "round": "the message mixes rounds, or releases memory of future rounds",
+    "rounds": "the run has more rounds than the site's policy permits",
+    "steps": "the run has more local steps than the site's policy permits",
+    "code": "the configuration names code that the site's policy does not list under factories",
+    "data": "the configuration names data that the site's policy does not list",
+    "channels": "the message has other channels than the algorithm",
+    "clients": "the message is for clients of other sites, or for one client twice",
+    "stamps": "the memory version of a client is missing",
+    "work": "the order has other work than the configuration",
+    "rows": "an update would be computed from fewer rows than the site's policy permits (min_rows)",
+    "budget": "the site's policy permits no more trainings or evaluations",
+    "paths": "the configuration names a file that the site's policy does not list under data",
+    "parameters": "the model has more parameters than the site's policy permits",
+    # what the site has does not fit, or fails
+    "config": "the site cannot use the configuration",
+    "site-data": "the site's data cannot be read, or has another number of clients",
+    "schema": "the site's table does not fit the schema",
+    "no-schema": "the site has tables, which need a schema: the server's configuration has no data.options.schema",
+    "no-tables": "the site has no tables: its data is not a folder of CSV files",
+    "model": "the site cannot build the model, or has another one",
+    "memory": "the site has lost the memory of a client: restore it there, or restart the server with --forget CLIENT",
+    "disk": "the site cannot write to its disk",
+    "non-finite": "the parameters of a client became non-finite; a smaller local rate or max_grad_norm may help",
+    "base": "the broadcast does not decode to the model that was sent",
+    FAILED: "the work failed at the site; its own log says why",
+    # what the server finds wrong with a reply to its enrollment
+    "hello": "the site's reply to the enrollment is not acceptable",
+}
+"""The codes, with the text that the server prints."""
+
+
+def known(code: str) -> str:
+    """Return a code of the list; any other becomes ``failed``.
+
+    >>> known("disk"), known("/data/patients.csv")
+    ('disk', 'failed')
+    """
+    return code if code in REASONS else FAILED
+
+
+def code_of(error: BaseException) -> str:
+    """Return the code of an error that happened at a site.
+
+    >>> code_of(OSError(28, "No space left on device", "/data/patients")), code_of(ZeroDivisionError())
+    ('disk', 'failed')
+    """
+    reason = getattr(error, "reason", None)
+    if isinstance(error, HansaError) and isinstance(reason, str):
+        return known(reason)
+    if isinstance(error, DataError):
+        return "site-data"
+    return "disk" if isinstance(error, (OSError, sqlite3.Error)) else FAILED
+
+
+def without_details(dropped: Iterable[DroppedClient]) -> tuple[DroppedClient, ...]:
+    """Return what leaves a site about dropped clients: their numbers and codes. The details go to the site's log."""
+    codes = []
+    for each in dropped:
+        if each.detail:
+            log.warning("client %d was left out (%s): %s", each.client, each.reason, each.detail)
+        codes.append(DroppedClient(each.client, known(each.reason)))
+    return tuple(codes)
+
+
+def with_texts(site: str, dropped: Iterable[DroppedClient]) -> tuple[DroppedClient, ...]:
+    """Return dropped clients of a site with the server's text of each code."""
+    codes = [(each.client, known(each.reason)) for each in dropped]
+    return tuple(DroppedClient(client, code, f"site {site}: {REASONS[code]}") for client, code in codes)

@@ -18,8 +18,7 @@ from hansa.core.errors import HansaError
 from hansa.data import DataError, Schema, SchemaMisfitError
 from hansa.data.csv_folder import fraction_of_test_rows
 from hansa.data.schema import Moments, Table, as_schema, complete, table_moments
-from hansa.federation.enrollment import REFUSAL, Refusal
-from hansa.federation.messages import Message, ProtocolError
+from hansa.federation.messages import REFUSAL, Message, ProtocolError, Refusal
 from hansa.federation.transport import EnrollingTransport, SiteConnections
 from hansa.rounds import wire_format
 from hansa.rounds.wire_format import Blobs, Frame

@@ -16,19 +16,20 @@ from hansa.core.errors import HansaError, invalid_argument
 from hansa.core.types import BUFFERS, MODEL, Vectors
 from hansa.core.vectors.fingerprint import fingerprint
 from hansa.engine.requests import LoadMemory, single_orders, unchanged
-from hansa.federation.enrollment import REFUSAL, Refusal
 from hansa.federation.messages import (
     EVALUATION_REPLY,
+    REFUSAL,
     REPORTS,
     MemoryVersion,
     ProtocolError,
+    Refusal,
     Refusals,
     RoundOrders,
     RoundReports,
     SiteEvaluationReply,
     SiteEvaluationRequest,
+    with_texts,
 )
-from hansa.federation.reasons import with_texts
 from hansa.federation.site_metrics import check_reply, combine_replies
 from hansa.federation.transport import Transport
 from hansa.pace.events import oldest_version

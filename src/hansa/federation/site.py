@@ -50,9 +50,9 @@ from hansa.federation.messages import (
     RoundReports,
     SiteEvaluationReply,
     SiteEvaluationRequest,
+    without_details,
 )
 from hansa.federation.policy import Policy, Usage
-from hansa.federation.reasons import without_details
 from hansa.local.work import is_set_by_samples
 from hansa.rounds import client_round, wire_format
 from hansa.rounds.messages import Broadcast, Report, WorkOrder

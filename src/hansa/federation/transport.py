@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from hansa.core.errors import HansaError
-from hansa.federation.enrollment import (
+from hansa.federation.messages import (
     BATCH,
     ENROLLMENT,
     ENROLLMENT_REPLY,
@@ -49,8 +49,6 @@ class Reply(NamedTuple):
     ticket: int
     data: bytes
     error: str = ""
-    start_seconds: float = 0.0
-    """From the arrival of the message at the site until its agent was asked."""
     work_seconds: float = 0.0
     """The agent's work, as the site says."""
 
@@ -59,23 +57,21 @@ class SiteSeconds(NamedTuple):
     """Where the seconds of a site's exchanges went, all of them as the server saw them."""
 
     seconds: float = 0.0
-    start_seconds: float = 0.0
     work_seconds: float = 0.0
 
-    def add(self, seconds: float, start: float, work: float) -> SiteSeconds:
-        """Add an exchange; what a site says of its own seconds cannot be more than the exchange took.
+    def add(self, seconds: float, work: float) -> SiteSeconds:
+        """Add an exchange; what a site says of its own work cannot be more than the exchange took.
 
-        >>> SiteSeconds().add(2.0, 0.5, 9.0)
-        SiteSeconds(seconds=2.0, start_seconds=0.0, work_seconds=2.0)
+        >>> SiteSeconds().add(2.0, 9.0)
+        SiteSeconds(seconds=2.0, work_seconds=2.0)
         """
         work = min(max(work, 0.0), seconds) if math.isfinite(work) else 0.0
-        start = min(max(start, 0.0), seconds - work) if math.isfinite(start) else 0.0
-        return SiteSeconds(self.seconds + seconds, self.start_seconds + start, self.work_seconds + work)
+        return SiteSeconds(self.seconds + seconds, self.work_seconds + work)
 
     @property
     def transport_seconds(self) -> float:
-        """What is neither work nor start of processes: polls, TLS and transfer."""
-        return max(0.0, self.seconds - self.start_seconds - self.work_seconds)
+        """What is not work: polls, TLS and transfer."""
+        return max(0.0, self.seconds - self.work_seconds)
 
 
 class SiteConnections(Protocol):
@@ -206,7 +202,7 @@ class EnrollingTransport:
         if request is not None:
             del self._pending[site]
             spent = self.seconds.get(site, SiteSeconds())
-            self.seconds[site] = spent.add(self.clock() - request.began, reply.start_seconds, reply.work_seconds)
+            self.seconds[site] = spent.add(self.clock() - request.began, reply.work_seconds)
         return [(site, frame) for frame in frames]
 
     def _unpack(self, site: str, data: bytes) -> list[bytes]:

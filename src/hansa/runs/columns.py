@@ -129,7 +129,6 @@ COLUMNS: dict[str, Column] = {
         Column("left_out", "left out", "list", "sites without numbers in an evaluation, and why"),
         Column("seconds", "seconds", "seconds", "wall time of this round", "lower"),
         Column("work_seconds", "work", "seconds", "work of the site that the round waited for longest", "lower"),
-        Column("start_seconds", "process start", "seconds", "start of Flower's processes at that site", "lower"),
         Column("transport_seconds", "transport", "seconds", "polls, TLS and transfer to and from that site", "lower"),
         Column("staleness", "staleness", "number", "mean server steps since the versions that the updates started from",
                "lower", _DETAIL),

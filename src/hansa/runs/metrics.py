@@ -46,7 +46,7 @@ MIN_SEEDS = 3
 """The fewest seeds from which a confidence interval is estimated."""
 _TABLE = ("round", "train_loss", "test_loss", "test_accuracy", "up_bytes")
 _ROWS = "/test_rows"
-PARTS = ("work_seconds", "start_seconds", "transport_seconds")
+PARTS = ("work_seconds", "transport_seconds")
 """The parts of a round's seconds that were spent on the site that it waited for longest; the rest is the server's."""
 
 
@@ -528,14 +528,14 @@ def combined_by(history: Sequence[Record]) -> dict[str, str]:
 
 
 def round_seconds(history: Iterable[Record]) -> dict[str, float]:
-    """Return the median seconds of a round, and of its parts: the work of the site that it waited for longest, the
-    start of processes there, transport, and the server; nothing if the history has no parts.
+    """Return the median seconds of a round, and of its parts: the work of the site that it waited for longest,
+    transport, and the server; nothing if the history has no parts.
 
     The first round is left out if there are others: it also enrolls the sites.
 
-    >>> first = {"round": 1, "seconds": 9.0, "work_seconds": 5.0, "start_seconds": 1.0, "transport_seconds": 1.0}
+    >>> first = {"round": 1, "seconds": 9.0, "work_seconds": 5.0, "transport_seconds": 2.0}
     >>> round_seconds([first, {**first, "seconds": 4.0, "work_seconds": 1.5}])
-    {'seconds': 4.0, 'work_seconds': 1.5, 'start_seconds': 1.0, 'transport_seconds': 1.0, 'server_seconds': 0.5}
+    {'seconds': 4.0, 'work_seconds': 1.5, 'transport_seconds': 2.0, 'server_seconds': 0.5}
     """
     measured = [record for record in history if all(name in record for name in PARTS)]
     if not measured:
@@ -549,13 +549,13 @@ def round_seconds(history: Iterable[Record]) -> dict[str, float]:
 def describe_seconds(history: Iterable[Record]) -> str:
     """Return the parts of a round's seconds as a sentence; "" if the history has no parts.
 
-    >>> first = {"round": 1, "seconds": 4.0, "work_seconds": 1.5, "start_seconds": 1.0, "transport_seconds": 1.0}
+    >>> first = {"round": 1, "seconds": 4.0, "work_seconds": 1.5, "transport_seconds": 2.0}
     >>> describe_seconds([first])
-    'a round takes 4.0 s: 1.5 work at the slowest site, 1.0 start of processes, 1.0 transport, 0.5 server (median)'
+    'a round takes 4.0 s: 1.5 work at the slowest site, 2.0 transport, 0.5 server (median)'
     """
     if not (parts := round_seconds(history)):
         return ""
-    names = {"work": "work at the slowest site", "start": "start of processes", "transport": "transport"}
+    names = {"work": "work at the slowest site", "transport": "transport"}
     texts = [f"{parts[f'{name}_seconds']:.1f} {text}" for name, text in {**names, "server": "server"}.items()]
     return f"a round takes {parts['seconds']:.1f} s: {', '.join(texts)} (median)"
 
