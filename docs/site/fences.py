@@ -1,4 +1,5 @@
-"""Docstrings as Markdown: examples and tables, which are plain text in the source, stand in fences on the site."""
+"""Docstrings as Markdown: examples and tables, which are plain text in the source, stand in fences on the site, and
+attributes and properties that have a docstring are listed with their class."""
 
 from __future__ import annotations
 
@@ -9,11 +10,19 @@ import griffe
 
 
 class Fences(griffe.Extension):
-    """Put doctests and tables in fences, and keep brackets of the text from being taken for links."""
+    """Put doctests and tables in fences, keep brackets of the text from being taken for links, list attributes."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        if obj.docstring is not None:
-            obj.docstring.value = fenced(obj.docstring.value)
+        if obj.docstring is None:
+            return
+        obj.docstring.value = fenced(obj.docstring.value)
+        rows = [
+            f"| `{name}` | {' '.join(fenced(member.docstring.value.partition('>>>')[0]).split())} |"
+            for name, member in obj.members.items()
+            if obj.is_class and not name.startswith("_") and member.is_attribute and member.docstring is not None
+        ]
+        if rows:
+            obj.docstring.value += "\n\n| attribute | meaning |\n|---|---|\n" + "\n".join(rows)
 
 
 def fenced(text: str) -> str:
