@@ -27,7 +27,7 @@ from hansa.data import (
     load,
     partition_dataset,
 )
-from hansa.data.loading import ASSET, normalize_images
+from hansa.data.loading import ASSET, ImageScaling
 from hansa.data.sources import DATASETS
 
 DRAW = np.random.default_rng(0)
@@ -104,7 +104,7 @@ def test_normalising_is_the_formula_channel_by_channel() -> None:
     images = DRAW.integers(0, 256, (1234, 3, 4, 5), dtype=np.uint8)
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
     expected = (images / 255 - np.reshape(mean, (1, 3, 1, 1))) / np.reshape(std, (1, 3, 1, 1))
-    np.testing.assert_allclose(normalize_images(images, mean, std).numpy(), expected, rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(ImageScaling(mean, std).apply(images).numpy(), expected, rtol=2e-6, atol=2e-6)
 
 
 def test_a_file_of_the_wrong_checksum_is_refused_with_both_sums(tmp_path: Path) -> None:

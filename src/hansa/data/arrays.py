@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -101,19 +101,14 @@ def dataset(
     >>> dataset([[0.0], [1.0]], [0, 1]).classes
     2
     """
-    inputs, targets = as_inputs(name, "x", x, dtype), as_targets(name, "y", y, dtype)
+    inputs, targets = as_tensors(name, "x", x, dtype), as_tensors(name, "y", y, dtype, targets=True)
     test = (None, None) if test is None else test
     if len(test) not in (2, 3):
         raise HansaError(f"{name}: test has {len(test)} entries: expected (x, y), or (x, y, weights).")
-    test_inputs = None if test[0] is None else as_inputs(name, "test x", test[0], dtype)
-    test_targets = None if test[1] is None else as_targets(name, "test y", test[1], dtype)
-    if (
-        classes is None
-        and isinstance(targets, torch.Tensor)
-        and targets.ndim == 1
-        and not targets.is_floating_point()
-        and len(targets)
-    ):
+    test_inputs = None if test[0] is None else as_tensors(name, "test x", test[0], dtype)
+    test_targets = None if test[1] is None else as_tensors(name, "test y", test[1], dtype, targets=True)
+    labelled = isinstance(targets, torch.Tensor) and targets.ndim == 1 and not targets.is_floating_point()
+    if classes is None and labelled and len(targets):
         both = [targets] if test_targets is None else [targets, test_targets]
         classes = max(int(labels.max()) for labels in both) + 1
     if weights is not None:
@@ -188,37 +183,20 @@ def _check_weights(name: str, values: Any, dtype: torch.dtype) -> torch.Tensor:
     return weights
 
 
-def as_inputs(name: str, which: str, values: Any, dtype: torch.dtype = torch.float32) -> Any:
-    """Convert arrays, or dicts and tuples of arrays, to input tensors."""
-    return _map_arrays(name, which, values, lambda argument, value: _inputs(name, argument, value, dtype))
-
-
-def as_targets(name: str, which: str, values: Any, dtype: torch.dtype = torch.float32) -> Any:
-    """Convert arrays, or dicts and tuples of arrays, to target tensors."""
-    return _map_arrays(name, which, values, lambda argument, value: _targets(name, argument, value, dtype))
-
-
-def _map_arrays(name: str, which: str, values: Any, make: Callable[[str, Any], torch.Tensor]) -> Any:
+def as_tensors(name: str, which: str, values: Any, dtype: torch.dtype = torch.float32, *, targets: bool = False) -> Any:
+    """Convert arrays, or dicts and tuples of arrays, to tensors of inputs or of targets."""
     if isinstance(values, Mapping):
-        return {str(key): _map_arrays(name, f"{which}[{key!r}]", value, make) for key, value in values.items()}
+        return {str(key): as_tensors(name, f"{which}[{key!r}]", value, dtype, targets=targets)
+                for key, value in values.items()}  # fmt: skip
     if isinstance(values, tuple) and values and all(hasattr(value, "shape") for value in values):
-        return tuple(_map_arrays(name, f"{which}[{position}]", value, make) for position, value in enumerate(values))
-    return make(which, values)
-
-
-def _inputs(name: str, which: str, values: Any, dtype: torch.dtype) -> torch.Tensor:
-    tensor = _tensor(name, which, values)
-    if tensor.dtype == torch.uint8:
-        return tensor.to(dtype).div_(255)
-    if not tensor.is_floating_point():
-        return tensor.to(dtype if tensor.dtype == torch.bool else torch.int64)
-    return _check_finite(name, which, tensor.to(dtype))
-
-
-def _targets(name: str, which: str, values: Any, dtype: torch.dtype) -> torch.Tensor:
+        return tuple(as_tensors(name, f"{which}[{place}]", value, dtype, targets=targets)
+                     for place, value in enumerate(values))  # fmt: skip
     tensor = _tensor(name, which, values)
     if tensor.is_floating_point():
         return _check_finite(name, which, tensor.to(dtype))
+    if not targets:
+        pixels = tensor.dtype == torch.uint8
+        return tensor.to(dtype).div_(255) if pixels else tensor.to(dtype if tensor.dtype == torch.bool else torch.int64)
     tensor = tensor.to(torch.int64)
     labels = tensor if tensor.ndim == 1 else tensor[tensor != IGNORED]
     if labels.numel() and int(labels.min()) < 0:
@@ -236,10 +214,9 @@ def _tensor(name: str, which: str, values: Any) -> torch.Tensor:
 
 
 def _check_finite(name: str, which: str, values: torch.Tensor) -> torch.Tensor:
-    if not bool(torch.isfinite(values).all()):
-        row = int(
-            torch.nonzero(~torch.isfinite(values).flatten(1).all(1) if values.ndim > 1 else ~torch.isfinite(values))[0]
-        )
+    finite = torch.isfinite(values)
+    if not bool(finite.all()):
+        row = int(torch.nonzero(~(finite.flatten(1).all(1) if values.ndim > 1 else finite))[0])
         raise HansaError(f"{name}: {which}, row {row}, has a NaN or infinite number. Fix or drop the row.")
     return values
 
@@ -249,7 +226,7 @@ def _columns(name: str, data: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         return data.tensors[0], data.tensors[1]
     inputs, targets = [], []
-    for position, item in enumerate(_items(data)):
+    for position, item in enumerate(map(data.__getitem__, range(len(data))) if hasattr(data, "__len__") else data):
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise HansaError(f"{name}: item {position} is a {type(item).__name__}: expected a pair (input, target).")
         inputs.append(item[0])
@@ -257,12 +234,6 @@ def _columns(name: str, data: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if not inputs:
         raise HansaError(f"{name}: is empty.")
     return stack_rows(name, inputs), torch.stack([torch.as_tensor(target) for target in targets])
-
-
-def _items(data: Any) -> Iterator[Any]:
-    if hasattr(data, "__len__"):
-        return (data[i] for i in range(len(data)))
-    return iter(data)
 
 
 def stack_rows(name: str, values: Iterable[Any]) -> torch.Tensor:
@@ -448,8 +419,8 @@ class GeneratedData:
     def __init__(self, make_client: MakeClient, sizes: torch.Tensor, test: tuple[Any, Any] | None, name: str) -> None:
         self.make_client, self.sizes, self.name = make_client, sizes, name
         self.population, self.classes = len(sizes), None
-        self.test_inputs = None if test is None else as_inputs(name, "test x", test[0])
-        self.test_targets = None if test is None else as_targets(name, "test y", test[1])
+        self.test_inputs = None if test is None else as_tensors(name, "test x", test[0])
+        self.test_targets = None if test is None else as_tensors(name, "test y", test[1], targets=True)
         self._last = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -488,7 +459,7 @@ class GeneratedData:
                 f"{self.name}: make_client({client}) returned {short_repr(pair)}: expected a pair (inputs, targets)."
             )
         title = f"{self.name}, client {client}"
-        inputs, targets = as_inputs(title, "x", pair[0]), as_targets(title, "y", pair[1])
+        inputs, targets = as_tensors(title, "x", pair[0]), as_tensors(title, "y", pair[1], targets=True)
         for leaf in torch.utils._pytree.tree_leaves((inputs, targets)):
             if len(leaf) != self.samples(client):
                 raise HansaError(
@@ -601,15 +572,8 @@ class CollatedData:
         """Return the identity of the data: the number of items, a few of them, and their fingerprint."""
         examples = [str(self.items[i]) for i in range(0, len(self.items), max(1, len(self.items) // 8))]
         fingerprint = getattr(self.items, "_fingerprint", None)  # of a Hugging Face dataset
-        return [
-            len(self.items),
-            examples,
-            fingerprint,
-            self.test_count,
-            self.collate_fn,
-            self.split.index,
-            self.split.offsets,
-        ]
+        facts = [len(self.items), examples, fingerprint, self.test_count, self.collate_fn]
+        return [*facts, self.split.index, self.split.offsets]
 
 
 def from_items(

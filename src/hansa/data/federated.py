@@ -277,52 +277,29 @@ def apply_split(data: Dataset, split: Split) -> FederatedData:
     >>> apply_split(data, Split.of_owners(np.array([0, 0, 1, 1]), 2)).population
     2
     """
+    test_owners, names = _natural_clients(data, split)
     return FederatedData(
-        inputs=data.inputs,
-        targets=data.targets,
-        index=split.index,
-        offsets=split.offsets,
-        test_inputs=data.test_inputs,
-        test_targets=data.test_targets,
-        classes=data.classes,
-        name=data.name,
-        test_owners=_test_owners(data, split),
-        client_names=_client_names(data, split),
-        encoding=data.encoding,
-    )
+        data.inputs, data.targets, split.index, split.offsets, data.test_inputs, data.test_targets, data.classes,
+        data.name, test_owners, names, data.encoding,
+    )  # fmt: skip
 
 
-def _test_owners(data: Dataset, split: Split) -> torch.Tensor | None:
-    """Return the client of each test row if every client is one natural owner, otherwise None."""
-    if data.test_groups is None or (owners := _owner_of_each_client(data, split)) is None:
-        return None
-    first, clients = owners
-    largest = max(int(first.max()), int(data.test_groups.max()))
-    client_of = torch.full((largest + 2,), -1)  # the last entry is for owner -1
-    client_of[first] = clients
-    return client_of[data.test_groups]
-
-
-def _client_names(data: Dataset, split: Split) -> tuple[str, ...]:
-    """Return the names of the clients if each is one natural owner with a name, otherwise none."""
-    if not data.group_names or (owners := _owner_of_each_client(data, split)) is None:
-        return ()
-    first, clients = owners
-    if len(clients) < split.population or int(first.max()) >= len(data.group_names):
-        return ()
-    return tuple(data.group_names[owner] for owner in first.tolist())
-
-
-def _owner_of_each_client(data: Dataset, split: Split) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the natural owners of the clients with samples, and these clients; None unless each is one owner."""
+def _natural_clients(data: Dataset, split: Split) -> tuple[torch.Tensor | None, tuple[str, ...]]:
+    """Return the client of each test row and the names of the clients, if every client is one natural owner."""
     if data.groups is None:
-        return None
+        return None, ()
     groups, clients = data.groups[split.index], torch.nonzero(split.sizes).squeeze(1)
-    first = groups[split.offsets[clients]]
-    one_owner_each = bool((groups == torch.repeat_interleave(first, split.sizes[clients])).all())
-    if not one_owner_each or len(torch.unique(first)) < len(first) or int(first.min()) < 0:
-        return None
-    return first, clients
+    owners = groups[split.offsets[clients]]
+    one_owner_each = bool((groups == torch.repeat_interleave(owners, split.sizes[clients])).all())
+    if not one_owner_each or len(torch.unique(owners)) < len(owners) or int(owners.min()) < 0:
+        return None, ()
+    known = len(clients) == split.population and int(owners.max()) < len(data.group_names)
+    names = tuple(data.group_names[owner] for owner in owners.tolist()) if known else ()
+    if data.test_groups is None:
+        return None, names
+    client_of = torch.full((max(int(owners.max()), int(data.test_groups.max())) + 2,), -1)  # the last is for owner -1
+    client_of[owners] = clients
+    return client_of[data.test_groups], names
 
 
 def _shape(name: str, inputs: Any) -> tuple[int, ...]:
