@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import pickle
 from dataclasses import replace
@@ -77,12 +76,6 @@ def test_a_batch_whose_digest_is_not_known_is_refused_and_its_other_instructions
     write_cifar(path, PIXELS[::-1], LABELS)
     with pytest.raises(DataError, match=f"contents of SHA-256 {files[0].sha256}"):
         load(tiny, tmp_path)
-
-
-def test_the_digest_is_of_the_pixels_and_then_the_labels(tmp_path: Path) -> None:
-    write_cifar(tmp_path / "batch", PIXELS, LABELS)
-    expected = hashlib.sha256(PIXELS.tobytes() + bytes(LABELS)).hexdigest()
-    assert read_cifar(tmp_path / "batch", classes=10)[2] == expected
 
 
 @settings(max_examples=300, deadline=None)

@@ -26,6 +26,8 @@ def test_rows_and_samples_of_each_client() -> None:
     assert [data.rows(client).tolist() for client in range(3)] == [[0, 2, 4], [], [1, 5]]
     assert [data.samples(client) for client in range(data.population)] == [3, 0, 2]
     assert data.sizes.tolist() == [3, 0, 2]
+    with pytest.raises(HansaError, match="tiny: client 3: there are 3, numbered from 0"):
+        data.rows(3)
 
 
 def test_rows_are_views_so_that_many_clients_cost_two_tensors() -> None:
@@ -35,13 +37,6 @@ def test_rows_are_views_so_that_many_clients_cost_two_tensors() -> None:
     storage = data.index.untyped_storage().data_ptr()
     assert all(data.rows(client).untyped_storage().data_ptr() == storage for client in (0, 5_000, 9_999))
     assert data.index.numel() + data.offsets.numel() == 30_001
-
-
-def test_partitioning_copies_nothing() -> None:
-    source = Dataset("one", torch.zeros(100, 3), torch.zeros(100, dtype=torch.int64), classes=1)
-    data = partition_dataset(source, iid(), 10)
-    assert data.inputs is source.inputs
-    assert data.targets is source.targets
 
 
 def test_label_counts_by_hand() -> None:
@@ -60,13 +55,6 @@ def test_summary_by_hand() -> None:
     # label 0 has one holder; label 1 is shared 1/3 to 2/3: 2^(log2 3 - 2/3) = 3 / 2^(2/3)
     assert found.effective_clients == pytest.approx((1.0, 3 / 2 ** (2 / 3)))
     assert "2 clients, 8 samples: 4 / 4 / 4 per client" in str(found)
-
-
-def test_even_holders_count_as_many_as_they_are() -> None:
-    split = Split.of_rows([[i, i + 5] for i in range(5)])
-    data = FederatedData(torch.zeros(10, 1), torch.tensor([0] * 5 + [1] * 5), split.index, split.offsets, classes=2)
-    assert data.summary().effective_clients == pytest.approx((5.0, 5.0))
-    assert data.summary().label_entropy == pytest.approx(1.0)
 
 
 def test_regression_data_have_a_summary_without_labels() -> None:
@@ -101,15 +89,11 @@ def test_data_that_do_not_fit_together_are_refused(change: dict[str, torch.Tenso
         FederatedData(**{**fields, **change})
 
 
-def test_a_client_that_is_not_there_is_refused() -> None:
-    with pytest.raises(HansaError, match="tiny: client 3: there are 3, numbered from 0"):
-        tiny().rows(3)
-
-
 def test_with_clients_keeps_the_test_set() -> None:
     source = Dataset(
         "one", torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), torch.ones(2, 3), torch.tensor([0, 0]), classes=1
     )
     data = apply_split(source, Split.of_rows([[0], [3]]))
+    assert data.inputs is source.inputs  # nothing is copied
     assert data.test_inputs is source.test_inputs
     assert data.population == 2

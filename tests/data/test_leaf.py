@@ -47,19 +47,14 @@ def test_femnist_from_leafs_json_keeps_writers_apart(tmp_path: Path, below: str)
     assert [clients.rows(i).tolist() for i in range(3)] == [[0, 1], [2], [3]]
 
 
-def test_every_shade_comes_back_from_leafs_fractions(tmp_path: Path) -> None:
-    shades = [k % 256 for k in range(784)]
-    write_leaf(tmp_path / "train" / "a.json", {"a": ([[k / 255 for k in shades]], [0])})
-    write_leaf(tmp_path / "test" / "a.json", {"a": ([image(1)], [0])})
-    assert read_femnist(tmp_path).inputs.flatten().tolist() == shades
-
-
 def test_femnist_unsplit_keeps_a_tenth_of_each_writer_for_testing(tmp_path: Path) -> None:
-    users = {f"w{k}": ([image(k)] * 20, list(range(20))) for k in range(3)}
+    shades = [k % 256 for k in range(784)]  # every shade comes back from LEAF's fractions
+    users = {f"w{k}": ([[shade / 255 for shade in shades]] * 20, list(range(20))) for k in range(3)}
     write_leaf(tmp_path / "all_data" / "all_data_0.json", users)
     found, again = read_femnist(tmp_path), read_femnist(tmp_path)
     assert np.bincount(found.groups).tolist() == [18, 18, 18]
     assert len(found.test_targets) == 6
+    assert found.inputs[7].flatten().tolist() == shades
     np.testing.assert_array_equal(found.targets, again.targets)
     for writer in range(3):
         own = found.targets[found.groups == writer].tolist()
@@ -135,27 +130,19 @@ NUMBERS = "images of 784 numbers of user 'a'"
         ({"a": ([image(1)], [0, 1])}, {"num_samples": [1]}, COUNTS + r"1 and \(1, 2\)"),
         ({"a": ([], [])}, {}, COUNTS + r"0 and \(0, 0\)"),
         (ONE, {"num_samples": [True]}, COUNTS + "True"),
-        (ONE, {"num_samples": [1.0]}, COUNTS + r"1\.0"),
         (ONE, {"user_data": {"a": [1]}}, COUNTS + "1 and None"),
         (ONE, {"num_samples": []}, "as many num_samples as users"),
-        (ONE, {"users": ["b"]}, "users with names, each once, and user_data of each"),
         (ONE, {"users": ["a", "a"], "num_samples": [1, 1]}, "each once"),
         ({**ONE, "b": ([image(1)], [0])}, {"users": ["a"], "num_samples": [1]}, "user_data of each"),
         ({}, {}, r"users with names, each once, and user_data of each, found \[\]"),
         (ONE, {"users": [["a"]]}, "users with names"),
-        ({"\ud800": ([image(1)], [0])}, {}, "users with names"),
         (ONE, {"user_data": [1]}, "user_data of each"),
         ({"a": ([image(1)[:-1]], [0])}, {}, NUMBERS),
         ({"a": ([image(1), [0.5]], [0, 1])}, {}, NUMBERS),
-        ({"a": ([["0.5"] * 784], [0])}, {}, NUMBERS),
         ({"a": ([[10**400] * 784], [0])}, {}, NUMBERS),
-        ({"a": ([0.5], [0])}, {}, NUMBERS),
-        ({"a": ([image(256)], [0])}, {}, "pixels of user 'a' from 0 to 1"),
         ({"a": ([[float("nan")] * 784], [0])}, {}, "pixels of user 'a' from 0 to 1, found nan"),
         ({"a": ([image(1)], [62])}, {}, "labels from 0 to 61, found 62"),
-        ({"a": ([image(1)], [0.5])}, {}, "1 labels, whole numbers"),
         ({"a": ([image(1)], [10**400])}, {}, "whole numbers"),
-        ({"a": ([image(1)], [True])}, {}, "whole numbers"),
         ({"a" * 10_000: ([image(2)], [])}, {"num_samples": [1]}, r"user 'aaaa.{75} *, found 1 and \(1, 0\)"),
     ],
 )
@@ -189,7 +176,7 @@ def test_a_test_file_may_have_users_without_samples(tmp_path: Path) -> None:
     assert load("femnist", tmp_path).test_targets is None
 
 
-def claiming(shape: tuple[int, ...], name: str = "x_train") -> bytes:
+def claiming(shape: tuple[int, ...]) -> bytes:
     """The .npy of an array whose header claims a shape that its bytes do not have."""
     head = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
     return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head
@@ -219,19 +206,7 @@ def test_an_npz_that_claims_what_it_has_not_takes_no_memory(tmp_path: Path, shap
 def test_a_zip_bomb_is_refused_by_the_sizes_that_it_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hansa.data.readers.MAX_NPZ_BYTES", 1 << 20)
     with_member(tmp_path / "some.npz", "x_train", claiming((1 << 21,)) + bytes(1 << 21))
-    assert (tmp_path / "some.npz").stat().st_size < 5_000
     with pytest.raises(DataError, match=r"at most 1048576 bytes of arrays, found 2\d{6}"):
-        read_femnist(tmp_path)
-
-
-def test_an_npz_with_an_array_that_is_locked_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "some.npz"
-    npz(path)
-    content = bytearray(path.read_bytes())
-    for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
-        content[content.find(mark) + place] |= 1
-    path.write_bytes(bytes(content))
-    with pytest.raises(DataError, match=r"a whole \.npz of the plain arrays .*encrypted"):
         read_femnist(tmp_path)
 
 
@@ -294,18 +269,13 @@ def test_test_windows_never_overlap_a_training_window(tmp_path: Path) -> None:
         assert int(found.test_targets[row]) == int(encode(text[start + 80])[0])
 
 
-def test_lines_are_joined_by_a_space_as_leaf_does(tmp_path: Path) -> None:
-    roles(tmp_path, {"HAMLET": "To be,\nor   not to be\n" + spoken(100)})
-    found = read_shakespeare(tmp_path)
-    start = "".join(ALPHABET[i] for i in found.inputs[0].tolist())
-    assert start.startswith("To be, or not to be abejq")
-
-
 def test_windows_are_views_of_the_text_and_gather_right(tmp_path: Path) -> None:
-    roles(tmp_path, {"HAMLET": spoken(500)})
+    roles(tmp_path, {"HAMLET": spoken(500), "GHOST": "To be,\nor   not to be\n" + spoken(80)})
     found = read_shakespeare(tmp_path)
+    ghost = found.inputs[found.groups == 1][0]  # lines are joined by a space, as LEAF does
+    assert "".join(ALPHABET[i] for i in ghost.tolist()).startswith("To be, or not to be abejq")
     inputs = torch.from_numpy(found.inputs)
-    assert inputs.untyped_storage().nbytes() == 499
+    assert inputs.untyped_storage().nbytes() == 499 + 100
     assert found.targets.dtype == np.int64
     rows = torch.tensor([7, 0, 100])
     assert torch.equal(inputs.index_select(0, rows), torch.stack([inputs[i] for i in rows.tolist()]))

@@ -88,6 +88,7 @@ def test_an_idx_set_is_loaded_and_normalised(tmp_path: Path, packed: bool) -> No
     raw = np.round((data.inputs.double().numpy() * 0.3081 + 0.1307) * 255)
     assert set(np.unique(raw)) <= set(range(10))
     assert [state.state for state in check_files(entry, tmp_path)] == ["ok"] * 4
+    assert is_present(entry, tmp_path)
 
 
 def test_a_cifar_set_is_loaded_in_the_order_of_its_batches(tmp_path: Path) -> None:
@@ -113,37 +114,26 @@ def test_a_file_of_the_wrong_checksum_is_refused_with_both_sums(tmp_path: Path) 
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(bytes(content))
-    with pytest.raises(
-        DataError, match=f"expected contents of SHA-256 {entry.files[0].sha256}, found [0-9a-f]{{64}}"
-    ) as e:
+    with pytest.raises(DataError, match=f"{path.name}: expected contents of SHA-256 {entry.files[0].sha256}, found "):
         load(entry, tmp_path)
-    assert str(path) in str(e.value)
     assert [state.state for state in check_files(entry, tmp_path)] == ["damaged", "ok", "ok", "ok"]
 
 
-def test_a_cifar_batch_of_other_pixels_is_refused(tmp_path: Path) -> None:
+def test_the_names_inside_a_cifar_batch_do_not_matter_for_its_checksum_the_pixels_do(tmp_path: Path) -> None:
     entry = tiny_cifar(tmp_path)
+    path = tmp_path / entry.files[0].path
+    path.write_bytes(path.read_bytes().replace(b"image_000.png", b"camel_001.png"))
+    load(entry, tmp_path)
     write_cifar(tmp_path / entry.files[3].path, np.zeros((2, 3072), np.uint8), [3, 8])
     with pytest.raises(DataError, match=r"data_batch_4: expected contents of SHA-256"):
         load(entry, tmp_path)
 
 
-def test_the_names_inside_a_cifar_batch_do_not_matter_for_its_checksum(tmp_path: Path) -> None:
-    entry = tiny_cifar(tmp_path)
-    path = tmp_path / entry.files[0].path
-    path.write_bytes(path.read_bytes().replace(b"image_000.png", b"camel_001.png"))
-    load(entry, tmp_path)
-
-
-def test_a_file_with_too_few_rows_is_refused(tmp_path: Path) -> None:
+def test_a_file_with_too_few_rows_or_of_other_images_is_refused(tmp_path: Path) -> None:
     entry = tiny_idx(tmp_path)
     write_idx(tmp_path / entry.files[1].path, np.zeros(2, np.uint8))
     with pytest.raises(DataError, match=r"train-labels-idx1-ubyte: expected 3 rows, found 2"):
         load(entry, tmp_path)
-
-
-def test_images_of_the_wrong_shape_are_refused(tmp_path: Path) -> None:
-    entry = tiny_idx(tmp_path)
     write_idx(tmp_path / entry.files[0].path, np.zeros((3, 28, 27), np.uint8))
     with pytest.raises(DataError, match=r"expected images of \(28, 28\), found \(28, 27\)"):
         load(entry, tmp_path)
@@ -154,26 +144,16 @@ def test_a_missing_file_names_the_command_that_gets_it(tmp_path: Path) -> None:
         load("mnist", tmp_path)
     assert {state.state for state in check_files("mnist", tmp_path)} == {"missing"}
     assert not is_present("mnist", tmp_path)
+    assert is_present("fashion-mini", tmp_path)
+    assert not is_present("femnist", tmp_path)
     assert {state.state for state in check_files("femnist", tmp_path)} == {"missing"}
 
 
-def test_presence_is_seen_without_reading(tmp_path: Path) -> None:
-    entry = tiny_idx(tmp_path, packed=True)
-    assert is_present(entry, tmp_path)
-    assert is_present("fashion-mini", tmp_path)
-    assert not is_present("femnist", tmp_path)
-
-
-def test_an_unknown_name_gets_near_matches() -> None:
-    with pytest.raises(DataError, match=r"no data set 'fashion-minni'\. Did you mean fashion-mini"):
-        load("fashion-minni")
-    with pytest.raises(DataError, match=r"no data set 'two-gausians'\. Did you mean two-gaussians"):
-        federate("two-gausians")
-
-
-def test_spellings_of_a_name_are_one() -> None:
+def test_spellings_of_a_name_are_one_and_an_unknown_name_gets_near_matches() -> None:
     assert dataset_info("CIFAR-10") is dataset_info("cifar10")
     assert dataset_info("fashion_mnist") is DATASETS["fashion-mnist"]
+    with pytest.raises(DataError, match=r"no data set 'two-gausians'\. Did you mean two-gaussians"):
+        federate("two-gausians")
 
 
 def test_options_that_a_set_does_not_take_are_refused() -> None:
@@ -218,6 +198,7 @@ def test_the_data_folder_is_the_given_then_the_environments_then_the_platforms(
 def test_blocks_of_pixels_are_averaged_where_that_is_asked_for() -> None:
     full, small = load("fashion-mini", normalize=False), load("fashion-mini", normalize=False, downsample=4)
     assert small.shape == (1, 7, 7)
+    assert (float(full.inputs.min()), float(full.inputs.max())) == (0, 1)
     for whole, averaged in ((full.inputs, small.inputs), (full.test_inputs, small.test_inputs)):
         assert whole is not None
         assert averaged is not None
@@ -232,10 +213,3 @@ def test_blocks_of_pixels_are_averaged_where_that_is_asked_for() -> None:
 def test_a_downsampling_that_does_not_divide_the_image_is_refused(value: object) -> None:
     with pytest.raises(HansaError, match=r"fashion-mini: downsample: .*: expected a number that divides 28 and 28"):
         load("fashion-mini", downsample=value)
-
-
-def test_images_are_left_within_0_and_1_where_that_is_asked_for() -> None:
-    plain, normalised = load("fashion-mini", normalize=False), load("fashion-mini")
-    assert float(plain.inputs.min()) == 0
-    assert float(plain.inputs.max()) == 1
-    assert torch.allclose((plain.inputs[:5] - 0.2860) / 0.3530, normalised.inputs[:5], atol=1e-6)
