@@ -100,7 +100,7 @@ class ModelSection(ConfigSection):
     loss: str | dict[str, Any] | None = None
     """A loss of (output, target): cross_entropy, mse, l1, huber, bce, nll, or your MODULE:FUNCTION; by default
     cross_entropy for class targets, mse for others. With options: {kind: cross_entropy, class_weights: [1, 5]}."""
-    autocast: Literal["bfloat16", "float16"] | None = None
+    autocast: Literal["bfloat16"] | None = None
     """The dtype of mixed precision (torch.autocast); parameters, the loss and updates stay in float32."""
     param_dtype: Literal["bfloat16"] | None = None
     """The dtype of the model's parameters; steps are taken on float32 master weights, and updates are float32."""

@@ -6,7 +6,7 @@ and checkpoints of a run have the same form in every precision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,8 @@ from hansa.core.errors import HansaError, invalid_argument
 from hansa.core.types import Vector
 from hansa.core.vectors.layout import Layout
 
-AUTOCAST_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-"""The dtypes of ``Task(autocast=...)``."""
-PARAM_DTYPES = {"bfloat16": torch.bfloat16}
-"""The dtypes of ``Task(param_dtype=...)``."""
-FIRST_SCALE = 2.0**16
-"""The factor of a loss with which every client starts in float16."""
+DTYPES = {"bfloat16": torch.bfloat16}
+"""The dtypes of ``Task(autocast=...)`` and ``Task(param_dtype=...)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +31,17 @@ class Precision:
         autocast: The dtype of `torch.autocast`, or None.
         param_dtype: The dtype of the model's parameters, or None for that of the run.
 
-    >>> Precision(autocast="float16").reason
-    "autocast='float16'"
+    >>> Precision(autocast="bfloat16").reason
+    "autocast='bfloat16'"
     """
 
     autocast: str | None = None
     param_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        for name, dtypes in (("autocast", AUTOCAST_DTYPES), ("param_dtype", PARAM_DTYPES)):
-            if (value := getattr(self, name)) is not None and value not in dtypes:
-                raise invalid_argument("Task", name, value, f"{', '.join(map(repr, dtypes))} or None")
+        for name in ("autocast", "param_dtype"):
+            if (value := getattr(self, name)) is not None and value not in DTYPES:
+                raise invalid_argument("Task", name, value, f"{', '.join(map(repr, DTYPES))} or None")
         if self.autocast is not None and self.param_dtype is not None:
             raise HansaError(
                 f"Task(autocast={self.autocast!r}, param_dtype={self.param_dtype!r}): a model with {self.param_dtype} "
@@ -68,11 +64,6 @@ class ModelPrecision:
     change; it is rounded to the parameters before every call of the model. A step in bfloat16 itself would be lost
     where it is smaller than 2^-9 of a weight.
 
-    In float16, where small gradients vanish, the loss is multiplied by a power of two before it is differentiated, and
-    the gradient divided by it. If an entry overflows, the same loss is differentiated again with half the factor, and
-    so on. So no step is skipped, and the factor, with which every client starts anew, is no state of a run. A factor
-    that needs no halving changes a gradient only where an intermediate result was too small for float16.
-
     Args:
         precision: The precision of the task.
         module: The model, in the dtype and on the device of ``y``. It is converted in place.
@@ -84,21 +75,16 @@ class ModelPrecision:
         self._y = y
         if precision.reason is not None and y.dtype != torch.float32:
             raise HansaError(f"Task({precision.reason}): the run is in {y.dtype}. This needs torch.float32.")
-        self._autocast, self._scales = precision.autocast, precision.autocast == "float16"
+        self._autocast = precision.autocast
         self._rounded: Vector | None = None
         self._leaves: list[torch.Tensor] = [*layout.bind(module, y)]
         self.parameters: list[torch.Tensor] = self._leaves
         if precision.param_dtype is not None:
-            self._rounded = torch.zeros_like(y, dtype=PARAM_DTYPES[precision.param_dtype])
+            self._rounded = torch.zeros_like(y, dtype=DTYPES[precision.param_dtype])
             self.parameters = [entry.view(y) for entry in layout.parameters]
             wide_ids = _round_module(module, self._rounded.dtype)
             for leaf, entry in zip(self._leaves, layout.parameters, strict=True):
                 leaf.data = entry.view(y if id(leaf) in wide_ids else self._rounded)
-        self.start_client()
-
-    def start_client(self) -> None:
-        """Start another client: its first loss has the first factor."""
-        self._scale = FIRST_SCALE
 
     def wrap(self, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return a function that calls the model in its precision and returns outputs in the dtype of the run.
@@ -118,20 +104,9 @@ class ModelPrecision:
         return _convert(batch, self._rounded.dtype)
 
     def gradients(self, loss: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the gradients of a loss in the dtype of the run, in the order of the vector.
-
-        In float16 the host waits for the device, once if nothing overflows.
-        """
-        if not self._scales:
-            gradients = torch.autograd.grad(loss, self._leaves, allow_unused=True, materialize_grads=True)
-            return gradients if self._rounded is None else tuple(each.to(self._y.dtype) for each in gradients)
-        while True:
-            gradients = torch.autograd.grad(
-                loss * self._scale, self._leaves, retain_graph=True, allow_unused=True, materialize_grads=True
-            )
-            if self._scale <= 1.0 or _all_finite(gradients) or not _all_finite([loss]):
-                return tuple(torch._foreach_mul(gradients, 1.0 / self._scale))
-            self._scale /= 2
+        """Return the gradients of a loss in the dtype of the run, in the order of the vector."""
+        gradients = torch.autograd.grad(loss, self._leaves, allow_unused=True, materialize_grads=True)
+        return gradients if self._rounded is None else tuple(each.to(self._y.dtype) for each in gradients)
 
 
 def autocast_caller(
@@ -156,15 +131,11 @@ def autocast_caller(
         return call
 
     def call_under_autocast(batch: Any) -> Any:
-        with torch.autocast(device.type, AUTOCAST_DTYPES[autocast], cache_enabled=False):
+        with torch.autocast(device.type, DTYPES[autocast], cache_enabled=False):
             output = call(batch)
         return _convert(output, dtype)
 
     return call_under_autocast
-
-
-def _all_finite(tensors: Sequence[torch.Tensor]) -> bool:
-    return bool(torch.stack([torch.isfinite(each.detach()).all() for each in tensors]).all())
 
 
 def _convert(tree: Any, dtype: torch.dtype) -> Any:

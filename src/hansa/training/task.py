@@ -144,7 +144,7 @@ class Task:
             (`torch.func.vmap`), for small models and rounds of about 32 clients. "compiled": by ``torch.compile``.
             What is asked for and impossible is refused with the reason. Results of different executions differ in
             their last bits.
-        autocast: "bfloat16" or "float16" runs the model in mixed precision (`torch.autocast`); updates stay float32.
+        autocast: "bfloat16" runs the model in mixed precision (`torch.autocast`); updates stay float32.
         param_dtype: "bfloat16" gives the model parameters of that dtype, with float32 master weights and updates.
         test: Further test sets by name, each a pair (inputs, targets) or data with a test set. ``{"pooled": ...}`` is
             reported as pooled/test_loss and so on. If ``data`` has no test set, the first one is also reported as

@@ -108,7 +108,6 @@ class ModuleTrainer(BaseTrainer):
 
     def load(self, model: Vector, buffers: Vector | None) -> None:
         self.y.copy_(model)
-        self.precision.start_client()
         if self.network is None:
             self.module_state.restore()
         if self.buffers is not None and buffers is not None:
