@@ -196,7 +196,7 @@ class ThreadGroup(WorkerGroup):
             stream.synchronize()
             _lend_to_server(answers)
         last = isinstance(requests[0], WorkOrder) and not self._queue  # reading the generators takes time
-        if last and random_state.rng_changed(self._generators[device], device):
+        if last and random_state.rng_state(device) != self._generators[device]:
             answers = [RequestFailed(f"{describe_request(request)}: {_DRAWS}") for request in requests]
         for queued, answer in zip(batch, answers, strict=True):
             self._events.put(JobDone(queued.worker, queued.job, answer))
@@ -240,7 +240,7 @@ def probe_step(algorithm: Algorithm, task: TaskLike, trainer: Any, dtype: torch.
         trainer.gradient(client, batch)
         seconds = time.perf_counter() - start
         own = getattr(getattr(trainer, "private", None), "generators", ())
-        return StepProbe(bool(own) or random_state.rng_changed(before, trainer.y.device), seconds)
+        return StepProbe(bool(own) or random_state.rng_state(trainer.y.device) != before, seconds)
 
 
 def _no_seed(key: Key) -> None:

@@ -5,6 +5,7 @@ deterministic algorithms of torch and its libraries for training on accelerators
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import threading
 from collections.abc import Iterator, Sequence
@@ -96,20 +97,14 @@ def preserve_rng(devices: Sequence[torch.device] = ()) -> Iterator[None]:
             stack.close()
 
 
-def rng_changed(before: tuple[Any, ...], device: torch.device | None = None) -> bool:
-    """Return whether any generator was used since `rng_state` returned ``before``."""
-    pairs = zip(before, rng_state(device), strict=True)
-    return not all(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in pairs)
-
-
-def rng_state(device: torch.device | None = None) -> tuple[Any, ...]:
-    """Return the states of all generators, to be compared by `rng_changed`."""
-    _, numpy_words, position, *_ = np.random.get_state()  # noqa: NPY002
-    states = random.getstate(), numpy_words, position, torch.get_rng_state().numpy().copy()
-    if device is None or device.type == "cpu":
-        return states
-    module: Any = torch.get_device_module(device)
-    return *states, (module.get_rng_state() if device.type == "mps" else module.get_rng_state(device)).numpy().copy()
+def rng_state(device: torch.device | None = None) -> bytes:
+    """Return the states of Python's, NumPy's, torch's and the device's generators, to be compared."""
+    states = [random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()]  # noqa: NPY002
+    if device is not None and device.type != "cpu":
+        module: Any = torch.get_device_module(device)
+        own = module.get_rng_state() if device.type == "mps" else module.get_rng_state(device)
+        states.append(own.numpy())
+    return pickle.dumps(states)
 
 
 def _seed_number(key: Key) -> int:

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, vmap
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as trees
@@ -62,12 +62,10 @@ class ClientBatching:
     Args:
         batch_size: The batch size of the clients that are; those with other batches are trained alone.
         dropout: The calls of dropout in a step.
-        composed: Gradients are computed as in `BatchedLoss(composed=True)`.
     """
 
     batch_size: int
     dropout: tuple[DropoutShape, ...] = ()
-    composed: bool = False
     models: ClassVar[int] = MODELS
 
 
@@ -89,8 +87,13 @@ def with_vmap(task: TaskLike, algorithm: Algorithm, dtype: torch.dtype, device: 
     task = cast("Task", task)
     known, kind = _planned.setdefault(task, {}), (repr(algorithm.local), dtype, device)
     if kind not in known:
+        sizes = Counter(task.population.samples)
+        most_common = max(sizes, key=lambda each: (sizes[each], each))
+        batch_size = most_common if algorithm.local.batch_size is None else algorithm.local.batch_size
         try:
-            plan = plan_client_batching(task, algorithm, dtype, device)
+            _check(task, algorithm)
+            comparison = _Comparison(task, dtype, device, batch_size)
+            comparison.compare()
         except NotBatchable as reason:
             raise HansaError(
                 f"Task(execution='vmap'): {task.name} with {algorithm.name}: clients cannot be trained together: "
@@ -98,26 +101,8 @@ def with_vmap(task: TaskLike, algorithm: Algorithm, dtype: torch.dtype, device: 
             ) from reason
         log.info("%s: trained by torch.func.vmap, up to %d clients in one program", task.name, MODELS)
         known[kind] = copy.copy(task)
-        known[kind].client_batching = plan
+        known[kind].client_batching = ClientBatching(batch_size, tuple(comparison.dropout))
     return known[kind]
-
-
-def plan_client_batching(task: Task, algorithm: Algorithm, dtype: torch.dtype, device: torch.device) -> ClientBatching:
-    """Return how the clients of a method are trained together; raise `NotBatchable` with the reason if they cannot be.
-
-    Args:
-        task: The task.
-        algorithm: The method.
-        dtype: The dtype of the run.
-        device: The device on which clients train.
-    """
-    _check(task, algorithm)
-    sizes = Counter(task.population.samples)
-    most_common = max(sizes, key=lambda each: (sizes[each], each))
-    batch_size = most_common if algorithm.local.batch_size is None else algorithm.local.batch_size
-    comparison = _Comparison(task, dtype, device, batch_size)
-    comparison.compare()
-    return ClientBatching(batch_size, tuple(comparison.dropout), comparison.batched.composed)
 
 
 def _check(task: Task, algorithm: Algorithm) -> None:
@@ -153,7 +138,7 @@ class BatchedTraining:
     def __init__(self, trainer: ModuleTrainer, plan: ClientBatching) -> None:
         self.trainer, self.plan = trainer, plan
         loss = model_loss(trainer.call_model, trainer.task.loss)
-        self._loss = BatchedLoss(trainer.module, loss, trainer.layout, composed=plan.composed)
+        self._loss = BatchedLoss(trainer.module, loss, trainer.layout)
         self._generator = torch.Generator()
 
     @torch.no_grad()
@@ -350,15 +335,11 @@ class _Comparison:
         with random_state.fixed_arithmetic(), torch.no_grad():
             alone = [self._alone(model) for model in range(3)]
             before = random_state.rng_state(self.device)
-            try:
-                self._together([0] * MODELS)
-            except NotBatchable:  # an operation without a form for several models
-                self.batched = BatchedLoss(self.trial.module, self.loss, self.task.layout, composed=True)
             orders = [[(place + shift) % 3 for place in range(MODELS)] for shift in range(3)]
             together = [
                 (model, *result) for order in orders for model, result in zip(order, self._together(order), strict=True)
             ]
-            if random_state.rng_changed(before, self.device):
+            if random_state.rng_state(self.device) != before:
                 raise NotBatchable("its model draws random numbers other than dropout")
         for model, together_loss, gradient in together:
             loss, flat = alone[model]
@@ -473,17 +454,12 @@ class BatchedLoss:
         module: The module in training mode; its parameters are replaced in every call.
         loss: The loss of a batch by the module.
         layout: The positions of its parameters in a flat vector.
-        composed: Compute gradients model by model inside of the program (``vmap(grad(...))``). Torch then replaces
-            fused operations that it cannot compute for several models, such as cells of a GRU, by elementary ones. It
-            costs more for other models.
     """
 
-    def __init__(self, module: nn.Module, loss: ModelLoss, layout: Layout, *, composed: bool = False) -> None:
+    def __init__(self, module: nn.Module, loss: ModelLoss, layout: Layout) -> None:
         self._module = _LossModule(module, loss)
         self._names = [f"model.{entry.name}" for entry in layout.parameters]
-        self.layout, self.composed = layout, composed
-        function: Callable[..., Any] = grad_and_value(self._loss) if composed else self._loss
-        self._program: Callable[..., Any] = vmap(function, randomness="error")
+        self._program: Callable[..., Any] = vmap(self._loss, randomness="error")
 
     def _loss(self, parameters: dict[str, torch.Tensor], inputs: Any, targets: Any, *factors: Any) -> torch.Tensor:
         with _Dropout(factors) if factors else nullcontext():
@@ -500,10 +476,6 @@ class BatchedLoss:
             batch: One batch per model: every tensor is [models, rows, ...].
             factors: The factors of each call of dropout, [models, ...]; see `DropoutShape`.
         """
-        if self.composed:
-            by_name = {name: each.detach() for name, each in zip(self._names, parameters, strict=True)}
-            composed, values = self._program(by_name, *batch, *factors)
-            return values.detach(), [composed[name].detach() for name in self._names]
         leaves = [parameter.detach().requires_grad_() for parameter in parameters]
         with torch.enable_grad():  # the gradient of a sum over models, whose terms share no parameter
             losses = self._program(dict(zip(self._names, leaves, strict=True)), *batch, *factors)
