@@ -16,7 +16,7 @@ from hansa.runs.folder import RunFolder
 from hansa.runs.folder_lock import CONFIG
 from hansa.runs.launch import digest_name, open_run
 from hansa.runs.seed_group import SeedGroupFolder
-from hansa.runs.store.lock import InUseError
+from hansa.runs.store.io import InUseError
 from hansa.study.session import plan_reusable
 
 SLOW = """\

@@ -28,7 +28,7 @@ from hansa.rounds import wire_format
 from hansa.rounds.messages import Broadcast, DroppedClient, Report, joined_reports
 from hansa.rounds.wire_format import DIGEST, pack, unpack
 from hansa.runs.driver import Run
-from hansa.runs.store.rows import row_digest
+from hansa.runs.store.database import row_digest
 
 METHOD = presets.scaffold(steps=1, batch_size=3, compressor=top_k(0.5))
 

@@ -47,7 +47,7 @@ from hansa.rounds import wire_format
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.rounds.wire_format import DIGEST, FrameError, pack, unpack
 from hansa.runs.driver import Run
-from hansa.runs.store.rows import row_digest
+from hansa.runs.store.database import row_digest
 
 SECONDS = 5.0
 """Of processor time that one input may take."""

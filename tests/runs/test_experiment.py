@@ -27,7 +27,7 @@ from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
 from hansa.runs.folder_lock import ENVIRONMENT, LOCK, NAMES
 from hansa.runs.store import RamStore, io
-from hansa.runs.store.lock import FileLock
+from hansa.runs.store.io import FileLock
 from recorded import through_disk
 from torture.disks import Counting, Dead, Hasty
 from torture.kill import fingerprint, sha

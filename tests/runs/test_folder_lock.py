@@ -19,7 +19,7 @@ from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
 from hansa.runs.folder_lock import LOCK, REPLACED, REPLACING, FolderLock
 from hansa.runs.store import io
-from hansa.runs.store.lock import FileLock, InUseError
+from hansa.runs.store.io import FileLock, InUseError
 from torture.disks import Counting, Dead, Hasty
 
 SMALL = ("data.name=synthetic", "data.clients=4", "rounds=2", "local.steps=1", "workers=1")
@@ -251,7 +251,7 @@ sys.modules["fcntl"] = None
 import hansa
 assert "msvcrt" not in sys.modules
 sys.modules["msvcrt"] = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
-from hansa.runs.store.lock import FileLock, InUseError
+from hansa.runs.store.io import FileLock, InUseError
 from pathlib import Path
 path = Path({str(tmp_path / "lock")!r})
 first = FileLock(path)

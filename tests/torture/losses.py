@@ -29,7 +29,7 @@ from hansa.rounds import client_round
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.runs.driver import Run
 from hansa.runs.store import RamStore
-from hansa.runs.store.rows import row_digest
+from hansa.runs.store.database import row_digest
 from torture.malformed import Upload, digest
 
 CLIENTS, DIM, ROUNDS = 8, 5, 8

@@ -16,7 +16,7 @@ from hansa import __version__
 from hansa.core.errors import HansaError
 from hansa.runs.store import DamagedFileError, io
 from hansa.runs.store.database import FILES
-from hansa.runs.store.lock import FileLock
+from hansa.runs.store.io import FileLock
 from hansa.runs.trust import IDENTITY
 
 CONFIG = "config.yaml"

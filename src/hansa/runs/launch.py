@@ -28,7 +28,7 @@ from hansa.runs.options import PythonRun, device_names
 from hansa.runs.provenance import changed_kinds, provenance_of
 from hansa.runs.seed_group import SeedGroupFolder, expand_seeds
 from hansa.runs.store import ClientStore, io
-from hansa.runs.store.lock import FileLock, InUseError
+from hansa.runs.store.io import FileLock, InUseError
 from hansa.runs.trackers import flatten
 
 IfExists: TypeAlias = Literal["resume", "replace", "new", "refuse"]

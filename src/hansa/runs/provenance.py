@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 Provenance: TypeAlias = dict[str, str]
 PROVENANCE_KINDS = ("data", "partition", "schema", "augment", "model", "loss", "metric", "method", "version")
 _BLOCK = 1 << 23
-_SMALL = 1 << 20
 _LIBRARIES = frozenset({"torch", "hansa", "builtins", "functools", "numpy"})
 """Packages whose code is identified by version and not hashed."""
 
@@ -173,18 +172,12 @@ def code_without_comments(source: str) -> str:
     except SyntaxError:  # a lambda in the middle of an expression
         return source
     for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            node.body = [part for part in node.body if not _is_text(part)] or [ast.Pass()]
+        if (
+            isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+            and ast.get_docstring(node) is not None
+        ):
+            node.body = node.body[1:] or [ast.Pass()]
     return ast.unparse(tree)
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    """Return whether a statement is only a string, such as a docstring."""
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
 
 
 def _leaves(value: object) -> Iterator[str]:
@@ -217,11 +210,8 @@ def _tensor_digest(tensor: torch.Tensor) -> str:
     order = sorted(range(plain.ndim), key=lambda axis: (-strides[axis], axis))
     view = plain.permute(order).contiguous().reshape(-1).view(torch.uint8).numpy().data
     blocks = [view[start : start + _BLOCK] for start in range(0, len(view), _BLOCK)]
-    if len(view) <= _SMALL:
-        parts = [sha256(block) for block in blocks]
-    else:
-        with ThreadPoolExecutor(min(len(blocks), os.cpu_count() or 1)) as pool:
-            parts = list(pool.map(sha256, blocks))
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        parts = list((pool.map if len(blocks) > 1 else map)(sha256, blocks))
     digest = sha256(f"{order}".encode(), *(part.encode() for part in parts))
     _cached[id(tensor)] = (ref(tensor), version, digest)
     while len(_cached) > _CACHE_SIZE:

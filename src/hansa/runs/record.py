@@ -24,10 +24,9 @@ from torch import Tensor
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.types import State
 from hansa.runs.client_columns import Array, ClientColumns, join_rounds, total_by_client
-from hansa.runs.store.database import DATABASE, Database, Head, RowEntry
-from hansa.runs.store.disk import DiskStore
+from hansa.runs.store.database import DATABASE, DTYPES, Database, Head, RowEntry, dtype_name
 from hansa.runs.store.io import DamagedFileError
-from hansa.runs.store.rows import DTYPES, dtype_name
+from hansa.runs.store.rows import DiskStore
 
 log = logging.getLogger("hansa")
 

@@ -53,7 +53,7 @@ from hansa.engine.shared_memory import CodeChecker, PackedObject, Packer, Shared
 from hansa.runs import provenance
 from hansa.runs.driver import Run
 from hansa.runs.options import Callback, Record
-from hansa.runs.store.lock import InUseError
+from hansa.runs.store.io import InUseError
 from hansa.study.report.progress import ProgressDisplay, RunProgress
 
 if TYPE_CHECKING:

@@ -41,7 +41,6 @@ from hansa.core.vectors import kernels
 from hansa.core.vectors.fingerprint import checksum
 from hansa.runs.store import io
 from hansa.runs.store.io import DamagedFileError
-from hansa.runs.store.rows import DTYPES, digest_header, dtype_name, row_bytes, row_digest
 
 DATABASE, ROWS = "run.db", "run.rows"
 _ASIDE = DATABASE + io.TEMPORARY_SUFFIX
@@ -53,6 +52,14 @@ FORMAT = 2
 LARGE = 1 << 16  # bytes from which a row is kept in the row file
 PIECE = 1 << 17  # bytes of a row read at a time, and checked while in cache
 REMEDY = "Restore it, or use an older checkpoint: `hansa resume --fallback`."
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
+        torch.uint8, torch.bool,
+    )
+}  # fmt: skip
 
 _PAGE = 4096
 _APPLICATION = 0x48414E53
@@ -69,6 +76,25 @@ _LIMIT = 1 << 30  # bytes of one value
 _PARSING = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError, MemoryError)
 _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "lustre", "gpfs", "beegfs", "ceph",
                       "glusterfs", "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.gcsfuse"})  # fmt: skip
+
+
+def row_bytes(row: Tensor) -> memoryview:
+    """Return the bytes of a row."""
+    return row.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def row_digest(row: Tensor) -> str:
+    """Return the SHA-256 of a row's dtype, shape and bytes."""
+    return io.sha256(digest_header(dtype_name(row.dtype), row.shape), row_bytes(row))
+
+
+def digest_header(dtype: str, shape: Iterable[int]) -> bytes:
+    """Return what a row's SHA-256 covers before its bytes."""
+    return f"{dtype}{list(shape)}".encode()
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 class Head(NamedTuple):
@@ -180,7 +206,7 @@ class RowFile:
                 created = self._writing and not self.path.exists()
                 self._file = io.File(self.path, reading=not self._writing)
                 if created:
-                    io.sync_folder(self.path.parent)
+                    io.disk().sync_folder(self.path.parent)
             return self._file
 
     def close(self) -> None:
@@ -209,7 +235,7 @@ class Database:
         """
         self.path = Path(folder) / DATABASE
         self.durable, self.writing, self._shared = durable, writing, shared
-        self.usable, self._writing_rows, self._version = True, False, -1
+        self.usable, self._version = True, -1
         self._copied: TemporaryDirectory[str] | None = None
         self._process = os.getpid()
         self._verified: set[bytes] = set()  # the seals of rows whose SHA-256 was checked, or that were written here
@@ -427,19 +453,15 @@ class Database:
     @contextmanager
     def writing_rows(self) -> Iterator[None]:
         """Write within the transaction of the round. After an error only reopening can tell what reached the disk."""
-        if self._writing_rows:
-            yield
-            return
         self.check_usable()
-        self.usable, self._writing_rows = False, True
         try:
             with _named(self.path):
                 if not self._connection.in_transaction:
                     self.execute("BEGIN IMMEDIATE")
                 yield
-        finally:
-            self._writing_rows = False
-        self.usable = True
+        except BaseException:
+            self.usable = False
+            raise
 
     def check_usable(self) -> None:
         """Refuse to write after a write that failed."""

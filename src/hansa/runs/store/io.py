@@ -2,6 +2,9 @@
 
 A file appears complete or not at all: it is written under a temporary name, synced and renamed, and its folder synced.
 What is read is checked against a SHA-256 stored elsewhere or at the start of the file.
+
+A lock is held by one process at a time, and released by the system when the process ends. POSIX systems have ``flock``,
+Windows ``msvcrt.locking``; neither module exists on the other, so each is imported where it is used.
 """
 
 from __future__ import annotations
@@ -10,8 +13,10 @@ import errno
 import hashlib
 import json
 import os
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from sqlite3 import Connection
 from threading import Lock
@@ -22,6 +27,8 @@ from hansa.core.errors import HansaError
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 TEMPORARY_SUFFIX = ".part"
+_LOCKED_BYTE = 1 << 30
+"""The byte that is locked on Windows, far beyond the content of the file."""
 _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -179,11 +186,6 @@ def append(path: Path, data: Bytes) -> None:
         file.close()
 
 
-def sync_folder(path: Path) -> None:
-    with named(path):
-        _disk.sync_folder(path)
-
-
 def make_folder(path: Path) -> None:
     """Create a folder and its parents, durable on return."""
     if path.is_dir():
@@ -262,6 +264,67 @@ def read_sealed(path: Path) -> dict[str, Any]:
         )
     body: dict[str, Any] = json.loads(data)
     return body
+
+
+class InUseError(HansaError):
+    """Another process holds the lock."""
+
+
+class FileLock:
+    """A lock that is held until `close`, the end of the process, or the deletion of this object.
+
+    If another process holds it, or replaces the file, `InUseError` names that process. The file stays after release:
+    removing it would let two processes lock two files of one name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = -1
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        try:
+            _take(self._file, path)
+        except OSError:
+            self.close()
+            who = _holder(path)
+            raise InUseError(f"{path.parent} is in use by {who}. Wait for it, or choose another folder.") from None
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        signature = json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": now}) + "\n"
+        with suppress(OSError):
+            os.ftruncate(self._file, 0)
+            os.lseek(self._file, 0, os.SEEK_SET)
+            os.write(self._file, signature.encode())
+
+    def close(self) -> None:
+        """Release the lock."""
+        if self._file >= 0:
+            file, self._file = self._file, -1
+            os.close(file)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _take(file: int, path: Path) -> None:
+    """Lock a file that is still the one of its name, or raise `OSError`."""
+    try:
+        import fcntl
+    except ImportError:
+        import msvcrt
+
+        os.lseek(file, _LOCKED_BYTE, os.SEEK_SET)
+        msvcrt.locking(file, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+    else:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if not os.path.samestat(os.fstat(file), os.stat(path)):
+        raise FileNotFoundError(path)
+
+
+def _holder(path: Path) -> str:
+    """Return a description of the holder that is written in a lock file."""
+    try:
+        content = json.loads(path.read_bytes()[:1000])
+        return f"process {int(content['process'])} on {str(content['host'])[:100]} since {str(content['since'])[:40]}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another run"
 
 
 @contextmanager
