@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
-import torch
-
 from hansa.algorithm import Algorithm, check_enough_updates
-from hansa.compress import Packet, Uplink
+from hansa.compress import Packet
 from hansa.core.errors import HansaError, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.types import MODEL, Population, State, Vectors
@@ -103,46 +101,47 @@ def _without_stragglers(algorithm: Algorithm, opened: OpenedRound, clock: Virtua
     end = begin + seconds
     occupied = math.fsum(max(0.0, min(job.arrival, end) - job.start) for job in jobs.values())
     detail = f"the round closed after {seconds:g} s of virtual time"
+
+    def in_time(order: WorkOrder) -> WorkOrder:
+        return order.part([place for place, client in enumerate(order.clients) if client not in late])
+
     dropped = tuple(DroppedClient(client, "late", detail) for client in sorted(late))
     return opened._replace(
-        orders=tuple(_without(order, late) for order in opened.orders) if late else opened.orders,
+        orders=tuple(map(in_time, opened.orders)) if late else opened.orders,
         state=replace(state, pace={"now": end}),
         timing=RoundTiming(begin, end, jobs, max(1, len(jobs)), occupied),
         dropped=dropped,
     )
 
 
-def _without(order: WorkOrder, late: set[int]) -> WorkOrder:
-    return order.part([place for place, client in enumerate(order.clients) if client not in late])
-
-
+@dataclass(slots=True, eq=False)
 class _ServerStep:
     """One server step of an asynchronous method: arrivals, the jobs started meanwhile, and the versions kept."""
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        pace: buffered,
-        state: ServerState,
-        population: Population,
-        run: str,
-        key: Key,
-        clock: VirtualClock,
-        machines: ArrivalEngine | None,
-    ) -> None:
-        self.machines = machines
-        self.algorithm, self.pace, self.state, self.population = algorithm, pace, state, population
-        self.run, self.key, self.clock = run, key, clock
-        self.down = sum(Packet.of(vector, "whole").nbytes for vector in state.vectors.values())
-        self.up = upload_bytes(algorithm, state.vectors)
+    algorithm: Algorithm
+    pace: buffered
+    state: ServerState
+    population: Population
+    run: str
+    key: Key
+    clock: VirtualClock
+    machines: ArrivalEngine | None
+    versions: State = field(default_factory=dict)
+    """The digest and the vectors of each version in flight, and of the present one."""
+    _sent: dict[int, tuple[bytes, Mapping[str, Broadcast]]] = field(default_factory=dict)
+    _bytes: dict[str, int] = field(default_factory=dict)
+    """The bytes of a job's messages down and up, as the clock names them."""
 
     def open(self) -> OpenedRound:
-        state, pace, version = self.state, self.pace, self.state.round
+        state, pace, version, machines = self.state, self.pace, self.state.round, self.machines
         queue = state.pace or self._first_queue()
         slots = int(queue["vacant"]) + len(queue["jobs"])
-        self.now = float(queue["now"])
-        if self.machines is not None:
-            self._restart(queue)
+        down = sum(Packet.of(vector, "whole").nbytes for vector in state.vectors.values())
+        self._bytes = {"down_bytes": down, "up_bytes": upload_bytes(self.algorithm, state.vectors)}
+        now = {"base": fingerprint(state.vectors[MODEL]).hex(), "vectors": dict(state.vectors)}
+        self.versions = {**queue.get("versions", {}), str(version): now}
+        if machines is not None:
+            self._restart(queue, machines)
         arrivals = collect_arrivals(
             queue,
             version,
@@ -152,42 +151,28 @@ class _ServerStep:
             select=self._select,
             device=self.clock.device,
             start=self._start,
-            wait=None if self.machines is None else self._wait,
-            group=self.clock.group if self.machines is None else self.machines.group_of,
+            wait=None if machines is None else machines.next_arrival,
+            group=self.clock.group if machines is None else machines.group_of,
         )
-        versions: State = dict(queue.get("versions", {}))
-        if arrivals.started:
-            base = fingerprint(state.vectors[MODEL]).hex()
-            versions[str(version)] = {"base": base, "vectors": dict(state.vectors)}
-        orders = self._orders(arrivals.jobs, versions)
+        orders = tuple(self._order(job) for job in arrivals.jobs)
         oldest = -math.inf if pace.max_staleness is None else version + 1 - pace.max_staleness
         needed = {str(number) for number in versions_in_flight(arrivals.queue) if number >= oldest}
-        kept_versions = {number: entry for number, entry in versions.items() if number in needed}
+        kept_versions = {number: entry for number, entry in self.versions.items() if number in needed}
+        detail = "trained from a version {} steps old; max_staleness is {}"
         refused = tuple(
-            DroppedClient(
-                job.client,
-                "stale",
-                f"trained from a version {version - job.version} steps old; max_staleness is {pace.max_staleness}",
-            )
+            DroppedClient(job.client, "stale", detail.format(version - job.version, pace.max_staleness))
             for job in arrivals.refused
         )
         jobs = {job.client: job for job in (*arrivals.jobs, *arrivals.refused)}
-        broadcasts = {
-            name: channel.downlink.broadcast(
-                where_computed(channel.downlink, state.vectors[name]),
-                state.downlink[name],
-                sorted(jobs),
-                version,
-                self.key,
-            )[0]
-            for name, channel in self.algorithm.channels.items()
-        }
+        broadcasts = {}
+        for name, channel in self.algorithm.channels.items():
+            x = where_computed(channel.downlink, state.vectors[name])
+            broadcasts[name], _ = channel.downlink.broadcast(x, state.downlink[name], sorted(jobs), version, self.key)
         nbytes = sum(v.nbytes for entry in kept_versions.values() for v in entry["vectors"].values())
-        real = self.machines is not None
-        facts = (jobs, slots, arrivals.occupied, len(kept_versions), nbytes, real)
+        facts = (jobs, slots, arrivals.occupied, len(kept_versions), nbytes, machines is not None)
         timing = RoundTiming(arrivals.begin, arrivals.end, *facts)
         after = replace(state, pace={**arrivals.queue, "versions": kept_versions})
-        return OpenedRound(orders, broadcasts, after, dict.fromkeys(sorted(jobs), self.down), timing, refused)
+        return OpenedRound(orders, broadcasts, after, dict.fromkeys(sorted(jobs), down), timing, refused)
 
     def _first_queue(self) -> State:
         slots = self.pace.concurrency
@@ -212,62 +197,42 @@ class _ServerStep:
         version = self.state.round
         address = self.key.child("work", version, client)
         work = self.algorithm.local.draw_work(client, self.population.samples[client], address)
-        if self.machines is not None:
-            base, broadcasts = fingerprint(self.state.vectors[MODEL]), self._whole(self.state.vectors, version)
-            self.machines.start_job(WorkOrder(self.run, version, (client,), (work,), base, broadcasts, self.key))
-            return TimedJob(math.inf, client, version, at, 0.0, math.inf, 0.0, *work)
-        return self.clock.job(client, version, at, work, down_bytes=self.down, up_bytes=self.up)
+        if self.machines is None:
+            return self.clock.job(client, version, at, work, **self._bytes)
+        job = TimedJob(math.inf, client, version, at, 0.0, math.inf, 0.0, *work)
+        self.machines.start_job(self._order(job))
+        return job
 
-    def _restart(self, queue: State) -> None:
+    def _restart(self, queue: State, machines: ArrivalEngine) -> None:
         """Send the jobs again that an earlier process had in flight."""
-        assert self.machines is not None
-        for entry in queue["jobs"]:
-            job = TimedJob._make(entry)
-            if self.machines.has_job(job.client):
+        for job in map(TimedJob._make, queue["jobs"]):
+            if machines.has_job(job.client):
                 continue
-            if str(job.version) not in queue["versions"]:  # its update would be refused
-                self.machines.lose_job(job.client)
-            else:
-                version = queue["versions"][str(job.version)]
-                base, broadcasts = bytes.fromhex(version["base"]), self._whole(version["vectors"], job.version)
-                work = Work(job.steps, job.batch_size)
-                order = WorkOrder(self.run, job.version, (job.client,), (work,), base, broadcasts, self.key)
-                self.machines.start_job(order)
+            if str(job.version) in self.versions:
+                machines.start_job(self._order(job))
+            else:  # its update would be refused
+                machines.lose_job(job.client)
 
-    def _wait(self) -> tuple[int, float]:
-        assert self.machines is not None
-        return self.machines.next_arrival()
-
-    @staticmethod
-    def _whole(vectors: Vectors, version: int) -> Mapping[str, Broadcast]:
-        return {name: Broadcast.whole(vector, version) for name, vector in vectors.items()}
-
-    def _orders(self, jobs: tuple[TimedJob, ...], versions: State) -> tuple[WorkOrder, ...]:
-        """Return the work orders in the order of arrival; orders of one version share its broadcasts."""
-        sent: dict[int, tuple[bytes, Mapping[str, Broadcast]]] = {}
-        orders = []
-        for job in jobs:
-            number = job.version
-            if number not in sent:
-                entry = versions[str(number)]
-                sent[number] = bytes.fromhex(entry["base"]), self._whole(entry["vectors"], number)
-            base, broadcasts = sent[number]
-            work = Work(job.steps, job.batch_size)
-            orders.append(WorkOrder(self.run, number, (job.client,), (work,), base, broadcasts, self.key))
-        return tuple(orders)
+    def _order(self, job: TimedJob) -> WorkOrder:
+        """Return the order of a job; those of one version share its broadcasts."""
+        number = job.version
+        if number not in self._sent:
+            entry = self.versions[str(number)]
+            whole = {name: Broadcast.whole(vector, number) for name, vector in entry["vectors"].items()}
+            self._sent[number] = bytes.fromhex(entry["base"]), whole
+        work = Work(job.steps, job.batch_size)
+        return WorkOrder(self.run, number, (job.client,), (work,), *self._sent[number], self.key)
 
 
 def upload_bytes(algorithm: Algorithm, vectors: Vectors) -> int:
     """Return the bytes of an upload: exact where the length of packets does not depend on the data, else the bound."""
-    reported = ((name, channel.uplink) for name, channel in algorithm.channels.items() if channel.follows is None)
-    return sum(_packet_bytes(uplink, vectors[name]) for name, uplink in reported)
-
-
-def _packet_bytes(uplink: Uplink, vector: torch.Tensor) -> int:
-    compressor = getattr(uplink, "compressor", None)
-    if compressor is not None:
-        return int(compressor.max_nbytes(vector.numel(), vector.dtype))
-    return Packet.of(vector).nbytes
+    total = 0
+    for name, channel in algorithm.channels.items():
+        if channel.follows is None:
+            vector, compressor = vectors[name], getattr(channel.uplink, "compressor", None)
+            bound = None if compressor is None else int(compressor.max_nbytes(vector.numel(), vector.dtype))
+            total += Packet.of(vector).nbytes if bound is None else bound
+    return total
 
 
 def check_profile(algorithm: Algorithm) -> None:

@@ -55,40 +55,28 @@ class OpenedRound(NamedTuple):
     def on_host(self) -> OpenedRound:
         """Return the round with every vector that is sent on the CPU, for clients that do not train on the server's
         device."""
-        copies = _HostCopies()
-        orders = tuple(replace(order, broadcasts=copies.broadcasts(order.broadcasts)) for order in self.orders)
-        sent = {name: copies.server_broadcast(broadcast) for name, broadcast in self.broadcasts.items()}
-        return self._replace(orders=orders, broadcasts=sent)
+        copies: dict[int, Any] = {}  # of each vector and each set of broadcasts one, so that what was shared stays so
 
+        def vector(x: Vector) -> Vector:
+            if id(x) not in copies:
+                copies[id(x)] = x.cpu()
+            return copies[id(x)]  # type: ignore[no-any-return]
 
-class _HostCopies:
-    """Copies of what is sent on the CPU, one of each vector; what was shared stays shared."""
+        def packet(sent: Packet) -> Packet:
+            return Packet.of(vector(sent.content), sent.kind) if isinstance(sent.content, torch.Tensor) else sent
 
-    def __init__(self) -> None:
-        self._vectors: dict[int, Vector] = {}
-        self._broadcasts: dict[int, Mapping[str, Broadcast]] = {}
-
-    def vector(self, x: Vector) -> Vector:
-        if id(x) not in self._vectors:
-            self._vectors[id(x)] = x.cpu()
-        return self._vectors[id(x)]
-
-    def packets(self, packets: Sequence[Packet]) -> tuple[Packet, ...]:
-        return tuple(
-            Packet.of(self.vector(packet.content), packet.kind) if isinstance(packet.content, torch.Tensor) else packet
-            for packet in packets
-        )
-
-    def broadcasts(self, sent: Mapping[str, Broadcast]) -> Mapping[str, Broadcast]:
-        if id(sent) not in self._broadcasts:
-            self._broadcasts[id(sent)] = {
-                name: each._replace(packets=self.packets(each.packets)) for name, each in sent.items()
-            }
-        return self._broadcasts[id(sent)]
-
-    def server_broadcast(self, sent: ServerBroadcast) -> ServerBroadcast:
-        messages = {client: self.packets(packets) for client, packets in sent.messages.items()}
-        return replace(sent, vector=self.vector(sent.vector), messages=messages)
+        for order in self.orders:
+            if id(order.broadcasts) not in copies:
+                copies[id(order.broadcasts)] = {
+                    name: sent._replace(packets=tuple(map(packet, sent.packets)))
+                    for name, sent in order.broadcasts.items()
+                }
+        broadcasts = {}
+        for name, made in self.broadcasts.items():
+            messages = {client: tuple(map(packet, packets)) for client, packets in made.messages.items()}
+            broadcasts[name] = replace(made, vector=vector(made.vector), messages=messages)
+        orders = tuple(replace(order, broadcasts=copies[id(order.broadcasts)]) for order in self.orders)
+        return self._replace(orders=orders, broadcasts=broadcasts)
 
 
 def open_round(algorithm: Algorithm, state: ServerState, population: Population, run: str, key: Key) -> OpenedRound:
