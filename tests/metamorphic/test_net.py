@@ -13,7 +13,6 @@ from hansa.gossip import executors
 from hansa.gossip.cohort import Cohort
 from hansa.gossip.rows import SeparateRows
 from hansa.local.solvers import Correction, prox
-from hansa.local.work import Work
 from hansa.rounds import ServerState
 from hansa.runs.driver import Run
 from hansa.server import participation_scale, scale
@@ -27,7 +26,8 @@ def broken(relation, *arguments, **words):
 
 
 def test_batches_of_the_first_members_size(monkeypatch):
-    monkeypatch.setattr(executors, "Work", lambda steps, batch: Work(steps, min(batch, 4)))
+    real = Cohort.batch_size
+    monkeypatch.setattr(Cohort, "batch_size", lambda self, client: min(real(self, client), 4))
     broken(relations.isolated_clients_are_the_plain_loop, EAGER, "fedavg", "plain")
     broken(relations.the_full_gradient_is_the_one_on_paper, "ha_fed")
     broken(relations.without_neighbours_there_is_only_the_optimizer, NATIVE, "dsgd")

@@ -10,81 +10,23 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from hansa.algorithm import LocalPhase
 from hansa.compress import Packet, accumulate
 from hansa.core.devices import copy_to_device, index_on_device, on_host
-from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
-from hansa.core.types import Vector
+from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.core.vectors import allocator
-from hansa.gossip import Activity, Attack, BaseActivity, selected
-from hansa.gossip.mixing import Mixing
+from hansa.gossip import BaseActivity, selected
 from hansa.gossip.robust import exchange_messages
 from hansa.gossip.rows import DenseRows, LazyRows, Mixer, Rows, SeparateRows, lazy_pays
 from hansa.local.step import LocalStep
+from hansa.local.trainer import Trainer, draw_batches
+from hansa.local.work import Work
+from hansa.rounds.messages import WorkOrder, scoped
+from hansa.server import BaseServerTransform
 
+Exchange: TypeAlias = Literal["gossip", "average"] | None
 Storage: TypeAlias = Literal["dense", "lazy", "separate"]
-
-
-@dataclass(frozen=True, slots=True)
-class CohortSchedule:
-    """The schedule of steps and exchanges, a pure function of the work order, the mixing and the survivors.
-
-    ``clients`` are the members by position, ``steps`` the local steps of the round.
-    """
-
-    mixing: Mixing
-    round: int
-    steps: int
-    clients: tuple[int, ...]
-    reporters: tuple[int, ...]
-    key: Key
-    _activity: Activity = field(init=False, repr=False, compare=False)
-    _position: dict[int, int] = field(init=False, repr=False, compare=False)
-    _active: dict[tuple[int, int], list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        activity = selected() if self.mixing.reporters_only else self.mixing.active
-        object.__setattr__(self, "_activity", with_defaults(activity, BaseActivity).among(self.reporters))
-        object.__setattr__(self, "_position", {client: i for i, client in enumerate(self.clients)})
-
-    @property
-    def steps_after_exchange(self) -> bool:
-        """Whether steps, taken before an exchange, are added after it (combine-then-adapt)."""
-        return self.mixing.order == "combine-then-adapt"
-
-    def position(self, client: int) -> int:
-        return self._position[client]
-
-    def active(self, step: int, survivors: Sequence[int]) -> list[int]:
-        """Return the survivors' positions that take a local step; drawn once, with those of all later steps."""
-        drawn = (step, len(survivors))  # survivors only ever get fewer
-        if drawn not in self._active:
-            clients = [self.clients[position] for position in survivors]
-            later = range(step, self.steps)
-            steps = with_defaults(self._activity, BaseActivity).draw_steps(self.round, later, clients, self.key)
-            for each, active in zip(later, steps, strict=True):
-                self._active[each, len(survivors)] = [self._position[client] for client in active]
-        return self._active[drawn]
-
-    def active_from(self, first: int, survivors: Sequence[int]) -> list[list[int]]:
-        """Return `active` of each step from ``first`` on."""
-        if first >= self.steps:
-            return []
-        self.active(first, survivors)
-        count = len(survivors)
-        return [self._active[step, count] for step in range(first, self.steps)]
-
-    def run_step(self, step: int) -> int:
-        """Return the number of a step, counted from 1 over the whole run."""
-        return self.round * self.steps + step + 1
-
-    def exchange(self, step: int) -> Literal["gossip", "average"] | None:
-        """Return the kind of exchange after a step."""
-        count = self.run_step(step)
-        if self.mixing.average_every is not None and count % self.mixing.average_every == 0:
-            return "average"
-        gossips = (count if self.mixing.keep_local_models else step + 1) % self.mixing.gossip_every == 0
-        return "gossip" if gossips else None
 
 
 @dataclass(slots=True, eq=False)
@@ -123,73 +65,104 @@ class CohortOutcome:
             self._rows = self.public_copies = None
 
 
-@dataclass(slots=True, eq=False)
 class Cohort:
-    """A cohort to train. ``start`` is the received model: ``dim`` parameters, then buffers.
+    """A cohort to train: an order, with the vectors that its clients received.
 
-    ``new_step`` makes a client's local step, ``batches`` draws its batches, ``saved_row`` reads a row of its memory,
-    ``shared_state`` names the optimizer state that is exchanged with the models, and ``attack`` is a fault plan's.
-    ``keeps_rows`` says whether the final rows are read after the changes of the reporters. ``batch_sizes`` are those of
-    all members if their batches are the trainer's own full ones, which it may draw for several clients in one call.
+    Who steps and when models are exchanged is a pure function of the order, the mixing and the survivors. ``start`` is
+    the received model: ``dim`` parameters, then buffers. Clients are named by their positions in the order.
     """
 
-    schedule: CohortSchedule
-    mixer: Mixer
-    start: Vector
-    dim: int
-    new_step: Callable[[int], LocalStep]
-    batches: Callable[[int], Any]
-    saved_row: Callable[[int, str], Vector | None]
-    shared_state: tuple[str, ...] = ()
-    attack: Attack | None = None
-    keeps_rows: bool = True
-    batch_sizes: Sequence[int] | None = None
-    started: bool = False
-    """Whether an executor has begun to run it."""
-    _steps: dict[int, LocalStep] = field(default_factory=dict)
-    _storage: Storage | None = None
-    _common_step: LocalStep | None = None
+    def __init__(
+        self, phase: LocalPhase, order: WorkOrder, received: Vectors, trainer: Trainer, samples: Sequence[int]
+    ) -> None:
+        assert phase.mixing is not None
+        self.phase, self.order, self.mixing, self.clients = phase, order, phase.mixing, order.clients
+        self.steps, self.key = order.works[0].steps, order.key.child("local", order.round)
+        self.dim, buffers = received[MODEL].numel(), received.get(BUFFERS)
+        self.start = received[MODEL] if buffers is None else torch.cat([received[MODEL], buffers])
+        self.shared_state = with_defaults(phase.optimizer, BaseServerTransform).shared
+        """The optimizer state that is exchanged with the models."""
+        self.keeps_rows = order.mean or self.mixing.keep_local_models
+        """Whether the final rows are read after the changes of the reporters."""
+        self.started = False
+        """Whether an executor has begun to run it."""
+        self._received, self._trainer, self._samples = received, trainer, samples
+        activity = selected() if self.mixing.reporters_only else self.mixing.active
+        self._activity = with_defaults(with_defaults(activity, BaseActivity).among(order.reporters), BaseActivity)
+        self._position = {client: position for position, client in enumerate(order.clients)}
+        self._active: dict[tuple[int, int], list[int]] = {}
+        self._steps: dict[int, LocalStep] = {}
+        self._common_step: LocalStep | None = None
+        self._storage: Storage | None = None
+        self.mixer = Mixer(self.mixing.topology.of_cluster(order.cohort or 0), len(order.clients))
+        self.mixer.drop(*map(self._position.__getitem__, order.absent))
 
     @property
-    def mixing(self) -> Mixing:
-        return self.schedule.mixing
-
-    @property
-    def clients(self) -> tuple[int, ...]:
-        return self.schedule.clients
+    def steps_after_exchange(self) -> bool:
+        """Whether steps, taken before an exchange, are added after it (combine-then-adapt)."""
+        return self.mixing.order == "combine-then-adapt"
 
     @property
     def judges_messages(self) -> bool:
         """Whether messages are combined one by one: there is a mixing rule or an attack. Such exchanges are eager."""
-        return self.mixing.robust is not None or self.attack is not None
+        return self.mixing.robust is not None or self.order.attack is not None
 
     def reporting_positions(self) -> list[int]:
         """Return the positions of the surviving reporters."""
-        position, alive = self.schedule.position, self.mixer.alive
-        return [at for at in map(position, self.schedule.reporters) if alive[at]]
+        positions = [self._position[client] for client in self.order.reporters]
+        return [position for position in positions if self.mixer.alive[position]]
 
     def survivors(self) -> list[int]:
         return [self.clients[position] for position in self.mixer.positions]
 
     def active(self, step: int) -> list[int]:
-        """Return the positions of the survivors that take a local step."""
-        return self.schedule.active(step, self.mixer.positions)
+        """Return the survivors' positions that take a local step; drawn once, with those of all later steps."""
+        count = len(self.mixer.positions)  # survivors only ever get fewer
+        if (step, count) not in self._active:
+            later = range(step, self.steps)
+            drawn = self._activity.draw_steps(self.order.round, later, self.survivors(), self.order.key)
+            for each, active in zip(later, drawn, strict=True):
+                self._active[each, count] = [self._position[client] for client in active]
+        return self._active[step, count]
 
     def active_from(self, first: int) -> list[list[int]]:
         """Return `active` of each step from ``first`` on."""
-        return self.schedule.active_from(first, self.mixer.positions)
+        return [self.active(step) for step in range(first, self.steps)]
+
+    def run_step(self, step: int) -> int:
+        """Return the number of a step, counted from 1 over the whole run."""
+        return self.order.round * self.steps + step + 1
+
+    def exchange_after(self, step: int) -> Exchange:
+        """Return the kind of exchange after a step."""
+        count = self.run_step(step)
+        if self.mixing.average_every is not None and count % self.mixing.average_every == 0:
+            return "average"
+        gossips = (count if self.mixing.keep_local_models else step + 1) % self.mixing.gossip_every == 0
+        return "gossip" if gossips else None
 
     def local_step(self, client: int) -> LocalStep:
         """Return a client's local step, one object for the whole round."""
         if client not in self._steps:
-            self._steps[client] = self.new_step(client)
+            self._steps[client] = self._new_step(client)
         return self._steps[client]
+
+    def has_stepped(self, client: int) -> bool:
+        return client in self._steps
+
+    def _new_step(self, client: int) -> LocalStep:
+        phase, received, memory = self.phase, self._received, self.memory(client)
+        correction = phase.solver.correction(received, scoped(memory, "solver"))
+        step = phase.local_step(self.order.round, received[MODEL], correction)
+        if self.mixing.keep_local_models:
+            step.restore(scoped(memory, "local/optimizer"), received[MODEL])
+        return step
 
     @property
     def common_step(self) -> LocalStep:
         """A step whose numbers are those of all clients; it is not taken."""
         if self._common_step is None:
-            self._common_step = self.new_step(self.clients[0])
+            self._common_step = self._new_step(self.clients[0])
         return self._common_step
 
     def use_common_step(self, step: LocalStep | None) -> LocalStep:
@@ -197,34 +170,47 @@ class Cohort:
         self._common_step = step
         return self.common_step
 
-    def has_stepped(self, client: int) -> bool:
-        return client in self._steps
+    def memory(self, client: int) -> Vectors:
+        """Return the memory of a client before the round."""
+        return self.order.memory.get(client, {})
 
-    def storage(self, *, native: bool) -> Storage:
-        """Choose the storage of the rows, once; lazy rows if the cost rule prefers them."""
+    def batch_size(self, client: int) -> int:
+        """Return the size of a client's batches: none is larger than its dataset."""
+        return min(self.order.works[0].batch_size, self._samples[client])
+
+    def memory_of_place(self, client: int, taken: int) -> Vectors:
+        """Return the client's memory of its place among its batches, after so many steps."""
+        before = self.memory(client)
+        return self.phase.memory_of_place(self._samples[client], self.batch_size(client), taken, before)
+
+    def batches(self, client: int) -> Any:
+        """Draw a client's batches of the round."""
+        phase, work = self.phase, Work(self.steps, self.batch_size(client))
+        key, place = self.key.child(client, "batch"), phase.place(self.memory(client))
+        samples = self._samples[client]
+        return draw_batches(self._trainer, phase.division, client, samples, work, key, self.order.key, place)
+
+    def storage(self, *, native: bool = False) -> Storage:
+        """Choose the storage of the rows, once; lazy rows if they may be used and the cost rule prefers them."""
         if self._storage is None:
-            self._storage = self._choose_storage(native)
+            mixing, n = self.mixing, len(self.clients)
+            self._storage = "dense"
+            if mixing.keep_local_models or mixing.compressor is not None:
+                return self._storage
+            if self.mixer.isolated:
+                self._storage = "separate"
+            elif not self.judges_messages:
+                active = [len(positions) for positions in self.active_from(0)]
+                sizes = (n, active, mixing.gossip_every, self.mixer.nonzero, self.start.numel())
+                self._storage = "lazy" if lazy_pays(*sizes, native) else "dense"
         return self._storage
-
-    def _choose_storage(self, native: bool) -> Storage:
-        mixing = self.mixing
-        if mixing.keep_local_models or mixing.compressor is not None:
-            return "dense"
-        if self.mixer.isolated:
-            return "separate"
-        if self.judges_messages:
-            return "dense"
-        active = [len(positions) for positions in self.active_from(0)]
-        sizes = (len(self.clients), active, mixing.gossip_every, self.mixer.nonzero, self.start.numel())
-        return "lazy" if lazy_pays(*sizes, native) else "dense"
 
     def new_rows(self) -> CohortOutcome:
         """Allocate the rows: the saved ones, or else the received model."""
-        match self.storage(native=False):
-            case "separate":
-                return CohortOutcome(SeparateRows(self.start))
-            case "lazy":
-                return CohortOutcome(self.lazy_rows())
+        if self.storage() == "separate":
+            return CohortOutcome(SeparateRows(self.start))
+        if self.storage() == "lazy":
+            return CohortOutcome(self.lazy_rows())
         rows, copies = self.dense_rows()
         self.fill(rows, copies)
         return CohortOutcome(DenseRows(rows), copies)
@@ -251,8 +237,7 @@ class Cohort:
         rows = allocator.empty(n * size, self.start.dtype).view(n, -1) if on_cpu else self.start.new_empty(n, size)
         if self.mixing.keep_local_models:
             for row, client in zip(rows, self.clients, strict=True):
-                saved = self.saved_row(client, name)
-                row.copy_(self.start if saved is None else saved)
+                row.copy_(self.memory(client).get(name, self.start))
         return rows
 
     def drop(self, outcome: CohortOutcome, position: int, step: int) -> None:
@@ -277,7 +262,7 @@ class Cohort:
 
     def exchange(self, outcome: CohortOutcome, step: int, pull: Callable[[], None] | None = None) -> None:
         """Exchange after a step if scheduled; ``pull`` replaces the product of compressed gossip."""
-        kind = self.schedule.exchange(step)
+        kind = self.exchange_after(step)
         if kind is None:
             return
         if self.mixing.compressor is not None and kind == "gossip":
@@ -293,15 +278,14 @@ class Cohort:
 
     def _exchange_messages(self, rows: DenseRows, step: int, *, average: bool) -> None:
         """Let every survivor combine the messages of its neighbours; malicious ones send false models."""
-        positions, count = self.mixer.positions, self.schedule.run_step(step)
+        positions, count = self.mixer.positions, self.run_step(step)
         own = rows.read(positions)
         sent = own
-        if self.attack is not None:
+        if (attack := self.order.attack) is not None:
             sent = own.clone()
             for place, position in enumerate(positions):
-                if (client := self.clients[position]) in self.attack.clients:
-                    key = self.schedule.key.child("attack", count, client)
-                    sent[place] = self.attack.message(own[place], self.start, key)
+                if (client := self.clients[position]) in attack.clients:
+                    sent[place] = attack.message(own[place], self.start, self.order.key.child("attack", count, client))
         n = len(positions)
         weights = torch.full((n, n), 1.0 / n, dtype=torch.float64) if average else self.mixer.dense(torch.float64)
         mixed = exchange_messages(own, sent, weights, self.mixing.robust)
@@ -309,7 +293,7 @@ class Cohort:
 
     def _exchange_compressed(self, outcome: CohortOutcome, step: int, pull: Callable[[], None] | None) -> None:
         """CHOCO: clients send the compressed difference to a public copy, then X <- X + gamma (W - I) Xhat."""
-        public, compressor, count = outcome.public_copies, self.mixing.compressor, self.schedule.run_step(step)
+        public, compressor, count = outcome.public_copies, self.mixing.compressor, self.run_step(step)
         assert public is not None
         assert compressor is not None
         positions, targets = self.mixer.positions, public
@@ -321,7 +305,7 @@ class Cohort:
         for place, (degree, position) in enumerate(zip(self.mixer.degrees.tolist(), positions, strict=True)):
             client = self.clients[position]
             difference = differences[place] if on_device else outcome.rows.models([position])[0] - public[position]
-            packet = compressor.encode(difference, self.schedule.key.child("gossip", count, client))
+            packet = compressor.encode(difference, self.order.key.child("gossip", count, client))
             accumulate(packet, targets[position], compressor=compressor)
             outcome.peer_bytes[client] += degree * packet.nbytes
         if on_device:

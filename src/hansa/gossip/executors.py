@@ -33,17 +33,16 @@ from hansa.core.native.clients import (
     MixingLinks,
 )
 from hansa.core.protocols import with_defaults
-from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
+from hansa.core.types import Vector, Vectors
 from hansa.core.vectors import allocator
 from hansa.core.vectors.arithmetic import all_finite, native_fits
-from hansa.gossip.cohort import Cohort, CohortOutcome, CohortSchedule
+from hansa.gossip.cohort import Cohort, CohortOutcome
 from hansa.gossip.rows import DenseRows, LazyRows, Mixer
 from hansa.gossip.topology import Topology
 from hansa.local.step import LocalStep
-from hansa.local.trainer import BaseTrainer, ClientJobs, DrawRows, LocalResults, Trainer, draw_batches, take_step
+from hansa.local.trainer import BaseTrainer, ClientJobs, DrawRows, LocalResults, Trainer, take_step
 from hansa.local.work import Work
-from hansa.rounds.messages import DroppedClient, Report, Trained, WorkOrder, scoped
-from hansa.server import BaseServerTransform
+from hansa.rounds.messages import DroppedClient, Report, Trained, WorkOrder
 
 
 @torch.no_grad()
@@ -59,7 +58,7 @@ def train_cohorts(
     Native code gets all cohorts at once. Those whose final rows are read later are trained one by one, so that the rows
     of only one are in memory.
     """
-    cohorts = [_new_cohort(phase, order, got, trainer, samples) for order, got in zip(orders, received, strict=True)]
+    cohorts = [Cohort(phase, order, got, trainer, samples) for order, got in zip(orders, received, strict=True)]
     _share_common_step(cohorts, orders, received)
     together = not any(cohort.keeps_rows for cohort in cohorts)
     outcomes = train_natively(cohorts, trainer) if together else [None] * len(cohorts)
@@ -70,9 +69,9 @@ def train_cohorts(
             outcome = _DeferredExecutor(cohort, trainer).run_if_finite()
         if outcome is None:
             if cohort.started:  # a model became non-finite: once more, to drop its client at the step where it did
-                cohort = _new_cohort(phase, order, got, trainer, samples)
+                cohort = Cohort(phase, order, got, trainer, samples)
             outcome = _EagerExecutor(cohort, trainer).run()
-        results.append(_result(cohort, outcome, order, phase, samples))
+        results.append(_result(cohort, outcome))
     return results
 
 
@@ -85,11 +84,10 @@ def _share_common_step(cohorts: Sequence[Cohort], orders: Sequence[WorkOrder], r
             steps[order.round, id(got)] = cohort.use_common_step(known)
 
 
-def _result(
-    cohort: Cohort, outcome: CohortOutcome, order: WorkOrder, phase: LocalPhase, samples: Sequence[int]
-) -> Trained:
+def _result(cohort: Cohort, outcome: CohortOutcome) -> Trained:
     """Return the result of a cohort that has trained: the surviving reporters' updates, the consensus distance and, if
     requested, the mean model."""
+    order = cohort.order
     detail = "its parameters became non-finite at step {}; its cluster continued without it"
     dropped = [DroppedClient(client, "non-finite", detail.format(step)) for client, step in outcome.dropped]
     peer_bytes = Counter[int]()
@@ -108,8 +106,7 @@ def _result(
     memory: dict[int, Vectors] = {}
     for position, client in zip(positions, clients, strict=True):
         if own := _memory(cohort, outcome, client, position):
-            size, before = min(order.works[0].batch_size, samples[client]), order.memory.get(client, {})
-            memory[client] = own | phase.memory_of_place(samples[client], size, outcome.taken[client], before)
+            memory[client] = own | cohort.memory_of_place(client, outcome.taken[client])
     loss = math.fsum(outcome.losses) / len(outcome.losses) if outcome.losses else None
     report = replace(
         report, clients=clients, losses=[loss] * len(clients), memory=memory, info={"consensus": outcome.spread}
@@ -118,48 +115,6 @@ def _result(
         mean, trained = outcome.rows.mean(cohort.mixer).to(cohort.start), len(cohort.mixer.positions)
         report = replace(report, mean=mean, trained=trained)
     return Trained(report, deltas, buffers)
-
-
-def _new_cohort(
-    phase: LocalPhase, order: WorkOrder, received: Vectors, trainer: Trainer, samples: Sequence[int]
-) -> Cohort:
-    assert phase.mixing is not None
-    mixing, model, buffers = phase.mixing, received[MODEL], received.get(BUFFERS)
-    schedule = CohortSchedule(mixing, order.round, order.works[0].steps, order.clients, order.reporters, order.key)
-    mixer = Mixer(mixing.topology.of_cluster(order.cohort or 0), len(order.clients))
-    mixer.drop(*(schedule.position(client) for client in order.absent))
-
-    def new_step(client: int) -> LocalStep:
-        memory = order.memory.get(client, {})
-        step = phase.local_step(order.round, model, phase.solver.correction(received, scoped(memory, "solver")))
-        if mixing.keep_local_models:
-            step.restore(scoped(memory, "local/optimizer"), model)
-        return step
-
-    def work_of(client: int) -> Work:
-        """Return the work of a client: no batch is larger than its dataset."""
-        return Work(order.works[0].steps, min(order.works[0].batch_size, samples[client]))
-
-    def batches(client: int) -> Any:
-        """Draw a client's batches of the round."""
-        work = work_of(client)
-        key, place = order.key.child("local", order.round, client, "batch"), phase.place(order.memory.get(client, {}))
-        return draw_batches(trainer, phase.division, client, samples[client], work, key, order.key, place)
-
-    sizes = [work_of(client).batch_size for client in order.clients]
-    return Cohort(
-        schedule,
-        mixer,
-        model if buffers is None else torch.cat([model, buffers]),
-        model.numel(),
-        new_step,
-        batches,
-        lambda client, name: order.memory.get(client, {}).get(name),
-        with_defaults(phase.optimizer, BaseServerTransform).shared,
-        order.attack,
-        order.mean or mixing.keep_local_models,
-        sizes if phase.division.is_default else None,
-    )
 
 
 def defers_checks(device: torch.device) -> bool:
@@ -179,7 +134,7 @@ class _EagerExecutor:
 
     def run(self) -> CohortOutcome:
         self.outcome.taken = self.taken
-        for step in range(self.cohort.schedule.steps):
+        for step in range(self.cohort.steps):
             moves = self._take_steps(step)
             if not self.cohort.mixer.positions:
                 break
@@ -191,7 +146,7 @@ class _EagerExecutor:
     def _take_steps(self, step: int) -> list[tuple[int, Vector, Vector]]:
         """Take the active clients' steps; return those that are added only after the exchange."""
         cohort, rows = self.cohort, self.outcome.rows
-        positions, late = cohort.active(step), cohort.schedule.steps_after_exchange
+        positions, late = cohort.active(step), cohort.steps_after_exchange
         moves: list[tuple[int, Vector, Vector]] = []
         if not positions:
             return moves
@@ -229,19 +184,18 @@ class _EagerExecutor:
             self.batches[client] = cohort.batches(client)
         rows, step, taken = self.batches[client], cohort.local_step(client), self.taken[client]
         self.taken[client] += 1
-        key = cohort.schedule.key.child("local", cohort.schedule.round)
         model, buffers = row[:dim], row[dim:] if row.numel() > dim else None
         if rows is not None:
             columns = {} if buffers is None else {"buffers": (buffers,)}
             jobs = ClientJobs.of(
-                model, client, Work(1, 1), step, key, batches=(rows[taken : taken + 1],), keep_models=True,
+                model, client, Work(1, 1), step, cohort.key, batches=(rows[taken : taken + 1],), keep_models=True,
                 first_step=taken, **columns,
             )  # fmt: skip
             if (results := self._train_natively(jobs)) is not None:
                 return results.losses[0], torch.cat([*results.models, *results.buffers])
         trainer.load(model, buffers)
         batch = None if rows is None else rows[taken]
-        loss = take_step(trainer, client, batch, step, key.child(client, "noise", taken))
+        loss = take_step(trainer, client, batch, step, cohort.key.child(client, "noise", taken))
         buffers = trainer.read_buffers()
         return loss, trainer.y.clone() if buffers is None else torch.cat([trainer.y, buffers])
 
@@ -345,9 +299,9 @@ def _runs_natively(cohort: Cohort) -> bool:
     if cohort.judges_messages:
         return False
     storage = cohort.storage(native=True)
-    if storage == "lazy":
-        return True
-    return storage == "dense" and (not cohort.schedule.steps_after_exchange or _exchanges_natively(cohort))
+    if storage == "dense":
+        return not cohort.steps_after_exchange or _exchanges_natively(cohort)
+    return storage == "lazy"
 
 
 def _draw_all(cohorts: Sequence[Cohort], draw_rows: DrawRows | None) -> dict[int, dict[int, _Drawn]]:
@@ -355,13 +309,13 @@ def _draw_all(cohorts: Sequence[Cohort], draw_rows: DrawRows | None) -> dict[int
     drawn: dict[int, dict[int, _Drawn]] = {}
     wanted: dict[Key, list[tuple[dict[int, _Drawn], int, int, int, int]]] = {}
     for cohort in cohorts if draw_rows is not None else ():
-        sizes, clients, schedule = cohort.batch_sizes, cohort.clients, cohort.schedule
-        if sizes is None:
+        if not cohort.phase.division.is_default:
             continue
         batches = drawn[id(cohort)] = {}
-        own = wanted.setdefault(schedule.key.child("local", schedule.round), [])
+        own = wanted.setdefault(cohort.key, [])
         for position, count in Counter(chain.from_iterable(cohort.active_from(0))).items():
-            own.append((batches, position, clients[position], sizes[position], count))
+            client = cohort.clients[position]
+            own.append((batches, position, client, cohort.batch_size(client), count))
     members = list(chain.from_iterable(wanted.values()))
     if draw_rows is not None and members:
         keys = [digest for key, own in wanted.items() for digest in key.digests([each[2] for each in own], "batch")]
@@ -447,8 +401,8 @@ class _DenseRun:
     def __init__(
         self, cohort: Cohort, clients: ClientKernel, batches: _TurnBatches, memory: dict[int, _RowMemory]
     ) -> None:
-        self.cohort, self.schedule, self.batches = cohort, cohort.schedule, batches
-        start = None if cohort.mixing.keep_local_models or not self.schedule.steps else cohort.start
+        self.cohort, self.batches = cohort, batches
+        start = None if cohort.mixing.keep_local_models or not cohort.steps else cohort.start
         own = None if start is None or cohort.keeps_rows else memory.get(len(cohort.clients))
         if own is None:
             own = _RowMemory(*cohort.dense_rows())
@@ -459,14 +413,14 @@ class _DenseRun:
         self.rows = DenseRows(own.rows)
         self.outcome = CohortOutcome(self.rows, own.copies)
         self.step = cohort.common_step
-        late = self.schedule.steps_after_exchange
+        late = self.cohort.steps_after_exchange
         self.kernel = CohortKernel(clients, own.rows, self.step, after_exchange=late, start=start)
         self._deltas: dict[int, Vector] = {}
         self._native = _exchanges_natively(cohort)
         if self._native:
             self._deltas = {position: allocator.empty_like(cohort.start) for position in cohort.reporting_positions()}
             self.kernel.set_deltas(cohort.start, self._deltas)
-        steps = self.schedule.steps if cohort.mixer.positions else 0
+        steps = cohort.steps if cohort.mixer.positions else 0
         self._calls = [range(steps)] if self._native and steps else [range(t, t + 1) for t in range(steps)]
         if self._calls:
             self._prepare(self._calls[0])
@@ -492,7 +446,7 @@ class _DenseRun:
             return None
         if self._native and self._calls:
             self._record_losses()
-            kinds = [self.schedule.exchange(step) for step in self._calls[0]]
+            kinds = [self.cohort.exchange_after(step) for step in self._calls[0]]
             cohort.count(outcome, kinds.count("gossip"), kinds.count("average"))
             outcome.deltas = [self._deltas[position] for position in cohort.reporting_positions()]
             outcome.spread = math.sqrt(self.kernel.spread / len(cohort.mixer.positions))
@@ -522,7 +476,7 @@ class _DenseRun:
         codes = self._exchange_codes() if self._native else {}
         for step, positions in zip(steps, self.cohort.active_from(steps[0])[: len(steps)], strict=True):
             turns += self.batches.turns(positions)
-            if (code := codes.get(self.schedule.exchange(step))) is not None:
+            if (code := codes.get(self.cohort.exchange_after(step))) is not None:
                 turns.append((code, 1, 0))
         return turns
 
@@ -533,7 +487,7 @@ class _DenseRun:
             codes["gossip"] = abi.SIGNS
         else:
             codes["gossip"] = abi.AVERAGE if self.cohort.mixer.weights is None else abi.MIX
-        return {**codes, None: abi.SETTLE} if self.schedule.steps_after_exchange else codes
+        return {**codes, None: abi.SETTLE} if self.cohort.steps_after_exchange else codes
 
     def _pull(self) -> None:
         self.kernel.run(np.array([(abi.PULL, 1, 0)], TURN))
@@ -588,7 +542,7 @@ class _LazyRun:
         self.kernel = LazyCohortKernel(clients, cohort.start, cohort.common_step)
 
     def run(self) -> None:
-        cohort, rows, steps = self.cohort, self.cohort.lazy_rows(), range(self.cohort.schedule.steps)
+        cohort, rows, steps = self.cohort, self.cohort.lazy_rows(), range(self.cohort.steps)
         self.outcome = CohortOutcome(rows)
         if steps and cohort.mixer.positions:
             turns, sums = self._turns(steps, rows)
@@ -599,7 +553,7 @@ class _LazyRun:
             if self.kernel.dropped is not None:
                 return
             self.outcome.losses += losses[own].tolist()
-            kinds = [cohort.schedule.exchange(step) for step in steps]
+            kinds = [cohort.exchange_after(step) for step in steps]
             cohort.count(self.outcome, kinds.count("gossip"), kinds.count("average"))
         self.outcome.finish(cohort)
 
@@ -623,7 +577,7 @@ class _LazyRun:
 
     def _advance_coefficients(self, step: int, positions: list[int], rows: LazyRows) -> None:
         """Update the coefficients for a step and its exchange."""
-        late, exchange = self.cohort.schedule.steps_after_exchange, self.cohort.schedule.exchange(step)
+        late, exchange = self.cohort.steps_after_exchange, self.cohort.exchange_after(step)
         if not late:
             rows.add(positions)
         if exchange is not None:
