@@ -28,6 +28,7 @@ import hansa
 from hansa.core.keys import Key
 from hansa.local.batching import PassOrder, batching
 from hansa.study.recipes import flamby
+from hansa.training.metrics import c_index
 
 # rounds, batch size, and FLamby's tuned rates: local, server, mu
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -212,7 +213,8 @@ def train(name: str, strategy: str, seed: int, benchmark: flamby.Benchmark) -> l
         outputs = [(trained(x), y) for x, y in (*tests, (benchmark.test_inputs, benchmark.test_targets))]
     if heart:
         return [int(((output > 0.5) == (y > 0.5)).sum()) / len(y) for output, y in outputs]
-    return [flamby.concordance(output, y) for output, y in outputs]
+    values = [c_index(output, y) for output, y in outputs]
+    return [0.5 if math.isnan(value) else value for value in values]  # where no pair is comparable
 
 
 def main() -> None:

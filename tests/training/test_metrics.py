@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import hansa
 from hansa.core.errors import HansaError
-from hansa.study.recipes import flamby
 from hansa.training.metrics import METRICS, GroupedMetric, MergeableMetric, c_index, roc_auc
 
 
@@ -59,7 +58,6 @@ def test_the_concordance_index_is_harrells(rows):
     target = torch.tensor([[float(e), float(t)] for _, e, t in rows])
     expected = c_index_by_pairs(*zip(*rows, strict=True))
     assert c_index(risk, target) == pytest.approx(expected, abs=1e-12, nan_ok=True)
-    assert flamby.concordance(risk, target) == (0.5 if math.isnan(expected) else pytest.approx(expected))
 
 
 def test_many_rows_are_compared_in_blocks():

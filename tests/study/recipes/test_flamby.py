@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from hansa.core.keys import Key
 from hansa.data.files import DataError
 from hansa.study.recipes import flamby, library
+from hansa.training.metrics import c_index
 
 ROOT = Path(__file__).parents[3]
 
@@ -136,7 +137,7 @@ def test_cox_loss_and_concordance_by_hand() -> None:
         elif events[first]:
             comparable += 1
             right += float(scores[first] > scores[second])
-    assert flamby.concordance(scores[:, None], target) == pytest.approx(right / comparable)
+    assert c_index(scores[:, None], target) == pytest.approx(right / comparable)
 
 
 def test_files_of_other_contents_are_refused_with_the_remedy(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import torch
 import yaml
 
 import hansa
-from hansa.config import from_yaml
+from hansa.config import allow_code, build_algorithm, from_yaml
 from hansa.study.recipes import library
-from hansa.study.recipes.niid import momentum_scaffold, scaffold_of_niid_bench
+from hansa.study.recipes.niid import momentum_scaffold
 
 ROWS = ("FedAvg", "FedProx", "SCAFFOLD, NIID-Bench's form", "FedNova")
 TEN = {
@@ -65,9 +65,12 @@ def test_scaffold_of_niid_bench_is_its_recursion() -> None:
     owners = np.repeat(np.arange(parties), sizes)
     data = hansa.data.from_arrays(np.concatenate(inputs), np.concatenate(targets), clients=owners)
     task = hansa.Task(lambda: torch.nn.Linear(3, 1, bias=False), torch.nn.functional.mse_loss, data)
-    method = scaffold_of_niid_bench(
-        local_lr=lr, epochs=steps, batch_size=9, local_momentum=beta, weight_decay=0.0, participation=0.5
-    )
+    cells = library()["niid-cifar-10-parties"].cells("paper")
+    document = next(cell.document for cell in cells if cell.row.startswith("SCAFFOLD, NIID"))
+    changes = {"lr": lr, "epochs": steps, "batch_size": 9, "weight_decay": 0.0}
+    with allow_code():
+        words = [*(f"local.{key}={value}" for key, value in changes.items()), "sample.participation=0.5"]
+        method = build_algorithm(from_yaml(yaml.safe_dump(document), words))
     run = hansa.Run(method, task, seed=0, dtype=torch.float64)
     x = run.state.vectors["model"].numpy().copy()
     run.advance(rounds)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +23,6 @@ from hansa.core.protocols import component
 from hansa.data import FederatedData, data_folder, from_arrays
 from hansa.data.csv_folder import HOSPITALS, read_hospital_tables
 from hansa.data.files import DataError, MissingFileError, invalid_file
-from hansa.training.metrics import c_index
 
 REGIONS = tuple(f"region {number}" for number in range(6))
 _NUMBERS = ("age", "sex", "trestbps", "chol", "fbs", "thalach", "exang", "oldpeak")
@@ -85,21 +83,16 @@ def read_heart_disease() -> Benchmark:
     >>> [len(rows.targets) for rows in read_heart_disease().sites.values()]
     [199, 172, 30, 85]
     """
-    tables, _ = read_hospital_tables()
     raw: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
-    for name, table in zip(HOSPITALS, tables, strict=True):
+    for name, table in zip(HOSPITALS, read_hospital_tables()[0], strict=True):
         columns = [table.columns[column] for column in (*_NUMBERS, *_CATEGORIES, "disease")]
-        rows = [[float(cell) for cell in row] for row in zip(*columns, strict=True) if "?" not in row]
-        cells = np.array(rows)
-        indicators = [
-            cells[:, len(_NUMBERS) + place] == value
-            for place, values in enumerate(_CATEGORIES.values())
-            for value in values
-        ]
+        cells = np.array([[float(cell) for cell in row] for row in zip(*columns, strict=True) if "?" not in row])
+        categories = zip(cells[:, len(_NUMBERS) :].T, _CATEGORIES.values(), strict=False)
+        indicators = [column == value for column, values in categories for value in values]
         inputs = np.column_stack([cells[:, : len(_NUMBERS)], *indicators]).astype(np.float32)
-        packed = np.frombuffer(bytes.fromhex(_TEST_ROWS[name]), dtype=np.uint8)
-        test = torch.from_numpy(np.unpackbits(packed)[: len(cells)].astype(bool))
-        raw[name] = (torch.from_numpy(inputs), torch.from_numpy(cells[:, -1:].astype(np.float32)), test)
+        test = np.unpackbits(np.frombuffer(bytes.fromhex(_TEST_ROWS[name]), dtype=np.uint8))[: len(cells)] == 1
+        targets = torch.from_numpy(cells[:, -1:].astype(np.float32))
+        raw[name] = (torch.from_numpy(inputs), targets, torch.from_numpy(test))
 
     def standardised(rows: torch.Tensor, train: torch.Tensor) -> torch.Tensor:
         return (rows - train.mean(dim=0)) / (train.std(dim=0) + 1e-9)
@@ -236,14 +229,3 @@ def cox_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     order = torch.argsort(-target[:, 1], stable=True)
     scores, events = output.reshape(-1)[order], target[order, 0]
     return ((torch.logcumsumexp(scores, 0) - scores) * events).mean()
-
-
-@component
-def concordance(output: torch.Tensor, target: torch.Tensor) -> float:
-    """Return Harrell's C-index (`hansa.metrics.c_index`); 0.5 if no pair is comparable.
-
-    >>> concordance(torch.tensor([[2.0], [1.0], [0.0]]), torch.tensor([[1.0, 1.0], [1.0, 2.0], [0.0, 3.0]]))
-    1.0
-    """
-    value = c_index(output, target)
-    return 0.5 if math.isnan(value) else value
