@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, cast
 
 import torch
 from torch.nn import functional
@@ -55,29 +56,20 @@ def _partition_data(config: Config, split: data.Split | None) -> data.FederatedD
     partition = PARTITION.build(section.partition)
     seed = config.seed if section.seed is None else section.seed
     if section.factory is not None:
-        produced: Any = _call_data_factory(section.factory, section.options)
-        if not isinstance(produced, data.Dataset):
+        dataset = _call_data_factory(section.factory, section.options)
+        if not isinstance(dataset, data.Dataset):
             if partition is not None or section.clients is not None:
                 raise data.DataError(f"data.factory: {section.factory} returns data that has its clients: leave out "
                                      "partition and clients.")  # fmt: skip
-            federated: data.FederatedData = produced
-            return federated
-        dataset = produced
+            return dataset
     elif section.name in set(data.dataset_names()) - set(data.DATASETS):  # synthetic data has its own clients
         # which rows of one's own files are test rows does not depend on the run's seed
         own = None if section.name == data.loading.CSV_FOLDER else seed
         seed_of_data = own if section.seed is None else section.seed
         return data.federate(section.name, partition, section.clients, seed_of_data, section.folder, **section.options)
     else:
-        known = {name.replace("-", "").replace("_", ""): name for name in data.dataset_names()}
-        wanted = section.name.lower().replace("-", "").replace("_", "")
-        if wanted not in known:
-            raise data.DataError(
-                f"data.name: no data set {section.name!r}. {suggestion(section.name, data.dataset_names())}"
-            )
-        dataset = _load_dataset(
-            known[wanted], str(data.data_folder(section.folder)), json.dumps(section.options, sort_keys=True)
-        )
+        options = json.dumps(section.options, sort_keys=True)
+        dataset = _load_dataset(section.name, str(data.data_folder(section.folder)), options)
     if split is not None:
         return data.apply_split(dataset, split)
     if partition is None:
@@ -87,17 +79,17 @@ def _partition_data(config: Config, split: data.Split | None) -> data.FederatedD
     return data.partition_dataset(dataset, partition, clients, seed)
 
 
-def _call_data_factory(path: str, options: Mapping[str, Any]) -> Any:
+def _call_data_factory(path: str, options: Mapping[str, Any]) -> data.Dataset | data.FederatedData:
     """Call the user's data function with the options."""
     try:
-        produced = import_function("data.factory", path)(**options)
+        produced = _find_function("data.factory", path)(**options)
     except TypeError as error:
         raise data.DataError(f"data.factory: {path}: {error}.") from error
     if not isinstance(produced, (data.Dataset, data.FederatedData, data.GeneratedData, data.CollatedData)):
         raise data.DataError(
             f"data.factory: {path} returns {short_repr(produced)}: expected data, as from hansa.data.from_arrays(...)."
         )
-    return produced
+    return cast("data.Dataset | data.FederatedData", produced)
 
 
 @lru_cache(maxsize=1)
@@ -109,17 +101,15 @@ def _load_dataset(name: str, folder: str, options: str) -> data.Dataset:
 def build_task(config: Config, federated: data.FederatedData) -> Task:
     """Build the task of a run: model, loss and metrics on its data."""
     section = config.model
-    metric = None if section.metric is None else import_function("model.metric", section.metric)
-    metrics = {name: _import_metric(name, metric) for name, metric in section.metrics.items()}
-    augment = AUGMENT.build(config.data.augment) or ()
-    build = partial(
-        Task,
-        loss=_build_loss(section.loss, federated),
-        data=federated,
-        metric=metric,
-        metrics=metrics,
+    task = Task(
+        model_factory(config, federated),
+        _build_loss(section.loss, federated),
+        federated,
+        name=section.factory or f"{section.name or default_model(federated)} on {federated.name}",
+        metric=None if section.metric is None else _find_function("model.metric", section.metric),
+        metrics={name: _find_metric(name, metric) for name, metric in section.metrics.items()},
         main_metric=section.main_metric,
-        augment=augment,
+        augment=AUGMENT.build(config.data.augment) or (),
         autocast=section.autocast,
         param_dtype=section.param_dtype,
         execution=section.execution,
@@ -127,46 +117,23 @@ def build_task(config: Config, federated: data.FederatedData) -> Task:
         ignored=section.ignored,
         evaluation_batch_size=section.evaluation_batch_size,
     )
-    make = model_factory(config, federated)
-    if section.factory is not None:
-        task = build(make, name=section.factory)
-        if task.dtype == torch.float64 and config.dtype != "float64":
-            raise HansaError(
-                f"model.factory: {section.factory} makes a model of float64 parameters, which dtype: {config.dtype} "
-                "would round. Set dtype: float64, or leave .double() out of the factory."
-            )
-        return task
-    name = section.name if section.name is not None else default_model(federated)
-    return build(make, name=f"{name} on {federated.name}")
+    if task.dtype == torch.float64 and config.dtype != "float64":
+        raise HansaError(
+            f"model.factory: {section.factory} makes a model of float64 parameters, which dtype: {config.dtype} "
+            "would round. Set dtype: float64, or leave .double() out of the factory."
+        )
+    return task
 
 
 def model_factory(config: Config, federated: data.FederatedData) -> Callable[[], torch.nn.Module]:
     """Return the function that builds the model of a configuration for data of this shape and these classes."""
     section = config.model
     if section.factory is not None:
-        return partial(import_function("model.factory", section.factory), **section.options)
+        return partial(_find_function("model.factory", section.factory), **section.options)
     if federated.classes is None:
         raise HansaError(f"{federated.name} has no classes, as Hansa's models need: name your own with model.factory.")
-    name = section.name if section.name is not None else default_model(federated)
+    name = section.name or default_model(federated)
     return partial(models.build, name, classes=federated.classes, shape=federated.shape, **section.options)
-
-
-def _import_metric(name: str, metric: str | MetricSection) -> Callable[..., Any]:
-    """Import a metric, with the direction that the configuration states."""
-    if isinstance(metric, str):
-        return _find_metric(f"model.metrics.{name}", metric)
-    function = _find_metric(f"model.metrics.{name}.function", metric.function)
-    return lower(function) if metric.better == "lower" else higher(function)
-
-
-def _find_metric(key: str, name: str) -> Callable[..., Any]:
-    """Return one of Hansa's metrics, or import MODULE:FUNCTION."""
-    if import_path.is_import_path(name):
-        return import_function(key, name)
-    if name not in METRICS:
-        known = suggestion(name, METRICS)
-        raise HansaError(f"{key}: no metric {short_repr(name)}. {known} Or MODULE:FUNCTION of yours.")
-    return METRICS[name]
 
 
 def default_model(federated: data.FederatedData) -> str:
@@ -178,15 +145,30 @@ def default_model(federated: data.FederatedData) -> str:
     return "logistic" if federated.shape != (2,) else "mlp"
 
 
-def import_function(key: str, path: str) -> Callable[..., Any]:
-    """Import MODULE:FUNCTION from the current folder or the environment."""
+def _find_metric(name: str, metric: str | MetricSection) -> Callable[..., Any]:
+    """Return a metric with the direction that the configuration states."""
+    if isinstance(metric, str):
+        return _find_function(f"model.metrics.{name}", metric, METRICS, "metric")
+    function = _find_function(f"model.metrics.{name}.function", metric.function, METRICS, "metric")
+    return lower(function) if metric.better == "lower" else higher(function)
+
+
+def _find_function(
+    key: str, name: str, known: Mapping[str, Callable[..., Any]] = MappingProxyType({}), noun: str = "function"
+) -> Callable[..., Any]:
+    """Return a known function by its name, or import MODULE:FUNCTION from the current folder or the environment."""
+    if name in known:
+        return known[name]
+    if known and not import_path.is_import_path(name):
+        hint = suggestion(name, known)
+        raise HansaError(f"{key}: no {noun} {short_repr(name)}. {hint} Or MODULE:FUNCTION of yours.")
     try:
-        function = import_path.import_object(path)
+        function = import_path.import_object(name)
     except HansaError as error:
         raise HansaError(f"{key}: {error}") from error
     if not callable(function):
-        raise HansaError(f"{key}: {path!r}: expected a function, found {short_repr(function)}.")
-    return function  # type: ignore[no-any-return]
+        raise HansaError(f"{key}: {name!r}: expected a function, found {short_repr(function)}.")
+    return cast("Callable[..., Any]", function)
 
 
 def _build_loss(loss: str | Mapping[str, Any] | None, federated: data.FederatedData) -> Callable[..., torch.Tensor]:
@@ -194,23 +176,14 @@ def _build_loss(loss: str | Mapping[str, Any] | None, federated: data.FederatedD
         leaf = trees.tree_leaves(strip_weights(federated.targets))[0]
         return functional.mse_loss if leaf.is_floating_point() else functional.cross_entropy
     if isinstance(loss, str):
-        if import_path.is_import_path(loss):
-            return import_function("model.loss", loss)
-        if loss not in LOSSES:
-            raise HansaError(
-                f"model.loss: no loss {short_repr(loss)}. {suggestion(loss, LOSSES)} Or MODULE:FUNCTION of yours."
-            )
-        return LOSSES[loss]
-    name = loss.get("kind")
-    if isinstance(name, str) and import_path.is_import_path(name):
-        return partial(
-            import_function("model.loss.kind", name), **{key: value for key, value in loss.items() if key != "kind"}
-        )
+        return _find_function("model.loss", loss, LOSSES, "loss")
+    if import_path.is_import_path(name := loss.get("kind")):
+        options = {key: value for key, value in loss.items() if key != "kind"}
+        return partial(_find_function("model.loss.kind", str(name)), **options)
     try:
-        loss_function: Callable[..., torch.Tensor] = LOSS.build(loss)
+        return cast("Callable[..., torch.Tensor]", LOSS.build(loss))
     except ConfigValueError as error:
         raise error.with_prefix("model", "loss") from error
-    return loss_function
 
 
 def personalise_option(config: Config) -> personalise | None:
