@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Protocol
 
 from hansa.core.errors import HansaError, suggestion
 
@@ -14,16 +14,15 @@ from hansa.core.errors import HansaError, suggestion
 class HasComponents(Protocol):
     """An object composed of components, such as an algorithm."""
 
-    def components(self) -> Iterable[Any]: ...
+    def components(self) -> Iterable[object]: ...
 
 
 @cache
 def bibliography() -> dict[str, str]:
     """Return Hansa's BibTeX entries by key."""
     text = files("hansa.core").joinpath("citations.bib").read_text(encoding="utf-8")
-    entries = re.findall(r"^@\w+\{(\w+),.*?^\}$", text, flags=re.MULTILINE | re.DOTALL)
-    blocks = re.findall(r"^@\w+\{.*?^\}$", text, flags=re.MULTILINE | re.DOTALL)
-    return dict(zip(entries, blocks, strict=True))
+    entries = re.finditer(r"^@\w+\{(\w+),.*?^\}$", text, flags=re.MULTILINE | re.DOTALL)
+    return {entry[1]: entry[0] for entry in entries}
 
 
 def citations_of(component: object) -> tuple[str, ...]:
@@ -62,7 +61,7 @@ def cite(algorithm: HasComponents) -> str:
     """Print and return the BibTeX of the components that an algorithm uses.
 
     Args:
-        algorithm: Algorithm whose components are cited.
+        algorithm: HasComponents whose components are cited.
 
     >>> import contextlib, io
     >>> from hansa import presets

@@ -9,10 +9,10 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from html import escape
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from hansa.core.errors import HansaError, suggestion
 
@@ -51,24 +51,6 @@ _ABSENT = object()
 @cache
 def _default(base: type, name: str) -> Any:
     return inspect.getattr_static(base, name)
-
-
-def as_protocol(value: object, protocol: type[Base]) -> Base | None:
-    """Return the value if it has all names of a protocol, else None. `isinstance` collects the names in every call,
-    which takes ten times as long.
-
-    >>> class Sorted(Protocol):
-    ...     def sort(self) -> None: ...
-    >>> as_protocol([2, 1], Sorted), as_protocol((2, 1), Sorted)
-    ([2, 1], None)
-    """
-    return cast("Base", value) if all(hasattr(value, name) for name in _protocol_names(cast("Any", protocol))) else None
-
-
-@cache
-def _protocol_names(protocol: type) -> tuple[str, ...]:
-    bases = [base for base in protocol.__mro__ if getattr(base, "_is_protocol", False) and base is not Protocol]
-    return tuple(name for base in bases for name in vars(base) if not name.startswith("_"))
 
 
 def missing_methods(component: object, protocol: type) -> list[str]:
@@ -180,23 +162,11 @@ def is_declared(value: object) -> bool:
 
 
 class HtmlRepr:
-    """A mixin for dataclasses of components: in a notebook, a table of the non-default ones."""
+    """A mixin for dataclasses of components: in a notebook, a table of their fields."""
 
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in _table_rows(self))
-        return f"<table>{rows}</table>"
-
-
-def _table_rows(component: Any, above: str = "") -> Iterator[tuple[str, str]]:
-    for field in fields(component):
-        value = getattr(component, field.name)
-        name = f"{above}{field.name}"
-        if isinstance(value, Mapping):
-            for key, inner in value.items():
-                yield from _table_rows(inner, f"{key}: ") if is_dataclass(inner) else [(f"{name}.{key}", repr(inner))]
-        elif not above and is_dataclass(value) and len(fields(value)) > 4:
-            yield from _table_rows(value, f"{field.name}.")
-        elif not above or field.default is MISSING or value != field.default:
-            yield name, repr(value)
+        values = {field.name: getattr(self, field.name) for field in fields(cast("Any", self))}
+        rows = (f"<tr><th>{name}</th><td>{escape(repr(value))}</td></tr>" for name, value in values.items())
+        return f"<table>{''.join(rows)}</table>"

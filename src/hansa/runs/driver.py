@@ -22,7 +22,7 @@ from hansa.algorithm import Algorithm
 from hansa.core.devices import check_dtype, device_name, resolve_server_device
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.keys import Key
-from hansa.core.protocols import as_protocol, with_defaults
+from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, State, Vector, Vectors
 from hansa.core.vectors.arithmetic import vectors_to
 from hansa.engine import BaseEngine, Engine, Serial
@@ -276,7 +276,7 @@ class Run:
 
     def _round(self, engine: Engine, final: bool) -> Record:
         start, traits = time.perf_counter(), with_defaults(engine, BaseEngine)
-        machines = as_protocol(engine, ArrivalEngine) if self.algorithm.pace.asynchronous else None
+        machines = engine if self.algorithm.pace.asynchronous and isinstance(engine, ArrivalEngine) else None
         if machines is not None:
             machines.begin_step(self.state, self._with_memory, self.oldest_resumable_round)
         opened = open_paced_round(
