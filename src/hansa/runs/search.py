@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from hansa.core.errors import HansaError, check_integer, invalid_argument, short_repr
 from hansa.core.keys import Key
@@ -76,16 +77,14 @@ def parse_range(text: str) -> search_range | None:
     return search_range(low, high, match[3] is not None)
 
 
-@dataclass(slots=True)
-class Trial:
+class Trial(NamedTuple):
     """A point that was tried; its value is the mean over seeds of the score, as in `hansa.runs.metrics.score`."""
 
     number: int
     point: dict[str, Any]
-    params: dict[str, Any] = field(default_factory=dict)
-    status: str = ""
-    value: float | None = None
-    steps: dict[int, float] = field(default_factory=dict)
+    status: str
+    value: float | None
+    steps: dict[int, float]
 
 
 class Search:
@@ -121,7 +120,7 @@ class Search:
     ) -> None:
         if not axes:
             raise HansaError("search: expected at least one axis, such as local.lr=1e-3..1:log.")
-        self._optuna = _optuna()
+        self._optuna = o = _optuna()
         self.axes, self.seeds, self.rounds, self.window, self.prune = dict(axes), seeds, rounds, window, prune
         self.metric, directions = split_metric(metric, better)
         self._falls = lower_is_better(self.metric, directions)
@@ -137,38 +136,64 @@ class Search:
             "window": window,
             **(facts or {}),
         }
-        self.trials: list[Trial] = []
-        o = self._optuna
+        states = o.trial.TrialState
+        self._states = {DONE: states.COMPLETE, PRUNED: states.PRUNED, FAILED: states.FAIL}
+        self._distributions = {name: _distribution(o.distributions, name, axis) for name, axis in self.axes.items()}
         pruner = o.pruners.MedianPruner(5, max(1, rounds // 5)) if prune else o.pruners.NopPruner()
         self._study = o.create_study(direction="minimize" if self._falls else "maximize", pruner=pruner)
-        self._distributions = {name: self._distribution(name, axis) for name, axis in self.axes.items()}
-        for trial in self._load_trials():
-            self.trials.append(trial)
-            self._study.add_trial(self._to_optuna(trial))
+        if self._path is not None and self._path.exists():
+            self._load(self._path)
+
+    @property
+    def trials(self) -> list[Trial]:
+        """The finished trials."""
+        names = {state: name for name, state in self._states.items()}
+        return [
+            Trial(
+                each.number,
+                self.point(each.params),
+                names[each.state],
+                each.value if each.state == self._states[DONE] else None,
+                dict(each.intermediate_values),
+            )
+            for each in self._study.trials
+            if each.state in names
+        ]
 
     def ask(self, trials: int) -> Iterator[RunningTrial]:
         """Yield trials until there are this many; each must be finished before the next."""
         check_integer("search", "trials", trials)
-        while len(self.trials) < trials:
-            number = len(self.trials)
+        for number in range(len(self.trials), trials):
             seed = int.from_bytes(self._key.child("search", number).digest(4), "little")
             self._study.sampler = self._optuna.samplers.TPESampler(seed=seed)
-            yield RunningTrial(self, self._study.ask(self._distributions), number)
+            yield RunningTrial(self, self._study.ask(self._distributions))
             if len(self.trials) == number:
                 raise HansaError("search: finish() every trial before the next one.")
+
+    def point(self, drawn: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of optuna's parameters, those of a range rounded to six digits."""
+        point: dict[str, Any] = {}
+        for name, axis in self.axes.items():
+            value = drawn[name]
+            if not isinstance(axis, search_range):
+                point[name] = axis[self._distributions[name].choices.index(value)]
+            else:
+                point[name] = value if isinstance(value, int) else min(max(float(f"{value:.6g}"), axis.low), axis.high)
+        return point
 
     @property
     def best(self) -> Trial | None:
         """The best finished trial."""
+        done = [trial for trial in self._ranked() if trial.value is not None]
+        return done[0] if done else None
+
+    def _ranked(self) -> list[Trial]:
         sign = 1 if self._falls else -1
-        done = [trial for trial in self.trials if trial.status == DONE and trial.value is not None]
-        return min(done, key=lambda trial: sign * (trial.value or 0.0), default=None)
+        return sorted(self.trials, key=lambda trial: (trial.value is None, sign * (trial.value or 0.0)))
 
     def table(self) -> str:
         """Return all trials as text, the best first."""
-        sign = 1 if self._falls else -1
-        ranked = sorted(self.trials, key=lambda t: (t.value is None, sign * (t.value or 0.0)))
-        rows = [{"trial": t.number, **t.point, self.metric: t.value, "status": t.status} for t in ranked]
+        rows = [{"trial": t.number, **t.point, self.metric: t.value, "status": t.status} for t in self._ranked()]
         return text_table(rows, ("trial", *self.axes, self.metric, "status"), len(rows) or 1)
 
     def __repr__(self) -> str:
@@ -178,99 +203,56 @@ class Search:
 
     def counts(self) -> str:
         """Return the number of trials by outcome, as text."""
-        statuses = [trial.status for trial in self.trials]
-        counts = ", ".join(
-            f"{statuses.count(status)} {status}" for status in (DONE, PRUNED, FAILED) if status in statuses
-        )
-        return f"{len(statuses)} trials: {counts or 'none'}"
+        counts = Counter(trial.status for trial in self.trials)
+        listed = ", ".join(f"{counts[status]} {status}" for status in (DONE, PRUNED, FAILED) if counts[status])
+        return f"{counts.total()} trials: {listed or 'none'}"
 
-    def record_trial(self, trial: Trial, optuna_trial: Any) -> None:
-        """Record a finished trial."""
-        states = self._optuna.trial.TrialState
-        state = {DONE: states.COMPLETE, PRUNED: states.PRUNED, FAILED: states.FAIL}[trial.status]
-        self._study.tell(optuna_trial, trial.value if trial.status == DONE else None, state=state)
-        self.trials.append(trial)
-        self._write()
+    def record(self, optuna_trial: Any, status: str, value: float | None = None) -> None:
+        """Record a trial that has ended."""
+        self._study.tell(optuna_trial, value, state=self._states[status])
+        if self._path is not None:
+            self._write(self._path)
 
-    def _write(self) -> None:
-        if self._path is None:
-            return
-        io.make_folder(self._path.parent.resolve())
+    def _write(self, path: Path) -> None:
         trials = [
-            {"drawn": each.params, "status": each.status, "value": each.value, "steps": list(each.steps.items())}
-            for each in self.trials
+            {"drawn": drawn.params, "status": each.status, "value": each.value, "steps": list(each.steps.items())}
+            for each, drawn in zip(self.trials, self._study.trials, strict=True)
         ]
+        io.make_folder(path.parent.resolve())
         content = json.dumps({"search": self._settings, "trials": trials}, indent=1, allow_nan=False)
-        io.write_file(self._path, content.encode())
+        io.write_file(path, content.encode())
 
-    def _load_trials(self) -> list[Trial]:
-        if self._path is None or not self._path.exists():
-            return []
+    def _load(self, path: Path) -> None:
+        """Take the trials of a search that was interrupted."""
         try:
-            content = json.loads(self._path.read_text(encoding="utf-8"))
-            stored = content["search"]
-            changed = [name for name in self._settings if stored.get(name) != self._settings[name]]
-            trials = [] if changed else [self._read(at, each) for at, each in enumerate(content["trials"])]
+            content = json.loads(path.read_text(encoding="utf-8"))
+            changed = [name for name, value in self._settings.items() if content["search"].get(name) != value]
+            for each in [] if changed else content["trials"]:
+                self.point(each["drawn"])
+                self._study.add_trial(
+                    self._optuna.trial.create_trial(
+                        state=self._states[each["status"]],
+                        value=each["value"],
+                        params=each["drawn"],
+                        distributions=self._distributions,
+                        intermediate_values={int(step): float(value) for step, value in each["steps"]},
+                    )
+                )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise HansaError(f"{self._path}: not a search that can be resumed: {short_repr(str(error))}.") from error
+            raise HansaError(f"{path}: not a search that can be resumed: {short_repr(str(error))}.") from error
         if changed:
-            raise HansaError(f"{self._path}: holds a search with another {', '.join(changed)}. Choose another folder.")
-        return trials
-
-    def _read(self, number: int, stored: Mapping[str, Any]) -> Trial:
-        steps = {int(step): float(value) for step, value in stored["steps"]}
-        if stored["status"] not in (DONE, PRUNED, FAILED):
-            raise ValueError(f"status {stored['status']}")
-        return Trial(number, self.point(stored["drawn"]), stored["drawn"], stored["status"], stored["value"], steps)
-
-    def _distribution(self, name: str, axis: Axis) -> Any:
-        distributions = self._optuna.distributions
-        if not isinstance(axis, search_range):
-            if isinstance(axis, str) or not len(axis):
-                raise invalid_argument("search", name, axis, "some values, or hansa.search_range(low, high)")
-            return distributions.CategoricalDistribution(
-                [json.dumps(value, sort_keys=True, default=repr) for value in axis]
-            )
-        if isinstance(axis.low, int) and isinstance(axis.high, int):
-            return distributions.IntDistribution(axis.low, axis.high, log=axis.log)
-        return distributions.FloatDistribution(axis.low, axis.high, log=axis.log)
-
-    def point(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of optuna's parameters, those of a range rounded to six digits."""
-        point: dict[str, Any] = {}
-        for name, axis in self.axes.items():
-            value = params[name]
-            if isinstance(axis, search_range):
-                point[name] = value if isinstance(value, int) else min(max(float(f"{value:.6g}"), axis.low), axis.high)
-            else:
-                point[name] = axis[self._distributions[name].choices.index(value)]
-        return point
-
-    def _to_optuna(self, trial: Trial) -> Any:
-        states = self._optuna.trial.TrialState
-        return self._optuna.trial.create_trial(
-            state={DONE: states.COMPLETE, PRUNED: states.PRUNED, FAILED: states.FAIL}[trial.status],
-            value=trial.value if trial.status == DONE else None,
-            params=trial.params,
-            distributions=self._distributions,
-            intermediate_values=trial.steps,
-        )
+            raise HansaError(f"{path}: holds a search with another {', '.join(changed)}. Choose another folder.")
 
 
 class RunningTrial:
     """A trial under way. As a callback of its runs it stops them when the trial is pruned."""
 
-    def __init__(self, search: Search, optuna_trial: Any, number: int) -> None:
+    def __init__(self, search: Search, optuna_trial: Any) -> None:
         self._search, self._optuna_trial = search, optuna_trial
-        self.trial = Trial(number, search.point(optuna_trial.params), dict(optuna_trial.params))
+        self.number, self.point = int(optuna_trial.number), search.point(optuna_trial.params)
         self.pruned = False
         self._values: list[float] = []
         self._reported: set[int] = set()
-
-    @property
-    def point(self) -> dict[str, Any]:
-        """The values to try."""
-        return self.trial.point
 
     def next_seed(self) -> None:
         """Begin the next seed."""
@@ -303,22 +285,30 @@ class RunningTrial:
             # the mean of the first rounds, too, so that the values of one run are comparable for pruning
             mean = math.fsum([*self._values[:-1], math.nan if running is None else running]) / len(self._values)
             step = (len(self._values) - 1) * search.rounds + int(record["round"])
-            self.trial.steps[step] = mean
             self._optuna_trial.report(mean, step)
             self.pruned = bool(self._optuna_trial.should_prune())
         return self.pruned
 
-    def finish(self, *, failed: bool = False) -> Trial:
+    def finish(self, *, failed: bool = False) -> None:
         """End the trial: finished with all seeds, pruned, or failed."""
         finished = len(self._values) == self._search.seeds and all(map(math.isfinite, self._values))
         if failed or not (finished or self.pruned):
-            self.trial.status = FAILED
+            self._search.record(self._optuna_trial, FAILED)
         elif self.pruned:
-            self.trial.status = PRUNED
+            self._search.record(self._optuna_trial, PRUNED)
         else:
-            self.trial.status, self.trial.value = DONE, math.fsum(self._values) / len(self._values)
-        self._search.record_trial(self.trial, self._optuna_trial)
-        return self.trial
+            self._search.record(self._optuna_trial, DONE, math.fsum(self._values) / len(self._values))
+
+
+def _distribution(distributions: Any, name: str, axis: Axis) -> Any:
+    """Return the optuna distribution of an axis."""
+    if isinstance(axis, search_range):
+        whole = isinstance(axis.low, int) and isinstance(axis.high, int)
+        kind = distributions.IntDistribution if whole else distributions.FloatDistribution
+        return kind(axis.low, axis.high, log=axis.log)
+    if isinstance(axis, str) or not len(axis):
+        raise invalid_argument("search", name, axis, "some values, or hansa.search_range(low, high)")
+    return distributions.CategoricalDistribution([json.dumps(each, sort_keys=True, default=repr) for each in axis])
 
 
 def _optuna() -> Any:

@@ -520,7 +520,7 @@ class Session:
                 except DamagedFileError:
                     raise
                 except HansaError as error:  # such as a learning rate at which every update is non-finite
-                    log.warning("trial %d, %s: %s", trial.trial.number, job.title, error)
+                    log.warning("trial %d, %s: %s", trial.number, job.title, error)
                     failed = True
                 if failed or trial.pruned:
                     break
