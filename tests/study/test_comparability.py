@@ -17,7 +17,6 @@ from hansa.config import build, from_yaml
 from hansa.runs.experiment import build_run
 from hansa.runs.folder import RunFolder
 from hansa.runs.provenance import code_without_comments
-from hansa.runs.weighting import unweighted_note
 from hansa.study.report import ReportEntry, rank
 from hansa.study.report.page import comparability_warnings
 
@@ -247,6 +246,6 @@ def test_latex_has_deviations_costs_and_paired_intervals():
 
 
 def test_unweighted_fedavg_says_so():
-    population = hansa.Run(METHOD, task_of(drawn(seed=0))).task.population
-    assert "count equally" in unweighted_note(METHOD, population)
-    assert unweighted_note(hansa.presets.fedavg(weights="samples"), population) == ""
+    task = task_of(drawn(seed=0))
+    assert "count equally" in hansa.Run(METHOD, task).weights_note
+    assert hansa.Run(hansa.presets.fedavg(weights="samples"), task).weights_note == ""

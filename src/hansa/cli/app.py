@@ -21,7 +21,6 @@ from hansa.cli import (
     sweep,
     theory,
 )
-from hansa.cli.console import PluginCommand
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -34,10 +33,10 @@ app = typer.Typer(
 )
 TRAIN, INSPECT, CONFIGURE, FEDERATION = "Train", "Inspect results", "Configure", "Federation"
 
-app.command("run", cls=PluginCommand, rich_help_panel=TRAIN)(run.run)
+app.command("run", rich_help_panel=TRAIN)(run.run)
 app.command("resume", rich_help_panel=TRAIN)(run.resume)
-app.command("compare", cls=PluginCommand, rich_help_panel=TRAIN)(compare.compare)
-app.command("sweep", cls=PluginCommand, rich_help_panel=TRAIN)(sweep.sweep)
+app.command("compare", rich_help_panel=TRAIN)(compare.compare)
+app.command("sweep", rich_help_panel=TRAIN)(sweep.sweep)
 app.command("reproduce", rich_help_panel=TRAIN)(reproduce.reproduce)
 app.command("demo", rich_help_panel=TRAIN)(demo.demo)
 app.command("show", rich_help_panel=INSPECT)(show.show)
@@ -45,14 +44,14 @@ app.command("report", rich_help_panel=INSPECT)(report.report)
 app.command("watch", rich_help_panel=INSPECT)(report.watch)
 app.command("predict", rich_help_panel=INSPECT)(predict.predict)
 app.command("export", rich_help_panel=INSPECT)(predict.export)
-app.command("presets", cls=PluginCommand, rich_help_panel=CONFIGURE)(inspect.presets)
-app.command("parts", cls=PluginCommand, rich_help_panel=CONFIGURE)(inspect.parts)
+app.command("presets", rich_help_panel=CONFIGURE)(inspect.presets)
+app.command("parts", rich_help_panel=CONFIGURE)(inspect.parts)
 app.command("models", rich_help_panel=CONFIGURE)(inspect.models)
 app.add_typer(inspect.config, name="config", rich_help_panel=CONFIGURE)
 app.add_typer(data.app, name="data", rich_help_panel=CONFIGURE)
-app.command("topology", cls=PluginCommand, rich_help_panel=CONFIGURE)(inspect.topology)
-app.command("theory", cls=PluginCommand, rich_help_panel=CONFIGURE)(theory.theory)
-app.command("cite", cls=PluginCommand, rich_help_panel=CONFIGURE)(inspect.cite)
+app.command("topology", rich_help_panel=CONFIGURE)(inspect.topology)
+app.command("theory", rich_help_panel=CONFIGURE)(theory.theory)
+app.command("cite", rich_help_panel=CONFIGURE)(inspect.cite)
 app.command("doctor", rich_help_panel=CONFIGURE)(doctor.doctor)
 app.command("serve", rich_help_panel=FEDERATION)(federate.serve)
 app.command("join", rich_help_panel=FEDERATION)(federate.join)

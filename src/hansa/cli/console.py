@@ -13,13 +13,11 @@ from contextlib import contextmanager, suppress
 from typing import Any, ParamSpec, TypeVar
 
 import typer
-from click import Context, HelpFormatter
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
-from typer.core import TyperCommand
 
 from hansa.core.errors import HansaError
 from hansa.core.terminal import Terminal
@@ -28,15 +26,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
-
-
-class PluginCommand(TyperCommand):
-    """A command that takes names of components: its help ends with those of plug-ins."""
-
-    def format_help(self, ctx: Context, formatter: HelpFormatter) -> None:
-        names = plugin_names()
-        self.epilog = f"Plug-ins provide {names}." if names else None
-        super().format_help(ctx, formatter)
 
 
 def plugin_names() -> str:

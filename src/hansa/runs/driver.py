@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 from torch import nn
 
-from hansa.aggregate import BaseAggregator
+from hansa.aggregate import BaseAggregator, mean
 from hansa.algorithm import Algorithm
 from hansa.core.devices import check_dtype, device_name, resolve_server_device
 from hansa.core.errors import HansaError, check_integer, invalid_argument
@@ -56,7 +56,6 @@ from hansa.runs.per_client import (
 )
 from hansa.runs.record import ClientRecord
 from hansa.runs.store import ClientStore, DiskStore, RamStore
-from hansa.runs.weighting import unweighted_note
 from hansa.training import TaskLike, random_state
 from hansa.training.evaluation import EvaluationJob
 from hansa.training.vmap import with_vmap
@@ -192,6 +191,18 @@ class Run:
         """The names of the devices on which clients train, for records."""
         return self.remote_devices or sorted({device_name(device) for device in self.devices})
 
+    @property
+    def weights_note(self) -> str:
+        """A sentence if FedAvg counts clients of different sizes equally; otherwise ""."""
+        channel, sizes = self.algorithm.channels.get(MODEL), self.task.population.samples
+        uniform = channel is not None and channel.aggregate == mean("uniform")
+        if self.algorithm.name != "fedavg" or not uniform or len(set(sizes)) < 2:
+            return ""
+        return (
+            f"fedavg: clients of {min(sizes)} to {max(sizes)} rows count equally. weights='samples' (server.weights: "
+            "samples) weighs them by rows."
+        )
+
     def move_server(self, device: str | torch.device) -> None:
         """Let the server compute on a device from now on: its vectors and the state of its optimizer move there."""
         self.server_device = resolve_server_device(device)
@@ -258,8 +269,6 @@ class Run:
         """Run ``rounds`` more rounds."""
         check_integer("run", "rounds", rounds, minimum=0)
         last, self._task = self.state.round + rounds, self.task
-        if self.state.round == 0 and (note := unweighted_note(self.algorithm, self.task.population)):
-            logging.getLogger("hansa").info("%s", note)
         with random_state.fixed_arithmetic((*self.devices, self.server_device), self.deterministic):
             engine = self._engine(self.algorithm, self.engine_task, self.dtype, self.device)
             try:
@@ -395,8 +404,14 @@ class Run:
             "forgotten": sorted(self.forgotten_clients),
         }
 
-    def restore(self, tree: State, history: Sequence[Record]) -> None:
-        """Restore the closed round of a checkpoint; the store must be at the same round."""
+    def restore(self, tree: State, history: Sequence[Record], trajectory: Sequence[Vector] | None = None) -> None:
+        """Restore the closed round of a checkpoint; the store must be at the same round.
+
+        Args:
+            tree: The state of the checkpoint.
+            history: The records of its rounds.
+            trajectory: The models of all rounds, which a checkpoint does not have.
+        """
         state = ServerState(**tree["server"]).on_device(self.algorithm, self.server_device)
         if self.store.generation != state.round or len(history) != state.round:
             raise HansaError(
@@ -410,10 +425,8 @@ class Run:
         ]
         self.forgotten_clients = {int(client) for client in tree.get("forgotten", ())}
         self.history = RunHistory(history, self.history.facts)
-
-    def restore_trajectory(self, trajectory: Sequence[Vector] | None) -> None:
-        """Restore the models of all rounds, which a checkpoint does not have."""
-        self._trajectory = None if trajectory is None else list(trajectory)
+        if trajectory is not None:
+            self._trajectory = list(trajectory)
 
     def _record(self, opened: OpenedRound, closed: ClosedRound) -> Record:
         outcome: Outcome = closed.outcome

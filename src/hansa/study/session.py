@@ -177,9 +177,8 @@ class Job:
             raise JobStopped
         if isinstance(opened, Experiment):
             return opened.folder.path
-        trajectory = list(run.trajectory) if run.options.keep_params else None
-        saved = run.checkpoint_state(), list(run.history)
-        return saved, run.store, run.client_record, run.dropped_clients, trajectory
+        saved = run.checkpoint_state(), list(run.history), list(run.trajectory) if run.options.keep_params else None
+        return saved, run.store, run.client_record, run.dropped_clients
 
     def collect(self, answer: Any) -> Opened:
         """Return the run that a worker process has executed, from what `work` has returned."""
@@ -187,10 +186,9 @@ class Job:
             return RunFolder(answer)
         run = self.open()
         assert isinstance(run, Run)
-        saved, run.store, run.client_record, dropped, trajectory = answer
+        saved, run.store, run.client_record, dropped = answer
         run.restore(*saved)
         run.dropped_clients = dropped  # a checkpoint has the last of them only
-        run.restore_trajectory(trajectory)
         run.release_data()
         return run
 

@@ -19,7 +19,6 @@ from rich.text import Text
 
 from hansa.core.terminal import Terminal
 from hansa.runs.columns import LOSSES, NO_FACTS, MetricFacts, base_metric, column_of, main_metric
-from hansa.runs.weighting import unweighted_note
 from hansa.study.report import formats
 
 if TYPE_CHECKING:
@@ -74,8 +73,8 @@ class RunProgress:
     def __call__(self, run: Run, record: Mapping[str, Any]) -> bool | None:
         if not self._begun:
             self._begun = True
-            note = unweighted_note(run.algorithm, run.task.population)
-            self._display.print_once(note, topic="weights" if note else "")
+            if note := run.weights_note:
+                self._display.print_once(note, topic="weights")
         self.update(int(record["round"]), self._numbers.add(record, run.history.facts))
         return None
 
