@@ -298,7 +298,7 @@ def test_this_process_takes_runs_if_fewer_workers_fit_than_were_asked_for(start,
 
     def execute(self, *arguments, **options):
         if os.getpid() == process:
-            here.append(self.spec.seed)
+            here.append(self.config.seed)
         return whole(self, *arguments, **options)
 
     monkeypatch.setattr(Job, "execute", execute)

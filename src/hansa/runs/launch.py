@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -20,14 +19,13 @@ from hansa.config import Config, allow_code, build, to_dict
 from hansa.config.sections import CheckpointSection, EvaluateSection, PythonSection
 from hansa.core.citations import citations
 from hansa.core.errors import HansaError
-from hansa.runs.driver import Run
 from hansa.runs.experiment import Experiment, RunFactory, build_run
 from hansa.runs.folder import FINISHED, RunFolder, slug
 from hansa.runs.folder_lock import LOCK
 from hansa.runs.options import PythonRun, device_names
 from hansa.runs.provenance import changed_kinds, provenance_of
 from hansa.runs.seed_group import SeedGroupFolder, expand_seeds
-from hansa.runs.store import ClientStore, io
+from hansa.runs.store import io
 from hansa.runs.store.io import FileLock, InUseError
 from hansa.runs.trackers import flatten
 
@@ -43,7 +41,7 @@ LISTED_CHANGES = 8
 
 
 def open_run(
-    spec: Config | PythonRun | None,
+    config: Config | None,
     folder: Path | str,
     if_exists: IfExists = "refuse",
     *,
@@ -57,24 +55,20 @@ def open_run(
     """Start the run of a folder, or resume or replace the one that it holds.
 
     Args:
-        spec: What to run: a configuration, or an algorithm, a task and options. None resumes whatever the folder holds.
+        config: What to run; None resumes whatever the folder holds.
         folder: The folder of the run.
         if_exists: What happens if the folder holds a run already.
-        rounds: The last round of a resumed run; by default that of ``spec`` or that of the folder, the later one.
+        rounds: The last round of a resumed run; by default that of ``config`` or that of the folder, the later one.
         fallback: Use the newest undamaged checkpoint.
         accept: Kinds of changes of data, model or code with which a run is resumed; they are recorded in the folder.
         trust: Import code that the folder names even if this user did not create the folder on this machine.
-        run_factory: Builds the run of a configuration that needs more than its own contents, as that of a federation.
+        run_factory: Builds the run of a configuration that needs more than its own contents: one that was started in
+            Python, or that of a federation.
         settings: New values of `FREE_SETTINGS` for a resumed run; by default those of a configuration.
 
     Returns:
         The run with its folder, before its next round: `Experiment.execute` runs it.
     """
-    if isinstance(spec, PythonRun):
-        config: Config | None = describe_run(spec)
-        run_factory = factory_of(spec)
-    else:
-        config = spec
     found = RunFolder.containing(folder)
     if config is not None and not (if_exists == "resume" and found.exists):
         overwrite, numbered = if_exists == "replace", if_exists == "new"
@@ -96,12 +90,14 @@ def open_run(
     )
 
 
-def describe_run(run: PythonRun) -> Config:
-    """Return the configuration that a folder stores for a run started in Python."""
+def describe_run(run: PythonRun, seeds: Sequence[int] | None = None) -> Config:
+    """Return the configuration that a folder stores for a run started in Python, or for several seeds of it."""
     changed = run.options.changed()
     return Config(
-        name=run.title,
+        name=run.algorithm.name if run.name is None else run.name,
         seed=run.seed,
+        seeds=None if seeds is None else list(seeds),
+        workers=run.options.workers or "auto",
         rounds=run.rounds,
         device=device_names(run.options.resolve_devices(run.task)),
         deterministic=run.options.deterministic is not False,
@@ -114,18 +110,6 @@ def describe_run(run: PythonRun) -> Config:
             cites=list(citations(run.algorithm)),
         ),
     )
-
-
-def factory_of(run: PythonRun) -> RunFactory:
-    """Return the function that builds a folder's run from the Python objects."""
-
-    def build_from_objects(config: Config, store: ClientStore | None, done: int) -> Run:
-        options = run.options
-        if options.deterministic is None:
-            options = replace(options, deterministic=config.deterministic)
-        return replace(run, rounds=config.rounds, seed=config.seed, options=options).start(store, done)
-
-    return build_from_objects
 
 
 def refuse_other_settings(folder: Path, saved: Config, requested: Config) -> None:

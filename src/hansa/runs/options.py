@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import torch
@@ -19,6 +19,7 @@ from hansa.rounds.measures.base import Measure
 from hansa.training import TaskLike, personalise
 
 if TYPE_CHECKING:
+    from hansa.config import Config
     from hansa.runs.driver import Run
     from hansa.runs.store import ClientStore
 
@@ -88,18 +89,23 @@ class PythonRun:
     name: str | None = None
     checkpoint_every: int = 10
 
-    @property
-    def title(self) -> str:
-        """Its name in tables and reports."""
-        return self.algorithm.name if self.name is None else self.name
+    def start(self, config: Config | None = None, store: ClientStore | None = None, done: int = 0) -> Run:
+        """Return the run before its next round.
 
-    def start(self, store: ClientStore | None = None, done: int = 0) -> Run:
-        """Return the run before its first round, or after ``done`` rounds, whose client memory is in ``store``."""
+        Args:
+            config: The configuration of its folder, which has the seed, the rounds and the determinism of the run.
+            store: The client memory of a checkpoint.
+            done: The number of rounds that are done.
+        """
         from hansa.runs.driver import Run
 
-        devices = self.options.resolve_devices(self.task)
-        engine = auto_engine(self.options.workers, self.rounds - done, devices=devices)
-        return Run(self.algorithm, self.task, seed=self.seed, store=store, engine=engine, options=self.options)
+        seed, rounds, options = self.seed, self.rounds, self.options
+        if config is not None:
+            seed, rounds = config.seed, config.rounds
+            if options.deterministic is None:
+                options = replace(options, deterministic=config.deterministic)
+        engine = auto_engine(options.workers, rounds - done, devices=options.resolve_devices(self.task))
+        return Run(self.algorithm, self.task, seed=seed, store=store, engine=engine, options=options)
 
 
 class RunOptionsDict(TypedDict, total=False):

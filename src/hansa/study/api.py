@@ -124,7 +124,8 @@ def run(
     if seeds is None and parallel is not None:
         raise invalid_argument("run", "parallel", parallel, "None for one seed", "workers=N uses N cores.")
     if seeds is None and out is None and not progress:
-        return spec.start(store).advance(rounds, chosen.callbacks)
+        return spec.start(store=store).advance(rounds, chosen.callbacks)
+    from hansa.runs.launch import describe_run
     from hansa.runs.seed_group import parse_seeds
     from hansa.study.report.results import Runs
     from hansa.study.session import Session, plan_jobs
@@ -132,19 +133,14 @@ def run(
     if seed is not None and seeds is not None and not isinstance(seeds, int):
         raise invalid_argument("run", "seed", seed, "none beside a list of seeds", f"The list is {list(seeds)}.")
     with Session(progress, saved=out is not None) as session:
-        jobs, _ = plan_jobs(
-            spec,
-            out,
-            "replace" if overwrite else "resume",
-            seeds=None if seeds is None else parse_seeds(seeds, spec.seed),
-            callbacks=chosen.callbacks,
-            accept=accept,
-        )
+        config = describe_run(spec, None if seeds is None else parse_seeds(seeds, spec.seed))
+        how: IfExists = "replace" if overwrite else "resume"
+        jobs, _ = plan_jobs(config, out, how, python=spec, callbacks=chosen.callbacks, rounds=rounds, accept=accept)
         if seeds is None:
-            first = replace(jobs[0], opened=None if store is None else spec.start(store))
+            first = replace(jobs[0], opened=None if store is None else spec.start(store=store))
             return session.run_jobs([first]).runs[0]
         session.display.expect(rounds * len(jobs))
-        return Runs(spec.title, session.run_jobs(jobs, None, parallel).runs)
+        return Runs(config.title, session.run_jobs(jobs, None, parallel).runs)
 
 
 def compare(
@@ -189,6 +185,7 @@ def compare(
     2
     """
     from hansa.runs.folder import slug
+    from hansa.runs.launch import describe_run
     from hansa.runs.seed_group import parse_seeds
     from hansa.study.report.results import Comparison, Runs
     from hansa.study.session import Session, plan_jobs
@@ -212,7 +209,10 @@ def compare(
             spec = PythonRun(algorithm, task, rounds, chosen, 0, name, checkpoint_every)
             folder = None if out is None else Path(out) / slugs[name]
             how: IfExists = "replace" if name in again else "resume"
-            jobs += plan_jobs(spec, folder, how, seeds=all_seeds, callbacks=chosen.callbacks, accept=accept)[0]
+            config = describe_run(spec, all_seeds)
+            jobs += plan_jobs(
+                config, folder, how, python=spec, callbacks=chosen.callbacks, rounds=rounds, accept=accept
+            )[0]
         runs = iter(session.run_jobs(jobs, None, parallel).runs)
         return Comparison({name: Runs(name, [next(runs) for _ in all_seeds]) for name in methods})
 
@@ -260,6 +260,7 @@ def search(
         options: Further options of every run, as in `hansa.run`.
     """
     from hansa.runs.folder import slug
+    from hansa.runs.launch import describe_run
     from hansa.runs.search import Search
     from hansa.runs.seed_group import parse_seeds
     from hansa.study.session import Session, plan_jobs
@@ -288,7 +289,10 @@ def search(
         for seed in all_seeds:
             spec = PythonRun(factory(**point), task, rounds, chosen, seed, title, checkpoint_every)
             folder = None if out is None else Path(out) / f"{slug(title)}-seed-{seed}"
-            jobs += plan_jobs(spec, folder, "resume", callbacks=chosen.callbacks, shared=True)[0]
+            config = describe_run(spec)
+            jobs += plan_jobs(
+                config, folder, "resume", python=spec, callbacks=chosen.callbacks, shared=True, rounds=rounds
+            )[0]
         return jobs
 
     with Session(progress, saved=out is not None) as session:

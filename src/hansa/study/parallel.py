@@ -44,6 +44,7 @@ import torch
 
 from hansa.config import allow_code
 from hansa.config.import_path import is_trusted, may_import
+from hansa.core.devices import resolve_devices
 from hansa.core.errors import check_integer
 from hansa.engine import workers as worker_block
 from hansa.engine.auto import START_SECONDS, available_cores
@@ -92,8 +93,9 @@ def choose_parallel(parallel: int | None, jobs: Sequence[Job], obstacle: str = "
     if os.name != "posix":
         obstacle = "worker processes need a POSIX system"
     block = current_workers()
-    workers = max((job.workers for job in jobs if job.workers), default=None if block is None else block.count)
-    on_cpu = all(job.devices == {"cpu"} for job in jobs)
+    set_workers = [job.config.workers for job in jobs if job.config.workers != "auto"]
+    workers = max(set_workers, default=None if block is None else block.count)
+    on_cpu = all(device.type == "cpu" for job in jobs for device in resolve_devices(job.config.device))
     cores = available_cores() // (workers or 1) if on_cpu else 1
     count = min(cores if parallel is None else parallel, len(jobs))
     if count > 1 and obstacle:  # the user's choice, unless they ask for more

@@ -11,14 +11,13 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from rich.console import Console
 
 from hansa.config import Config
-from hansa.core.devices import resolve_devices
 from hansa.core.errors import HansaError
 from hansa.engine import reuse_workers
 from hansa.runs.driver import Run, requires_disk
@@ -26,9 +25,7 @@ from hansa.runs.experiment import Experiment
 from hansa.runs.folder import FINISHED, RunFolder, slug
 from hansa.runs.launch import (
     IfExists,
-    describe_run,
     digest_name,
-    factory_of,
     find_folder,
     hold_folder,
     open_run,
@@ -72,21 +69,23 @@ class Job:
     """A run of a study: in memory, or in a folder.
 
     Args:
-        spec: What to run.
+        config: What to run.
         title: Its name in the progress display.
         folder: Its folder; None for a run in memory.
         if_exists: What happens if the folder holds a run already.
         options: Further arguments of `hansa.runs.launch.open_run`.
+        python: The algorithm and the task of a run started in Python.
         callbacks: Called after each round, before its record is written.
         shared: Whether other studies may plan the same run: while one executes it, the others wait.
         opened: The run, if it has been opened before.
     """
 
-    spec: Config | PythonRun
+    config: Config
     title: str
     folder: Path | None = None
     if_exists: IfExists = "resume"
     options: Mapping[str, Any] = field(default_factory=dict)
+    python: PythonRun | None = None
     callbacks: Sequence[Callback] = ()
     shared: bool = False
     opened: Run | Experiment | None = None
@@ -94,34 +93,19 @@ class Job:
     @property
     def rounds(self) -> int:
         """Its number of rounds."""
-        return self.spec.rounds
-
-    @property
-    def workers(self) -> int | None:
-        """The number of workers that it sets."""
-        if isinstance(self.spec, PythonRun):
-            return self.spec.options.workers
-        return 1 if self.spec.workers == "auto" else self.spec.workers
-
-    @property
-    def devices(self) -> set[str]:
-        """The kinds of devices on which it trains."""
-        spec = self.spec
-        chosen = resolve_devices(spec.device) if isinstance(spec, Config) else spec.options.resolve_devices(spec.task)
-        return {device.type for device in chosen}
+        return self.config.rounds
 
     @property
     def obstacle(self) -> str:
         """Why it cannot be executed in another process; "" if it can."""
         if self.callbacks:
             return "callbacks are called in this process"
-        if isinstance(self.spec, Config):
-            kind = self.spec.engine.kind
-            return "" if kind == "pool" else f"engine {kind} uses other processes itself"
-        for measure in self.spec.options.measures:
+        if self.config.engine.kind != "pool":
+            return f"engine {self.config.engine.kind} uses other processes itself"
+        for measure in () if self.python is None else self.python.options.measures:
             if not any(str(getattr(of, "__module__", "")).startswith("hansa.") for of in (type(measure), measure)):
                 return "measures of your own are called in this process"
-        if self.folder is None and requires_disk(self.spec.algorithm):
+        if self.python is not None and self.folder is None and requires_disk(self.python.algorithm):
             return "client memory is in temporary folders of this process; out=FOLDER keeps it where others find it"
         return ""
 
@@ -133,15 +117,15 @@ class Job:
         if self.opened is not None:
             return self.opened
         if self.folder is None:
-            assert isinstance(self.spec, PythonRun)
-            return self.spec.start()
+            assert self.python is not None
+            return self.python.start(self.config)
         found = RunFolder(self.folder)
-        if self.if_exists == "resume" and isinstance(self.spec, Config) and found.exists:
-            config = found.config
-            if config.rounds >= self.rounds and found.summary["status"] == FINISHED:
-                refuse_other_settings(found.path, config, self.spec)
+        if self.if_exists == "resume" and found.exists:
+            saved = found.config
+            if saved.rounds >= self.rounds and found.summary["status"] == FINISHED:
+                refuse_other_settings(found.path, saved, self.config)
                 return found
-        return open_run(self.spec, self.folder, self.if_exists, **self.options)
+        return open_run(self.config, self.folder, self.if_exists, **self.options)
 
     def execute(
         self, opened: Opened, display: ProgressDisplay, callbacks: Sequence[Callback] = (), *, stopped: bool = False
@@ -195,18 +179,18 @@ class Job:
     def as_run(self, opened: Opened) -> Run:
         """Return an executed run as a `Run`; one that is only a folder here is restored from it."""
         if isinstance(opened, RunFolder):
-            opened = open_run(self.spec, opened.path, "resume", **{**self.options, "fallback": False})
+            opened = open_run(self.config, opened.path, "resume", **{**self.options, "fallback": False})
             opened.execute()
             opened.run.release_data()
         return opened.run if isinstance(opened, Experiment) else opened
 
 
 def plan_jobs(
-    spec: Config | PythonRun,
+    config: Config,
     folder: Path | str | None,
     if_exists: IfExists = "refuse",
     *,
-    seeds: Sequence[int] | None = None,
+    python: PythonRun | None = None,
     callbacks: Sequence[Callback] = (),
     shared: bool = False,
     **options: Any,
@@ -214,10 +198,10 @@ def plan_jobs(
     """Plan a run, or those of all its seeds, which are in a common folder.
 
     Args:
-        spec: A configuration, with one seed or several, or an algorithm, a task and options.
+        config: A configuration, with one seed or several.
         folder: The folder of the run, or of the seeds; None for runs in memory.
         if_exists: What happens if the folder holds runs already.
-        seeds: The seeds of a run started in Python.
+        python: The algorithm and the task of a run started in Python, with any seed.
         callbacks: Called after each round, before its record is written.
         shared: Whether other studies may plan the same runs.
         options: Further arguments of `hansa.runs.launch.open_run`.
@@ -225,21 +209,18 @@ def plan_jobs(
     Returns:
         The runs, and the folder of the seeds, None for one run or runs in memory.
     """
-    if isinstance(spec, PythonRun):
-        specs: Sequence[Config | PythonRun] = [spec] if seeds is None else [replace(spec, seed=each) for each in seeds]
-        options = {"rounds": spec.rounds, "workers": spec.options.workers, **options}
-    else:
-        specs = expand_seeds(spec)
     group = None
-    if folder is not None and (spec.seeds if isinstance(spec, Config) else seeds) is not None:
-        config = describe_run(spec).model_copy(update={"seeds": seeds}) if isinstance(spec, PythonRun) else spec
+    if config.seeds is not None and folder is not None:
         group = _start_group(config, Path(folder), if_exists)
         if_exists = "replace" if if_exists == "replace" else "resume"
-    jobs = []
-    for each in specs:
-        title = f"{spec.title}, seed {each.seed}" if len(specs) > 1 else spec.title
+    if python is not None:
+        options = {"workers": python.options.workers, "run_factory": python.start, **options}
+    jobs, configs = [], expand_seeds(config)
+    for each in configs:
+        title = f"{config.title}, seed {each.seed}" if len(configs) > 1 else config.title
         place = folder if group is None else group.run(each.seed).path
-        jobs.append(Job(each, title, None if place is None else Path(place), if_exists, options, callbacks, shared))
+        place = None if place is None else Path(place)
+        jobs.append(Job(each, title, place, if_exists, options, python, callbacks, shared))
     return jobs, group
 
 
@@ -258,7 +239,7 @@ def _start_group(config: Config, folder: Path, if_exists: IfExists) -> SeedGroup
 
 def plan_resumed(
     folder: Path | str,
-    spec: PythonRun | None = None,
+    python: PythonRun | None = None,
     settings: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
     *,
@@ -269,7 +250,7 @@ def plan_resumed(
 
     Args:
         folder: The folder of a run, or of several seeds.
-        spec: For runs started in Python, the objects that they were started with.
+        python: For runs started in Python, the objects that they were started with.
         settings: New values of `hansa.runs.launch.FREE_SETTINGS`; None keeps a value.
         callbacks: Called after each round, before its record is written.
         trust: Import code that the folder names even if this user did not create it on this machine.
@@ -279,20 +260,17 @@ def plan_resumed(
         The runs, and the folder of the seeds, None for one run.
     """
     given = {name: value for name, value in (settings or {}).items() if value is not None}
-    options = {**options, **given, "run_factory": None if spec is None else factory_of(spec)}
+    options |= given
     group = SeedGroupFolder(folder)
     if not group.exists:
-        return [opened_job(open_run(None, folder, "resume", trust=trust, **options), callbacks)], None
-    if spec is None:
+        factory = None if python is None else python.start
+        return [
+            opened_job(open_run(None, folder, "resume", trust=trust, run_factory=factory, **options), callbacks)
+        ], None
+    if python is None:
         group.require_trust(trust=trust)
     config = group.config.model_copy(update=given)
-    if given:
-        group.write_config(config)
-    jobs = [
-        Job(each, f"{config.title}, seed {each.seed}", group.run(each.seed).path, "resume", options, callbacks)
-        for each in expand_seeds(config)
-    ]
-    return jobs, group
+    return plan_jobs(config, folder, "resume", python=python, callbacks=callbacks, **options)
 
 
 def plan_reusable(
