@@ -13,8 +13,6 @@ import pytest
 import warm
 from hansa.runs.folder import RunFolder
 
-from .test_resume import LONG, wait_for_rounds
-
 
 def start(folder, *arguments, **options):
     command = [sys.executable, "-c", "from hansa.cli import main; main()", *map(str, arguments)]
@@ -63,16 +61,6 @@ def test_names_that_look_like_markup_are_names(cli, folder, name):
     assert shown.exit_code == 0, shown.output
 
 
-def test_a_hangup_saves_like_a_polite_end(folder, process):
-    (folder / "long.yaml").write_text(LONG + (folder / "small.yaml").read_text("utf-8").replace("rounds: 3\n", ""))
-    child = process("run", "long.yaml", "-o", "out", "-q")
-    wait_for_rounds(folder / "out", 2, child)
-    child.send_signal(signal.SIGHUP)
-    child.communicate(timeout=60)
-    assert child.returncode == 129
-    assert RunFolder(folder / "out").summary["status"] == "stopped"
-
-
 def test_ctrl_c_while_the_command_starts_is_quiet(folder):
     command = [sys.executable, "-c", "import hansa_command; print('up', flush=True); hansa_command.main()", "presets"]
     for pause in (0.0, 0.1, 0.2, 0.3, 0.4):
@@ -93,10 +81,3 @@ def test_a_run_is_opened_by_a_file_in_it(cli, folder):
     assert cli("report", "out/config.yaml").exit_code == 0
     assert cli("resume", "out/config.yaml", "-q", "-r", "4").exit_code == 0
     assert RunFolder(folder / "out").summary["rounds"] == 4
-
-
-@pytest.mark.parametrize("word", ["fedavgg", "scafold"])
-def test_a_preset_misspelt_is_suggested(cli, word):
-    result = cli("run", word)
-    assert result.exit_code == 2
-    assert f"Did you mean {'fedavg' if 'avg' in word else 'scaffold'}" in result.stderr

@@ -121,22 +121,22 @@ def changes(
 ) -> list[str]:
     """Return the overrides of a configuration that a command line asks for.
 
-    >>> changes(["local.lr=0.1"], rounds=3, seeds="0,5")
-    ['local.lr=0.1', 'rounds=3', 'seeds=[0,5]']
+    >>> changes(["local.lr=0.1"], rounds=3, seeds="0,5", deterministic=True)
+    ['local.lr=0.1', 'rounds=3', 'seeds=[0,5]', 'deterministic=true']
     """
-    if seed is not None and seeds is not None and "," in seeds:
+    if seed is not None and "," in (seeds or ""):
         from hansa.core.errors import HansaError
 
         raise HansaError(
             f"--seed {seed}: expected none beside a list, --seeds {seeds}. A number of seeds counts from it."
         )
-    lists = {
-        name: f"[{each}]" if each and "," in each else each for name, each in (("seeds", seeds), ("device", device))
+    short = {"rounds": rounds, "seed": seed, "workers": workers, "seeds": seeds, "device": device}
+    short |= {
+        "deterministic": None if deterministic is None else str(deterministic).lower(),
+        "server_device": server_device,
     }
-    switch = None if deterministic is None else str(deterministic).lower()
-    short = {"rounds": rounds, "seed": seed, "workers": workers, **lists}
-    short |= {"deterministic": switch, "server_device": server_device}
-    return [*(sets or []), *(f"{key}={value}" for key, value in short.items() if value is not None)]
+    texts = {key: str(value) for key, value in short.items() if value is not None}
+    return [*(sets or []), *(f"{key}=[{text}]" if "," in text else f"{key}={text}" for key, text in texts.items())]
 
 
 def parse_devices(device: str | None) -> str | list[str] | None:

@@ -61,9 +61,9 @@ def run(
     as_json: opt.AsJson = False,
 ) -> None:
     """Run a configuration or a preset."""
-    from hansa.runs.folder import RunFolder, slug
+    from hansa.runs.folder import slug
     from hansa.runs.folder_lock import CONFIG
-    from hansa.runs.seed_group import GROUP, SeedGroupFolder
+    from hansa.runs.seed_group import GROUP
     from hansa.study.session import plan_jobs
 
     overrides = opt.changes(sets, rounds, seed, workers, seeds, device, deterministic, server_device)
@@ -73,13 +73,7 @@ def run(
         raise HansaError("--resume and --overwrite: expected one of the two.")
     options: dict[str, Any] = {"rounds": rounds, "fallback": fallback, "accept": accept or []}
     if config is None and preset is None and resume and folder is not None:  # what the folder holds
-        single, group = RunFolder(folder), SeedGroupFolder(folder)
-        if single.exists:
-            single.require_trust(trust=trust)
-            config = folder / CONFIG
-        elif group.exists:
-            group.require_trust(trust=trust)
-            config = folder / GROUP
+        config = next((folder / name for name in (CONFIG, GROUP) if (folder / name).is_file()), None)
     requested = opt.read_config(config, preset, overrides)
     how: IfExists = "new" if folder is None else "replace" if overwrite else "resume" if resume else "refuse"
     place = Path("runs") / slug(requested.title) if folder is None else folder

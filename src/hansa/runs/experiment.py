@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from hansa import data
 from hansa.config import Config, allow_code, build, build_algorithm
@@ -25,7 +25,7 @@ from hansa.runs.folder_lock import PARTITION, read_marker
 from hansa.runs.options import Callback, Record, RunOptions
 from hansa.runs.provenance import Provenance, changed_kinds, parse_accepted_changes, provenance_of
 from hansa.runs.record import ClientRecord, Meta, RunRecord
-from hansa.runs.store import ClientStore, DamagedFileError, DiskStore, io
+from hansa.runs.store import ClientStore, DamagedFileError, io
 from hansa.training import Task
 
 log = logging.getLogger("hansa")
@@ -125,27 +125,35 @@ class Experiment:
             )
             if run_factory is None:
                 _refuse_python(config, str(folder))
-            point = _resume_point(folder, fallback)
-            if point.meta["config"] != config_digest(config):
+            folder.record = record = RunRecord(folder.path, writing=True)
+            before = record.database.head.rounds
+            if not fallback:
+                record.database.check_pages()
+            done = record.intact_checkpoint() if fallback else record.newest_checkpoint()
+            if fallback and before > done:
+                log.warning("%s: resumed after round %d; rounds %d to %d are lost and run again",
+                            folder, done, done + 1, before)  # fmt: skip
+            state, meta = record.load_checkpoint(done)
+            store = record.open_rows(record.head_of_checkpoint(done).generation)
+            if meta["config"] != config_digest(config):
                 raise _config_changed(folder)
-            if config.rounds < point.round:
-                raise HansaError(f"{folder}: is already at round {point.round}, past the requested {config.rounds}.")
+            if config.rounds < done:
+                raise HansaError(f"{folder}: is already at round {done}, past the requested {config.rounds}.")
             if run_factory is None:
-                run = build_run(config, _load_same_data(config, folder), point.store, point.round)
+                run = build_run(config, _load_same_data(config, folder), store, done)
             else:
-                run = run_factory(config, point.store, point.round)
+                run = run_factory(config, store, done)
                 config = _with_server_device(config, run)
-            run.recorded_devices = point.meta.get("remote_devices", []) if point.round else None
-            provenance = _check_provenance(folder, run, point, accepted)
-            if point.meta["arithmetic"] != (now := arithmetic_of(run)):
+            run.recorded_devices = meta.get("remote_devices", []) if done else None
+            provenance = _check_provenance(folder, run, state, meta, accepted)
+            if meta["arithmetic"] != (now := arithmetic_of(run)):
                 log.warning(
                     "%s: started with %s, resumed with %s: the result may differ in its last bits from that of an "
-                    "uninterrupted run", folder, point.meta["arithmetic"], now,
+                    "uninterrupted run", folder, meta["arithmetic"], now,
                 )  # fmt: skip
-            run.client_record = ClientRecord(folder.record)
-            run.restore(point.state, folder.rewind(point.round))
-            assert folder.record is not None
-            run.oldest_resumable_round = min(folder.record.checkpoint_rounds())
+            run.client_record = ClientRecord(record)
+            run.restore(state, folder.rewind(done))
+            run.oldest_resumable_round = min(record.checkpoint_rounds())
             if provenance is not None:
                 folder.write_marker(run, *provenance)
             if config != saved_config:
@@ -273,34 +281,8 @@ RunFactory: TypeAlias = "Callable[[Config, ClientStore | None, int], Run]"
 """Builds a run from a configuration, the client rows of a checkpoint if there is one, and the rounds done."""
 
 
-class ResumePoint(NamedTuple):
-    """Where a run can be resumed: a checkpoint, and the client rows at its round."""
-
-    state: State
-    meta: Meta
-    store: DiskStore
-
-    @property
-    def round(self) -> int:
-        return int(self.meta["round"])
-
-
-def _resume_point(folder: RunFolder, fallback: bool) -> ResumePoint:
-    """Return the newest checkpoint; with ``fallback`` the newest undamaged one, with a warning about lost rounds."""
-    folder.record = record = RunRecord(folder.path, writing=True)
-    before = record.database.head.rounds
-    if not fallback:
-        record.database.check_pages()
-    round = record.intact_checkpoint() if fallback else record.newest_checkpoint()
-    if fallback and before > round:
-        log.warning("%s: resumed after round %d; rounds %d to %d are lost and run again",
-                    folder, round, round + 1, before)  # fmt: skip
-    state, meta = record.load_checkpoint(round)
-    return ResumePoint(state, meta, record.open_rows(record.head_of_checkpoint(round).generation))
-
-
 def _check_provenance(
-    folder: RunFolder, run: Run, point: ResumePoint, accepted: set[str]
+    folder: RunFolder, run: Run, state: State, meta: Meta, accepted: set[str]
 ) -> tuple[Provenance, list[dict[str, Any]]] | None:
     """Refuse to resume with other data, model or code than the run was started with, unless the change is accepted.
 
@@ -316,14 +298,14 @@ def _check_provenance(
             f"--accept {','.join(changed)} (in Python, accept={changed}) to continue; the change is recorded."
         )
     sizes = {name: len(vector) for name, vector in run.state.vectors.items()}
-    saved = {name: len(vector) for name, vector in point.state["server"]["vectors"].items()}
+    saved = {name: len(vector) for name, vector in state["server"]["vectors"].items()}
     if sizes != saved:
         raise HansaError(f"{folder}: the model now has {sizes} parameters, the checkpoint {saved}: not resumable.")
-    if point.meta["run"] != run.id and not changed:
+    if meta["run"] != run.id and not changed:
         raise _config_changed(folder)
     if changed:
-        note = {"round": point.round, "changed": changed, "before": {kind: then.get(kind) for kind in changed}}
-        log.warning("%s: continues after round %d with changed %s", folder, point.round, ", ".join(changed))
+        note = {"round": meta["round"], "changed": changed, "before": {kind: then.get(kind) for kind in changed}}
+        log.warning("%s: continues after round %d with changed %s", folder, meta["round"], ", ".join(changed))
         earlier.append(note)
     return (now, earlier) if changed else None
 

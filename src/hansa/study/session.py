@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 from rich.console import Console
 
@@ -330,7 +330,7 @@ class Finished(NamedTuple):
         return isinstance(first, RunFolder) or (isinstance(first, Experiment) and first.began == first.config.rounds)
 
 
-class Session:
+class Session(ExitStack):
     """A context in which runs are executed, shown and stopped by signals.
 
     Args:
@@ -350,20 +350,17 @@ class Session:
         saved: bool = True,
         track: Sequence[str] = (),
     ) -> None:
+        super().__init__()
         self.display = progress_display(console, quiet=not progress)
         self.interrupt = InterruptHandler(console, signals if saved else ())
         self.track = list(track)
         self._to_resume: Path | None = None
-        self._stack = ExitStack()
 
-    def __enter__(self) -> Session:
-        self._stack.enter_context(reuse_workers())
-        self._stack.enter_context(self.interrupt)
-        self._stack.enter_context(self.display)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+    def __enter__(self) -> Self:
+        self.enter_context(reuse_workers())
+        self.enter_context(self.interrupt)
+        self.enter_context(self.display)
+        return super().__enter__()
 
     def run_jobs(
         self,
@@ -447,7 +444,14 @@ class Session:
         """
         self.display.expect(sum(each.rounds * len(expand_seeds(each)) for each in configs.values()))
         entries: dict[str, ReportEntry] = {}
-        for wave in independent_waves(configs):
+        waves: list[dict[str, Config]] = []  # those that share a folder are in different ones
+        seen: Counter[str] = Counter()
+        for name, config in configs.items():
+            key = digest_name("one run" if config.seeds is None else "seeds", config)
+            waves += [{}] * (seen[key] == len(waves))
+            waves[seen[key]][name] = config
+            seen[key] += 1
+        for wave in waves:
             jobs = {
                 name: plan_reusable(
                     config.model_copy(update={"name": name}),
@@ -506,20 +510,3 @@ class Session:
 def history_of(opened: Opened) -> Sequence[Record]:
     """Return the records of all closed rounds of a run."""
     return opened.run.history if isinstance(opened, Experiment) else opened.history
-
-
-def independent_waves(configs: Mapping[str, Config]) -> list[dict[str, Config]]:
-    """Split configurations into groups in which no two share a run folder.
-
-    >>> from hansa.config import from_yaml
-    >>> short, long, other = (from_yaml(text) for text in ("rounds: 2", "rounds: 4", "local: {lr: 0.5}"))
-    >>> [list(wave) for wave in independent_waves({"short": short, "long": long, "other": other})]
-    [['short', 'other'], ['long']]
-    """
-    waves: dict[int, dict[str, Config]] = {}
-    seen: Counter[str] = Counter()
-    for name, config in configs.items():
-        key = digest_name("one run" if config.seeds is None else "seeds", config)
-        waves.setdefault(seen[key], {})[name] = config
-        seen[key] += 1
-    return list(waves.values())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -155,7 +153,10 @@ def write_results(folder: Path, ranking: Ranking, values_of: Mapping[str, Mappin
         ranking: The points, the best first.
         values_of: The values of each point, by the name of its entry.
     """
+    import pandas
+
     from hansa.runs.metrics import summarize
+    from hansa.runs.store.io import write_file
 
     names = dict.fromkeys([ranking.score, f"best_{ranking.metric}", ranking.metric])
     columns = {f"final_{name}" if name == ranking.metric else name: name for name in names}
@@ -176,15 +177,6 @@ def write_results(folder: Path, ranking: Ranking, values_of: Mapping[str, Mappin
             numbers = summarize(run.history, metric=ranking.stated, window=ranking.window)
             of_run = {column: numbers.get(name, "") for column, name in columns.items()}
             runs.append({**values, "seed": run.seed, **of_run})
-    _write_csv(folder / "results.csv", points)
-    _write_csv(folder / "runs.csv", runs)
-
-
-def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    from hansa.runs.store.io import write_file
-
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_file(path, text.getvalue().encode())
+    for name, rows in (("results.csv", points), ("runs.csv", runs)):
+        table = pandas.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")
+        write_file(folder / name, table.encode())
