@@ -121,7 +121,7 @@ def test_a_test_set_widens_the_classes() -> None:
         (lambda: from_arrays(X, Y, clients=["a", 0] * 6), "owners are object"),
         (lambda: from_arrays(X, Y, clients=pandas.Series([0, None] * 6)), "owners are float64"),
         (lambda: from_arrays(X, Y, clients=[0, 1, [2, 3]]), r"owners of rows or lists of rows, not both"),
-        (lambda: from_arrays(X, Y, clients=[0, 2] * 6), "client 1 has no row. Number clients from 0"),
+        (lambda: from_arrays(X, Y, clients=[0, 2] * 6), "2 clients have rows. Number clients from 0"),
         (lambda: from_arrays(X, Y, clients=[-1] * 12), "owners run from -1 to -1"),
         (lambda: from_arrays(X, Y, clients="ab"), "expected a number of clients, the owner of every row"),
         (lambda: from_arrays(X, Y, clients=True), "expected a number of clients"),
