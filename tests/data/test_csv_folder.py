@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hansa
-from hansa.data import from_csv_folder
+from hansa.data import Schema, from_csv_folder
+from hansa.data.csv_folder import HOSPITALS
 from hansa.data.schema import read_csv
 
 NORTH = "age,ward,y\n30,b,1\n41.5,a,0\n52,b,1\n33,a,0\n60,c,1\n"
@@ -56,6 +57,9 @@ def test_targets_may_be_words_numbers_or_numbers_by_wish(sites):
     assert ages.classes is None
     assert ages.targets.tolist() == [30, 41.5, 52, 33, 60, 20, 21]
     assert from_csv_folder(sites, "y", drop=["ward"], test=0).shape == (1,)
+    (sites / "dates.csv").write_text("seen,y\n1970-01-02,0\n1970-01-04,1\n1970-01-03T12:00:00,1\n")
+    dates = from_csv_folder(sites / "dates.csv", "y", test=0)
+    assert (dates.schema["seen"].kind, dates.inputs.tolist()) == ("date", [[1.0], [3.0], [2.5]])
 
 
 def test_standardized_by_the_training_rows_alone(sites):
@@ -84,25 +88,17 @@ def test_standardized_by_the_training_rows_alone(sites):
         (NORTH, {"kind": "bool"}, r"kind='bool'"),
         ("age,ward,y\n1,a,yes\n", {"kind": "number"}, r"east.csv, line 2: 'y' is 'yes': not a number"),
         ('age,ward,y\n1,"a,0\n', {}, r"cannot be read as CSV"),
+        (
+            "age,ward,y\n" + "".join(f"1,name{at},0\n" for at in range(101)),
+            {},
+            "'ward' has 104 different texts.*drop",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_with_its_place(sites, text, options, message):
     (sites / "east.csv").write_text(text)
     with pytest.raises(hansa.HansaError, match=message):
         from_csv_folder(sites, **{"target": "y", **options})
-
-
-def test_names_in_a_column_are_not_taken_for_kinds(sites):
-    rows = "".join(f"{at},name{at},{at % 2}\n" for at in range(101))
-    (sites / "east.csv").write_text("age,ward,y\n" + rows)
-    with pytest.raises(hansa.HansaError, match=r"'ward' has 104 different texts.*drop=\['ward'\]"):
-        from_csv_folder(sites, "y")
-
-
-def test_iso_dates_become_days_and_no_categories(tmp_path):
-    (tmp_path / "a.csv").write_text("seen,y\n1970-01-02,0\n1970-01-04,1\n1970-01-03T12:00:00,1\n")
-    held = from_csv_folder(tmp_path, "y", test=0)
-    assert (held.schema["seen"].kind, held.inputs.tolist()) == ("date", [[1.0], [3.0], [2.5]])
 
 
 def test_a_header_of_very_many_columns_is_read_at_once(tmp_path):
@@ -117,9 +113,6 @@ def test_a_header_of_very_many_columns_is_read_at_once(tmp_path):
     (tmp_path / "wider.csv").write_text(f"{names},{names},{names}\n1\n")
     with pytest.raises(hansa.HansaError, match="150000 columns: expected at most 100000"):
         read_csv(tmp_path / "wider.csv")
-
-
-def test_an_empty_folder_is_told(tmp_path):
     with pytest.raises(hansa.HansaError, match=r"no .csv files"):
         from_csv_folder(tmp_path / "none", "y")
 
@@ -148,3 +141,37 @@ def test_a_file_and_the_command_line_name_a_folder(sites, monkeypatch):
     assert shown.exit_code == 0, shown.output
     wrong = CliRunner().invoke(app, [*words[:3], "--set", "data={name: csv-folder, options: {target: y}}"])
     assert wrong.exit_code == 2
+
+
+# ---- the embedded tables of four hospitals
+
+
+def test_the_data_set_has_the_hospitals_as_clients():
+    data = hansa.data.federate("heart-disease", test=0.25)
+    assert data.client_names == HOSPITALS
+    owned = data.sizes + torch.bincount(data.test_owners)
+    assert owned.tolist() == [303, 294, 123, 200]
+    info = hansa.data.dataset_info("heart-disease")
+    assert (data.shape, data.classes) == (info.shape, info.classes)
+    sick = [
+        int(data.targets[data.rows(client)].sum() + data.test_targets[data.test_owners == client].sum())
+        for client in range(4)
+    ]
+    assert sick == [139, 106, 115, 149]  # of UCI's documentation
+    assert abs(data.inputs[:, 0].mean()) < 1e-6
+
+
+def test_the_files_give_the_data_of_the_data_set(tmp_path):
+    hansa.data.download("heart-disease", tmp_path)
+    folder = tmp_path / "heart-disease"
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        ["README.txt", "schema.yaml", *(f"{name}.csv" for name in HOSPITALS)]
+    )
+    licence = (folder / "README.txt").read_text()
+    assert "CC BY 4.0" in licence
+    assert all(name in licence for name in ("Janosi", "Steinbrunn", "Pfisterer", "Detrano"))
+    assert Schema.load(folder / "schema.yaml").is_open
+    by_file = hansa.data.from_csv_folder(folder, schema=folder / "schema.yaml", test=0.25)
+    by_name = hansa.data.federate("heart-disease", test=0.25)
+    assert torch.equal(by_file.inputs, by_name.inputs)
+    assert torch.equal(by_file.test_targets, by_name.test_targets)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import random
 from fractions import Fraction
 
@@ -53,12 +52,11 @@ def test_moments_are_exact_in_any_order_and_any_division(values, draw):
     assert Moments.from_json(json.loads(json.dumps(merged.to_json()))) == whole
 
 
-def test_moments_of_many_rows_equal_fractions():
+def test_means_and_deviations_are_correctly_rounded():
     values = np.random.default_rng(0).normal(size=3000) * 10.0 ** np.random.default_rng(1).integers(-9, 9, 3000)
     mean, std = Moments.of(values).mean_and_std()
     assert mean == float(sum(map(Fraction, values.tolist())) / 3000)
     assert std == pytest.approx(values.std(), rel=1e-12)
-    assert Moments.of(np.array([1e200, -1e200, 1.0])).total == 1
     with pytest.raises(hansa.HansaError, match="rescale"):
         Moments.of(np.array([1e200, -1e200])).mean_and_std()
     assert Moments.of(np.array([7.0, 7.0])).mean_and_std() == (7.0, 1.0)
@@ -93,6 +91,8 @@ ROWS = table(
 
 
 def test_an_encoding_by_hand():
+    points = Schema((TableColumn("cp", "category", ("1", 2.0)),))  # integers with and without a point are one category
+    assert encode(points, table(cp=["1.0", "2", "1"])).inputs.tolist() == [[1, 0], [0, 1], [1, 0]]
     encoded = encode(SCHEMA, ROWS, training=True)
     assert SCHEMA.inputs == (
         "age", "age is missing", "ward=surgery", "ward=icu", "ward is missing", "stage", "admitted", "note", "weight",
@@ -128,8 +128,6 @@ def test_forms_and_the_hash(tmp_path):
         ({"kind": "category", "categories": ["a", "a"]}, "every text once"),
         ({"kind": "category"}, "a list of the values, which `hansa data schema` finds"),
         ({"kind": "category", "categories": ["a", "b"], "spellings": {"a": ["b"]}}, "other spellings"),
-        ({"kind": "category", "categories": ["a"], "spellings": 3}, "lists of other spellings"),
-        ({"kind": "number", "categories": ["a"]}, "none for the kind number"),
         ({"kind": "ordinal"}, "in increasing order"),
         ({"kind": "category", "categories": ["a"], "missing": "mean"}, "refuse, indicator or constant"),
         ({"kind": "number", "missing": "constant"}, "fill=None"),
@@ -138,7 +136,6 @@ def test_forms_and_the_hash(tmp_path):
         ({"kind": "category", "categories": ["a"], "scale": "pooled"}, "scale='pooled': expected none"),
         ({"kind": "number", "mean": 3}, "neither scaled pooled"),
         ({"kind": "number", "scale": "pooled", "mean": 3, "std": 0}, "above 0"),
-        ({"kind": "number", "scale": "pooled", "mean": math.inf}, "finite"),
         ({"kind": "target", "categories": ["a"], "missing": "mean"}, "refuse for the kind target"),
         ({"kind": "number", "target": "class"}, "target='class'"),
         ({"kind": "number", "scales": "pooled"}, "unknown key 'scales'. Did you mean scale"),
@@ -148,11 +145,6 @@ def test_a_wrong_column_is_named(column, message):
     content = {"hansa_schema": 1, "columns": [{"name": "c", **column}, {"name": "x", "kind": "number"}]}
     with pytest.raises(hansa.HansaError, match=message):
         Schema.from_dict(content)
-
-
-def test_a_schema_without_columns_is_refused():
-    with pytest.raises(hansa.HansaError, match="expected at least one"):
-        Schema(())
 
 
 @pytest.mark.parametrize(
@@ -198,11 +190,8 @@ def test_a_misfit_has_a_code_and_a_schema_column_and_its_message_the_place(chang
     assert (caught.value.code, caught.value.column) == (code, column)
     assert code in MISFIT_CODES
     assert "north.csv" in str(caught.value)
-
-
-def test_an_open_schema_encodes_nothing():
     with pytest.raises(SchemaMisfitError, match="deviation of 'age' is still open"):
-        encode(Schema((TableColumn("age", "number", scale="pooled"),)), table(age=[1]))
+        encode(Schema((TableColumn("age", "number", scale="pooled"),)), ROWS)
 
 
 def test_frames_of_all_kinds_are_one_table():
@@ -217,12 +206,6 @@ def test_frames_of_all_kinds_are_one_table():
     assert TableEncoding(SCHEMA).targets({"age": [1]}) is None
     with pytest.raises(hansa.HansaError, match="expected the path of a CSV file"):
         as_table(3)
-
-
-def test_integers_with_and_without_a_point_are_one_category():
-    schema = Schema((TableColumn("cp", "category", ("1", 2.0)),))
-    assert schema["cp"].categories == ("1", "2")
-    assert encode(schema, table(cp=["1.0", "2", "1"])).inputs.tolist() == [[1, 0], [0, 1], [1, 0]]
 
 
 def test_statistics_of_a_site_scale_only_its_own_rows():
@@ -363,11 +346,6 @@ def test_a_folder_by_split_column_missing_values_and_scales(tmp_path):
             from_csv_folder(tmp_path, **target, **arguments)
 
 
-def test_a_fraction_of_test_rows_is_that_of_its_decimal_form(tmp_path):
-    write(tmp_path, a="x,y\n" + "1,0\n" * 100)
-    assert len(from_csv_folder(tmp_path, "y", test=0.29).test_targets) == 29
-
-
 def test_an_inferred_schema_gives_the_data_of_the_folder(tmp_path):
     draw = random.Random(1)
     for site in ("a", "b"):
@@ -379,3 +357,5 @@ def test_an_inferred_schema_gives_the_data_of_the_folder(tmp_path):
     second = from_csv_folder(tmp_path, schema=schema.save(tmp_path / "schema.yaml"))
     assert torch.equal(first.inputs, second.inputs)
     assert infer_schema(tmp_path, "y", ids=["kind"]).inputs == ("v",)
+    write(tmp_path, a="x,y\n" + "1,0\n" * 100)  # a fraction of test rows is that of its decimal form
+    assert len(from_csv_folder(tmp_path / "a.csv", "y", test=0.29).test_targets) == 29

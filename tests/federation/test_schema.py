@@ -19,7 +19,6 @@ from hansa.data.csv_folder import read_tables
 from hansa.engine import Serial
 from hansa.federation import Agent, Policy
 from hansa.federation.agent import DataSource
-from hansa.federation.data_views import ServerData
 from hansa.federation.messages import Refusal
 from hansa.federation.schema_agreement import SchemaRequest, agree_schema
 from hansa.rounds import wire_format
@@ -203,18 +202,14 @@ def test_by_default_no_sum_leaves_a_site(tmp_path, files, text):
     sites = TableSites(tmp_path / "sites", files, Policy())
     assert "schema: column 'age': not-agreed" in refusal(sites, sites_of(files), text=text)
     assert not any(b"icu" in answer or b"surgery" in answer for _, _, answer in sites.seen)
+    few = Policy.model_validate({"table": {"moments": True, "rows": 100}})
+    assert "column 'age': too-few-rows" in refusal(TableSites(tmp_path / "few", files, few), sites_of(files), text=text)
     closed = build.load_data(from_yaml(text, [f"data.folder={files}"])).schema.save(tmp_path / "closed.json")
     sites = TableSites(tmp_path / "closed", files, Policy())
     served = server(sites, sites_of(files), f"data.options.schema={closed}", text=text)
     experiment = served.new(tmp_path / "run")
     experiment.execute()
     assert torch.equal(experiment.run.params, simulated(files, text).params)
-
-
-def test_sums_of_few_rows_stay(tmp_path, files, text):
-    policy = Policy.model_validate({"table": {"moments": True, "rows": 100}})
-    sites = TableSites(tmp_path / "sites", files, policy)
-    assert "column 'age': too-few-rows" in refusal(sites, sites_of(files), text=text)
 
 
 def test_sites_never_encode_alone(tmp_path, files):
@@ -246,10 +241,3 @@ def test_a_question_for_another_site_is_refused(tmp_path, files):
     assert (wire_format.kind_of(answer), Refusal.from_bytes(answer).reason) == ("refused", "site")
     answer = agent.handle(SchemaRequest("north", "no schema").to_bytes())
     assert Refusal.from_bytes(answer).reason == "schema"
-
-
-def test_a_server_with_label_counts_has_them_and_no_owners_of_test_rows():
-    data = hansa.data.from_arrays(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]), clients=2)
-    view = ServerData.from_counts(data, [2, 2], torch.tensor([[1, 1], [1, 1]]))
-    assert view.label_counts().tolist() == [[1, 1], [1, 1]]
-    assert view.test_owners is None

@@ -251,16 +251,6 @@ evaluate: {every: 0}
     np.testing.assert_allclose(outputs, expected.outputs[:9].numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_bytes_of_a_data_set_that_was_normalised_at_loading_are_scaled_too(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    text = "rounds: 1\nworkers: 1\nmodel: logistic\ndata: {name: fashion-mini, clients: 50}\nlocal: {steps: 1}\n"
-    Experiment.new(from_yaml(text), "run").execute()
-    data = build.load_data(RunFolder("run").config)
-    pixels = ((data.test_inputs[:20] * 0.3530 + 0.2860) * 255).round().to(torch.uint8)
-    model = hansa.load_model("run")
-    assert torch.allclose(model.predict(pixels).outputs, model.predict(data.test_inputs[:20]).outputs, atol=1e-5)
-
-
 def test_an_augmentation_that_a_foreign_folder_names_is_not_imported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -295,15 +285,16 @@ def test_ones_own_function_is_named_where_it_cannot_be_carried(tmp_path, caplog)
     assert "passed through noisy, which the loaded model does not apply" in caplog.text
 
 
-def test_bytes_of_whole_images_are_averaged_as_the_training_images_were(tmp_path, monkeypatch):
+@pytest.mark.parametrize("side", [1, 2])
+def test_bytes_of_images_are_averaged_and_scaled_as_the_training_images_were(tmp_path, monkeypatch, side):
     monkeypatch.chdir(tmp_path)
     text = "rounds: 1\nworkers: 1\nmodel: logistic\nlocal: {steps: 1}\n"
-    text += "data: {name: fashion-mini, clients: 50, options: {downsample: 2}}\n"
+    text += f"data: {{name: fashion-mini, clients: 50, options: {{downsample: {side}}}}}\n"
     Experiment.new(from_yaml(text), "run").execute()
     whole = (hansa.data.load("fashion-mini", normalize=False).test_inputs[:20] * 255).round().to(torch.uint8)
     small = build.load_data(RunFolder("run").config).test_inputs[:20]
     for model in (hansa.load_model("run"), hansa.load_model(hansa.export("run", "model.safetensors"))):
-        assert "blocks of 2 x 2" in model.preprocessing.describe()
+        assert f"blocks of {side} x {side}" in model.preprocessing.describe()
         assert torch.allclose(model.predict(whole).outputs, model.predict(small).outputs, atol=1e-5)
     with pytest.raises(hansa.HansaError, match=r"\(1, 21, 21\): the model takes \(1, 28, 28\)"):
         model.predict(whole[:, :, :21, :21])
