@@ -128,9 +128,16 @@ class LocalStep(AffineStep):
         """Restore the state from `memory_rows`; state without a row starts as in the first round."""
         if "velocity" in rows:
             self.velocity = rows["velocity"].clone()
-        state_rows = {name: row for name, row in rows.items() if name != "velocity"}
-        if self.optimizer is not None and state_rows:
-            self.state = _merge_states(self.optimizer.init(y), _unflatten_state(state_rows))
+        rows = {name: row for name, row in rows.items() if name != "velocity"}
+        if self.optimizer is None or not rows:
+            return
+        self.state = self.optimizer.init(y)
+        for name, row in rows.items():
+            *above, last = name.split("/")
+            inside = self.state
+            for part in above:
+                inside = inside.setdefault(part, {})
+            inside[last.removesuffix("#")] = row.item() if last.endswith("#") else row
 
 
 def _flatten_state(state: State, above: str = "") -> Vectors:
@@ -144,24 +151,6 @@ def _flatten_state(state: State, above: str = "") -> Vectors:
             whole = isinstance(value, int)
             rows[f"{above}{name}#"] = torch.tensor([value], dtype=torch.int64 if whole else torch.float64)
     return rows
-
-
-def _unflatten_state(rows: Vectors) -> State:
-    state: State = {}
-    for name, row in rows.items():
-        *above, last = name.split("/")
-        inside = state
-        for part in above:
-            inside = inside.setdefault(part, {})
-        inside[last.removesuffix("#")] = row.item() if last.endswith("#") else row
-    return state
-
-
-def _merge_states(initial: State, restored: State) -> State:
-    state = dict(initial)
-    for name, value in restored.items():
-        state[name] = _merge_states(initial.get(name, {}), value) if isinstance(value, dict) else value
-    return state
 
 
 def effective_steps(steps: int, lr: float, momentum: float, prox_weight: float) -> float:

@@ -19,7 +19,7 @@ from torch.utils import _pytree as trees
 
 from hansa.algorithm import Algorithm, LocalPhase
 from hansa.core.devices import copy_to_device
-from hansa.core.errors import HansaError, check_integer, check_non_negative, short_repr
+from hansa.core.errors import HansaError, check_integer, check_non_negative
 from hansa.core.keys import Key
 from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.local import Work
@@ -69,26 +69,26 @@ class PartialScore(NamedTuple):
     outputs: tuple[tuple[Any, torch.Tensor], ...] = ()
 
 
-def merge_scores(scores: Sequence[PartialScore]) -> PartialScore:
-    """Add the scores of several batches."""
+def total_score(scores: Sequence[PartialScore], rows: int = 0, loss: LossFunction | None = None) -> PartialScore:
+    """Add the scores of several batches or chunks.
+
+    Args:
+        scores: The scores, in order.
+        rows: The number of rows, for the loss.
+        loss: The loss if it needs all rows at once: it is computed here.
+    """
     correct = [score.correct for score in scores if score.correct is not None]
-    return PartialScore(
+    total = PartialScore(
         math.fsum(score.loss_sum for score in scores),
         math.fsum(score.weight for score in scores),
         math.fsum(correct) if correct else None,
         math.fsum(score.labels for score in scores),
         tuple(outputs for score in scores for outputs in score.outputs),
     )
-
-
-def total_score(scores: Sequence[PartialScore], rows: int, loss: LossFunction | None) -> PartialScore:
-    """Add the scores of all chunks. ``loss`` is the loss if it needs all rows at once: it is computed here."""
-    score = merge_scores(scores)
     if loss is None:
-        return score
+        return total
     with torch.no_grad():
-        value = float(loss(*_all_rows(score)))
-    return score._replace(loss_sum=value * rows, weight=float(rows))
+        return total._replace(loss_sum=float(loss(*_all_rows(total))) * rows, weight=float(rows))
 
 
 def compute_metrics(
@@ -170,13 +170,6 @@ def _all_rows(score: PartialScore) -> tuple[Any, Any]:
 def concatenate_outputs(outputs: Sequence[Any]) -> Any:
     """Concatenate the outputs of batches: tensors, or tuples and dicts of tensors."""
     flat = [trees.tree_flatten(output) for output in outputs]
-    for leaves, _ in flat:
-        for leaf in leaves:
-            if not isinstance(leaf, torch.Tensor):
-                raise HansaError(
-                    f"Task(metrics): the model returns {short_repr(type(leaf))}, which has no rows. Return a tensor, "
-                    "or tuples or dicts of tensors."
-                )
     columns = list(zip(*(leaves for leaves, _ in flat), strict=True))
     for column in columns:
         shapes = {tuple(leaf.shape[1:]) for leaf in column}
@@ -311,7 +304,7 @@ class Evaluator:
         self.trainer.seed(Key(0).child("evaluation", seed))
         self.trainer.module.eval()
         try:
-            return merge_scores([self._score_batch(batch) for batch in self._batches(source, rows)])
+            return total_score([self._score_batch(batch) for batch in self._batches(source, rows)])
         finally:
             self.trainer.module.train()
 
