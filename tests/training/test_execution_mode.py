@@ -191,11 +191,6 @@ class CountsInAGlobal(Net):
         return super().forward(x)
 
 
-class TwiceTheSame(Net):
-    def forward(self, x):
-        return self.fc2(F.relu(self.fc1(F.relu(self.fc1(x)))))
-
-
 class OtherInTraining(Net):
     def forward(self, x):
         x = self.fc1(x)
@@ -220,22 +215,12 @@ class Remembers(Net):
         return super().forward(x)
 
 
-class Softplus(Net):
-    def forward(self, x):
-        return self.fc2(F.softplus(self.fc1(x)))
-
-
 class Jumps(Net):
     """Drops what the first layer gave."""
 
     def forward(self, x):
         self.fc1(x)
         return self.fc2(x)
-
-
-class DropsAlways(Net):
-    def forward(self, x):
-        return F.dropout(super().forward(x), 0.2)
 
 
 class Scaled(Net):
@@ -288,20 +273,6 @@ def hooked(register):
     return make
 
 
-def frozen():
-    module = Net()
-    module.fc1.bias.requires_grad_(False)
-    return module
-
-
-def tied():
-    module = Net()
-    module.fc1 = nn.Linear(12, 12)
-    module.fc2 = nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 3))
-    module.fc2[0].weight = module.fc1.weight
-    return module
-
-
 class BadBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -323,7 +294,6 @@ def plain(output, target):
 
 REFUSED = {
     "forward hook": (hooked(lambda m: m.fc1.register_forward_hook(lambda *_: None)), plain, "hook"),
-    "pre-hook": (hooked(lambda m: m.register_forward_pre_hook(lambda *_: None)), plain, "hook"),
     "backward hook": (hooked(lambda m: m.fc2.register_full_backward_hook(lambda *_: None)), plain, "hook"),
     "hook of a weight": (hooked(lambda m: m.fc1.weight.register_hook(lambda g: 2 * g)), plain, "fc1.weight has a hook"),
     "control flow": (Decides, plain, "torch.Tensor.mean"),
@@ -332,8 +302,6 @@ REFUSED = {
     "counts in an object": (CountsInAnObject, plain, r"writes to CountsInAnObject.warm.steps"),
     "counts in a global object": (CountsInAGlobalObject, plain, "an object that is a global"),
     "counts in a global": (CountsInAGlobal, plain, "writes to the global STEPS"),
-    "shared layer": (TwiceTheSame, plain, "used twice"),
-    "tied weights": (tied, plain, "used twice"),
     "training differs": (OtherInTraining, plain, "another one in training"),
     "counts": (Counts, plain, "writes to Counts.calls"),
     "remembers": (Remembers, plain, "writes to Remembers.seen"),
@@ -341,19 +309,12 @@ REFUSED = {
     "scaled": (Scaled, plain, "torch.Tensor.mul"),
     "chance": (Chance, plain, "random numbers"),
     "half frozen": (HalfFrozen, plain, "_set_grad_enabled"),
-    "frozen": (frozen, plain, "fc1.bias is frozen"),
     "spare parameters": (Spare, plain, "does not use"),
     "buffers": (Buffered, plain, "buffers"),
     "detached": (Detached, plain, "detach"),
     "mixes rows": (MixesRows, plain, "mixes the rows"),
     "own backward": (OwnBackward, plain, ""),
-    "other activation": (Softplus, plain, "softplus"),
-    "dropout of inputs": (lambda: nn.Sequential(nn.Dropout(0.2), nn.Linear(12, 3)), plain, "drops out"),
-    "dropout in evaluation": (DropsAlways, plain, "in evaluation too"),
     "other loss": (Net, lambda out, y: F.multi_margin_loss(out, y), "multi_margin_loss"),
-    "smoothed": (Net, nn.CrossEntropyLoss(label_smoothing=0.1), "options"),
-    "class weights": (Net, nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])), "options"),
-    "summed": (Net, nn.CrossEntropyLoss(reduction="sum"), "options"),
     "no log_softmax": (Net, F.nll_loss, "does not end in log_softmax"),
     "loss with a penalty": (Net, lambda out, y: F.cross_entropy(out, y) + 0.01 * out.square().mean(), "square"),
 }

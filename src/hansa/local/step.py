@@ -94,9 +94,9 @@ class LocalStep(AffineStep):
             v.sub_(self.anchor, alpha=a)
         if s is not None:
             v.add_(s)
+        offset = v.storage_offset() - y.storage_offset()
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            offset = parameter.storage_offset() - y.storage_offset() + v.storage_offset()
-            v.as_strided(parameter.shape, parameter.stride(), offset).add_(gradient)
+            v.as_strided(parameter.shape, parameter.stride(), offset + parameter.storage_offset()).add_(gradient)
         if self.decoupled_weight_decay:
             y.mul_(1 - self.lr * self.weight_decay)
         if self.optimizer is None:
