@@ -72,7 +72,7 @@ def test_show_says_it():
     from hansa.core.terminal import Terminal
 
     console = Terminal(file=StringIO(), width=80)
-    console.print(summary_table("a", metrics.summarize(BAD), main="test_accuracy"))
+    console.print(summary_table(rank([ReportEntry("a", BAD)])))
     assert "accuracy, final  diverged" in console.file.getvalue()
     assert "accuracy, best   90.0%" in console.file.getvalue()
 

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hansa.cli import options as opt
-from hansa.cli.console import err, note, report_errors, say_json
-from hansa.cli.show import print_summary, show_group
+from hansa.cli.console import err, note, report_errors
+from hansa.cli.show import rank_one, show_numbers
 from hansa.core.errors import HansaError
-from hansa.runs.columns import main_metric
-from hansa.runs.metrics import column_names
 
 if TYPE_CHECKING:
     from hansa.config import Config
@@ -143,17 +141,14 @@ def run_and_show(
             finished = running.run_jobs(jobs, group, parallel)
     except Interrupted as stop:
         if stop.folder is not None:
-            _show_result(stop.folder, as_json)
+            show_numbers(rank_one(ReportEntry.from_folder(stop.folder)), as_json)
         raise
-    if group is not None:
-        members = [ReportEntry.from_folder(path) for path in finished.folders]
-        show_group(group, ReportEntry.from_seeds(group.config.title, members), as_json)
-        return
-    (path,) = finished.folders
-    if finished.repeated:
+    members = [ReportEntry.from_folder(path) for path in finished.folders]
+    if group is None and finished.repeated:
         done = jobs[0].rounds
-        note(f"{path}: already finished at round {done}. Pass --rounds {2 * done} to continue.")
-    _show_result(path, as_json)
+        note(f"{members[0].folder}: already finished at round {done}. Pass --rounds {2 * done} to continue.")
+    title = members[0].name if group is None else group.config.title
+    show_numbers(rank_one(ReportEntry.from_seeds(title, members)), as_json)
 
 
 def run_and_summarize(experiment: Experiment, quiet: bool, track: Sequence[str] | None = None) -> None:
@@ -180,16 +175,3 @@ def run_entries(
         with session(quiet) as running:
             entries |= running.run_reusable(configs, folder, parallel, overwrite=overwrite)
     return [entries[name] for name in requested]
-
-
-def _show_result(path: Path, as_json: bool) -> None:
-    """Print the summary of a run."""
-    from hansa.runs.folder import RunFolder
-
-    run = RunFolder(path)
-    history = run.metrics
-    summary = run.summary_of(history)
-    if as_json:
-        say_json({"folder": str(path), "config": run.config.model_dump(), "summary": summary})
-    else:
-        print_summary(str(run), summary, history, main_metric(column_names(history), history.facts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,26 +13,13 @@ from rich.table import Table
 from hansa.cli import options as opt
 from hansa.cli.console import fitting_table, out, plain_table, report_errors, say, say_json
 from hansa.core.errors import HansaError
-from hansa.runs.columns import (
-    COSTS,
-    OUTCOMES,
-    WINDOW,
-    base_metric,
-    column_of,
-    evaluated_metrics,
-    lower_is_better,
-    main_metric,
-    plain_name,
-    split_metric,
-)
-from hansa.runs.metrics import column_names, describe_score, series, summarize
+from hansa.runs.columns import WINDOW, base_metric, column_of, lower_is_better, split_metric
+from hansa.runs.metrics import column_names, describe_score, describe_seconds, series, site_names, summarize
 from hansa.study.report import formats
 
 if TYPE_CHECKING:
     from hansa.runs.client_columns import ClientColumns
-    from hansa.runs.metrics import RunHistory, SeedStatistics
-    from hansa.runs.seed_group import SeedGroupFolder
-    from hansa.study.report import ReportEntry
+    from hansa.study.report import Ranking, ReportEntry
     from hansa.training.metric_direction import Direction
 
 LAST_ROUNDS = ("train_loss", "diversity", "participants", "lost")
@@ -59,32 +46,24 @@ def show(
 
     check_readable(folder)
     group, run = SeedGroupFolder(folder), RunFolder.containing(folder)
-    if latex is not None:
-        from hansa.cli.report import write_latex
-        from hansa.study.report import rank
-
-        entry = ReportEntry.from_group(folder) if group.exists else ReportEntry.from_folder(folder)
-        target = (group if group.exists else run).config.evaluate.target
-        write_latex(latex, [rank([entry], target, metric=metric, window=window).latex()])
-    if group.exists:
-        show_group(group, ReportEntry.from_group(folder), as_json, metric, window)
-        return
-    if clients:
+    if clients and not group.exists:
         facts = run.facts
         name, better = split_metric(facts.main if metric is None else metric, facts.better)
         show_clients(run.by_client(), str(run), as_json, name, better)
         return
-    config, history = run.config, run.metrics
-    summary = {**run.summary_of(history), **summarize(history, config.evaluate.target, metric=metric, window=window)}
-    if as_json:
-        say_json({"config": config.model_dump(), "summary": summary})
+    entry = ReportEntry.from_group(folder) if group.exists else ReportEntry.from_folder(folder)
+    ranking = rank_one(entry, metric, window)
+    if latex is not None:
+        from hansa.cli.report import write_latex
+
+        write_latex(latex, [ranking.latex()])
+    show_numbers(ranking, as_json)
+    if as_json or group.exists:
         return
-    console = out()
-    names = column_names(history)
-    main = main_metric(names, history.facts) if metric is None else metric.partition(":")[0]
-    print_summary(str(run), summary, history, main, window)
     if (run / MODEL).is_file():
         run.read_model()  # verifies its hash
+    history, main, console = entry.history, ranking.metric, out()
+    names = column_names(history)
     if main in names:
         curve = sparkline([value for _, value in series(history, main)], 60, console.options.ascii_only)
         label = main.replace("_", " ")
@@ -101,118 +80,76 @@ def show(
         console.print(table)
 
 
-def print_summary(title: str, summary: Mapping[str, Any], history: RunHistory, main: str, window: int = WINDOW) -> None:
-    """Print the summary of a run, and for a federation its sites, the worst first."""
-    from hansa.runs.metrics import describe_seconds, site_names
+def rank_one(entry: ReportEntry, metric: str | None = None, window: int = WINDOW) -> Ranking:
+    """Return the ranking of a single method, with the target of its configuration."""
+    from hansa.study.report import rank
 
-    console = out()
-    if not (sites := site_names(history)):
-        console.print(summary_table(title, summary, main=main, window=window))
-        if seconds := describe_seconds(history):
-            say(seconds)
+    return rank([entry], entry.runs[0].summary.get("target"), metric=metric, window=window)
+
+
+def show_numbers(ranking: Ranking, as_json: bool = False) -> None:
+    """Print the numbers of a run, and for a federation its sites; or those of several seeds, and a line for each."""
+    (ranked,) = ranking
+    entry, history = ranked.entry, ranked.entry.histories[0]
+    if as_json:
+        from hansa.config import from_yaml
+
+        content: dict[str, Any] = {"config": from_yaml(entry.config, building=False).model_dump()}
+        if entry.members:
+            content["seeds"] = {str(run.seed): run.summary for run in entry.runs}
+            content["over_seeds"] = {name: each._asdict() for name, each in ranked.spreads.items()}
+        else:
+            content["folder"] = entry.folder
+        say_json({**content, "summary": {**entry.summary, **ranked.numbers}})
         return
-    from hansa.study.report.tables import site_table
+    console = out()
+    console.print(summary_table(ranking))
+    if entry.members:
+        heading = f"{column_of(ranking.metric).label}, {describe_score(ranking.score)}"
+        table = plain_table("seed", "rounds", heading, "status", left=("status",))
+        for run in entry.runs:
+            numbers = summarize(run.history, metric=ranking.stated, window=ranking.window)
+            score = formats.formatter_of(ranking.metric)(numbers.get(ranking.score))
+            table.add_row(str(run.seed), str(numbers["rounds"]), score, escape(str(run.summary.get("status", "?"))))
+        console.print(table)
+    elif site_names(history):
+        from hansa.study.report.tables import site_table
 
-    prefixes = tuple(f"{site}/" for site in sites)
-    of_run = {name: value for name, value in summary.items() if not plain_name(name).startswith(prefixes)}
-    console.print(summary_table(title, of_run, main=main, window=window))
-    table = site_table(history, summary, main, history.facts.better)
-    assert table is not None
-    columns = zip(table.headings, zip(*table.rows, strict=True), strict=True)
-    cells = {heading: list(map(escape, column)) for heading, column in columns}
-    console.print()
-    console.print(fitting_table(console, cells, left=("site",)))
-    for each in table.notes:
-        say(each)
-
-
-def metric_order(names: Iterable[str], main: str) -> list[str]:
-    """Return the metrics among some names in the order of tables: the main one first, then test metrics, then others.
-
-    >>> metric_order(["train_loss", "client_auc", "client_loss", "test_auc", "test_loss", "round"], "test_auc")
-    ['test_auc', 'test_loss', 'client_auc', 'train_loss']
-    """
-    known, base = set(names), base_metric(main)
-    test = [name for name in evaluated_metrics(known) if name.startswith(("test_", "sites_test_"))]
-    sets = [name for name in evaluated_metrics(known) if name.endswith(f"/test_{base}")]
-    clients = (f"client_{base}", f"client_{base}_worst", f"client_{base}_std", f"personal_{base}")
-    return [name for name in dict.fromkeys([main, f"test_{base}", *sets, *test, *clients, *OUTCOMES]) if name in known]
+        sites = site_table(history, ranked.numbers, ranking.metric, ranking.better)
+        assert sites is not None
+        columns = zip(sites.headings, zip(*sites.rows, strict=True), strict=True)
+        cells = {heading: list(map(escape, column)) for heading, column in columns}
+        console.print()
+        console.print(fitting_table(console, cells, left=("site",)))
+        for each in sites.notes:
+            say(each)
+    elif seconds := describe_seconds(history):
+        say(seconds)
 
 
-def summary_table(
-    title: str,
-    summary: Mapping[str, Any],
-    statistics: Mapping[str, SeedStatistics] | None = None,
-    *,
-    main: str,
-    window: int = WINDOW,
-) -> Table:
-    """Return a run's summary, each number with what it is: final, best, or mean of the last measurements; with several
+def summary_table(ranking: Ranking) -> Table:
+    """Return the numbers of a run, each with what it is: final, best, or mean of the last measurements; with several
     seeds, means and deviations."""
-    from hansa.study.report.ranking import format_target, shows_spread
-
-    statistics = statistics or {}
+    (ranked,) = ranking
+    entry, summary = ranked.entry, ranked.entry.summary
+    first, count = Path(entry.runs[0].folder), len(entry.runs)
+    title = f"{first.parent}, {count} seeds" if entry.members else str(first)
+    status = ", ".join(dict.fromkeys(str(run.summary.get("status", "?")) for run in entry.runs))
+    rows = [("run", f"[bold]{escape(title)}[/] ({escape(status)})")]
+    rows.append(("rounds", ranked.cell("rounds", formats.format_count)))
+    for column in ranking.columns(final=True):
+        rows.append((escape(column.title.replace("\n", ", ")), ranked.cell(column.key, column.write)))
+    if "server_device" in summary:
+        devices = ", ".join(summary.get("devices") or ["cpu"])
+        rows.append(("devices", escape(f"clients {devices}; server {summary['server_device']}")))
+    rows += [("accepted change", escape(change)) for change in summary.get("accepted_changes") or []]
+    rows += [("", escape(f"{reason}: {count}")) for reason, count in (summary.get("lost_by_reason") or {}).items()]
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
-    table.add_row("run", f"[bold]{escape(title)}[/] ({escape(str(summary.get('status', '?')))})")
-    numbers = [f"last{window}_{main}", main, f"best_{main}"]
-    numbers += [name for name in metric_order(summary, main) if name != main]
-    for key in ("rounds", *numbers, *COSTS):
-        value, column = summary.get(key), column_of(key)
-        if value is None or (column.hide_zero and value == 0):
-            continue
-        write = formats.format_count if key == "rounds" else formats.formatter_of(key)
-        std = statistics[key].std if key in statistics and shows_spread(key) else None
-        label = column.label if key == "rounds" or key in COSTS else f"{column.label}, {describe_score(key)}"
-        table.add_row(escape(label), formats.format_mean_std(write, value, std))
-    if "target" in summary:
-        for key, write in (("rounds_to_target", formats.format_count), ("bits_to_target", formats.format_bits)):
-            value, over = summary.get(key), statistics.get(key)
-            text = formats.format_mean_std(write, value, None if over is None else over.std)
-            if value is None:
-                text = f"reached by {summary['reached']} runs" if summary.get("reached") else "never"
-            table.add_row(f"{key.partition('_')[0]} to {format_target(summary['target'], main)}", text)
-    if "server_device" in summary:
-        devices = ", ".join(summary.get("devices") or ["cpu"])
-        table.add_row("devices", escape(f"clients {devices}; server {summary['server_device']}"))
-    for change in summary.get("accepted_changes") or []:
-        table.add_row("accepted change", escape(change))
-    for reason, count in (summary.get("lost_by_reason") or {}).items():
-        table.add_row("", escape(f"{reason}: {count}"))
+    for row in rows:
+        table.add_row(*row)
     return table
-
-
-def show_group(
-    group: SeedGroupFolder,
-    entry: ReportEntry,
-    as_json: bool = False,
-    metric: str | None = None,
-    window: int = WINDOW,
-) -> None:
-    """Show the combined numbers of several seeds, and one line for each seed."""
-    from hansa.study.report import rank
-
-    ranking = rank([entry], group.config.evaluate.target, metric=metric, window=window)
-    numbers, statistics = ranking[0].numbers, ranking[0].spreads
-    if as_json:
-        seeds = {str(run.seed): run.summary for run in entry.runs}
-        over = {name: each._asdict() for name, each in statistics.items()}
-        say_json({"config": group.config.model_dump(), "seeds": seeds, "summary": numbers, "over_seeds": over})
-        return
-    status = dict.fromkeys(str(run.summary.get("status", "?")) for run in entry.runs)
-    title = f"{group}, {len(entry.runs)} seeds"
-    summary = {**numbers, "status": ", ".join(status)}
-    out().print(summary_table(title, summary, statistics, main=ranking.metric, window=window))
-    write = formats.formatter_of(ranking.metric)
-    heading = f"{column_of(ranking.metric).label}, {describe_score(ranking.score)}"
-    table = plain_table("seed", "rounds", heading, "status", left=("status",))
-    for run in entry.runs:
-        values = {**run.summary, **summarize(run.history, metric=metric, window=window)}
-        table.add_row(
-            str(run.seed), str(values["rounds"]), write(values.get(ranking.score)), str(values.get("status", "?"))
-        )
-    out().print(table)
 
 
 def show_clients(

@@ -439,6 +439,29 @@ def curve_over_seeds(histories: Sequence[History], metric: str, x: str = "round"
     return points
 
 
+def cost_over_seeds(
+    histories: Sequence[History], target: float, metric: str | None = None
+) -> tuple[int, dict[str, SeedStatistics]]:
+    """Return how many runs reached a target, and if all did, the statistics of their totals until then.
+
+    Args:
+        histories: The history of each seed.
+        target: The value that the metric is to reach.
+        metric: As in `rounds_to`.
+
+    >>> curves = [[{"round": r, "test_accuracy": a * r} for r in (1, 2)] for a in (0.2, 0.4)]
+    >>> cost_over_seeds(curves, 0.5)[0], cost_over_seeds(curves, 0.4)[1]["round"].mean
+    (1, 1.5)
+    """
+    name = _choose(histories[0], metric)[0]
+    spent = [cost_to(history, target, metric) for history in histories if any(name in record for record in history)]
+    records = [record for record in spent if record is not None]
+    if len(records) < len(histories):
+        return len(records), {}
+    totals = [name for name in ("round", *TOTALS) if all(name in record for record in records)]
+    return len(records), {name: seed_statistics([float(each[name]) for each in records]) for name in totals}
+
+
 class MeanInterval(NamedTuple):
     """A mean over seeds and half the width of its confidence interval; infinite below `MIN_SEEDS` seeds."""
 

@@ -175,7 +175,7 @@ def test_methods_are_ranked_by_the_mean_over_seeds_not_by_the_luckiest():
     assert [row[1] for row in rows[1:]] == ["steady 3 seeds", "lucky 3 seeds"]
     assert rows[2][2] == "50.0 ± 34.6%"  # the mean and the sample deviation of 0.9, 0.3, 0.3
     place = rows[0].index("rounds to 60%")
-    assert (rows[1][place], rows[2][place]) == ("1 ± 0.0", "1 of 3 runs")
+    assert (rows[1][place], rows[2][place]) == ("1 ± 0", "1 of 3 runs")
 
 
 def test_the_page_gets_every_seed_on_the_rounds_all_have():

@@ -11,14 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hansa.config import from_yaml, to_yaml
 from hansa.core.errors import HansaError
-from hansa.runs.client_columns import ClientColumns
 from hansa.runs.folder import RunFolder
 from hansa.runs.folder_lock import CONFIG, METRICS
 from hansa.runs.seed_group import GROUP, SeedGroupFolder, config_without_seed
+
+if TYPE_CHECKING:
+    from hansa.runs.client_columns import ClientColumns
 
 log = logging.getLogger("hansa")
 

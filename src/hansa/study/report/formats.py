@@ -66,9 +66,9 @@ def format_number(value: float | None) -> str:
 def format_count(value: float | None) -> str:
     """
     >>> format_count(12), format_count(12.333), format_count(None)
-    ('12', '12.3', 'never')
+    ('12', '12.3', '–')
     """
-    return "never" if value is None else str(value) if isinstance(value, int) else f"{value:.1f}"
+    return "–" if value is None else f"{value:.1f}".removesuffix(".0")
 
 
 _FORMATTERS: dict[str, Formatter] = {
@@ -89,18 +89,12 @@ def formatter_of(column: str) -> Formatter:
     return _FORMATTERS.get(column_of(column).unit, format_number)
 
 
-def format_mean_std(write: Formatter, mean: float | None, deviation: float | None) -> str:
+def format_spread(write: Formatter, mean: float, deviation: float) -> str:
     """A mean over seeds with its deviation, in one unit.
 
-    >>> format_mean_std(format_percent, 0.8123, 0.0041), format_mean_std(format_number, 1.5, None)
-    ('81.2 ± 0.4%', '1.5')
-    >>> format_mean_std(format_number, 0.2754, 0.00279), format_mean_std(format_number, math.nan, None)
-    ('0.275 ± 0.003', 'diverged')
+    >>> format_spread(format_percent, 0.8123, 0.0041), format_spread(format_number, 0.2754, 0.00279)
+    ('81.2 ± 0.4%', '0.275 ± 0.003')
     """
-    if mean is not None and math.isnan(mean):  # a summary has no other numbers that are not finite
-        return "diverged"
-    if mean is None or deviation is None:
-        return write(mean)
     text, spread = write(mean), write(deviation)
     if write is format_number and "e" not in text and math.isfinite(deviation):  # as many decimals as the mean has
         rounded = f"{deviation:.{len(text.partition('.')[2])}f}"

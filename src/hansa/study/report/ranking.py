@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import fmean
 from typing import Any, NamedTuple
 
 from hansa.core.errors import HansaError, suggestion
 from hansa.runs import metrics
 from hansa.runs.columns import (
     ACCURACY,
-    AXES,
     COLUMNS,
     COSTS,
     LOSSES,
@@ -28,7 +26,7 @@ from hansa.runs.columns import (
     plain_name,
     split_metric,
 )
-from hansa.runs.metrics import MIN_SEEDS, SeedStatistics, facts_of, is_finite, paired_interval, seed_statistics
+from hansa.runs.metrics import MIN_SEEDS, SeedStatistics, facts_of, is_finite, paired_interval
 from hansa.study.report import formats
 from hansa.study.report.entries import ReportEntry
 from hansa.training.metric_direction import Direction
@@ -67,10 +65,10 @@ class RankedEntry(NamedTuple):
         if value is None:
             reached = self.numbers.get("reached")
             return "–" if key not in TO_TARGET else f"{reached} of {runs} runs" if runs > 1 and reached else "never"
-        if runs > 1 and self.diverged and math.isnan(value):
-            return f"diverged, {len(self.diverged)} of {runs} seeds"
-        over_seeds = self.spreads.get(key) if shows_spread(key) else None
-        return formats.format_mean_std(write, value, None if over_seeds is None else over_seeds.std)
+        if math.isnan(value):  # a summary has no other numbers that are not finite
+            return f"diverged, {len(self.diverged)} of {runs} seeds" if runs > 1 and self.diverged else "diverged"
+        spread = None if key in COSTS or key == "rounds" else self.spreads.get(key)
+        return write(value) if spread is None else formats.format_spread(write, value, spread.std)
 
 
 class RankingColumn(NamedTuple):
@@ -92,16 +90,8 @@ class RankingColumn(NamedTuple):
         return self.best is not None and ranked.numbers.get(self.key) == self.best and not ranked.diverged
 
 
-class CostToTarget(NamedTuple):
-    """The mean costs of the runs that reached a target, the deviation of their rounds, and the number of these runs."""
-
-    spent: Mapping[str, float]
-    std: float
-    runs: int
-
-
 class TargetCell(NamedTuple):
-    """What a method spent to reach a target: rounds and bits as text; no rounds if it never reached it."""
+    """What a method spent to reach a target: rounds and bits as text; if not all seeds did, how many."""
 
     rounds: str
     sent: str = ""
@@ -155,13 +145,18 @@ class Ranking(list[RankedEntry]):
         several = any(ranked.entry.members for ranked in self)
         return f"{text}; with several seeds, mean ± one standard deviation" if several else text
 
-    def columns(self) -> list[RankingColumn]:
-        """Return the columns of the table that some entry has a value for: the metric that ranks, first."""
+    def columns(self, final: bool = False) -> list[RankingColumn]:
+        """Return the columns of the table that some entry has a value for: the metric that ranks, first.
+
+        Args:
+            final: Whether to return final values of all metrics besides the scores.
+        """
         columns = []
-        for key in (*self._metric_keys(), *COSTS):
+        for key in dict.fromkeys([*self._metric_keys(final), *COSTS]):
             values = [ranked.numbers.get(key) for ranked in self]
             column = column_of(key, self.better)
-            if all(value is None for value in values) or (column.hide_zero and not any(values)):
+            reachable = key in TO_TARGET and self.target is not None and final
+            if (all(value is None for value in values) and not reachable) or (column.hide_zero and not any(values)):
                 continue
             write, heading, better = formats.formatter_of(key), column.label, column.better
             statistic = "" if key in COSTS else metrics.describe_score(key)
@@ -177,7 +172,7 @@ class Ranking(list[RankedEntry]):
         values = [r.numbers[key] for r in self if r.numbers.get(key) is not None and not r.diverged]
         return min(values, default=None) if better == "lower" else max(values, default=None)
 
-    def _metric_keys(self) -> list[str]:
+    def _metric_keys(self, final: bool) -> list[str]:
         """The numbers of the table before the costs: the score, the best, those of the target, further metrics."""
         numbers = [ranked.numbers for ranked in self]
         base = base_metric(self.metric)
@@ -188,18 +183,11 @@ class Ranking(list[RankedEntry]):
         losses = LOSSES if self.metric in LOSSES else ("test_loss", "global_loss")
         clients = (f"client_{base}", f"client_{base}_worst", f"personal_{base}")
         names = (f"test_{base}", *sets, f"sites_test_{base}_worst", ACCURACY, *own, *losses, *clients)
-        others = [metrics.score_key(numbers, name, self.window) for name in dict.fromkeys(names) if name != self.metric]
-        return [self.score, f"best_{self.metric}", *TO_TARGET, *others]
-
-    def cost_to(self, ranked: RankedEntry, target: float) -> CostToTarget:
-        """Return what a method had spent by the end of the round in which its metric first reached a target."""
-        histories = [history for history in ranked.entry.histories if has_column(history, self.metric)]
-        records = [spent for h in histories if (spent := metrics.cost_to(h, target, self.stated)) is not None]
-        if not records:
-            return CostToTarget({}, math.nan, 0)
-        values = {axis: [record[axis] for record in records] for axis in AXES if all(axis in r for r in records)}
-        spent = {axis: of[0] if len(set(of)) == 1 else fmean(of) for axis, of in values.items()}
-        return CostToTarget(spent, seed_statistics(values["round"]).std, len(records))
+        others = [name for name in dict.fromkeys(names) if name != self.metric]
+        if final:
+            return [self.score, self.metric, f"best_{self.metric}", *TO_TARGET, *others, f"client_{base}_std", *LOSSES]
+        scores = [metrics.score_key(numbers, name, self.window) for name in others]
+        return [self.score, f"best_{self.metric}", *TO_TARGET, *scores]
 
     def targets(self) -> list[float]:
         """Return targets around the given one, each reached by some entry and none below chance; for metrics other than
@@ -224,10 +212,19 @@ class Ranking(list[RankedEntry]):
         """Return the rounds, and the bits over all links, of each method to each target; the fewest rounds are best."""
         columns = []
         for target in targets:
-            costs = [self.cost_to(ranked, target) for ranked in self]
-            finite = [cost for cost, ranked in zip(costs, self, strict=True) if cost.runs and not ranked.diverged]
-            fewest = min((cost.spent["round"] for cost in finite), default=0.0)
-            columns.append([_target_cell(r, cost, fewest) for r, cost in zip(self, costs, strict=True)])
+            costs = [(r, *metrics.cost_over_seeds(r.entry.histories, target, self.stated)) for r in self]
+            fewest = min((spent["round"].mean for r, _, spent in costs if spent and not r.diverged), default=0.0)
+            cells = []
+            for ranked, reached, spent in costs:
+                if not spent:
+                    cells.append(TargetCell(f"{reached} of {len(ranked.entry.runs)} runs" if reached else "never"))
+                    continue
+                mean, deviation, *_ = spent["round"]
+                over_seeds = formats.format_spread(formats.format_count, mean, deviation)
+                rounds = over_seeds if ranked.entry.members else formats.format_count(mean)
+                best = mean == fewest and not ranked.diverged
+                cells.append(TargetCell(rounds, formats.format_bits(spent["bits"].mean), best))
+            columns.append(cells)
         return [list(row) for row in zip(*columns, strict=True)]
 
     def tiles(self) -> list[Tile]:
@@ -239,14 +236,14 @@ class Ranking(list[RankedEntry]):
             parts.append(Tile(f"{kind}, {metrics.describe_score(self.score)}", value, first))
         if self.target is None:
             return parts
-        costs = [(ranked, self.cost_to(ranked, self.target)) for ranked in self if not ranked.diverged]
         kinds: tuple[tuple[str, str, Callable[[float], str]], ...] = (
             ("fewest rounds", "round", lambda n: f"{formats.format_count(n)} rounds"),
             ("fewest bits, peers included,", "bits", formats.format_bits),
             ("least simulated time", "simulated_total_seconds", formats.format_duration),
         )
+        costs = [(r, metrics.cost_over_seeds(r.entry.histories, self.target, self.stated)[1]) for r in self]
         for title, axis, write in kinds:
-            spent = [(r, c.spent[axis]) for r, c in costs if c.runs == len(r.entry.runs) and axis in c.spent]
+            spent = [(r, cost[axis].mean) for r, cost in costs if axis in cost and not r.diverged]
             if spent:
                 ranked, least = min(spent, key=lambda pair: pair[1])
                 parts.append(Tile(f"{title} to {format_target(self.target, self.metric)}", write(least), ranked))
@@ -277,19 +274,19 @@ class Ranking(list[RankedEntry]):
         if reference is not None and reference not in by_name:
             raise HansaError(f"latex(reference={reference!r}): no such method. {suggestion(reference, by_name)}")
         base = self[0] if reference is None else by_name[reference]
-        percent = column_of(self.metric).unit == "fraction"
+        percent, write = column_of(self.metric).unit == "fraction", formats.formatter_of(self.metric)
         label = escape_latex(f"{column_of(self.metric).label}, {metrics.describe_score(self.score)}")
-        scores = [_latex_score(ranked, self.score, percent) for ranked in self]
+        scores = [escape_latex(ranked.cell(self.score, write).replace("%", "")) for ranked in self]
         columns = {
             "method": [escape_latex(ranked.entry.name) for ranked in self],
             label + (r" (\%)" if percent else ""): self._bold(scores, self.score, "lower" if self.falls else "higher"),
         }
         if self.target is not None:
             shown = escape_latex(f"{100 * self.target:g}%" if percent else f"{self.target:g}")
-            for key, write in zip(TO_TARGET, (formats.format_count, formats.format_bits), strict=True):
-                costs = [escape_latex(ranked.cell(key, write)).replace(" runs", " seeds") for ranked in self]
+            for key, write_cost in zip(TO_TARGET, (formats.format_count, formats.format_bits), strict=True):
+                costs = [escape_latex(ranked.cell(key, write_cost)) for ranked in self]
                 columns[f"{key.partition('_')[0]} to {shown}"] = self._bold(costs, key, "lower")
-        differences = [self._difference(ranked, base, percent, confidence) for ranked in self]
+        differences = [self._difference(ranked, base, write, confidence) for ranked in self]
         if any(differences):
             origin = "" if reference is None else f" from {escape_latex(reference)}"
             heading = rf"difference{origin}, {100 * confidence:g}\% interval ($^*$: without 0)"
@@ -303,7 +300,7 @@ class Ranking(list[RankedEntry]):
         printed = {text for ranked, text in pairs if best is not None and ranked.numbers.get(key) == best}
         return [rf"\textbf{{{t}}}" if t in printed and not ranked.diverged else t for ranked, t in pairs]
 
-    def _difference(self, ranked: RankedEntry, base: RankedEntry, percent: bool, confidence: float) -> str:
+    def _difference(self, ranked: RankedEntry, base: RankedEntry, write: formats.Formatter, confidence: float) -> str:
         """The mean of a method's paired differences from the reference, with its interval; "" with fewer than three
         seeds in common, or if one of the two diverged."""
         scores, other = (self._seed_scores(each) for each in (ranked, base))
@@ -311,9 +308,9 @@ class Ranking(list[RankedEntry]):
         if ranked is base or len(common) < MIN_SEEDS or ranked.diverged or base.diverged:
             return ""
         interval = paired_interval([scores[seed] for seed in common], [other[seed] for seed in common], confidence)
-        low, high = (_latex_number(interval.mean + sign * interval.half, percent) for sign in (-1, 1))
-        mark = "$^*$" if interval.sign else ""
-        return f"${_latex_number(interval.mean, percent)}$ [${low}$, ${high}$]{mark}"
+        ends = (interval.mean + sign * interval.half for sign in (0, -1, 1))
+        mean, low, high = (f"${write(end).removesuffix('%')}$" for end in ends)
+        return f"{mean} [{low}, {high}]{'$^*$' if interval.sign else ''}"
 
     def _seed_scores(self, ranked: RankedEntry) -> dict[int | None, float]:
         """Return the score of each seed of a method that did not diverge."""
@@ -443,11 +440,6 @@ def has_column(history: Sequence[Mapping[str, Any]], name: str) -> bool:
     return any(name in record for record in history)
 
 
-def shows_spread(key: str) -> bool:
-    """Return whether the deviation over seeds of a number is shown: of metrics, not of costs."""
-    return key not in COSTS and key != "rounds"
-
-
 def format_target(target: float, metric: str = ACCURACY) -> str:
     """
     >>> format_target(0.8), format_target(0.825), format_target(3.5, "test_rmse")
@@ -457,16 +449,6 @@ def format_target(target: float, metric: str = ACCURACY) -> str:
     if column.unit == "fraction":
         return formats.format_percent(target).replace(".0%", "%")
     return f"{formats.formatter_of(metric)(target)} {column.label}"
-
-
-def _target_cell(ranked: RankedEntry, cost: CostToTarget, fewest: float) -> TargetCell:
-    if not cost.runs:
-        return TargetCell("")
-    rounds, runs = cost.spent["round"], len(ranked.entry.runs)
-    text = formats.format_mean_std(formats.format_count, rounds, cost.std if cost.runs > 1 else None)
-    some = f" in {cost.runs} of {runs}" if cost.runs < runs else ""
-    best = rounds == fewest and not some and not ranked.diverged
-    return TargetCell(text, formats.format_bits(cost.spent["bits"]) + some, best)
 
 
 def escape_latex(text: str) -> str:
@@ -504,15 +486,3 @@ def _tabular(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     layout = "l" + "r" * (len(headings) - 1)
     return str(DataFrame(rows, columns=headings).to_latex(index=False, escape=False, column_format=layout)).strip()
-
-
-def _latex_score(ranked: RankedEntry, key: str, percent: bool) -> str:
-    value, over = ranked.numbers.get(key), ranked.spreads.get(key)
-    if value is None or ranked.diverged or not (percent or over is None):
-        return escape_latex(ranked.cell(key, formats.format_number))
-    text = _latex_number(value, percent)
-    return text if over is None else rf"{text} $\pm$ {_latex_number(over.std, percent)}"
-
-
-def _latex_number(value: float, percent: bool) -> str:
-    return f"{100 * value:.1f}" if percent else f"{value:.3g}"

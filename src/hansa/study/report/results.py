@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, overload
 from hansa.core.citations import bibtex
 from hansa.core.errors import HansaError, suggestion
 from hansa.runs import metrics
-from hansa.runs.columns import COLUMNS, WINDOW, column_of, evaluated_metrics, main_metric, plain_name
+from hansa.runs.columns import WINDOW, column_of, evaluated_metrics, main_metric, plain_name
 from hansa.runs.driver import Run
 from hansa.runs.folder import environment
-from hansa.runs.metrics import SeedStatistics, curve_over_seeds, seed_statistics, summarize_seeds
+from hansa.runs.metrics import SeedStatistics, curve_over_seeds, seed_statistics
 from hansa.runs.provenance import data_digests
 from hansa.study.report import figure, formats
 from hansa.study.report.entries import LabelCounts, ReportEntry
@@ -145,18 +145,10 @@ class Runs(Sequence[Run]):
             cost: A running total, such as bits, up_bits, wall_seconds or simulated_total_seconds.
             metric: The metric, by default the main one.
         """
-        spent = [metrics.cost_to(history, target, metric) for history in self.histories]
-        reached = [record for record in spent if record is not None]
-        for record in reached:
-            if cost not in record:
-                raise HansaError(f"cost_to(cost={cost!r}): no such total. {suggestion(cost, record)}")
-        return seed_statistics([float(record[cost]) for record in reached]) if len(reached) == len(spent) else None
-
-    def summary(
-        self, target: float | None = None, *, metric: str | None = None, window: int = WINDOW
-    ) -> dict[str, Any]:
-        """Return the numbers of `hansa.runs.metrics.summarize`, averaged over seeds; the arguments are its own."""
-        return summarize_seeds(self.histories, target, metric=metric, window=window)[0]
+        _, spent = metrics.cost_over_seeds(self.histories, target, metric)
+        if spent and cost not in spent:
+            raise HansaError(f"cost_to(cost={cost!r}): no such total. {suggestion(cost, spent)}")
+        return spent.get(cost)
 
     def frame(self) -> pandas.DataFrame:
         """Return a pandas frame with one row for each round and seed, running totals included.
@@ -349,15 +341,10 @@ def _with_data(entry: ReportEntry, run: Run) -> ReportEntry:
 
 def run_html(run: Run) -> str:
     """Return the numbers of a run as a small HTML table, for notebooks."""
-    summary = metrics.summarize(run.history)
+    ranking = rank([ReportEntry(run.algorithm.name, run.history)])
     rows = [("rounds", str(run.state.round)), ("seed", str(run.key.seed)), ("parameters", f"{run.params.numel():,}")]
-    main = main_metric(metrics.column_names(run.history), run.history.facts)
-    own = [name for name in evaluated_metrics(summary) if name.startswith("test_") and name not in COLUMNS]
-    measured = dict.fromkeys([main, "test_accuracy", *own, "test_loss", "train_loss"])
-    for key in (*measured, "up_bits", "down_bits", "peer_bits", "wall_seconds"):
-        if summary.get(key):
-            label = f"{column_of(key).label}, final" if key in measured else column_of(key).label
-            rows.append((label, formats.formatter_of(key)(summary[key])))
+    columns = ranking.columns(final=True)
+    rows += [(column.title.replace("\n", ", "), ranking[0].cell(column.key, column.write)) for column in columns]
     return str(macro("facts_table", f"{run.algorithm.name} on {run.task.name}", rows))
 
 
