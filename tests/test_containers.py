@@ -47,14 +47,6 @@ def pod_templates(one: dict[str, Any]) -> list[dict[str, Any]]:
     return [one["spec"]["submitterPodTemplate"], *(group["template"] for group in groups)]
 
 
-PODS = [
-    pytest.param(template["spec"], id=f"{one['metadata']['name']}-{template['spec']['containers'][0]['name']}")
-    for name in ("site.yaml", "rayjob.yaml")
-    for one in resources(name)
-    for template in pod_templates(one)
-]
-
-
 def program(name: str) -> str:
     beside = Path(sys.executable).parent / name
     path = str(beside) if beside.is_file() else shutil.which(name)
@@ -112,86 +104,60 @@ def stages() -> dict[str, list[tuple[str, str]]]:
     return found
 
 
-def test_hadolint_accepts_the_dockerfile() -> None:
+def test_linters_accept_the_dockerfile_and_the_compose_file() -> None:
     run_linter(program("hadolint"), DOCKERFILE)
+    run_linter(program("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", FOLDER / "compose.yaml")
 
 
-def test_the_default_image_is_the_last_stage_and_does_not_run_as_root() -> None:
-    last = list(stages())[-1]
-    assert last == "hansa"
+def test_the_default_image_is_the_last_stage_without_root_and_compiler() -> None:
+    found = stages()
+    assert list(found)[-1] == "hansa"
     for image in ("hansa", "ray"):
-        users = [value for name, value in stages()[image] if name == "USER"]
-        assert users[-1] == "10001:10001"
-    assert ("ENTRYPOINT", '["hansa"]') in stages()["runtime"]
-
-
-def test_images_have_no_compiler() -> None:
+        assert [value for name, value in found[image] if name == "USER"][-1] == "10001:10001"
     for image in ("runtime", "hansa", "ray"):
-        assert not [value for name, value in stages()[image] if name == "RUN" and re.search(r"\b(gcc|build)\b", value)]
+        assert not [value for name, value in found[image] if name == "RUN" and re.search(r"\b(gcc|build)\b", value)]
+    assert ("ENTRYPOINT", '["hansa"]') in found["runtime"]
+    assert re.search("^torch==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def test_what_the_dockerfile_copies_exists_and_is_in_the_build_context() -> None:
     ignore = (FOLDER / "Dockerfile.dockerignore").read_text(encoding="utf-8").split()
     for lines in stages().values():
-        for name, value in lines:
-            if name != "COPY" or "--from=" in value:
+        for value in (value for name, value in lines if name == "COPY"):
+            if stage := re.search(r"--from=(\S+)", value):
+                assert stage[1] in stages()
                 continue
             for source in value.split()[:-1]:
                 assert (ROOT / source).exists(), source
                 assert f"!{source}" in ignore, source
 
 
-def test_stages_copy_from_stages() -> None:
-    sources = re.findall(r"^COPY --from=(\S+)", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert set(sources) <= set(stages())
-
-
-def test_the_version_of_torch_is_pinned() -> None:
-    assert re.search("^torch==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
-
-
 # ---------------------------------------------------------------------------------------------------------- Compose
 
 
-def test_the_compose_file_follows_its_schema() -> None:
-    run_linter(program("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", FOLDER / "compose.yaml")
-
-
-def test_services_are_a_server_its_keys_and_the_sites_of_the_example() -> None:
+def test_services_are_a_server_its_keys_and_the_confined_sites_of_the_example() -> None:
     compose = load("compose.yaml")
-    assert set(compose["services"]) == {"keys", "server", *SITES}
+    services = compose["services"]
+    assert set(services) == {"keys", "server", *SITES}
     for name in ("fedcams.yaml", "cafga.yaml"):
         config = yaml.safe_load((ROOT / "examples" / "federation" / name).read_text(encoding="utf-8"))
         assert tuple(config["engine"]["sites"]) == SITES
-
-
-def test_services_are_confined() -> None:
-    for name, service in load("compose.yaml")["services"].items():
-        assert service["read_only"] is True, name
-        assert service["cap_drop"] == ["ALL"], name
+    used = set()
+    for name, service in services.items():
+        assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"]), name
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert "ports" not in service, name
         assert ("user" in service) == (name == "keys"), f"{name}: the image's user is not root"
-
-
-def test_every_mounted_volume_is_declared_and_every_bound_folder_exists() -> None:
-    compose = load("compose.yaml")
-    used = set()
-    for service in compose["services"].values():
         for mount in service["volumes"]:
             if mount["type"] == "volume":
                 used.add(mount["source"])
             else:
                 assert (FOLDER / mount["source"]).is_dir()
                 assert mount["read_only"] is True
+        keys = [mount for mount in service["volumes"] if mount["source"].startswith("keys-")]
+        own = [{"type": "volume", "source": f"keys-{name}", "target": "/keys", "read_only": True}]
+        assert name == "keys" or keys == own  # of others it sees none, and its own it cannot change
     assert used == set(compose["volumes"])
-
-
-def test_a_party_sees_its_own_keys_only_and_cannot_change_them() -> None:
-    services = load("compose.yaml")["services"]
-    for name in ("server", *SITES):
-        keys = [mount for mount in services[name]["volumes"] if mount["source"].startswith("keys-")]
-        assert keys == [{"type": "volume", "source": f"keys-{name}", "target": "/keys", "read_only": True}]
 
 
 def test_commands_of_the_services_are_commands_of_hansa() -> None:
@@ -251,62 +217,36 @@ def test_a_server_is_healthy_while_its_port_accepts_connections(healthcheck: Any
 
 @pytest.mark.parametrize("name", ["site.yaml", "rayjob.yaml"])
 def test_resources_follow_the_schemas_of_kubernetes(name: str) -> None:
+    """Also the pods inside a RayJob, whose own schema kubernetes-validate does not have."""
     validate = linter("kubernetes_validate", "kubernetes-validate")
-    checked = 0
-    for one in resources(name):
-        if not one["apiVersion"].startswith("ray.io/"):
-            validate.validate(one, validate.latest_version(), strict=True)
-            checked += 1
-    assert checked
-
-
-@pytest.mark.parametrize("pod", PODS)
-def test_pods_follow_the_schema_of_kubernetes(pod: dict[str, Any]) -> None:
-    """Also those inside a RayJob, whose own schema kubernetes-validate does not have."""
-    validate = linter("kubernetes_validate", "kubernetes-validate")
-    one = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": pod}
-    validate.validate(one, validate.latest_version(), strict=True)
-
-
-@pytest.mark.parametrize("pod", PODS)
-def test_pods_are_confined(pod: dict[str, Any]) -> None:
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["runAsUser"] == 10001
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    for container in pod["containers"]:
-        security = container["securityContext"]
-        assert security["allowPrivilegeEscalation"] is False
-        assert security["readOnlyRootFilesystem"] is True
-        assert security["capabilities"] == {"drop": ["ALL"]}
-        assert set(container["resources"]) == {"requests", "limits"}
-        assert "/tmp" in [mount["mountPath"] for mount in container["volumeMounts"]]
-
-
-@pytest.mark.parametrize("pod", PODS)
-def test_every_mount_of_a_pod_has_its_volume(pod: dict[str, Any]) -> None:
-    mounted = {mount["name"] for container in pod["containers"] for mount in container["volumeMounts"]}
-    assert mounted == {volume["name"] for volume in pod["volumes"]}
+    pods = [template["spec"] for one in resources(name) for template in pod_templates(one)]
+    wrapped = [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": pod} for pod in pods]
+    for one in [*wrapped, *(one for one in resources(name) if not one["apiVersion"].startswith("ray.io/"))]:
+        validate.validate(one, validate.latest_version(), strict=True)
 
 
 @pytest.mark.parametrize("name", ["site.yaml", "rayjob.yaml"])
-def test_claims_and_configurations_that_pods_use_are_in_the_file(name: str) -> None:
+def test_pods_are_confined_and_what_they_mount_is_in_the_file(name: str) -> None:
     present = {(one["kind"], one["metadata"]["name"]) for one in resources(name)}
-    for one in resources(name):
-        for template in pod_templates(one):
-            for volume in template["spec"]["volumes"]:
-                if "configMap" in volume:
-                    assert ("ConfigMap", volume["configMap"]["name"]) in present
-                if "persistentVolumeClaim" in volume:
-                    assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in present
-
-
-def test_no_key_is_in_the_manifests() -> None:
-    for name in ("site.yaml", "rayjob.yaml"):
-        assert "Secret" not in {one["kind"] for one in resources(name)}
-    (keys,) = [
-        one for one in resource("site.yaml", "Deployment")["spec"]["template"]["spec"]["volumes"] if "secret" in one
-    ]
-    assert keys["secret"]["defaultMode"] == 0o440
+    assert "Secret" not in {kind for kind, _ in present}
+    for pod in (template["spec"] for one in resources(name) for template in pod_templates(one)):
+        context = pod["securityContext"]
+        assert (context["runAsNonRoot"], context["runAsUser"]) == (True, 10001)
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            security = container["securityContext"]
+            assert (security["allowPrivilegeEscalation"], security["readOnlyRootFilesystem"]) == (False, True)
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert set(container["resources"]) == {"requests", "limits"}
+            assert "/tmp" in [mount["mountPath"] for mount in container["volumeMounts"]]
+        mounted = {mount["name"] for container in pod["containers"] for mount in container["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in pod["volumes"]}
+        for volume in pod["volumes"]:
+            if "configMap" in volume:
+                assert ("ConfigMap", volume["configMap"]["name"]) in present
+            if "persistentVolumeClaim" in volume:
+                assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in present
+            assert "secret" not in volume or volume["secret"]["defaultMode"] == 0o440
 
 
 def test_the_site_runs_a_command_of_hansa_on_files_that_hansa_reads(tmp_path: Path) -> None:

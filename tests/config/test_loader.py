@@ -11,7 +11,7 @@ import pytest
 import hansa
 import hansa.data
 from hansa import presets
-from hansa.config import ConfigError, build_algorithm, from_preset, from_yaml, json_schema, load, to_yaml
+from hansa.config import ConfigError, build_algorithm, from_preset, from_yaml, json_schema
 from hansa.config.components import KINDS
 from hansa.config.compose import SECTION_ARGUMENTS, own_arguments, preset_arguments
 
@@ -28,22 +28,12 @@ def test_an_empty_file_is_fedavg_on_the_embedded_data():
     assert build_algorithm(config) == presets.fedavg()
 
 
-def test_a_typo_in_a_key_gives_the_line_and_the_near_match():
-    text = "seed: 1\nlocal:\n  lr: 0.1\n  momentun: 0.9\n"
-    assert problems(text) == "run.yaml:4: local.momentun: no such key. Did you mean momentum?"
-
-
 def test_the_line_itself_travels_with_the_problem():
     with pytest.raises(ConfigError) as caught:
         from_yaml("seed: 1\nlocl: {lr: 0.1}\n", source="run.yaml")
     (problem,) = caught.value.problems
     assert (problem.line, problem.excerpt) == (2, "locl: {lr: 0.1}")
     assert "Did you mean local?" in problem.message
-
-
-def test_a_key_in_the_wrong_section_is_pointed_home():
-    assert "run.yaml:1: lr: no such key. Did you mean local.lr or server.lr?" in problems("lr: 0.1")
-    assert "it belongs elsewhere: local.batch_size" in problems("algorithm: {preset: fedavg, batch_size: 3}")
 
 
 def test_all_problems_are_told_at_once_in_the_order_of_the_file():
@@ -58,6 +48,9 @@ def test_a_typo_on_the_command_line_names_the_option():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("seed: 1\nlocal:\n  lr: 0.1\n  momentun: 0.9\n", "run.yaml:4: local.momentun: no such key. .*momentum[?]$"),
+        ("lr: 0.1", "run.yaml:1: lr: no such key. Did you mean local.lr or server.lr[?]"),
+        ("algorithm: {preset: fedavg, batch_size: 3}", "it belongs elsewhere: local.batch_size"),
         ("rounds: 0", "rounds: expected greater than or equal to 1, found 0"),
         ("rounds: 1.5", "rounds: expected a whole number, found 1.5"),
         ("seed: -1", "seed: expected greater than or equal to 0"),
@@ -67,7 +60,7 @@ def test_a_typo_on_the_command_line_names_the_option():
         ("local: 3", "local: expected keys such as lr, steps, epochs, found 3"),
         ("local: {steps: 3, epochs: 1}", "steps and epochs: expected one of the two"),
         ("local: {lr: -0.1}", "local.lr: .*expected lr > 0"),
-        ("local: {lr: fast}", "local.lr.kind: no schedule 'fast'"),
+        ("local: {lr: fast}", r"local.lr.kind: no schedule 'fast'\. Known"),
         ("local: {lr: true}", "local.lr: expected a number or a schedule .*, found True.$"),
         (
             "compress: {two_way: 3}",
@@ -113,64 +106,51 @@ def test_every_word_of_every_preset_has_exactly_one_place_in_a_file(name):
         assert places == 1, word
 
 
-def test_sections_say_what_the_words_of_a_preset_say():
-    text = """
-    algorithm: {preset: fedprox, mu: 0.5}
-    local: {lr: 0.2, epochs: 1.5, batch_size: all, momentum: 0.9, weight_decay: 1e-4, max_grad_norm: 5.0}
-    server: {lr: 0.7, weights: samples}
-    sample: {participation: 0.25}
-    """
-    expected = presets.fedprox(
-        mu=0.5, local_lr=0.2, epochs=1.5, batch_size=None, local_momentum=0.9, weight_decay=1e-4, max_grad_norm=5.0,
-        server_lr=0.7, weights="samples", participation=0.25,
-    )  # fmt: skip
+WRITTEN = """
+algorithm: fedams
+local:
+  lr: {kind: warmup, lr: {kind: cosine, lr: 0.1, rounds: 9}, rounds: 2}
+  steps: {kind: random_steps, low: 2, high: 5}
+server: {lr: {kind: step_decay, lr: 1.0, every: 10}, eps: 1e-4}
+sample: {kind: weighted, count: 3}
+uplink: {kind: error_feedback, compressor: {kind: top_k, ratio: 1/64}}
+aggregate: {kind: clipped, norm: 2.0, inner: {kind: trimmed_mean, trim: 0.2}}
+"""
+MEANT = presets.fedams(
+    local_lr=hansa.local.warmup(hansa.local.cosine(0.1, 9), 2), steps=hansa.local.random_steps(2, 5),
+    server_lr=hansa.local.step_decay(1.0, 10), eps=1e-4, sampler=hansa.sample.weighted(count=3),
+).on(
+    "model", uplink=hansa.compress.error_feedback(hansa.compress.top_k(1 / 64)),
+    aggregate=hansa.aggregate.clipped(hansa.aggregate.trimmed_mean(0.2), 2.0),
+)  # fmt: skip
+PROX = """
+algorithm: {preset: fedprox, mu: 0.5}
+local: {lr: 0.2, epochs: 1.5, batch_size: all, momentum: 0.9, weight_decay: 1e-4, max_grad_norm: 5.0}
+server: {lr: 0.7, weights: samples}
+sample: {participation: 0.25}
+"""
+GOSSIP = """
+algorithm: ha_fed
+gossip: {clusters: 4, reporters: 2, topology: {kind: erdos_renyi, p: 0.6}, gossip_every: 2, active: 0.5}
+local: {steps: 8}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (WRITTEN, MEANT),
+        (PROX, presets.fedprox(
+            mu=0.5, local_lr=0.2, epochs=1.5, batch_size=None, local_momentum=0.9, weight_decay=1e-4,
+            max_grad_norm=5.0, server_lr=0.7, weights="samples", participation=0.25,
+        )),
+        (GOSSIP, presets.ha_fed(
+            clusters=4, reporters=2, topology=hansa.gossip.erdos_renyi(0.6), gossip_every=2, active=0.5, steps=8
+        )),
+    ],
+)  # fmt: skip
+def test_a_file_means_what_python_says(text, expected):
     assert build_algorithm(from_yaml(text)) == expected
-
-
-def test_parts_in_a_file_are_the_parts_of_python():
-    text = """
-    algorithm: fedams
-    local:
-      lr: {kind: warmup, lr: {kind: cosine, lr: 0.1, rounds: 9}, rounds: 2}
-      steps: {kind: random_steps, low: 2, high: 5}
-    server: {lr: {kind: step_decay, lr: 1.0, every: 10}, eps: 1e-4}
-    sample: {kind: weighted, count: 3}
-    uplink: {kind: error_feedback, compressor: {kind: top_k, ratio: 1/64}}
-    aggregate: {kind: clipped, norm: 2.0, inner: {kind: trimmed_mean, trim: 0.2}}
-    """
-    expected = presets.fedams(
-        local_lr=hansa.local.warmup(hansa.local.cosine(0.1, 9), 2),
-        steps=hansa.local.random_steps(2, 5),
-        server_lr=hansa.local.step_decay(1.0, 10),
-        eps=1e-4,
-        sampler=hansa.sample.weighted(count=3),
-    ).on(
-        "model",
-        uplink=hansa.compress.error_feedback(hansa.compress.top_k(1 / 64)),
-        aggregate=hansa.aggregate.clipped(hansa.aggregate.trimmed_mean(0.2), 2.0),
-    )
-    assert build_algorithm(from_yaml(text)) == expected
-
-
-def test_gossip_in_a_file_is_gossip_in_python():
-    text = """
-    algorithm: ha_fed
-    gossip: {clusters: 4, reporters: 2, topology: {kind: erdos_renyi, p: 0.6}, gossip_every: 2, active: 0.5}
-    local: {steps: 8}
-    """
-    expected = presets.ha_fed(
-        clusters=4, reporters=2, topology=hansa.gossip.erdos_renyi(0.6), gossip_every=2, active=0.5, steps=8
-    )
-    assert build_algorithm(from_yaml(text)) == expected
-
-
-def test_a_resolved_file_reads_back_to_the_same_run(tmp_path):
-    text = "algorithm: {preset: fedprox, mu: 0.3}\nlocal: {lr: {kind: cosine, lr: 0.1, rounds: 9}}\nuplink: direct\n"
-    config = from_yaml(text, ["data.clients=7", "sample.count=2"])
-    path = tmp_path / "config.yaml"
-    path.write_text(to_yaml(config, ["a remark"]))
-    assert load(path) == config
-    assert build_algorithm(load(path)) == build_algorithm(config)
 
 
 def test_the_schema_is_strict_json_and_knows_presets_parts_and_sections():
@@ -186,10 +166,6 @@ def test_the_schema_is_strict_json_and_knows_presets_parts_and_sections():
     refs = _references(schema)
     assert all(ref.removeprefix("#/$defs/") in schema["$defs"] for ref in refs)
     assert not _marks(schema)
-
-
-def test_the_schema_knows_what_lists_hold():
-    schema = json_schema()
     private = schema["$defs"]["LocalSection"]["properties"]["private_blocks"]["anyOf"]
     assert {"type": "array", "items": {"type": "string"}} in private
     chain = schema["$defs"]["ServerSection"]["properties"]["optimizer"]["anyOf"]
@@ -251,8 +227,3 @@ def test_every_public_part_can_be_named_in_a_file(package, method, kind):
 def test_a_number_in_quotes_is_told_to_leave_them(text, key):
     with pytest.raises(ConfigError, match=rf"config:1: {key}: expected .*number.*, found '.*'. Leave out the quotes"):
         from_yaml(text)
-
-
-def test_a_word_that_is_no_number_is_not():
-    with pytest.raises(ConfigError, match=r"no schedule 'fast'\. Known"):
-        from_yaml("local: {lr: fast}")

@@ -48,6 +48,10 @@ def near(output, target):
 def worst(output, target):
     return (output - target).abs().max()
 
+@hansa.component
+def double():
+    return Line().double()
+
 number = 3
 """
 SMALL = "rounds: 3\nworkers: 1\nlocal: {steps: 2, batch_size: 4, lr: 0.01}\n"
@@ -126,6 +130,15 @@ def test_what_is_wrong_is_told_with_its_key(own, text, said):
     config = from_yaml(SMALL + text)
     with pytest.raises(HansaError, match=said):
         build.build_task(config, build.load_data(config))
+
+
+def test_a_double_model_asks_for_double_arithmetic(own):
+    text = SMALL + "data: {factory: data_of_mine:dealt}\nmodel: {factory: data_of_mine:double}"
+    held = build.load_data(from_yaml(text))
+    with pytest.raises(HansaError, match=r"float64 parameters.*Set dtype: float64, or leave \.double\(\) out"):
+        build.build_task(from_yaml(text), held)
+    assert build.build_task(from_yaml(text, ["dtype=float64"]), held).dtype == torch.float64
+    assert build.build_task(from_yaml(REGRESSION, ["dtype=float64"]), held).dtype == torch.float32
 
 
 def test_a_name_and_a_factory_are_one_too_many():
