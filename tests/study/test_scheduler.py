@@ -21,7 +21,7 @@ import hansa
 from hansa.runs.folder import RunFolder
 from hansa.study import parallel as scheduler
 from hansa.study.parallel import StudyScheduler, Worker
-from hansa.study.session import Job, plan_reusable
+from hansa.study.session import Job, Session, plan_reusable
 
 MAIN, MARK = "HANSA_TEST_MAIN", "HANSA_TEST_MARK"
 
@@ -265,6 +265,7 @@ class Sleep(NamedTuple):
 
     rounds: float
     title: str = "sleep"
+    folder: None = None
     shared: bool = False
 
     def work(self, display):
@@ -283,11 +284,11 @@ def test_the_longest_runs_begin_first(start, monkeypatch):
 
     monkeypatch.setattr(Worker, "start", note_start)
     jobs = [Sleep(rounds) for rounds in (1.0, 5.0, 1.0, 7.0, 1.0)]
-    found = StudyScheduler(jobs, lambda job, _: job.rounds, parallel=2).run()
+    found = StudyScheduler(Session(), jobs, Job.execute, 2).run()
     assert found == [1.0, 5.0, 1.0, 7.0, 1.0]
     assert given == [(index, False) for index in (3, 1, 0, 2, 4)]
     given.clear()
-    StudyScheduler([Sleep(1.0)] * 3, lambda job, _: job.rounds, parallel=2).run()
+    StudyScheduler(Session(), [Sleep(1.0)] * 3, Job.execute, 2).run()
     assert given == [(0, False), (1, False), (2, True)]  # the last of equal runs has all cores
 
 

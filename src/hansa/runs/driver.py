@@ -344,6 +344,8 @@ class Run:
                 record["sites"].setdefault(name, {}).update(numbers)
             record.update(columns)
         record["seconds"] = time.perf_counter() - start
+        if self.ledger.links is not None and self.ledger.last is not None:
+            record["simulated_seconds"] = self.ledger.last.seconds
         self.history.append(record)
         return record
 

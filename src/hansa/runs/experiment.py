@@ -59,8 +59,6 @@ class Experiment:
             numbered: Take the next free name: path, path-2, path-3, ...
             run_factory: Builds a run started in Python, which no configuration describes.
         """
-        if run_factory is None:
-            _refuse_python(config, "the configuration")
         folder = RunFolder(path)
         if not numbered:
             folder.lock.check(overwrite=overwrite)
@@ -123,8 +121,6 @@ class Experiment:
             config = saved_config.model_copy(
                 update={name: value for name, value in settings.items() if value is not None}
             )
-            if run_factory is None:
-                _refuse_python(config, str(folder))
             folder.record = record = RunRecord(folder.path, writing=True)
             before = record.database.head.rounds
             if not fallback:
@@ -180,11 +176,16 @@ class Experiment:
             first: Called before the record of a round is written; they may add to it.
             stopped: Whether a callback has stopped the run before, at its current round: then only save.
         """
-        recording = [*record_callbacks(self.config, self.run), *first]
+        evaluate, task = self.config.evaluate, self.run.task
+        recording: list[Callback] = []
+        if evaluate.train and isinstance(task, Task):
+            recording.append(measure_global_loss(task, evaluate.every))
+        if evaluate.heterogeneity:
+            recording.append(track_heterogeneity(evaluate.every or self.config.rounds))
         saving = [self._check_folder, self._close_round]
-        target = self.config.evaluate.target
+        target = evaluate.target
         try:
-            self.run.advance(0 if stopped else self.rounds_left, [*recording, *saving, *callbacks])
+            self.run.advance(0 if stopped else self.rounds_left, [*recording, *first, *saving, *callbacks])
         except BaseException as error:
             # closed rounds are saved; an incomplete round must not reach a checkpoint
             if isinstance(error, OSError | DamagedFileError):
@@ -323,14 +324,6 @@ def arithmetic_of(run: Run) -> str:
     return arithmetic_description(run.devices, run.deterministic, run.server_device)
 
 
-def _refuse_python(config: Config, where: str) -> None:
-    if config.python is not None:
-        raise HansaError(
-            f"{where}: started in Python with an algorithm and a task that no file can hold. "
-            "hansa.resume(FOLDER, algorithm, task) resumes it, given the same two."
-        )
-
-
 def _config_changed(folder: RunFolder) -> HansaError:
     return HansaError(f"{folder}: config.yaml does not describe the run of the checkpoint. Restore it.")
 
@@ -372,6 +365,11 @@ def build_run(
     engine: EngineFactory | None = None,
 ) -> Run:
     """Build the run of a configuration, before its first round."""
+    if config.python is not None:
+        raise HansaError(
+            f"{config.title}: started in Python with an algorithm and a task that no file can hold. "
+            "hansa.resume(FOLDER, algorithm, task) resumes it, given the same two."
+        )
     if config.seeds is not None:
         raise HansaError("seeds: a run has one seed; hansa.runs.seed_group.expand_seeds has a configuration for each.")
     task = build.build_task(config, federated)
@@ -398,24 +396,6 @@ def build_run(
         raise HansaError("links: rounds on a virtual clock take their time from profile. Set one of the two.")
     run.ledger = Ledger(LINKS.build(config.links))
     return run
-
-
-def record_callbacks(config: Config, run: Run) -> list[Callback]:
-    """Return the callbacks that add measurements of a configuration to each round's record."""
-    callbacks: list[Callback] = []
-    if run.ledger.links is not None:
-        callbacks.append(add_simulated_seconds)
-    if config.evaluate.train and isinstance(run.task, Task):
-        callbacks.append(measure_global_loss(run.task, config.evaluate.every))
-    if config.evaluate.heterogeneity:
-        callbacks.append(track_heterogeneity(config.evaluate.every or config.rounds))
-    return callbacks
-
-
-def add_simulated_seconds(run: Run, record: Record) -> None:
-    """Add the round's communication time under the link model to the record."""
-    assert run.ledger.last is not None
-    record["simulated_seconds"] = run.ledger.last.seconds
 
 
 def measure_global_loss(task: Task, every: int = 1) -> Callback:

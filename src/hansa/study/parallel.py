@@ -58,7 +58,7 @@ from hansa.runs.store.io import InUseError
 from hansa.study.report.progress import ProgressDisplay, RunProgress
 
 if TYPE_CHECKING:
-    from hansa.study.session import Job, Opened
+    from hansa.study.session import Job, Opened, Session
 
 log = logging.getLogger("hansa")
 
@@ -117,30 +117,25 @@ class StudyScheduler:
     executes is put last.
 
     Args:
+        session: Shows progress, and knows whether the user wants to stop.
         jobs: The runs.
         run_here: Executes a job in this process, with a further callback of its run.
         parallel: How many runs may be under way at once, from `choose_parallel`.
         eager: Start worker processes at once, not when they have been found to save time. Those that are forked cost
             nothing: they are always started at once.
-        display: Shows progress.
-        saved: Whether runs are saved when they are stopped, as those in folders are.
-        interrupted: Returns whether the user wants to stop; asked while this process waits.
     """
 
     def __init__(
         self,
+        session: Session,
         jobs: Sequence[Job],
         run_here: Callable[[Job, Callback], Opened],
+        parallel: int,
         *,
-        parallel: int = 1,
         eager: bool = False,
-        display: ProgressDisplay | None = None,
-        saved: bool = True,
-        interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.jobs, self._run_here, self._saved, self._interrupted = list(jobs), run_here, saved, interrupted
+        self.jobs, self._session, self._run_here = list(jobs), session, run_here
         self._parallel, self._eager = parallel, eager
-        self._display = ProgressDisplay() if display is None else display
         self._queue = deque(range(len(self.jobs)))
         self._repeat: list[int] = []  # jobs that failed in a worker, or whose worker died
         self._in_use: dict[int, float] = {}  # jobs that another process executes, each with when to ask again
@@ -160,7 +155,7 @@ class StudyScheduler:
             if self._undecided and (self._eager or can_fork()):
                 self._start_workers()
             while self._queue or self._repeat or self._busy:
-                if self._interrupted():
+                if self._session.interrupt.received is not None:
                     raise KeyboardInterrupt
                 if (index := self._next_here()) is None:
                     self._serve_workers(SHOW_SECONDS)
@@ -202,7 +197,7 @@ class StudyScheduler:
             with one_core:
                 self._results[index] = self._run_here(self.jobs[index], self._after_round)
         except Exception as error:
-            if self._interrupted():
+            if self._session.interrupt.received is not None:
                 raise
             if isinstance(error, InUseError) and self.jobs[index].shared:
                 self._put_last(index, str(error))
@@ -235,7 +230,7 @@ class StudyScheduler:
             return
         self._queue = deque(sorted(self._queue, key=lambda index: (-self.jobs[index].rounds, index)))
         sources = provenance.sources_of(self._checker.code)
-        setup = StudySetup(self.jobs, sources, self._display.console is not None)
+        setup = StudySetup(self.jobs, sources, self._session.display.console is not None)
         memory = None if fork else SharedMemory()
         packed = None if memory is None else Packer(memory).pack(setup)
         for _ in range(count):
@@ -264,13 +259,13 @@ class StudyScheduler:
         assert index is not None
         job = self.jobs[index]
         if kind == FOLLOW:
-            worker.progress = self._display.follow(job.title, *content)
+            worker.progress = self._session.display.follow(job.title, *content)
         elif kind == ROUND and worker.progress is not None:
             worker.progress.update(*content)
         elif kind == SKIP:
-            self._display.skip(*content)
+            self._session.display.skip(*content)
         elif kind == NOTE:
-            self._display.print_once(*content)
+            self._session.display.print_once(*content)
         elif kind == LOG:
             logging.getLogger(content[0].name).handle(content[0])
         elif kind == DONE:
@@ -325,7 +320,7 @@ class StudyScheduler:
         self._failed = -1, KeyboardInterrupt()  # nothing is repeated or queued any more
         for worker in self._busy:
             worker.send(STOP)
-        while self._saved and self._busy:
+        while self._busy and self.jobs[0].folder is not None:
             self._serve_workers(SHOW_SECONDS)
 
 

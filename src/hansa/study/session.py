@@ -397,16 +397,8 @@ class Session(ExitStack):
             return opened
 
         self._to_resume = None if group is None else group.path
-        obstacle = "trackers are called in this process" if self.track else ""
-        scheduler = StudyScheduler(
-            jobs,
-            run_here,
-            parallel=choose_parallel(parallel, jobs, obstacle),
-            eager=parallel is not None,
-            display=self.display,
-            saved=jobs[0].folder is not None,
-            interrupted=lambda: self.interrupt.received is not None,
-        )
+        count = choose_parallel(parallel, jobs, "trackers are called in this process" if self.track else "")
+        scheduler = StudyScheduler(self, jobs, run_here, count, eager=parallel is not None)
         try:
             return Finished(jobs, scheduler.run(), group)
         except KeyboardInterrupt as error:
