@@ -247,8 +247,8 @@ def state_digest(site: Site) -> str:
     """Return a digest of all that a site stores."""
     assert isinstance(site.memory_store, RamMemoryStore)
     found = hashlib.sha256()
-    for client, versions in sorted(site.memory_store._rows.items()):
-        for version, rows in sorted(versions.items()):
+    for client, versions in sorted(site.memory_store._stored.items()):
+        for version, (_, rows) in sorted(versions.items()):
             found.update(
                 f"{client} {version} {[(name, row_digest(row)) for name, row in sorted(rows.items())]}".encode()
             )

@@ -23,7 +23,8 @@ from hansa.rounds.validation import ExpectedUpload, RefusedUpdate, repeated_send
 from hansa.runs.driver import Run
 from hansa.sample import replay
 from torture import malformed
-from torture.malformed import CLIENTS, SCENES, Upload, as_report, digest, scene, task
+from torture.kill import sha
+from torture.malformed import CLIENTS, SCENES, Upload, as_report, scene, task
 
 BASE = bytes(16)
 X = torch.tensor([3.0, -4.0])
@@ -64,7 +65,7 @@ def test_an_honest_upload_is_admitted_with_its_norms_and_its_bytes():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_malformed_uploads_of_all_kinds_leave_the_round_of_an_absent_client(seed):
-    reasons = malformed.run(500, seed)
+    reasons = malformed.run(500, seed=seed)
     assert sum(reasons.values()) == 500
     assert set(reasons) | {"malformed"} == set(REASONS)  # a buffer of bytes that was released is rare
 
@@ -185,7 +186,7 @@ def test_of_three_equal_uploads_in_a_report_none_is_taken():
     closed = found.close([*others, as_report(report.cohort, sent, sent, sent)])
     assert sent.client not in closed.outcome.admitted
     assert [lost.reason for lost in closed.outcome.dropped] == ["duplicate"] * 3
-    assert digest(closed.state.tree()) == digest(found.without(sent.client).state.tree())
+    assert sha(closed.state.tree()) == sha(found.without(sent.client).state.tree())
 
 
 def test_weights_come_from_the_servers_table_and_nothing_in_an_upload_touches_them():
@@ -200,7 +201,7 @@ def test_weights_come_from_the_servers_table_and_nothing_in_an_upload_touches_th
     for loss in (None, -1e9, 1e9, 0.0):
         claimed = [replace(report, losses=[loss] * len(report.clients)) for report in found.reports]
         closed = found.close(claimed)
-        assert digest(closed.state.tree()) == digest(found.close(list(found.reports)).state.tree())
+        assert sha(closed.state.tree()) == sha(found.close(list(found.reports)).state.tree())
     for name in ("weight", "weights", "samples"):
         for weight in (-1.0, math.nan, 1e30):
             claim = {**upload().packets, name: Packet.of(torch.tensor([weight]))}
@@ -236,7 +237,7 @@ def test_a_run_with_a_malformed_client_is_bit_for_bit_the_run_without_it(preset)
     assert [record["clients"] for record in run.history] == [record["clients"] for record in expected.history]
     assert len(run.dropped_clients) >= 10
     assert torch.equal(run.params, expected.params)
-    assert digest(run.state.tree()) == digest(expected.state.tree())
+    assert sha(run.state.tree()) == sha(expected.state.tree())
     assert run.store.digest() == expected.store.digest()
 
 
@@ -248,7 +249,7 @@ def test_when_everyone_is_refused_nothing_moves(name):
     assert closed.memory == {}
     assert not closed.outcome.applied
     assert {lost.reason for lost in closed.outcome.dropped} == {"loss"}
-    assert digest({**closed.state.tree(), "round": 0}) == digest({**found.state.tree(), "round": 0})
+    assert sha({**closed.state.tree(), "round": 0}) == sha({**found.state.tree(), "round": 0})
 
 
 @pytest.mark.parametrize("quorum", [1, 2, 3, 4])
@@ -258,7 +259,7 @@ def test_below_the_quorum_nothing_moves_and_at_it_all_does(quorum):
     closed = close_round(
         found.run.algorithm, found.state, found.orders, found.reports, found.run.task.population, quorum=quorum
     )
-    same = digest({**closed.state.tree(), "round": 0}) == digest({**found.state.tree(), "round": 0})
+    same = sha({**closed.state.tree(), "round": 0}) == sha({**found.state.tree(), "round": 0})
     assert closed.outcome.applied == (quorum <= 3)
     assert same == (quorum > 3)
     assert [lost.reason for lost in closed.outcome.dropped] == ([] if quorum <= 3 else ["quorum"] * 3)

@@ -1,14 +1,8 @@
-"""kill -9 at random moments of asynchronous runs: queue, jobs in flight and versions resume exactly.
-
-``python -m torture.asynchronous 200`` (with ``tests`` on the path) kills and resumes 200 runs, as `torture.kill` does.
-"""
+"""kill -9 at random moments of asynchronous runs: queue, jobs in flight and versions resume exactly."""
 
 from __future__ import annotations
 
-import os
-
-if __name__ == "__main__":  # before torch is loaded: a process with threads cannot be forked
-    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+from functools import partial
 
 from torture import kill
 
@@ -30,12 +24,4 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
-
-def main() -> None:
-    kill.CASES.clear()
-    kill.CASES.update(CASES)
-    kill.main()
-
-
-if __name__ == "__main__":
-    main()
+run = partial(kill.run, cases=CASES)

@@ -1,15 +1,13 @@
 """Files damaged in every way a disk or a hand can: each is noticed and named, or changes nothing that is read.
 
-``python -m torture.corruption 10000`` (with ``tests`` on the path) damages a record 10,000 times, and a tenth as often
-a stopped run, which is then resumed: it names the damage, or comes to the very result of the run that nobody damaged.
+A record is damaged many times, and a tenth as often a stopped run, which is then resumed: it names the damage, or
+comes to the very result of the run that nobody damaged.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -192,7 +190,7 @@ def damage_runs(place: Path, count: int, seed: int) -> Counter[str]:
     return seen
 
 
-def run(place: Path, count: int, seed: int = 0) -> Counter[str]:
+def run(count: int, place: Path, seed: int = 0) -> Counter[str]:
     """Damage a record ``count`` times, and a run a tenth as often."""
     logging.getLogger("hansa").setLevel(logging.ERROR)  # falling back is asked for a thousand times here
     try:
@@ -201,19 +199,3 @@ def run(place: Path, count: int, seed: int = 0) -> Counter[str]:
             return seen + damage_runs(place, max(1, count // 10), seed)
     finally:
         logging.getLogger("hansa").setLevel(logging.NOTSET)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("count", type=int, nargs="?", default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        seen = run(Path(place), options.count, options.seed)
-    for what, times in sorted(seen.items()):
-        print(f"{what:50} {times:6}")
-    print(f"{sum(seen.values())} damages: named, or without effect on anything that is read")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,16 +1,12 @@
 """Every write, sync and commit fails once, the power goes before each of them, and a log is cut anywhere; then all must
-be whole.
-
-``python -m torture.faults 50`` (with ``tests`` on the path) cuts the power 50 times before every call of every case.
-"""
+be whole."""
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sqlite3
-import tempfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, partial
@@ -244,24 +240,18 @@ class Bench:
             self.case.check(folder, finished)
 
 
-def trials(bench: Bench, cuts: int) -> Iterator[Callable[[], None]]:
-    """Every call failing in every way, and ``cuts`` power cuts before each and after the last."""
+def try_case(case: Case, place: Path, cuts: int) -> int:
+    """Every call fails in every way, and the power goes ``cuts`` times before each and after the last; return how many
+    trials there were."""
+    bench = Bench(case, place)
+    trials: list[Callable[[], None]] = []
     for at in range(len(bench.calls)):
-        for fault in FAULTS:
-            yield partial(bench.fail, at, fault)
-        for seed in range(cuts):
-            yield partial(bench.cut, at, seed)
-    for seed in range(2 + cuts):
-        yield partial(bench.cut, None, seed)
-
-
-def run(case: Case, place: Path, cuts: int) -> int:
-    """Every trial of a case; returns how many there were."""
-    done = 0
-    for trial in trials(Bench(case, place), cuts):
+        trials += [partial(bench.fail, at, fault) for fault in FAULTS]
+        trials += [partial(bench.cut, at, seed) for seed in range(cuts)]
+    trials += [partial(bench.cut, None, seed) for seed in range(2 + cuts)]
+    for trial in trials:
         trial()
-        done += 1
-    return done
+    return len(trials)
 
 
 def cut_logs(place: Path, count: int, seed: int = 0) -> int:
@@ -291,16 +281,11 @@ def cut_logs(place: Path, count: int, seed: int = 0) -> int:
     return count
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("count", type=int, nargs="?", default=20, help="power cuts before every call")
-    count = parser.parse_args().count
+def run(count: int, place: Path, seed: int = 0) -> Counter[str]:
+    """``count`` power cuts before every call of every case, and twenty times as many logs that are cut."""
+    seen: Counter[str] = Counter()
     for case in CASES:
-        with tempfile.TemporaryDirectory() as place:
-            print(f"{case.name}: {run(case, Path(place), count)} faults, old or new whole every time", flush=True)
-    with tempfile.TemporaryDirectory() as place:
-        print(f"{cut_logs(Path(place), 20 * count)} logs cut, old or new whole every time", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        (place / case.name).mkdir()
+        seen[case.name] = try_case(case, place / case.name, count)
+    seen["logs cut"] = cut_logs(place, 20 * count, seed)
+    return seen

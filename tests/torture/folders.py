@@ -1,28 +1,23 @@
 """Folders of runs under siege: started at once, overwritten, swept again, full of links, their data and code changed.
 
-``python -m torture.folders 100`` (with ``tests`` on the path): 100 runs started in twos to fours under one name; half
-as many overwrites and sweeps over finished runs; a fifth as many folders with links; and for every preset runs whose
-data, targets, partition, model or version changed before they were resumed.
+Runs are started in twos to fours under one name; half as many overwrites and sweeps are over finished runs; a fifth as
+many folders have links; and for every preset there are runs whose data, targets, partition, model or version changed
+before they were resumed.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import logging
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-if __name__ == "__main__":  # before torch is loaded: a process with threads cannot be forked
-    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 import torch
 from safetensors.torch import load_file
@@ -307,18 +302,3 @@ def run(count: int, place: Path, seed: int = 0) -> Counter[str]:
         return seen
     finally:
         logging.getLogger("hansa").setLevel(logging.NOTSET)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("count", type=int, nargs="?", default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        for what, number in run(options.count, Path(place) / "siege", options.seed).items():
-            print(f"{what:34} {number:5}")
-    print("no run was lost, mixed up or continued on other ground unasked")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,12 @@
 """kill -9 at random moments: every run, taken up again to its end, is to the bit the run that was never killed.
 
-``python -m torture.kill 1000`` (with ``tests`` on the path) kills and resumes 1,000 runs of the command ``hansa run``.
-Most are forked from one process that has torch loaded, so that the moments fall into the run and not into imports;
-every tenth is a fresh interpreter, and every twentieth has another number of workers, one to four, at every start.
+Runs of the command ``hansa run`` are killed and resumed. Most are forked from one process that has torch loaded, so
+that the moments fall into the run and not into imports; every tenth is a fresh interpreter, and every twentieth has
+another number of workers, one to four, at every start.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import importlib
 import json
@@ -16,17 +15,16 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # before torch is loaded: a process with threads cannot be forked
-    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
-
-import numpy as np
 import torch
 from safetensors.torch import load_file
 
@@ -40,11 +38,11 @@ ROUNDS = 10
 COMMON = ("data.name=synthetic", "data.clients=10", f"rounds={ROUNDS}", "local.steps=3", "checkpoint.minutes=60")
 HALF = "sample={participation: 0.5}"
 CASES: dict[str, tuple[str, ...]] = {
+    "fedcams, two-way": ("fedcams", HALF, "compress.two_way=true"),
+    "scaffold": ("scaffold", HALF),
     "fedavg": ("fedavg", HALF),
     "fedams": ("fedams", HALF),
     "fedcams": ("fedcams", HALF),
-    "fedcams, two-way": ("fedcams", HALF, "compress.two_way=true"),
-    "scaffold": ("scaffold", HALF),
     "feddyn": ("feddyn", HALF),
     "cafga": ("cafga", "gossip.clusters=2"),
     "fedaware": ("fedaware", HALF),
@@ -56,13 +54,34 @@ CASES |= {name: (name,) for name in catalogue() if name not in {words[0] for wor
 """Those with state of every kind in settings of their own, and all other presets as they are."""
 
 
-def command(case: str, folder: Path, workers: int, every: int) -> list[str]:
+def command(words: Sequence[str], folder: Path, workers: int, every: int) -> list[str]:
     """``hansa run``, to begin the run in a folder or to go on with the one that is there."""
-    preset, *words = CASES[case]
-    changes = (*COMMON, *words, f"checkpoint.every={every}")
-    sets = [argument for change in changes for argument in ("--set", change)]
+    preset, *changes = words
+    sets = [argument for change in (*COMMON, *changes, f"checkpoint.every={every}") for argument in ("--set", change)]
     place = ["--out", str(folder), "--resume", "--workers", str(workers), "--quiet"]
     return ["run", "--preset", preset, *sets, *place]
+
+
+def fork_command(arguments: list[str], log: Path, prepare: Callable[[], None] = lambda: None) -> int:
+    """Run ``hansa`` in a fork of this process, with its output at the end of a file; return its number."""
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        from hansa.cli import main
+
+        with log.open("ab") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        prepare()
+        sys.argv = ["hansa", *arguments]
+        main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException as error:
+        os.write(2, f"{type(error).__name__}: {error}\n".encode())
+    finally:
+        os._exit(code)
 
 
 class Child:
@@ -72,31 +91,11 @@ class Child:
         self.code: int | None = None
         self.fresh: subprocess.Popen[bytes] | None = None
         self.log = log
-        with log.open("ab") as output:
-            if fresh:
-                start = [sys.executable, "-c", "from hansa.cli import main; main()", *arguments]
+        if fresh:
+            start = [sys.executable, "-c", "from hansa.cli import main; main()", *arguments]
+            with log.open("ab") as output:
                 self.fresh = subprocess.Popen(start, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
-                self.pid = self.fresh.pid
-                return
-            self.pid = os.fork()
-            if self.pid == 0:
-                self._be(arguments, output.fileno())
-
-    def _be(self, arguments: list[str], output: int) -> None:
-        code = 1
-        try:
-            from hansa.cli import main
-
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            sys.argv = ["hansa", *arguments]
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        except BaseException as error:
-            os.write(2, f"{type(error).__name__}: {error}\n".encode())
-        finally:
-            os._exit(code)
+        self.pid = fork_command(arguments, log) if self.fresh is None else self.fresh.pid
 
     def wait(self, until: float | None = None) -> int | None:
         """The exit code, or None if it is still at work when the time has come."""
@@ -173,23 +172,6 @@ def sha(tree: Any) -> str:
     return state.hexdigest()
 
 
-class Unkilled:
-    """The runs that nobody disturbs: what comes of them, and how long the longest takes."""
-
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        self.expected: dict[str, dict[str, str]] = {}
-        self.seconds = 0.0
-
-    def add(self, case: str) -> None:
-        if case not in self.expected:
-            folder = self.place / f"unkilled {case}"
-            began = time.monotonic()
-            finish(Child(command(case, folder, 1, 1), log_of(folder), fresh=False))
-            self.seconds = max(self.seconds, time.monotonic() - began)
-            self.expected[case] = fingerprint(folder)
-
-
 def log_of(folder: Path) -> Path:
     return folder.with_suffix(".log")
 
@@ -198,46 +180,53 @@ def finish(child: Child) -> None:
     assert child.wait() == 0, f"exit code {child.code}: {child.log.read_text()[-2000:]}"
 
 
-def kind(number: int) -> tuple[str, bool, int]:
-    """The method of a trial, whether it is a fresh interpreter, and its workers."""
-    return list(CASES)[number % len(CASES)], number % 10 == 9, 2 if number % 20 == 19 else 1
+@dataclass(frozen=True)
+class Unkilled:
+    """A run that nobody disturbs: its name and settings, what comes of it, and how long it takes."""
+
+    case: str
+    words: Sequence[str]
+    expected: Mapping[str, str]
+    seconds: float
+
+    @classmethod
+    def of(cls, case: str, words: Sequence[str], folder: Path) -> Unkilled:
+        began = time.monotonic()
+        finish(Child(command(words, folder, 1, 1), log_of(folder), fresh=False))
+        return cls(case, words, fingerprint(folder), time.monotonic() - began)
 
 
-def some(workers: int, draw: np.random.Generator) -> int:
-    """One worker, or in trials with several another number at every start."""
-    return 1 if workers == 1 else int(draw.integers(1, 5))
-
-
-def trial(number: int, seed: int, place: Path, unkilled: Unkilled) -> Counter[str]:
+def trial(number: int, seed: int, place: Path, unkilled: Sequence[Unkilled]) -> Counter[str]:
     """One run, killed one to three times and resumed to its end; returns where it was killed."""
     draw = Key(seed).child("kill", number).numpy()
-    case, fresh, workers = kind(number)
-    expected, seconds = unkilled.expected[case], unkilled.seconds
-    seen: Counter[str] = Counter()
+    known, seen = unkilled[number % len(unkilled)], Counter[str]()
+    fresh, several = number % 10 == 9, number % 20 == 19  # an interpreter of its own; other workers at every start
+    folder = place / f"trial {number}"
+
+    def start(every: int) -> Child:
+        workers = int(draw.integers(1, 5)) if several else 1
+        return Child(command(known.words, folder, workers, every), log_of(folder), fresh)
+
     while not seen["kills"]:  # a run that was quicker than the kill proves nothing
-        folder = place / f"trial {number}"
         shutil.rmtree(folder, ignore_errors=True)
         every = int(draw.integers(1, 4))
         for _ in range(int(draw.integers(1, 4))):
-            child = Child(command(case, folder, some(workers, draw), every), log_of(folder), fresh)
+            child = start(every)
             if fresh:  # most of its time goes into starting: let some rounds pass
                 rounds = int(draw.integers(ROUNDS))
                 while closed(folder) < rounds and child.wait(time.monotonic() + 0.005) is None:
                     pass
-            if child.wait(time.monotonic() + float(draw.uniform(0, 0.2 if fresh else seconds))) is not None:
+            until = time.monotonic() + float(draw.uniform(0, 0.2 if fresh else known.seconds))
+            if child.wait(until) is not None or not child.kill():
                 finish(child)
                 break
-            if not child.kill():
-                finish(child)
-                break
-            seen.update(kills=1)
-            seen[f"at round {closed(folder)}"] += 1
-        finish(Child(command(case, folder, some(workers, draw), every), log_of(folder), fresh))
+            seen.update(["kills", f"kills at round {closed(folder)}"])
+        finish(start(every))
     found = fingerprint(folder)
-    different = [name for name in expected if found[name] != expected[name]]
-    assert not different, f"trial {number}, {case}: {', '.join(different)} differ from the unkilled run"
+    different = [name for name in known.expected if found[name] != known.expected[name]]
+    assert not different, f"trial {number}, {known.case}: {', '.join(different)} differ from the unkilled run"
     shutil.rmtree(folder)
-    seen[case] += 1
+    seen.update(["equal to the unkilled run", known.case])
     return seen
 
 
@@ -249,67 +238,14 @@ def closed(folder: Path) -> int:
         return 0
 
 
-def share(work: Callable[[int], Counter[str]], numbers: range, jobs: int) -> Counter[str]:
-    """The trials shared out to forked processes, each with an account of its own."""
-    pipes = []
-    for first in range(jobs):
-        read, write = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                total: Counter[str] = Counter()
-                for number in numbers[first::jobs]:
-                    total += work(number)
-                os.write(write, json.dumps(total).encode())
-                code = 0
-            except BaseException as error:
-                os.write(2, f"{type(error).__name__}: {error}\n".encode())
-            finally:
-                os._exit(code)
-        os.close(write)
-        pipes.append((pid, read))
-    total = Counter[str]()
-    codes = []
-    for pid, read in pipes:
-        with os.fdopen(read) as answer:
-            text = answer.read()
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-        total += Counter(json.loads(text or "{}"))
-    assert not any(codes), "a killed run did not come to the result of the unkilled one"
-    return total
-
-
-def run(count: int, place: Path, seed: int = 0, jobs: int = 2, first: int = 0) -> Counter[str]:
+def run(
+    count: int, place: Path, seed: int = 0, jobs: int = 2, cases: Mapping[str, tuple[str, ...]] = CASES
+) -> Counter[str]:
     """``count`` trials; returns the kills, by the round that they fell into, and the trials by method."""
     for name in ("hansa.runs.experiment", "hansa.cli.app", "hansa.study.report.progress", "hansa.study.report"):
         importlib.import_module(name)  # once, for all that are forked
     torch.set_num_threads(1)
-    place.mkdir(parents=True, exist_ok=True)
-    unkilled = Unkilled(place)
-    numbers = range(first, first + count)
-    for number in numbers:
-        unkilled.add(kind(number)[0])
-    return share(lambda number: trial(number, seed, place, unkilled), numbers, jobs)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("count", type=int, nargs="?", default=1000)
-    parser.add_argument("--first", type=int, default=0, help="the number of the first trial")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=2)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        seen = run(options.count, Path(place), options.seed, options.jobs, options.first)
-    for case in CASES:
-        print(f"{case:34} {seen[case]:4} of {seen[case]} equal to the unkilled run")
-    rounds = [f"{number}: {seen[f'at round {number}']}" for number in range(ROUNDS + 1)]
-    print(f"kills by rounds closed before them: {', '.join(rounds)}")
-    print(
-        f"{options.count} runs killed {seen['kills']} times and resumed: {options.count} of {options.count} SHA-equal"
-    )
-
-
-if __name__ == "__main__":
-    main()
+    unkilled = [Unkilled.of(case, words, place / case) for case, words in [*cases.items()][:count]]
+    with ProcessPoolExecutor(jobs, get_context("fork")) as pool:
+        trials = pool.map(partial(trial, seed=seed, place=place, unkilled=unkilled), range(count))
+        return sum(trials, Counter[str]())

@@ -1,17 +1,14 @@
-"""Clients lost at any rate, before training, after it or in mid-upload: what each method promises still holds.
-
-``python -m torture.losses 20`` (with ``tests`` on the path) takes every preset through 20 seeds at every rate.
-"""
+"""Clients lost at any rate, before training, after it or in mid-upload: what each method promises still holds."""
 
 # mypy: disable-error-code="attr-defined"
 
 from __future__ import annotations
 
-import argparse
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +27,8 @@ from hansa.rounds.messages import Report, WorkOrder
 from hansa.runs.driver import Run
 from hansa.runs.store import RamStore
 from hansa.runs.store.database import row_digest
-from torture.malformed import Upload, digest
+from torture.kill import sha
+from torture.malformed import Upload
 
 CLIENTS, DIM, ROUNDS = 8, 5, 8
 RATES = (0.0, 0.2, 0.5, 0.7, 0.9)
@@ -83,7 +81,7 @@ class Watch:
 
     def remember(self, run: Run) -> None:
         self.rows = hashes(run.store)
-        self.server = [digest(part) for part in (run.state.vectors, run.state.server, run.state.aggregate)]
+        self.server = [sha(part) for part in (run.state.vectors, run.state.server, run.state.aggregate)]
 
     def __call__(self, run: Run, record: dict[str, Any]) -> None:
         round = record["round"] - 1
@@ -98,7 +96,7 @@ class Watch:
             assert now.get(client) == self.rows.get(client), f"the rows of client {client} changed without it"
         if not admitted:
             assert now == self.rows
-            assert self.server == [digest(part) for part in (run.state.vectors, run.state.server, run.state.aggregate)]
+            assert self.server == [sha(part) for part in (run.state.vectors, run.state.server, run.state.aggregate)]
             assert not record["moved"]
         self.keep_account(run, admitted)
         self.promises(run, record)
@@ -246,35 +244,17 @@ def check_mean(case: str, rate: float, seed: int) -> None:
             near(mean, -LR / len(left) * SLOPES[computed].sum(0) if computed else torch.zeros_like(mean))
 
 
-def run(seeds: Sequence[int], rates: Sequence[float] = RATES) -> Counter[str]:
-    """Every case at every rate for these seeds."""
+def run(count: int, place: Path | None = None, seed: int = 0) -> Counter[str]:
+    """Every case at every rate for ``count`` seeds."""
+    torch.set_num_threads(1)
+    logging.getLogger("hansa").setLevel(logging.ERROR)  # clients are lost by the thousand, and each run would say so
     counts: Counter[str] = Counter()
-    for seed in seeds:
-        for rate in rates:
+    for number in range(seed, seed + count):
+        for rate in RATES:
             for case in CASES:
-                counts += check(case, rate, seed)
+                counts += check(case, rate, number)
                 counts["runs"] += 1
             for case in MIXED:
-                check_mean(case, rate, seed)
+                check_mean(case, rate, number)
                 counts["mixed runs"] += 1
     return counts
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("seeds", type=int, nargs="?", default=20)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    logging.getLogger("hansa").setLevel(
-        logging.ERROR
-    )  # clients are lost by the thousand here, and each run would say so
-    counts = run(range(options.seeds))
-    print(
-        f"{counts['runs']} runs of {len(CASES)} methods at losses of {', '.join(f'{rate:.0%}' for rate in RATES)}: "
-        f"{counts['lost']} clients lost in {counts['rounds']} rounds, {counts['unmoved']} rounds without a survivor, "
-        f"all promises held; the mean was kept in {counts['mixed runs']} runs that mix"
-    )
-
-
-if __name__ == "__main__":
-    main()

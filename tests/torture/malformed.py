@@ -1,11 +1,7 @@
-"""Malformed uploads: each is refused for its reason, and the round is that of a client who never answered.
-
-``python -m torture.malformed 100000`` (with ``tests`` on the path) sends 100,000.
-"""
+"""Malformed uploads: each is refused for its reason, and the round is that of a client who never answered."""
 
 from __future__ import annotations
 
-import argparse
 import math
 import struct
 import zlib
@@ -13,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +26,7 @@ from hansa.engine.requests import unchanged
 from hansa.rounds import ClosedRound, ServerState, close_round, open_round
 from hansa.rounds.messages import Report
 from hansa.runs.driver import Run
+from torture.kill import sha
 
 CLIENTS, ROUNDS = 6, 3
 COMMON: dict[str, Any] = {"steps": 2, "local_lr": 0.05}
@@ -164,16 +162,7 @@ def scene(name: str) -> Scene:
     for report in answered:
         alone = [report.part([place]) for place in range(len(report.clients))] if report.cohort is None else [report]
         reports += alone
-    return Scene(run, opened.state, orders, tuple(reports), earlier, digest(opened.state.tree()))
-
-
-def digest(tree: Any) -> str:
-    """A tree in words, every bit of its tensors included."""
-    if isinstance(tree, dict):
-        return f"{{{', '.join(f'{name!r}: {digest(value)}' for name, value in tree.items())}}}"
-    if isinstance(tree, list):
-        return f"[{', '.join(map(digest, tree))}]"
-    return f"{tree.dtype}{tree.tolist()}" if isinstance(tree, torch.Tensor) else repr(tree)
+    return Scene(run, opened.state, orders, tuple(reports), earlier, sha(opened.state.tree()))
 
 
 def one(draw: np.random.Generator, *choices: Any) -> Any:
@@ -396,29 +385,14 @@ def check(name: str, trial: int, seed: int = 0) -> str:
     assert len(refused) == len(bad.uploads), told
     assert set(refused) <= bad.reasons, f"{told}: refused for {refused}, expected {bad.reasons}"
     assert closed.outcome.admitted == expected.outcome.admitted, told
-    assert digest(closed.state.tree()) == digest(expected.state.tree()), told
-    assert digest(closed.memory) == digest(expected.memory), told
-    assert digest(found.state.tree()) == found.before, f"{told}: the state before the round was changed"
+    assert sha(closed.state.tree()) == sha(expected.state.tree()), told
+    assert sha(closed.memory) == sha(expected.memory), told
+    assert sha(found.state.tree()) == found.before, f"{told}: the state before the round was changed"
     return refused[0]
 
 
-def run(count: int, seed: int = 0) -> Counter[str]:
+def run(count: int, place: Path | None = None, seed: int = 0) -> Counter[str]:
     """``count`` malformed uploads, the scenes in turn; returns how often each reason was given."""
+    torch.set_num_threads(1)
     names = list(SCENES)
     return Counter(check(names[trial % len(names)], trial, seed) for trial in range(count))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("count", type=int, nargs="?", default=100_000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    reasons = run(options.count, options.seed)
-    for reason, times in reasons.most_common():
-        print(f"{reason:12} {times:7}")
-    print(f"{sum(reasons.values())} malformed uploads over {len(SCENES)} methods: all refused, no round changed")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,32 +1,28 @@
 """kill -9 between any two steps of a search: resumed, it ends with the ``search.json`` of an unbroken one.
 
-``python -m torture.search 200`` (with ``tests`` on the path) kills and resumes 200 searches of the command
-``hansa sweep --search optuna``, each one to four times. A step is the report of a round, the end of a trial, or the
-writing of ``search.json``. The search has trials that finish, are pruned and fail, and points that are tried again. It
-is resumed from another copy of the configuration file and with another number of workers, which must not matter.
+Searches of the command ``hansa sweep --search optuna`` are killed and resumed, each one to four times. A step is the
+report of a round, the end of a trial, or the writing of ``search.json``. The search has trials that finish, are pruned
+and fail, and points that are tried again. It is resumed from another copy of the configuration file and with another
+number of workers, which must not matter.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib
 import os
 import shutil
 import signal
-import sys
-import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-if __name__ == "__main__":  # before torch is loaded: a process with threads cannot be forked
-    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 import torch
 
 from hansa.core.keys import Key
 from hansa.runs.search import RunningTrial, Search
+from torture.kill import fork_command
 
 CONFIG = """\
 name: searched
@@ -70,32 +66,16 @@ def count_steps(at_step: Callable[[bytes], None]) -> None:
 def start(arguments: list[str], log: Path, kill_at: int | None) -> tuple[int, bytes]:
     """Run the command in a fork that kills itself at a step; return its exit code and a letter for each step."""
     reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        steps, code = 0, 1
+    steps = 0
 
-        def at_step(letter: bytes) -> None:
-            nonlocal steps
-            if steps == kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            steps += 1
-            os.write(writing, letter)
+    def at_step(letter: bytes) -> None:
+        nonlocal steps
+        if steps == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        steps += 1
+        os.write(writing, letter)
 
-        try:
-            from hansa.cli import main
-
-            with log.open("ab") as output:
-                os.dup2(output.fileno(), 1)
-                os.dup2(output.fileno(), 2)
-            count_steps(at_step)
-            sys.argv = ["hansa", *arguments]
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        except BaseException as error:
-            os.write(2, f"{type(error).__name__}: {error}\n".encode())
-        finally:
-            os._exit(code)
+    pid = fork_command(arguments, log, lambda: count_steps(at_step))
     os.close(writing)
     with os.fdopen(reading, "rb") as counted:
         letters = counted.read()
@@ -136,7 +116,7 @@ class Unbroken:
         return codes.count(-signal.SIGKILL)
 
 
-def run(count: int, place: Path, seed: int = 0) -> tuple[int, int]:
+def run(count: int, place: Path, seed: int = 0) -> Counter[str]:
     """Check ``count`` killed searches; return the number of kills, and the steps of an unbroken search.
 
     The first two searches are killed before a trial's end, pruned and failed. The others are spread evenly over the
@@ -152,18 +132,4 @@ def run(count: int, place: Path, seed: int = 0) -> tuple[int, int]:
         first = [*unbroken.ends, number * unbroken.steps // count][min(number, 2)]
         more = [int(draw.integers(unbroken.steps)) for _ in range(int(draw.integers(4)))]
         total += unbroken.check(f"search {number}", [first, *more], 2 if number % 10 == 9 else 1)
-    return total, unbroken.steps
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("count", type=int, nargs="?", default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        kills, steps = run(options.count, Path(place), options.seed)
-    print(f"{options.count} searches of {steps} steps killed {kills} times and resumed: every search.json equal")
-
-
-if __name__ == "__main__":
-    main()
+    return Counter({"kills": total, "steps": unbroken.steps, "equal to the unbroken search": count})

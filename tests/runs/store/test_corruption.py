@@ -8,7 +8,7 @@ from torture import corruption
 
 
 def test_all_damage_is_named_or_changes_nothing_and_runs_go_on_exactly(tmp_path: Path) -> None:
-    seen = corruption.run(tmp_path, count=160)
+    seen = corruption.run(160, tmp_path)
     assert sum(seen.values()) == 176
     for kind in corruption.KINDS:
         if kind not in ("bit flip", "grown"):
