@@ -52,7 +52,7 @@ def test_exports_hold_the_same_model(cli, folder, done):
     assert (folder / "model.safetensors").read_bytes() == (done / "model.safetensors").read_bytes()
     state = torch.load(folder / "model.pt", weights_only=True)
     model = hansa.load_model(done)
-    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.module.state_dict().items())
     assert cli("export", "x", "-o", "model.tar").exit_code == 2
 
 
@@ -64,7 +64,7 @@ def test_a_run_of_python_needs_its_model(tmp_path):
     with pytest.raises(hansa.HansaError, match="model=YOURS"):
         hansa.load_model(tmp_path / "x")
     loaded = hansa.load_model(tmp_path / "x", lambda: nn.Linear(4, 1))
-    assert torch.equal(loaded.weight.flatten(), run.model.weight.flatten())
+    assert torch.equal(loaded.module.weight.flatten(), run.model.weight.flatten())
     with pytest.raises(hansa.HansaError, match="does not match"):
         hansa.load_model(tmp_path / "x", lambda: nn.Linear(5, 1))
 

@@ -45,7 +45,7 @@ def test_a_clients_model_is_the_same_from_memory_and_from_the_folder(name, task,
     server = run.model.state_dict()
     for client in (0, 3):
         mine = run.client_model(client).state_dict()
-        loaded = hansa.load_model(tmp_path / "x", client=client, algorithm=method, task=task).state_dict()
+        loaded = hansa.load_model(tmp_path / "x", client=client, algorithm=method, task=task).module.state_dict()
         assert all(torch.equal(mine[key], loaded[key]) for key in mine)
         rows = run.store.read(client)
         if name == "dsgd":
@@ -76,6 +76,6 @@ def test_a_clients_model_of_a_float64_run_stays_float64(name, task, tmp_path):
     method = METHODS[name]
     run = hansa.run(method, task, rounds=1, workers=1, dtype=torch.float64, out=tmp_path / "x")
     mine = run.client_model(3).state_dict()
-    loaded = hansa.load_model(tmp_path / "x", client=3, algorithm=method, task=task).state_dict()
+    loaded = hansa.load_model(tmp_path / "x", client=3, algorithm=method, task=task).module.state_dict()
     assert mine["head.weight"].dtype == torch.float64
     assert all(torch.equal(mine[key], loaded[key]) and mine[key].dtype == loaded[key].dtype for key in mine)

@@ -162,8 +162,8 @@ def test_a_clients_model_of_a_float64_run_is_not_rounded(tmp_path):
     run = hansa.run(method, task, rounds=2, out=tmp_path / "run", workers=1, dtype=torch.float64)
     loaded = hansa.load_model(tmp_path / "run", client=1, algorithm=method, task=task)
     for name, tensor in run.client_model(1).state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], tensor), name
-    assert loaded.weight.dtype == torch.float64
+        assert torch.equal(loaded.module.state_dict()[name], tensor), name
+    assert loaded.module.weight.dtype == torch.float64
 
 
 class Net(nn.Module):

@@ -26,7 +26,7 @@ def test_it_runs_resumes_and_refuses_another(tmp_path, monkeypatch):
     (tmp_path / "run.yaml").write_text(SETTING)
     assert CliRunner().invoke(app, ["run", "run.yaml", "-o", "cli", "-q"]).exit_code == 0
     run = hansa.run_config(config, "mine")
-    weights = hansa.load_model("cli").state_dict()
+    weights = hansa.load_model("cli").module.state_dict()
     assert all(torch.equal(weights[name], value) for name, value in run.model.state_dict().items())
 
     stopped = hansa.run_config(config, "stopped", callbacks=[lambda run, record: record["round"] == 2])

@@ -74,7 +74,7 @@ class TrainedModel(nn.Module):
 
     Calling it with inputs, as the run's data has them, applies the normalisations of ``data.augment`` and then
     ``module``. `predict` also takes raw inputs: a data frame or CSV file is encoded by the run's schema, and images of
-    bytes are scaled as the data set was. Attributes and ``state_dict`` are those of ``module``.
+    bytes are scaled as the data set was.
 
     Args:
         module: The trained module.
@@ -134,20 +134,6 @@ class TrainedModel(nn.Module):
         encoding = self.preprocessing.encoding
         target = None if encoding is None else encoding.schema.target
         return () if target is None or target.categories is None else target.categories
-
-    def state_dict(self, *arguments: Any, **options: Any) -> Any:
-        return self.module.state_dict(*arguments, **options)
-
-    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
-        return self.module.load_state_dict(*arguments, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name == "module":
-                raise
-            return getattr(self.module, name)
 
 
 def predict(model: nn.Module, inputs: Tensor, batch_size: int = 500) -> Tensor:
