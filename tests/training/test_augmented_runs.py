@@ -13,9 +13,7 @@ from torch.nn.functional import cross_entropy
 import hansa
 from hansa import HansaError, config, presets
 from hansa.config.sections import PARTITION
-from hansa.engine import Serial
 from hansa.gossip import isolated
-from hansa.runs.driver import Run
 from hansa.runs.experiment import Experiment
 from hansa.runs.export import predict_from_folder
 from hansa.sample import per_cluster
@@ -93,19 +91,6 @@ def test_across_a_resume(tmp_path):
     other = hansa.Task(augmented_models.Net, cross_entropy, augmented_models.images(), augment=PARTS)
     with pytest.raises(HansaError, match="augment"):
         hansa.run(algorithm, other, rounds=5, workers=1, out=tmp_path / "run")
-
-
-def test_rounds_and_steps_see_other_crops():
-    seen = []
-
-    def watch(batch, generator):
-        seen.append(torch.rand((), generator=generator).item())
-        return batch
-
-    task = hansa.Task(augmented_models.Net, cross_entropy, augmented_models.images(), augment=watch)
-    seen.clear()
-    Run(presets.fedavg(**OPTIONS), task, engine=Serial).advance(2)
-    assert len(set(seen[-24:])) == 24  # two rounds of four clients of three steps
 
 
 def test_only_normalisation_touches_test_rows():

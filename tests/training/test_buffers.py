@@ -70,20 +70,6 @@ def test_constant_whole_complex_and_infinite_buffers_keep_every_bit(name, dtype)
     assert float(model.level) != 0
 
 
-def test_buffers_that_clients_change_are_averaged():
-    task = hansa.Task(Odd, cross_entropy, DATA)
-    run = hansa.run(presets.fedavg(participation=1.0, **OPTIONS), task, rounds=1, dtype=torch.float64)
-    levels = []
-    for client in range(3):
-        alone = from_arrays(X, Y, clients=[DATA.rows(client)])
-        module = task.module(task.start(hansa.Key(0), torch.float64)).train()
-        trainer = task.trainer(torch.float64, torch.device("cpu"))
-        for rows in trainer.batches(client, hansa.local.Work(3, 4), hansa.Key(0).child("local", 0, client, "batch")):
-            module(alone.inputs[rows].double())
-        levels.append(float(module.level))
-    assert float(run.model.level) == pytest.approx(sum(levels) / 3, abs=1e-12)
-
-
 def test_a_buffer_made_by_the_seed_is_that_of_the_run():
     task = hansa.Task(Odd, cross_entropy, DATA)
     for seed in (0, 5):

@@ -159,15 +159,6 @@ def test_a_compiled_form_that_is_not_the_same_is_not_used(wrong, why, traced, mo
     assert torch.equal(found.params, hansa.run(ALGORITHM, task(), rounds=1, workers=1).params)
 
 
-def test_a_model_with_a_native_form_is_compiled_where_that_is_asked_for(traced):
-    data = Clients()
-    data.targets = torch.arange(21) % 3
-    data.test_targets = data.targets[:8]
-    made = hansa.Task(lambda: nn.Linear(6, 3), F.cross_entropy, data, execution="compiled")
-    assert made.network is None
-    assert made.trainer(torch.float32, torch.device("cpu")).compiled is not None
-
-
 def test_a_file_says_it_and_a_compiled_run_is_another_run(traced):
     text = "data: {clients: 5}\nmodel: {name: logistic, execution: %s}\nrounds: 1"
     with_it, without = from_yaml(text % "compiled"), from_yaml(text % "auto")

@@ -343,21 +343,6 @@ def test_ignored_labels_of_test_rows_alone_do_not_count():
     assert found["test_accuracy"] == pytest.approx(float((output.argmax(1) == Y)[counted].double().mean()))
 
 
-def test_a_metric_may_be_a_column_and_a_wrong_shape_is_refused_before_training():
-    data = from_arrays(X, Y, clients=OWNERS, test=(X, Y))
-
-    def column(output, target):
-        return (output.argmax(1) == target).float()[:, None]
-
-    found, output = evaluated(hansa.Task(lambda: Net(3), F.cross_entropy, data, metric=column))
-    assert found["test_accuracy"] == pytest.approx(float((output.argmax(1) == Y).double().mean()))
-    with pytest.raises(HansaError, match=r"acc returned float32 \[12, 1\]: expected one number for all rows") as error:
-        hansa.Task(lambda: Net(3), F.cross_entropy, data, metrics={"acc": column})
-    assert len(str(error.value)) < 200
-    with pytest.raises(HansaError, match=r"returned float32 \[12, 3\].*expected one value per row"):
-        hansa.Task(lambda: Net(3), F.cross_entropy, data, metric=lambda output, target: output)
-
-
 def test_named_test_sets_are_reported_under_their_names():
     pooled, local = (X[:700], Y[:700]), (X[700:], Y[700:])
     data = from_arrays(X, Y, clients=OWNERS)

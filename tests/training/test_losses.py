@@ -300,10 +300,3 @@ def test_one_output_of_an_unknown_loss_has_no_guessed_accuracy(caplog):
     task = hansa.Task(One, lambda o, y: F.binary_cross_entropy_with_logits(o[:, 0], y.float()), data)
     assert task.metric is None
     assert "may be a logit or a probability" in caplog.text
-
-
-def test_whole_numbers_that_are_no_classes_have_no_accuracy():
-    counts = torch.arange(1300) % 9
-    data = from_arrays(X, counts, clients=OWNERS, test=(X, counts))
-    record, _ = outcome(lambda o, y: F.poisson_nll_loss(o[:, 0], y.float()), data, One)
-    assert "test_accuracy" not in record

@@ -51,10 +51,6 @@ def normalised():
     return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
 
 
-def dropping():
-    return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(72, 3))
-
-
 def by_hand(task, algorithm, seed, rounds, lr, batch):
     """FedAvg with torch.optim on deep copies, batches from the same addresses."""
     key = hansa.Key(seed)
@@ -105,20 +101,6 @@ def test_buffers_are_averaged_and_never_stepped_by_the_server():
 def test_a_module_without_buffers_has_no_channel_for_them():
     run = hansa.run(presets.fedavg(steps=1), hansa.Task(convolutional, cross_entropy, images()), rounds=1)
     assert list(run.algorithm.channels) == ["model"]
-
-
-def test_a_run_leaves_torchs_generator_and_threads_as_they_were():
-    task = hansa.Task(dropping, cross_entropy, images())
-    torch.manual_seed(11)
-    expected, threads = torch.rand(3), torch.get_num_threads()
-    torch.manual_seed(11)
-    torch.set_num_threads(2)
-    try:
-        hansa.run(presets.fedavg(steps=1), task, rounds=1)
-        assert torch.equal(torch.rand(3), expected)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(threads)
 
 
 def test_float64_runs_through_everything():
