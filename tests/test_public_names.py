@@ -33,7 +33,7 @@ CHANGED: dict[str, str] = {
     "hansa.data.MemmapArray": "maps .npy files only: no name=",
     "hansa.data.from_hub": "from_hf reads FEMNIST of the hub by its columns; its docstring has the line",
     "hansa.data.download": "pooch pauses between attempts: no pause=",
-    "hansa.Task": "execution= replaces native, batch_clients and compile; reduction= and ignored= are new",
+    "hansa.Task": "execution= replaces native, batch_clients, compile; reduction=, ignored= are new; no param_dtype=",
     "hansa.gossip.AfgaTheorem": "hansa.theory and hansa topology have the theorems",
     "hansa.gossip.Change": "hansa.theory and hansa topology have the theorems",
     "hansa.gossip.Corollary": "hansa.theory and hansa topology have the theorems",

@@ -75,19 +75,6 @@ def test_models_with_attention_and_dropout_have_the_bits_of_the_cpu(device):
     same(Run(method, task(Attention), device=device).advance(2), Run(method, task(Attention)).advance(2))
 
 
-def test_bfloat16_parameters_have_the_bits_of_the_cpu_and_the_host_does_not_wait_for_steps(device):
-    held, counted = problems.data(test=40), []
-    mine = hansa.Task(Residual, nn.functional.cross_entropy, held, param_dtype="bfloat16")
-    for steps in (2, 6):
-        method = hansa.presets.scaffold(local_lr=0.1, steps=steps, batch_size=5)
-        found = Run(method, mine, device=device).advance(1)
-        TRAFFIC.reset()
-        found.advance(1)
-        counted.append((TRAFFIC.waits, TRAFFIC.copies_to_device))
-        same(found, Run(method, mine).advance(2))
-    assert counted[0] == counted[1]
-
-
 def test_evaluation_by_client_and_measures_have_the_bits_of_the_cpu(device):
     method = hansa.presets.scaffold(local_lr=0.1, steps=2, batch_size=5)
     held = hansa.data.from_arrays(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -97,76 +97,10 @@ class Mixed(nn.Module):
         return self.head(self.drop(self.layer(self.fixed(hidden) * self.scale)))  # type: ignore[no-any-return]
 
 
-def low(model: type[nn.Module] = Mixed, **words) -> hansa.Task:
-    return hansa.Task(model, cross_entropy, batched_models.data(), **{"param_dtype": "bfloat16", **words})
+def low(model: type[nn.Module] = Mixed, autocast: str | None = "bfloat16") -> hansa.Task:
+    return hansa.Task(model, cross_entropy, batched_models.data(), autocast=autocast, execution="eager")
 
 
-def test_parameters_are_bfloat16_and_what_steps_and_messages_hold_is_float32():
-    mine = low()
-    trainer = mine.trainer(torch.float32, CPU)
-    trainer.load(**mine.start(hansa.Key(0), torch.float32))
-    dtypes = {name: each.dtype for name, each in (*trainer.module.named_parameters(), *trainer.module.named_buffers())}
-    wide = {name for name, dtype in dtypes.items() if dtype == torch.float32}
-    assert wide == {"norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"}
-    assert {dtypes[name] for name in ("first.weight", "fixed.weight", "layer.weight", "scale")} == {torch.bfloat16}
-    Mixed.seen.clear()
-    loss, gradients = trainer.gradient(0, trainer.batches(0, hansa.local.Work(1, 3), hansa.Key(0))[0])
-    assert Mixed.seen == {torch.bfloat16}
-    assert {each.dtype for each in (loss, trainer.y, *trainer.parameters, *gradients)} == {torch.float32}
-    assert [each.shape for each in gradients] == [entry.shape for entry in mine.layout.parameters]
-
-    run = hansa.Run(hansa.presets.scaffold(**WORK), mine, engine=Recording)
-    run.advance(1)
-    sent = [
-        packet
-        for report in Recording.reports
-        for place in range(len(report.clients))
-        for packet in report.packets(place).values()
-    ]
-    assert sent
-    assert {packet.content.dtype for packet in sent} == {torch.float32}
-    assert {vector.dtype for vector in run.state.vectors.values()} == {torch.float32}
-
-
-class Recording(hansa.engine.Serial):
-    """Keeps the reports."""
-
-    reports: ClassVar[list[Any]] = []
-
-    def run(self, *arguments: Any) -> Any:
-        for report in super().run(*arguments):
-            Recording.reports.append(report)
-            yield report
-
-
-def test_a_gradient_is_that_of_a_model_in_bfloat16():
-    mine, rows = low(Watched), torch.arange(5)
-    trainer = mine.trainer(torch.float32, CPU)
-    trainer.load(mine.start(hansa.Key(0), torch.float32)["model"], None)
-    _, gradients = trainer.gradient(0, rows)
-    inputs, targets = trainer.batch(0, rows)
-    half = [each.detach().to(torch.bfloat16).requires_grad_() for each in trainer.parameters]
-    output = linear(torch.tanh(linear(inputs.to(torch.bfloat16), *half[:2])), *half[2:]).float()
-    expected = torch.autograd.grad(cross_entropy(output, targets), half)
-    assert all(torch.equal(a, b.float()) for a, b in zip(gradients, expected, strict=True))
-
-
-def test_steps_that_bfloat16_would_round_away_add_up_in_the_master_weights():
-    mine = low(Watched)
-    trainer = mine.trainer(torch.float32, CPU)
-    x = mine.start(hansa.Key(0), torch.float32)["model"]
-    step = hansa.local.LocalStep(1e-5, x)
-    trainer.load(x, None)
-    hansa.local.take_steps(trainer, 4, hansa.local.Work(20, 8), step, hansa.Key(0))
-    plain = hansa.Task(Watched, cross_entropy, batched_models.data(), execution="eager").trainer(torch.float32, CPU)
-    plain.load(x, None)
-    hansa.local.take_steps(plain, 4, hansa.local.Work(20, 8), hansa.local.LocalStep(1e-5, x), hansa.Key(0))
-    assert (trainer.y - plain.y).norm() < 0.02 * (plain.y - x).norm()
-    weight = trainer.module.first.weight
-    assert (weight != mine.layout.unpack(x)["first.weight"].to(torch.bfloat16)).float().mean() < 0.1
-
-
-LOW = {"autocast": {"autocast": "bfloat16", "param_dtype": None}, "bfloat16 parameters": {}}
 PRESETS = {
     "fedadam, clip, momentum": hansa.presets.fedadam(**WORK, max_grad_norm=1.0, local_momentum=0.9),
     "sam": hansa.presets.fedavg(**WORK).with_local(solver=hansa.local.sam(0.05)),
@@ -174,28 +108,24 @@ PRESETS = {
 }
 
 
-@pytest.mark.parametrize("words", LOW)
 @pytest.mark.parametrize("name", PRESETS)
-def test_runs_learn_near_those_in_float32(name, words):
-    plain = hansa.Run(PRESETS[name], low(param_dtype=None, execution="eager")).advance(3)
-    mixed = hansa.Run(PRESETS[name], low(**LOW[words])).advance(3)
+def test_runs_learn_near_those_in_float32(name):
+    plain = hansa.Run(PRESETS[name], low(autocast=None)).advance(3)
+    mixed = hansa.Run(PRESETS[name], low()).advance(3)
     start = plain.task.start(hansa.Key(0), torch.float32)["model"]
     assert 1e-7 < (mixed.params - plain.params).norm() < 0.1 * (plain.params - start).norm()
 
 
-@pytest.mark.parametrize("words", LOW)
-def test_bits_do_not_depend_on_workers_and_resumes(words, tmp_path):
+def test_bits_do_not_depend_on_workers_and_resumes(tmp_path):
     method = hansa.presets.scaffold(**WORK, participation=0.5)
-    expected = hansa.Run(method, low(Smooth, **LOW[words])).advance(4)
-    threads = hansa.Run(
-        method, low(Smooth, **LOW[words]), engine=lambda *each: hansa.engine.Pool(*each, workers=3, kind="thread")
-    )
+    expected = hansa.Run(method, low(Smooth)).advance(4)
+    threads = hansa.Run(method, low(Smooth), engine=lambda *each: hansa.engine.Pool(*each, workers=3, kind="thread"))
     assert torch.equal(threads.advance(4).params, expected.params)
-    hansa.run(method, low(Smooth, **LOW[words]), rounds=2, out=tmp_path / "run")
-    resumed = hansa.resume(tmp_path / "run", method, low(Smooth, **LOW[words]), rounds=4)
+    hansa.run(method, low(Smooth), rounds=2, out=tmp_path / "run")
+    resumed = hansa.resume(tmp_path / "run", method, low(Smooth), rounds=4)
     assert torch.equal(resumed.params, expected.params)
     with pytest.raises(HansaError, match="model"):  # the precision is part of what a run folder remembers
-        hansa.resume(tmp_path / "run", method, low(Smooth, param_dtype=None, execution="eager"), rounds=5)
+        hansa.resume(tmp_path / "run", method, low(Smooth, autocast=None), rounds=5)
 
 
 class Smooth(Mixed):
@@ -207,10 +137,5 @@ class Smooth(Mixed):
 def test_values_that_cannot_work_are_refused():
     with pytest.raises(HansaError, match=r"Task\(autocast='float8'\): expected 'bfloat16' or None"):
         task("float8")
-    with pytest.raises(HansaError, match=r"Task\(param_dtype='float16'\): expected 'bfloat16' or None"):
-        low(param_dtype="float16")
-    with pytest.raises(HansaError, match=r"a model with bfloat16 parameters needs no autocast"):
-        low(autocast="bfloat16")
-    for words in ({"autocast": "bfloat16"}, {"param_dtype": "bfloat16"}):
-        with pytest.raises(HansaError, match=r"the run is in torch.float64. This needs torch.float32"):
-            hansa.Task(Watched, cross_entropy, batched_models.data(), **words).trainer(torch.float64, CPU)
+    with pytest.raises(HansaError, match=r"the run is in torch.float64. This needs torch.float32"):
+        task("bfloat16").trainer(torch.float64, CPU)

@@ -111,7 +111,6 @@ def build_task(config: Config, federated: data.FederatedData) -> Task:
         main_metric=section.main_metric,
         augment=AUGMENT.build(config.data.augment) or (),
         autocast=section.autocast,
-        param_dtype=section.param_dtype,
         execution=section.execution,
         reduction=section.reduction,
         ignored=section.ignored,

@@ -102,8 +102,6 @@ class ModelSection(ConfigSection):
     cross_entropy for class targets, mse for others. With options: {kind: cross_entropy, class_weights: [1, 5]}."""
     autocast: Literal["bfloat16"] | None = None
     """The dtype of mixed precision (torch.autocast); parameters, the loss and updates stay in float32."""
-    param_dtype: Literal["bfloat16"] | None = None
-    """The dtype of the model's parameters; steps are taken on float32 master weights, and updates are float32."""
     execution: Literal["auto", "native", "vmap", "compiled", "eager"] = "auto"
     """How clients are trained: by native code where the model has a native form and by PyTorch otherwise (auto), by one
     of these, many clients in one program (vmap), or by torch.compile. Results differ in their last bits."""

@@ -225,8 +225,8 @@ def _model_digest(task: Any, run: Run) -> str:
     kinds = sorted({source_text(type(part)) for part in module.modules()})
     execution = getattr(task, "execution", "")
     compiled = [execution] if execution in ("compiled", "vmap") else []
-    if (precision := getattr(getattr(task, "precision", None), "reason", None)) is not None:
-        compiled.append(precision.replace("'", ""))
+    if (autocast := getattr(task, "autocast", None)) is not None:
+        compiled.append(f"autocast={autocast}")
     return sha256("\n".join([source_text(task.model), *shapes, _stable_repr(module), *kinds, *compiled]).encode())
 
 

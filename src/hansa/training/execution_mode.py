@@ -59,8 +59,8 @@ def find_network(task: Task) -> Network:
     required, (inputs, targets) = task.execution == "native", task.example
     if task.execution not in ("auto", "native"):
         raise NotEligible(f"execution={task.execution!r}")
-    if task.precision.reason is not None:
-        raise NotEligible(f"it uses {task.precision.reason}")
+    if task.autocast is not None:
+        raise NotEligible(f"it uses autocast={task.autocast!r}")
     if not required and native.instruction_set() == "base":
         raise NotEligible("without vector instructions PyTorch is faster")
     if task.layout.own_dtypes:
@@ -170,8 +170,7 @@ def missing_compiler() -> str | None:
 
 def check_compiled(task: Task) -> None:
     """Raise if a task's model cannot be compiled; forward, loss and backward are traced on example rows."""
-    reason = task.precision.reason
-    reason = missing_compiler() if reason is None else f"it uses {reason}"
+    reason = missing_compiler() if task.autocast is None else f"it uses autocast={task.autocast!r}"
     if reason is None:
         reason = _compare_compiled(task.trial(task.dtype, CPU), task.example, _signature(task.example), "aot_eager")
     if reason is not None:

@@ -24,12 +24,13 @@ from hansa.core.vectors.layout import Layout, convert_module
 from hansa.training import random_state
 from hansa.training.batch_sources import Batch, convert_batch, count_rows, describe_shapes, has_rows, take_rows
 from hansa.training.losses import LossFunction
-from hansa.training.mixed_precision import Precision, autocast_caller
 
 log = logging.getLogger("hansa")
 
 ModelLoss: TypeAlias = "Callable[[Any, Any], torch.Tensor]"
 CPU = torch.device("cpu")
+AUTOCAST_DTYPES = {"bfloat16": torch.bfloat16}
+"""The dtypes of ``Task(autocast=...)``."""
 SHARED_BYTES = 1 << 16
 """Constant buffers of at least this size are shared by trainers; smaller ones are copied for each."""
 _ROWS = 12
@@ -86,6 +87,38 @@ def model_caller(module: nn.Module, inputs: Any) -> Callable[[Any], Any]:
         if len(inputs) <= sum(kind in by_place for kind in kinds) or inspect.Parameter.VAR_POSITIONAL in kinds:
             return lambda batch: module(*batch)
     return module
+
+
+def autocast_caller(
+    call: Callable[[Any], Any], autocast: str | None, dtype: torch.dtype, device: torch.device
+) -> Callable[[Any], Any]:
+    """Return a function that calls a model under ``torch.autocast`` and returns its outputs in the dtype of the run.
+
+    So the loss is computed in float32. Parameters are float32; their gradients are converted to it by autograd. Torch's
+    cache of converted weights is off: another thread may clear it between two uses of a weight, and the gradients of
+    both would then be added in float32 and not in the lower precision.
+
+    Args:
+        call: Calls the model with a batch.
+        autocast: The name of the dtype; None returns ``call`` itself.
+        dtype: The dtype of the run.
+        device: The device of the model.
+
+    >>> autocast_caller(torch.nn.Linear(2, 1), "bfloat16", torch.float32, torch.device("cpu"))(torch.ones(1, 2)).dtype
+    torch.float32
+    """
+    if autocast is None:
+        return call
+
+    def convert(leaf: Any) -> Any:
+        return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+    def call_under_autocast(batch: Any) -> Any:
+        with torch.autocast(device.type, AUTOCAST_DTYPES[autocast], cache_enabled=False):
+            output = call(batch)
+        return trees.tree_map(convert, output)
+
+    return call_under_autocast
 
 
 def model_loss(call: Callable[[Any], Any], loss: LossFunction) -> ModelLoss:
@@ -202,7 +235,7 @@ class ModelFacts:
 
 
 def describe_model(
-    name: str, model: Callable[..., nn.Module], loss: LossFunction, batch: Batch, precision: Precision
+    name: str, model: Callable[..., nn.Module], loss: LossFunction, batch: Batch, autocast: str | None
 ) -> ModelFacts:
     """Return what a step on a few rows says about a model; raise if model or loss cannot take them.
 
@@ -215,7 +248,7 @@ def describe_model(
         model: Builds the model.
         loss: The loss.
         batch: Example rows.
-        precision: The precision of the task.
+        autocast: As in `hansa.Task`.
     """
     module = fresh(model, Key(0))
     plain = Layout.of(module, channels_last=False)
@@ -224,7 +257,7 @@ def describe_model(
         images = batch.inputs.ndim == 4 or any(len(entry.shape) >= 4 for entry in plain.parameters)
         if not (images and any(isinstance(part, nn.GroupNorm) for part in module.modules())):
             layouts = [Layout.of(module), plain]
-    narrow = frozenset(_narrow_weights(module)) if precision.param_dtype is None else frozenset()
+    narrow = frozenset(_narrow_weights(module))
     if narrow:
         layouts = [each for layout in layouts for each in (replace(layout, own_dtypes=narrow), layout)]
     count = count_rows(batch.targets)
@@ -234,11 +267,11 @@ def describe_model(
     *others, last = layouts
     for layout in others:
         try:
-            return _take_step(model, module, loss, layout, batch, precision.autocast)
+            return _take_step(model, module, loss, layout, batch, autocast)
         except Exception as error:
             said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             log.info("%s: takes no step with %s: %s", name, _describe_layout(layout), said)
-    return _take_step(model, module, loss, last, batch, precision.autocast)
+    return _take_step(model, module, loss, last, batch, autocast)
 
 
 def _describe_layout(layout: Layout) -> str:

@@ -13,7 +13,7 @@ from torch import nn
 
 from hansa.core import native
 from hansa.core.devices import Device, resolve_devices
-from hansa.core.errors import HansaError
+from hansa.core.errors import HansaError, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.native.network import Network
 from hansa.core.native.tracing import NotEligible
@@ -58,9 +58,8 @@ from hansa.training.metrics import (
     compute_metric,
     default_accuracy,
 )
-from hansa.training.mixed_precision import Precision
 from hansa.training.module_state import check_repeatable
-from hansa.training.probe import ModelFacts, Trial, describe_model, fresh
+from hansa.training.probe import AUTOCAST_DTYPES, ModelFacts, Trial, describe_model, fresh
 from hansa.training.trainer import ModuleTrainer
 from hansa.training.vmap import ClientBatching
 
@@ -145,7 +144,6 @@ class Task:
             What is asked for and impossible is refused with the reason. Results of different executions differ in
             their last bits.
         autocast: "bfloat16" runs the model in mixed precision (`torch.autocast`); updates stay float32.
-        param_dtype: "bfloat16" gives the model parameters of that dtype, with float32 master weights and updates.
         test: Further test sets by name, each a pair (inputs, targets) or data with a test set. ``{"pooled": ...}`` is
             reported as pooled/test_loss and so on. If ``data`` has no test set, the first one is also reported as
             test_loss and so on.
@@ -175,7 +173,6 @@ class Task:
         name: str | None = None,
         execution: Execution = "auto",
         autocast: str | None = None,
-        param_dtype: str | None = None,
         test: Mapping[str, Any] | None = None,
         evaluation_batch_size: int | None = None,
         device: Device | None = None,
@@ -187,7 +184,9 @@ class Task:
         self.device = None if device is None else resolve_devices(device, "Task")
         self.execution = check_execution(execution)
         self.client_batching: ClientBatching | None = None  # `with_vmap` sets it for a run
-        self.precision = Precision(autocast, param_dtype)
+        if autocast is not None and autocast not in AUTOCAST_DTYPES:
+            raise invalid_argument("Task", "autocast", autocast, f"{', '.join(map(repr, AUTOCAST_DTYPES))} or None")
+        self.autocast = autocast
         self.reduction = check_reduction(reduction)
         self.population = Population(samples_of(data))
         if min(self.population.samples, default=0) < 1:
@@ -200,7 +199,7 @@ class Task:
         self.ignored = None if stated is None or stated < 0 else stated
         self.test_sets = self._test_sets(test)
         self._client_test_rows = rows_by_owner(getattr(data, "test_owners", None))
-        facts = describe_model(self.name, model, self.loss, self.example, self.precision)
+        facts = describe_model(self.name, model, self.loss, self.example, autocast)
         self.layout, self.dtype = facts.layout, facts.dtype
         self.constant_buffers, self.frozen = facts.constant, facts.frozen
         self.network = self._find_network()

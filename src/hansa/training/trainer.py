@@ -41,9 +41,8 @@ from hansa.training.batch_sources import (
 )
 from hansa.training.evaluation import Evaluator, PartialScore
 from hansa.training.execution_mode import CompiledLoss, native_inputs
-from hansa.training.mixed_precision import ModelPrecision
 from hansa.training.module_state import ModuleState
-from hansa.training.probe import fresh, model_caller
+from hansa.training.probe import autocast_caller, fresh, model_caller
 from hansa.training.vmap import MODELS, BatchedTraining
 
 if TYPE_CHECKING:
@@ -63,8 +62,7 @@ class ModuleTrainer(BaseTrainer):
         self.task, self.layout, self.device = task, task.layout, device
         self.module = convert_module(fresh(task.model, Key(0)), dtype, device, task.kept_weights(dtype))
         self.y = torch.zeros(self.layout.dim, dtype=dtype, device=device)
-        self.precision = ModelPrecision(task.precision, self.module, self.layout, self.y)
-        self.parameters: list[torch.Tensor] = self.precision.parameters
+        self.parameters: list[torch.Tensor] = [*self.layout.bind(self.module, self.y)]
         self.buffers = (
             torch.zeros(self.layout.buffer_dim, dtype=dtype, device=device) if self.layout.buffer_dim else None
         )
@@ -74,7 +72,10 @@ class ModuleTrainer(BaseTrainer):
         )
         self.evaluator: Evaluator = Evaluator(self, None if like is None else like.evaluator)
         self._generator = torch.Generator()
-        self.call_model: Callable[[Any], Any] = self.precision.wrap(model_caller(self.module, task.example[0]))
+        if task.autocast is not None and dtype != torch.float32:
+            raise HansaError(f"Task(autocast={task.autocast!r}): the run is in {dtype}. This needs torch.float32.")
+        call = model_caller(self.module, task.example[0])
+        self.call_model: Callable[[Any], Any] = autocast_caller(call, task.autocast, dtype, device)
         self.module.train()
         sent, known = [entry.name for entry in self.layout.buffers], None if like is None else like.module_state
         self.module_state: ModuleState = ModuleState(self.module, sent, task.constant_buffers, task.frozen, known)
@@ -330,7 +331,8 @@ class ModuleTrainer(BaseTrainer):
         """Return the output and the loss of a batch, and the gradients."""
         output = self.call_model(batch.inputs)
         loss = self.task.loss(output, batch.targets)
-        return output, loss.detach(), self.precision.gradients(loss)
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
+        return output, loss.detach(), gradients
 
     def _draw_dropout(self, rows: int) -> torch.Tensor | None:
         """Draw the dropout factors of the next batch."""

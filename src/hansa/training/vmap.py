@@ -114,8 +114,8 @@ def _check(task: Task, algorithm: Algorithm) -> None:
         raise NotBatchable(f"{phase.solver!r} takes two gradients a step")
     if phase.private_blocks is not None:
         raise NotBatchable("its clients keep blocks of the model")
-    if task.precision.reason is not None:
-        raise NotBatchable(f"it uses {task.precision.reason}")
+    if task.autocast is not None:
+        raise NotBatchable(f"it uses autocast={task.autocast!r}")
     if task.layout.buffer_dim:
         raise NotBatchable("its model has buffers that training changes (BatchNorm? spectral norm?)")
     if hasattr(task.data, "fetch"):
