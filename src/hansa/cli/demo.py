@@ -81,8 +81,7 @@ def demo(
     counts = data.label_counts().tolist()
     names = dataset_info(config.data.name).class_names
     distribution = LabelCounts(counts, names, str(data.summary()).replace("\n", "; "))
-    citing = list(configs.values())
-    print_and_write(entries, page, title=TITLE, lead=LEAD, facts=facts, partition=distribution, cited=citing)
+    print_and_write(entries, page, title=TITLE, lead=LEAD, facts=facts, partition=distribution)
 
 
 def demo_configs(overrides: Sequence[str] = ()) -> dict[str, Config]:

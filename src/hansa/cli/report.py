@@ -17,7 +17,6 @@ from hansa.core.errors import HansaError
 from hansa.runs.columns import WINDOW
 
 if TYPE_CHECKING:
-    from hansa.config import Config
     from hansa.study.report import Ranking, ReportEntry
 
 PORT = 8642
@@ -118,8 +117,8 @@ def print_and_write(
     as_json: bool = False,
     **options: Any,
 ) -> Ranking:
-    """Print the ranking, write the report page, and return the ranking; the options are those of `write_report`."""
-    from hansa.study.report import common_target, rank
+    """Print the ranking, write the report page, and return the ranking; the options are those of `write_page`."""
+    from hansa.study.report import common_target, rank, write_page
     from hansa.study.report.page import comparability_warnings
 
     target = common_target(entries, metric) if target is None else target
@@ -130,7 +129,7 @@ def print_and_write(
         say(f"ranked {ranking.order}", "dim")
     for warning in comparability_warnings(entries, ranking.metric):
         err().print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
-    write_report(entries, page, metric=metric, window=window, target=target, **options)
+    write_page(page, entries, metric=metric, window=window, target=target, **options)
     if latex is not None:
         write_latex(latex, [ranking.latex()])
     if as_json:
@@ -148,31 +147,6 @@ def write_latex(path: Path, tables: Sequence[str]) -> None:
     make_folder(path.parent.resolve())
     write_file(path, ("\n\n".join(tables) + "\n").encode())
     note(f"table: {path}")
-
-
-def write_report(entries: Sequence[ReportEntry], page: Path, cited: Sequence[Config] = (), **options: Any) -> None:
-    """Write the report page with the citations of all components in use; see `hansa.study.report.render_page`."""
-    from hansa.config import cited_works
-    from hansa.core.citations import bibtex_entries as bibtex
-    from hansa.study.report import write_page
-
-    keys = [key for config in cited for key in cited_works(config)] if cited else _cited_by(entries)
-    write_page(page, entries, citations=bibtex(keys), **options)
-
-
-def _cited_by(entries: Sequence[ReportEntry]) -> list[str]:
-    """The citations that the runs of some entries recorded; no code that they name is imported."""
-    from hansa.runs.folder import RunFolder
-
-    keys: list[str] = []
-    for entry in entries:
-        if folder := entry.runs[0].folder:
-            run = RunFolder(folder)
-            try:
-                keys += run.citations()
-            except HansaError as error:
-                note(f"{entry.name}: citations left out; {error}")
-    return keys
 
 
 def ranking_table(ranking: Ranking, console: Console) -> Table:

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from hansa.cli import options as opt
 from hansa.cli.console import FAILED, note, out, plain_table, report_errors, say
-from hansa.cli.report import write_latex, write_report
+from hansa.cli.report import write_latex
 from hansa.cli.run import session
 from hansa.core.errors import HansaError, suggestion
 
@@ -111,6 +111,7 @@ def _run_recipe(
     """Run a recipe, print its result and write its page; among several, one that cannot be run stops no other."""
     from hansa.runs.experiment import RunError
     from hansa.study.recipes.outcome import RecipeResult, report_tables, run_recipe
+    from hansa.study.report import write_page
 
     if not quiet:
         note(f"{recipe.name}: {recipe.summary}", "bold")
@@ -130,7 +131,7 @@ def _run_recipe(
     entries = [run.entry for run in result.runs if run.entry is not None]
     title = f"{recipe.name}: {recipe.reference}"
     page = place / f"{recipe.name}.html"
-    write_report(entries, page, title=title, lead=recipe.summary, published=report_tables(result))
+    write_page(page, entries, title=title, lead=recipe.summary, published=report_tables(result))
     return result
 
 

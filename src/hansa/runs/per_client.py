@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -158,37 +158,31 @@ def participation_columns(
     down: Mapping[int, int], outcome: Outcome, timing: RoundTiming | None = None
 ) -> dict[str, Array]:
     """Return one row per client that was asked to train or gossiped; ``down`` has the bytes sent to each."""
-    columns = _participation(down, outcome)
-    if timing is None or not columns:
-        return columns
-    jobs = [timing.jobs[client] for client in columns["client"].tolist()]
-    with np.errstate(over="ignore"):
-        for name in ("start", "download", "compute", "upload"):
-            columns[f"{name}_seconds"] = np.array([getattr(job, name) for job in jobs]).astype(np.float32)
-        columns["staleness"] = np.array([outcome.round - job.version for job in jobs], np.float32)
-    return columns
-
-
-def _participation(down: Mapping[int, int], outcome: Outcome) -> dict[str, Array]:
     clients = sorted({*down, *outcome.peer_bytes})
     if not clients:
         return {}
     admitted, count = set(outcome.admitted), len(clients)
 
-    def numbers(of: Mapping[int, float | None]) -> Array:
-        return np.array([*map(of.get, clients)], np.float64).astype(np.float32)  # None becomes NaN
+    def numbers(values: Iterable[float | None]) -> Array:
+        return np.array([*values], np.float64).astype(np.float32)  # None becomes NaN
 
     def counts(of: Mapping[int, int]) -> Array:
         return np.fromiter(map(of.get, clients, repeat(0)), np.int64, count) if of else np.zeros(count, np.int64)
 
     with np.errstate(over="ignore"):  # values beyond single precision become infinite
-        return {
+        columns = {
             "client": np.array(clients, np.int64),
             "asked": np.fromiter(map(down.__contains__, clients), np.bool_, count),
             "admitted": np.fromiter(map(admitted.__contains__, clients), np.bool_, count),
-            "loss": numbers(outcome.losses),
-            "norm": numbers(outcome.norms),
+            "loss": numbers(map(outcome.losses.get, clients)),
+            "norm": numbers(map(outcome.norms.get, clients)),
             "up_bytes": counts(outcome.up_bytes),
             "down_bytes": counts(down),
             "peer_bytes": counts(outcome.peer_bytes),
         }
+        if timing is not None:
+            jobs = [timing.jobs[client] for client in clients]
+            for phase in ("start", "download", "compute", "upload"):
+                columns[f"{phase}_seconds"] = numbers(getattr(job, phase) for job in jobs)
+            columns["staleness"] = numbers(outcome.round - job.version for job in jobs)
+    return columns

@@ -26,15 +26,22 @@ class DirectedMetric:
     """A metric that states whether a larger value is better; made by `lower` and `higher`."""
 
     def __init__(self, function: Callable[..., Any], higher_is_better: bool) -> None:
+        self.function, self.higher_is_better = function, higher_is_better
+        if not callable(function) and not is_metric_object(function):
+            raise invalid_argument(self.direction, "metric", function, "a function of (outputs, targets)")
         updated = ("__dict__",) if isinstance(function, types.FunctionType) else ()
         functools.update_wrapper(self, function, updated=updated)
-        self.function, self.higher_is_better = function, higher_is_better
+
+    @property
+    def direction(self) -> Direction:
+        """The better direction."""
+        return "higher" if self.higher_is_better else "lower"
 
     def __call__(self, *arguments: Any) -> Any:
         return self.function(*arguments)
 
     def __repr__(self) -> str:
-        return f"{'higher' if self.higher_is_better else 'lower'}({getattr(self.function, '__name__', self.function)})"
+        return f"{self.direction}({getattr(self.function, '__name__', self.function)})"
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         name = getattr(self, "__qualname__", "")
@@ -52,25 +59,19 @@ def lower(metric: Callable[..., Any]) -> DirectedMetric:
     >>> lower(max)
     lower(max)
     """
-    return _directed("lower", metric, False)
+    return DirectedMetric(metric, False)
 
 
 def higher(metric: Callable[..., Any]) -> DirectedMetric:
     """State that a larger value of a metric is better: ``metrics={"margin": hansa.higher(margin)}``.
 
     Args:
-        metric: A function of (outputs, targets).
+        metric: A function of (outputs, targets), or an object with ``update`` and ``compute``.
 
     >>> higher(max)(2, 3)
     3
     """
-    return _directed("higher", metric, True)
-
-
-def _directed(name: str, metric: Callable[..., Any], higher_is_better: bool) -> DirectedMetric:
-    if not callable(metric) and not is_metric_object(metric):
-        raise invalid_argument(name, "metric", metric, "a function of (outputs, targets)")
-    return DirectedMetric(metric, higher_is_better)
+    return DirectedMetric(metric, True)
 
 
 def is_metric_object(metric: Any) -> bool:

@@ -101,7 +101,7 @@ def test_a_run_a_folder_and_seeds_have_it_on_their_page(tmp_path) -> None:
 def test_a_damaged_record_of_clients_is_named_on_the_page(tmp_path) -> None:
     hansa.run(presets.fedavg(steps=1), owned_task(5), rounds=1, out=tmp_path / "x", name="one")
     with closing(sqlite3.connect(tmp_path / "x" / "run.db")) as other, other:
-        other.execute("UPDATE clients SET content = x'00'")
+        other.execute("UPDATE rounds SET clients = x'00'")
     page = report.render_page([report.ReportEntry.from_folder(tmp_path / "x")])
     assert 'id="clients"' not in page
     assert "one: clients left out" in page

@@ -71,6 +71,7 @@ class ReportEntry:
         client_names: The names of the clients by number, if they have any.
         data: The name of the data, and digests of its rows (``data``) and of its ``partition``.
         jobs: The client record with the times of jobs, for the timeline.
+        cites: The citations of its components: keys, or BibTeX entries.
         notes: What is damaged or missing in the folder, for the top of the page.
 
     >>> ReportEntry("a", [{"round": 1, "test_accuracy": 0.5}]).histories
@@ -92,6 +93,7 @@ class ReportEntry:
     client_names: Sequence[str] = ()
     data: Mapping[str, str] = field(default_factory=dict)
     jobs: ClientColumns | None = field(default=None, compare=False, repr=False)
+    cites: Sequence[str] = ()
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -111,6 +113,7 @@ class ReportEntry:
                 planned_rounds=config.rounds,
                 client_names=run.client_names,
                 data=run.data_facts,
+                cites=run.citations(),
                 notes=tuple(notes),
             )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
 from itertools import pairwise
@@ -16,6 +17,7 @@ import yaml
 
 from hansa import __version__
 from hansa.config import parse_document
+from hansa.core.citations import bibtex_entries
 from hansa.core.errors import HansaError
 from hansa.runs.client_columns import Array
 from hansa.runs.columns import ACCURACY, CHARTED, OUTCOMES, TOTALS, WINDOW, column_of, evaluated_metrics
@@ -140,7 +142,6 @@ def render_page(
     title: str = "Federated runs compared",
     lead: str = "",
     facts: Sequence[str] = (),
-    citations: str = "",
     **options: Any,
 ) -> str:
     """Return the report page as HTML.
@@ -150,7 +151,6 @@ def render_page(
         title: The heading.
         lead: A paragraph below it.
         facts: Short facts on the setting, below the lead.
-        citations: BibTeX entries.
         **options: The keyword arguments of `page_content`.
 
     >>> from hansa.study.report import ReportEntry
@@ -158,8 +158,9 @@ def render_page(
     True
     """
     content = page_content(entries, **options)
+    citations = bibtex_entries(key.strip() for entry in entries for key in entry.runs[0].cites)
     footer = "This page is a single file and needs no network."
-    return fill_template(content, title=title, lead=lead, facts=facts, citations=citations.strip(), footer=footer)
+    return fill_template(content, title=title, lead=lead, facts=facts, citations=citations, footer=footer)
 
 
 def fill_template(content: Mapping[str, Any], **header: Any) -> str:
@@ -244,34 +245,24 @@ def empty_content(problems: Sequence[str] = ()) -> dict[str, Any]:
 
 def _charts(entries: Sequence[ReportEntry], ranking: Ranking | None) -> dict[str, Any]:
     """Return what the page's script draws: the target and the curves, in the order of the entries."""
-    colours = {ranked.entry.name: ranked.colour for ranked in ranking or ()}
     names = dict.fromkeys(name for entry in entries for h in entry.histories for name in column_names(h))
     drawn = charted_columns(names)
     numbers = (2 + len(set(drawn) & set(names))) * sum(len(entry.runs) for entry in entries)
     most = max(60, min(MAX_POINTS, MAX_NUMBERS // max(1, numbers)))
     longest = max((min(map(len, entry.histories)) for entry in entries), default=0)
     main = None if ranking is None else ranking.metric
-    columns = [(name, column_of(name)) for name in sorted(drawn, key=lambda name: name != main)]
+    colours = {ranked.entry.name: ranked.colour for ranked in ranking or ()}
     return {
         "target": None if ranking is None else ranking.target,
         "metric": main,
         "window": WINDOW if ranking is None else ranking.window,
         "stride": max(1, math.ceil(longest / most)),
-        "columns": {
-            name: {
-                "label": column.label,
-                "unit": column.unit,
-                "axis": column.axis,
-                "detail": "detail" in column.charts,
-                "hide_zero": column.hide_zero,
-            }
-            for name, column in columns
-        },
+        "columns": {name: asdict(column_of(name)) for name in sorted(drawn, key=lambda name: name != main)},
         "runs": [
             {
                 "name": entry.name,
                 "colour": colours[entry.name],
-                "seeds": [member.seed for member in entry.members] or [None],
+                "seeds": [run.seed for run in entry.members] or [None],
                 "series": curves(entry, most),
             }
             for entry in entries
@@ -514,29 +505,30 @@ def _data_warnings(entries: Sequence[ReportEntry]) -> list[str]:
     Digests of runs with the same seed decide, as far as they were recorded; otherwise the name of the data does.
     """
     names = {entry.name: _data_name(entry) for entry in entries}
-    groups = _by_digest(entries, "data")
-    if groups is None:
-        groups = {name: [each for each in names if names[each] == name] for name in names.values() if name}
+    rows, clients = ([_digest(entries, entry, kind) for entry in entries] for kind in ("data", "partition"))
+    groups = _grouped(names.values() if None in rows else rows, entries)
     if len(groups) > 1:
-        listed = "; ".join(f"{names[members[0]] or 'data'}: {', '.join(members)}" for members in groups.values())
+        listed = "; ".join(f"{names[members[0]] or 'data'}: {', '.join(members)}" for members in groups)
         return [f"These runs use different data ({listed}): accuracies and losses are not comparable."]
-    partitions = _by_digest(entries, "partition")
-    if partitions is not None and len(partitions) > 1:
-        listed = "; ".join(", ".join(members) for members in partitions.values())
-        return [f"These runs divide the data differently over clients ({listed})."]
-    return []
+    groups = [] if None in clients else _grouped(clients, entries)
+    listed = "; ".join(", ".join(members) for members in groups)
+    return [f"These runs divide the data differently over clients ({listed})."] if len(groups) > 1 else []
 
 
-def _by_digest(entries: Sequence[ReportEntry], kind: str) -> dict[str, list[str]] | None:
-    """Entries by a digest, at the first seed that all of them ran; None if there is none, or no digest."""
-    tables = [{run.seed: run.data[kind] for run in entry.runs if kind in run.data} for entry in entries]
-    common = [seed for seed in tables[0] if all(seed in table for table in tables)]
-    if not common:
-        return None
+def _digest(entries: Sequence[ReportEntry], entry: ReportEntry, kind: str) -> str | None:
+    """A digest of an entry, at the first seed that all entries recorded one for."""
+    tables = {each.name: {run.seed: run.data[kind] for run in each.runs if kind in run.data} for each in entries}
+    common = [seed for seed in tables[entry.name] if all(seed in table for table in tables.values())]
+    return tables[entry.name][common[0]] if common else None
+
+
+def _grouped(labels: Iterable[str | None], entries: Sequence[ReportEntry]) -> list[list[str]]:
+    """The names of entries by their labels, without those that have none."""
     groups: dict[str, list[str]] = {}
-    for entry, table in zip(entries, tables, strict=True):
-        groups.setdefault(table[common[0]], []).append(entry.name)
-    return groups
+    for label, entry in zip(labels, entries, strict=True):
+        if label:
+            groups.setdefault(label, []).append(entry.name)
+    return list(groups.values())
 
 
 def _data_name(entry: ReportEntry) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from hansa.core.citations import bibtex
+from hansa.core.citations import citations
 from hansa.core.errors import HansaError, suggestion
 from hansa.runs import metrics
 from hansa.runs.columns import WINDOW, column_of, evaluated_metrics, main_metric, plain_name
@@ -46,6 +46,7 @@ def entry_from_run(run: Run, name: str) -> ReportEntry:
         labels=labels,
         client_names=getattr(data, "client_names", ()),
         jobs=None if run.clock is None else run.clients(),
+        cites=citations(run.algorithm),
     )
 
 
@@ -316,9 +317,7 @@ class Comparison(Mapping[str, Runs]):
             metric: As in `ranking`.
             window: As in `ranking`.
         """
-        citations = bibtex(runs[0].algorithm for runs in self._methods.values())
-        options = {"target": target, "metric": metric, "window": window}
-        return write_page(path, self.entries, title=title, citations=citations, **options)
+        return write_page(path, self.entries, title=title, target=target, metric=metric, window=window)
 
     def __repr__(self) -> str:
         ranking = self.ranking(common_target(self.entries))

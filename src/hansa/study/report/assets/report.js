@@ -208,7 +208,7 @@ const report = (() => {
     if (!measured(state.axis)) state.axis = "round";
     get("curves").hidden = state.metric === null;
     const time = measured("simulated_total_seconds") ? "simulated_total_seconds" : "wall_seconds";
-    const details = state.metric === null ? [] : metrics.filter((name) => data.columns[name].detail && !constantZero(name));
+    const details = state.metric === null ? [] : metrics.filter((name) => data.columns[name].charts.includes("detail") && !constantZero(name));
     get("inside").hidden = !details.length;
     document.querySelectorAll("[data-timeline], [data-heat], [data-clients]").forEach((box) => {
       if (!box.clientWidth) return; // in a closed <details>
