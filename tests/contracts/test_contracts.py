@@ -167,7 +167,7 @@ def test_a_part_keeps_the_contract_of_its_kind_which_its_methods_tell(kind, part
     testing.check(part)
 
 
-@pytest.mark.parametrize("other", [object(), compress.sign, 3], ids=repr)
+@pytest.mark.parametrize("other", [object(), compress.sign, 3], ids=["object", "class", "number"])
 def test_what_is_no_component_is_refused(other) -> None:
     with pytest.raises(hansa.HansaError, match="expected a component"):
         testing.check(other)
