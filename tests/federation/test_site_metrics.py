@@ -244,7 +244,7 @@ def test_impossible_or_unasked_metrics_are_refused(changes):
 
 @pytest.mark.parametrize("value", ["nan", [0.5], True, "0.5", None, 10**400])
 def test_a_metric_on_the_wire_is_a_finite_number(value):
-    head = {**changed()._head(None), "protocol": 2}
+    head = hansa.rounds.wire_format.unpack(changed().to_bytes(), "marks").head
     for part in ({"metrics": {"auc": value}}, {"sketches": {"auc": {"positive": [[value, 0.5]]}}}):
         frame = hansa.rounds.wire_format.pack("marks", {**head, **part})
         with pytest.raises(hansa.HansaError):

@@ -15,8 +15,9 @@ import re
 import reprlib
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -32,11 +33,15 @@ from hansa.training.metrics import Sketch
 
 log = logging.getLogger("hansa")
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Incremented when the meaning of a message changes. Messages of another version are refused."""
 
+ENROLLMENT, ENROLLMENT_REPLY, REFUSAL, BATCH, OVER = "charge", "hello", "refused", "several", "over"
 ORDERS, REPORTS, EVALUATION, EVALUATION_REPLY = "orders", "reports", "exam", "marks"
 """The kinds of frames, as named on the wire."""
+MAX_SAMPLES = 1 << 40
+"""The most samples of a client: more are not plausible."""
+_MAX_NAME, _MAX_FACTS = 200, 20
 
 
 class MemoryVersion(NamedTuple):
@@ -79,23 +84,19 @@ class MemoryVersion(NamedTuple):
 
 
 class Message:
-    """Base of the messages: a frame of a ``kind``, whose head also has the version of the protocol."""
+    """Base of the messages: a frame of a ``kind``, whose head has the version of the protocol and the fields of the
+    dataclass. A field says how it is read (`wire`, `plain`, `mapping`); one that has its default value is left out."""
 
     __slots__ = ()
     kind: ClassVar[str]
 
-    def _head(self, blobs: Blobs) -> dict[str, Any]:
-        """Return the head of the frame, and add large contents to ``blobs``."""
-        raise NotImplementedError
-
-    @classmethod
-    def _read(cls, head: Any, frame: Frame) -> Self:
-        raise NotImplementedError
-
     def to_bytes(self) -> bytes:
-        blobs = Blobs()
-        head = self._head(blobs)
-        return wire_format.pack(self.kind, {"protocol": PROTOCOL, **head}, blobs.blobs)
+        blobs, head = Blobs(), {"protocol": PROTOCOL}
+        for each in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, each.name)
+            if not _is_default(each, value):
+                head[each.name] = each.metadata["write"](value, blobs)
+        return wire_format.pack(self.kind, head, blobs.blobs)
 
     @classmethod
     def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> Self:
@@ -103,166 +104,64 @@ class Message:
         frame = wire_format.unpack(data, cls.kind, limit=limit)
         head = check_protocol(frame.head)
         with wire_format.reading(cls.kind):
-            return cls._read(head, frame)
+            values = {
+                each.name: each.metadata["read"](head[each.name], frame)
+                for each in fields(cls)  # type: ignore[arg-type]
+                if each.name in head or not _is_optional(each)
+            }
+            return cls(**values)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RoundOrders(Message):
-    """The request of a round to a site.
-
-    It has the broadcasts, with the digest of each decoded channel; the orders of the site's clients, one for each that
-    trains alone; the memory version that each reporter starts from, None for no memory; and the oldest round that the
-    server may resume from.
-    """
-
-    kind = ORDERS
-    run: str
-    round: int
-    keep_from: int
-    broadcasts: Mapping[str, Broadcast]
-    orders: tuple[WorkOrder, ...]
-    versions: Mapping[int, MemoryVersion | None]
-    digests: Mapping[str, bytes]
-
-    def _head(self, blobs: Blobs) -> dict[str, Any]:
-        return {
-            "run": self.run,
-            "round": self.round,
-            "keep_from": self.keep_from,
-            "mail": write_broadcasts(self.broadcasts, blobs),
-            "orders": [blobs.bytes(replace(order, broadcasts={}, memory={}).to_bytes()) for order in self.orders],
-            "digests": {name: digest.hex() for name, digest in self.digests.items()},
-            "stamps": {
-                str(client): None if version is None else str(version) for client, version in self.versions.items()
-            },
-        }
-
-    @classmethod
-    def _read(cls, head: Any, frame: Frame) -> Self:
-        return cls(
-            wire_format.name(head["run"]),
-            wire_format.integer(head["round"]),
-            wire_format.integer(head["keep_from"]),
-            read_broadcasts(head["mail"], frame),
-            tuple(WorkOrder.from_bytes(frame.take(at)) for at in head["orders"]),
-            {
-                wire_format.whole_key(client): None if version is None else MemoryVersion.parse(version)
-                for client, version in head["stamps"].items()
-            },
-            {wire_format.name(name): bytes.fromhex(digest) for name, digest in head["digests"].items()},
-        )
+def wire(read: Callable[[Any, Frame], Any], write: Callable[[Any, Blobs], Any], **options: Any) -> Any:
+    """Return a field of a message: how it is read from the head of a frame and its blobs, and written."""
+    return field(metadata={"read": read, "write": write}, **options)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RoundReports(Message):
-    """A site's reply: a report per cohort, without client memory, and the clients whose memory was ``updated``; or the
-    channels that it ``need``s in full, since it lacks the version that their broadcast is relative to."""
-
-    kind = REPORTS
-    run: str
-    round: int
-    reports: tuple[Report, ...] = ()
-    need: tuple[str, ...] = ()
-    updated: frozenset[int] = frozenset()
-
-    def _head(self, blobs: Blobs) -> dict[str, Any]:
-        return {
-            "run": self.run,
-            "round": self.round,
-            "reports": [blobs.bytes(replace(report, memory={}).to_bytes()) for report in self.reports],
-            "need": list(self.need),
-            "kept": sorted(self.updated),
-        }
-
-    @classmethod
-    def _read(cls, head: Any, frame: Frame) -> Self:
-        return cls(
-            wire_format.name(head["run"]),
-            wire_format.integer(head["round"]),
-            tuple(Report.from_bytes(frame.take(at)) for at in head["reports"]),
-            tuple(wire_format.name(name) for name in head["need"]),
-            frozenset(wire_format.integers(head["kept"])),
-        )
+def plain(read: Callable[[Any], Any], write: Callable[[Any], Any] = lambda value: value, **options: Any) -> Any:
+    """Return a field of a message that is a value in the head."""
+    return wire(lambda value, frame: read(value), lambda value, blobs: write(value), **options)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SiteEvaluationRequest(Message):
-    """Asks a site to evaluate the full model after a round on its test rows; ``digest`` is the model's."""
-
-    kind = EVALUATION
-    run: str
-    round: int
-    broadcasts: Mapping[str, Broadcast]
-    digest: bytes
-
-    def _head(self, blobs: Blobs) -> dict[str, Any]:
-        return {
-            "run": self.run,
-            "round": self.round,
-            "mail": write_broadcasts(self.broadcasts, blobs),
-            "digest": self.digest.hex(),
-        }
-
-    @classmethod
-    def _read(cls, head: Any, frame: Frame) -> Self:
-        return cls(
-            wire_format.name(head["run"]),
-            wire_format.integer(head["round"]),
-            read_broadcasts(head["mail"], frame),
-            bytes.fromhex(head["digest"]),
-        )
+def mapping(
+    key: Callable[[Any], Any], value: Callable[[Any], Any], write: Callable[[Any], Any] = lambda value: value,
+    **options: Any,
+) -> Any:  # fmt: skip
+    """Return a field of a message that is an object in the head."""
+    return plain(
+        lambda entry: {key(name): value(each) for name, each in entry.items()},
+        lambda entry: {str(name): write(each) for name, each in entry.items()},
+        **options,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class SiteEvaluationReply(Message):
-    """A site's sums over its test rows: the loss and its divisor, the hits among the labels if the task counts any, and
-    the number of rows; further metrics of the task, and sketches of them, as its policy permits. No row and no output
-    leaves the site."""
+def several(kind: type[WorkOrder] | type[Report], default: Any = MISSING, **without: Any) -> Any:
+    """Return a field of a message that is a blob for each order or report, ``without`` what travels otherwise."""
+    return wire(
+        lambda entry, frame: tuple(kind.from_bytes(frame.take(at)) for at in entry),
+        lambda values, blobs: [blobs.bytes(replace(each, **without).to_bytes()) for each in values],
+        default=default,
+    )
 
-    kind = EVALUATION_REPLY
-    run: str
-    round: int
-    digest: bytes
-    rows: int = 0
-    loss: float = 0.0
-    weight: float = 0.0
-    hits: float | None = None
-    labels: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    sketches: Mapping[str, Sketch] = field(default_factory=dict)
-    kept_back: bool = False
-    """Whether the site has test rows but fewer than its policy permits to report."""
 
-    def _head(self, blobs: Blobs) -> dict[str, Any]:
-        more = {"metrics": dict(self.metrics), "sketches": {name: dict(each) for name, each in self.sketches.items()}}
-        return {
-            **{name: value for name, value in more.items() if value},
-            **({"kept_back": True} if self.kept_back else {}),
-            "run": self.run,
-            "round": self.round,
-            "digest": self.digest.hex(),
-            "rows": self.rows,
-            "loss": wire_format.number(self.loss),
-            "weight": wire_format.number(self.weight),
-            "hits": wire_format.number(self.hits),
-            "labels": wire_format.number(self.labels),
-        }
+def _is_optional(each: Field[Any]) -> bool:
+    return each.default is not MISSING or each.default_factory is dict
 
-    @classmethod
-    def _read(cls, head: Any, frame: Frame) -> Self:
-        return cls(
-            wire_format.name(head["run"]),
-            wire_format.integer(head["round"]),
-            bytes.fromhex(head["digest"]),
-            wire_format.integer(head["rows"], most=1 << 53),
-            float(wire_format.as_number(head["loss"]) or 0.0),
-            float(wire_format.as_number(head["weight"]) or 0.0),
-            wire_format.as_number(head["hits"]),
-            wire_format.as_number(head["labels"]),
-            {wire_format.name(name): _finite(value) for name, value in head.get("metrics", {}).items()},
-            {wire_format.name(name): _read_sketch(sketch) for name, sketch in head.get("sketches", {}).items()},
-            head.get("kept_back") is True,
-        )
+
+def _is_default(each: Field[Any], value: Any) -> bool:
+    return _is_optional(each) and (not value if each.default is MISSING else value == each.default)
+
+
+def _text(value: Any) -> str:
+    """Return a short text of a site, without characters that a terminal would interpret."""
+    return wire_format.sentence(str(value))[:_MAX_NAME]
+
+
+def _clusters(groups: Any) -> tuple[tuple[int, ...], ...] | None:
+    return None if groups is None else tuple(map(wire_format.integers, groups))
+
+
+def _facts(entry: Any) -> dict[str, str]:
+    return {_text(name): _text(value) for name, value in list(entry.items())[:_MAX_FACTS]}
 
 
 def _finite(value: Any) -> float:
@@ -276,6 +175,168 @@ def _read_sketch(sketch: Any) -> Sketch:
     if not isinstance(sketch, dict) or not all(isinstance(rows, list) for rows in sketch.values()):
         raise FrameError("frame: a sketch that is not lists of rows by name.")
     return {wire_format.name(name): [[_finite(each) for each in row] for row in rows] for name, rows in sketch.items()}
+
+
+def numeric_platform() -> dict[str, str]:
+    """Return the platform properties that bit-equal results depend on."""
+    return {"torch": torch.__version__, "machine": platform.machine(), "cpu": torch.backends.cpu.get_cpu_capability()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EnrollmentRequest(Message):
+    """Asks a site to join a run: the configuration, the site's clients, the population, and, once they are
+    known, the run and the clusters. Without a run it only asks which data the site has. ``schema`` is the schema of its
+    tables, as JSON."""
+
+    kind = ENROLLMENT
+    site: str = plain(str)
+    version: str = plain(str)
+    config: str = plain(str)
+    clients: tuple[int, ...] = plain(wire_format.integers)
+    population: int = plain(wire_format.integer)
+    run: str = plain(str, default="")
+    clusters: tuple[tuple[int, ...], ...] | None = plain(_clusters, default=None)
+    arithmetic: Mapping[str, str] = plain(_facts, default_factory=numeric_platform)
+    schema: str = plain(str, default="")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EnrollmentReply(Message):
+    """A site's reply to the enrollment with this digest: its clients' numbers of samples, their label counts if its
+    policy permits, the digest of the initial model that it builds, and the SHA-256 of the schema of its tables."""
+
+    kind = ENROLLMENT_REPLY
+    enrollment: str = plain(_text)
+    version: str = plain(_text)
+    samples: Mapping[int, int] = mapping(wire_format.whole_key, partial(wire_format.integer, most=MAX_SAMPLES))
+    model: str = plain(_text)
+    labels: Mapping[int, tuple[int, ...]] | None = mapping(wire_format.whole_key, wire_format.integers, default=None)
+    arithmetic: Mapping[str, str] = plain(_facts, default_factory=numeric_platform)
+    schema: str = plain(_text, default="")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal(Message):
+    """A refusal of a frame: a code of `REASONS`; for a table that does not fit also a code and a column of the schema.
+
+    >>> Refusal("schema", "not-a-number", "age").detail
+    "column 'age': not-a-number"
+    >>> Refusal("steps").detail
+    "the run has more local steps than the site's policy permits"
+    """
+
+    kind = REFUSAL
+    reason: str = plain(lambda value: known(str(value)))
+    misfit: str = plain(lambda value: value if value in MISFIT_CODES else "", default="")
+    column: str = plain(_text, default="")
+
+    def __post_init__(self) -> None:
+        if not self.misfit:
+            object.__setattr__(self, "column", "")
+
+    @property
+    def detail(self) -> str:
+        """The text of the codes."""
+        column = f"column {self.column!r}: " if self.column else ""
+        return f"{column}{self.misfit}" if self.misfit else REASONS[self.reason]
+
+
+@dataclass(frozen=True, slots=True)
+class RunOver(Message):
+    """Tells a site that the server has no more work for it; the site acknowledges it with the same."""
+
+    kind = OVER
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundOrders(Message):
+    """The request of a round to a site.
+
+    It has the broadcasts, with the digest of each decoded channel; the orders of the site's clients, one for each that
+    trains alone; the memory version that each reporter starts from, None for no memory; and the oldest round that the
+    server may resume from.
+    """
+
+    kind = ORDERS
+    run: str = plain(wire_format.name)
+    round: int = plain(wire_format.integer)
+    keep_from: int = plain(wire_format.integer)
+    broadcasts: Mapping[str, Broadcast] = wire(read_broadcasts, write_broadcasts)
+    orders: tuple[WorkOrder, ...] = several(WorkOrder, memory={}, broadcasts={})
+    versions: Mapping[int, MemoryVersion | None] = mapping(
+        wire_format.whole_key,
+        lambda version: None if version is None else MemoryVersion.parse(version),
+        lambda version: None if version is None else str(version),
+    )
+    digests: Mapping[str, bytes] = mapping(wire_format.name, bytes.fromhex, bytes.hex)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundReports(Message):
+    """A site's reply: a report per cohort, without client memory, and the clients whose memory was ``updated``; or the
+    channels that it ``need``s in full, since it lacks the version that their broadcast is relative to."""
+
+    kind = REPORTS
+    run: str = plain(wire_format.name)
+    round: int = plain(wire_format.integer)
+    reports: tuple[Report, ...] = several(Report, (), memory={})
+    need: tuple[str, ...] = plain(lambda names: tuple(map(wire_format.name, names)), default=())
+    updated: frozenset[int] = plain(
+        lambda clients: frozenset(wire_format.integers(clients)), sorted, default=frozenset()
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteEvaluationRequest(Message):
+    """Asks a site to evaluate the full model after a round on its test rows; ``digest`` is the model's."""
+
+    kind = EVALUATION
+    run: str = plain(wire_format.name)
+    round: int = plain(wire_format.integer)
+    broadcasts: Mapping[str, Broadcast] = wire(read_broadcasts, write_broadcasts)
+    digest: bytes = plain(bytes.fromhex, bytes.hex)
+
+
+@dataclass(frozen=True, slots=True)
+class SiteEvaluationReply(Message):
+    """A site's sums over its test rows: the loss and its divisor, the hits among the labels if the task counts any, and
+    the number of rows; further metrics of the task, and sketches of them, as its policy permits. No row and no output
+    leaves the site."""
+
+    kind = EVALUATION_REPLY
+    run: str = plain(wire_format.name)
+    round: int = plain(wire_format.integer)
+    digest: bytes = plain(bytes.fromhex, bytes.hex)
+    rows: int = plain(partial(wire_format.integer, most=1 << 53), default=0)
+    loss: float = plain(lambda value: wire_format.as_number(value) or 0.0, wire_format.number, default=0.0)
+    weight: float = plain(lambda value: wire_format.as_number(value) or 0.0, wire_format.number, default=0.0)
+    hits: float | None = plain(wire_format.as_number, wire_format.number, default=None)
+    labels: float | None = plain(wire_format.as_number, wire_format.number, default=None)
+    metrics: Mapping[str, float] = mapping(wire_format.name, _finite, default_factory=dict)
+    sketches: Mapping[str, Sketch] = mapping(wire_format.name, _read_sketch, dict, default_factory=dict)
+    kept_back: bool = plain(lambda value: value is True, default=False)
+    """Whether the site has test rows but fewer than its policy permits to report."""
+
+
+def pack_batch(parts: list[bytes]) -> bytes:
+    """Pack several frames into one.
+
+    >>> unpack_batch(pack_batch([b"a", b"bc"]), limit=100)
+    [b'a', b'bc']
+    """
+    return wire_format.pack(BATCH, {"protocol": PROTOCOL}, parts)
+
+
+def unpack_batch(data: wire_format.Blob, *, limit: int | None = None) -> list[bytes]:
+    """Return the frames that `pack_batch` packed."""
+    frame = wire_format.unpack(data, BATCH, limit=limit)
+    check_protocol(frame.head)
+    return [bytes(blob) for blob in frame.blobs]
+
+
+def frame_digest(data: bytes) -> str:
+    """Return the digest that identifies a frame."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def check_protocol(head: Any) -> Any:
@@ -310,182 +371,6 @@ class Refusals:
     def record_error(self, error: HansaError) -> None:
         """Count an error by its ``reason``, or as malformed."""
         self.record(str(getattr(error, "reason", "malformed")), str(getattr(error, "detail", error)))
-
-
-ENROLLMENT, ENROLLMENT_REPLY, REFUSAL, BATCH, OVER = "charge", "hello", "refused", "several", "over"
-
-
-def numeric_platform() -> dict[str, str]:
-    """Return the platform properties that bit-equal results depend on."""
-    return {"torch": torch.__version__, "machine": platform.machine(), "cpu": torch.backends.cpu.get_cpu_capability()}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EnrollmentRequest(Message):
-    """Asks a site to join a run: the configuration, the site's clients, the population, and, once they are
-    known, the run and the clusters. Without a run it only asks which data the site has. ``schema`` is the schema of its
-    tables, as JSON."""
-
-    kind = ENROLLMENT
-    site: str
-    version: str
-    config: str
-    clients: tuple[int, ...]
-    population: int
-    run: str = ""
-    clusters: tuple[tuple[int, ...], ...] | None = None
-    arithmetic: Mapping[str, str] = field(default_factory=numeric_platform)
-    schema: str = ""
-
-    def _head(self, blobs: Blobs) -> dict[str, Any]:
-        return {
-            **({"schema": self.schema} if self.schema else {}),
-            "site": self.site,
-            "version": self.version,
-            "config": self.config,
-            "clients": self.clients,
-            "population": self.population,
-            "run": self.run,
-            "clusters": self.clusters,
-            "arithmetic": dict(self.arithmetic),
-        }
-
-    @classmethod
-    def _read(cls, head: Any, frame: Frame) -> Self:
-        groups = head["clusters"]
-        return cls(
-            str(head["site"]),
-            str(head["version"]),
-            str(head["config"]),
-            tuple(int(client) for client in head["clients"]),
-            int(head["population"]),
-            str(head["run"]),
-            None if groups is None else tuple(tuple(int(client) for client in group) for group in groups),
-            {str(name): str(value) for name, value in head["arithmetic"].items()},
-            str(head.get("schema", "")),
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EnrollmentReply(Message):
-    """A site's reply to the enrollment with this digest: its clients' numbers of samples, their label counts if its
-    policy permits, the digest of the initial model that it builds, and the SHA-256 of the schema of its tables."""
-
-    kind = ENROLLMENT_REPLY
-    enrollment: str
-    version: str
-    samples: Mapping[int, int]
-    model: str
-    labels: Mapping[int, tuple[int, ...]] | None = None
-    arithmetic: Mapping[str, str] = field(default_factory=numeric_platform)
-    schema: str = ""
-
-    def _head(self, blobs: Blobs) -> dict[str, Any]:
-        labels = self.labels
-        return {
-            **({"schema": self.schema} if self.schema else {}),
-            "charge": self.enrollment,
-            "version": self.version,
-            "samples": {str(client): count for client, count in self.samples.items()},
-            "model": self.model,
-            "labels": None if labels is None else {str(client): list(counts) for client, counts in labels.items()},
-            "arithmetic": dict(self.arithmetic),
-        }
-
-    @classmethod
-    def _read(cls, head: Any, frame: Frame) -> Self:
-        labels = head["labels"]
-        return cls(
-            _text(head["charge"]),
-            _text(head["version"]),
-            {
-                wire_format.whole_key(client): wire_format.integer(count, most=MAX_SAMPLES)
-                for client, count in head["samples"].items()
-            },
-            _text(head["model"]),
-            None
-            if labels is None
-            else {wire_format.whole_key(client): wire_format.integers(counts) for client, counts in labels.items()},
-            {_text(name): _text(value) for name, value in list(head["arithmetic"].items())[:_MAX_FACTS]},
-            _text(head.get("schema", "")),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal(Message):
-    """A refusal of a frame: a code of `REASONS`; for a table that does not fit also a code and a column of the schema.
-
-    >>> Refusal("schema", "not-a-number", "age").detail
-    "column 'age': not-a-number"
-    >>> Refusal("steps").detail
-    "the run has more local steps than the site's policy permits"
-    """
-
-    kind = REFUSAL
-    reason: str
-    misfit: str = ""
-    column: str = ""
-
-    @property
-    def detail(self) -> str:
-        """The text of the codes."""
-        column = f"column {self.column!r}: " if self.column else ""
-        return f"{column}{self.misfit}" if self.misfit else REASONS[self.reason]
-
-    def _head(self, blobs: Blobs) -> dict[str, Any]:
-        return {"reason": self.reason, **({"misfit": self.misfit, "column": self.column} if self.misfit else {})}
-
-    @classmethod
-    def _read(cls, head: Any, frame: Frame) -> Self:
-        code = str(head.get("misfit", ""))
-        column = wire_format.sentence(str(head.get("column", "")))[:_MAX_NAME]
-        misfit = code if code in MISFIT_CODES else ""
-        return cls(known(str(head["reason"])), misfit, column if misfit else "")
-
-
-def _text(value: Any) -> str:
-    """Return a short text of a site, without characters that a terminal would interpret."""
-    return wire_format.sentence(str(value))[:_MAX_NAME]
-
-
-_MAX_NAME, _MAX_FACTS = 200, 20
-MAX_SAMPLES = 1 << 40
-"""The most samples of a client: more are not plausible."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunOver(Message):
-    """Tells a site that the server has no more work for it; the site acknowledges it with the same."""
-
-    kind = OVER
-
-    def _head(self, blobs: Blobs) -> dict[str, Any]:
-        return {}
-
-    @classmethod
-    def _read(cls, head: Any, frame: Frame) -> Self:
-        return cls()
-
-
-def pack_batch(parts: list[bytes]) -> bytes:
-    """Pack several frames into one.
-
-    >>> unpack_batch(pack_batch([b"a", b"bc"]), limit=100)
-    [b'a', b'bc']
-    """
-    return wire_format.pack(BATCH, {"protocol": PROTOCOL}, parts)
-
-
-def unpack_batch(data: wire_format.Blob, *, limit: int | None = None) -> list[bytes]:
-    """Return the frames that `pack_batch` packed."""
-    frame = wire_format.unpack(data, BATCH, limit=limit)
-    check_protocol(frame.head)
-    return [bytes(blob) for blob in frame.blobs]
-
-
-def frame_digest(data: bytes) -> str:
-    """Return the digest that identifies a frame."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 FAILED = "failed"

@@ -11,17 +11,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 from hansa.config import Config
 from hansa.core.errors import HansaError
 from hansa.data import DataError, Schema, SchemaMisfitError
 from hansa.data.csv_folder import fraction_of_test_rows
 from hansa.data.schema import Moments, Table, as_schema, complete, table_moments
-from hansa.federation.messages import REFUSAL, Message, ProtocolError, Refusal
+from hansa.federation.messages import REFUSAL, Message, ProtocolError, Refusal, mapping, plain
 from hansa.federation.transport import EnrollingTransport, SiteConnections
 from hansa.rounds import wire_format
-from hansa.rounds.wire_format import Blobs, Frame
 
 if TYPE_CHECKING:
     from hansa.federation.policy import TablePolicy
@@ -37,18 +36,10 @@ class SchemaRequest(Message):
     """Asks a site for the sums of the open columns of a schema, over its training rows."""
 
     kind = SCHEMA
-    site: str
-    schema: str
-    test: float = 0.0
-    seed: int = 0
-
-    def _head(self, blobs: Blobs) -> dict[str, Any]:
-        return {"site": self.site, "schema": self.schema, "test": self.test, "seed": self.seed}
-
-    @classmethod
-    def _read(cls, head: Any, frame: Frame) -> Self:
-        test = float(head["test"])
-        return cls(str(head["site"]), str(head["schema"]), test if 0 <= test < 1 else 0.0, int(head["seed"]))
+    site: str = plain(str)
+    schema: str = plain(str)
+    test: float = plain(lambda value: float(value) if 0 <= value < 1 else 0.0, default=0.0)
+    seed: int = plain(int, default=0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,14 +47,7 @@ class SchemaReply(Message):
     """A site's sums: the moments of each open column, over all its tables."""
 
     kind = SCHEMA_REPLY
-    moments: Mapping[str, Moments]
-
-    def _head(self, blobs: Blobs) -> dict[str, Any]:
-        return {"moments": {column: moments.to_json() for column, moments in self.moments.items()}}
-
-    @classmethod
-    def _read(cls, head: Any, frame: Frame) -> Self:
-        return cls({str(column): Moments.from_json(sums) for column, sums in head["moments"].items()})
+    moments: Mapping[str, Moments] = mapping(str, Moments.from_json, Moments.to_json)
 
 
 def misfit(error: SchemaMisfitError, schema: str) -> ProtocolError:
