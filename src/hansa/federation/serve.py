@@ -20,9 +20,9 @@ from hansa.data.csv_folder import federate_tables, read_tables, schema_template
 from hansa.federation import Federation
 from hansa.federation.agent import model_digest
 from hansa.federation.data_views import ServerData
-from hansa.federation.live import LiveFederation, check_pace
 from hansa.federation.messages import EnrollmentReply, EnrollmentRequest, Refusal, RunOver, numeric_platform
 from hansa.federation.schema_agreement import agree_schema, draft_schema, row_choice
+from hansa.federation.server import LiveFederation, check_pace
 from hansa.federation.transport import EnrollingTransport, Reply, SiteConnections
 from hansa.runs.driver import Run
 from hansa.runs.experiment import Experiment, build_run

@@ -1,10 +1,18 @@
-"""The engine of a federation: its clients are at sites."""
+"""The engines of a federation: its clients are at sites, whose rounds are synchronous or asynchronous.
+
+With asynchronous rounds the server aggregates updates as they arrive, and no step waits for a slow site. A site
+executes one job at a time. When it answers, the server sends it the next client's job at once, with the newest version
+of the model. The order of arrivals depends on the machines; it is part of the run's record, and with it the run can be
+replayed exactly in simulation (`hansa replay`).
+"""
 
 from __future__ import annotations
 
 import logging
+import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -12,6 +20,7 @@ import torch
 
 from hansa.algorithm import Algorithm
 from hansa.compress import ServerBroadcast
+from hansa.config import Config
 from hansa.core.errors import HansaError, invalid_argument
 from hansa.core.types import BUFFERS, MODEL, Vectors
 from hansa.core.vectors.fingerprint import fingerprint
@@ -32,9 +41,10 @@ from hansa.federation.messages import (
 )
 from hansa.federation.site_metrics import check_reply, combine_replies
 from hansa.federation.transport import Transport
+from hansa.pace import synchronous
 from hansa.pace.events import oldest_version
-from hansa.rounds import OpenedRound, wire_format
-from hansa.rounds.messages import Broadcast, Report, WorkOrder
+from hansa.rounds import OpenedRound, ServerState, wire_format
+from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder
 from hansa.rounds.validation import sender_of
 from hansa.runs.metrics import PARTS
 from hansa.training import TaskLike
@@ -48,15 +58,6 @@ VERSION_ROW = "federation/stamp"
 Answer = TypeVar("Answer")
 Where: TypeAlias = Literal["server", "sites", "both"]
 """Where the model is evaluated: on the test rows of the server, of the sites, or both."""
-
-
-@dataclass(slots=True)
-class SiteBytes:
-    """The bytes of whole frames to and from a site, and the bytes that its clients sent each other inside the site."""
-
-    down_bytes: int = 0
-    up_bytes: int = 0
-    peer_bytes: int = 0
 
 
 class Federation:
@@ -78,7 +79,6 @@ class Federation:
         sites: The clients of each site.
         attempts: The number of requests per round to a silent site.
         limit: The largest accepted frame in bytes.
-        keep_from: Returns the oldest round that the server may resume from, if not the run's.
         where: The test rows that the model is evaluated on: ``"server"``, ``"sites"`` or ``"both"``.
         enough: Close a round when this many sites have answered; None waits for all.
     """
@@ -96,21 +96,19 @@ class Federation:
         sites: Mapping[str, Sequence[int]],
         attempts: int = 5,
         limit: int | None = None,
-        keep_from: Callable[[], int] | None = None,
         where: Where = "server",
         enough: int | None = None,
     ) -> None:
         self.algorithm, self.task, self.transport = algorithm, task, transport
-        self.attempts, self.limit, self.keep_from, self.where = attempts, limit, keep_from, where
+        self.attempts, self.limit, self.where, self.enough = attempts, limit, where, enough
         if where not in ("server", "sites", "both"):
             raise invalid_argument("Federation", "where", where, "'server', 'sites' or 'both'")
-        self.enough = enough
         self.refusals = Refusals()
         self.unresponsive: set[str] = set()
         self.combined_by: dict[str, str] = {}  # how each metric was last combined over the sites
         self.left_out: dict[str, str] = {}  # the sites without numbers in the last evaluation, and why
         self.sites = {name: tuple(clients) for name, clients in sites.items()}
-        self._bytes: dict[str, SiteBytes] = {}
+        self._bytes: dict[str, dict[str, int]] = {}
         self._site_of = {client: name for name, clients in sites.items() for client in clients}
         self._trainer = task.trainer(dtype, device)
         self._opened: OpenedRound | None = None
@@ -124,24 +122,20 @@ class Federation:
 
     def round_opened(self, opened: OpenedRound, oldest: int = 0) -> None:
         """Receive the broadcasts of a round, and the oldest round that the server could resume from."""
-        self._opened = opened
-        resumable = oldest if self.keep_from is None else self.keep_from()
-        self._oldest = oldest_version(opened.state.pace, resumable)
+        self._opened, self._oldest = opened, oldest_version(opened.state.pace, oldest)
 
     def site_bytes(self) -> dict[str, dict[str, int]]:
         """Return the bytes to, from and inside each site since the last call."""
         counts, self._bytes = self._bytes, {}
-        return {name: asdict(counts[name]) for name in sorted(counts)}
+        return {name: dict(counts[name]) for name in sorted(counts)}
 
     def site_columns(self) -> dict[str, Any]:
         """Return how metrics were combined over sites, and where the seconds of the last round went: for each site, and
         for the one that the round waited for longest."""
-        columns: dict[str, Any] = {"combined_by": self.combined_by} if self.combined_by else {}
-        if self.left_out:
-            columns["left_out"] = self.left_out
+        columns = {"combined_by": self.combined_by, "left_out": self.left_out}
+        columns = {name: value for name, value in columns.items() if value}
         take = getattr(self.transport, "take_seconds", None)
-        spent = {} if take is None else take()
-        if spent:
+        if take is not None and (spent := take()):
             columns["sites"] = {name: spent[name]._asdict() for name in sorted(spent)}
             slowest = max(spent.values(), key=lambda each: each.seconds)
             columns |= {name: getattr(slowest, name) for name in PARTS}
@@ -157,7 +151,9 @@ class Federation:
             yield from self._run_version([order for order in orders if order.round == version], load_memory)
 
     def _run_version(self, orders: Sequence[WorkOrder], load_memory: LoadMemory) -> Iterator[Report]:
-        self._sent = self._broadcasts_of(orders)
+        assert self._opened is not None
+        opened = orders[0].round == self._opened.state.round
+        self._sent = self._opened.broadcasts if opened else _in_full(orders)
         pending = {name: self._round_orders(own, load_memory) for name, own in self._by_site(orders).items()}
         handle = partial(self._handle_reports, pending=pending)
         for _, reports in self._exchange(pending, lambda site: pending[site].to_bytes(), handle):
@@ -190,8 +186,12 @@ class Federation:
         return bool(set(pending) - self.unresponsive) or len(pending) == count
 
     def _send(self, site: str, data: bytes) -> None:
-        self._bytes.setdefault(site, SiteBytes()).down_bytes += len(data)
+        self._count(site, "down_bytes", len(data))
         self.transport.send(site, data)
+
+    def _count(self, site: str, direction: str, count: int) -> None:
+        """Count the bytes of whole frames to and from a site, and those that its clients sent each other."""
+        self._bytes.setdefault(site, dict.fromkeys(("down_bytes", "up_bytes", "peer_bytes"), 0))[direction] += count
 
     def _by_site(self, orders: Sequence[WorkOrder]) -> dict[str, list[WorkOrder]]:
         by_site: dict[str, list[WorkOrder]] = {}
@@ -219,21 +219,6 @@ class Federation:
         oldest = min(self._oldest, first.round)
         return RoundOrders(first.run, first.round, oldest, broadcasts, tuple(orders), versions, digests)
 
-    def _broadcasts_of(self, orders: Sequence[WorkOrder]) -> Mapping[str, ServerBroadcast]:
-        """Return the broadcasts of the orders' version: those of the opened round, or an older version in full."""
-        assert self._opened is not None
-        first = orders[0]
-        if first.round == self._opened.state.round:
-            return self._opened.broadcasts
-        receivers = [client for order in orders for client in order.reporters]
-        return {
-            name: ServerBroadcast(
-                vector, dict.fromkeys(receivers, sent.packets), dict.fromkeys(receivers), sent.version
-            )
-            for name, sent in first.broadcasts.items()
-            if isinstance(vector := sent.packets[0].content, torch.Tensor)
-        }
-
     def _broadcasts(self, receivers: Sequence[int]) -> dict[str, Broadcast]:
         """Return the broadcasts for a site: those of its client that needs the fewest bytes serve all."""
         broadcasts = {}
@@ -242,36 +227,50 @@ class Federation:
             broadcasts[name] = Broadcast(sent.version, sent.bases[client], tuple(sent.packets(client)))
         return broadcasts
 
-    def _handle_reports(self, site: str, data: bytes, pending: dict[str, RoundOrders]) -> tuple[Report, ...] | None:
-        """Return a site's reports; None if the frame is refused, is a duplicate, or asks for full broadcasts."""
-        self._bytes.setdefault(site, SiteBytes()).up_bytes += len(data)
+    def _handle(
+        self, site: str, data: bytes, pending: Collection[str], kind: str, read: Callable[[Refusal | None], Answer]
+    ) -> Answer | None:
+        """Return what ``read`` makes of a site's frame, or of its refusal; None for a frame that is refused here."""
+        self._count(site, "up_bytes", len(data))
         self.unresponsive.discard(site)
         try:
-            if wire_format.kind_of(data) == REFUSAL and site in pending:
-                refusal = self._record_refusal(site, data)
-                return _dropped(pending.pop(site), "refused", f"site {site}: {refusal.reason}: {refusal.detail}")
-            if wire_format.kind_of(data) == EVALUATION_REPLY:
-                raise ProtocolError("unasked", f"site {site} replies to an evaluation that is over")
-            answer = RoundReports.from_bytes(data, limit=self.limit)
-            request = pending.get(site)
-            if request is None:
-                raise ProtocolError("unasked", f"site {site} has no pending request")
-            self._check(site, answer, request)
+            found = wire_format.kind_of(data)
+            if site not in pending or found in {REPORTS, EVALUATION_REPLY} - {kind}:
+                raise ProtocolError("unasked", f"site {site} was not asked for this, or has answered")
+            if found != REFUSAL:
+                return read(None)
+            refusal = Refusal.from_bytes(data, limit=self.limit)
+            detail = getattr(self.transport, "rejected", {}).get(site, refusal.detail)
+            self.refusals.record(f"by the site: {refusal.reason}", f"site {site}: {detail}")
+            return read(refusal)
         except HansaError as error:
             self.refusals.record_error(error)
             return None
-        if answer.need:
-            full = {
-                name: Broadcast.whole(self._sent[name].vector, sent.version) if name in answer.need else sent
-                for name, sent in request.broadcasts.items()
-            }
-            pending[site] = replace(request, broadcasts=full)
-            self._send(site, pending[site].to_bytes())
-            return None
-        del pending[site]
-        self._bytes[site].peer_bytes += sum(sum(report.peer_bytes.values()) for report in answer.reports)
-        reports = [replace(report, dropped=with_texts(site, report.dropped)) for report in answer.reports]
-        return tuple(_with_versions(report, answer.updated) for report in reports)
+
+    def _handle_reports(self, site: str, data: bytes, pending: dict[str, RoundOrders]) -> tuple[Report, ...] | None:
+        """Return a site's reports; None if the frame is refused, is a duplicate, or asks for full broadcasts."""
+
+        def read(refusal: Refusal | None) -> tuple[Report, ...] | None:
+            request = pending[site]
+            if refusal is not None:
+                del pending[site]
+                return _dropped(request, "refused", f"site {site}: {refusal.reason}: {refusal.detail}")
+            answer = RoundReports.from_bytes(data, limit=self.limit)
+            self._check(site, answer, request)
+            if answer.need:
+                full = {
+                    name: Broadcast.whole(self._sent[name].vector, sent.version) if name in answer.need else sent
+                    for name, sent in request.broadcasts.items()
+                }
+                pending[site] = replace(request, broadcasts=full)
+                self._send(site, pending[site].to_bytes())
+                return None
+            del pending[site]
+            self._count(site, "peer_bytes", sum(sum(report.peer_bytes.values()) for report in answer.reports))
+            reports = [replace(report, dropped=with_texts(site, report.dropped)) for report in answer.reports]
+            return tuple(_with_versions(report, answer.updated) for report in reports)
+
+        return self._handle(site, data, pending, REPORTS, read)
 
     def _check(self, site: str, answer: RoundReports, request: RoundOrders) -> None:
         if answer.run != request.run:
@@ -325,40 +324,139 @@ class Federation:
     def _handle_evaluation(
         self, site: str, data: bytes, request: SiteEvaluationRequest, waiting: dict[str, None]
     ) -> SiteEvaluationReply | None:
-        self._bytes.setdefault(site, SiteBytes()).up_bytes += len(data)
-        self.unresponsive.discard(site)
-        try:
-            if wire_format.kind_of(data) == REFUSAL and site in waiting:
-                refusal = self._record_refusal(site, data)
-                waiting.pop(site, None)
+        """Return a site's sums; a site whose sums cannot be true, or that refuses, is left out with the reason."""
+
+        def read(refusal: Refusal | None) -> SiteEvaluationReply | None:
+            if refusal is not None:
                 self.left_out[site] = f"{refusal.reason}: {refusal.detail}"
+                del waiting[site]
                 return None
-            if wire_format.kind_of(data) == REPORTS or site not in waiting:
-                raise ProtocolError("unasked", f"site {site} has no pending evaluation")
             reply = SiteEvaluationReply.from_bytes(data, limit=self.limit)
             if (reply.run, reply.round, reply.digest) != (request.run, request.round, request.digest):
                 raise ProtocolError("round", f"site {site} replies to another evaluation, of round {reply.round}")
+            del waiting[site]  # it is not asked again for the same
             try:
                 check_reply(site, reply, self.task)
-            except ProtocolError as error:  # it is not asked again for the same
-                waiting.pop(site, None)
+            except ProtocolError as error:
                 self.left_out[site] = wire_format.sentence(error.detail)
                 raise
-        except HansaError as error:
-            self.refusals.record_error(error)
-            return None
-        waiting.pop(site, None)
-        return reply
+            return reply
 
-    def _record_refusal(self, site: str, data: bytes) -> Refusal:
-        """Count a refusal by a site, separately from the server's own."""
-        refusal = Refusal.from_bytes(data, limit=self.limit)
-        detail = getattr(self.transport, "rejected", {}).get(site, refusal.detail)
-        self.refusals.record(f"by the site: {refusal.reason}", f"site {site}: {detail}")
-        return refusal
+        return self._handle(site, data, waiting, EVALUATION_REPLY, read)
 
     def close(self) -> None:
         return None
+
+
+class LiveFederation(Federation):
+    """A federation whose sites do not wait for each other. It has the arguments of `Federation`.
+
+    A site that does not answer within its deadline loses the job, and gets another one.
+    """
+
+    def __init__(self, *arguments: Any, clock: Callable[[], float] = time.monotonic, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._clock, self._origin = clock, 0.0
+        self._load: LoadMemory = unchanged
+        self._requests: dict[str, RoundOrders] = {}
+        self._jobs: set[int] = set()
+        self._ended: deque[int] = deque()
+        self._reports: dict[int, Report] = {}
+        self._begun = False
+
+    def begin_step(self, state: ServerState, load_memory: LoadMemory, oldest: int) -> None:
+        """Prepare for a server step; time goes on from that of the state."""
+        self._load, self._oldest = load_memory, oldest_version(state.pace, oldest)
+        if not self._begun:
+            self._begun, self._origin = True, self._clock() - float(state.pace.get("now", 0.0))
+
+    def round_opened(self, opened: OpenedRound, oldest: int = 0) -> None:
+        """Receive a round whose updates have arrived."""
+        self._opened = opened
+
+    def start_job(self, order: WorkOrder) -> None:
+        """Send one client's order to its site."""
+        (client,) = order.clients
+        site = self._site_of[client]
+        assert site not in self._requests, f"site {site} is at work"
+        self._sent = _in_full([order])
+        self._jobs.add(client)
+        self._requests[site] = self._round_orders([order], self._load)
+        self._send(site, self._requests[site].to_bytes())
+
+    def has_job(self, client: int) -> bool:
+        """Whether the client's job was sent and has not been used."""
+        return client in self._jobs
+
+    def lose_job(self, client: int) -> None:
+        """Let the client's job end without an update."""
+        self._jobs.add(client)
+        self._end(client, _lost(client, "the server was restarted, and its update would be too old"))
+
+    def group_of(self, client: int) -> str:
+        """Return the client's site."""
+        return self._site_of[client]
+
+    def next_arrival(self) -> tuple[int, float]:
+        """Wait for the next site to answer, or for the deadline of one that does not."""
+        while not self._ended:
+            frames = self.transport.receive()
+            for site, data in frames:
+                request = self._requests.get(site)
+                reports = self._handle_reports(site, data, self._requests)
+                if reports is not None and request is not None:
+                    self._end(request.orders[0].clients[0], reports[0])
+            waiting = getattr(self.transport, "waiting", None)
+            for site in [
+                site for site in self._requests if not frames or (waiting is not None and site not in waiting)
+            ]:
+                (client,) = self._requests.pop(site).orders[0].clients
+                self._end(client, _lost(client, f"site {site} did not answer"))
+        client = self._ended.popleft()
+        self._jobs.discard(client)
+        return client, self._clock() - self._origin
+
+    def _end(self, client: int, report: Report) -> None:
+        self._reports[client] = report
+        self._ended.append(client)
+
+    def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
+        """Yield the reports of arrived jobs."""
+        for order in orders:
+            yield from (self._reports.pop(client) for client in order.clients)
+
+
+def check_pace(config: Config, algorithm: Algorithm) -> None:
+    """Refuse paces and options that have no meaning where machines are real."""
+    pace = algorithm.pace
+    if pace == synchronous():
+        return
+    if not pace.asynchronous:
+        raise HansaError(
+            f"pace: {pace!r}: rounds with sites take real time. engine.deadline and engine.enough say how long a round "
+            "waits; or use pace: {kind: buffered, size: ...}."
+        )
+    if config.profile is not None:
+        raise HansaError("profile: sites have their own speed. Leave it out.")
+    if config.evaluate.where != "server":
+        raise HansaError(
+            f"evaluate.where: {config.evaluate.where}: asynchronous sites are at work when the model changes. "
+            "Use server."
+        )
+
+
+def _lost(client: int, detail: str) -> Report:
+    return Report("", 0, b"", dropped=(DroppedClient(client, "silent", detail),))
+
+
+def _in_full(orders: Sequence[WorkOrder]) -> dict[str, ServerBroadcast]:
+    """Return the broadcasts of orders of an older version, which are the vectors themselves."""
+    receivers = [client for order in orders for client in order.reporters]
+    return {
+        name: ServerBroadcast(vector, dict.fromkeys(receivers, sent.packets), dict.fromkeys(receivers), sent.version)
+        for name, sent in orders[0].broadcasts.items()
+        if isinstance(vector := sent.packets[0].content, torch.Tensor)
+    }
 
 
 def _dropped(message: RoundOrders, reason: str, detail: str) -> tuple[Report, ...]:
