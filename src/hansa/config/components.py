@@ -23,7 +23,7 @@ from hansa.config.yaml_text import Keys
 from hansa.core import schedule
 from hansa.core.errors import HansaError, short_repr, suggestion
 from hansa.core.lazy_imports import exports
-from hansa.gossip.by_cluster import cluster_topologies
+from hansa.gossip.topology import cluster_topologies
 from hansa.rounds import ledger
 from hansa.rounds.faults import faults
 from hansa.training import augment, losses

@@ -13,7 +13,6 @@ from hansa.gossip.activity import (
     resample,
     selected,
 )
-from hansa.gossip.by_cluster import as_topology, by_cluster, redrawn
 from hansa.gossip.clusters import BaseClustering, Clustering, by_labels, common_size, equal, given, random, resolve
 from hansa.gossip.describe import Match, describe, draw, with_rho
 from hansa.gossip.optimizers import consensus_amsgrad
@@ -21,6 +20,8 @@ from hansa.gossip.robust import Attack, MixingRule, clipped, trimmed
 from hansa.gossip.spectral import cluster_rho, edge_count, messages, rho, rho_max, step_bytes
 from hansa.gossip.topology import (
     Topology,
+    as_topology,
+    by_cluster,
     complete,
     edges,
     erdos_renyi,
@@ -29,6 +30,7 @@ from hansa.gossip.topology import (
     isolated,
     matrix,
     over_survivors,
+    redrawn,
     ring,
     star,
     torus,

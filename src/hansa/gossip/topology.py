@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import scipy
@@ -311,6 +311,107 @@ class matrix(Topology):
         if n != len(self.rows):
             raise invalid_argument("matrix", "n", n, f"{len(self.rows)}, the size of the given matrix")
         return as_sparse(self.rows, "matrix")
+
+
+@dataclass(frozen=True, slots=True)
+class by_cluster(Topology):
+    """A topology for each cluster, in the order of the clusters. Methods also take a plain list of topologies.
+
+    Where no cluster is named, such as in a drawing, it is the topology of the first.
+
+    Args:
+        topologies: One topology per cluster.
+
+    >>> from hansa.gossip import rho_max
+    >>> graphs = by_cluster([complete(), ring()])
+    >>> graphs.of_cluster(1), round(rho_max(graphs, [8, 8]), 3)
+    (ring(), 0.805)
+    """
+
+    topologies: Sequence[Topology]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.topologies, (str, Topology)) or not len(self.topologies):
+            raise invalid_argument("by_cluster", "topologies", self.topologies, "one topology per cluster")
+        for each in self.topologies:
+            require_topology("by_cluster", "topologies", each)
+            if isinstance(each, by_cluster):
+                raise invalid_argument("by_cluster", "topologies", each, "topologies of one cluster each")
+        object.__setattr__(self, "topologies", tuple(self.topologies))
+
+    def of_cluster(self, number: int) -> Topology:
+        """Return the topology of a cluster, counted from 0."""
+        if not 0 <= number < len(self.topologies):
+            raise HansaError(f"{self}: there is no cluster {number}, only {len(self.topologies)} topologies.")
+        return self.topologies[number]
+
+    def check_clusters(self, count: int) -> None:
+        """Raise unless there is one topology for each cluster."""
+        if count != len(self.topologies):
+            raise HansaError(
+                f"{self}: {len(self.topologies)} topologies for {count} clusters. Give one topology per cluster, or "
+                "one for all.",
+                component="Mixing",
+                argument="topology",
+            )
+
+    def weights(self, n: int) -> WeightMatrix:
+        return self.topologies[0].weights(n)
+
+    def sparse(self, n: int) -> WeightMatrix:
+        """Return the validated matrix of the first cluster for n clients."""
+        return self.topologies[0].sparse(n)
+
+
+@dataclass(frozen=True, slots=True)
+class redrawn(Topology):
+    """A random topology that every cluster draws for itself: cluster k has the seed of the topology plus k.
+
+    A random topology alone gives all clusters of one size the same graph.
+
+    Args:
+        topology: A topology with a seed, such as `erdos_renyi`.
+
+    >>> from hansa.gossip import cluster_rho
+    >>> graphs = redrawn(erdos_renyi(0.5, seed=3))
+    >>> graphs.of_cluster(2), len(set(cluster_rho(graphs, [8, 8, 8])))
+    (erdos_renyi(p=0.5, seed=5), 3)
+    """
+
+    topology: Topology
+
+    def __post_init__(self) -> None:
+        require_topology("redrawn", "topology", self.topology)
+        if not isinstance(getattr(self.topology, "seed", None), int):
+            raise invalid_argument(
+                "redrawn", "topology", self.topology, "a random topology with a seed", "erdos_renyi(0.5) is one."
+            )
+
+    def of_cluster(self, number: int) -> Topology:
+        """Return the topology of a cluster, counted from 0."""
+        random: Any = self.topology
+        drawn: Topology = replace(random, seed=random.seed + number)
+        return drawn
+
+    def weights(self, n: int) -> WeightMatrix:
+        return self.topology.weights(n)
+
+
+def cluster_topologies(*topologies: Topology) -> by_cluster:
+    """Return `by_cluster` of its arguments, as a list in a configuration means it."""
+    return by_cluster(topologies)
+
+
+def as_topology(value: Topology | Sequence[Topology]) -> Topology:
+    """Return a topology; a list of topologies is one for each cluster.
+
+    Args:
+        value: a topology, or a list with one topology for each cluster.
+
+    >>> as_topology([ring(), ring()])
+    by_cluster(topologies=(ring(), ring()))
+    """
+    return by_cluster(value) if isinstance(value, (list, tuple)) else value  # type: ignore[return-value]
 
 
 def _pair(pair: object) -> tuple[int, int]:
