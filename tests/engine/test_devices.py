@@ -27,7 +27,6 @@ from hansa.local import BaseTrainer
 from hansa.rounds import round
 from hansa.runs.driver import Run
 from hansa.runs.experiment import build_run
-from hansa.training.module_state import ModuleState
 
 META, GPU = torch.device("meta"), torch.device("cuda:0")
 
@@ -92,35 +91,6 @@ METHODS = {
     "choco": hansa.presets.choco_sgd(local_lr=0.1, steps=2, batch_size=5),
     "dsgd": hansa.presets.dsgd(local_lr=0.1, steps=2, batch_size=5, topology=hansa.gossip.ring()),
 }
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_training_stays_on_its_device_and_comes_home(name, monkeypatch):
-    seen = (hansa.augment.crop(1), hansa.augment.flip()) if name == "momentum" else ()
-    task = hansa.Task(Residual, nn.functional.cross_entropy, problems.data(), execution="eager", augment=seen)
-    run = Run(METHODS[name], task)
-    opened = round.open_round(run.algorithm, run.state, task.population, "run", run.key)
-    order = replace(single_orders(opened.orders[0])[0], mean=True)
-    monkeypatch.setattr("hansa.training.random_state._seed_device", lambda device, seed: None)
-    monkeypatch.setattr(ModuleState, "check", lambda private: None)  # compares bits, of which there are none
-    got = {name: sent.packets[0].content for name, sent in order.broadcasts.items()}
-    with Pretended():
-        trainer = task.trainer(torch.float32, META)
-        source = trainer.source
-        assert (trainer.y.device, source.native_inputs.values.device, source.labels.device) == (META, META, META)
-        assert {part.device for part in (*trainer.module.parameters(), *trainer.module.buffers())} == {META}
-        moved = round.to_device(META, [order], [got])
-        assert {vector.device for vector in moved[1][0].values()} == {META}
-        (result,) = round._train_there(run.algorithm, *moved, trainer, task.population)
-        assert result.changes[0].device == META
-        assert result.report.mean.device == META
-        result = round.bring_home(result, torch.device("cpu"))
-        score = trainer.evaluate(got, 0, 40)
-    report = result.report
-    rows = [*result.changes, *result.buffers, report.mean, *report.memory.get(report.clients[0], {}).values()]
-    assert {row.device.type for row in rows if row is not None} == {"cpu"}
-    assert result.changes[0].shape == got["model"].shape
-    assert score.loss_sum is not None
 
 
 def traffic(method, steps, monkeypatch):
@@ -213,25 +183,6 @@ def test_pretended_tensors_do_refuse_to_be_mixed():
         torch.zeros(3, device=META) + torch.zeros(3)
 
 
-def test_everything_that_leaves_a_client_crosses_over(monkeypatch):
-    """On a machine without another device the crossing is made to happen between the CPU and itself: same bits."""
-    task, crossed = problems.task(Residual, execution="eager"), []
-
-    def train(algorithm, orders, got, trainer, population):
-        crossed.append(1)
-        moved = round.to_device(torch.device("cpu"), orders, got)
-        results = round._train_there(algorithm, *moved, trainer, population)
-        return [round.bring_home(result, torch.device("cpu")) for result in results]
-
-    method = METHODS["scaffold, clip"]
-    expected = Run(method, task).advance(2)
-    with monkeypatch.context() as patch:
-        patch.setattr(round, "_train", train)
-        found = Run(method, task, device="cpu:0").advance(2)
-    assert crossed
-    assert torch.equal(found.params, expected.params)
-
-
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_workers_take_the_devices_in_turn(kind, caplog):
     task = problems.task(problems.perceptron, execution="eager")
@@ -281,19 +232,6 @@ def test_a_worker_process_has_its_own_device_and_makes_it_the_default_one(monkey
     assert default == [0, 1, 0]
     places.use_device(torch.device("cpu"))
     assert len(default) == 3
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices here")
-@pytest.mark.parametrize("name", METHODS)
-def test_on_two_gpus_two_processes_give_the_bits_of_one(name, caplog):
-    task = problems.task(Residual, execution="eager")
-    plain = Run(METHODS[name], task, device="cuda:0").advance(2)
-    with caplog.at_level(logging.INFO, "hansa"):
-        both = Run(METHODS[name], task, device=["cuda:0", "cuda:1"], engine=auto_engine(None, 2, devices=TWO)).advance(
-            2
-        )
-    assert "2 workers: processes" in caplog.text
-    assert torch.equal(both.params, plain.params)
 
 
 class Idle:
@@ -382,16 +320,3 @@ def test_a_server_on_a_device_without_float64_is_refused_for_such_models(monkeyp
     monkeypatch.setattr(places, "available_devices", lambda: {torch.device("cpu"): "CPU", mps: "pretended"})
     with pytest.raises(hansa.HansaError, match=r"server_device='mps:0', dtype=torch.float64\): this device has no"):
         Run(hansa.presets.fedavg(), problems.task(problems.perceptron), dtype=torch.float64, server_device="mps")
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-@pytest.mark.parametrize("name", ["scaffold, clip", "gossip"])
-def test_on_a_gpu_the_server_has_the_same_bits_for_any_number_of_threads_and_nearly_those_of_the_cpu(name):
-    task, method = problems.task(Residual, execution="eager"), METHODS[name].with_server(hansa.server.adam())
-    plain = Run(method, task, device="cuda", server_device="cuda").advance(2)
-    for workers in (2, 3):
-        engine = auto_engine(workers, 2, "thread", plain.devices)
-        again = Run(method, task, device="cuda", server_device="cuda", engine=engine).advance(2)
-        assert torch.equal(again.params, plain.params)
-    assert plain.state.vectors["model"].is_cuda
-    torch.testing.assert_close(plain.params, Run(method, task, device="cuda").advance(2).params, rtol=1e-3, atol=1e-4)

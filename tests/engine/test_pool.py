@@ -88,12 +88,6 @@ def test_any_number_of_workers_equals_serial_bit_for_bit(group, case, workers):
     assert_same_run(finished(case, partial(Pool, workers=workers, group=group)), expected)
 
 
-def test_the_diverging_client_is_lost_and_the_others_are_not(group):
-    run = finished("a client that diverges", partial(Pool, workers=2, group=group))
-    assert {(lost.client, lost.reason) for _, lost in run.dropped_clients} == {(4, "non-finite")}
-    assert run.history[-1]["participants"] == problems.CLIENTS - 1
-
-
 def test_the_evaluation_is_the_same_for_any_number_of_workers(group):
     algorithm = presets.fedavg(local_lr=0.1, steps=20, batch_size=8)
     task = problems.divided(problems.convolution, torch.nn.functional.cross_entropy, problems.data())

@@ -18,7 +18,7 @@ TESTS = Path(__file__).parents[1]
 @pytest.mark.skipif(
     not hasattr(torch._C, "_acc"), reason="no simulated device: torch before 2.9 has no devices written in Python"
 )
-@pytest.mark.parametrize(("package", "least"), [("engine", 60), ("training", 7), ("rounds", 90)])
+@pytest.mark.parametrize(("package", "least"), [("training", 7), ("rounds", 100)])
 def test_presets_frozen_weights_and_determinism_on_a_simulated_device(package, least):
     file = TESTS / package / "on_simulated_device.py"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]

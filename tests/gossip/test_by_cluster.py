@@ -13,7 +13,7 @@ from hansa import presets
 from hansa.config import build_algorithm, from_yaml
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
-from hansa.gossip import by_cluster, cluster_rho, complete, describe, erdos_renyi, isolated, matrix, ring, star
+from hansa.gossip import by_cluster, complete, erdos_renyi, matrix, ring
 from oracle import gossip
 from oracle.quadratic import heterogeneous
 
@@ -44,25 +44,6 @@ def test_each_cluster_mixes_by_its_own_matrix(name):
         expected, _ = gossip.dsgd(lab(), np.zeros(DIM), gossip.block(GROUPS, W), ROUNDS, STEPS, 0.05)
     run = hansa.run(algorithm, task, rounds=ROUNDS, dtype=torch.float64, keep_params=True)
     assert_agree(run, expected)
-
-
-def test_random_clusters_have_graphs_of_their_own():
-    same = erdos_renyi(0.6, seed=20)
-    assert len(set(cluster_rho(same, [8] * 4))) == 1
-    own = by_cluster([erdos_renyi(0.6, seed=20 + number) for number in range(4)])
-    rates = cluster_rho(own, [8] * 4)
-    assert len(set(rates)) > 1
-    assert hansa.gossip.rho_max(own, [8] * 4) == max(rates)
-    record = describe(own, 32, 4)
-    assert record["cluster_rho"] == list(rates)
-    assert record["rho_max"] == max(rates)
-
-
-def test_costs_are_those_of_all_graphs():
-    found = describe(by_cluster([complete(), star()]), 12, 2)
-    assert found["edges"] == 15 + 5
-    assert found["messages_per_step"] == 30 + 10
-    assert cluster_rho(by_cluster([complete(), isolated()]), [6, 6]) == (0.0, 1.0)
 
 
 def test_a_list_in_a_configuration():

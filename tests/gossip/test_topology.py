@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import networkx as nx
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.sparse import csr_array
 
 from hansa import gossip
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.gossip.topology import _random_pairs
-from hansa.gossip.weights import reroute
 
 ANY_SIZE = [
     gossip.ring(),
@@ -55,12 +51,6 @@ def test_every_size_is_doubly_stochastic_and_the_sparse_form_is_the_same_matrix(
     assert np.array_equal(topology.sparse(n).toarray(), W.numpy())
     if not isinstance(topology, gossip.isolated):
         assert nx.is_strongly_connected(nx.from_numpy_array(W.numpy(), create_using=nx.DiGraph))
-
-
-@pytest.mark.parametrize(("topology", "n"), FIXED_SIZE)
-def test_topologies_of_a_fixed_size_are_doubly_stochastic(topology: gossip.Topology, n: int) -> None:
-    assert_doubly_stochastic(topology(n), n)
-    assert np.array_equal(topology.sparse(n).toarray(), topology(n).numpy())
 
 
 def test_ring_has_the_papers_weights() -> None:
@@ -140,19 +130,10 @@ def test_erdos_renyi_is_the_first_connected_of_its_draws_and_gives_up_after_a_hu
         gossip.erdos_renyi(0.001)(30)
 
 
-def test_a_ring_of_ten_thousand_stays_sparse() -> None:
-    gossip.ring().sparse(100)
-    tracemalloc.start()
-    W = gossip.ring().sparse(10_000)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert isinstance(W, csr_array)
-    assert W.nnz == 30_000
-    assert peak < 20e6  # dense would be 800e6
-
-
-@pytest.mark.parametrize("topology", [gossip.torus(), gossip.star(), gossip.exponential(), gossip.erdos_renyi(0.002)])
-def test_other_sparse_topologies_reach_ten_thousand(topology: gossip.Topology) -> None:
+@pytest.mark.parametrize(
+    "topology", [gossip.ring(), gossip.torus(), gossip.star(), gossip.exponential(), gossip.erdos_renyi(0.002)]
+)
+def test_sparse_topologies_reach_ten_thousand(topology: gossip.Topology) -> None:
     W = topology.sparse(10_000)
     assert W.shape == (10_000, 10_000)
     assert W.nnz < 300_000
@@ -263,17 +244,6 @@ def test_the_stochastic_complement_is_the_sum_over_detours_and_forgets_the_order
         step = gossip.over_survivors(step, [other != client for other in left]).toarray()
         left.remove(client)
     np.testing.assert_allclose(at_once, step, atol=1e-12)
-
-
-def test_losing_almost_everyone_of_a_long_ring_stays_accurate() -> None:
-    n = 5000
-    W = gossip.ring().sparse(n)
-    alive = [client in (0, 1, 2500) for client in range(n)]
-    left = reroute(W, alive).toarray()
-    assert np.abs(left.sum(0) - 1).max() < 1e-10
-    # a detour of h hops along a chain of equal weights w carries w/h: the chain in series, like resistors
-    np.testing.assert_allclose(left[1, 2], (1 / 3) / 2499, rtol=1e-6)
-    np.testing.assert_allclose(left[0, 1], 1 / 3, rtol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hansa
 from engine import problems
@@ -114,11 +115,34 @@ def test_every_preset_has_the_bits_of_the_cpu(name, device):
     assert found.params.device == torch.device("cpu")
 
 
-@pytest.mark.parametrize("name", ["fedams", "scaffold", "fedcams", "fedbuff", "gossip"])
-def test_clients_that_train_on_the_cpu_have_a_server_on_the_device(name, device):
+@pytest.mark.parametrize("on_device", ["device", "server_device"])
+@pytest.mark.parametrize("name", ["fedams", "scaffold", "fedcams", "fedbuff", "gossip", "momentum"])
+def test_clients_or_the_server_alone_on_the_device_have_the_bits_of_the_cpu(name, on_device, device):
+    seen = (hansa.augment.crop(1), hansa.augment.flip()) if name == "momentum" else ()
+    made = hansa.Task(Residual, nn.functional.cross_entropy, problems.data(test=40), execution="eager", augment=seen)
     method = {**BOTH, **METHODS}[name]
-    expected = Run(method, task()).advance(3)
-    same(Run(method, task(), server_device=device).advance(3), expected)
+    expected = Run(method, made, evaluate_every=2).advance(3)
+    assert (TRAFFIC.calls, TRAFFIC.copies_to_device) == (0, 0)
+    same(Run(method, made, evaluate_every=2, **{on_device: device}).advance(3), expected)
+    assert TRAFFIC.calls > 10
+
+
+class Attention(nn.Module):
+    """Words of pixels: embedding, attention, normalisation and dropout have kernels of their own on many devices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Embedding(16, 8), nn.GroupNorm(2, 36), nn.Linear(8, 3)
+        self.encode = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        words = (4 * x.flatten(1)).long().clamp(0, 15)
+        with sdpa_kernel(SDPBackend.MATH):  # the CPU has a fused kernel of its own
+            return self.head(self.norm(self.encode(self.embed(words))).mean(dim=1))
+
+
+def test_models_with_attention_and_dropout_have_the_bits_of_the_cpu(device):
+    pair(presets.fedadam(local_lr=0.1, steps=2, batch_size=5, participation=0.5), device, made=task(Attention))
 
 
 SERVERS = {
@@ -387,12 +411,6 @@ def test_engines_on_the_device_have_the_bits_of_one_worker(name, preset, device)
     same(Run(method, made, device=device, server_device=device, engine=ENGINES[name]).advance(3), expected)
 
 
-def test_worker_processes_on_the_cpu_have_the_bits_of_one_worker(device):
-    made, method = problems.task(problems.convolution, execution="eager"), presets.fedams(steps=2, batch_size=5)
-    expected = Run(method, made).advance(2)
-    same(Run(method, made, server_device=device, engine=partial(Pool, workers=2, kind="process")).advance(2), expected)
-
-
 def test_ray_actors_on_devices_have_the_bits_of_the_cpu(device, monkeypatch):
     monkeypatch.setenv("HANSA_WORKER", "")  # which actors set, here in this process
     monkeypatch.setattr(ray_pool, "_import_ray", lambda: FakeRay(gpus=1))
@@ -418,18 +436,6 @@ def test_measures_evaluation_by_client_and_kept_models_have_the_bits_of_the_cpu(
     same(found, expected)
     assert torch.equal(found.trajectory, expected.trajectory)
     assert all(torch.equal(a, b) for a, b in zip(found.model.parameters(), expected.model.parameters(), strict=True))
-
-
-def test_private_blocks_are_evaluated_with_the_servers_model(device):
-    held = hansa.data.from_arrays(
-        *(part[:200] for part in (problems.data().inputs, problems.data().targets)),
-        clients=[row % 3 if row % 2 else row % 5 for row in range(200)],
-        test=(problems.data().test_inputs[:40], problems.data().test_targets[:40]),
-        test_clients=[row % 5 for row in range(40)],
-    )
-    made = hansa.Task(Residual, nn.functional.cross_entropy, held, execution="eager")
-    method = presets.fedavg(steps=2, batch_size=5).with_local(private_blocks=hansa.local.blocks("head*"))
-    pair(method, device, made=made, per_client=True, personalise={"steps": 2})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

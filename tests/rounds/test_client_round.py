@@ -12,7 +12,7 @@ from gossip.test_native_cohort import task
 from hansa import presets
 from hansa.core import native
 from hansa.core.errors import HansaError
-from hansa.engine import Pool, Serial
+from hansa.engine import Serial
 from hansa.engine.requests import BatchSizer
 from hansa.runs.driver import Run
 
@@ -35,29 +35,6 @@ def run(method, engine=Serial, **words):
 
 def one_by_one(monkeypatch):
     monkeypatch.setattr(BatchSizer, "size", lambda *words: 1)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_orders_done_together_are_orders_done_one_by_one_to_the_bit(name, monkeypatch):
-    monkeypatch.setattr(BatchSizer, "size", lambda *words: 3)
-    together = run(METHODS[name]())
-    threads = run(METHODS[name](), lambda *parts: Pool(*parts, workers=2, kind="thread"))
-    one_by_one(monkeypatch)
-    alone = run(METHODS[name]())
-    for found in (together, threads):
-        assert torch.equal(found.trajectory, alone.trajectory)
-        assert [r["train_loss"] for r in found.history] == [r["train_loss"] for r in alone.history]
-    assert not torch.equal(alone.trajectory[0], alone.trajectory[1])
-
-
-def test_one_that_diverges_is_lost_alone(monkeypatch):
-    monkeypatch.setattr(BatchSizer, "size", lambda *words: 4)
-    together = run(METHODS["fedavg"](), spoilt=2)
-    one_by_one(monkeypatch)
-    alone = run(METHODS["fedavg"](), spoilt=2)
-    assert together.dropped_clients == alone.dropped_clients
-    assert {lost.client for _, lost in alone.dropped_clients} == {2}
-    assert torch.equal(together.trajectory, alone.trajectory)
 
 
 def test_an_error_names_the_client_that_it_came_of(monkeypatch):

@@ -24,7 +24,7 @@ from hansa.runs.driver import Run
 from hansa.sample import replay
 from torture import malformed
 from torture.kill import sha
-from torture.malformed import CLIENTS, SCENES, Upload, as_report, scene, task
+from torture.malformed import Upload, as_report, scene, task
 
 BASE = bytes(16)
 X = torch.tensor([3.0, -4.0])
@@ -263,9 +263,3 @@ def test_below_the_quorum_nothing_moves_and_at_it_all_does(quorum):
     assert closed.outcome.applied == (quorum <= 3)
     assert same == (quorum > 3)
     assert [lost.reason for lost in closed.outcome.dropped] == ([] if quorum <= 3 else ["quorum"] * 3)
-
-
-def test_the_scenes_cover_several_uploads_a_cohort_and_both_precisions():
-    assert {dtype for _, dtype in SCENES.values()} == {torch.float32, torch.float64}
-    assert max(len(report.clients) for report in scene("cafga").reports) == 2
-    assert sum(len(report.clients) for report in scene("dsgd").reports) == CLIENTS
