@@ -11,7 +11,7 @@ def test_a_schema_is_inferred_written_and_checked(cli, folder):
         "age,ward,who,fold,y\n40,icu,a,train,1\n50,icu,b,train,0\n?,icu,c,test,0\n"
     )
     (folder / "sites" / "south.csv").write_text("age,ward,who,fold,y\n60,surgery,d,train,1\n")
-    words = ["data", "schema", "sites", "--target", "y", "--id", "who", "--split", "fold"]
+    words = ["data", "schema", "sites", "--target", "y", "--option", "ids=[who]", "--option", "split=fold"]
     shown = cli(*words)
     assert shown.exit_code == 0, shown.output
     assert "categories: [icu, surgery]" in shown.stdout
@@ -27,6 +27,7 @@ def test_a_schema_is_inferred_written_and_checked(cli, folder):
     assert "south.csv, line 2: 'ward' is 'garden'" in wrong.stdout
     assert "fits" in wrong.stdout
     assert cli("data", "schema", "sites").exit_code == 2
+    assert "drops" in cli("data", "schema", "sites", "--target", "y", "--option", "drops=[who]").output
     assert cli("data", "schema", "sites", "--target", "y", "-o", "schema.txt").exit_code == 2
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 from rich.text import Text
 
 from hansa.cli.console import FAILED, err, out, plain_table, report_errors, say
@@ -17,6 +17,10 @@ app = typer.Typer(no_args_is_help=True, help="List, download, verify and draw da
 Folder = Annotated[
     Path | None,
     typer.Option("--folder", help="Data folder. By default HANSA_DATA, or a folder in the user's cache."),
+]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="KEY=VALUE", help="Option, such as target=y or scale=pooled. Repeatable."),
 ]
 SHADES = " ·░▒▓█"
 ASCII_SHADES = " .:+*#"
@@ -52,7 +56,6 @@ def list_sets(
 def get(
     names: Annotated[list[str], typer.Argument(help="Data sets to download.")],
     folder: Folder = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")] = False,
 ) -> None:
     """Download data sets from their official addresses.
 
@@ -62,15 +65,8 @@ def get(
 
     for name in names:
         data.dataset_info(name)  # check all names before the first download
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=30),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(compact=True),
-        console=err(),
-        disable=quiet or not err().is_terminal,
-    )
+    columns = *Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn()
+    bar = Progress(*columns, console=err(), disable=not err().is_terminal)
     tasks: dict[str, Any] = {}
 
     def show_progress(file: str, done: int, total: int) -> None:
@@ -122,10 +118,7 @@ def show(
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed of the partition.", min=0)] = 0,
     folder: Folder = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--option", metavar="KEY=VALUE", help="Option of the data set, such as target=y. Repeatable."),
-    ] = None,
+    option: Options = None,
     svg: Annotated[Path | None, typer.Option(help="Also write the heat map as an SVG image.")] = None,
 ) -> None:
     """Draw the label distribution over clients and measure its heterogeneity."""
@@ -165,30 +158,16 @@ def schema(
     check_by: Annotated[
         Path | None, typer.Option("--check", help="A schema: check that every file fits it, and infer none.")
     ] = None,
-    drop: Annotated[list[str] | None, typer.Option("--drop", help="Column to leave out. Repeatable.")] = None,
-    ids: Annotated[list[str] | None, typer.Option("--id", help="Column that identifies rows. Repeatable.")] = None,
-    split: Annotated[
-        str | None, typer.Option("--split", help="Column whose values train and test divide the rows.")
-    ] = None,
-    kind: Annotated[str | None, typer.Option("--kind", help="Kind of the target: class or number.")] = None,
-    scale: Annotated[str, typer.Option("--scale", help="Scale of numeric columns: none, site or pooled.")] = "pooled",
-    missing: Annotated[
-        str,
-        typer.Option("--missing", help="What missing values become: indicator, mean, constant (0), or refuse."),
-    ] = "indicator",
-    test: Annotated[
-        float | None, typer.Option("--test", help="Fraction of test rows, which statistics leave out; default 0.2.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the choice of test rows.", min=0)] = 0,
-    delimiter: Annotated[str, typer.Option("--delimiter", help="What separates the cells.")] = ",",
-    decimal: Annotated[str, typer.Option("--decimal", help="Decimal mark of numbers: . or ,")] = ".",
-    encoding: Annotated[str, typer.Option("--encoding", help="Encoding of the files.")] = "utf-8",
+    option: Options = None,
 ) -> None:
     """Infer the schema of CSV files, or check that files fit one.
 
-    The exit code is 1 if a file does not fit. In a federation, infer it from one table and leave mean and std out:
-    they become those of all sites.
+    Options are arguments of hansa.data.infer_schema: drop, ids, split, kind, scale (here pooled by default), missing
+    (indicator), test, seed, delimiter, decimal, encoding. The exit code is 1 if a file does not fit. In a federation,
+    infer it from one table and leave mean and std out: they become those of all sites.
     """
+    import yaml
+
     from hansa import data
     from hansa.core.errors import HansaError
 
@@ -199,11 +178,12 @@ def schema(
         raise HansaError("data schema: expected --target COLUMN, or --check SCHEMA.")
     if to is not None and to.suffix not in (".yaml", ".yml"):
         raise HansaError(f"{to}: expected a file name that ends in .yaml.")
-    options: dict[str, Any] = {"kind": kind, "scale": scale, "missing": missing}
-    options |= {"delimiter": delimiter, "decimal": decimal, "encoding": encoding}
-    inferred = data.infer_schema(
-        folder, target, drop=drop or (), ids=ids or (), split=split, test=test, seed=seed, **options
-    )
+    options: dict[str, Any] = {"scale": "pooled", "missing": "indicator"}
+    try:
+        options |= {name: yaml.safe_load(value) for name, _, value in (each.partition("=") for each in option or [])}
+        inferred = data.infer_schema(folder, target, **options)
+    except (yaml.YAMLError, TypeError) as error:
+        raise HansaError(f"data schema: --option: {error}.") from None
     if to is None:
         say(inferred.to_yaml().rstrip())
     else:
