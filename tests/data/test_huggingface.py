@@ -92,16 +92,6 @@ def test_a_partitioner_of_columns_or_of_another_dataset_is_refused(table: Any) -
         from_hf({"age": [1.0], "label": [0]}, "age", "label", clients=package.IidPartitioner(3))
 
 
-def test_a_column_of_clients_is_the_natural_partition_with_names_and_test_rows(table: Any) -> None:
-    splits = datasets.DatasetDict(table.train_test_split(0.3, seed=0))
-    data = from_hf(splits, ["age", "visits"], "label", client_column="city")
-    assert data.client_names == tuple(sorted(CITIES))
-    for client, city in enumerate(data.client_names):
-        part = splits["train"].filter(lambda row, city=city: row["city"] == city)
-        assert data.targets[data.rows(client)].tolist() == part["label"][:]
-    assert [data.client_names[owner] for owner in data.test_owners.tolist()] == splits["test"]["city"][:]
-
-
 def test_text_is_collated_batch_by_batch_from_the_dataset_itself(table: Any) -> None:
     def lengths(rows: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = [torch.ones(len(row["words"]) // 3, 1) for row in rows]
@@ -128,19 +118,6 @@ def test_text_is_collated_batch_by_batch_from_the_dataset_itself(table: Any) -> 
     assert run.clients().by_client()["test_accuracy"].shape == (5,)
     by_label = from_hf(table, collate_fn=lengths, label_column="label", clients=4, partition=hansa.data.dirichlet(0.3))
     assert by_label.population == 4
-
-
-def test_images_of_a_dataset_become_channels_first(tmp_path: Any) -> None:
-    image = pytest.importorskip("PIL.Image", reason="images are not exercised: pip install pillow")
-    draw = np.random.default_rng(1)
-    pixels = draw.integers(0, 256, (9, 4, 5, 3), dtype=np.uint8)
-    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(2)})
-    rows = {"img": [image.fromarray(each) for each in pixels], "label": [0, 1, 0, 1, 1, 1, 0, 0, 1]}
-    data = from_hf(
-        datasets.Dataset.from_dict(rows, features=features), "img", "label", clients=[0, 0, 1, 1, 1, 1, 1, 0, 2]
-    )
-    assert torch.equal(data.inputs, torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255)
-    assert data.classes == 2
 
 
 def test_columns_of_tokens_are_a_dict_for_forward() -> None:
