@@ -21,15 +21,13 @@ from contracts.small import small
 from engine import problems
 from hansa.config import from_preset
 from hansa.engine import Pool, Serial
-from hansa.runs import folder_lock
 from hansa.runs.driver import Run
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
 from hansa.runs.folder_lock import ENVIRONMENT, LOCK, NAMES
 from hansa.runs.store import RamStore, io
-from hansa.runs.store.io import FileLock
 from recorded import through_disk
-from torture.disks import Counting, Dead, Hasty
+from torture.disks import Counting, Dead, Dying, Hasty, remembered_locks
 from torture.kill import fingerprint, sha
 
 ROUNDS = 4
@@ -42,36 +40,10 @@ CASES = {
 }
 
 
-class Dying(Counting):
-    """The process dies before the n-th call that would change the disk; no later one reaches it."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at = at
-
-    def before(self, call: str) -> None:
-        super().before(call)
-        if len(self.calls) > self.at:
-            raise Dead
-
-
 @pytest.fixture
-def let_go(monkeypatch):
-    """What the system does for a dead process: its locks are released."""
-    held = []
-
-    class Remembered(FileLock):
-        def __init__(self, path: Path) -> None:
-            super().__init__(path)
-            held.append(self)
-
-    def release():
-        while held:
-            held.pop().close()
-
-    monkeypatch.setattr(folder_lock, "FileLock", Remembered)
-    yield release
-    release()
+def let_go():
+    with remembered_locks() as release:
+        yield release
 
 
 def go_on(config, folder):

@@ -12,18 +12,15 @@ import torch
 from safetensors.torch import load_file
 
 import hansa
-import warm
 from hansa.config import from_preset
-from hansa.runs import folder_lock
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
 from hansa.runs.folder_lock import LOCK, REPLACED, REPLACING, FolderLock
 from hansa.runs.store import io
 from hansa.runs.store.io import FileLock, InUseError
-from torture.disks import Counting, Dead, Hasty
+from torture.disks import Counting, Dead, Dying, Hasty, remembered_locks
 
 SMALL = ("data.name=synthetic", "data.clients=4", "rounds=2", "local.steps=1", "workers=1")
-BARE = (*SMALL, "checkpoint.every=0")
 
 
 @pytest.fixture(autouse=True)
@@ -52,29 +49,6 @@ def test_two_runs_of_one_name_get_a_folder_each_and_their_own_partition(tmp_path
         for name in ("partition.safetensors", "model.safetensors"):
             found, expected = load_file(run.folder / name), load_file(alone.folder / name)
             assert all(torch.equal(found[key], expected[key]) for key in expected)
-
-
-def test_runs_started_at_once_by_processes_all_live(tmp_path):
-    script = (
-        "import sys; from hansa.config import from_preset; from hansa.runs.experiment import Experiment\n"
-        f"sys.stdin.readline(); made = Experiment.new(from_preset('fedavg', [*{BARE!r}, 'seed=' + sys.argv[1]]), "
-        "'runs/fedavg', numbered=True); made.execute(); print(made.folder)"
-    )
-    children = [
-        warm.Popen(
-            [sys.executable, "-c", script, str(seed)],
-            cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for seed in range(3)
-    ]  # fmt: skip
-    for child in children:
-        child.stdin.write("go\n")
-        child.stdin.flush()
-    said = [child.communicate(timeout=300) for child in children]
-    assert [child.returncode for child in children] == [0, 0, 0], said
-    seeds = {RunFolder(tmp_path / folder.strip()).config.seed for folder, _ in said}
-    assert seeds == {0, 1, 2}
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"fedavg", "fedavg-2", "fedavg-3"}
 
 
 @pytest.mark.parametrize("every", [0, 1])
@@ -150,30 +124,16 @@ def test_what_is_not_ours_stays_when_a_run_is_replaced(tmp_path):
     assert not {REPLACED, REPLACING} & {path.name for path in out.iterdir()}
 
 
-class Dying(Counting):
-    def __init__(self, at):
-        super().__init__()
-        self.at = at
-
-    def before(self, call):
-        super().before(call)
-        if len(self.calls) > self.at:
-            raise Dead
-
-
 def state(folder):
     return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file() and path.name != LOCK}
 
 
-def test_whenever_a_replacement_dies_the_old_run_or_the_new_one_is_whole(tmp_path, monkeypatch):
-    held = []
+def test_whenever_a_replacement_dies_the_old_run_or_the_new_one_is_whole(tmp_path):
+    with remembered_locks() as let_go:
+        replace_and_die(tmp_path, let_go)
 
-    class Remembered(FileLock):
-        def __init__(self, path):
-            super().__init__(path)
-            held.append(self)
 
-    monkeypatch.setattr(folder_lock, "FileLock", Remembered)
+def replace_and_die(tmp_path, let_go):
     out = tmp_path / "out"
     Experiment.new(config("seed=5", "checkpoint.every=0"), out).execute()
     with io.use_disk(Counting()) as counted:
@@ -187,8 +147,7 @@ def test_whenever_a_replacement_dies_the_old_run_or_the_new_one_is_whole(tmp_pat
                 died = False
             except Dead:
                 died = True
-        for lock in held:
-            lock.close()
+        let_go()
         taken = FolderLock(out)
         taken.acquire_existing()  # as `hansa resume` does
         taken.release()
@@ -225,17 +184,6 @@ def test_links_are_removed_never_followed(tmp_path, where, kind):
         Experiment.new(config("checkpoint.every=1"), out, overwrite=True).execute()
     assert (mine / "index" / "thesis.txt").read_text("utf-8") == "years of work"
     assert sorted(path.name for path in mine.rglob("*")) == ["index", "thesis.txt"]
-
-
-def test_a_link_to_a_folder_is_removed_as_a_link(tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    (tmp_path / "ours").mkdir()
-    (tmp_path / "ours" / "link").symlink_to(tmp_path / "mine")
-    (tmp_path / "ours" / "nowhere").symlink_to(tmp_path / "nothing")
-    io.remove(tmp_path / "ours")
-    assert not os.path.lexists(tmp_path / "ours")
-    assert (tmp_path / "mine" / "thesis.txt").read_text("utf-8") == "years of work"
 
 
 def test_locks_work_where_there_is_no_fcntl(tmp_path):

@@ -10,7 +10,7 @@ import torch
 
 import hansa
 from hansa.runs import metrics
-from hansa.runs.record import from_line, to_line
+from hansa.runs.record import to_line
 from recorded import add_rounds, begin_record
 
 CURVE = [0.10, 0.52, 0.48, 0.71, 0.69, 0.70, 0.74, 0.73]
@@ -62,11 +62,8 @@ def test_a_summary_counts_lost_clients_and_rounds_without_effect():
 
 def test_lines_are_strict_json_even_with_nan_and_infinity():
     record = {"round": 1, "loss": math.nan, "diversity": math.inf, "low": -math.inf, "clients": [1, 2]}
-    line = to_line(record)
-    json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    back = from_line(line)
-    assert math.isnan(back.pop("loss"))
-    assert back == {"round": 1, "diversity": math.inf, "low": -math.inf, "clients": [1, 2]}
+    back = json.loads(to_line(record), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert back == {"round": 1, "loss": None, "diversity": "inf", "low": "-inf", "clients": [1, 2]}
 
 
 def test_a_run_loads_as_a_frame_with_one_call(tmp_path):

@@ -29,7 +29,7 @@ from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
 from hansa.runs.launch import digest_name
 from hansa.runs.record import ClientRecord, RunRecord, encode_clients
-from hansa.runs.store import DamagedFileError, RamStore, database, io
+from hansa.runs.store import DamagedFileError, database, io
 from hansa.runs.store.database import DATABASE, ROWS
 from hansa.study.session import plan_reusable
 from runs.people import task_of
@@ -166,13 +166,6 @@ def test_a_changed_checkpoint_is_named_and_left_only_when_asked(
         assert "Falling back" in caplog.text
         assert same(record.load_checkpoint(1).state, {"x": vector(1), "n": 1})
         assert record.checkpoint_rounds() == [1]
-
-
-def test_a_store_in_memory_is_saved_with_the_state(tmp_path: Path) -> None:
-    store = RamStore()
-    store.commit(0, {3: {"uplink/model/residual": vector("r")}})
-    with RunRecord(saved(tmp_path, {"store": store.tree()})) as record:
-        assert RamStore.restore(record.load_checkpoint().state["store"]).digest() == store.digest()
 
 
 def test_a_round_is_one_transaction_after_the_rows_are_synced(tmp_path: Path) -> None:
@@ -313,7 +306,7 @@ def test_frames_and_files(tmp_path: Path) -> None:
 # --- what is read -----------------------------------------------------------------------------------------------------
 
 
-def test_metrics_are_written_for_others_and_never_read(done: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
+def test_metrics_are_written_for_others_and_never_read(done: RunFolder) -> None:
     path = done / "metrics.jsonl"
     lines = path.read_text("utf-8").splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3]
@@ -321,7 +314,6 @@ def test_metrics_are_written_for_others_and_never_read(done: RunFolder, caplog: 
     path.write_text("\n".join(lines[:-1]))
     assert list(done.history) == expected
     assert done.summary["rounds"] == 3
-    assert "metrics.jsonl was changed or cut" in caplog.text
     Experiment.resume(done.path, rounds=4).execute()
     assert [json.loads(line)["round"] for line in path.read_text("utf-8").splitlines()] == [1, 2, 3, 4]
 

@@ -6,14 +6,16 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
 
 import numpy as np
 
-from hansa.runs.store.io import Bytes, Disk
+from hansa.runs import folder_lock
+from hansa.runs.store.io import Bytes, Disk, FileLock
 
 FAULTS = ("EIO", "ENOSPC", "short")
 
@@ -74,6 +76,40 @@ class Counting(Hasty):
     def sync_folder(self, path: Path) -> None:
         self.before("sync_folder")
         super().sync_folder(path)
+
+
+class Dying(Counting):
+    """The process dies before the n-th call that would change the disk; no later one reaches it."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+    def before(self, call: str) -> None:
+        super().before(call)
+        if len(self.calls) > self.at:
+            raise Dead
+
+
+@contextmanager
+def remembered_locks() -> Iterator[Callable[[], None]]:
+    """Yield what the system does for a dead process: the locks of folders are released."""
+    held, real = [], folder_lock.FileLock
+
+    def remember(path: Path) -> FileLock:
+        held.append(real(path))
+        return held[-1]
+
+    def release() -> None:
+        while held:
+            held.pop().close()
+
+    folder_lock.FileLock = remember  # type: ignore[assignment, misc]
+    try:
+        yield release
+    finally:
+        folder_lock.FileLock = real  # type: ignore[misc]
+        release()
 
 
 class Failing(Counting):

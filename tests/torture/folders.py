@@ -1,8 +1,7 @@
-"""Folders of runs under siege: started at once, overwritten, swept again, full of links, their data and code changed.
+"""Folders of runs under siege: started at once, swept again, their data and code changed.
 
-Runs are started in twos to fours under one name; half as many overwrites and sweeps are over finished runs; a fifth as
-many folders have links; and for every preset there are runs whose data, targets, partition, model or version changed
-before they were resumed.
+Runs are started in twos to fours under one name; half as many sweeps are over finished runs; and for every preset there
+are runs whose data, targets, partition, model or version changed before they were resumed.
 """
 
 from __future__ import annotations
@@ -110,30 +109,6 @@ def starts(count: int, place: Path, seed: int = 0) -> Counter[str]:
     return seen
 
 
-def overwrites(count: int, place: Path, seed: int = 0) -> Counter[str]:
-    """Overwrites that fit, that do not, and of living runs: a finished run is whole, the old or the new one."""
-    seen: Counter[str] = Counter()
-    folder = place / "overwritten"
-    Experiment.new(from_preset("fedavg", SMALL), folder).execute()
-    for number in range(count):
-        before = model(folder)
-        kind = ("fits", "does not fit", "is alive")[number % 3]
-        config = from_preset("fedavg", [*SMALL, f"seed={number}"])
-        if kind == "fits":
-            Experiment.new(config, folder, overwrite=True).execute()
-            assert RunFolder(folder).config.seed == number
-        else:
-            living = Experiment.resume(folder) if kind == "is alive" else None
-            wrong = config if living else from_preset("fedavg", [*SMALL, "sample.count=99"])
-            _refused(lambda config=wrong: Experiment.new(config, folder, overwrite=True))  # type: ignore[misc]
-            if living is not None:
-                living.execute()
-            after = model(folder)
-            assert all(torch.equal(before[name], after[name]) for name in before)
-        seen[f"overwrite that {kind}" if kind != "is alive" else "overwrite of a living run"] += 1
-    return seen
-
-
 def sweeps(count: int, place: Path, seed: int = 0) -> Counter[str]:
     """The same grid with other seeds, rounds and workers: no finished run is ever lost or run twice."""
     draw = Key(seed).child("sweeps").numpy()
@@ -163,27 +138,6 @@ def sweeps(count: int, place: Path, seed: int = 0) -> Counter[str]:
             seen["sweeps"] += 1
         seen["runs kept"] = len(kept)
     return seen
-
-
-def links(count: int, place: Path, seed: int = 0) -> Counter[str]:
-    """Links to somebody's files wherever a run clears up: what they lead to stays."""
-    draw = Key(seed).child("links").numpy()
-    mine = place / "mine"
-    (mine / "index").mkdir(parents=True)
-    (mine / "thesis.txt").write_text("years of work")
-    (mine / "index" / "notes.txt").write_text("more of it")
-    expected = {path: path.read_text() for path in mine.rglob("*") if path.is_file()}
-    spots = ("run.db.part", "run.db.part-journal", "metrics.jsonl.part", "summary.json.part", "model.safetensors.part",
-             ".hansa-run.part", "config.yaml.part")  # fmt: skip
-    for number in range(count):
-        folder = place / f"linked {number}"
-        Experiment.new(from_preset("scaffold", SMALL), folder).execute()
-        spot = folder / spots[int(draw.integers(len(spots)))]
-        spot.symlink_to([mine, mine / "index", mine / "thesis.txt"][int(draw.integers(3))])
-        Experiment.resume(folder, rounds=4).execute()
-        Experiment.new(from_preset("fedavg", SMALL), folder, overwrite=True).execute()
-        assert {path: path.read_text() for path in mine.rglob("*") if path.is_file()} == expected, spot
-    return Counter({"folders with links": count})
 
 
 def _refused(work: Callable[[], object]) -> str:
@@ -295,8 +249,6 @@ def run(count: int, place: Path, seed: int = 0) -> Counter[str]:
         seen = starts(count, place / "starts", seed)
         seen += sweeps(max(1, count // 2), place / "sweeps", seed)
         with io.use_disk(Hasty()):
-            seen += overwrites(max(1, count // 2), place, seed)
-            seen += links(max(1, count // 5), place, seed)
             for preset in list(catalogue())[: max(1, count // 4)]:
                 seen += Counter({f"changed {kind}": n for kind, n in changed(preset, place / preset).items()})
         return seen

@@ -203,16 +203,11 @@ class RunFolder:
         if not (self / SUMMARY).is_file():
             return {"status": UNFINISHED, **derived}
         stored = _read_json(self / SUMMARY)
-        expected = to_plain_json(derived)
-        differing = [name for name, value in expected.items() if name in stored and stored[name] != value]
-        if stored.get("record_digest", history.digest) != history.digest:
-            differing.insert(0, "record_digest")
-        if differing:
+        expected = to_plain_json({"record_digest": history.digest, **derived})
+        if differing := [name for name, value in expected.items() if stored.get(name, value) != value]:
             log.warning(
                 "%s does not agree with the record in %s: the record is used", self / SUMMARY, ", ".join(differing[:5])
             )
-        elif stored.get("metrics_sha256", found := _sha256_of(self / METRICS)) != found:
-            log.warning("%s was changed or cut: the record is used", self / METRICS)
         return {**stored, **derived}
 
     def require_trust(self, *, trust: bool = False) -> None:
@@ -301,7 +296,6 @@ class RunFolder:
             "server_device": device_name(run.server_device),
             "model_sha256": io.sha256(model),
             "record_digest": history.digest,
-            "metrics_sha256": _sha256_of(self / METRICS),
         }
         io.write_file(self / MODEL, model)
         _write_json(self / SUMMARY, summary)
@@ -390,11 +384,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DamagedFileError(f"{path}: damaged: expected a mapping, found {str(content)[:60]!r}.")
     return content
-
-
-def _sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, that of nothing if it is missing."""
-    return io.sha256(path.read_bytes() if path.is_file() else b"")
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

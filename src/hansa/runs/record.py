@@ -99,7 +99,7 @@ class RunRecord:
         round = head.rounds + 1
         if record.get("round") != round:
             raise HansaError(f"add_round(round={record.get('round')}): the record is at round {head.rounds}.")
-        text, sha = to_line(record), hashlib.sha256(clients).digest()
+        text, sha = json.dumps(record, default=lambda number: number.item()), hashlib.sha256(clients).digest()
         chain = self._chain(head.chain, round, text, sha)
         with database.writing_rows():
             database.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?)", [round, text, chain, sha, clients])
@@ -113,7 +113,7 @@ class RunRecord:
         """Yield the closed rounds, checked: 1, 2, 3, ... and every digest."""
         with self.database.checked():
             for round, text, chain, _ in self._checked_rounds("NULL", last):
-                yield RecordedRound(round, from_line(text), chain)
+                yield RecordedRound(round, dict(json.loads(text)), chain)
 
     def client_blocks(self) -> Iterator[tuple[int, dict[str, Table]]]:
         """Yield the client tables of every round, checked."""
@@ -325,23 +325,6 @@ def to_line(record: Mapping[str, Any]) -> str:
     '{"round": 1, "loss": null, "diversity": "inf"}'
     """
     return json.dumps(to_plain_json(record), allow_nan=False)
-
-
-def from_line(line: str) -> dict[str, Any]:
-    """Return the record that `to_line` wrote, with nulls as NaN.
-
-    >>> from_line('{"round": 1, "loss": null, "diversity": "inf"}')
-    {'round': 1, 'loss': nan, 'diversity': inf}
-    """
-    record = json.loads(line)
-    if not isinstance(record, dict) or type(record.get("round")) is not int:
-        raise ValueError(f"expected a record with its round, found {line[:60]!r}")
-    for name, value in record.items():
-        if value is None:
-            record[name] = math.nan
-        elif value == "inf" or value == "-inf":
-            record[name] = float(value)
-    return record
 
 
 def to_plain_json(value: Any) -> Any:

@@ -57,15 +57,13 @@ def test_a_sealed_file_proves_itself(tmp_path: Path, position: int) -> None:
         io.read_sealed(path)
 
 
-def test_the_real_disk_comes_back_after_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError), io.use_disk(Failing(0, "EIO")):
-        io.write_file(tmp_path / "a", b"x")
-    io.write_file(tmp_path / "a", b"x")
-
-
-def test_folders_are_made_and_removed_whole(tmp_path: Path) -> None:
+def test_folders_are_made_and_removed_whole_and_links_in_them_are_not_followed(tmp_path: Path) -> None:
     io.make_folder(tmp_path / "a" / "b")
     io.write_file(tmp_path / "a" / "b" / "c", b"x")
+    io.write_file(tmp_path / "thesis", b"years of work")
+    for name, target in (("folder", tmp_path), ("file", tmp_path / "thesis"), ("nowhere", tmp_path / "nothing")):
+        (tmp_path / "a" / name).symlink_to(target)
     io.remove(tmp_path / "a")
     io.remove(tmp_path / "a")
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis"]
+    assert (tmp_path / "thesis").read_bytes() == b"years of work"
