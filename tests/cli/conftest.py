@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -18,6 +19,29 @@ data: {name: synthetic, clients: 6, options: {largest: 60}}
 model: logistic
 local: {lr: 0.05, steps: 2, batch_size: 10}
 """
+SLOW = """\
+import os
+import time
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(60, 10)
+    def forward(self, x):
+        time.sleep(float(os.environ.get("SLOW", 0)))
+        return self.layer(torch.tanh(x))
+"""
+"""A model that takes a while where the variable SLOW says so."""
+
+
+def wait_for(condition, *children):
+    """Wait until a condition holds, while processes are alive."""
+    end = time.monotonic() + 120
+    while not condition():
+        for child in children:
+            assert child.poll() is None, child.communicate()
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
 
 
 @pytest.fixture

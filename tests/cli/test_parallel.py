@@ -11,22 +11,11 @@ import time
 
 import pytest
 
+from cli.conftest import SLOW, wait_for
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
 from hansa.study import parallel as scheduler
 
-SLOW = """\
-import os
-import time
-import torch
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(60, 10)
-    def forward(self, x):
-        time.sleep(float(os.environ.get("SLOW", 0)))
-        return self.layer(torch.tanh(x))
-"""
 CONFIG = """\
 rounds: 120
 data: {name: synthetic, clients: 4, options: {largest: 60}}
@@ -35,14 +24,6 @@ local: {lr: 0.05, steps: 1, batch_size: 10}
 evaluate: {every: 40}
 checkpoint: {every: 10}
 """
-
-
-def wait_for(condition, child):
-    end = time.monotonic() + 120
-    while not condition():
-        assert child.poll() is None, child.communicate()
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
 
 
 def test_an_interrupted_and_a_killed_study_are_continued(cli, process, folder, monkeypatch):

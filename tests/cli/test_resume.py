@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import sqlite3
-import time
 from contextlib import closing
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from cli.conftest import wait_for
 from hansa import __version__
 from hansa.config import from_yaml
 from hansa.runs import provenance
@@ -44,12 +44,8 @@ def rounds_done(path):
     return file.read_text("utf-8").count("\n") if file.exists() else 0
 
 
-def wait_for_rounds(path, count, child, patience=120):
-    end = time.monotonic() + patience
-    while rounds_done(path) < count:
-        assert child.poll() is None, child.communicate()
-        assert time.monotonic() < end, "the run does not get on"
-        time.sleep(0.02)
+def wait_for_rounds(path, count, child):
+    wait_for(lambda: rounds_done(path) >= count, child)
 
 
 def damage(path, statement):
@@ -180,13 +176,9 @@ def native_was_in_use():
 def test_a_second_interrupt_stops_at_once(folder, process):
     (folder / "slow.py").write_text(SLOW)
     child = process("run", "small.yaml", "-o", "out", "-s", "model={factory: 'slow:make'}", "-s", "local.steps=1000")
-    end = time.monotonic() + 120
     for sign in ("out/config.yaml", "began"):  # the model is tried before the run begins: what counts is after
         (folder / "began").unlink(missing_ok=True)
-        while not (folder / sign).exists():
-            assert child.poll() is None, child.communicate()
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        wait_for((folder / sign).exists, child)
     child.send_signal(signal.SIGINT)
     lines = iter(child.stderr.readline, "")
     assert any("stopping after this round" in line for line in lines)  # after the line about kernels

@@ -6,10 +6,10 @@ import json
 import shutil
 import signal
 import threading
-import time
 
 import pytest
 
+from cli.conftest import SLOW, wait_for
 from hansa.config import from_yaml
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
@@ -19,31 +19,11 @@ from hansa.runs.seed_group import SeedGroupFolder
 from hansa.runs.store.io import InUseError
 from hansa.study.session import plan_reusable
 
-SLOW = """\
-import os, time, torch
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(60, 10)
-    def forward(self, x):
-        time.sleep(float(os.environ.get("SLOW", 0)))
-        return self.layer(torch.tanh(x))
-"""
-
 
 def slow_config(folder, rounds=8):
     (folder / "slow_net.py").write_text(SLOW)
     text = (folder / "small.yaml").read_text().replace("rounds: 3", f"rounds: {rounds}").replace("model: logistic", "")
     (folder / "slow.yaml").write_text(text + 'model: {factory: "slow_net:Net"}\n')
-
-
-def wait_for(condition, *children):
-    end = time.monotonic() + 120
-    while not condition():
-        for child in children:
-            assert child.poll() is None, child.communicate()
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(("seeds", "parallel"), [((), 1), ((), 2), (("seed=0,1",), 1)])

@@ -255,6 +255,10 @@ class StudyScheduler:
 
     def _handle(self, worker: Worker, kind: str, *content: Any) -> None:
         """Take a worker's message: show the progress of its run, or settle its job."""
+        if kind == LOG:  # also between two jobs
+            (record,) = content
+            logging.getLogger(record.name).handle(record)
+            return
         index = worker.job
         assert index is not None
         job = self.jobs[index]
@@ -266,8 +270,6 @@ class StudyScheduler:
             self._session.display.skip(*content)
         elif kind == NOTE:
             self._session.display.print_once(*content)
-        elif kind == LOG:
-            logging.getLogger(content[0].name).handle(content[0])
         elif kind == DONE:
             worker.job = None
             self._results[index] = job.collect(*content)
@@ -521,8 +523,9 @@ def execute_jobs(pipe: Connection, setup: StudySetup | None) -> None:
                 if not alone:
                     stack.enter_context(worker_block(1))
                 packed = Packer(memory).pack(job.work(display))
-            send(DONE, *packed)
-            reduction.send_handle(pipe, memory.fd, os.getppid())
+            with lock:
+                pipe.send((DONE, *packed))
+                reduction.send_handle(pipe, memory.fd, os.getppid())
         except JobStopped:
             send(STOPPED)
         except Exception as error:

@@ -111,14 +111,13 @@ def run_search(
     """
     from hansa.config import build
     from hansa.runs.columns import MetricFacts
-    from hansa.runs.experiment import config_digest
+    from hansa.runs.launch import digest_name
     from hansa.runs.seed_group import expand_seeds
     from hansa.study.session import plan_reusable
 
     base = configure({})
     of_seeds = expand_seeds(base)
     facts = MetricFacts.of_task(build.build_task(of_seeds[0], build.load_data(of_seeds[0])))
-    settings = base.model_dump(mode="json", include={"links"})
     search = Search(
         axes,
         facts.tuning if metric is None else metric,
@@ -129,12 +128,7 @@ def run_search(
         seed=base.seed,
         prune=prune,
         folder=folder,
-        facts={
-            "config": config_digest(base),
-            "evaluate": base.evaluate.model_dump(mode="json", exclude_defaults=True),
-            "links": settings["links"],
-            "seed_list": [each.seed for each in of_seeds],
-        },
+        facts={"config": digest_name("base", base), "seed_list": [each.seed for each in of_seeds]},
     )
 
     def plan(point: Mapping[str, Any]) -> list[Job]:
