@@ -170,14 +170,17 @@ def missing_compiler() -> str | None:
 
 def check_compiled(task: Task) -> None:
     """Raise if a task's model cannot be compiled; forward, loss and backward are traced on example rows."""
-    reason = missing_compiler() if task.autocast is None else f"it uses autocast={task.autocast!r}"
-    if reason is None:
-        reason = _compare_compiled(task.trial(task.dtype, CPU), task.example, _signature(task.example), "aot_eager")
-    if reason is not None:
-        raise HansaError(
-            f"Task(execution='compiled'): {task.name} cannot be compiled: {reason}. Omit execution to train it as it "
-            "is."
-        )
+    if task.autocast is not None:
+        raise _not_compiled(task, f"it uses autocast={task.autocast!r}")
+    if (reason := missing_compiler()) is not None:
+        raise _not_compiled(task, reason)
+    _compare_compiled(task, task.trial(task.dtype, CPU), _signature(task.example), "aot_eager")
+
+
+def _not_compiled(task: Task, reason: str) -> HansaError:
+    return HansaError(
+        f"Task(execution='compiled'): {task.name} cannot be compiled: {reason}. Omit execution to train it as it is."
+    )
 
 
 class CompiledLoss:
@@ -188,21 +191,18 @@ class CompiledLoss:
             raise HansaError(f"execution='compiled': {reason}, as on the machine that created the run.")
         self.task, self._parameters = task, parameters
         self._loss = _compile(model_loss(model_caller(module, task.example[0]), task.loss), BACKEND)
-        self._agrees: dict[Any, bool] = {}
+        self._compared: set[Any] = set()
 
-    def gradient(self, inputs: Any, targets: Any) -> LossAndGradients | None:
-        """Return loss and gradient of a batch, or None if batches of its signature stay eager."""
+    def gradient(self, inputs: Any, targets: Any) -> LossAndGradients:
+        """Return loss and gradient of a batch; raise if compiled code computes others than eager."""
         signature = _signature((inputs, targets))
-        if signature in self._agrees:
-            return self._gradient(inputs, targets) if self._agrees[signature] else None
+        if signature in self._compared:
+            return self._gradient(inputs, targets)
         with _compilation_settings():
             trial = self.task.trial(self._parameters[0].dtype, self._parameters[0].device)
-            difference = _compare_compiled(trial, self.task.example, signature, BACKEND)
-            self._agrees[signature] = difference is None
-            if difference is None:
-                return self._gradient(inputs, targets)
-        log.warning("%s: trained by eager PyTorch, not compiled: %s", self.task.name, difference)
-        return None
+            _compare_compiled(self.task, trial, signature, BACKEND)
+            self._compared.add(signature)
+            return self._gradient(inputs, targets)
 
     def _gradient(self, inputs: Any, targets: Any) -> LossAndGradients:
         with torch.enable_grad():
@@ -211,9 +211,9 @@ class CompiledLoss:
         return loss.detach(), gradients
 
 
-def _compare_compiled(trial: Trial, example: Batch, signature: Any, backend: str) -> str | None:
-    """Return where loss, gradient or buffers of compiled and eager code differ on two batches of example rows of a
-    signature, or None."""
+def _compare_compiled(task: Task, trial: Trial, signature: Any, backend: str) -> None:
+    """Raise if loss, gradient or buffers of compiled and eager code differ on two batches of example rows that have a
+    signature."""
     eager = model_loss(trial.call, trial.loss)
     start = [buffer.clone() for buffer in trial.module.buffers()]
     results: list[list[tuple[torch.Tensor, ...]]] = [[], []]
@@ -221,22 +221,22 @@ def _compare_compiled(trial: Trial, example: Batch, signature: Any, backend: str
         try:
             for found, loss in zip(results, (_compile(eager, backend), eager), strict=True):
                 for step in range(2):
-                    value, gradient = trial.gradient(_batch_like(signature, example, step), Key(step), loss)
+                    value, gradient = trial.gradient(_batch_like(signature, task.example, step), Key(step), loss)
                     buffers = [buffer.clone() for buffer in trial.module.buffers() if not buffer.is_complex()]
                     found.append((torch.tensor(value), gradient, *buffers))
                 for buffer, before in zip(trial.module.buffers(), start, strict=True):
                     buffer.copy_(before)
         except Exception as error:
-            return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+            said = str(error).strip().splitlines()[0] if str(error) else ""
+            raise _not_compiled(task, f"{type(error).__name__}: {said}") from error
     for (loss, gradient, *buffers), (eager_loss, eager_gradient, *eager_buffers) in zip(*results, strict=True):
         if not abs(loss - eager_loss) <= 1e-4 * (1 + abs(eager_loss)):
-            return f"the compiled loss is {loss:.6g}, the eager loss {eager_loss:.6g}"
+            raise _not_compiled(task, f"the compiled loss is {loss:.6g}, the eager loss {eager_loss:.6g}")
         if not (distance := _distance(gradient, eager_gradient)) < 1e-3:
-            return f"the compiled gradient differs by {distance:.2g}"
+            raise _not_compiled(task, f"the compiled gradient differs by {distance:.2g}")
         pairs = zip(buffers, eager_buffers, strict=True)
         if not all(torch.allclose(a.double(), b.double(), 1e-3, 1e-5, equal_nan=True) for a, b in pairs):
-            return "the compiled code changes buffers otherwise"
-    return None
+            raise _not_compiled(task, "the compiled code changes buffers otherwise")
 
 
 def _signature(batch: Any) -> Any:

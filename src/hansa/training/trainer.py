@@ -314,9 +314,7 @@ class ModuleTrainer(BaseTrainer):
             )
             return torch.tensor(mean), self._gradients
         batch = self.batch(client, rows)
-        if self.compiled is not None and (compiled_gradient := self.compiled.gradient(*batch)) is not None:
-            return compiled_gradient
-        return self._eager_gradient(batch)
+        return self._eager_gradient(batch) if self.compiled is None else self.compiled.gradient(*batch)
 
     def _eager_gradient(self, batch: Batch) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         if self.network is not None and self.network.dropout_numbers and self.module.training:
