@@ -185,7 +185,8 @@ def test_on_a_terminal_progress_is_a_live_bar_with_all_numbers():
         follow = shown.follow("fedams", 4)
         sent = {"up_bytes": 1000, "down_bytes": 250}
         task = SimpleNamespace(population=Population((3, 5)))
-        run = SimpleNamespace(history=SimpleNamespace(facts=NO_FACTS), algorithm=presets.fedams(), task=task)
+        history = SimpleNamespace(facts=NO_FACTS)
+        run = SimpleNamespace(history=history, algorithm=presets.fedams(), task=task, weights_note="")
         follow(run, {"round": 1, "test_accuracy": 0.25, "test_loss": 1.5, "lost": 2, **sent})
         follow(run, {"round": 2, "train_loss": 1.25, "lost": 1, **sent})
     last = next(line for line in reversed(screen.getvalue().splitlines()) if "fedams" in line)

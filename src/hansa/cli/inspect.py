@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -59,7 +60,7 @@ def presets(
         return
     known = dict(kind.items())
     if as_json:
-        say_json({each: summary_line(preset) for each, preset in known.items()})
+        _show_json({each: summary_line(preset) for each, preset in known.items()})
         return
     show_table(("preset", "description"), [(each, _about(kind, each, preset)) for each, preset in known.items()])
     if names := plugin_names():
@@ -79,7 +80,7 @@ def _describe_preset(preset: Callable[..., Algorithm], as_json: bool) -> None:
     }
     name, algorithm = compose.preset_name(preset), preset()
     if as_json:
-        say_json({"name": name, "own": list(own), "sections": sections, "composition": repr(algorithm)})
+        _show_json({"name": name, "own": list(own), "sections": sections, "composition": repr(algorithm)})
         return
     rows = {
         "preset": f"{name}  {summary_line(preset)}",
@@ -114,7 +115,7 @@ def parts(
             names = [*KINDS, *(each for kind in KINDS.values() for each in kind.names)]
             raise HansaError(f"{name}: not a kind of component or a component. {suggestion(wanted, set(names))}")
     if as_json:
-        say_json({kind: {each: summary_line(part) for each, part in known.items()} for kind, known in chosen.items()})
+        _show_json({kind: {each: summary_line(part) for each, part in known.items()} for kind, known in chosen.items()})
         return
     rows = [
         ("" if place else kind, each, ", ".join(signature_of(part).arguments), _about(KINDS[kind], each, part))
@@ -142,7 +143,7 @@ def models(
     sizes = None if shape is None else tuple(map(int, shape.split(",")))
     described = [describe(name, sizes, classes) for name in MODELS]
     if as_json:
-        say_json([each._asdict() for each in described])
+        _show_json([each._asdict() for each in described])
         return
     rows = []
     for each in described:
@@ -159,6 +160,10 @@ def _about(kind: Kind, name: str, factory: Callable[..., Any]) -> str:
 
     package = f" ({kind.plugins[name].package})" if name in kind.plugins else ""
     return summary_line(factory) + package
+
+
+def _show_json(value: Any) -> None:
+    out().print_json(json.dumps(value))
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -291,8 +296,6 @@ def _find_topology(name: str | None, target: float | None, clients: int, cluster
 @report_errors
 def config_schema() -> None:
     """Print the JSON Schema of configurations, for editors."""
-    import json
-
     from hansa.config import json_schema
 
     print(json.dumps(json_schema(), indent=2, allow_nan=False))

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
@@ -135,6 +134,8 @@ def save_split(
     ...     sorted(path.name for path in Path(folder).iterdir())
     ['split.safetensors']
     """
+    from safetensors.torch import save  # loads torch, which commands that only look do without
+
     path = Path(path)
     facts = {
         "format": _FORMAT,

@@ -19,7 +19,6 @@ from hansa import data
 from hansa.config import Config
 from hansa.core.errors import HansaError
 from hansa.data.csv_folder import schema_template
-from hansa.data.loading import ImageScaling, image_scaling
 from hansa.data.schema import canonical_json
 from hansa.runs.folder_lock import PREPROCESSING
 from hansa.runs.store import DamagedFileError, io
@@ -46,7 +45,7 @@ class Preprocessing:
     dtype: str = "float32"
     classes: int | None = None
     encoding: data.TableEncoding | None = None
-    pixels: ImageScaling | None = None
+    pixels: data.loading.ImageScaling | None = None
     normalize: tuple[normalize, ...] = ()
     own: tuple[str, ...] = ()
 
@@ -102,7 +101,7 @@ class Preprocessing:
                 encoding = data.TableEncoding(data.Schema.from_dict(content["schema"], source), statistics)
             if pixels is not None:
                 mean, std = (tuple(map(float, pixels[name])) for name in ("mean", "std"))
-                pixels = ImageScaling(mean, std, int(pixels["downsample"]))
+                pixels = data.loading.ImageScaling(mean, std, int(pixels["downsample"]))
             return cls(
                 None if shape is None else tuple(map(int, shape)),
                 str(content["dtype"]),
@@ -130,7 +129,7 @@ class Preprocessing:
             "float32" if tensor is None else str(tensor.dtype).removeprefix("torch."),
             getattr(federated, "classes", None),
             getattr(federated, "encoding", None),
-            None if known is None or not known.mean else image_scaling(known, config.data.options),
+            None if known is None or not known.mean else data.loading.image_scaling(known, config.data.options),
             tuple(part for part in parts if isinstance(part, normalize)),
             tuple(
                 str(getattr(part, "__qualname__", type(part).__qualname__))

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from torch import Tensor
+import torch
 
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.types import State
@@ -160,7 +160,7 @@ class RunRecord:
     def save_checkpoint(self, state: State, meta: Mapping[str, Any], *, keep: int = 3) -> None:
         """Write the state after ``meta["round"]`` and remove all but the newest ``keep``; durable after `commit`."""
         check_integer("save_checkpoint", "keep", keep)
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         tree = json.dumps(
             {name: _to_json(each, name, tensors) for name, each in (("state", state), ("meta", dict(meta)))}
         )
@@ -390,7 +390,7 @@ def decode_clients(block: bytes) -> dict[str, Table]:
 # --- states ---------------------------------------------------------------------------------------------------------
 
 
-def _to_json(node: object, path: str, tensors: dict[str, Tensor]) -> Any:
+def _to_json(node: object, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     """Return a tree with ``{"$tensor": name}`` for each tensor, which is added to ``tensors`` by that name."""
     if node is None or isinstance(node, (bool, int, float, str)):
         return node
@@ -400,9 +400,9 @@ def _to_json(node: object, path: str, tensors: dict[str, Tensor]) -> Any:
         if wrong := [key for key in node if not isinstance(key, str) or key.startswith("$")]:
             raise invalid_argument("save_checkpoint", path, wrong[0], "string keys without a leading $")
         return {key: _to_json(value, f"{path}.{key}", tensors) for key, value in node.items()}
-    if isinstance(node, Tensor) and dtype_name(node.dtype) in DTYPES:
+    if isinstance(node, torch.Tensor) and dtype_name(node.dtype) in DTYPES:
         name = f"{len(tensors)}:{path}"  # keys may contain dots: the number makes names unique
         tensors[name] = node.detach().cpu().contiguous()
         return {"$tensor": name}
-    kind = str(node.dtype) if isinstance(node, Tensor) else type(node).__name__
+    kind = str(node.dtype) if isinstance(node, torch.Tensor) else type(node).__name__
     raise invalid_argument("save_checkpoint", path, kind, "tensors, numbers, strings, lists and dicts")

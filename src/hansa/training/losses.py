@@ -17,12 +17,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import torch
-from torch import nn
-from torch.nn import functional
 
 from hansa.core.errors import HansaError, check_decay, check_non_negative, check_positive, invalid_argument
 from hansa.training.batch_sources import count_rows
@@ -123,7 +121,7 @@ class huber(_Elementwise):
         check_positive("huber", "delta", self.delta)
 
     def entry_losses(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return functional.huber_loss(output, target, reduction="none", delta=self.delta)
+        return torch.nn.functional.huber_loss(output, target, reduction="none", delta=self.delta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +139,7 @@ class bce(_Elementwise):
 
     def entry_losses(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         weight = torch.tensor(self.pos_weight, dtype=output.dtype, device=output.device)
-        return functional.binary_cross_entropy_with_logits(output, target, reduction="none", pos_weight=weight)
+        return torch.nn.functional.binary_cross_entropy_with_logits(output, target, reduction="none", pos_weight=weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +169,7 @@ class cross_entropy(Loss):
 
     def terms(self, output: Any, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scores = _classes_second(_logits(output), target, self.class_axis)
-        losses = functional.cross_entropy(
+        losses = torch.nn.functional.cross_entropy(
             scores, target, reduction="none", ignore_index=self.ignore_index, label_smoothing=self.label_smoothing
         )
         return losses, label_weights(self.class_weights, target, self.ignore_index, losses)
@@ -183,7 +181,7 @@ class cross_entropy(Loss):
         labels = strip_weights(target)
         scores = _classes_second(_logits(output), labels, self.class_axis)
         weight = torch.tensor(self.class_weights, dtype=scores.dtype, device=scores.device)
-        losses = functional.cross_entropy(
+        losses = torch.nn.functional.cross_entropy(
             scores, labels, weight, None, self.ignore_index, None, "none", self.label_smoothing
         )
         return row_weighted(losses, label_weights(self.class_weights, labels, self.ignore_index, losses), target)
@@ -208,7 +206,7 @@ class nll(Loss):
 
     def terms(self, output: Any, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scores = _classes_second(_logits(output), target, self.class_axis)
-        losses = functional.nll_loss(scores, target, reduction="none", ignore_index=self.ignore_index)
+        losses = torch.nn.functional.nll_loss(scores, target, reduction="none", ignore_index=self.ignore_index)
         return losses, label_weights(self.class_weights, target, self.ignore_index, losses)
 
 
@@ -259,28 +257,32 @@ def label_weights(
     return table[target.clamp(min=0)] * counted
 
 
-CLASS_LOSSES: dict[Any, Callable[..., torch.Tensor]] = {
-    nn.CrossEntropyLoss: functional.cross_entropy,
-    nn.NLLLoss: functional.nll_loss,
-}
-"""Torch's losses of class numbers: means over the labels that are not ignored, or sums."""
-NUMBER_LOSSES: dict[Any, Callable[..., torch.Tensor]] = {
-    nn.MSELoss: functional.mse_loss,
-    nn.L1Loss: functional.l1_loss,
-    nn.SmoothL1Loss: functional.smooth_l1_loss,
-    nn.HuberLoss: functional.huber_loss,
-    nn.BCELoss: functional.binary_cross_entropy,
-    nn.BCEWithLogitsLoss: functional.binary_cross_entropy_with_logits,
-    nn.PoissonNLLLoss: functional.poisson_nll_loss,
-    nn.KLDivLoss: functional.kl_div,
-    nn.SoftMarginLoss: functional.soft_margin_loss,
-    nn.HingeEmbeddingLoss: functional.hinge_embedding_loss,
-    nn.MultiMarginLoss: functional.multi_margin_loss,
-    nn.MultiLabelMarginLoss: functional.multilabel_margin_loss,
-    nn.MultiLabelSoftMarginLoss: functional.multilabel_soft_margin_loss,
-}
-"""Torch's losses that are means or sums over rows of one size."""
-_TORCH_LOSSES = {**CLASS_LOSSES, **NUMBER_LOSSES}
+@cache
+def _class_losses() -> dict[Any, Callable[..., torch.Tensor]]:
+    """Return torch's losses of class numbers: means over the labels that are not ignored, or sums."""
+    nn = torch.nn
+    return {nn.CrossEntropyLoss: nn.functional.cross_entropy, nn.NLLLoss: nn.functional.nll_loss}
+
+
+@cache
+def _torch_losses() -> dict[Any, Callable[..., torch.Tensor]]:
+    """Return also those that are means or sums over rows of one size. Commands that only look load no torch."""
+    nn, functional = torch.nn, torch.nn.functional
+    return _class_losses() | {
+        nn.MSELoss: functional.mse_loss,
+        nn.L1Loss: functional.l1_loss,
+        nn.SmoothL1Loss: functional.smooth_l1_loss,
+        nn.HuberLoss: functional.huber_loss,
+        nn.BCELoss: functional.binary_cross_entropy,
+        nn.BCEWithLogitsLoss: functional.binary_cross_entropy_with_logits,
+        nn.PoissonNLLLoss: functional.poisson_nll_loss,
+        nn.KLDivLoss: functional.kl_div,
+        nn.SoftMarginLoss: functional.soft_margin_loss,
+        nn.HingeEmbeddingLoss: functional.hinge_embedding_loss,
+        nn.MultiMarginLoss: functional.multi_margin_loss,
+        nn.MultiLabelMarginLoss: functional.multilabel_margin_loss,
+        nn.MultiLabelSoftMarginLoss: functional.multilabel_soft_margin_loss,
+    }
 
 
 class TorchForm(NamedTuple):
@@ -302,7 +304,7 @@ class TorchForm(NamedTuple):
     @property
     def of_classes(self) -> bool:
         """Whether targets are class numbers."""
-        return self.function in CLASS_LOSSES.values()
+        return self.function in _class_losses().values()
 
     @property
     def ignored(self) -> int:
@@ -322,14 +324,14 @@ def torch_form(loss: Any) -> TorchForm | None:
         return loss.form
     if isinstance(loss, partial) and not loss.args:
         function, settings = loss.func, dict(loss.keywords)
-    elif type(loss) in _TORCH_LOSSES:
-        function = _TORCH_LOSSES[type(loss)]
+    elif type(loss) in _torch_losses():
+        function = _torch_losses()[type(loss)]
         settings = {
             name: value for name, value in vars(loss).items() if not name.startswith("_") and name != "training"
         }
         settings |= dict(loss.named_buffers())
     per_entry = settings.get("reduction", "mean") == "none"
-    if function not in _TORCH_LOSSES.values() or settings.keys() & {"size_average", "reduce"} or per_entry:
+    if function not in _torch_losses().values() or settings.keys() & {"size_average", "reduce"} or per_entry:
         return None
     return TorchForm(function, settings)
 
@@ -344,7 +346,7 @@ def check_reduction(reduction: Any) -> Reduction | None:
 def ignored_label(loss: Any) -> int | None:
     """Return the label that a loss is set to ignore: its ``ignore_index``; None if it has none.
 
-    >>> ignored_label(partial(functional.cross_entropy, ignore_index=0)), ignored_label(mse())
+    >>> ignored_label(partial(torch.nn.functional.cross_entropy, ignore_index=0)), ignored_label(mse())
     (0, None)
     """
     for part in (loss, getattr(loss, "function", None)):
@@ -377,7 +379,9 @@ def check_loss(loss: Any) -> None:
             "torch.nn.functional.cross_entropy or torch.nn.CrossEntropyLoss()."
         )
     trained = (
-        [name for name, each in loss.named_parameters() if each.requires_grad] if isinstance(loss, nn.Module) else []
+        [name for name, each in loss.named_parameters() if each.requires_grad]
+        if isinstance(loss, torch.nn.Module)
+        else []
     )
     if trained:
         raise HansaError(
@@ -518,7 +522,8 @@ def with_row_weights(loss: Any) -> Loss:
     """Return a loss that takes row weights: Hansa's unchanged, torch's by its values per entry. Any other loss must
     return one value per row.
 
-    >>> float(with_row_weights(functional.l1_loss)(torch.zeros(2), WeightedTargets(torch.ones(2), torch.ones(2))))
+    >>> weighted = WeightedTargets(torch.ones(2), torch.ones(2))
+    >>> float(with_row_weights(torch.nn.functional.l1_loss)(torch.zeros(2), weighted))
     1.0
     """
     if hasattr(loss, "sums"):
@@ -532,7 +537,7 @@ def _values_per_row(function: Callable[[Any, Any], torch.Tensor], output: Any, t
     losses, rows = function(output, target), count_rows(target)
     if not isinstance(losses, torch.Tensor) or losses.ndim < 1 or len(losses) != rows:
         name = getattr(function, "__name__", getattr(getattr(function, "func", None), "__name__", "the loss"))
-        name = type(function).__name__ if isinstance(function, nn.Module) else name
+        name = type(function).__name__ if isinstance(function, torch.nn.Module) else name
         returned = f"shape {list(losses.shape)}" if isinstance(losses, torch.Tensor) else type(losses).__name__
         raise HansaError(
             f"{name} returned {returned} for {rows} weighted rows: expected one value per row, as with "

@@ -34,7 +34,6 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import torch
-from torch import Tensor
 
 from hansa.core.errors import HansaError
 from hansa.core.vectors import kernels
@@ -53,13 +52,8 @@ LARGE = 1 << 16  # bytes from which a row is kept in the row file
 PIECE = 1 << 17  # bytes of a row read at a time, and checked while in cache
 REMEDY = "Restore it, or use an older checkpoint: `hansa resume --fallback`."
 
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
-        torch.uint8, torch.bool,
-    )
-}  # fmt: skip
+DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+"""The names of the dtypes of rows; commands that only look load no torch."""
 
 _PAGE = 4096
 _APPLICATION = 0x48414E53
@@ -78,12 +72,12 @@ _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "lust
                       "glusterfs", "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.gcsfuse"})  # fmt: skip
 
 
-def row_bytes(row: Tensor) -> memoryview:
+def row_bytes(row: torch.Tensor) -> memoryview:
     """Return the bytes of a row."""
     return row.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def row_digest(row: Tensor) -> str:
+def row_digest(row: torch.Tensor) -> str:
     """Return the SHA-256 of a row's dtype, shape and bytes."""
     return io.sha256(digest_header(dtype_name(row.dtype), row.shape), row_bytes(row))
 
@@ -91,6 +85,12 @@ def row_digest(row: Tensor) -> str:
 def digest_header(dtype: str, shape: Iterable[int]) -> bytes:
     """Return what a row's SHA-256 covers before its bytes."""
     return f"{dtype}{list(shape)}".encode()
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Return one of `DTYPES`."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -138,7 +138,7 @@ class RowEntry(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return self.length * DTYPES[self.dtype].itemsize
+        return self.length * dtype_of(self.dtype).itemsize
 
     def __str__(self) -> str:
         if self.kind == "client":
@@ -490,7 +490,7 @@ class Database:
 
     # --- rows -----------------------------------------------------------------------------------------------------
 
-    def put(self, kind: str, client: int, name: str, born: int, row: Tensor, sha: str | None = None) -> RowEntry:
+    def put(self, kind: str, client: int, name: str, born: int, row: torch.Tensor, sha: str | None = None) -> RowEntry:
         """Write a row: into the database, or into a free slot of the row file. ``sha`` is its `row_digest`."""
         data = row_bytes(row)
         dtype, shape = dtype_name(row.dtype), tuple(row.shape)
@@ -528,9 +528,9 @@ class Database:
                 found.append(entry)
         return found
 
-    def get(self, entry: RowEntry, into: Tensor | None = None, *, quick: bool = False) -> Tensor:
+    def get(self, entry: RowEntry, into: torch.Tensor | None = None, *, quick: bool = False) -> torch.Tensor:
         """Read a row, checked by SHA-256; with ``quick`` by CRC-32 if this process has checked or written it before."""
-        flat = torch.empty(entry.length, dtype=DTYPES[entry.dtype]) if into is None else into
+        flat = torch.empty(entry.length, dtype=dtype_of(entry.dtype)) if into is None else into
         view, crc = row_bytes(flat), 0
         sha = (
             None if quick and entry.seal in self._verified else hashlib.sha256(digest_header(entry.dtype, entry.shape))
@@ -557,7 +557,7 @@ class Database:
         self._verified.add(entry.seal)
         return flat if into is not None else flat.reshape(entry.shape)
 
-    def dot(self, entries: Sequence[RowEntry], vectors: Tensor, stop: Event) -> Tensor:
+    def dot(self, entries: Sequence[RowEntry], vectors: torch.Tensor, stop: Event) -> torch.Tensor:
         """Return <row_i, vector_j> of float32 rows of the row file, checked as by `get` with ``quick``."""
         for entry in entries:
             if entry.seal not in self._verified:
@@ -593,7 +593,8 @@ class Database:
         with self.checked():
             used = self.execute("SELECT place, dtype, shape FROM vectors WHERE place IS NOT NULL").fetchall()
             self.rows.reserve(
-                (place, torch.Size(json.loads(shape)).numel() * DTYPES[dtype].itemsize) for place, dtype, shape in used
+                (place, torch.Size(json.loads(shape)).numel() * dtype_of(dtype).itemsize)
+                for place, dtype, shape in used
             )
 
     def see_others(self) -> None:

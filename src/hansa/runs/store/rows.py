@@ -9,18 +9,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import Tensor
 
 from hansa.core.errors import HansaError, invalid_argument, suggestion
 from hansa.core.vectors import arithmetic, kernels
 from hansa.runs.store import io
-from hansa.runs.store.database import DTYPES, REMEDY, Database, RowEntry, dtype_name, row_digest
+from hansa.runs.store.database import DTYPES, REMEDY, Database, RowEntry, dtype_name, dtype_of, row_digest
 from hansa.runs.store.io import DamagedFileError, FileLock, sha256
 
-Rows: TypeAlias = Mapping[int, Mapping[str, Tensor]]
+if TYPE_CHECKING:  # commands that only look load no torch
+    from torch import Tensor
+
+Rows: TypeAlias = "Mapping[int, Mapping[str, Tensor]]"
 
 SERVER = "server/"
 """Prefix of rows that the server keeps per client (FedAWARE's momentum); ``read`` leaves them out."""
@@ -338,7 +340,7 @@ class DiskStore(ClientStore):
         """Yield blocks of rows in two buffers; the next block is read while one is used."""
         starts = range(0, len(rows), size)
         shape = (min(size, len(rows)), rows[0].length)
-        buffers = [torch.empty(shape, dtype=DTYPES[rows[0].dtype]) for _ in starts[:2]]
+        buffers = [torch.empty(shape, dtype=dtype_of(rows[0].dtype)) for _ in starts[:2]]
         with ThreadPoolExecutor(1) as ahead:
             waiting = None
             for turn, start in enumerate(starts):
@@ -386,8 +388,8 @@ def check_rows(rows: Rows) -> None:
         for name, row in named.items():
             if not isinstance(name, str) or not name:
                 raise invalid_argument("commit", "name", name, "a string")
-            if not isinstance(row, Tensor) or dtype_name(row.dtype) not in DTYPES:
-                found = row.dtype if isinstance(row, Tensor) else type(row).__name__
+            if not isinstance(row, torch.Tensor) or dtype_name(row.dtype) not in DTYPES:
+                found = row.dtype if isinstance(row, torch.Tensor) else type(row).__name__
                 raise HansaError(
                     f"commit: client {client}, row {name!r}: expected a tensor of {', '.join(DTYPES)}, got {found}."
                 )
