@@ -115,20 +115,6 @@ def test_code_that_breaks_when_imported_is_told_in_a_sentence(cli, own):
     assert "Traceback" not in result.output
 
 
-def test_looking_at_a_run_of_others_runs_none_of_its_code(cli, own):
-    (own / "cli_of_others.py").write_text(MODULE + "\nopen('ran', 'a').close()\n")
-    assert (
-        cli("run", "small.yaml", "-s", "algorithm=cli_of_others:careful", "-o", "out", "-q", "-r", "1").exit_code == 0
-    )
-    (own / "ran").unlink()
-    sys.modules.pop("cli_of_others")
-    for arguments in (["show", "out"], ["report", "out"], ["compare", "out"], ["cite", "out"]):
-        cli(*arguments)
-        assert not (own / "ran").exists(), arguments
-    assert "mine2026" in cli("cite", "out/config.yaml").stdout
-    assert not (own / "ran").exists()
-
-
 def test_a_run_can_be_looked_at_when_its_code_is_gone(cli, own):
     assert cli("run", "small.yaml", "-s", "algorithm=cli_of_mine:careful", "-o", "out", "-q", "-r", "1").exit_code == 0
     (own / "cli_of_mine.py").unlink()

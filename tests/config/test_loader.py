@@ -51,6 +51,10 @@ def test_a_typo_on_the_command_line_names_the_option():
         ("seed: 1\nlocal:\n  lr: 0.1\n  momentun: 0.9\n", "run.yaml:4: local.momentun: no such key. .*momentum[?]$"),
         ("lr: 0.1", "run.yaml:1: lr: no such key. Did you mean local.lr or server.lr[?]"),
         ("algorithm: {preset: fedavg, batch_size: 3}", "it belongs elsewhere: local.batch_size"),
+        *((text, r"expected .*number.*, found '.*'\. Leave out the quotes") for text in (
+            'rounds: "3"', 'local: {lr: "0.1"}', 'local: {batch_size: "5"}', 'sample: {participation: "0.1"}',
+            'data: {partition: {kind: dirichlet, alpha: "0.3"}}',
+        )),
         ("rounds: 0", "rounds: expected greater than or equal to 1, found 0"),
         ("rounds: 1.5", "rounds: expected a whole number, found 1.5"),
         ("seed: -1", "seed: expected greater than or equal to 0"),
@@ -84,7 +88,7 @@ def test_a_typo_on_the_command_line_names_the_option():
         ("model: {name: mlp, factory: 'a:b'}", "name and factory: expected one of the two"),
         ("max_norm: .inf", "max_norm: expected a finite number"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_value_is_refused_where_it_stands(text, said):
     found = problems(text)
     assert re.search(said, found), found
@@ -212,18 +216,3 @@ def test_every_public_part_can_be_named_in_a_file(package, method, kind):
     public = {name for name in package.__all__ if name.islower() and hasattr(getattr(package, name), method)}
     assert public
     assert public <= set(KINDS[kind].names)
-
-
-@pytest.mark.parametrize(
-    ("text", "key"),
-    [
-        ('rounds: "3"', "rounds"),
-        ('local: {lr: "0.1"}', "local.lr"),
-        ('local: {batch_size: "5"}', "local.batch_size"),
-        ('sample: {participation: "0.1"}', "sample.participation"),
-        ('data: {partition: {kind: dirichlet, alpha: "0.3"}}', "data.partition.alpha"),
-    ],
-)
-def test_a_number_in_quotes_is_told_to_leave_them(text, key):
-    with pytest.raises(ConfigError, match=rf"config:1: {key}: expected .*number.*, found '.*'. Leave out the quotes"):
-        from_yaml(text)

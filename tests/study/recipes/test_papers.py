@@ -200,62 +200,43 @@ HAFED = {
 SERVER_OF_AFGA = {"FedAdam": 0.01, "FedAMSGrad": 0.01, "AFGA": 0.01, "CAFGA": 0.01, "FedDyn": None}
 
 
-def test_rates_of_cams() -> None:
-    for name in ("cams-figure-1", "cams-figure-8"):
-        expected = {(row, column): each for column, rows in CAMS.items() for row, each in rows.items()}
+def test_rates_of_cams_and_hafed() -> None:
+    mixer = {(row, ""): each for row, each in CAMS["ConvMixer"].items()}
+    both = {(row, column): each for column, rows in CAMS.items() for row, each in rows.items()}
+    hafed = {(row, column): each for column, pair in HAFED.items()
+             for row, each in zip(("FedAMSGrad", "HA-Fed"), pair, strict=True)}  # fmt: skip
+    seven = {("FedAvg", ""): (0.01, 1.0, None), ("FedAMSGrad", ""): (0.1, 0.001, 1e-8)}
+    seven |= {(row, ""): (0.1, 0.01, 1e-8) for row in ("FedYogi", "FedAdam", "HA-Fed")}
+    for name, expected in {"cams-figure-1": both, "cams-figure-8": both, "cams-figure-1-convmixer": mixer,
+                           "hafed-table-1": hafed, "hafed-figure-7": seven}.items():  # fmt: skip
         assert {cell: rates(config) for cell, config in configs(name).items()} == expected, name
-    expected = {(row, ""): each for row, each in CAMS["ConvMixer"].items()}
-    assert {cell: rates(config) for cell, config in configs("cams-figure-1-convmixer").items()} == expected
-    for name in ("cams-figure-4", "cams-figure-5", "cams-figure-6", "cams-figure-7"):
-        assert {rates(config) for config in configs(name).values()} == {(0.01, 1.0, 1e-3)}, name
-
-
-def test_setting_of_cams() -> None:
-    for name in [name for name in RECIPES if name.startswith("cams-figure")]:
-        for (row, _), config in configs(name).items():
-            assert (config.data.clients, part(config.data.partition)["kind"], config.rounds) == (100, "iid", 500), name
-            assert config.local.batch_size == 20
-            if "figure-3" not in name:
-                assert config.local.epochs == 3, (name, row)
-
-
-def test_rates_of_hafed() -> None:
-    expected = {
-        (row, column): each
-        for column, pair in HAFED.items()
-        for row, each in zip(("FedAMSGrad", "HA-Fed"), pair, strict=True)
-    }
-    assert {cell: rates(config) for cell, config in configs("hafed-table-1").items()} == expected
-    seven = {row: rates(config) for (row, _), config in configs("hafed-figure-7").items()}
-    assert seven == {
-        "FedAvg": (0.01, 1.0, None),
-        "FedYogi": (0.1, 0.01, 1e-8),
-        "FedAdam": (0.1, 0.01, 1e-8),
-        "FedAMSGrad": (0.1, 0.001, 1e-8),
-        "HA-Fed": (0.1, 0.01, 1e-8),
-    }
+    same = dict.fromkeys([f"cams-figure-{number}" for number in (4, 5, 6, 7)], (0.01, 1.0, 1e-3))
+    same |= dict.fromkeys([f"hafed-figure-{number}" for number in ("2a", "2b", "3")], (1.0, 0.01, 1e-8))
+    for name, each in {**same, "hafed-figure-9": (0.1, 0.01, 1e-8)}.items():
+        assert {rates(config) for config in configs(name).values()} == {each}, name
     eight = {row: rates(config) for (row, _), config in configs("hafed-figure-8").items()}
-    assert eight["FedAMSGrad"] == (0.1, 0.001, 1e-8)
-    assert eight["HA-Fed"] == (0.1, 0.01, 1e-8)
+    assert (eight["FedAMSGrad"], eight["HA-Fed"]) == ((0.1, 0.001, 1e-8), (0.1, 0.01, 1e-8))
     assert (eight["D-AMSGrad"][0], eight["D-AMSGrad"][2]) == (0.001, 1e-8)
-    for name in ("hafed-figure-2a", "hafed-figure-2b", "hafed-figure-3"):
-        assert {rates(config) for config in configs(name).values()} == {(1.0, 0.01, 1e-8)}, name
 
 
-def test_setting_of_hafed() -> None:
-    for name in [name for name in RECIPES if name.startswith("hafed-") and name != "hafed-figure-4"]:
-        for (row, column), config in configs(name).items():
-            assert (config.data.clients, config.rounds, config.local.batch_size) == (32, 500, 50), (name, row)
-            if name != "hafed-figure-3":
-                assert config.local.steps == 48, (name, row)
-            shards = part(config.data.partition)
-            assert (shards["shards"], shards["per_client"]) == (
-                (2000, 60) if "100" in config.data.name else (200, 6)
-            ), (name, column)
-            if config.algorithm.preset == "ha_fed":
-                assert config.gossip is not None
-                assert config.gossip.clusters == 4
-    assert all(library()[name].at("paper").seeds == 3 for name in RECIPES if name == "hafed-table-1")
+@pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith(("cams-figure", "hafed-", "aware-"))])
+def test_settings_of_cams_hafed_and_aware(name: str) -> None:
+    for (row, column), config in configs(name).items() if name != "hafed-figure-4" else ():
+        assert config.rounds == 500
+        if name.startswith("aware-"):
+            assert (config.data.clients, config.local.lr, part(config.sample)["participation"]) == (100, 0.01, 0.1)
+            continue
+        partition = part(config.data.partition)
+        if name.startswith("cams-"):
+            assert (config.data.clients, partition["kind"], config.local.batch_size) == (100, "iid", 20), row
+            assert config.local.epochs == 3 or "figure-3" in name, row
+            continue
+        assert (config.data.clients, config.local.batch_size) == (32, 50), row
+        assert config.local.steps == 48 or name == "hafed-figure-3", row
+        shards = (2000, 60) if "100" in config.data.name else (200, 6)
+        assert (partition["shards"], partition["per_client"]) == shards, column
+        assert config.algorithm.preset != "ha_fed" or config.gossip.clusters == 4
+    assert name != "hafed-table-1" or library()[name].at("paper").seeds == 3
 
 
 @pytest.mark.parametrize(("name", "doubled"), [("afga-table-1", 2.0), ("afga-table-2", 1.0), ("afga-table-3", 10.0)])
@@ -305,13 +286,11 @@ def test_rates_and_setting_of_the_other_tables_of_afga(name: str) -> None:
             assert part(config.sample)["participation"] == share
 
 
-def test_rates_and_forms_of_the_ninth_figure_of_hafed() -> None:
-    cells = {row: config for (row, _), config in configs("hafed-figure-9").items()}
-    assert {rates(config) for config in cells.values()} == {(0.1, 0.01, 1e-8)}
-    forms = {row: (config.gossip.active, config.gossip.gossip_every) for row, config in cells.items()}
-    assert forms["p_c = 1/2, q = 4"] == (0.5, 4)
-    assert forms["p_c = 1/4, q = 8"] == (0.25, 8)
-    assert {config.gossip.reporters for config in cells.values()} == {2}
+def test_forms_of_the_ninth_figure_of_hafed() -> None:
+    cells = {row: config.gossip for (row, _), config in configs("hafed-figure-9").items()}
+    forms = {row: (gossip.active, gossip.gossip_every) for row, gossip in cells.items()}
+    assert (forms["p_c = 1/2, q = 4"], forms["p_c = 1/4, q = 8"]) == ((0.5, 4), (0.25, 8))
+    assert {gossip.reporters for gossip in cells.values()} == {2}
 
 
 REDDI = {  # logarithms of base 10: the local rate, the server's, eps; in the order of the authors' tables
@@ -359,14 +338,6 @@ def test_the_diversity_figure_is_fedavg_alone_in_the_hybrid_setting() -> None:
     assert alphas == {f"Dirichlet({alpha})": alpha for alpha in (0.1, 0.3, 0.5, 0.7)}
     measures = {measure.metric for measure in library()["aware-figure-2"].measures.values()}
     assert measures == {"test_accuracy", "diversity", "aggregate_norm"}
-
-
-def test_setting_of_aware() -> None:
-    for name in [name for name in RECIPES if name.startswith("aware-")]:
-        for (row, column), config in configs(name).items():
-            assert (config.data.clients, config.local.lr, config.rounds) == (100, 0.01, 500), (name, row, column)
-            assert config.sample is not None
-            assert part(config.sample)["participation"] == 0.1
 
 
 def test_training_loss_of_hafed_is_the_papers_global_one() -> None:

@@ -17,7 +17,6 @@ import yaml
 from hansa.config import from_yaml
 from hansa.core.errors import HansaError
 from hansa.study.recipes import SCALES, find_recipes, library, read_recipes
-from hansa.study.recipes.recipe import merge_fragment
 
 RECIPES = sorted(library())
 
@@ -312,15 +311,6 @@ recipes:
     paper = {(cell.row, cell.column) for cell in library()["afga-table-5"].cells("paper")}
     assert {row for row, column in paper if column in ("Setting 1", "Setting 2")} == {"AFGA", "AFGA (a)"}
     assert {row for row, column in paper if column in ("Setting 3", "Setting 4")} == {"CAFGA", "CAFGA (a)"}
-
-
-def test_sections_are_laid_over_key_by_key_and_parts_whole() -> None:
-    document = {"sample": {"count": 3}, "local": {"lr": 0.1, "steps": {"kind": "fixed", "steps": 3}}}
-    merge_fragment(document, {"sample": {"participation": 0.5}, "local": {"steps": {"kind": "epochs", "epochs": 1}}})
-    assert document == {
-        "sample": {"participation": 0.5},
-        "local": {"lr": 0.1, "steps": {"kind": "epochs", "epochs": 1}},
-    }
 
 
 @pytest.mark.parametrize("scale", SCALES)
