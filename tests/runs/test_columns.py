@@ -10,12 +10,10 @@ import hansa
 from hansa.config import from_yaml
 from hansa.config.build import load_data
 from hansa.runs.columns import (
-    AXES,
     BITS,
     CLIENT_COLUMNS,
     COLUMNS,
     EVALUATED,
-    OUTCOMES,
     TOTALS,
     column_of,
     lower_is_better,
@@ -84,13 +82,6 @@ def test_totals_add_up_declared_columns():
 def test_the_direction_of_a_column(name, lower):
     assert lower_is_better(name) is lower
     assert column_of(f"last5_{name}").better == ("lower" if lower else "higher")
-
-
-def test_runs_are_ranked_and_drawn_by_declared_columns():
-    assert OUTCOMES[0] == "test_accuracy"
-    assert set(OUTCOMES) <= set(COLUMNS)
-    assert next(iter(AXES)) == "round"
-    assert all(AXES.values())
 
 
 def test_a_function_task_records_declared_columns():

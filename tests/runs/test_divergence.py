@@ -55,6 +55,7 @@ def test_it_is_last_named_and_never_bold(seeds):
     ]
     ranking = rank(entries, 0.4)
     assert [ranked.entry.name for ranked in ranking] == ["good", "none", "bad"]
+    assert math.isnan(ranking[-1].numbers["test_accuracy"])
     columns = ranking.columns()
     assert not any(column.is_best(ranking[-1]) for column in columns)
     assert "diverged" in ranking[-1].cell(ranking.score, columns[0].write)

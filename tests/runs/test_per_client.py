@@ -112,26 +112,19 @@ def check_harmless(made: hansa.Algorithm) -> None:
     assert "test_loss" not in plain.clients()
 
 
-def test_a_client_is_tested_with_its_own_head() -> None:
-    task = owned_task(6)
-    run = hansa.run(method(participation=1.0).with_local(private_blocks=hansa.local.blocks("head*")), task, rounds=3)
+@pytest.mark.parametrize("private", [True, False])
+def test_a_client_is_tested_with_its_own_head_or_model(private: bool) -> None:
+    task, heads = owned_task(6), hansa.local.blocks("head*")
+    of_own = presets.dsgd(local_lr=0.2, steps=2, batch_size=4)
+    made = method(participation=1.0).with_local(private_blocks=heads) if private else of_own
+    run = hansa.run(made, task, rounds=3)
     marks = run.clients().at_round(3)
     for client in range(5):
-        model = run.model
-        own = run.store.read(client)["local/private"]
-        model.head.weight.data.copy_(own[:18].view(3, 6))
-        model.head.bias.data.copy_(own[18:])
-        assert marks["test_loss"][client] == pytest.approx(by_hand(task, model, client)[0], rel=1e-5)
-        assert marks["test_loss"][client] != pytest.approx(by_hand(task, run.model, client)[0], rel=1e-5)
-
-
-def test_a_client_without_a_server_is_tested_with_its_own_model() -> None:
-    task = owned_task(6)
-    run = hansa.run(presets.dsgd(local_lr=0.2, steps=2, batch_size=4), task, rounds=3)
-    marks = run.clients().at_round(3)
-    for client in range(5):
-        model = task.module({"model": run.store.read(client)["local/row"]})
-        assert marks["test_loss"][client] == pytest.approx(by_hand(task, model, client)[0], rel=1e-5)
+        loss = by_hand(task, run.client_model(client), client)[0]
+        assert marks["test_loss"][client] == pytest.approx(loss, rel=1e-5)
+        own = run.store.read(client)["local/private" if private else "local/row"]
+        held = torch.nn.utils.parameters_to_vector(run.client_model(client).parameters())
+        assert torch.equal(held[-len(own) :] if private else held, own)
 
 
 def test_a_resumed_run_has_the_same_marks(tmp_path: Path) -> None:

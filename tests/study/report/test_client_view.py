@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 from contextlib import closing
@@ -20,7 +19,7 @@ from hansa.study.report import ReportEntry
 from hansa.study.report.page import MAX_BARS, MAX_JOBS, MAX_TIMED_CLIENTS, timeline_data
 from runs.people import owned_task
 
-from .test_page import Reader
+from .test_page import Reader, embedded
 
 
 def columns(accuracy: list[float]) -> ClientColumns:
@@ -37,10 +36,6 @@ def columns(accuracy: list[float]) -> ClientColumns:
 
 def entry(accuracy: list[float], **more) -> ReportEntry:
     return ReportEntry("m", [{"round": 1, "test_accuracy": 0.5}], clients=columns(accuracy), **more)
-
-
-def embedded(text: str):
-    return json.loads(Reader(text).data)
 
 
 def rows_of(text: str) -> list[list[str]]:
