@@ -77,7 +77,7 @@ def survey(folder: Path) -> list[Any]:
             record.check_checkpoint(round)
             state = record.load_checkpoint(round).state
             found += [state["x"], state["m"].tolist()]
-        record.database.check_pages()
+        record.check_pages()
         return found
 
 

@@ -139,7 +139,7 @@ def whole(folder: Path, expected: tuple[int, ...]) -> None:
         store.verify()
         saved = record.checkpoint_rounds()
         assert saved in ([round for round in SAVED if round <= len(found)][-3:], [5, 6, ROUNDS + 1], [3, 5], [3])
-        record.database.check_pages()
+        record.check_pages()
     for round in reversed(saved):
         copy = folder.with_name("resumed")
         shutil.rmtree(copy, ignore_errors=True)

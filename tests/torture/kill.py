@@ -121,7 +121,7 @@ def fingerprint(folder: Path, rounds: int = ROUNDS) -> dict[str, str]:
     """SHA-256 of all that a finished run comes to: server, moments, clients' rows, ledger, history, model, summary."""
     assert not list(folder.glob("run.db-*")), f"{folder}: a finished run has a log"
     with RunRecord(folder) as record:
-        record.database.check_pages()
+        record.check_pages()
         state, meta = record.load_checkpoint()
         store = record.open_rows()
         assert store.verify() > 0 or not store.clients(), f"{folder}: rows that were not verified"

@@ -122,9 +122,9 @@ class Experiment:
                 update={name: value for name, value in settings.items() if value is not None}
             )
             folder.record = record = RunRecord(folder.path, writing=True)
-            before = record.database.head.rounds
+            before = record.head.rounds
             if not fallback:
-                record.database.check_pages()
+                record.check_pages()
             done = record.intact_checkpoint() if fallback else record.newest_checkpoint()
             if fallback and before > done:
                 log.warning("%s: resumed after round %d; rounds %d to %d are lost and run again",

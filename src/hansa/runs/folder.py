@@ -259,7 +259,7 @@ class RunFolder:
     def append_record(self, run: Run, record: Record) -> None:
         """Add the record of a round and its clients; `commit` makes it durable."""
         assert self.record is not None
-        self.record.database.check_present()
+        self.record.check_present()
         self.record.add_round(record, run.client_record.newest)
 
     def commit(self, records: Sequence[Record]) -> None:

@@ -15,8 +15,8 @@ import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
+from weakref import ref
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ class RecordedRound(NamedTuple):
     digest: str
 
 
-class RunRecord:
+class RunRecord(Database):
     """The record of a run in its folder, open for writing by the process that holds the folder's lock, or for reading.
 
     >>> import tempfile, torch
@@ -66,14 +66,13 @@ class RunRecord:
     ([{'round': 1, 'loss': 0.5}], [1], {'x': tensor([1., 1.])})
     """
 
-    def __init__(self, folder: Path | str, *, writing: bool = False) -> None:
-        self.database = Database(folder, writing=writing)
-        self.store: DiskStore | None = None
+    _store: ref[DiskStore] | None = None
+    """The client rows while they are open; they refer to the record."""
 
     @classmethod
     def create(cls, folder: Path | str) -> RunRecord:
         """Create an empty record, open for writing."""
-        Database.create(folder)
+        cls.make(folder)
         return cls(folder, writing=True)
 
     @staticmethod
@@ -81,43 +80,34 @@ class RunRecord:
         """Return whether a folder has a record."""
         return (Path(folder) / DATABASE).is_file()
 
-    @property
-    def path(self) -> Path:
-        """The path of the database."""
-        return self.database.path
-
     def open_rows(self, at_round: int | None = None) -> DiskStore:
         """Return the client rows, as the record has them or as they were at the round of a checkpoint."""
-        if self.store is None:
-            self.store = DiskStore.of(self.database, at_round)
-            self.store.checkpoint = max(self.checkpoint_rounds(), default=-1)
-        return self.store
+        store = None if self._store is None else self._store()
+        if store is None:
+            store = DiskStore.of(self, at_round)
+            self._store, self.kept = ref(store), max(self.checkpoint_rounds(), default=-1)
+        return store
 
     def add_round(self, record: Mapping[str, Any], clients: bytes) -> None:
         """Add a closed round; `commit` makes it durable, together with the rows of its clients."""
-        database, head = self.database, self.database.head
-        round = head.rounds + 1
+        head, round = self.head, self.head.rounds + 1
         if record.get("round") != round:
             raise HansaError(f"add_round(round={record.get('round')}): the record is at round {head.rounds}.")
         text, sha = json.dumps(record, default=lambda number: number.item()), hashlib.sha256(clients).digest()
         chain = self._chain(head.chain, round, text, sha)
-        with database.writing_rows():
-            database.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?)", [round, text, chain, sha, clients])
-            database.set_head(rounds=round, chain=chain)
-
-    def commit(self) -> None:
-        """Close the transaction: everything written since the last one is durable, or nothing."""
-        self.database.commit()
+        with self.writing_rows():
+            self.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?)", [round, text, chain, sha, clients])
+            self.set_head(rounds=round, chain=chain)
 
     def rounds(self, last: int | None = None) -> Iterator[RecordedRound]:
         """Yield the closed rounds, checked: 1, 2, 3, ... and every digest."""
-        with self.database.checked():
+        with self.checked():
             for round, text, chain, _ in self._checked_rounds("NULL", last):
                 yield RecordedRound(round, dict(json.loads(text)), chain)
 
     def client_blocks(self) -> Iterator[tuple[int, dict[str, Table]]]:
         """Yield the client tables of every round, checked."""
-        with self.database.checked():
+        with self.checked():
             for round, _, _, block in self._checked_rounds("clients"):
                 yield round, decode_clients(block)
 
@@ -131,22 +121,22 @@ class RunRecord:
 
     def _checked_rounds(self, content: str, last: int | None = None) -> Iterator[tuple[int, str, str, bytes]]:
         """Yield round, record, digest and client block, if ``content`` is its column."""
-        database, before, round = self.database, "", 0
-        with database.reading():
-            end = database.head.rounds if last is None else last
+        before, round = "", 0
+        with self.reading():
+            end = self.head.rounds if last is None else last
             statement = f"SELECT round, record, digest, sha, {content} FROM rounds WHERE round <= ? ORDER BY round"
-            for number, text, chain, sha, block in database.execute(statement, [end]):
+            for number, text, chain, sha, block in self.execute(statement, [end]):
                 round += 1
                 whole = block is None or hashlib.sha256(block).digest() == sha
                 if number != round or not whole or chain != self._chain(before, round, text, sha):
                     raise ValueError(f"round {round}, or one before it, was changed or is missing")
                 yield number, text, chain, block
                 before = chain
-            if round != end or (last is None and before != database.head.chain):
+            if round != end or (last is None and before != self.head.chain):
                 raise ValueError(f"it has {round} of {end} rounds")
 
     def _chain(self, before: str, round: int, text: str, clients: bytes) -> str:
-        state = hashlib.sha256(f"{self.database.identity} {round} {before} ".encode() + clients)
+        state = hashlib.sha256(f"{self.identity} {round} {before} ".encode() + clients)
         state.update(text.encode())
         return state.hexdigest()
 
@@ -154,8 +144,8 @@ class RunRecord:
 
     def checkpoint_rounds(self) -> list[int]:
         """Return the rounds that have a checkpoint, oldest first."""
-        with self.database.checked():
-            return sorted(int(round) for (round,) in self.database.execute("SELECT round FROM checkpoints").fetchall())
+        with self.checked():
+            return sorted(int(round) for (round,) in self.execute("SELECT round FROM checkpoints").fetchall())
 
     def save_checkpoint(self, state: State, meta: Mapping[str, Any], *, keep: int = 3) -> None:
         """Write the state after ``meta["round"]`` and remove all but the newest ``keep``; durable after `commit`."""
@@ -164,30 +154,28 @@ class RunRecord:
         tree = json.dumps(
             {name: _to_json(each, name, tensors) for name, each in (("state", state), ("meta", dict(meta)))}
         )
-        database, round = self.database, int(meta["round"])
-        head = database.head.sealed(database.identity)
-        with database.writing_rows():
+        round, head = int(meta["round"]), self.head.sealed(self.identity)
+        with self.writing_rows():
             self._delete_checkpoints("= ?", round)
-            put = [database.put("checkpoint", round, name, round, row) for name, row in tensors.items()]
+            put = [self.put("checkpoint", round, name, round, row) for name, row in tensors.items()]
             digest = self._digest(round, head, tree, put)
-            database.execute("INSERT INTO checkpoints VALUES (?, ?, ?, ?)", [round, head, tree, digest])
+            self.execute("INSERT INTO checkpoints VALUES (?, ?, ?, ?)", [round, head, tree, digest])
             self._delete_checkpoints("< ?", self.checkpoint_rounds()[-keep:][0])
-            database.delete(
+            self.delete(
                 "died IS NOT NULL AND NOT EXISTS (SELECT 1 FROM checkpoints AS kept "
                 "WHERE vectors.born <= kept.round AND kept.round < vectors.died)"
             )
-            if self.store is not None:
-                self.store.checkpoint = round
+            self.kept = round
 
     def _delete_checkpoints(self, which: str, round: int) -> None:
-        self.database.delete(f"kind = 'checkpoint' AND client {which}", [round])
-        self.database.execute(f"DELETE FROM checkpoints WHERE round {which}", [round])
+        self.delete(f"kind = 'checkpoint' AND client {which}", [round])
+        self.execute(f"DELETE FROM checkpoints WHERE round {which}", [round])
 
     def load_checkpoint(self, round: int | None = None) -> Checkpoint:
         """Return the newest checkpoint, or that of a round, every byte checked."""
         _, tree, entries = self._read_checkpoint(self.newest_checkpoint() if round is None else round)
-        with self.database.checked():
-            tensors = {entry.name: self.database.get(entry) for entry in entries}
+        with self.checked():
+            tensors = {entry.name: self.get(entry) for entry in entries}
             content = json.loads(tree, object_hook=lambda node: tensors[node["$tensor"]] if "$tensor" in node else node)
             return Checkpoint(content["state"], content["meta"])
 
@@ -202,14 +190,13 @@ class RunRecord:
         return rounds[-1]
 
     def _read_checkpoint(self, round: int) -> tuple[Head, str, list[RowEntry]]:
-        database = self.database
-        with database.checked():
+        with self.checked():
             statement = "SELECT head, state, digest FROM checkpoints WHERE round = ?"
-            head, tree, digest = database.execute(statement, [round]).fetchone()
-            entries = database.entries("kind = 'checkpoint' AND client = ?", [round])
+            head, tree, digest = self.execute(statement, [round]).fetchone()
+            entries = self.entries("kind = 'checkpoint' AND client = ?", [round])
             if digest != self._digest(round, head, tree, entries):
                 raise ValueError(f"the checkpoint of round {round} was changed")
-            return database.parse_head(head), tree, entries
+            return self.parse_head(head), tree, entries
 
     def _digest(self, round: int, head: str, tree: str, entries: Sequence[RowEntry]) -> bytes:
         state = hashlib.sha256(f"{round} {head} {tree}".encode())
@@ -222,7 +209,7 @@ class RunRecord:
         self.load_checkpoint(round)
         head = self.head_of_checkpoint(round)
         self._check_chain(head)
-        rows = DiskStore.of(self.database, head.generation)
+        rows = DiskStore.of(self, head.generation)
         rows.check_sum(head.sum)
         rows.verify()
 
@@ -253,7 +240,7 @@ class RunRecord:
         """Write the database anew: one checkpoint and all that belongs to it."""
         head = self.head_of_checkpoint(round)
         live = "kind = 'client' AND born <= ? AND (died IS NULL OR died > ?)"
-        self.database.salvage(
+        self.salvage(
             head,
             {
                 "rounds": ("round <= ?", [head.rounds]),
@@ -261,36 +248,26 @@ class RunRecord:
                 "vectors": (f"({live}) OR (kind = 'checkpoint' AND client = ?)", [*[head.generation] * 2, round]),
             },
         )
-        self.database = Database(self.path.parent, writing=True)
-        with self.database.writing_rows():
-            self.database.execute("UPDATE vectors SET died = NULL WHERE died IS NOT NULL")
+        Database.__init__(self, self.path.parent, writing=True)
+        with self.writing_rows():
+            self.execute("UPDATE vectors SET died = NULL WHERE died IS NOT NULL")
         self.commit()
 
     def rewind(self, round: int) -> list[dict[str, Any]]:
         """Go back to the checkpoint of a round, in one transaction, and return the records of the rounds before it."""
-        database, head = self.database, self.head_of_checkpoint(round)
+        head = self.head_of_checkpoint(round)
         records = self._check_chain(head)
         rows = self.open_rows(head.generation)
         rows.check_sum(head.sum)
-        with database.writing_rows():
-            database.execute("DELETE FROM rounds WHERE round > ?", [head.rounds])
+        with self.writing_rows():
+            self.execute("DELETE FROM rounds WHERE round > ?", [head.rounds])
             self._delete_checkpoints("> ?", round)
-            database.delete("kind = 'client' AND born > ?", [head.generation])
-            database.execute("UPDATE vectors SET died = NULL WHERE died > ?", [head.generation])
-            database.set_head(**head._asdict())
-        rows.checkpoint = round
+            self.delete("kind = 'client' AND born > ?", [head.generation])
+            self.execute("UPDATE vectors SET died = NULL WHERE died > ?", [head.generation])
+            self.set_head(**head._asdict())
+        self.kept = round
         self.commit()
         return records
-
-    def close(self) -> None:
-        """Close the record. What was not committed is undone."""
-        (self.database if self.store is None else self.store).close()
-
-    def __enter__(self) -> RunRecord:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 class ClientRecord:

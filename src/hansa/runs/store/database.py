@@ -30,7 +30,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Lock
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
 import torch
@@ -234,6 +235,7 @@ class Database:
             shared: Whether others read while this process writes.
         """
         self.path = Path(folder) / DATABASE
+        self.kept = -1  # the newest round whose client rows must be kept
         self.durable, self.writing, self._shared = durable, writing, shared
         self.usable, self._version = True, -1
         self._copied: TemporaryDirectory[str] | None = None
@@ -257,7 +259,7 @@ class Database:
             raise
 
     @classmethod
-    def create(cls, folder: Path | str) -> None:
+    def make(cls, folder: Path | str) -> None:
         """Create the empty database of a new record, complete or not at all."""
         path = Path(folder) / DATABASE
         for name in FILES:
@@ -271,7 +273,7 @@ class Database:
         if not os.path.lexists(folder / DATABASE):
             if os.path.lexists(folder / ROWS):
                 raise DamagedFileError(f"{folder / DATABASE} is missing. Restore it from a backup.")
-            cls.create(folder)
+            cls.make(folder)
 
     @staticmethod
     def _write(path: Path, identity: str, head: Head, content: Mapping[str, Iterable[tuple[Any, ...]]]) -> None:
@@ -418,6 +420,12 @@ class Database:
             if self._copied is not None:
                 self._copied.cleanup()
                 self._copied = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_open_connection"):

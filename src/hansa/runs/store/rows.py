@@ -231,7 +231,6 @@ class DiskStore(ClientStore):
 
     def _open(self, database: Database, at_round: int | None = None) -> None:
         self.database = database
-        self.checkpoint = -1  # the newest round whose rows must be kept
         self._staged: list[RowEntry] = []
         self._rows: dict[int, dict[str, RowEntry]] = {}
         self._readers: ThreadPoolExecutor | None = None
@@ -292,7 +291,7 @@ class DiskStore(ClientStore):
 
     def _retire(self, entry: RowEntry) -> None:
         """Keep a replaced row if a checkpoint may need it, otherwise delete it."""
-        if entry.born <= self.checkpoint:
+        if entry.born <= self.database.kept:
             self.database.execute("UPDATE vectors SET died = ? WHERE id = ?", [self.generation, entry.id])
         else:
             self.database.delete("id = ?", [entry.id])
