@@ -107,9 +107,7 @@ def traffic(method, steps, monkeypatch):
         monkeypatch.setattr(places, "empty_pinned", pretended.empty_pinned)
         trainer = task.trainer(torch.float32, META)
         pretended.reset()
-        moved = round.to_device(META, [order], [got])
-        (result,) = round._train_there(run.algorithm, *moved, trainer, task.population)
-        round.bring_home(result, torch.device("cpu"))
+        (result,) = round._train(run.algorithm, [order], [got], trainer, task.population)
     assert len(result.changes)
     assert all(memory._version == version for memory, version in pretended.staged)  # not overwritten under way
     return pretended

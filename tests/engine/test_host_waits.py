@@ -157,7 +157,7 @@ def test_a_device_without_float64_computes_the_spread_on_the_host(name, monkeypa
 
     with WithoutFloat64():
         trainer = task.trainer(torch.float32, META)
-        (result,) = round._train_there(run.algorithm, *round.to_device(META, [order], [got]), trainer, task.population)
+        (result,) = round._train(run.algorithm, [order], [got], trainer, task.population)
     assert len(result.changes)
     assert result.report.mean is not None
 

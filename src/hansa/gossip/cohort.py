@@ -69,11 +69,18 @@ class Cohort:
     """A cohort to train: an order, with the vectors that its clients received.
 
     Who steps and when models are exchanged is a pure function of the order, the mixing and the survivors. ``start`` is
-    the received model: ``dim`` parameters, then buffers. Clients are named by their positions in the order.
+    the received model: ``dim`` parameters, then buffers. Clients are named by their positions in the order. Cohorts
+    that start from the same vectors without memory have one common step, in ``common_steps``.
     """
 
     def __init__(
-        self, phase: LocalPhase, order: WorkOrder, received: Vectors, trainer: Trainer, samples: Sequence[int]
+        self,
+        phase: LocalPhase,
+        order: WorkOrder,
+        received: Vectors,
+        trainer: Trainer,
+        samples: Sequence[int],
+        common_steps: dict[tuple[int, int], LocalStep] | None = None,
     ) -> None:
         assert phase.mixing is not None
         self.phase, self.order, self.mixing, self.clients = phase, order, phase.mixing, order.clients
@@ -92,7 +99,7 @@ class Cohort:
         self._position = {client: position for position, client in enumerate(order.clients)}
         self._active: dict[tuple[int, int], list[int]] = {}
         self._steps: dict[int, LocalStep] = {}
-        self._common_step: LocalStep | None = None
+        self._common_steps = {} if common_steps is None else common_steps
         self._storage: Storage | None = None
         self.mixer = Mixer(self.mixing.topology.of_cluster(order.cohort or 0), len(order.clients))
         self.mixer.drop(*map(self._position.__getitem__, order.absent))
@@ -161,14 +168,10 @@ class Cohort:
     @property
     def common_step(self) -> LocalStep:
         """A step whose numbers are those of all clients; it is not taken."""
-        if self._common_step is None:
-            self._common_step = self._new_step(self.clients[0])
-        return self._common_step
-
-    def use_common_step(self, step: LocalStep | None) -> LocalStep:
-        """Let `common_step` be a given one, of a cohort whose clients have the same; return it."""
-        self._common_step = step
-        return self.common_step
+        place = self.order.round, id(self if self.order.memory else self._received)
+        if place not in self._common_steps:
+            self._common_steps[place] = self._new_step(self.clients[0])
+        return self._common_steps[place]
 
     def memory(self, client: int) -> Vectors:
         """Return the memory of a client before the round."""

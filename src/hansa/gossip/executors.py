@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
@@ -39,7 +39,6 @@ from hansa.core.vectors.arithmetic import all_finite, native_fits
 from hansa.gossip.cohort import Cohort, CohortOutcome
 from hansa.gossip.rows import DenseRows, LazyRows, Mixer
 from hansa.gossip.topology import Topology
-from hansa.local.step import LocalStep
 from hansa.local.trainer import BaseTrainer, ClientJobs, DrawRows, LocalResults, Trainer, take_step
 from hansa.local.work import Work
 from hansa.rounds.messages import DroppedClient, Report, Trained, WorkOrder
@@ -58,12 +57,12 @@ def train_cohorts(
     Native code gets all cohorts at once. Those whose final rows are read later are trained one by one, so that the rows
     of only one are in memory.
     """
-    cohorts = [Cohort(phase, order, got, trainer, samples) for order, got in zip(orders, received, strict=True)]
-    _share_common_step(cohorts, orders, received)
+    make, pairs = partial(Cohort, common_steps={}), list(zip(orders, received, strict=True))
+    cohorts = [make(phase, order, got, trainer, samples) for order, got in pairs]
     together = not any(cohort.keeps_rows for cohort in cohorts)
     outcomes = train_natively(cohorts, trainer) if together else [None] * len(cohorts)
     results = []
-    for cohort, order, got, trained in zip(cohorts, orders, received, outcomes, strict=True):
+    for cohort, (order, got), trained in zip(cohorts, pairs, outcomes, strict=True):
         outcome = trained if together else train_natively([cohort], trainer)[0]
         if outcome is None and defers_checks(trainer.y.device):
             outcome = _DeferredExecutor(cohort, trainer).run_if_finite()
@@ -73,15 +72,6 @@ def train_cohorts(
             outcome = _EagerExecutor(cohort, trainer).run()
         results.append(_result(cohort, outcome))
     return results
-
-
-def _share_common_step(cohorts: Sequence[Cohort], orders: Sequence[WorkOrder], received: Sequence[Vectors]) -> None:
-    """Let cohorts that start from the same vectors without memory have one common step."""
-    steps: dict[tuple[int, int], LocalStep] = {}
-    for cohort, order, got in zip(cohorts, orders, received, strict=True):
-        if not order.memory:
-            known = steps.get((order.round, id(got)))
-            steps[order.round, id(got)] = cohort.use_common_step(known)
 
 
 def _result(cohort: Cohort, outcome: CohortOutcome) -> Trained:

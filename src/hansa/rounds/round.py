@@ -145,15 +145,12 @@ def client_round(
             decoded[place] = decode_broadcasts(algorithm, order, base_vectors or {})
     received = [decoded[id(order.broadcasts), order.base] for order in orders]
     able = [(order, got) for order, got in zip(orders, received, strict=True) if got is not None]
-    trained = iter(_train(algorithm, [pair[0] for pair in able], [pair[1] for pair in able], trainer, population))
-    reports = []
-    for order, got in zip(orders, received, strict=True):
-        if got is None:
-            detail = "the broadcast does not decode to the model that was sent"
-            reports.append(Report.without(order, "base", detail))
-            continue
-        reports.append(_report(algorithm, order, got, next(trained)))
-    return reports
+    trained = iter(_train(algorithm, [order for order, _ in able], [got for _, got in able], trainer, population))
+    detail = "the broadcast does not decode to the model that was sent"
+    return [
+        Report.without(order, "base", detail) if got is None else _report(algorithm, order, got, next(trained))
+        for order, got in zip(orders, received, strict=True)
+    ]
 
 
 def _train(
@@ -167,25 +164,16 @@ def _train(
     on the CPU, or on the server's device."""
     if not orders:
         return []
-    device, home = trainer.y.device, received[0][MODEL].device
+    device, home, phase = trainer.y.device, received[0][MODEL].device, algorithm.local
     elsewhere = not device.type == home.type == "cpu"
     if elsewhere:
-        orders, received = to_device(device, orders, received)
-    results = _train_there(algorithm, orders, received, trainer, population)
-    return [bring_home(result, home) for result in results] if elsewhere else results
-
-
-def _train_there(
-    algorithm: Algorithm,
-    orders: Sequence[WorkOrder],
-    received: Sequence[Vectors],
-    trainer: Trainer,
-    population: Population,
-) -> list[Trained]:
-    if algorithm.local.mixing is not None:
-        return train_cohorts(algorithm.local, orders, received, trainer, population.samples)
-    pairs = zip(orders, received, strict=True)
-    return [_train_alone(algorithm.local, order, got, trainer, population) for order, got in pairs]
+        orders, received = _to_device(device, orders, received)
+    if phase.mixing is not None:
+        results = train_cohorts(phase, orders, received, trainer, population.samples)
+    else:
+        pairs = zip(orders, received, strict=True)
+        results = [_train_alone(phase, order, got, trainer, population) for order, got in pairs]
+    return [_bring_home(result, home) for result in results] if elsewhere else results
 
 
 def _train_alone(
@@ -271,7 +259,7 @@ def _jobs(
     return ClientJobs(clients, order.works, models, steps, key, buffers, batches, keep_models)
 
 
-def to_device(
+def _to_device(
     device: torch.device, orders: Sequence[WorkOrder], received: Sequence[Vectors]
 ) -> tuple[list[WorkOrder], list[Vectors]]:
     """Copy the clients' received vectors, each once, and the memory that training reads to a device."""
@@ -290,7 +278,7 @@ def to_device(
     return copied, [once[id(got)] for got in received]
 
 
-def bring_home(trained: Trained, home: torch.device) -> Trained:
+def _bring_home(trained: Trained, home: torch.device) -> Trained:
     """Copy a training result to where the server's vectors came from, and the clients' memory to the CPU."""
     report, cpu = trained.report, torch.device("cpu")
     memory = {client: vectors_to(rows, cpu) for client, rows in report.memory.items()}
