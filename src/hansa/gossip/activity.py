@@ -215,10 +215,8 @@ class available(BaseActivity):
 
     def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
         """Raise if a listed client is in no cluster."""
-        known = {client for cohort in cohorts for client in cohort}
         for at, clients in enumerate(self.trace):
-            if unknown := sorted(set(clients) - known):
-                raise HansaError(f"available: round {at} names client {unknown[0]}, which is in no cluster.")
+            _check_known(f"available: round {at}", clients, cohorts)
         with_defaults(self.activity, BaseActivity).check(cohorts, steps)
 
     def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
@@ -249,7 +247,7 @@ class bernoulli(BaseActivity):
         cohort = sorted(clients)
         if not cohort:
             return []
-        coins = _address(key, round, step, cohort).numpy().random(len(cohort))
+        coins = key.child("active", round, cohort[0], step).numpy().random(len(cohort))
         return [client for client, coin in zip(cohort, coins.tolist(), strict=True) if coin < self.p]
 
 
@@ -284,31 +282,25 @@ class replay(BaseActivity):
 
     def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
         """Raise if a listed client is in no cluster, or a round has too few steps."""
-        known = {client for cohort in cohorts for client in cohort}
         for at, recorded in enumerate(self.rounds):
             if steps is not None and len(recorded) < steps:
                 raise HansaError(
                     f"replay: round {at} has {len(recorded)} steps, but {steps} local steps are to be done."
                 )
             for step, clients in enumerate(recorded):
-                for client in clients:
-                    if client not in known:
-                        raise HansaError(
-                            f"replay: round {at}, step {step} names client {client}, which is in no cluster."
-                        )
+                _check_known(f"replay: round {at}, step {step}", clients, cohorts)
 
     def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
         """Return the recorded clients in the cohort."""
-        recorded = self.rounds[round % len(self.rounds)]
+        at = round % len(self.rounds)
+        recorded = self.rounds[at]
         if step >= len(recorded):
-            at = round % len(self.rounds)
-            raise HansaError(
-                f"replay: round {at} has {len(recorded)} steps, step {step} was asked for (counted from 0)."
-            )
+            raise HansaError(f"replay: round {at} has {len(recorded)} steps, step {step} was asked for (from 0).")
         cohort = set(clients)
         return [client for client in recorded[step] if client in cohort]
 
 
-def _address(key: Key, round: int, step: int, cohort: Sequence[int]) -> Key:
-    """Return the key of a cohort, identified by its first client, so that clusters draw independently."""
-    return key.child("active", round, cohort[0], step)
+def _check_known(owner: str, clients: Sequence[int], cohorts: Sequence[Sequence[int]]) -> None:
+    known = {client for cohort in cohorts for client in cohort}
+    if unknown := sorted(set(clients) - known):
+        raise HansaError(f"{owner} names client {unknown[0]}, which is in no cluster.")
