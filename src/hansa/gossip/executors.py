@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
@@ -264,17 +264,17 @@ def train_natively(cohorts: Sequence[Cohort], trainer: Trainer) -> list[CohortOu
     native = with_defaults(trainer, BaseTrainer).native_steps()
     if native is None or not all(_steps_natively(cohort) for cohort in cohorts):
         return [None] * len(cohorts)
-    able = [cohort for cohort in cohorts if _runs_natively(cohort)]
-    drawn = _draw_all(able, native.draw_rows)
+    planned = {id(cohort): _TurnBatches(cohort) for cohort in cohorts if _runs_natively(cohort)}
+    if native.draw_rows is not None:
+        _draw_all(planned.values(), native.draw_rows)
     memory: dict[int, _RowMemory] = {}
     runs: list[_DenseRun | _LazyRun] = []
-    for cohort in able:
-        cohort.started = True
-        batches = _TurnBatches(cohort, drawn.get(id(cohort), {}))
-        if cohort.storage(native=True) == "lazy":
-            runs.append(_LazyRun(cohort, native.kernel, batches))
+    for batches in planned.values():
+        batches.cohort.started = True
+        if batches.cohort.storage(native=True) == "lazy":
+            runs.append(_LazyRun(batches, native.kernel))
         else:
-            runs.append(_DenseRun(cohort, native.kernel, batches, memory))
+            runs.append(_DenseRun(batches, native.kernel, memory))
     for run in runs:
         run.run()
     outcomes = {id(run.cohort): run.result() for run in runs}
@@ -294,49 +294,20 @@ def _runs_natively(cohort: Cohort) -> bool:
     return storage == "lazy"
 
 
-def _draw_all(cohorts: Sequence[Cohort], draw_rows: DrawRows | None) -> dict[int, dict[int, _Drawn]]:
-    """Draw the batches of all cohorts' stepping clients in one call; by cohort and position."""
-    drawn: dict[int, dict[int, _Drawn]] = {}
-    wanted: dict[Key, list[tuple[dict[int, _Drawn], int, int, int, int]]] = {}
-    for cohort in cohorts if draw_rows is not None else ():
-        if not cohort.phase.division.is_default:
-            continue
-        batches = drawn[id(cohort)] = {}
-        own = wanted.setdefault(cohort.key, [])
-        for position, count in Counter(chain.from_iterable(cohort.active_from(0))).items():
-            client = cohort.clients[position]
-            own.append((batches, position, client, cohort.batch_size(client), count))
-    members = list(chain.from_iterable(wanted.values()))
-    if draw_rows is not None and members:
-        keys = [digest for key, own in wanted.items() for digest in key.digests([each[2] for each in own], "batch")]
-        lengths = [size * count for *_, size, count in members]
-        rows = draw_rows([each[2] for each in members], keys, np.array(lengths, np.int64))
-        address = rows.ctypes.data
-        for (batches, position, _, size, _), length in zip(members, lengths, strict=True):
-            batches[position] = _Drawn(rows, size, address)
-            address += 8 * length
-    return drawn
-
-
-class _Drawn(NamedTuple):
-    """The batches of one client's steps: the array that they are in, the rows per batch, the address of the first."""
-
-    owner: Array
-    size: int
-    address: int
-
-
 class _TurnBatches:
     """The turns of the clients' steps: the address of each client's next batch, and the number taken.
 
-    Batches that are not in ``drawn`` are drawn when they are needed.
+    Batches that were not drawn for all clients in one call are drawn when they are needed.
     """
 
-    def __init__(self, cohort: Cohort, drawn: dict[int, _Drawn]) -> None:
-        self._cohort, self._drawn = cohort, drawn
-        self._batches: dict[int, Any] = {}
-        self._turns: dict[int, list[tuple[int, int]]] = {}
+    def __init__(self, cohort: Cohort) -> None:
+        self.cohort = cohort
         self.taken = [0] * len(cohort.clients)
+        self.drawn: dict[int, tuple[int, int]] = {}
+        """The rows per batch and the address of the first batch, of batches that lie one after the other."""
+        self.owners: list[Any] = []
+        """The arrays that the addresses point into."""
+        self._turns: dict[int, list[tuple[int, int]]] = {}
 
     def turns(self, positions: Sequence[int]) -> list[Turn]:
         """Return the next turn of each position."""
@@ -344,19 +315,41 @@ class _TurnBatches:
         for position in positions:
             taken = self.taken[position]
             self.taken[position] = taken + 1
-            if position in self._drawn:
-                _, size, address = self._drawn[position]
+            if position in self.drawn:
+                size, address = self.drawn[position]
                 turns.append((position, size, address + 8 * size * taken))
                 continue
             if position not in self._turns:
-                batches = self._batches[position] = self._cohort.batches(self._cohort.clients[position])
-                self._turns[position] = _widths_and_addresses(batches)
+                self.owners.append(self.cohort.batches(self.cohort.clients[position]))
+                self._turns[position] = _widths_and_addresses(self.owners[-1])
             turns.append((position, *self._turns[position][taken]))
         return turns
 
     def taken_by_client(self) -> Counter[int]:
         """Return the steps that each client took."""
-        return Counter(dict(zip(self._cohort.clients, self.taken, strict=True)))
+        return Counter(dict(zip(self.cohort.clients, self.taken, strict=True)))
+
+
+def _draw_all(planned: Iterable[_TurnBatches], draw_rows: DrawRows) -> None:
+    """Draw the batches of all cohorts' stepping clients in one call."""
+    wanted: dict[Key, list[tuple[_TurnBatches, int, int, int]]] = {}
+    for batches in planned:
+        cohort = batches.cohort
+        if cohort.phase.division.is_default:
+            own = wanted.setdefault(cohort.key, [])
+            for position, count in Counter(chain.from_iterable(cohort.active_from(0))).items():
+                client = cohort.clients[position]
+                own.append((batches, position, client, cohort.batch_size(client) * count))
+    members = list(chain.from_iterable(wanted.values()))
+    if not members:
+        return
+    keys = [digest for key, own in wanted.items() for digest in key.digests([each[2] for each in own], "batch")]
+    rows = draw_rows([each[2] for each in members], keys, np.array([each[3] for each in members], np.int64))
+    address = rows.ctypes.data
+    for batches, position, client, length in members:
+        batches.owners[:] = [rows]
+        batches.drawn[position] = batches.cohort.batch_size(client), address
+        address += 8 * length
 
 
 def _widths_and_addresses(batches: Any) -> list[tuple[int, int]]:
@@ -388,10 +381,9 @@ class _DenseRun:
     ``memory`` has the memory of cohorts that keep no rows, by their number of clients.
     """
 
-    def __init__(
-        self, cohort: Cohort, clients: ClientKernel, batches: _TurnBatches, memory: dict[int, _RowMemory]
-    ) -> None:
-        self.cohort, self.batches = cohort, batches
+    def __init__(self, batches: _TurnBatches, clients: ClientKernel, memory: dict[int, _RowMemory]) -> None:
+        cohort = self.cohort = batches.cohort
+        self.batches = batches
         start = None if cohort.mixing.keep_local_models or not cohort.steps else cohort.start
         own = None if start is None or cohort.keeps_rows else memory.get(len(cohort.clients))
         if own is None:
@@ -527,9 +519,9 @@ def _make_links(mixer: Mixer, uniform: bool) -> MixingLinks:
 class _LazyRun:
     """Runs all steps in one call, on the changes of the models."""
 
-    def __init__(self, cohort: Cohort, clients: ClientKernel, batches: _TurnBatches) -> None:
-        self.cohort, self.batches = cohort, batches
-        self.kernel = LazyCohortKernel(clients, cohort.start, cohort.common_step)
+    def __init__(self, batches: _TurnBatches, clients: ClientKernel) -> None:
+        self.cohort, self.batches = batches.cohort, batches
+        self.kernel = LazyCohortKernel(clients, self.cohort.start, self.cohort.common_step)
 
     def run(self) -> None:
         cohort, rows, steps = self.cohort, self.cohort.lazy_rows(), range(self.cohort.steps)
