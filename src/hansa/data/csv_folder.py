@@ -99,10 +99,9 @@ def from_csv_folder(
         chosen = infer_schema(folder, str(target), test=test, seed=seed, **inference)
     else:
         chosen = as_schema(schema)
-    tables = read_tables(folder, chosen)
-    fraction = fraction_of_test_rows(chosen, test)
-    complete_one = complete_schema(chosen, tables, fraction, seed)
-    return federate_tables(complete_one, tables, fraction, seed, Path(folder).stem if name is None else name)
+    tables, fraction = read_tables(folder, chosen), fraction_of_test_rows(chosen, test)
+    title = Path(folder).stem if name is None else name
+    return federate_tables(complete_schema(chosen, tables, fraction, seed), tables, fraction, seed, title)
 
 
 def read_tables(folder: Path | str, schema: Schema | None = None) -> list[Table]:

@@ -308,10 +308,7 @@ def _check_feasible(part: str, clients: int, feasible: int, available: str) -> N
 
 def _check_sizes(part: str, clients: int, rows: int, min_size: int) -> None:
     size = max(1, min_size)
-    remedy = f"With min_size=1 at most {rows} are possible." if size > 1 and clients <= rows else ""
-    if clients * size > rows:
-        available = f"{rows} samples, {size} per client" if size > 1 else f"{rows} samples"
-        raise invalid_argument(part, "clients", clients, f"at most {rows // size}: there are {available}", remedy)
+    _check_feasible(part, clients, rows // size, f"{rows} samples, {size} or more per client")
 
 
 def _classes(part: str, labels: torch.Tensor) -> Integers:
