@@ -101,18 +101,7 @@ LOOKS: dict[str, list[list[str]]] = {
     "keys": [],  # writes keys, and reads nothing
 }
 """Commands that look, with arguments."""
-READ_NO_FOLDER = {
-    "config schema",
-    "config example",
-    "presets",
-    "parts",
-    "models",
-    "doctor",
-    "topology",
-    "data list",
-    "data check",
-    "data show",
-}
+READ_NO_FOLDER = {name for name, calls in LOOKS.items() if calls and "{run}" not in str(calls)}
 NEEDS_CODE: dict[str, list[list[str]]] = {
     "run": [["{run}/config.yaml", "-o", "new", "-q"], ["-o", "{run}", "--resume", "-q"]],
     "resume": [["{run}", "-q", "-r", "3"]],

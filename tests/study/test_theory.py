@@ -392,7 +392,7 @@ def test_the_command_reads_files_presets_and_runs_and_estimates(tmp_path: Path) 
     assert estimated["setting"]["clients"] == 6
     assert estimated["constants"]["d"] == 610
     assert estimated["theorems"][1]["values"]["bound"] > 0
-    given = called("--preset", "fedams", "--set", "local.steps=5", "--constant", "L=10", "--constant", "G=2", "--json")
+    given = called("fedams", "--set", "local.steps=5", "--constant", "L=10", "--constant", "G=2", "--json")
     assert json.loads(given.output)["theorems"][1]["values"]["largest eta_l"] > 0
     own = called("ha_fed", "--clients", "30", "--set", "gossip.clusters=3", "--set", "gossip.topology=complete")
     assert "rho_max = 0 <= 1/(2 sqrt(n - m)) = 0.1768: holds" in own.output

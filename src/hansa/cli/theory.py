@@ -25,7 +25,6 @@ def theory(
     item: Annotated[
         Path | None, typer.Argument(help="Configuration file, preset, or run folder.", show_default=False)
     ] = None,
-    preset: Annotated[str | None, opt.option(SETTING, "--preset", help="Preset, instead of a file.")] = None,
     sets: opt.Sets = None,
     rounds: opt.Rounds = None,
     clients: Annotated[
@@ -58,11 +57,11 @@ def theory(
     from hansa.study.theory import theory as report_on
 
     with allow_code(trust=trust) if estimate else nullcontext():
-        folder, config = _read(item, preset, opt.changes(sets, rounds=rounds))
+        folder, config = _read(item, opt.changes(sets, rounds=rounds))
         method_only = {name: type(config).model_fields[name].default for name in ("data", "model")}
         if not estimate and (code := code_names(config.model_copy(update=method_only))):
             raise HansaError(
-                f"{item or preset}: {NOT_LOADED}: {', '.join(code)}. Only --estimate imports code that a file names."
+                f"{item}: {NOT_LOADED}: {', '.join(code)}. Only --estimate imports code that a file names."
             )
         report = report_on(
             build_algorithm(config),
@@ -84,7 +83,7 @@ def theory(
         note("\nBounds need constants: --constant L=10 gives one, --estimate measures them.", "dim")
 
 
-def _read(item: Path | None, preset: str | None, overrides: list[str]) -> tuple[RunFolder | None, Config]:
+def _read(item: Path | None, overrides: list[str]) -> tuple[RunFolder | None, Config]:
     from hansa.runs.folder import RunFolder
     from hansa.runs.seed_group import SeedGroupFolder
 
@@ -98,7 +97,7 @@ def _read(item: Path | None, preset: str | None, overrides: list[str]) -> tuple[
             raise HansaError(
                 f"{folder}: started in Python: no file holds its algorithm. Use hansa.theory(algorithm, ...) there."
             )
-    return None, opt.read_config(item, preset, overrides)
+    return None, opt.read_config(item, None, overrides)
 
 
 def _clients(config: Config, folder: RunFolder | None) -> int:

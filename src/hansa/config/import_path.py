@@ -44,10 +44,6 @@ _ALLOWED: ContextVar[frozenset[str]] = ContextVar("hansa_code", default=frozense
 _IMPORT_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*(?:\.[^\W\d]\w*)*)")
 
 
-class CodeNotLoadedError(HansaError):
-    """A file names code, and it was read without permission to import any."""
-
-
 @contextmanager
 def allow_code(*, trust: bool = False) -> Iterator[None]:
     """Within this context, code that configurations name is imported.
@@ -124,7 +120,7 @@ def import_object(path: str, kind: Kind | None = None) -> Any:
     hansa.core.errors.HansaError: 'os:system': os is a module of Python itself, which has no components. Name your own.
     >>> import_object("mine:lion")
     Traceback (most recent call last):
-    hansa.config.import_path.CodeNotLoadedError: 'mine:lion': own component, not loaded. ...
+    hansa.core.errors.HansaError: 'mine:lion': own component, not loaded. ...
     """
     match = _IMPORT_PATH.fullmatch(path)
     if match is None:
@@ -133,7 +129,7 @@ def import_object(path: str, kind: Kind | None = None) -> Any:
     if module.partition(".")[0] in sys.stdlib_module_names or module.endswith(".__main__"):
         raise HansaError(f"{path!r}: {module} is a module of Python itself, which has no components. Name your own.")
     if not may_import():
-        raise CodeNotLoadedError(
+        raise HansaError(
             f"{path!r}: {NOT_LOADED}. Reading does not run code; in Python: with hansa.config.allow_code()."
         )
     if os.getcwd() not in sys.path:

@@ -67,9 +67,9 @@ def test_scaffold_of_niid_bench_is_its_recursion() -> None:
     task = hansa.Task(lambda: torch.nn.Linear(3, 1, bias=False), torch.nn.functional.mse_loss, data)
     cells = library()["niid-cifar-10-parties"].cells("paper")
     document = next(cell.document for cell in cells if cell.row.startswith("SCAFFOLD, NIID"))
-    changes = {"lr": lr, "epochs": steps, "batch_size": 9, "weight_decay": 0.0}
+    settings = {"lr": lr, "epochs": steps, "batch_size": 9, "weight_decay": 0.0}
     with allow_code():
-        words = [*(f"local.{key}={value}" for key, value in changes.items()), "sample.participation=0.5"]
+        words = [*(f"local.{key}={value}" for key, value in settings.items()), "sample.participation=0.5"]
         method = build_algorithm(from_yaml(yaml.safe_dump(document), words))
     run = hansa.Run(method, task, seed=0, dtype=torch.float64)
     x = run.state.vectors["model"].numpy().copy()
