@@ -46,17 +46,6 @@ OWNERS = [1, 0, 1, 1, 0, 2, 2, 0, 1, 1, 1, 2]
         pandas.Series(OWNERS, dtype="Int64"),
         pandas.Series(OWNERS, index=range(50, 62)).astype("category"),
     ],
-    ids=[
-        "list",
-        "tuple",
-        "bytes",
-        "objects",
-        "list of NumPy numbers",
-        "tensor",
-        "Series",
-        "nullable Series",
-        "categories",
-    ],
 )
 def test_owners_are_understood_in_any_column(given: Any) -> None:
     data = from_arrays(X, Y, clients=given)
@@ -67,13 +56,6 @@ def test_owners_are_understood_in_any_column(given: Any) -> None:
 def test_owners_may_have_names_which_are_numbered_in_their_order(kind: Any) -> None:
     data = from_arrays(X, Y, clients=kind([NAMES[owner] for owner in OWNERS]))
     assert [data.rows(i).tolist() for i in range(3)] == [[5, 6, 11], [1, 4, 7], [0, 2, 3, 8, 9, 10]]
-
-
-def test_targets_without_classes_of_every_shape() -> None:
-    several = from_arrays(X, np.array([[0, 1], [1, 1], [0, 0]] * 4), clients=2)
-    assert (several.classes, tuple(several.targets.shape)) == (None, (12, 2))
-    ignored = from_arrays(X, np.array([[0, -100, 3]] * 12), clients=2)
-    assert ignored.targets[0].tolist() == [0, -100, 3]
 
 
 def test_arrays_dealt_to_a_number_of_clients() -> None:
@@ -92,15 +74,12 @@ def test_kinds_of_numbers() -> None:
     assert from_arrays(tokens, Y, clients=2).inputs.dtype == torch.int64
     assert from_arrays(X, Y, clients=2, dtype=torch.float64).inputs.dtype == torch.float64
     regression = from_arrays(X, X[:, 0], clients=2)
-    assert regression.classes is None
-    assert regression.targets.dtype == torch.float32
-
-
-def test_a_test_set_widens_the_classes() -> None:
-    data = from_arrays(X, Y, clients=2, test=(X[:2], np.array([1, 6])))
-    assert data.classes == 7
-    assert data.test_targets is not None
-    assert data.test_targets.tolist() == [1, 6]
+    assert (regression.classes, regression.targets.dtype) == (None, torch.float32)
+    several = from_arrays(X, np.array([[0, 1], [1, 1], [0, 0]] * 4), clients=2)
+    assert (several.classes, tuple(several.targets.shape)) == (None, (12, 2))
+    ignored = from_arrays(X, np.array([[0, -100, 3]] * 12), clients=2)
+    assert ignored.targets[0].tolist() == [0, -100, 3]
+    assert from_arrays(X, Y, clients=2, test=(X[:2], np.array([1, 6]))).classes == 7  # those of the test set, too
 
 
 @pytest.mark.parametrize(
@@ -221,27 +200,15 @@ def rows(count: int = 6) -> Columns:
     )
 
 
-def test_a_hugging_face_dataset_by_its_columns() -> None:
-    data = from_hf(rows(), "ids", "label", clients=2)
-    assert data.inputs.tolist() == [[i, i + 1] for i in range(6)]
-    assert data.inputs.dtype == torch.int64
-    assert data.classes == 5  # as its features say
-    assert data.population == 2
-
-
-def test_a_column_of_users_is_the_natural_partition() -> None:
-    data = from_hf(rows(), "ids", "label", client_column="user")
-    assert [data.rows(i).tolist() for i in range(3)] == [[1, 4], [0, 2, 5], [3]]  # al, bo, cy
-    assert from_hf(rows(), "ids", "label", client_column="user", clients=2).population == 2
-
-
-def test_a_dict_of_splits_gives_train_and_test() -> None:
+def test_a_hugging_face_dataset_by_its_columns_clients_and_splits() -> None:
     data = from_hf({"train": rows(), "test": rows(2)}, "ids", "label", clients=2)
-    assert data.test_inputs is not None
+    assert data.inputs.tolist() == [[i, i + 1] for i in range(6)]
+    assert (data.inputs.dtype, data.classes, data.population) == (torch.int64, 5, 2)  # classes as its features say
     assert data.test_inputs.tolist() == [[0, 1], [1, 2]]
-    data = from_hf(rows(), "ids", "label", clients=2, test=rows(3))
-    assert data.test_targets is not None
+    data = from_hf(rows(), "ids", "label", client_column="user", test=rows(3))
+    assert [data.rows(i).tolist() for i in range(3)] == [[1, 4], [0, 2, 5], [3]]  # al, bo, cy
     assert data.test_targets.tolist() == [0, 1, 2]
+    assert from_hf(rows(), "ids", "label", client_column="user", clients=2).population == 2
 
 
 @pytest.mark.parametrize(

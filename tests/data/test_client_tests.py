@@ -16,16 +16,17 @@ SITES = ["b", "b", "a", "a", "a", "c", "c", "c", "c", "c", "b", "a"]
 TEST = (X[:5] + 100, Y[:5])
 
 
-def test_names_of_test_owners_are_those_of_the_training_owners() -> None:
-    held = data.from_arrays(X, Y, clients=SITES, test=TEST, test_clients=["c", "a", "a", "b", "c"])
-    assert held.test_owners is not None
-    assert held.test_owners.tolist() == [2, 0, 0, 1, 2]
-
-
-def test_numbers_are_taken_as_they_are_and_nobody_is_minus_one() -> None:
-    held = data.from_arrays(X, Y, clients=[0] * 6 + [1] * 6, test=TEST, test_clients=np.array([1, 0, -1, 1, 1]))
-    assert held.test_owners is not None
-    assert held.test_owners.tolist() == [1, 0, -1, 1, 1]
+@pytest.mark.parametrize(
+    ("clients", "test_clients", "expected"),
+    [
+        (SITES, ["c", "a", "a", "b", "c"], [2, 0, 0, 1, 2]),  # names are those of the training owners
+        ([0] * 6 + [1] * 6, np.array([1, 0, -1, 1, 1]), [1, 0, -1, 1, 1]),  # -1 is nobody
+    ],
+)
+def test_owners_of_test_rows_by_name_and_by_number(clients: Any, test_clients: Any, expected: list[int]) -> None:
+    assert (
+        data.from_arrays(X, Y, clients=clients, test=TEST, test_clients=test_clients).test_owners.tolist() == expected
+    )
 
 
 @pytest.mark.parametrize(
