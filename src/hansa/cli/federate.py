@@ -189,11 +189,12 @@ def join(
     from hansa.federation.policy import Policy
 
     require_posix()
+    source = data_source(data)
     rules = Policy() if policy is None else Policy.load(policy)
     key_folder = _check_keys(keys, insecure)
     site_keys = None if key_folder is None else SiteKeys(key_folder)
     node = SiteNode(site, address, site_keys, limit=rules.message)
-    agent = Agent(site, data_source(data), Path("sites") / site if folder is None else folder, rules)
+    agent = Agent(site, source, Path("sites") / site if folder is None else folder, rules)
     monitor = SiteMonitor(agent, page)
 
     def answer(request: bytes) -> bytes:

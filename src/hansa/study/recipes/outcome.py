@@ -137,7 +137,7 @@ def plan_recipe(
 
     >>> from hansa.study.recipes import library
     >>> len(plan_recipe(library()["cams-table-2"], "smoke", building=False))
-    9
+    10
     """
     cells = []
     for cell in recipe.cells(scale):
