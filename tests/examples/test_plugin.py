@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -182,6 +183,6 @@ def test_the_commands_of_its_readme_are_commands(cli):
     text = (PACKAGE / "README.md").read_text()
     quick = ["--set", "model=logistic", "--set", "local.steps=1", "--set", "workers=1", "--rounds", "1", "--quiet"]
     for line in re.findall(r"^hansa (.*)$", text, flags=re.MULTILINE):
-        arguments = line.split()
+        arguments = shlex.split(line)
         result = cli(*arguments, *(quick if arguments[0] in ("compare", "sweep") else []))
         assert result.exit_code == 0, result.output
