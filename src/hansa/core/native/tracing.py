@@ -34,7 +34,6 @@ from hansa.core.object_state import ObjectState
 __all__ = ["NotEligible", "stages_of"]
 
 Loss: TypeAlias = Callable[[Any, Tensor], Tensor]
-Rule: TypeAlias = Callable[[Any, str, Tensor, Any, Any], None]
 SAME = ("contiguous", "float", "long", "to", "clone")
 RESHAPES = ("view", "reshape", "flatten", "unsqueeze", "squeeze")
 DROPOUTS = ("dropout", "dropout2d", "feature_dropout")
@@ -114,32 +113,6 @@ def _names(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names, inner))
 
 
-def given_arguments(args: Any, kwargs: Any, **defaults: Any) -> list[Any]:
-    """Return the arguments of a call after the first, positional or by keyword."""
-    unknown = set(kwargs) - set(defaults)
-    if unknown or len(args) > len(defaults):
-        raise NotEligible(f"a call with {', '.join(sorted(unknown)) or 'more arguments'}")
-    return list({**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}.values())
-
-
-def activation_of(name: str, args: Any, kwargs: Any) -> tuple[int, float]:
-    """Return the kind of an activation and its slope or scale."""
-    word = name.rpartition(".")[2].removesuffix("_")
-    if word == "leaky_relu":
-        return abi.LEAKY_RELU, float(given_arguments(args, kwargs, negative_slope=0.01, inplace=False)[0])
-    if word == "elu":
-        return abi.ELU, float(given_arguments(args, kwargs, alpha=1.0, inplace=False)[0])
-    if word == "gelu":
-        form = given_arguments(args, kwargs, approximate="none")[0]
-        return (abi.GELU_TANH if form == "tanh" else abi.GELU), 0.0
-    given_arguments(args, kwargs, inplace=False)
-    return {"relu": abi.RELU, "sigmoid": abi.SIGMOID, "tanh": abi.TANH, "silu": abi.SILU}[word], 0.0
-
-
-def dropout_of(args: Any, kwargs: Any) -> list[Any]:
-    return given_arguments(args, kwargs, p=0.5, training=True, inplace=False)
-
-
 def pair_of(value: Any) -> tuple[int, int]:
     """Return a pair from one number or two."""
     if isinstance(value, int):
@@ -199,8 +172,12 @@ class Value:
     ended: bool = False  # in log_softmax
 
 
-class CallTrace(TorchFunctionMode):
-    """Traces the tensors that pass from layer to layer. A subclass says which stages the calls are."""
+class _Trace(TorchFunctionMode):
+    """Traces the tensors that pass from layer to layer, and makes stages of the calls.
+
+    A rule is the method for a torch function: it takes the arguments after the first by their names in torch, and
+    reads the current call from the attributes.
+    """
 
     def __init__(self, places: dict[int, tuple[Tensor, int]], input_shape: tuple[int, ...], planar: bool) -> None:
         super().__init__()
@@ -210,8 +187,8 @@ class CallTrace(TorchFunctionMode):
         self.used: set[int] = set()
         self.values: dict[int, Value] = {}
         self.target, self.done = torch.empty(0), False
-        # The current call: what it takes, and the stage and shape of its result.
-        self.value = Value(self.target, -1, input_shape)
+        # The current call: its name, what it takes and gives, and the stage and shape of its result.
+        self.name, self.value, self.out = "", Value(self.target, -1, input_shape), self.target
         self.now, self.at, self.shape, self.ended = self.target, -1, input_shape, False
 
     def run(self, module: nn.Module, loss: Loss, batch: int, tokens: bool) -> tuple[LayerStage, ...]:
@@ -240,37 +217,41 @@ class CallTrace(TorchFunctionMode):
         short = name.removeprefix("torch.").removeprefix("nn.functional.").removeprefix("Tensor.")
         if short in _FACTS:
             return self._fact(short, func(*args, **kwargs), args)
-        rule = self._rule(short)
+        rule = _RULES.get(short)
         if rule is None:
             raise NotEligible(f"it calls {name}, which is not a native stage")
-        value = self.value = self._traced(name, args[0] if args else None)
+        self.name = name
+        value = self.value = self._traced(args[0] if args else None)
         if value.ended and short not in _AFTER_THE_END:
             raise NotEligible(f"{name} follows log_softmax")
         if not value.tensor.is_floating_point() and short not in _ON_TOKENS:
             raise NotEligible(f"{name} takes {value.tensor.dtype}")
         self.now, self.at, self.shape, self.ended = value.tensor, value.stage, value.shape, value.ended
         version = value.tensor._version
-        out = self._call(short, func, args, kwargs)
+        if short in DROPOUTS:  # would draw random numbers: its result is a copy of its input
+            out = args[0] if _dropout(*args[1:], **kwargs)[2] else args[0].clone()
+        else:
+            out = func(*args, **kwargs)
+        self.out = out
         if not isinstance(out, Tensor) or out.dtype not in (torch.float32, value.tensor.dtype):
             raise NotEligible(f"{name} gives {getattr(out, 'dtype', type(out).__name__)}")
         if value.tensor.requires_grad and not out.requires_grad:
             raise NotEligible(f"{name} runs without gradients")
-        rule(self, name, out, args[1:], kwargs)
+        try:
+            rule(self, *args[1:], **kwargs)
+        except TypeError as error:
+            raise NotEligible(f"{name} has other arguments: {error}") from error
         if value.tensor._version != version or (short in DROPOUTS and out is value.tensor):
             self._forget(value.tensor)
         self.now = out
         self.values[id(out)] = Value(out, self.at, self.shape, self.parts[self.at], self.ended)
         return out
 
-    def _rule(self, name: str) -> Rule | None:
-        """Return what a call adds to the stages; None if it is not native."""
-        raise NotImplementedError
-
-    def _traced(self, name: str, tensor: Any) -> Value:
+    def _traced(self, tensor: Any) -> Value:
         """Return what is known of a tensor, unless its stage has changed since."""
         value = self.values.get(id(tensor))
         if value is None or self.done or value.parts != self.parts[value.stage]:
-            raise NotEligible(f"{name} takes something else than what a layer gave")
+            raise NotEligible(f"{self.name} takes something else than what a layer gave")
         return value
 
     def _forget(self, changed: Tensor) -> None:
@@ -284,26 +265,21 @@ class CallTrace(TorchFunctionMode):
         self.stages.append(stage)
         self.at, self.shape = len(self.stages) - 1, stage.out_shape if stage.on_images else (stage.out,)
 
-    def _complete(self, name: str) -> LayerStage | None:
+    def _complete(self) -> LayerStage | None:
         """Return the stage that gave the current value, to be replaced by one with another part; None for the input."""
         if any(self.at in stage.inputs for stage in self.stages):
-            raise NotEligible(f"a value is used both before and after {name}")
+            raise NotEligible(f"a value is used both before and after {self.name}")
         self.parts[self.at] += 1
         return self.stages[self.at] if self.at >= 0 else None
 
-    def _rows(self, name: str, value: Value) -> tuple[int, int, int]:
+    def _rows(self, value: Value) -> tuple[int, int, int]:
         """Return the shape of a value that a stage on rows takes, before it was flattened."""
+        name = self.name
         if len(value.shape) != 1 or value.tensor.ndim != 2 or not value.tensor.is_floating_point():
             raise NotEligible(f"{name} takes inputs that are not flat")
         if any(stage.on_images for stage in self.stages[value.stage + 1 :]):
             raise NotEligible(f"{name} takes something else than the last of the images")
         return self.stages[value.stage].out_shape if value.stage >= 0 else self._image(value.shape)
-
-    def _call(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of a call; for dropout, which would draw random numbers, a copy of its input."""
-        if name not in DROPOUTS:
-            return func(*args, **kwargs)
-        return args[0] if dropout_of(args[1:], kwargs)[2] else args[0].clone()
 
     def _fact(self, name: str, fact: Any, args: Any) -> Any:
         """Return an attribute of a tensor to forward(), with the batch size wrapped so that nothing depends on it."""
@@ -317,18 +293,25 @@ class CallTrace(TorchFunctionMode):
             return _Batch(fact)
         return _Batch(fact) if name == "size" and args[1:] in ((0,), (-args[0].ndim,)) else fact
 
-    def _parameter(self, name: str, value: Any) -> int:
+    def _parameter(self, value: Any) -> int:
+        """Return the offset of a parameter; -1 for None."""
+        if value is None:
+            return -1
         if id(value) not in self.places:
-            raise NotEligible(f"{name} has weights that are not a parameter of the module")
+            raise NotEligible(f"{self.name} has weights that are not a parameter of the module")
         if id(value) in self.used:
             raise NotEligible("a layer or a weight is used twice")
         self.used.add(id(value))
         return self.places[id(value)][1]
 
-    def _layer(self, name: str, out: Tensor, weight: Any, bias: Any) -> tuple[int, int]:
-        if not out.requires_grad:
-            raise NotEligible(f"{name} runs without gradients")
-        return self._parameter(name, weight), -1 if bias is None else self._parameter(name, bias)
+    def _layer(self, weight: Any, bias: Any) -> dict[str, Any]:
+        """Return the source of a layer and the offsets of its parameters."""
+        if weight is None or not self.out.requires_grad:
+            raise NotEligible(f"{self.name} runs without gradients")
+        return self._offsets(weight, bias)
+
+    def _offsets(self, weight: Any, bias: Any) -> dict[str, Any]:
+        return {"weight": self._parameter(weight), "bias": self._parameter(bias), "source": self.at}
 
     def _image(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
         """Return the shape of the first stage's input; images may only be used directly or flattened."""
@@ -341,6 +324,221 @@ class CallTrace(TorchFunctionMode):
             channels, height, width = shape
             return channels, height, width
         return 1, 1, math.prod(shape)
+
+    def linear(self, weight: Any, bias: Any = None) -> None:
+        rows = self._rows(self.value)
+        self._append(LayerStage(abi.LINEAR, rows, self.out.shape[1], **self._layer(weight, bias)))
+
+    def _images(self, value: Value) -> tuple[int, int, int]:
+        """Return the shape of a value that a stage on images takes; such stages come before all others."""
+        if len(value.shape) != 3 or value.tensor.ndim != 4 or any(not stage.on_images for stage in self.stages):
+            raise NotEligible(f"{self.name} takes inputs that are not images, or follows a layer on rows")
+        channels, height, width = value.shape
+        return channels, height, width
+
+    def conv2d(
+        self, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+    ) -> None:
+        shape = self._images(self.value)
+        if self.at < 0 and self.stages:
+            raise NotEligible("two convolutions take the network's input")
+        at, kernel = self._layer(weight, bias), weight.shape[2]
+        if isinstance(padding, str) and (padding == "valid" or kernel % 2):
+            padding = kernel // 2 if padding == "same" else 0
+        if weight.shape[3] != kernel or not equal_pair(padding) or not 0 <= equal_pair(padding)[0] < kernel:
+            raise NotEligible(f"a convolution has kernel {tuple(weight.shape[2:])} and padding {padding}")
+        steps = equal_pair(stride)
+        if not steps or steps[0] > abi.MOST_STRIDE or equal_pair(dilation) != (1, 1) or groups != 1:
+            raise NotEligible(f"a convolution has stride {stride}, dilation {dilation}, groups {groups}")
+        if not self.stages:
+            self._image(self.shape)
+        sizes: dict[str, Any] = {
+            "kernel": kernel,
+            "padding": equal_pair(padding)[0],
+            "stride": steps[0],
+            "planar": self.planar,
+        }
+        self._append(LayerStage(abi.CONV, shape, self.out.shape[1], **sizes, **at))
+
+    def activation(self, *args: Any, **kwargs: Any) -> None:
+        kind, alpha = _ACTIVATIONS[self.name.rpartition(".")[2].removesuffix("_")](*args, **kwargs)
+        on_images = self.at >= 0 and self.stages[self.at].on_images
+        if on_images and (kind == abi.RELU or len(self.shape) == 3):
+            last = self._complete()
+            if last is None or last.activation or (kind != abi.RELU and (last.relu or last.drop is not None)):
+                raise NotEligible(f"{self.name} follows another activation or dropout of an image")
+            if kind == abi.RELU:
+                mean = last.pool is not None and last.pool.kind == abi.MEAN
+                self.stages[self.at] = last if last.relu else replace(last, relu=True, relu_after_pool=mean)
+            else:
+                after = last.pool is not None
+                self.stages[self.at] = replace(last, activation=kind, alpha=alpha, activation_after_pool=after)
+            return
+        self._append_on_rows(abi.ACTIVATION, activation=kind, alpha=alpha)
+
+    def _append_on_rows(self, kind: int, weight: Any = None, bias: Any = None, **facts: Any) -> None:
+        """Add a stage whose output has the shape of its input, a value on rows."""
+        rows, at = self._rows(self.value), self._offsets(weight, bias)
+        self._append(LayerStage(kind, rows, math.prod(rows), **at, **facts))
+
+    def _append_on_images(self, kind: int, weight: Any = None, bias: Any = None, **facts: Any) -> None:
+        """Add a stage whose output has the shape of its input, an image that a stage gave."""
+        shape, at = self._images(self.value), self._offsets(weight, bias)
+        if self.at < 0:
+            raise NotEligible(f"{self.name} takes the network's input")
+        self._append(LayerStage(kind, shape, shape[0], kernel=1, planar=self.planar, **at, **facts))
+
+    def layer_norm(
+        self, normalized_shape: Any = (), weight: Any = None, bias: Any = None, eps: float = 1e-5,
+        cudnn_enable: bool = True,
+    ) -> None:  # fmt: skip
+        if tuple(normalized_shape) != self.shape:
+            raise NotEligible(f"{self.name} normalises {tuple(normalized_shape)} of {self.shape}")
+        self._append_on_rows(abi.NORM, weight, bias, eps=float(eps))
+
+    def group_norm(
+        self, num_groups: int = 1, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn_enabled: bool = True
+    ) -> None:
+        self._append_on_images(abi.GROUP_NORM, weight, bias, groups=int(num_groups), eps=float(eps))
+
+    def add(self, other: Any, alpha: Any = 1) -> None:
+        addend, on_images = self._traced(other), len(self.shape) == 3
+        for value in (self.value, addend):
+            (self._images if on_images else self._rows)(value)
+        same = addend.shape == self.value.shape
+        if alpha != 1 or not same or addend.ended or (on_images and addend.stage < 0):
+            raise NotEligible(f"{self.name} adds something else than two values of one shape that layers gave")
+        append = self._append_on_images if on_images else self._append_on_rows
+        append(abi.IMAGE_ADD if on_images else abi.ADD, addend=addend.stage)
+
+    def max_pool2d(
+        self, kernel_size: Any = None, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+        ceil_mode: bool = False, return_indices: bool = False,
+    ) -> None:  # fmt: skip
+        if equal_pair(dilation) != (1, 1) or return_indices:
+            raise NotEligible(f"{self.name} has dilation {dilation} or gives its choices")
+        self._pool(abi.MAX, kernel_size, stride, padding, ceil_mode)
+
+    def avg_pool2d(
+        self, kernel_size: Any = None, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True, divisor_override: Any = None,
+    ) -> None:  # fmt: skip
+        if divisor_override is not None:
+            raise NotEligible(f"{self.name} has divisor {divisor_override}")
+        self._pool(abi.MEAN, kernel_size, stride, padding, ceil_mode)
+
+    def adaptive_avg_pool2d(self, output_size: Any) -> None:
+        sides, wanted = self.shape[1:], tuple(self.out.shape[2:])
+        if len(sides) != 2 or len(wanted) != 2 or any(side % want for side, want in zip(sides, wanted, strict=True)):
+            raise NotEligible(f"{self.name} takes {sides} to {wanted}, whose windows are not all of one size")
+        self._pool(abi.MEAN, (sides[0] // wanted[0], sides[1] // wanted[1]))
+
+    def embedding(
+        self, weight: Any, padding_idx: int | None = None, max_norm: Any = None, norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False, sparse: bool = False,
+    ) -> None:  # fmt: skip
+        if max_norm is not None or scale_grad_by_freq or sparse:
+            raise NotEligible(f"{self.name} has max_norm, scale_grad_by_freq or sparse gradients")
+        if self.stages or self.now.ndim != 2 or not self.now.numel() or weight.ndim != 2 or len(weight) >= 1 << 31:
+            raise NotEligible(f"{self.name} is not the first layer, or takes something else than rows of tokens")
+        length, skip = self.now.shape[1], -1 if padding_idx is None else padding_idx % len(weight)
+        at = self._layer(weight, None)
+        self._append(LayerStage(abi.EMBED, (1, 1, length), weight.shape[1], words=len(weight), skip=skip, **at))
+        self.shape = (length, weight.shape[1])
+
+    def embedding_bag(
+        self, weight: Any, offsets: Any = None, max_norm: Any = None, norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Any = None,
+        include_last_offset: bool = False, padding_idx: int | None = None,
+    ) -> None:  # fmt: skip
+        if any(each is not None for each in (offsets, per_sample_weights, padding_idx)) or mode not in _EMBEDDING_POOLS:
+            raise NotEligible(f"{self.name} has offsets, weights, padding_idx or mode {mode}")
+        self.embedding(weight, None, max_norm, norm_type, scale_grad_by_freq, sparse)
+        self._pool_embeddings(_EMBEDDING_POOLS[mode])
+
+    def _pool_embeddings(self, kind: int) -> None:
+        last = self._complete()
+        assert last is not None
+        window = 1, last.shape[2]
+        self.stages[self.at] = replace(last, pool=PoolWindow(kind, window, window))
+        self.shape = (last.out,)
+
+    def mean(self, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> None:
+        axes = sorted(axis % self.now.ndim for axis in ((dim,) if isinstance(dim, int) else dim or ()))
+        last = self.stages[self.at] if self.at >= 0 else None
+        if last is not None and last.kind == abi.EMBED and last.pool is None and self.now.ndim == 3 and axes == [1]:
+            self._pool_embeddings(_EMBEDDING_POOLS[self.name.rpartition(".")[2]])
+        elif self.now.ndim == 4 and self.name.endswith("mean") and axes == [2, 3]:
+            self._pool(abi.MEAN, tuple(self.now.shape[2:]))
+        else:
+            raise NotEligible(f"it calls {self.name}, which is not one over the sides of images")
+        self.shape = tuple(self.out.shape[1:])
+
+    def _pool(self, kind: int, size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False) -> None:
+        if equal_pair(padding) != (0, 0) or ceil_mode:
+            raise NotEligible(f"{self.name} has padding {padding} or ceil_mode {ceil_mode}")
+        last = self._complete()
+        if last is None or not last.on_images or last.pool or len(self.shape) != 3 or self.now.ndim != 4:
+            raise NotEligible("a pool does not follow a layer on images")
+        if last.drop is not None and last.drop.kind != abi.DROP_CHANNELS:
+            raise NotEligible("a pool follows dropout")
+        rising = last.activation in (abi.SIGMOID, abi.TANH)
+        rising |= last.activation in (abi.LEAKY_RELU, abi.ELU) and last.alpha >= 0
+        after = rising and kind == abi.MAX  # the maximum of f(x) is f of the maximum
+        pool = PoolWindow(kind, pair_of(size), pair_of(stride or size))
+        self.stages[self.at] = replace(last, pool=pool, activation_after_pool=after)
+        self.shape = self.stages[self.at].out_shape
+
+    def reshape(self, *args: Any, **kwargs: Any) -> None:
+        """Accept any reshape that keeps the order of each row's entries."""
+        if self.out.ndim < 1 or self.out.shape[0] != self.now.shape[0] or self.out.numel() != self.now.numel():
+            raise NotEligible(f"{self.name} mixes the rows of the batch")
+        shape = tuple(self.out.shape[1:])
+        if self.at >= 0 and shape not in (self.shape, (math.prod(self.shape),)):
+            raise NotEligible(f"{self.name} gives {shape}, which is not what a layer gave")
+        self.shape = shape
+
+    def same(self, *args: Any, **kwargs: Any) -> None:
+        if any(getattr(self.out, fact) != getattr(self.now, fact) for fact in ("shape", "dtype", "device")):
+            raise NotEligible(f"{self.name} changes its tensor")
+
+    def dropout(self, *args: Any, **kwargs: Any) -> None:
+        p, training, _ = _dropout(*args, **kwargs)
+        if not p or not training:
+            return
+        last = self._complete()
+        if last is None or last.drop is not None or p >= 1:
+            raise NotEligible(f"it drops out (p={p}) before a layer, twice or after the end")
+        kind = abi.DROP_FLAT if len(self.shape) == 1 and last.on_images else abi.DROP
+        if not self.name.endswith(".dropout"):
+            if len(self.shape) != 3 or self.now.ndim != 4:
+                raise NotEligible(f"{self.name} is of something else than images")
+            kind = abi.DROP_CHANNELS
+        self.stages[self.at] = replace(last, drop=DropoutKind(kind, float(p)))
+
+    def log_softmax(self, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> None:
+        if not self._last() or dim not in (1, -1):
+            raise NotEligible(f"{self.name} does not end a stack of layers")
+        self.ended = True
+
+    def loss(
+        self, target: Any, weight: Any = None, size_average: Any = None, ignore_index: int = -100, reduce: Any = None,
+        reduction: str = "mean", label_smoothing: float = 0.0,
+    ) -> None:  # fmt: skip
+        options = [weight, size_average, ignore_index, reduce, reduction, label_smoothing]
+        if target is not self.target or options != [None, None, -100, None, "mean", 0.0]:
+            raise NotEligible("its loss is cross-entropy with options, or of other targets")
+        if self.name.endswith("nll_loss") and not self.ended:
+            raise NotEligible("its loss is nll_loss, but the model does not end in log_softmax")
+        if not self._last():
+            raise NotEligible("it does not end in a layer on rows")
+        self.done = True
+
+    def _last(self) -> bool:
+        """Return whether the current value is what the last stage gives, one row per example."""
+        last = self.stages[-1] if self.stages else None
+        ends = last is not None and not last.on_images and self.shape == (last.out,) and self.now.ndim == 2
+        return ends and self.at == len(self.stages) - 1
 
 
 class _Size(tuple[int, ...]):
@@ -384,8 +582,8 @@ def stages_of(
     with check_pure(module):
         for training, batch in ((True, 2), (True, 3), (False, 2)):
             module.train(training)
-            watch = _Watch(places, tuple(input_shape), not channels_last)
-            traced.append(watch.run(module, loss, batch, tokens))
+            trace = _Trace(places, tuple(input_shape), not channels_last)
+            traced.append(trace.run(module, loss, batch, tokens))
     module.train(was)
     if traced[0] != traced[1]:
         raise NotEligible("its forward() depends on the size of the batch")
@@ -416,296 +614,31 @@ def _fuse_relu(stages: Sequence[LayerStage]) -> tuple[LayerStage, ...]:
     return tuple(fused)
 
 
-class _Watch(CallTrace):
-    """The native stages that torch calls are."""
-
-    def _rule(self, name: str) -> Rule | None:
-        return _RULES.get(name)
-
-    def linear(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        weight, bias = given_arguments(args, kwargs, weight=None, bias=None)
-        rows = self._rows("a linear layer", self.value)
-        at = self._layer(name, out, weight, bias)
-        self._append(LayerStage(abi.LINEAR, rows, out.shape[1], weight=at[0], bias=at[1], source=self.at))
-
-    def _images(self, name: str, value: Value) -> tuple[int, int, int]:
-        """Return the shape of a value that a stage on images takes; such stages come before all others."""
-        if len(value.shape) != 3 or value.tensor.ndim != 4 or any(not stage.on_images for stage in self.stages):
-            raise NotEligible(f"{name} takes inputs that are not images, or follows a layer on rows")
-        channels, height, width = value.shape
-        return channels, height, width
-
-    def conv2d(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        weight, bias, stride, padding, dilation, groups = given_arguments(
-            args, kwargs, weight=None, bias=None, stride=1, padding=0, dilation=1, groups=1
-        )
-        shape = self._images("a convolution", self.value)
-        if self.at < 0 and self.stages:
-            raise NotEligible("two convolutions take the network's input")
-        at = self._layer(name, out, weight, bias)
-        kernel = weight.shape[2]
-        if isinstance(padding, str) and (padding == "valid" or kernel % 2):
-            padding = kernel // 2 if padding == "same" else 0
-        if weight.shape[3] != kernel or not equal_pair(padding) or not 0 <= equal_pair(padding)[0] < kernel:
-            raise NotEligible(f"a convolution has kernel {tuple(weight.shape[2:])} and padding {padding}")
-        steps = equal_pair(stride)
-        if not steps or steps[0] > abi.MOST_STRIDE or equal_pair(dilation) != (1, 1) or groups != 1:
-            raise NotEligible(f"a convolution has stride {stride}, dilation {dilation}, groups {groups}")
-        if not self.stages:
-            self._image(self.shape)
-        kind, pad = (abi.CONV, shape, out.shape[1], kernel), equal_pair(padding)[0]
-        stage = LayerStage(*kind, padding=pad, weight=at[0], bias=at[1], planar=self.planar, source=self.at)
-        self._append(replace(stage, stride=steps[0]))
-
-    def activation(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        kind, alpha = activation_of(name, args, kwargs)
-        if kind == abi.RELU and self.at >= 0 and self.stages[self.at].on_images:
-            last = self._complete(name)
-            assert last is not None
-            if last.activation:
-                raise NotEligible("ReLU follows another activation of an image")
-            mean = last.pool is not None and last.pool.kind == abi.MEAN
-            self.stages[self.at] = last if last.relu else replace(last, relu=True, relu_after_pool=mean)
-            return
-        if len(self.shape) == 3 and self.at >= 0 and self.stages[self.at].on_images:
-            last = self._complete(name)
-            if last is None or last.relu or last.activation or last.drop is not None:
-                raise NotEligible(f"{name} follows ReLU, another activation or dropout of an image")
-            after = last.pool is not None
-            self.stages[self.at] = replace(last, activation=kind, alpha=alpha, activation_after_pool=after)
-            return
-        rows = self._rows(name, self.value)
-        stage = LayerStage(abi.ACTIVATION, rows, math.prod(rows), weight=-1, source=self.at, activation=kind)
-        self._append(replace(stage, alpha=alpha))
-
-    def layer_norm(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        shape, weight, bias, eps, _cudnn = given_arguments(
-            args, kwargs, normalized_shape=(), weight=None, bias=None, eps=1e-5, cudnn_enable=True
-        )
-        rows = self._rows(name, self.value)
-        if tuple(shape) != self.shape:
-            raise NotEligible(f"{name} normalises {tuple(shape)} of {self.shape}")
-        at = [-1 if vector is None else self._parameter(name, vector) for vector in (weight, bias)]
-        stage = LayerStage(abi.NORM, rows, math.prod(rows), weight=at[0], bias=at[1], source=self.at)
-        self._append(replace(stage, eps=float(eps)))
-
-    def group_norm(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        groups, weight, bias, eps, _cudnn = given_arguments(
-            args, kwargs, num_groups=1, weight=None, bias=None, eps=1e-5, cudnn_enabled=True
-        )
-        shape = self._images(name, self.value)
-        if self.at < 0:
-            raise NotEligible(f"{name} takes the network's input")
-        at = [-1 if vector is None else self._parameter(name, vector) for vector in (weight, bias)]
-        stage = LayerStage(abi.GROUP_NORM, shape, shape[0], kernel=1, weight=at[0], bias=at[1], planar=self.planar)
-        self._append(replace(stage, source=self.at, groups=int(groups), eps=float(eps)))
-
-    def add(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        other, alpha = given_arguments(args, kwargs, other=None, alpha=1)
-        addend = self._traced(name, other)
-        if len(self.shape) == 3:
-            shape = self._images(name, self.value)
-            if alpha != 1 or self._images(name, addend) != shape or min(self.at, addend.stage) < 0:
-                raise NotEligible(f"{name} adds something else than two images of one shape that layers gave")
-            stage = LayerStage(abi.IMAGE_ADD, shape, shape[0], kernel=1, weight=-1, planar=self.planar)
-            self._append(replace(stage, source=self.at, addend=addend.stage))
-            return
-        rows = self._rows(name, self.value)
-        if alpha != 1 or math.prod(self._rows(name, addend)) != math.prod(rows) or addend.ended:
-            raise NotEligible(f"{name} adds something else than two values of one shape")
-        self._append(LayerStage(abi.ADD, rows, math.prod(rows), weight=-1, source=self.at, addend=addend.stage))
-
-    def max_pool2d(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        size, stride, padding, dilation, up, indices = given_arguments(
-            args, kwargs, kernel_size=None, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False
-        )
-        if equal_pair(padding) != (0, 0) or equal_pair(dilation) != (1, 1) or up or indices:
-            raise NotEligible(f"{name} has padding {padding}, dilation {dilation}, ceil_mode {up} or gives its choices")
-        self._pool(PoolWindow(abi.MAX, pair_of(size), pair_of(stride or size)))
-
-    def avg_pool2d(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        size, stride, padding, up, _border, divisor = given_arguments(
-            args,
-            kwargs,
-            kernel_size=None,
-            stride=None,
-            padding=0,
-            ceil_mode=False,
-            count_include_pad=True,
-            divisor_override=None,
-        )
-        if equal_pair(padding) != (0, 0) or up or divisor is not None:
-            raise NotEligible(f"{name} has padding {padding}, ceil_mode {up}, divisor {divisor}")
-        self._pool(PoolWindow(abi.MEAN, pair_of(size), pair_of(stride or size)))
-
-    def adaptive_avg_pool2d(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        sides, wanted = self.shape[1:], tuple(out.shape[2:])
-        if len(sides) != 2 or len(wanted) != 2 or any(side % want for side, want in zip(sides, wanted, strict=True)):
-            raise NotEligible(f"{name} takes {sides} to {wanted}, whose windows are not all of one size")
-        size = sides[0] // wanted[0], sides[1] // wanted[1]
-        self._pool(PoolWindow(abi.MEAN, size, size))
-
-    def embedding(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        weight, skip, *options = given_arguments(
-            args,
-            kwargs,
-            weight=None,
-            padding_idx=None,
-            max_norm=None,
-            norm_type=2.0,
-            scale_grad_by_freq=False,
-            sparse=False,
-        )
-        if options[0] is not None or options[2] or options[3]:
-            raise NotEligible(f"{name} has max_norm, scale_grad_by_freq or sparse gradients")
-        self._table(name, out, weight, -1 if skip is None else skip % weight.shape[0])
-
-    def embedding_bag(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        weight, offsets, *options, mode, sparse, weights, _last, padding = given_arguments(
-            args,
-            kwargs,
-            weight=None,
-            offsets=None,
-            max_norm=None,
-            norm_type=2.0,
-            scale_grad_by_freq=False,
-            mode="mean",
-            sparse=False,
-            per_sample_weights=None,
-            include_last_offset=False,
-            padding_idx=None,
-        )
-        if any(each is not None for each in (offsets, options[0], weights, padding)) or options[2] or sparse:
-            raise NotEligible(f"{name} has offsets, weights, padding_idx, max_norm or sparse gradients")
-        if mode not in _EMBEDDING_POOLS:
-            raise NotEligible(f"{name} has mode {mode}")
-        self._table(name, out, weight, -1)
-        self._pool_embeddings(_EMBEDDING_POOLS[mode])
-
-    def _table(self, name: str, out: Tensor, weight: Tensor, skip: int) -> None:
-        """Add the embeddings of the network's tokens, whose pool follows."""
-        if self.stages or self.now.ndim != 2 or not self.now.numel() or weight.ndim != 2 or len(weight) >= 1 << 31:
-            raise NotEligible(f"{name} is not the first layer, or takes something else than rows of tokens")
-        at, length = self._layer(name, out, weight, None)[0], self.now.shape[1]
-        stage = LayerStage(abi.EMBED, (1, 1, length), weight.shape[1], weight=at, words=len(weight), skip=skip)
-        self._append(stage)
-        self.shape = (length, stage.out)
-
-    def _pool_embeddings(self, kind: int) -> None:
-        last = self._complete("a mean or sum of embeddings")
-        assert last is not None
-        window = 1, last.shape[2]
-        self.stages[self.at] = replace(last, pool=PoolWindow(kind, window, window))
-        self.shape = (last.out,)
-
-    def mean(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        dim, _keep, _dtype = given_arguments(args, kwargs, dim=None, keepdim=False, dtype=None)
-        axes = sorted(axis % self.now.ndim for axis in ((dim,) if isinstance(dim, int) else dim or ()))
-        last = self.stages[self.at] if self.at >= 0 else None
-        if last is not None and last.kind == abi.EMBED and last.pool is None and self.now.ndim == 3 and axes == [1]:
-            self._pool_embeddings(_EMBEDDING_POOLS[name.rpartition(".")[2]])
-            self.shape = tuple(out.shape[1:])
-            return
-        if self.now.ndim != 4 or not name.endswith("mean"):
-            axes = []
-        if axes != [2, 3]:
-            raise NotEligible(f"it calls {name}, which is not one over the sides of images")
-        size = self.now.shape[2], self.now.shape[3]
-        self._pool(PoolWindow(abi.MEAN, size, size))
-        self.shape = tuple(out.shape[1:])
-
-    def _pool(self, pool: PoolWindow) -> None:
-        last = self._complete("a pool")
-        if last is None or not last.on_images or last.pool or len(self.shape) != 3 or self.now.ndim != 4:
-            raise NotEligible("a pool does not follow a layer on images")
-        if last.drop is not None and last.drop.kind != abi.DROP_CHANNELS:
-            raise NotEligible("a pool follows dropout")
-        rising = last.activation in (abi.SIGMOID, abi.TANH)
-        rising |= last.activation in (abi.LEAKY_RELU, abi.ELU) and last.alpha >= 0
-        after = rising and pool.kind == abi.MAX  # the maximum of f(x) is f of the maximum
-        self.stages[self.at] = replace(last, pool=pool, activation_after_pool=after)
-        self.shape = self.stages[self.at].out_shape
-
-    def reshape(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        """Accept any reshape that keeps the order of each row's entries."""
-        if out.ndim < 1 or out.shape[0] != self.now.shape[0] or out.numel() != self.now.numel():
-            raise NotEligible(f"{name} mixes the rows of the batch")
-        shape = tuple(out.shape[1:])
-        if self.at >= 0 and shape not in (self.shape, (math.prod(self.shape),)):
-            raise NotEligible(f"{name} gives {shape}, which is not what a layer gave")
-        self.shape = shape
-
-    def same(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        if out.shape != self.now.shape or out.dtype != self.now.dtype or out.device != self.now.device:
-            raise NotEligible(f"{name} changes its tensor")
-
-    def dropout(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        p, training, _inplace = dropout_of(args, kwargs)
-        if not p or not training:
-            return
-        last = self._complete(name)
-        if last is None or last.drop is not None or p >= 1:
-            raise NotEligible(f"it drops out (p={p}) before a layer, twice or after the end")
-        kind = abi.DROP_FLAT if len(self.shape) == 1 and last.on_images else abi.DROP
-        if not name.endswith(".dropout"):
-            if len(self.shape) != 3 or self.now.ndim != 4:
-                raise NotEligible(f"{name} is of something else than images")
-            kind = abi.DROP_CHANNELS
-        self.stages[self.at] = replace(last, drop=DropoutKind(kind, float(p)))
-
-    def log_softmax(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        dim, _level, _dtype = given_arguments(args, kwargs, dim=None, _stacklevel=3, dtype=None)
-        if not self._last() or dim not in (1, -1):
-            raise NotEligible(f"{name} does not end a stack of layers")
-        self.ended = True
-
-    def loss(self, name: str, out: Tensor, args: Any, kwargs: Any) -> None:
-        target, *options = given_arguments(
-            args,
-            kwargs,
-            target=None,
-            weight=None,
-            size_average=None,
-            ignore_index=-100,
-            reduce=None,
-            reduction="mean",
-            label_smoothing=0.0,
-        )
-        if target is not self.target or options != [None, None, -100, None, "mean", 0.0]:
-            raise NotEligible("its loss is cross-entropy with options, or of other targets")
-        if name.endswith("nll_loss") and not self.ended:
-            raise NotEligible("its loss is nll_loss, but the model does not end in log_softmax")
-        if not self._last():
-            raise NotEligible("it does not end in a layer on rows")
-        self.done = True
-
-    def _last(self) -> bool:
-        """Return whether the current value is what the last stage gives, one row per example."""
-        last = self.stages[-1] if self.stages else None
-        ends = last is not None and not last.on_images and self.shape == (last.out,) and self.now.ndim == 2
-        return ends and self.at == len(self.stages) - 1
+def _dropout(p: float = 0.5, training: bool = True, inplace: bool = False) -> tuple[float, bool, bool]:
+    return p, training, inplace
 
 
-_ACTIVATIONS = ("relu", "leaky_relu", "elu", "sigmoid", "tanh", "silu", "gelu")
+_ACTIVATIONS: dict[str, Callable[..., tuple[int, float]]] = {
+    "relu": lambda inplace=False: (abi.RELU, 0.0),
+    "leaky_relu": lambda negative_slope=0.01, inplace=False: (abi.LEAKY_RELU, float(negative_slope)),
+    "elu": lambda alpha=1.0, inplace=False: (abi.ELU, float(alpha)),
+    "sigmoid": lambda: (abi.SIGMOID, 0.0),
+    "tanh": lambda: (abi.TANH, 0.0),
+    "silu": lambda inplace=False: (abi.SILU, 0.0),
+    "gelu": lambda approximate="none": (abi.GELU_TANH if approximate == "tanh" else abi.GELU, 0.0),
+}
 _EMBEDDING_POOLS = {"mean": abi.MEAN, "sum": abi.SUM}
-_RULES: dict[str, Rule] = {
-    "linear": _Watch.linear,
-    "conv2d": _Watch.conv2d,
-    "max_pool2d": _Watch.max_pool2d,
-    "avg_pool2d": _Watch.avg_pool2d,
-    "adaptive_avg_pool2d": _Watch.adaptive_avg_pool2d,
-    "mean": _Watch.mean,
-    "log_softmax": _Watch.log_softmax,
-    "cross_entropy": _Watch.loss,
-    "nll_loss": _Watch.loss,
-    "layer_norm": _Watch.layer_norm,
-    "group_norm": _Watch.group_norm,
-    "embedding": _Watch.embedding,
-    "embedding_bag": _Watch.embedding_bag,
-    "sum": _Watch.mean,
-    **dict.fromkeys(("add", "add_"), _Watch.add),
-    **dict.fromkeys((*_ACTIVATIONS, *(f"{name}_" for name in _ACTIVATIONS)), _Watch.activation),
-    **dict.fromkeys(RESHAPES, _Watch.reshape),
-    **dict.fromkeys(SAME, _Watch.same),
-    **dict.fromkeys(DROPOUTS, _Watch.dropout),
+_NAMED = (
+    _Trace.linear, _Trace.conv2d, _Trace.max_pool2d, _Trace.avg_pool2d, _Trace.adaptive_avg_pool2d, _Trace.mean,
+    _Trace.log_softmax, _Trace.layer_norm, _Trace.group_norm, _Trace.embedding, _Trace.embedding_bag, _Trace.add,
+)  # fmt: skip
+_RULES: dict[str, Callable[..., None]] = {
+    **{rule.__name__: rule for rule in _NAMED},
+    "add_": _Trace.add,
+    "sum": _Trace.mean,
+    **dict.fromkeys(("cross_entropy", "nll_loss"), _Trace.loss),
+    **dict.fromkeys((*_ACTIVATIONS, *(f"{name}_" for name in _ACTIVATIONS)), _Trace.activation),
+    **dict.fromkeys(RESHAPES, _Trace.reshape),
+    **dict.fromkeys(SAME, _Trace.same),
+    **dict.fromkeys(DROPOUTS, _Trace.dropout),
 }
