@@ -259,7 +259,7 @@ def test_outputs_without_rows_need_a_stated_reduction():
     found = task.evaluate(task.trainer(torch.float32, CPU), vectors)
     expected = float(task.module(vectors).eval()(**inputs).loss)
     assert found["test_loss"] == pytest.approx(expected, rel=1e-5)
-    with pytest.raises(HansaError, match=r"reduction='average'.*'mean', 'sum' or 'labels'"):
+    with pytest.raises(HansaError, match=r"reduction='average'.*'mean' or 'sum' or 'labels'"):
         hansa.Task(OwnLoss, **options, reduction="average")
 
 

@@ -258,7 +258,7 @@ def test_metrics_without_a_proper_name_are_refused(metrics, message):
 def test_a_metric_that_gives_no_number_is_refused():
     with pytest.raises(HansaError, match=r"logits returned float32 \[12, 3\]: expected one number"):
         outcome(F.cross_entropy, metrics={"logits": hansa.higher(lambda output, target: output)})
-    with pytest.raises(HansaError, match="expected one value per row"):
+    with pytest.raises(HansaError, match="expected one number for all rows"):
         outcome(F.cross_entropy, metric=lambda output, target: output)
 
 

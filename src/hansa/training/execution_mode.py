@@ -12,14 +12,14 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import nn
 from torch.utils import _pytree as trees
 
 from hansa.core import native
-from hansa.core.errors import HansaError, invalid_argument
+from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.native import abi
 from hansa.core.native.network import AffineStep, Network
@@ -44,13 +44,6 @@ _MAX_GRAPHS = 1 << 20  # beyond torch's own limit graphs would be eager
 _ROWS = 8  # of a batch for the comparison of native code with eager
 _LR = 0.05
 _WIDE = 1 << 19  # weights of one convolution
-
-
-def check_execution(execution: Any) -> Execution:
-    """Return the execution of a task; raise for another word."""
-    if execution not in get_args(Execution):
-        raise invalid_argument("Task", "execution", execution, " or ".join(map(repr, get_args(Execution))))
-    return execution  # type: ignore[no-any-return]
 
 
 def find_network(task: Task) -> Network:

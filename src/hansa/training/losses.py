@@ -18,7 +18,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -77,7 +77,7 @@ class Loss(Protocol):
         return total / weight.clamp(min=torch.finfo(weight.dtype).tiny)  # 0 if all are ignored
 
 
-class _Elementwise(Loss, Protocol):
+class _Elementwise(Loss):
     """A loss that compares outputs and targets entry by entry."""
 
     def terms(self, output: Any, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -258,17 +258,13 @@ def label_weights(
 
 
 @cache
-def _class_losses() -> dict[Any, Callable[..., torch.Tensor]]:
-    """Return torch's losses of class numbers: means over the labels that are not ignored, or sums."""
-    nn = torch.nn
-    return {nn.CrossEntropyLoss: nn.functional.cross_entropy, nn.NLLLoss: nn.functional.nll_loss}
-
-
-@cache
 def _torch_losses() -> dict[Any, Callable[..., torch.Tensor]]:
-    """Return also those that are means or sums over rows of one size. Commands that only look load no torch."""
+    """Return torch's losses of class numbers, which average over the labels that are not ignored, and those that
+    average over rows of one size. Commands that only look load no torch."""
     nn, functional = torch.nn, torch.nn.functional
-    return _class_losses() | {
+    return {
+        nn.CrossEntropyLoss: functional.cross_entropy,
+        nn.NLLLoss: functional.nll_loss,
         nn.MSELoss: functional.mse_loss,
         nn.L1Loss: functional.l1_loss,
         nn.SmoothL1Loss: functional.smooth_l1_loss,
@@ -293,7 +289,6 @@ class TorchForm(NamedTuple):
 
     @property
     def reduction(self) -> str:
-        """How the loss reduces the entries of a batch."""
         return str(self.settings.get("reduction", "mean"))
 
     @property
@@ -304,11 +299,10 @@ class TorchForm(NamedTuple):
     @property
     def of_classes(self) -> bool:
         """Whether targets are class numbers."""
-        return self.function in _class_losses().values()
+        return self.function in (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss)
 
     @property
     def ignored(self) -> int:
-        """The label that does not count."""
         return int(self.settings.get("ignore_index", IGNORED))
 
 
@@ -330,17 +324,8 @@ def torch_form(loss: Any) -> TorchForm | None:
             name: value for name, value in vars(loss).items() if not name.startswith("_") and name != "training"
         }
         settings |= dict(loss.named_buffers())
-    per_entry = settings.get("reduction", "mean") == "none"
-    if function not in _torch_losses().values() or settings.keys() & {"size_average", "reduce"} or per_entry:
-        return None
-    return TorchForm(function, settings)
-
-
-def check_reduction(reduction: Any) -> Reduction | None:
-    """Return the reduction that a task states; raise for another word."""
-    if reduction is not None and reduction not in get_args(Reduction):
-        raise invalid_argument("Task", "reduction", reduction, "'mean', 'sum' or 'labels'")
-    return reduction  # type: ignore[no-any-return]
+    old, per_entry = settings.keys() & {"size_average", "reduce"}, settings.get("reduction") == "none"
+    return None if function not in _torch_losses().values() or old or per_entry else TorchForm(function, settings)
 
 
 def ignored_label(loss: Any) -> int | None:
@@ -359,12 +344,11 @@ def ignored_label(loss: Any) -> int | None:
 def check_classes(loss: LossFunction, output: Any, targets: Any) -> None:
     """Raise for class numbers without an output of the model, if the loss is torch's cross-entropy."""
     form, targets = torch_form(loss), strip_weights(targets)
-    if form is None or not form.of_classes or not isinstance(targets, torch.Tensor) or targets.is_floating_point():
+    tensors = isinstance(targets, torch.Tensor) and isinstance(output, torch.Tensor) and output.ndim > 1
+    if form is None or not form.of_classes or not tensors or targets.is_floating_point():
         return
-    if not isinstance(output, torch.Tensor) or output.ndim < 2:
-        return
-    labels = targets[targets != form.ignored]
-    if labels.numel() and (largest := int(labels.max())) >= output.shape[1]:
+    largest = int(targets[targets != form.ignored].amax()) if bool((targets != form.ignored).any()) else 0
+    if largest >= output.shape[1]:
         raise HansaError(
             f"targets go up to {largest}, the model has {output.shape[1]} outputs: give it {largest + 1}, or number "
             "classes from 0."
@@ -378,39 +362,28 @@ def check_loss(loss: Any) -> None:
             f"Task(loss={getattr(loss, '__name__', loss)!r}): expected a function of (output, target), such as "
             "torch.nn.functional.cross_entropy or torch.nn.CrossEntropyLoss()."
         )
-    trained = (
-        [name for name, each in loss.named_parameters() if each.requires_grad]
-        if isinstance(loss, torch.nn.Module)
-        else []
-    )
-    if trained:
+    named = loss.named_parameters() if isinstance(loss, torch.nn.Module) else ()
+    if trained := [name for name, each in named if each.requires_grad]:
         raise HansaError(
             f"Task(loss={type(loss).__name__}): has parameters of its own ({', '.join(trained[:3])}), which are not "
             "trained. Make them parameters of the model and return them with its output."
         )
 
 
-def count_labels(target: Any, ignored: int | None) -> float:
-    """Return the number of labels that count: those that are neither negative nor ``ignored``.
+def counted_labels(target: Any, ignored: int | None) -> torch.Tensor:
+    """Return which labels count: those that are neither negative nor ``ignored``.
 
-    >>> count_labels(torch.tensor([0, 2, 1, -100]), ignored=0)
-    2.0
+    >>> counted_labels(torch.tensor([0, 2, 1, -100]), ignored=0).tolist()
+    [False, True, True, False]
     """
     if not isinstance(target, torch.Tensor) or target.is_floating_point() or target.is_complex():
         raise HansaError("Task(reduction='labels'): targets are no labels. Use 'mean' for a mean over rows.")
-    counted = target >= 0
-    return float((counted if ignored is None else counted & (target != ignored)).sum())
+    return target >= 0 if ignored is None else (target >= 0) & (target != ignored)
 
 
 class LossForm(NamedTuple):
-    """What is known of a task's loss.
-
-    Args:
-        sums: Computes, for one batch, a sum of losses and the weight to divide it by. The quotient of the sums over all
-            batches is the loss of all test rows. None for a loss that is given all rows at once.
-        is_sum: Whether the loss of a batch is a sum over rows.
-        is_row_mean: Whether it is surely the mean, or the sum, of the losses of its rows.
-    """
+    """What is known of a task's loss: its sums over a batch, of which the test loss is the quotient (None for a loss
+    that is given all rows at once), whether it is a sum over rows, and whether surely the mean or sum of its rows."""
 
     sums: LossSums | None
     is_sum: bool
@@ -418,22 +391,15 @@ class LossForm(NamedTuple):
 
 
 def loss_form(loss: Any, reduction: Reduction | None, ignored: int | None, targets: Any) -> LossForm:
-    """Return what is known of a loss.
+    """Return what is known of a loss, given all targets and what the task states of one that is not torch's or Hansa's.
 
     A mean over n rows has weight n, and a mean over labels the number of labels that count. A sum is divided by the
     number of rows too, so that test losses are comparable. Cross-entropy with class weights is sum w_i l_i / sum w_i,
     as torch computes it for one batch, and so are the losses of `hansa.losses`.
-
-    Args:
-        loss: The loss.
-        reduction: What a loss is that is neither torch's nor Hansa's; None if nobody says.
-        ignored: The label that does not count.
-        targets: All targets.
     """
     if hasattr(loss, "sums"):
-        plain = isinstance(loss, (mse, l1, huber, bce)) or (
-            isinstance(loss, (cross_entropy, nll)) and loss.class_weights is None and _all_count(targets, ignored)
-        )
+        of_classes = isinstance(loss, (cross_entropy, nll)) and loss.class_weights is None
+        plain = isinstance(loss, _Elementwise) or (of_classes and _all_count(targets, ignored))
         is_sum = getattr(loss, "reduction", "") == "sum"
         return LossForm(partial(_own_sums, loss.sums), is_sum, plain and not isinstance(targets, WeightedTargets))
     form = torch_form(loss)
@@ -452,7 +418,7 @@ def _all_count(targets: Any, ignored: int | None) -> bool:
     """Return whether every label counts, or targets are class probabilities."""
     if not isinstance(targets, torch.Tensor):
         return False
-    return targets.is_floating_point() or count_labels(targets, ignored) == targets.numel()
+    return targets.is_floating_point() or bool(counted_labels(targets, ignored).all())
 
 
 def _own_sums(sums: Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]], output: Any, target: Any) -> Any:
@@ -466,7 +432,7 @@ def _row_sums(loss: LossFunction, is_sum: bool, output: Any, target: Any) -> tup
 
 
 def _counted_sums(loss: LossFunction, ignored: int | None, output: Any, target: Any) -> tuple[float, float]:
-    labels = count_labels(target, ignored)
+    labels = float(counted_labels(target, ignored).sum())
     return (float(loss(output, target)) * labels, labels) if labels else (0.0, 0.0)
 
 
@@ -482,24 +448,18 @@ def _class_sums(loss: LossFunction, form: TorchForm, output: Any, target: torch.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class row_loss(Loss):
-    """A loss with row weights, from a function that returns one value per row or per entry.
-
-    Args:
-        function: The function of (output, target).
-        form: The loss of torch that it is, if it is one: a mean over entries with its class weights, or a sum or
-            "batchmean" over the sums of rows.
-    """
+    """A loss with row weights, from a function that returns one value per row or per entry. ``form`` is the loss of
+    torch that it is, if it is one: a mean over entries with its class weights, or a sum or "batchmean" over rows."""
 
     function: Callable[[Any, Any], torch.Tensor]
     form: TorchForm | None = None
 
     @property
     def reduction(self) -> str:
-        """How the loss reduces the entries of a batch."""
         return "mean" if self.form is None else self.form.reduction
 
     def terms(self, output: Any, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss of every entry, which includes class weights, and its share of the divisor."""
+        """Return the loss of every entry, class weights included, and its share of the divisor."""
         if getattr(output, "shape", None) == (count_rows(target), 1) and target.ndim == 1 and self.form is not None:
             output = output[:, 0]  # a column against a vector: one output per row
         losses = _values_per_row(self.function, output, target)
@@ -519,16 +479,15 @@ class row_loss(Loss):
 
 
 def with_row_weights(loss: Any) -> Loss:
-    """Return a loss that takes row weights: Hansa's unchanged, torch's by its values per entry. Any other loss must
-    return one value per row.
+    """Return a loss that takes row weights: Hansa's unchanged, torch's by its values per entry, any other by its values
+    per row.
 
     >>> weighted = WeightedTargets(torch.ones(2), torch.ones(2))
     >>> float(with_row_weights(torch.nn.functional.l1_loss)(torch.zeros(2), weighted))
     1.0
     """
     if hasattr(loss, "sums"):
-        ours: Loss = loss
-        return ours
+        return loss  # type: ignore[no-any-return]
     form = torch_form(loss)
     return row_loss(loss) if form is None else row_loss(partial(form.function, reduction="none", **form.options), form)
 
@@ -536,8 +495,7 @@ def with_row_weights(loss: Any) -> Loss:
 def _values_per_row(function: Callable[[Any, Any], torch.Tensor], output: Any, target: Any) -> torch.Tensor:
     losses, rows = function(output, target), count_rows(target)
     if not isinstance(losses, torch.Tensor) or losses.ndim < 1 or len(losses) != rows:
-        name = getattr(function, "__name__", getattr(getattr(function, "func", None), "__name__", "the loss"))
-        name = type(function).__name__ if isinstance(function, torch.nn.Module) else name
+        name = getattr(function, "__name__", type(function).__name__)
         returned = f"shape {list(losses.shape)}" if isinstance(losses, torch.Tensor) else type(losses).__name__
         raise HansaError(
             f"{name} returned {returned} for {rows} weighted rows: expected one value per row, as with "

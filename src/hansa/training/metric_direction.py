@@ -1,25 +1,24 @@
-"""The direction of metrics: whether a larger or a smaller value is better.
+"""Whether a larger or a smaller value of a metric is better.
 
-A metric states it itself: by `lower` or `higher`, or by ``higher_is_better`` as torchmetrics has it. A few names state
-it too (`DIRECTIONS`), and so do the names of sklearn's functions.
+A metric states it: by `lower` or `higher`, or by ``higher_is_better`` as in torchmetrics. The names in `DIRECTIONS`
+and the ends of the names of sklearn's functions state it too.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-import types
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
-from hansa.core.errors import HansaError, invalid_argument, short_repr
+from hansa.core.errors import HansaError, short_repr
 
 Direction: TypeAlias = Literal["higher", "lower", ""]
 DIRECTIONS: dict[str, Direction] = {
     "accuracy": "higher", "auc": "higher", "f1": "higher", "c_index": "higher",
     "rmse": "lower", "mae": "lower", "mse": "lower", "loss": "lower",
 }  # fmt: skip
-"""The metrics whose direction their name states."""
+_OF_SKLEARN: dict[str, Direction] = {"score": "higher", "error": "lower", "loss": "lower", "deviance": "lower"}
 
 
 class DirectedMetric:
@@ -27,21 +26,13 @@ class DirectedMetric:
 
     def __init__(self, function: Callable[..., Any], higher_is_better: bool) -> None:
         self.function, self.higher_is_better = function, higher_is_better
-        if not callable(function) and not is_metric_object(function):
-            raise invalid_argument(self.direction, "metric", function, "a function of (outputs, targets)")
-        updated = ("__dict__",) if isinstance(function, types.FunctionType) else ()
-        functools.update_wrapper(self, function, updated=updated)
-
-    @property
-    def direction(self) -> Direction:
-        """The better direction."""
-        return "higher" if self.higher_is_better else "lower"
+        functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *arguments: Any) -> Any:
         return self.function(*arguments)
 
     def __repr__(self) -> str:
-        return f"{self.direction}({getattr(self.function, '__name__', self.function)})"
+        return f"{'higher' if self.higher_is_better else 'lower'}({getattr(self.function, '__name__', self.function)})"
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         name = getattr(self, "__qualname__", "")
@@ -74,6 +65,13 @@ def higher(metric: Callable[..., Any]) -> DirectedMetric:
     return DirectedMetric(metric, True)
 
 
+def unwrapped(metric: Any) -> Any:
+    """Return the function of a metric, without its direction and without arguments that are set."""
+    while isinstance(metric, (functools.partial, DirectedMetric)):
+        metric = metric.function if isinstance(metric, DirectedMetric) else metric.func
+    return metric
+
+
 def is_metric_object(metric: Any) -> bool:
     """Return whether a metric is an object with ``update`` and ``compute``, as those of torchmetrics."""
     return not isinstance(metric, type) and all(callable(getattr(metric, n, None)) for n in ("update", "compute"))
@@ -84,16 +82,8 @@ def is_of_sklearn(metric: Any) -> bool:
     return str(getattr(unwrapped(metric), "__module__", "")).startswith("sklearn.")
 
 
-def unwrapped(metric: Any) -> Any:
-    """Return the function of a metric, without its direction and without arguments that are set."""
-    while isinstance(metric, (functools.partial, DirectedMetric)):
-        metric = metric.function if isinstance(metric, DirectedMetric) else metric.func
-    return metric
-
-
 def stated_direction(name: str, metric: Any) -> Direction:
-    """Return the direction that a metric states with ``higher_is_better``, or by its name, or as sklearn's functions do
-    by the ends of theirs; "" if it states none.
+    """Return the direction that a metric, or its name, states; "" if none.
 
     >>> stated_direction("rmse", max), stated_direction("spread", max)
     ('lower', '')
@@ -103,59 +93,22 @@ def stated_direction(name: str, metric: Any) -> Direction:
         return "higher" if own else "lower"
     function = getattr(unwrapped(metric), "__name__", "")
     if is_of_sklearn(metric):
-        if function.endswith("_score") and function != "brier_score":
-            return "higher"
-        return "lower" if function.endswith(("_error", "_loss", "_deviance")) else ""
+        return _OF_SKLEARN.get(function.rpartition("_")[2], "")
     return DIRECTIONS.get(name, DIRECTIONS.get(function, ""))
 
 
 def metric_directions(metrics: Mapping[str, Callable[..., Any]]) -> dict[str, Direction]:
     """Return the direction of every metric of a task, and refuse those without one.
 
-    Args:
-        metrics: Functions of (outputs, targets) by name.
-
     >>> metric_directions({"rmse": max, "margin": higher(max)})
     {'rmse': 'lower', 'margin': 'higher'}
-    >>> metric_directions({"margin": max})
-    Traceback (most recent call last):
-    hansa.core.errors.HansaError: Task(metrics={'margin': ...}): nothing says whether a larger value is better. ...
     """
-    directions: dict[str, Direction] = {}
-    for name, metric in metrics.items():
-        directions[name] = stated_direction(name, metric)
-        if not directions[name]:
-            shown = getattr(metric, "__name__", "f").strip("<>")
-            raise HansaError(
-                f"Task(metrics={{{short_repr(name)}: ...}}): nothing says whether a larger value is better. "
-                f"Write hansa.higher({shown}) or hansa.lower({shown}); in a file, "
-                f"metrics: {{{name}: {{function: MODULE:{shown}, better: lower}}}}."
-            )
-    return directions
-
-
-def check_rises(metric: Any) -> None:
-    """Refuse a falling metric as accuracy."""
-    if metric is not None and stated_direction("", metric) == "lower":
-        name = getattr(metric, "__name__", "f").strip("<>")
-        raise invalid_argument(
-            "Task", "metric", metric, "an accuracy, which rises", f"metrics={{{name!r}: ...}} takes any metric."
+    directions = {name: stated_direction(name, metric) for name, metric in metrics.items()}
+    for name in (name for name, direction in directions.items() if not direction):
+        shown = getattr(metrics[name], "__name__", "f").strip("<>")
+        raise HansaError(
+            f"Task(metrics={{{short_repr(name)}: ...}}): nothing says whether a larger value is better. Write "
+            f"hansa.higher({shown}) or hansa.lower({shown}); in a file, metrics: "
+            f"{{{name}: {{function: MODULE:{shown}, better: lower}}}}."
         )
-
-
-def main_column(metrics: Mapping[str, Any], accuracy: bool, requested: str | None = None) -> str:
-    """Return the column that runs of a task are ranked by: the requested one, else accuracy, the first metric, or loss.
-
-    Args:
-        metrics: The metrics of the task by name.
-        accuracy: Whether the task has an accuracy.
-        requested: The name of a metric, "accuracy" or "loss".
-
-    >>> main_column({"c_index": max}, accuracy=False), main_column({"auc": max}, accuracy=True)
-    ('test_c_index', 'test_accuracy')
-    """
-    known = [*(["accuracy"] if accuracy or "accuracy" in metrics else []), *metrics, "loss"]
-    name = known[0] if requested is None else requested.removeprefix("test_")
-    if name not in known:
-        raise invalid_argument("Task", "main_metric", requested, f"one of {', '.join(known)}")
-    return f"test_{name}"
+    return directions

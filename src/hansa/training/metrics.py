@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
-from torch import nn
 from torch.utils import _pytree as trees
 
 from hansa.core.errors import HansaError, short_repr
 from hansa.training.batch_sources import count_rows, describe_shapes
-from hansa.training.losses import LossFunction, torch_form
-from hansa.training.metric_direction import DirectedMetric, is_metric_object, is_of_sklearn
+from hansa.training.losses import LossFunction, counted_labels, torch_form
+from hansa.training.metric_direction import DirectedMetric, is_metric_object, is_of_sklearn, unwrapped
 
 Metric: TypeAlias = Callable[[Any, Any], Any]
 """A metric of (outputs, targets), as users write it."""
 
 Sketch: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
 """What a site sends in place of outputs: lists of rows of numbers, by name."""
+_THRESHOLDS = {"bce": 0.0, "binary_cross_entropy_with_logits": 0.0, "binary_cross_entropy": 0.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Accuracy:
     def score(self, output: Any, target: torch.Tensor) -> tuple[float, float]:
         """Return the number of correct predictions and the number of labels."""
         scores = getattr(output, "logits", output)
-        counted = target >= 0 if self.ignored is None else (target >= 0) & (target != self.ignored)
+        counted = counted_labels(target, self.ignored)
         if self.threshold is None:
             hits = scores.argmax(dim=self.axis) == target
         else:
@@ -90,40 +90,27 @@ def has_no_order(outputs: Any) -> bool:
     >>> has_no_order(torch.tensor([0.0, float("-inf")])), has_no_order({"a": torch.tensor([float("nan")])})
     (False, True)
     """
-    leaves = [
-        leaf for leaf in trees.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-    ]
-    return any(leaf.numel() and not float(leaf.detach().amax()) < math.inf for leaf in leaves)
+    leaves = [leaf for leaf in trees.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.numel()]
+    return any(leaf.is_floating_point() and not float(leaf.detach().amax()) < math.inf for leaf in leaves)
 
 
 def default_accuracy(
     loss: LossFunction, output: Any, target: Any, targets: Any, ignored: int | None
 ) -> tuple[Accuracy | None, str]:
     """Return the accuracy of class numbers, if shapes and a known loss leave one choice; otherwise why there is none,
-    "" where nobody would expect one.
-
-    Args:
-        loss: The loss.
-        output: The output for a few rows.
-        target: Their targets.
-        targets: All targets, or those of a few rows.
-        ignored: The label that does not count.
-    """
-    output = getattr(output, "logits", output)
+    "" where nobody would expect one. ``output`` and ``target`` are those of a few rows, ``targets`` all."""
+    output, form = getattr(output, "logits", output), torch_form(loss)
     if not isinstance(target, torch.Tensor) or target.is_floating_point() or target.is_complex():
         return None, ""
     if not isinstance(output, torch.Tensor) or not output.is_floating_point():
         return None, f"the model returns {describe_shapes(output)}"
-    form = torch_form(loss)
     if output.shape in (target.shape, (*target.shape, 1)):
-        counted = targets[targets >= 0]
-        if target.ndim != 1 or (counted.numel() and int(counted.max()) > 1):
+        if target.ndim != 1 or bool((targets > 1).any()):
             return None, ""
-        if type(loss).__name__ == "bce" or (form is not None and "with_logits" in form.function.__name__):
-            return Accuracy(threshold=0.0, ignored=ignored), ""
-        if form is not None and form.function is nn.functional.binary_cross_entropy:
-            return Accuracy(threshold=0.5, ignored=ignored), ""
-        return None, "one output per row may be a logit or a probability"
+        threshold = _THRESHOLDS.get(type(loss).__name__ if form is None else form.function.__name__)
+        if threshold is None:
+            return None, "one output per row may be a logit or a probability"
+        return Accuracy(threshold=threshold, ignored=ignored), ""
     stated = "second" if form is not None and form.of_classes else getattr(loss, "class_axis", "")
     second = output.ndim == target.ndim + 1 and output.shape[2:] == target.shape[1:]
     last = output.ndim == target.ndim + 1 and output.shape[:-1] == target.shape
@@ -132,45 +119,35 @@ def default_accuracy(
         return Accuracy(1, ignored=ignored), ""
     if last and stated in ("auto", "last"):
         return Accuracy(-1, ignored=ignored), ""
-    if second or last:
-        return None, "its classes may be on two axes, or its loss may compare outputs with the next label"
-    return None, ""
+    wrong = "its classes may be on two axes, or its loss may compare outputs with the next label"
+    return None, wrong if second or last else ""
 
 
 def compute_metric(name: str, metric: Any, output: Any, target: Any) -> float:
-    """Return a metric of all rows as a number; NaN if outputs have no order.
-
-    Args:
-        name: The name of the metric, for messages.
-        metric: A function of (outputs, targets), one of sklearn, or an object with ``update`` and ``compute``.
-        output: The outputs of all rows.
-        target: Their targets.
-    """
+    """Return a metric of the outputs and targets of all rows as a number; NaN if outputs have no order."""
     if has_no_order(output):
         return math.nan
     function: Any = metric.function if isinstance(metric, DirectedMetric) else metric
     if is_metric_object(function):
         function = copy.deepcopy(function)
-        if callable(reset := getattr(function, "reset", None)):
-            reset()
+        if hasattr(function, "reset"):
+            function.reset()
         function.update(output, target)
         value = function.compute()
     elif is_of_sklearn(function):
         value = function(_as_array(target), _as_array(output))
     else:
         value = function(output, target)
-    if (number := _number(value)) is None:
-        raise HansaError(
-            f"Task(metrics): {name} returned {_describe(value)}: expected one number for all rows, such as their mean."
-        )
-    return number
+    return _number(f"Task(metrics): {name}", value)
 
 
-def _number(value: Any) -> float | None:
+def _number(name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
-        return None
+        raise HansaError(
+            f"{name} returned {_describe(value)}: expected one number for all rows, such as their mean."
+        ) from None
 
 
 def _as_array(tree: Any) -> Any:
@@ -180,40 +157,30 @@ def _as_array(tree: Any) -> Any:
     return (tree[:, 0] if tree.ndim == 2 and tree.shape[1] == 1 else tree).detach().numpy()
 
 
-def check_accuracy(metric: Any, output: Any, target: Any) -> bool:
-    """Return whether a user's accuracy gives one value per row; raise for what is no share of the rows.
-
-    Args:
-        metric: The metric.
-        output: Outputs of a few rows.
-        target: Their targets.
-    """
+def is_row_metric(metric: Any, output: Any, target: Any) -> bool:
+    """Return whether a user's accuracy gives one value per row; raise for what is no share of the rows."""
     if is_metric_object(metric) or is_of_sklearn(metric):
         return False
-    rows, name = count_rows(target), getattr(metric, "__name__", type(metric).__name__)
+    rows, name = count_rows(target), f"Task(metric={getattr(metric, '__name__', type(metric).__name__)})"
     try:
         value = metric(output, target)
     except Exception:  # such as for one class among few rows; if it fails again, evaluation says so
         return False
     if getattr(value, "shape", None) in ((rows,), (rows, 1)):
         return True
-    if (number := _number(value)) is None or number > 1 + 1e-6:
+    if _number(name, value) > 1 + 1e-6:
         raise HansaError(
-            f"Task(metric={name}): returned {_describe(value)} for {rows} rows: expected one value per row, or one "
-            "number up to 1 such as their mean, not their sum. metrics={...} takes any metric."
+            f"{name}: returned {_describe(value)} for {rows} rows: expected one value per row, or one number up to 1 "
+            "such as their mean, not their sum. metrics={...} takes any metric."
         )
     return False
 
 
 def check_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics of a task; raise if one is no metric or its name is taken."""
-    if not isinstance(metrics, Mapping):
-        raise HansaError(
-            f"Task(metrics={short_repr(metrics)}): expected a dict of metrics by name, such as {{'auc': roc_auc}}."
-        )
     for name, metric in metrics.items():
-        valid = isinstance(name, str) and name.isidentifier() and name != "loss"
-        if not valid or isinstance(metric, type) or not (callable(metric) or is_metric_object(metric)):
+        valid, function = isinstance(name, str) and name.isidentifier() and name != "loss", unwrapped(metric)
+        if not valid or isinstance(function, type) or not (callable(function) or is_metric_object(function)):
             raise HansaError(
                 f"Task(metrics={{{short_repr(name)}: {short_repr(metric)}}}): expected an identifier other than loss, "
                 "and a function of (outputs, targets) or an object with update() and compute()."

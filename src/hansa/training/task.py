@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 import torch
@@ -35,28 +35,27 @@ from hansa.training.evaluation import (
     rows_by_owner,
     total_score,
 )
-from hansa.training.execution_mode import CompiledLoss, Execution, check_compiled, check_execution, find_network
+from hansa.training.execution_mode import CompiledLoss, Execution, check_compiled, find_network
 from hansa.training.losses import (
     LossFunction,
     Reduction,
     WeightedTargets,
     check_classes,
     check_loss,
-    check_reduction,
     ignored_label,
     loss_form,
     strip_weights,
     with_row_weights,
 )
-from hansa.training.metric_direction import check_rises, main_column, metric_directions
+from hansa.training.metric_direction import metric_directions, stated_direction
 from hansa.training.metrics import (
     Accuracy,
     Metric,
     RowMetric,
-    check_accuracy,
     check_metrics,
     compute_metric,
     default_accuracy,
+    is_row_metric,
 )
 from hansa.training.module_state import check_repeatable
 from hansa.training.probe import AUTOCAST_DTYPES, ModelFacts, Trial, describe_model, fresh
@@ -179,18 +178,21 @@ class Task:
     ) -> None:
         _check_model_and_data(model, data)
         check_loss(loss)
-        check_rises(metric)
+        if metric is not None and stated_direction("", metric) == "lower":
+            remedy = "metrics={'name': ...} takes any metric."
+            raise invalid_argument("Task", "metric", metric, "an accuracy, which rises", remedy)
         self.model, self.data, self.augment = model, data, as_pipeline(augment)
         self.device = None if device is None else resolve_devices(device, "Task")
-        self.execution = check_execution(execution)
         self.client_batching: ClientBatching | None = None  # `with_vmap` sets it for a run
-        if autocast is not None and autocast not in AUTOCAST_DTYPES:
-            raise invalid_argument("Task", "autocast", autocast, f"{', '.join(map(repr, AUTOCAST_DTYPES))} or None")
-        self.autocast = autocast
-        self.reduction = check_reduction(reduction)
+        words = {"execution": get_args(Execution), "autocast": (*AUTOCAST_DTYPES, None)}
+        words["reduction"] = (*get_args(Reduction), None)
+        for argument, value in (("execution", execution), ("autocast", autocast), ("reduction", reduction)):
+            if value not in words[argument]:
+                raise invalid_argument("Task", argument, value, " or ".join(map(repr, words[argument])))
+        self.execution, self.autocast, self.reduction = execution, autocast, reduction
         self.population = Population(samples_of(data))
-        if min(self.population.samples, default=0) < 1:
-            empty = next((i for i, samples in enumerate(self.population.samples) if samples < 1), 0)
+        if 0 in (self.population.samples or (0,)):
+            empty = (*self.population.samples, 0).index(0)
             raise HansaError(f"client {empty} has no samples: give it some, or remove it from the data.")
         self.name = name if name is not None else type(self.example_model()).__name__
         self.example = self._example_batch()  # a few rows as the model sees them in training
@@ -205,7 +207,12 @@ class Task:
         self.network = self._find_network()
         self._describe_scores(facts, metric, check_metrics({} if metrics is None else metrics))
         self.directions = metric_directions(self.metrics)
-        self.main_metric = main_column(self.metrics, self.metric is not None, main_metric)
+        columns = [*([] if self.metric is None and "accuracy" not in self.metrics else ["accuracy"]), *self.metrics]
+        columns.append("loss")
+        main = columns[0] if main_metric is None else main_metric.removeprefix("test_")
+        if main not in columns:
+            raise invalid_argument("Task", "main_metric", main_metric, f"one of {', '.join(columns)}")
+        self.main_metric = f"test_{main}"
         self.evaluation_batch_size = check_batch_size(evaluation_batch_size, facts)
         if execution == "compiled":
             check_compiled(self)
@@ -240,7 +247,7 @@ class Task:
         self.metric: Accuracy | RowMetric | None = None
         self.metrics = metrics
         target = strip_weights(target)
-        if metric is not None and output is not None and check_accuracy(metric, output, target):
+        if metric is not None and output is not None and is_row_metric(metric, output, target):
             self.metric = RowMetric(metric)
         elif metric is not None:
             self.metrics = {"accuracy": metric, **metrics}
