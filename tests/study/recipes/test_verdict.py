@@ -219,7 +219,7 @@ def test_claims_over_columns() -> None:
     values = {("a", "easy"): 0.8, ("a", "hard"): 0.6, ("b", "easy"): 0.5, ("b", "hard"): 0.7, ("a", "odd"): 0.1}
     ours = {cell: [history(value) for value in around(middle)] for cell, middle in values.items()}
     _, checks = compare_with_paper(requested, "cpu", ours)
-    assert [(one.setting, one.holds) for one in checks] == [("a", True), ("b", False)]
+    assert [(one.row, one.holds) for one in checks] == [("a", True), ("b", False)]
 
 
 def test_claims_over_curves() -> None:
@@ -345,14 +345,14 @@ def test_a_target_of_other_data_is_left_out_and_its_claims_are_undecided() -> No
         ({}, "expected exactly one"),
         ({"order": ["a", "b"], "better": ["a"]}, "expected exactly one"),
         ({"at_most": 1.0, "at_least": 0.0}, "expected exactly one"),
-        ({"at_most": 1.0, "across": "columns"}, "across rows only"),
+        ({"at_most": 1.0, "across": "columns"}, "with claims across rows only"),
         ({"order": ["a"]}, "at least two names"),
         ({"order": ["a", "b"], "than": ["a"]}, "with better only"),
         ({"better": ["a"], "than": ["a", "b"]}, "a name is in both"),
         ({"order": ["a", "b"], "tolerance": 1.0}, "with similar only"),
         ({"order": ["a", "b"], "rows": ["a"]}, "claims across columns and with bounds only"),
         ({"across": "columns", "order": ["", "b"]}, "'b' is not known"),
-        ({"across": "columns", "columns": [""], "order": ["x", "y"]}, "name the columns in order"),
+        ({"across": "columns", "columns": [""], "order": ["x", "y"]}, "with claims across rows only"),
     ],
 )
 def test_a_claim_that_says_too_much_or_too_little(claim: dict[str, Any], message: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ from hansa.runs.folder import FINISHED, RunFolder, slug
 from hansa.runs.metrics import is_finite, with_totals
 from hansa.runs.seed_group import expand_seeds
 from hansa.runs.store.io import make_folder, write_file
-from hansa.study.recipes.recipe import Recipe, RecipeCell, RecipeMeasure
+from hansa.study.recipes.recipe import Recipe, RecipeCell
 from hansa.study.recipes.verdict import CLAIM_RULE, CellComparison, ClaimCheck, agreement_rule, compare_with_paper
 from hansa.study.report import ReportEntry, ReportTable
 from hansa.study.report.figure import draw_curves
@@ -98,30 +97,19 @@ class RecipeResult(NamedTuple):
             "verdict": self.verdict,
             "error": self.error,
             "numbers": [
-                {
-                    "row": one.cell.row,
-                    "column": one.cell.column,
-                    "measure": one.measure,
-                    "published": None if one.published is None else one.published._asdict(),
-                    "ours": None if one.ours is None else one.ours._asdict(),
-                    "difference": one.difference,
-                    "verdict": one.verdict,
-                }
+                {"row": one.cell.row, "column": one.cell.column}
+                | {key: value._asdict() if isinstance(value, tuple) else value
+                   for key, value in one._asdict().items() if key != "cell"}
                 for one in self.cells
             ],
             "claims": [
-                {
-                    "statement": one.claim.statement,
-                    "column": one.column,
-                    "row": one.row,
-                    "holds": one.holds,
-                    "evidence": one.evidence,
-                }
+                {"statement": one.claim.statement}
+                | {key: value for key, value in one._asdict().items() if key != "claim"}
                 for one in self.claims
             ],
             "rules": {name: agreement_rule(measure) for name, measure in self.recipe.measures.items()},
             "known_differences": list(self.recipe.known_differences),
-        }
+        }  # fmt: skip
 
 
 def plan_recipe(
@@ -143,12 +131,11 @@ def plan_recipe(
     for cell in recipe.cells(scale):
         text, source = yaml.safe_dump(cell.document), f"{recipe.name}, {cell.label}"
         cells.append(PlannedCell(cell, from_yaml(text, overrides, source, building=building)))
-    seeds = [[each.seed for each in expand_seeds(planned.config)] for planned in cells]
-    for planned, own in zip(cells, seeds, strict=True):
-        if own != seeds[0]:
+        seeds, first = ([each.seed for each in expand_seeds(one.config)] for one in (cells[-1], cells[0]))
+        if seeds != first:
             raise HansaError(
-                f"{recipe.name}, {planned.cell.label}: its seeds are {own}, those of {cells[0].cell.label} {seeds[0]}. "
-                "Rows are compared within seeds: set the same ones for all, in the scale or with --seeds."
+                f"{recipe.name}, {cell.label}: its seeds are {seeds}, those of {cells[0].cell.label} {first}. Rows are "
+                "compared within seeds: set the same ones for all, in the scale or with --seeds."
             )
     return cells
 
@@ -209,13 +196,29 @@ def result_tables(result: RecipeResult) -> list[tuple[str, list[tuple[str, ...]]
     targets = result.recipe.at(result.scale).targets
     for one in result.cells:
         measure = result.recipe.measures[one.measure]
-        unit = f" ({measure.unit})" if measure.unit else ""
-        target, to = targets.get(one.measure), ""
-        if target is not None:
-            to = f" to {100 * target:g}% at this scale, {100 * (measure.target or 0):g}% published"
-        title = ", ".join(part for part in (one.cell.column, f"{one.measure}{unit}{to}") if part)
-        tables.setdefault(title, []).append((one.cell.row, *_cells(one, measure)))
+        title = one.measure + (f" ({measure.unit})" if measure.unit else "")
+        if (target := targets.get(one.measure)) is not None:
+            title += f" to {100 * target:g}% at this scale, {100 * (measure.target or 0):g}% published"
+        published = ours = difference = "–"
+        if one.published is not None:
+            published = f"{'over ' * one.published.exceeded}{_with_spread(one.published.value, one.published.spread)}"
+        if one.ours is not None:
+            ours = _with_spread(one.ours.mean, one.ours.std)
+        elif measure.target is not None:
+            ours = "not reached by all"
+        if one.difference is not None:
+            difference = f"{one.difference:+.4g}"
+        title = f"{one.cell.column}, {title}" if one.cell.column else title
+        tables.setdefault(title, []).append((one.cell.row, published, ours, difference, one.verdict))
     return list(tables.items())
+
+
+def _with_spread(value: float, spread: float | None) -> str:
+    """
+    >>> _with_spread(88.7912, 0.941), _with_spread(3.58e11, 0.0), _with_spread(302.0, None)
+    ('88.79 ± 0.94', '3.58e+11', '302')
+    """
+    return f"{value:.4g}{f' ± {spread:.2g}' if spread else ''}"
 
 
 def claim_lines(result: RecipeResult) -> list[tuple[str, str]]:
@@ -223,7 +226,7 @@ def claim_lines(result: RecipeResult) -> list[tuple[str, str]]:
     return [
         (
             CLAIM_WORDS[one.holds],
-            f"{one.claim.statement}{f' ({one.setting})' if one.setting else ''}; {one.evidence}",
+            f"{one.claim.statement}{f' ({one.row or one.column})' * bool(one.row or one.column)}; {one.evidence}",
         )
         for one in result.claims
     ]
@@ -314,15 +317,13 @@ def result_markdown(result: RecipeResult, figures: Sequence[str] = ()) -> str:
 def curves_csv(result: RecipeResult) -> str:
     """Return one line for each round of every run in which one of the recipe's metrics was measured."""
     metrics = list(dict.fromkeys(measure.metric for measure in result.recipe.measures.values()))
-    text = StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", "column", "seed", "round", *metrics])
-    for planned in result.runs:
-        for member in planned.runs:
-            for record in with_totals(member.history):
-                texts = [f"{record[name]:.6g}" if is_finite(record.get(name)) else "" for name in metrics]
-                if any(texts):
-                    writer.writerow([planned.cell.row, planned.cell.column, member.seed, record["round"], *texts])
+    lines = [["row", "column", "seed", "round", *metrics]]
+    for cell, run in ((planned.cell, run) for planned in result.runs for run in planned.runs):
+        for record in with_totals(run.history):
+            texts = [f"{record[name]:.6g}" if is_finite(record.get(name)) else "" for name in metrics]
+            if any(texts):
+                lines.append([cell.row, cell.column, run.seed, record["round"], *texts])
+    csv.writer(text := StringIO(), lineterminator="\n").writerows(lines)
     return text.getvalue()
 
 
@@ -350,51 +351,12 @@ def _draw_figures(result: RecipeResult, folder: Path) -> list[str]:
 
 def _environments(result: RecipeResult) -> str:
     """Return the machines and versions of the runs."""
-    texts: dict[str, None] = {}
-    for environment in (member.environment for planned in result.runs for member in planned.runs):
-        packages = environment.get("packages", {})
-        system = f"{environment.get('system', '?')}, kernels {environment.get('native kernels', '?')}"
-        texts[f"hansa {packages.get('hansa', '?')}, torch {packages.get('torch', '?')}, {system}"] = None
-    return "; ".join(texts) + "."
+    texts = []
+    for environment in (run.environment for planned in result.runs for run in planned.runs):
+        packages = ", ".join(f"{name} {environment.get('packages', {}).get(name, '?')}" for name in ("hansa", "torch"))
+        texts.append(f"{packages}, {environment.get('system', '?')}, kernels {environment.get('native kernels', '?')}")
+    return "; ".join(dict.fromkeys(texts)) + "."
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|") or " "
-
-
-def _cells(one: CellComparison, measure: RecipeMeasure) -> tuple[str, str, str, str]:
-    published = "–"
-    if one.published is not None:
-        value, spread, exceeded, _ = one.published
-        published = f"over {value:g}" if exceeded else _number(value)
-        published += "" if spread is None else f" ± {_deviation(spread, value)}"
-    ours = "–" if measure.target is None else "not reached by all"
-    if one.ours is not None:
-        ours = _number(one.ours.mean) + (f" ± {_deviation(one.ours.std, one.ours.mean)}" if one.ours.std else "")
-    difference = "–"
-    if one.difference is not None:
-        difference = f"{'+' if one.difference >= 0 else '−'}{_number(abs(one.difference))}"
-    return published, ours, difference, one.verdict
-
-
-def _number(value: float) -> str:
-    """
-    >>> _number(88.7912), _number(3.58e11), _number(0.0123), _number(302.0)
-    ('88.79', '3.58e+11', '0.0123', '302')
-    """
-    if value == int(value) and abs(value) < 1e6:
-        return str(int(value))
-    return f"{value:.2f}" if 1 <= abs(value) < 1e6 else f"{value:.3g}"
-
-
-def _deviation(deviation: float, mean: float) -> str:
-    """Format a deviation with the decimal places of its mean.
-
-    >>> _deviation(0.941, 85.67), _deviation(0.00301, 0.298), _deviation(4.16e-05, 0.0949), _deviation(2.5, 302.0)
-    ('0.94', '0.003', '4e-05', '2.5')
-    """
-    if abs(mean) >= 1e6:
-        return f"{deviation:.2g}"
-    places = 2 if abs(mean) >= 1 or not mean else 2 - math.floor(math.log10(abs(mean)))
-    text = f"{deviation:.{places}f}"
-    return text.rstrip("0").rstrip(".") if float(text) else f"{deviation:.1g}"

@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.resources import files
+from itertools import combinations, pairwise, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -111,21 +112,17 @@ class PaperClaim(StrictModel):
         bounded, across_rows = self.bound is not None, self.across == "rows"
         forms = [self.order, self.better, self.similar, self.at_most is not None, self.at_least is not None]
         refused = {
-            "order, better, similar, at_most and at_least: expected exactly one of them.": sum(map(bool, forms)) != 1,
-            "order and similar: expected at least two names.": len(self.order) == 1 or len(self.similar) == 1,
-            "than: expected with better only.": self.than and not self.better,
-            "better and than: a name is in both.": set(self.better) & set(self.than),
-            "tolerance: expected with similar only.": (self.tolerance is not None) != bool(self.similar),
-            "at_most and at_least: expected with claims across rows only.": bounded and not across_rows,
-            "columns: expected with claims across rows only; name the columns in order or better.": self.columns
-            and not across_rows,
-            "rows: expected with claims across columns and with bounds only.": self.rows
-            and across_rows
-            and not bounded,
+            "order, better, similar, at_most and at_least: expected exactly one of them": sum(map(bool, forms)) != 1,
+            "order and similar: expected at least two names": 1 in (len(self.order), len(self.similar)),
+            "better and than: a name is in both": set(self.better) & set(self.than),
+            "than: expected with better only": self.than and not self.better,
+            "tolerance: expected with similar only": (self.tolerance is not None) != bool(self.similar),
+            "columns, at_most, at_least: expected with claims across rows only": not across_rows
+            and (self.columns or bounded),
+            "rows: expected with claims across columns and with bounds only": self.rows and across_rows and not bounded,
         }
-        for message, wrong in refused.items():
-            if wrong:
-                raise ValueError(message)
+        for message in (message for message, wrong in refused.items() if wrong):
+            raise ValueError(f"{message}.")
         return self
 
     @property
@@ -137,6 +134,12 @@ class PaperClaim(StrictModel):
     def named(self) -> tuple[str, ...]:
         """The rows (or columns) that it compares."""
         return self.order or self.similar or (*self.better, *self.than)
+
+    def pairs(self, names: Iterable[str]) -> Iterable[tuple[str, str]]:
+        """Return the pairs that it compares, ``names`` being all that ``better`` may be better than."""
+        if self.better:
+            return product(self.better, self.than or [name for name in names if name not in self.better])
+        return pairwise(self.order) if self.order else combinations(self.similar, 2)
 
 
 class RecipeScale(ConfigFragment):
