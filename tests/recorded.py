@@ -9,7 +9,8 @@ from typing import Any
 from hansa import __version__
 from hansa.core.types import State
 from hansa.runs.folder_lock import write_marker
-from hansa.runs.record import RunRecord, encode_clients, to_line
+from hansa.runs.client_columns import encode_clients
+from hansa.runs.record import RunRecord, to_line
 from hansa.runs.store import io
 
 
@@ -34,6 +35,6 @@ def add_rounds(folder: Path, records: Iterable[dict[str, Any]]) -> None:
     """Add rounds to a record."""
     with RunRecord(folder, writing=True) as record:
         for each in records:
-            record.add_round(each, encode_clients({}))
+            record.add_round(each, encode_clients())
             record.commit()
             io.append(folder / "metrics.jsonl", (to_line(each) + "\n").encode())

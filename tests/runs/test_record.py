@@ -28,7 +28,8 @@ from hansa.runs.driver import MAX_DROPPED_IN_CHECKPOINT, Run
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
 from hansa.runs.launch import digest_name
-from hansa.runs.record import ClientRecord, RunRecord, encode_clients
+from hansa.runs.client_columns import encode_clients
+from hansa.runs.record import ClientRecord, RunRecord
 from hansa.runs.store import DamagedFileError, database, io
 from hansa.runs.store.database import DATABASE, ROWS
 from hansa.study.session import plan_reusable
@@ -268,7 +269,7 @@ def test_columns_keep_every_value_whatever_its_size() -> None:
             "norm": np.full(len(clients), np.inf, np.float32),
             "up_bytes": draw.integers(0, 1 << int(draw.integers(1, 62)), len(clients)),
         }
-        record.add(round, work=table, test={"client": clients[:1], "test_auc": np.array([np.nan], np.float32)})
+        record.add(round, table, {"client": clients[:1], "test_auc": np.array([np.nan], np.float32)})
         rounds.append(table)
     found = record.columns()
     for name in rounds[0]:
@@ -287,7 +288,7 @@ def test_ten_thousand_clients_and_a_thousand_rounds_fit_in_a_hundred_megabytes()
     work = {"client": clients, "asked": ones, "admitted": ones, "loss": numbers[0], "norm": numbers[1],
             "up_bytes": 116_064 * ones, "down_bytes": 116_064 * ones, "peer_bytes": 0 * ones}  # fmt: skip
     tested = {"client": clients, "test_loss": numbers[2], "test_accuracy": numbers[3]}
-    plain, evaluated = (len(encode_clients({"work": work, "test": test})) for test in ({}, tested))
+    plain, evaluated = (len(encode_clients(work, test)) for test in ({}, tested))
     assert 900 * plain + 100 * evaluated < 100e6
 
 
@@ -296,10 +297,10 @@ def test_frames_and_files(tmp_path: Path) -> None:
     found = run.clients()
     pandas = pytest.importorskip("pandas")
     assert found.frame().shape == (len(found["client"]), 9)
-    assert found.write_csv(tmp_path / "x.csv").read_text("utf-8").count("\n") == len(found["client"]) + 1
+    assert found.write(tmp_path / "x.csv").read_text("utf-8").count("\n") == len(found["client"]) + 1
     again = pandas.read_csv(tmp_path / "x.csv")
     assert np.array_equal(again["loss"].to_numpy().astype(np.float32), found["loss"])
-    with np.load(found.write_npz(tmp_path / "x.npz"), allow_pickle=False) as arrays:
+    with np.load(found.write(tmp_path / "x.npz"), allow_pickle=False) as arrays:
         assert same_columns({name: arrays[name] for name in arrays.files}, found)
 
 
@@ -480,7 +481,7 @@ def test_forged_rows_and_checkpoints_are_refused_before_memory_is_taken(tmp_path
 
 def test_a_block_of_clients_that_claims_a_billion_rows_is_refused(tmp_path: Path) -> None:
     with RunRecord.create(tmp_path) as record:
-        head = json.dumps({"work": {"rows": 10**9, "columns": {"client": [False, 0, 0]}}}).encode()
+        head = json.dumps([10**9, {"client": [False, 0, 0]}]).encode()
         record.add_round({"round": 1}, len(head).to_bytes(4, "little") + head)
         record.commit()
     with pytest.raises(DamagedFileError, match="table of 1000000000 rows"):
@@ -509,7 +510,7 @@ def test_a_killed_run_is_read_in_a_folder_without_write_access(index: bool) -> N
     (place / "live").mkdir()
     with RunRecord.create(place / "live") as record:
         for round in (1, 2):
-            record.add_round({"round": round}, encode_clients({}))
+            record.add_round({"round": round}, encode_clients())
             record.commit()
         copied = place / "killed"
         shutil.copytree(place / "live", copied, ignore=None if index else shutil.ignore_patterns("*-shm"))

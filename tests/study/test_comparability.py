@@ -202,7 +202,7 @@ def test_client_names_survive_into_tables_pages_and_records(tmp_path):
     assert list(run.clients().frame()["name"]) == ["north, upper", "south", "west"]
     by_client = RunFolder(tmp_path / "run").by_client()
     assert by_client.name_of(1) == "south"
-    lines = RunFolder(tmp_path / "run").clients().write_csv(tmp_path / "clients.csv").read_text().splitlines()
+    lines = RunFolder(tmp_path / "run").clients().write(tmp_path / "clients.csv").read_text().splitlines()
     assert lines[0].startswith("round,client,name,")
     assert '"north, upper"' in lines[1]
     page = hansa.Comparison({"a": hansa.Runs("a", [run])}).report(tmp_path / "page.html").read_text()

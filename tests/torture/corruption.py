@@ -19,9 +19,10 @@ import torch
 from hansa.config import from_preset
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
+from hansa.runs.client_columns import encode_clients
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
-from hansa.runs.record import RunRecord, encode_clients
+from hansa.runs.record import RunRecord
 from hansa.runs.store import io
 from hansa.runs.store.database import DATABASE, ROWS
 from torture.disks import Hasty
@@ -53,9 +54,8 @@ def make(folder: Path, seed: int, stale: Path | None = None) -> None:
                 record.open_rows().commit(round, rows(seed, round))
                 clients = np.array(sorted(rows(seed, round)))
                 losses = Key(seed).child(round).numpy().normal(size=len(clients))
-                record.add_round({"round": round + 1, "loss": losses.sum()}, encode_clients(
-                    {"work": {"client": clients, "loss": losses}}
-                ))  # fmt: skip
+                block = encode_clients({"client": clients, "loss": losses})
+                record.add_round({"round": round + 1, "loss": losses.sum()}, block)
                 if round % 3 == 2:
                     record.save_checkpoint(
                         {"x": losses.tolist(), "m": torch.full((20_000,), float(round))}, {"round": round + 1}
@@ -69,7 +69,7 @@ def survey(folder: Path) -> list[Any]:
     """All that can be read of a record, or the error."""
     with RunRecord(folder) as record:
         found: list[Any] = [(each.round, each.record) for each in record.rounds()]
-        found += [repr(tables) for _, tables in record.client_blocks()]
+        found += record.client_blocks()
         store = record.open_rows()
         store.verify()
         found += [store.generation, store.digest()]

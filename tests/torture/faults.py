@@ -17,7 +17,8 @@ import torch
 
 from hansa.core.keys import Key
 from hansa.core.types import State
-from hansa.runs.record import RunRecord, encode_clients
+from hansa.runs.client_columns import decode_clients, encode_clients
+from hansa.runs.record import RunRecord
 from hansa.runs.store import RamStore, io
 from hansa.runs.store.database import DATABASE
 from torture.disks import FAULTS, Counting, Dead, Failing, Hasty, PowerCut
@@ -61,7 +62,7 @@ def state(number: int) -> State:
 
 
 def clients_of(round: int) -> bytes:
-    return encode_clients({"work": {"client": np.array(sorted(rows(round))), "norm": np.array([round, 1, 2.0])}})
+    return encode_clients({"client": np.array(sorted(rows(round))), "norm": np.array([round, 1, 2.0])})
 
 
 def close_round(record: RunRecord, *, save: bool = False) -> None:
@@ -131,7 +132,7 @@ def whole(folder: Path, expected: tuple[int, ...]) -> None:
         found = [each.record["round"] for each in record.rounds()]
         assert len(found) in expected
         assert found == list(range(1, len(found) + 1))
-        blocks = {round: tables["work"]["client"].tolist() for round, tables in record.client_blocks()}
+        blocks = {round: decode_clients(block)["client"].tolist() for round, block in record.client_blocks()}
         assert blocks == {round: sorted(rows(round - 1)) for round in found}
         store = record.open_rows()
         assert store.generation == len(found)

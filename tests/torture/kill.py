@@ -126,7 +126,7 @@ def fingerprint(folder: Path, rounds: int = ROUNDS) -> dict[str, str]:
         store = record.open_rows()
         assert store.verify() > 0 or not store.clients(), f"{folder}: rows that were not verified"
         rows = f"{store.generation} {store.digest()}"
-        clients = [repr(tables) for _, tables in record.client_blocks()]
+        clients = list(record.client_blocks())
         recorded = [each.record for each in record.rounds()]
     summary = json.loads((folder / "summary.json").read_text())
     history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -75,8 +75,7 @@ def export(
         from hansa.runs.folder import RunFolder
 
         rows = RunFolder.containing(folder).clients()
-        path = rows.write_csv(to) if to.suffix == ".csv" else rows.write_npz(to)
-        say(f"{rows.rows} rows: {path}")
+        say(f"{rows.rows} rows: {rows.write(to)}")
         return
     from hansa.runs import export
     from hansa.runs.preprocessing import read_preprocessing

@@ -1,8 +1,15 @@
-"""The client record as columns, as a pandas frame, or with one row per client."""
+"""The client record as columns, as a pandas frame, or with one row per client.
+
+It is stored as one block of bytes a round. Numbers, and the bits of single-precision floats, take as few bytes above
+the least one as their range needs, none if all are equal: eight bytes per client and round where only loss and norm
+differ. Pickle is not used.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -23,6 +30,9 @@ Array: TypeAlias = "npt.NDArray[Any]"
 
 DTYPES_BY_COLUMN = {name: column.dtype for name, column in CLIENT_COLUMNS.items()}
 TOTALS_BY_COLUMN = {name: column.total for name, column in CLIENT_COLUMNS.items() if column.total}
+
+_SIZE = struct.Struct("<I")
+_MAX_CLIENTS = 10_000_000  # of one round
 
 
 class ClientColumns(dict[str, Array]):
@@ -85,99 +95,112 @@ class ClientColumns(dict[str, Array]):
         """
         return total_by_client([self]).named(self.client_names)
 
-    def write_csv(self, path: Path | str) -> Path:
-        """Write the rows as CSV; unmeasured values are empty."""
-        frame = self.frame()
-        for name, values in self.items():
-            if values.dtype.kind == "b":
-                frame[name] = values.astype(np.int8)
-        if "name" in frame:
-            frame["name"] = frame["name"].map(spreadsheet_text)
-        return _write(path, frame.to_csv(index=False, lineterminator="\n").encode())
-
-    def write_npz(self, path: Path | str) -> Path:
-        """Write the columns as arrays for ``numpy.load``, without pickle."""
-        content, arrays = BytesIO(), dict[str, Any](self.with_name_column())
-        np.savez_compressed(content, **arrays)
-        return _write(path, content.getvalue())
+    def write(self, path: Path | str) -> Path:
+        """Write the rows as CSV, unmeasured values empty, or to .npz as arrays for ``numpy.load``, without pickle."""
+        path, content, columns = Path(path), BytesIO(), self.with_name_column()
+        if path.suffix == ".npz":
+            np.savez_compressed(content, allow_pickle=False, **columns)
+        else:
+            frame = self.frame()
+            if "name" in frame:
+                frame["name"] = frame["name"].map(spreadsheet_text)
+            frame.to_csv(content, index=False, lineterminator="\n")
+        io.make_folder(path.parent.resolve())
+        io.write_file(path, content.getvalue())
+        return path
 
     def __repr__(self) -> str:
         return f"ClientColumns({self.rows} rows: {', '.join(self)})"
 
 
-def _write(path: Path | str, content: bytes) -> Path:
-    io.make_folder(Path(path).parent.resolve())
-    io.write_file(Path(path), content)
-    return Path(path)
+def merge_tables(*tables: Mapping[str, Array]) -> dict[str, Array]:
+    """Return tables of one round as columns of all their clients, in ascending order; unmeasured values are NaN."""
+    clients = np.unique(np.concatenate([np.empty(0, np.int64), *(table["client"] for table in tables if table)]))
+    columns: dict[str, Array] = {
+        name: np.full(len(clients), np.nan if np.dtype(dtype).kind == "f" else 0, dtype)
+        for name, dtype in DTYPES_BY_COLUMN.items()
+        if name != "round"
+    }
+    columns["client"][:] = clients
+    for table in tables:
+        rows = np.searchsorted(clients, table["client"]) if table else clients
+        for name, values in table.items():
+            columns.setdefault(name, np.full(len(clients), np.nan, np.float32))[rows] = values
+    return columns
 
 
-def join_rounds(
-    blocks: Iterable[tuple[int, Mapping[str, Mapping[str, Array]]]], names: Sequence[str] = ()
-) -> ClientColumns:
-    """Join the tables of rounds: one row per client that trained or was evaluated, NaN for what was not measured."""
+def encode_clients(*tables: Mapping[str, Array]) -> bytes:
+    """Return tables of one round as a block of bytes: how each column is stored as JSON, and the body."""
+    head: dict[str, Any] = {}
+    body: list[bytes] = []
+    columns = merge_tables(*tables)
+    rows = len(columns["client"])
+    for name, values in columns.items() if rows else ():
+        single = values.dtype.kind == "f"
+        numbers = (values.astype("<f4").view("<u4") if single else values).astype(np.int64)
+        if name == "client":  # ascending: how far each is above its place
+            numbers = numbers - np.arange(rows)
+        least, most = int(numbers.min()), int(numbers.max())
+        width = next((width for width in (0, 1, 2, 4) if most - least < 1 << 8 * width), 8)
+        if width:
+            body.append((numbers - least).astype(f"<u{width}").tobytes())
+        head[name] = [single, least, width]
+    text = json.dumps([rows, head], separators=(",", ":")).encode()
+    return b"".join([_SIZE.pack(len(text)), text, *body])
+
+
+def decode_clients(block: bytes) -> dict[str, Array]:
+    """Return the columns of a block; raise `ValueError` and the like if it is not one."""
+    offset = _SIZE.size + _SIZE.unpack_from(block)[0]
+    rows, head = json.loads(block[_SIZE.size : offset])
+    if not 0 <= rows <= _MAX_CLIENTS:
+        raise ValueError(f"a table of {rows} rows")
+    columns: dict[str, Array] = {}
+    for name, (single, least, width) in head.items():
+        numbers = np.full(rows, least, np.int64)
+        if width:
+            numbers += np.frombuffer(block, f"<u{width}", rows, offset).astype(np.int64)
+            offset += rows * width
+        if name == "client":
+            numbers += np.arange(rows)
+        columns[name] = numbers.astype(np.uint32).view(np.float32) if single else numbers
+    if offset != len(block):
+        raise ValueError(f"{len(block) - offset} bytes too many")
+    return columns
+
+
+def join_rounds(blocks: Iterable[tuple[int, bytes]], names: Sequence[str] = ()) -> ClientColumns:
+    """Join the blocks of rounds: one row per client that trained or was evaluated, NaN for what was not measured."""
     rounds: list[dict[str, Array]] = []
     known = dict.fromkeys(DTYPES_BY_COLUMN)
-    for round, tables in blocks:
-        filled = _fill_columns(round, tables)
-        known.update(dict.fromkeys(filled))
-        rounds.append({name: filled[name] for name in filled if not names or name in ("client", *names)})
-    columns = ClientColumns()
+    for round, block in blocks:
+        if decoded := decode_clients(block):
+            columns = {"round": np.full(len(decoded["client"]), round), **decoded}
+            known.update(dict.fromkeys(columns))
+            rounds.append({name: columns[name] for name in columns if not names or name in ("client", *names)})
+    joined = ClientColumns()
     for name in names or known:
         if name not in known:
             raise HansaError(f"clients: no column {name!r}. {suggestion(name, list(known))}")
         pieces = [each.get(name, np.full(len(each["client"]), np.nan, np.float32)) for each in rounds]
-        columns[name] = np.concatenate(pieces) if pieces else np.empty(0, DTYPES_BY_COLUMN.get(name, np.float32))
-    return columns
-
-
-def _fill_columns(round: int, tables: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:
-    """Return the tables of a round as columns of all their clients, in ascending order."""
-    clients = np.unique(np.concatenate([np.empty(0, np.int64), *(table["client"] for table in tables.values())]))
-    columns: dict[str, Array] = {
-        name: np.full(len(clients), np.nan if np.dtype(dtype).kind == "f" else 0, dtype)
-        for name, dtype in DTYPES_BY_COLUMN.items()
-    }
-    columns["round"][:], columns["client"][:] = round, clients
-    for table in tables.values():
-        rows = np.searchsorted(clients, table["client"])
-        for name, values in table.items():
-            if name not in columns:
-                columns[name] = np.full(len(clients), np.nan, np.float32)
-            columns[name][rows] = values
-    return columns
+        joined[name] = (np.concatenate(pieces) if pieces else np.empty(0)).astype(DTYPES_BY_COLUMN.get(name, "float32"))
+    return joined
 
 
 def total_by_client(pieces: Iterable[Mapping[str, Array]]) -> ClientColumns:
     """Return one row per client, from the rows of one round or of several after another; memory grows with the number
     of clients only."""
-    present = np.zeros(0, np.bool_)
-    sums: dict[str, Array] = {}
-    last: dict[str, Array] = {}
+    import pandas
+
+    total, sums = pandas.DataFrame(), [*TOTALS_BY_COLUMN.values()]
     for columns in pieces:
-        clients = columns["client"]
-        size = max(len(present), int(clients.max(initial=-1)) + 1)
-        present = _grown(present, size, False)
-        present[clients] = True
-        for name, values in columns.items():
-            if name in TOTALS_BY_COLUMN:
-                into = TOTALS_BY_COLUMN[name]
-                sums[into] = _grown(sums.get(into, np.zeros(0, np.int64)), size, 0)
-                np.add.at(sums[into], clients, values.astype(np.int64))  # exact where doubles would round
-            elif name not in ("round", "client"):
-                last[name] = _grown(last.get(name, np.zeros(0, np.float32)), size, np.nan)
-                known = ~np.isnan(values)
-                last[name][clients[known]] = values[known]  # the last value of a repeated client wins
-    found = {"client": np.flatnonzero(present)}
-    order = [name for name in TOTALS_BY_COLUMN.values() if name in sums]
-    found |= {name: _grown(sums[name], len(present), 0)[present] for name in order}
-    found |= {name: _grown(values, len(present), np.nan)[present] for name, values in last.items()}
-    return ClientColumns(found)
-
-
-def _grown(values: Array, length: int, fill: float) -> Array:
-    if len(values) == length:
-        return values
-    return np.concatenate([values, np.full(length - len(values), fill, values.dtype)])
+        rows = pandas.DataFrame(dict(columns)).drop(columns="round", errors="ignore").rename(columns=TOTALS_BY_COLUMN)
+        known = [name for name in sums if name in rows]
+        rows = pandas.concat([total, rows.astype(dict.fromkeys(known, np.int64))])
+        how = {name: "sum" if name in known else "last" for name in [*known, *rows] if name != "client"}
+        total = rows.groupby("client", as_index=False).agg(how)  # the last value is the last that was measured
+    integers = {"client", *sums}
+    return ClientColumns({name: total[name].to_numpy("int64" if name in integers else "float32") for name in total})
 
 
 def summarize_clients(values: Sequence[float], lower_is_better: bool) -> tuple[float, float, float]:

@@ -335,7 +335,7 @@ class Run:
         client_metrics = self._evaluate_clients(engine) if self.per_client.is_due(self.state.round, final) else {}
         record.update(aggregate_client_metrics(client_metrics, self.history.facts.better))
         work = participation_columns(opened.down_bytes, closed.outcome, opened.timing)
-        self.client_record.add(self.state.round, work=work, test=client_metrics)
+        self.client_record.add(self.state.round, work, client_metrics)
         if traits.has_sites:
             record["sites"] = traits.site_bytes()
             self.ledger.record_sites(record["sites"])

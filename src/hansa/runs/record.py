@@ -1,10 +1,5 @@
 """The record of a run: every round, every client, and checkpoints, in one SQLite file that grows by a transaction a
-round.
-
-A client block has the columns of one round: a JSON head that says how each column is stored, and the body. Numbers, and
-the bits of single-precision floats, take as few bytes above the least one as their range needs, none if all are equal:
-eight bytes per client and round where only loss and norm differ. Pickle is not used.
-"""
+round."""
 
 from __future__ import annotations
 
@@ -12,8 +7,8 @@ import hashlib
 import json
 import logging
 import math
-import struct
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 from weakref import ref
@@ -23,7 +18,7 @@ import torch
 
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.types import State
-from hansa.runs.client_columns import Array, ClientColumns, join_rounds, total_by_client
+from hansa.runs.client_columns import Array, ClientColumns, encode_clients, join_rounds, total_by_client
 from hansa.runs.store.database import DATABASE, DTYPES, Database, Head, RowEntry, dtype_name
 from hansa.runs.store.io import DamagedFileError
 from hansa.runs.store.rows import DiskStore
@@ -32,11 +27,6 @@ log = logging.getLogger("hansa")
 
 Meta: TypeAlias = dict[str, Any]
 """Plain data beside the state: round, seed, digest of the configuration, and platform."""
-Table: TypeAlias = Mapping[str, Array]
-"""Columns of equal length, with ascending client numbers."""
-
-_SIZE = struct.Struct("<I")
-_MAX_CLIENTS = 10_000_000  # of one round
 
 
 class Checkpoint(NamedTuple):
@@ -59,7 +49,7 @@ class RunRecord(Database):
 
     >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as folder, RunRecord.create(folder) as record:
-    ...     record.add_round({"round": 1, "loss": 0.5}, encode_clients({"work": {"client": np.array([3])}}))
+    ...     record.add_round({"round": 1, "loss": 0.5}, encode_clients({"client": np.array([3])}))
     ...     record.save_checkpoint({"x": torch.ones(2)}, {"round": 1})
     ...     record.commit()
     ...     [each.record for each in record.rounds()], record.checkpoint_rounds(), record.load_checkpoint().state
@@ -105,19 +95,22 @@ class RunRecord(Database):
             for round, text, chain, _ in self._checked_rounds("NULL", last):
                 yield RecordedRound(round, dict(json.loads(text)), chain)
 
-    def client_blocks(self) -> Iterator[tuple[int, dict[str, Table]]]:
-        """Yield the client tables of every round, checked."""
+    def client_blocks(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the client block of every round, checked."""
         with self.checked():
             for round, _, _, block in self._checked_rounds("clients"):
-                yield round, decode_clients(block)
+                yield round, block
 
     def client_columns(self, *names: str) -> ClientColumns:
         """Return the client columns, all of them or those named."""
-        return join_rounds(self.client_blocks(), names)
+        with self.checked():
+            return join_rounds(self.client_blocks(), names)
 
     def by_client(self) -> ClientColumns:
         """Return one row per client; the record is read round by round, so it may be larger than memory."""
-        return total_by_client(join_rounds([block]) for block in self.client_blocks())
+        blocks = self.client_blocks()
+        with self.checked():
+            return total_by_client(join_rounds([first, *islice(blocks, 99)]) for first in blocks)
 
     def _checked_rounds(self, content: str, last: int | None = None) -> Iterator[tuple[int, str, str, bytes]]:
         """Yield round, record, digest and client block, if ``content`` is its column."""
@@ -279,9 +272,9 @@ class ClientRecord:
         self.newest = b""
         """The block of the newest round."""
 
-    def add(self, round: int, **tables: Table) -> None:
+    def add(self, round: int, *tables: Mapping[str, Array]) -> None:
         """Add a closed round."""
-        self.newest = encode_clients(tables)
+        self.newest = encode_clients(*tables)
         if self._record is None:
             self._blocks.append((round, self.newest))
 
@@ -289,7 +282,7 @@ class ClientRecord:
         """Return the columns, all of them or those named."""
         if self._record is not None:
             return self._record.client_columns(*names)
-        return join_rounds(((round, decode_clients(block)) for round, block in self._blocks), names)
+        return join_rounds(self._blocks, names)
 
 
 # --- records as JSON ------------------------------------------------------------------------------------------------
@@ -313,55 +306,6 @@ def to_plain_json(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else ("inf" if value > 0 else "-inf")
     return value.item() if hasattr(value, "item") else value
-
-
-# --- client columns -------------------------------------------------------------------------------------------------
-
-
-def encode_clients(tables: Mapping[str, Table]) -> bytes:
-    """Return the client tables of a round as one block of bytes."""
-    head: dict[str, Any] = {}
-    body: list[bytes] = []
-    for name, table in tables.items():
-        rows, columns = len(next(iter(table.values()), ())), {}
-        for key, values in table.items() if rows else ():
-            single = values.dtype.kind == "f"
-            numbers = (values.astype("<f4").view("<u4") if single else values).astype(np.int64)
-            if key == "client":  # ascending: how far each is above its place
-                numbers = numbers - np.arange(rows)
-            least, most = int(numbers.min()), int(numbers.max())
-            width = next((width for width in (0, 1, 2, 4) if most - least < 1 << 8 * width), 8)
-            if width:
-                body.append((numbers - least).astype(f"<u{width}").tobytes())
-            columns[key] = [single, least, width]
-        if rows:
-            head[name] = {"rows": rows, "columns": columns}
-    text = json.dumps(head, separators=(",", ":")).encode()
-    return b"".join([_SIZE.pack(len(text)), text, *body])
-
-
-def decode_clients(block: bytes) -> dict[str, Table]:
-    """Return the tables of a block; raise `ValueError` and the like if it is not one."""
-    (size,) = _SIZE.unpack_from(block)
-    head, offset = json.loads(block[_SIZE.size : _SIZE.size + size]), _SIZE.size + size
-    decoded: dict[str, Table] = {}
-    for name, table in head.items():
-        rows, columns = int(table["rows"]), {}
-        if not 1 <= rows <= _MAX_CLIENTS:
-            raise ValueError(f"a table of {rows} rows")
-        for key, (single, least, width) in table["columns"].items():
-            numbers = np.full(rows, least, np.int64)
-            if width:
-                stored = np.frombuffer(block, f"<u{width}", rows, offset)
-                numbers += stored.astype(np.int64)
-                offset += stored.nbytes
-            if key == "client":
-                numbers += np.arange(rows)
-            columns[key] = numbers.astype(np.uint32).view(np.float32) if single else numbers
-        decoded[name] = columns
-    if offset != len(block):
-        raise ValueError(f"{len(block) - offset} bytes too many")
-    return decoded
 
 
 # --- states ---------------------------------------------------------------------------------------------------------

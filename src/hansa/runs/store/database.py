@@ -48,7 +48,7 @@ _LOGS = (DATABASE + "-wal", DATABASE + "-shm", DATABASE + "-journal", _ASIDE + "
 FILES = (DATABASE, *_LOGS, ROWS)
 """Every file that a record may consist of."""
 
-FORMAT = 2
+FORMAT = 3
 LARGE = 1 << 16  # bytes from which a row is kept in the row file
 PIECE = 1 << 17  # bytes of a row read at a time, and checked while in cache
 REMEDY = "Restore it, or use an older checkpoint: `hansa resume --fallback`."
