@@ -8,8 +8,8 @@ from typing import Any
 
 from hansa import __version__
 from hansa.core.types import State
-from hansa.runs.folder_lock import write_marker
 from hansa.runs.client_columns import encode_clients
+from hansa.runs.folder_lock import write_marker
 from hansa.runs.record import RunRecord, to_line
 from hansa.runs.store import io
 

@@ -239,7 +239,7 @@ def test_a_damaged_end_is_left_behind_by_falling_back(cli, folder, what):
 def test_changes_are_accepted_by_an_explicit_word(cli, folder, monkeypatch):
 
     assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
-    monkeypatch.setattr(provenance, "hansa_version", lambda: "9.9")
+    monkeypatch.setattr(provenance, "__version__", "9.9")
     refused = cli("resume", "out", "-q", "-r", "4")
     assert refused.exit_code == 2
     assert f"changed since the run was started: version (Hansa {__version__} then, 9.9 now)" in refused.stderr

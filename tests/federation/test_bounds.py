@@ -11,6 +11,7 @@ import torch
 
 from federation.local_sites import LocalSites, server
 from federation.test_serve import refused
+from hansa import __version__
 from hansa.compress import decode
 from hansa.config import build
 from hansa.core.errors import HansaError
@@ -129,9 +130,7 @@ def test_an_update_of_few_rows_never_leaves_a_site(tmp_path):
 
 
 def enroll(agent, text, **changes):
-    from hansa.runs.provenance import hansa_version
-
-    request = EnrollmentRequest("north", hansa_version(), text, (0,), 1)
+    request = EnrollmentRequest("north", __version__, text, (0,), 1)
     return Refusal.from_bytes(agent.handle(replace(request, **changes).to_bytes())).reason
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from federation.local_sites import TEXT, LocalSites, server
+from hansa import __version__
 from hansa.config import build, from_yaml
 from hansa.core.errors import HansaError
 from hansa.engine import Serial
@@ -161,12 +162,12 @@ def test_a_policy_is_kept(tmp_path):
 
 def test_code_that_a_policy_does_not_list_is_not_imported(tmp_path):
     sites = LocalSites(tmp_path)
-    text = EnrollmentRequest("north", _version(), "rounds: 1\nmodel: {factory: 'sites_trap:make'}", (0,), 1).to_bytes()
+    text = EnrollmentRequest("north", __version__, "rounds: 1\nmodel: {factory: 'sites_trap:make'}", (0,), 1).to_bytes()
     answer = Refusal.from_bytes(sites.agent("north").handle(text))
     assert answer.reason == "code"
     assert "sites_trap:make" in sites.agent("north").refusals.last["code"]
     nested = "rounds: 1\nserver: {optimizer: [{kind: 'os:system'}]}"
-    answer = sites.agent("north").handle(EnrollmentRequest("north", _version(), nested, (0,), 1).to_bytes())
+    answer = sites.agent("north").handle(EnrollmentRequest("north", __version__, nested, (0,), 1).to_bytes())
     assert Refusal.from_bytes(answer).reason == "code"
     assert sites.agent("north").refusals.counts["code"] == 2
 
@@ -179,12 +180,6 @@ def test_label_counts_leave_only_where_the_policy_says_so(tmp_path):
     opened = server(LocalSites(tmp_path / "b", policy=Policy(label_counts=True)))
     opened.enroll_sites()
     assert opened._labels().sum(1).tolist() == opened._samples()
-
-
-def _version():
-    from hansa.runs.provenance import hansa_version
-
-    return hansa_version()
 
 
 def contents(folder):
@@ -236,7 +231,7 @@ def test_a_site_refuses_what_is_not_for_it_and_counts_it(tmp_path):
 
 def test_a_frame_beyond_the_policy_is_not_parsed(tmp_path):
     sites = LocalSites(tmp_path, policy=Policy(message=1000))
-    enrollment = EnrollmentRequest("north", _version(), "rounds: 1\nname: " + "x" * 2000, (0,), 1).to_bytes()
+    enrollment = EnrollmentRequest("north", __version__, "rounds: 1\nname: " + "x" * 2000, (0,), 1).to_bytes()
     answer = Refusal.from_bytes(sites.agent("north").handle(enrollment))
     assert answer.reason == "oversize"
     assert "at most 1000 are taken" in sites.agent("north").refusals.last["oversize"]

@@ -24,11 +24,11 @@ from hansa.core.keys import Key
 from hansa.core.types import State
 from hansa.rounds.faults import faults
 from hansa.runs import metrics
+from hansa.runs.client_columns import encode_clients
 from hansa.runs.driver import MAX_DROPPED_IN_CHECKPOINT, Run
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
 from hansa.runs.launch import digest_name
-from hansa.runs.client_columns import encode_clients
 from hansa.runs.record import ClientRecord, RunRecord
 from hansa.runs.store import DamagedFileError, database, io
 from hansa.runs.store.database import DATABASE, ROWS

@@ -228,7 +228,7 @@ def changed(preset: str, place: Path) -> Counter[str]:
             attempt("model", folder)
             edit("", "")
         folder = fresh("version")
-        with replaced(provenance, "hansa_version", lambda: "0.0.9"):
+        with replaced(provenance, "__version__", "0.0.9"):
             attempt("version", folder)
     finally:
         sys.path.remove(str(nets))

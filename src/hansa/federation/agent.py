@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from hansa import __version__
 from hansa.config import Config, allow_code, build, build_algorithm, from_yaml
 from hansa.core.keys import Key
 from hansa.core.types import Vectors
@@ -50,7 +51,6 @@ from hansa.rounds import wire_format
 from hansa.runs.driver import Run
 from hansa.runs.folder_lock import PREPROCESSING
 from hansa.runs.preprocessing import Preprocessing, write_preprocessing
-from hansa.runs.provenance import hansa_version
 from hansa.runs.store import io
 from hansa.training import random_state
 
@@ -220,7 +220,7 @@ class Agent:
             labels = data.own_label_counts() if self.policy.label_counts and data.classes is not None else None
             samples = {client: data.samples(client) for client in request.clients}
             schema = "" if data.schema is None else data.schema.sha256
-            reply = EnrollmentReply(digest, hansa_version(), samples, model_digest(start), labels, schema=schema)
+            reply = EnrollmentReply(digest, __version__, samples, model_digest(start), labels, schema=schema)
             algorithm = method if not request.run else Run(method, task, seed=config.seed, dtype=dtype).algorithm
             memory = DiskMemoryStore(self._folder(request.run) / "memory") if request.run else None
         except (ProtocolError, OSError):
@@ -256,8 +256,8 @@ class Agent:
     def _check(self, request: EnrollmentRequest) -> None:
         if request.site != self.site:
             raise ProtocolError("site", f"an enrollment for site {request.site!r}, this is {self.site!r}")
-        if request.version != hansa_version():
-            raise ProtocolError("version", f"the server has hansa {request.version}, this site {hansa_version()}")
+        if request.version != __version__:
+            raise ProtocolError("version", f"the server has hansa {request.version}, this site {__version__}")
         clients = request.clients
         valid = _strictly_increasing(clients) and clients[-1] < request.population
         if not 1 <= request.population <= MAX_POPULATION or not valid:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from hansa import __version__
 from hansa.config import Config, allow_code, build, build_algorithm, to_yaml
 from hansa.config.sections import EngineSection
 from hansa.core.errors import HansaError
@@ -30,7 +31,6 @@ from hansa.runs.folder import RunFolder
 from hansa.runs.folder_lock import PREPROCESSING
 from hansa.runs.launch import IfExists, open_run
 from hansa.runs.preprocessing import read_preprocessing
-from hansa.runs.provenance import hansa_version
 from hansa.runs.store import ClientStore, io
 
 log = logging.getLogger("hansa")
@@ -135,8 +135,8 @@ class Server:
     def _on_enrolled(self, site: str, reply: EnrollmentReply) -> None:
         """Check an enrollment reply. The first one of a site is kept, later ones must agree with it."""
         clients = self.sites[site]
-        if reply.version != hansa_version():
-            raise HansaError(f"site {site} has hansa {reply.version}, the server {hansa_version()}")
+        if reply.version != __version__:
+            raise HansaError(f"site {site} has hansa {reply.version}, the server {__version__}")
         if set(reply.samples) != set(clients) or min(reply.samples.values(), default=0) < 1:
             raise HansaError(
                 f"site {site} reports clients {sorted(reply.samples)}, expected {list(clients)} with samples"
@@ -187,7 +187,7 @@ class Server:
         run_id = "" if run is None else run.id
         schema = "" if self.schema is None else self.schema.to_json()
         return EnrollmentRequest(
-            site, hansa_version(), text, self.sites[site], self.population, run_id, clusters, schema=schema
+            site, __version__, text, self.sites[site], self.population, run_id, clusters, schema=schema
         )
 
     def _samples(self) -> list[int]:
@@ -226,7 +226,7 @@ class Server:
                     "(data.options.schema) and join with --data FOLDER."
                 )
         for name, clients in self.sites.items():
-            first = EnrollmentReply("", hansa_version(), {client: samples[client] for client in clients}, expected)
+            first = EnrollmentReply("", __version__, {client: samples[client] for client in clients}, expected)
             self.enrolled.setdefault(name, first)
         enrollments = {name: self._enrollment(name, run).to_bytes() for name in self.sites}
         run.site_of = {client: name for name, clients in self.sites.items() for client in clients}

@@ -38,6 +38,7 @@ import torch
 from hansa import __version__
 from hansa.core.errors import HansaError, suggestion
 from hansa.runs.columns import VALIDATION
+from hansa.runs.store.database import row_bytes
 from hansa.runs.store.io import sha256
 from hansa.training.metric_direction import DirectedMetric
 
@@ -57,7 +58,7 @@ _CACHE_SIZE = 32
 def provenance_of(run: Run) -> Provenance:
     """Return the current digests of a run."""
     task = run.task
-    digests = {"method": _source_digest(run.algorithm.components()), "version": hansa_version(), **data_digests(task)}
+    digests = {"method": _source_digest(run.algorithm.components()), "version": __version__, **data_digests(task)}
     if augment := getattr(task, "augment", None):
         digests["augment"] = sha256("\n".join(map(source_text, augment.parts)).encode())
     if hasattr(task, "module"):
@@ -109,11 +110,6 @@ def parse_accepted_changes(groups: Iterable[str]) -> set[str]:
         if kind not in PROVENANCE_KINDS:
             raise HansaError(f"--accept {kind}: {suggestion(kind, PROVENANCE_KINDS)}")
     return kinds
-
-
-def hansa_version() -> str:
-    """Return the version of Hansa."""
-    return __version__
 
 
 def digest(value: object) -> str:
@@ -204,15 +200,10 @@ def _tensor_digest(tensor: torch.Tensor) -> str:
     known = _cached.get(id(tensor))
     if known is not None and known[0]() is tensor and known[1] == version >= 0:
         return known[2]
-    plain = tensor.detach().cpu()
-    strides = plain.stride()
-    # in memory order, so that nothing is copied; the order of its axes is part of the digest
-    order = sorted(range(plain.ndim), key=lambda axis: (-strides[axis], axis))
-    view = plain.permute(order).contiguous().reshape(-1).view(torch.uint8).numpy().data
+    view = row_bytes(tensor)
     blocks = [view[start : start + _BLOCK] for start in range(0, len(view), _BLOCK)]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        parts = list((pool.map if len(blocks) > 1 else map)(sha256, blocks))
-    digest = sha256(f"{order}".encode(), *(part.encode() for part in parts))
+        digest = sha256(*(part.encode() for part in (pool.map if len(blocks) > 1 else map)(sha256, blocks)))
     _cached[id(tensor)] = (ref(tensor), version, digest)
     while len(_cached) > _CACHE_SIZE:
         _cached.pop(next(iter(_cached)))

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 from weakref import ref
 
-import numpy as np
 import torch
 
 from hansa.core.errors import HansaError, check_integer, invalid_argument
