@@ -171,7 +171,7 @@ def test_trainers_on_one_device_share_one_copy_of_data_and_frozen_weights(dtype)
     vectors = task.start(hansa.Key(0), dtype)
     scores = [task.evaluate(trainer, vectors) for trainer in (first, second)]
     assert scores[0] == scores[1]
-    assert second.evaluator._source("")[0] is first.evaluator._source("")[0]
+    assert second.test_sources.get(second, "")[0] is first.test_sources.get(first, "")[0]
     other = task.trainer(torch.float32 if dtype == torch.float64 else torch.float64, torch.device("cpu"))
     assert other.source is not first.source
 

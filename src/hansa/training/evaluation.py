@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
-from weakref import ref
 
 import torch
 from torch.utils import _pytree as trees
@@ -48,7 +47,7 @@ log = logging.getLogger("hansa")
 
 EVALUATION_BATCH = 500
 CHUNK_ROWS = 1000  # test rows evaluated at a time: fixed, so that sums do not depend on the number of workers
-_BATCH_BYTES = 1 << 30  # of intermediate results in evaluation: fixed, so that results do not depend on the machine
+_BATCH_BYTES = 1 << 28  # of the outputs of a batch in evaluation: fixed, so that results do not depend on the machine
 _OUTPUT_BYTES = 1 << 30  # of the outputs of a test set that are kept for the loss
 _MAX_CLIENTS, _MAX_ROWS = 64, 4000  # of one job; results do not depend on them
 
@@ -57,10 +56,8 @@ ClientMetrics: TypeAlias = dict[str, float]
 
 
 class PartialScore(NamedTuple):
-    """Sums over a range of test rows: the loss and its weight, and the ``correct`` among the ``labels`` that count.
-
-    ``outputs`` are stored if the loss or a metric needs all rows at once.
-    """
+    """Sums over a range of test rows: the loss and its weight, and the ``correct`` among the ``labels`` that count; and
+    outputs and targets, if the loss or a metric needs all rows at once."""
 
     loss_sum: float
     weight: float
@@ -70,13 +67,7 @@ class PartialScore(NamedTuple):
 
 
 def total_score(scores: Sequence[PartialScore], rows: int = 0, loss: LossFunction | None = None) -> PartialScore:
-    """Add the scores of several batches or chunks.
-
-    Args:
-        scores: The scores, in order.
-        rows: The number of rows, for the loss.
-        loss: The loss if it needs all rows at once: it is computed here.
-    """
+    """Add the scores of several batches or chunks, in order. A ``loss`` that needs all ``rows`` at once is computed."""
     correct = [score.correct for score in scores if score.correct is not None]
     total = PartialScore(
         math.fsum(score.loss_sum for score in scores),
@@ -99,14 +90,9 @@ def compute_metrics(
     *,
     may_be_undefined: bool = False,
 ) -> dict[str, float]:
-    """Return loss, accuracy and further metrics of test rows from their scores, in order.
+    """Return loss, accuracy and further metrics of test rows from the scores of their chunks, in order.
 
-    Args:
-        scores: One score per chunk.
-        rows: The number of rows.
-        metrics: The metrics of all rows, by name.
-        loss: The task's loss if it needs all rows at once.
-        may_be_undefined: Whether a metric that raises ValueError, such as an AUC of a single class, is NaN.
+    With ``may_be_undefined``, a metric that raises ValueError, such as an AUC of a single class, is NaN.
     """
     score = total_score(scores, rows, loss)
     results = {"loss": score.loss_sum / score.weight if score.weight else math.nan}
@@ -212,21 +198,18 @@ def check_outputs(facts: ModelFacts, test_rows: int, for_loss: bool, metrics: Ma
 
 
 @dataclass(frozen=True, eq=False)
-class NamedTestSet:
-    """One of several test sets of a task, with inputs and targets like those of the task's data."""
+class TestRows:
+    """A test set with inputs and targets like those of the task's data."""
 
-    name: str
     test_inputs: Any
     test_targets: Any
 
 
-def named_test_sets(test: Mapping[str, Any] | None, like: Batch) -> dict[str, Any]:
+def named_test_sets(test: Mapping[str, Any], like: Batch) -> dict[str, Any]:
     """Return test sets by name, from pairs (inputs, targets) or from data with a test set; raise for any other."""
-    if test is None:
-        return {}
+    sets: dict[str, Any] = {}
     if not isinstance(test, Mapping):
         raise HansaError(f"Task(test={type(test).__name__}): expected a dict of test sets by name.")
-    sets: dict[str, Any] = {}
     for name, value in test.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise HansaError(f"Task(test): {name!r}: expected an identifier as the name of a test set.")
@@ -234,142 +217,122 @@ def named_test_sets(test: Mapping[str, Any] | None, like: Batch) -> dict[str, An
             sets[name] = value
             continue
         if getattr(value, "test_inputs", None) is not None:
-            pair = value.test_inputs, value.test_targets
+            pair = Batch(value.test_inputs, value.test_targets)
         elif isinstance(value, (tuple, list)) and len(value) == 2:
-            pair = trees.tree_map(torch.as_tensor, value[0]), trees.tree_map(torch.as_tensor, value[1])
+            pair = Batch(*trees.tree_map(torch.as_tensor, tuple(value)))
         else:
             raise HansaError(
                 f"Task(test): {name} is {type(value).__name__}: expected a pair (inputs, targets), or data with a test "
                 "set, such as hansa.data.from_arrays(..., test=...) returns."
             )
-        _check_like(name, pair, like)
-        sets[name] = NamedTestSet(name, *pair)
+        if not count_rows(pair.targets) or len({len(leaf) for leaf in trees.tree_leaves(pair)}) != 1:
+            raise HansaError(f"Task(test): {name} has no rows, or not as many inputs as targets.")
+        for what in ("inputs", "targets"):
+            mine, theirs = getattr(pair, what), getattr(like, what)
+            if _row_forms(mine) != _row_forms(theirs):
+                raise HansaError(
+                    f"Task(test): the {what} of {name} are {describe_shapes(mine)}, those of the training data "
+                    f"{describe_shapes(theirs)}. Prepare them in the same way, for example with hansa.data.from_arrays."
+                )
+        sets[name] = TestRows(*pair)
     return sets
 
 
-def _check_like(name: str, pair: tuple[Any, Any], like: Batch) -> None:
-    """Raise if a test set does not look like the training data."""
-    if not count_rows(pair[1]) or len({len(leaf) for leaf in trees.tree_leaves(pair)}) != 1:
-        raise HansaError(f"Task(test): {name} has no rows, or not as many inputs as targets.")
-    for mine, theirs, what in ((pair[0], like.inputs, "inputs"), (pair[1], like.targets, "targets")):
-        leaves, structure = trees.tree_flatten(mine)
-        others, other_structure = trees.tree_flatten(theirs)
-        same = structure == other_structure and all(
-            leaf.shape[1:] == other.shape[1:] and leaf.dtype.is_floating_point == other.dtype.is_floating_point
-            for leaf, other in zip(leaves, others, strict=True)
-        )
-        if not same:
-            raise HansaError(
-                f"Task(test): the {what} of {name} are {describe_shapes(mine)}, those of the training data "
-                f"{describe_shapes(theirs)}. Prepare them in the same way, for example with hansa.data.from_arrays."
-            )
+def _row_forms(tree: Any) -> Any:
+    leaves, structure = trees.tree_flatten(tree)
+    return structure, [(leaf.shape[1:], leaf.dtype.is_floating_point) for leaf in leaves]
 
 
-def check_batch_size(batch_size: int | None, facts: ModelFacts) -> int:
-    """Return the rows per batch in evaluation: those requested, or 500, or fewer if their intermediate results exceed
-    one GiB."""
-    if batch_size is None:
-        return max(1, min(EVALUATION_BATCH, _BATCH_BYTES // max(1, facts.row_bytes)))
-    check_integer("Task", "evaluation_batch_size", batch_size)
-    return batch_size
+def default_batch_size(facts: ModelFacts) -> int:
+    """Return the rows per batch in evaluation: 500, or fewer if their outputs take more than a quarter of a GiB."""
+    return max(1, min(EVALUATION_BATCH, _BATCH_BYTES // max(1, facts.output_bytes)))
 
 
-class Evaluator:
-    """Scores a trainer's model on rows of the task's test sets; ``like`` is another's whose copies it shares."""
+class TestSources:
+    """The test sets of a task as batches for one dtype and device: prepared once, and shared by trainers."""
 
-    def __init__(self, trainer: ModuleTrainer, like: Evaluator | None = None) -> None:
-        self._trainer, self.task = ref(trainer), trainer.task  # weak: a cycle would keep the data of finished runs
-        self._sources: dict[str, tuple[BatchSource, bool]] = {} if like is None else like._sources
-        self._preparing: threading.Lock = threading.Lock() if like is None else like._preparing
+    def __init__(self) -> None:
+        self._sources: dict[str, tuple[BatchSource, bool]] = {}
+        self._preparing = threading.Lock()
 
-    @property
-    def trainer(self) -> ModuleTrainer:
-        """The trainer that owns it."""
-        trainer = self._trainer()
-        assert trainer is not None
-        return trainer
-
-    def score(self, name: str, rows: torch.Tensor, seed: int) -> PartialScore:
-        """Return the score of the current model on some rows of a test set."""
-        source, is_native = self._source(name)
-        network = self.trainer.network
-        if is_native and network is not None:
-            first, count = int(rows[0]), len(rows)
-            if isinstance(source, TensorSource) and source.native_inputs is not None and _consecutive(rows):
-                inputs = source.native_inputs.logical, source.labels
-                loss, hits = network.evaluate(self.trainer.y, *inputs, first, first + count)
-            else:
-                loss, hits = network.evaluate(self.trainer.y, *source.batch(None, rows))
-            return PartialScore(loss, count, math.nan if math.isnan(loss) else hits, labels=count)
-        self.trainer.seed(Key(0).child("evaluation", seed))
-        self.trainer.module.eval()
-        try:
-            return total_score([self._score_batch(batch) for batch in self._batches(source, rows)])
-        finally:
-            self.trainer.module.train()
-
-    def _batches(self, source: BatchSource, rows: torch.Tensor) -> Iterator[Batch]:
-        """Yield test rows in batches. Rows that are collated, and needed all at once, are collated together."""
-
-        def read(some: torch.Tensor) -> Batch:
-            batch = source.batch(None, copy_to_device(some, source.index_device))
-            return batch if source.native_inputs is not None else self.trainer.prepare_test_batch(batch)
-
-        if not self.task.collates_all_test_rows:
-            yield from map(read, torch.split(rows, self.task.evaluation_batch_size))
-            return
-        batch = read(rows)
-        if any(len(leaf) != len(rows) for leaf in trees.tree_leaves(tuple(batch))):
-            yield batch
-            return
-        for some in torch.split(torch.arange(len(rows)), self.task.evaluation_batch_size):
-            yield Batch(take_rows(batch.inputs, some), take_rows(batch.targets, some))
-
-    def _score_batch(self, batch: Batch) -> PartialScore:
-        task, (inputs, target) = self.task, batch
-        output = self.trainer.call_model(inputs)
-        loss, weight = (0.0, 0.0) if task.loss_sums is None else task.loss_sums(output, target)
-        target = strip_weights(target)
-        hits, labels = (None, 0.0) if task.metric is None else task.metric.score(output, target)
-        outputs: tuple[tuple[Any, Any], ...] = ()
-        if task.needs_all_outputs:
-            outputs = ((move_to_cpu(output), move_to_cpu(target)),)
-        return PartialScore(loss, weight, hits, labels, outputs)
-
-    def _source(self, name: str) -> tuple[BatchSource, bool]:
-        """Return the source of a prepared test set, and whether native code evaluates it."""
+    def get(self, trainer: ModuleTrainer, name: str) -> tuple[BatchSource, bool]:
+        """Return the source of a test set, and whether native code evaluates it."""
         with self._preparing:
             if name not in self._sources:
-                source = self._prepare(self.task.test_sets[name])
-                self._sources[name] = source, self._is_native(source)
+                source = _prepare(trainer, trainer.task.test_sets[name])
+                self._sources[name] = source, _is_native(trainer, source)
             return self._sources[name]
 
-    def _is_native(self, source: BatchSource) -> bool:
-        task = self.task
-        is_plain = task.metric == Accuracy() and not task.metrics
-        network, inputs = self.trainer.network, source.native_inputs
-        if network is None or not is_plain or inputs is None:
-            return False
-        if network.takes_tokens and not (
-            inputs.dtype == torch.int64 and inputs.logical.shape[1:] == network.input_shape
-        ):
-            return False  # rows of another length, which PyTorch takes
-        labels = getattr(source, "labels", None)
-        return labels is None or not labels.numel() or int(labels.min()) >= 0
 
-    def _prepare(self, data: Any) -> BatchSource:
-        """Return the source of test rows; a single tensor is prepared once, others batch by batch."""
-        trainer = self.trainer
-        form = (trainer.dtype, trainer.device, trainer.layout.channels_last)
-        source = test_source(data, *form)
-        if not trainer.task.augment.test_pipeline() or not isinstance(source, TensorSource):
-            return source
-        if source.native_inputs is None:
-            return source
-        rows = torch.arange(count_test_rows(data), device=trainer.device)
-        pieces = torch.split(rows, EVALUATION_BATCH)
-        inputs = [trainer.prepare_test_batch(source.batch(None, piece)).inputs for piece in pieces]
-        return TensorSource(torch.cat(inputs), source.labels, *form)
+def score_rows(trainer: ModuleTrainer, name: str, rows: torch.Tensor, seed: int) -> PartialScore:
+    """Return the score of a trainer's current model on some rows of a test set."""
+    source, is_native = trainer.test_sources.get(trainer, name)
+    network = trainer.network
+    if is_native and network is not None:
+        first, count = int(rows[0]), len(rows)
+        if isinstance(source, TensorSource) and source.native_inputs is not None and _consecutive(rows):
+            inputs = source.native_inputs.logical, source.labels
+            loss, hits = network.evaluate(trainer.y, *inputs, first, first + count)
+        else:
+            loss, hits = network.evaluate(trainer.y, *source.batch(None, rows))
+        return PartialScore(loss, count, math.nan if math.isnan(loss) else hits, labels=count)
+    trainer.seed(Key(0).child("evaluation", seed))
+    trainer.module.eval()
+    try:
+        return total_score([_score_batch(trainer, batch) for batch in _test_batches(trainer, source, rows)])
+    finally:
+        trainer.module.train()
+
+
+def _test_batches(trainer: ModuleTrainer, source: BatchSource, rows: torch.Tensor) -> Iterator[Batch]:
+    """Yield test rows in batches. Rows that are collated, and needed all at once, are collated together."""
+
+    def read(some: torch.Tensor) -> Batch:
+        batch = source.batch(None, copy_to_device(some, source.index_device))
+        return batch if source.native_inputs is not None else trainer.prepare_test_batch(batch)
+
+    size = trainer.task.evaluation_batch_size
+    if not trainer.task.collates_all_test_rows:
+        yield from map(read, torch.split(rows, size))
+        return
+    batch = read(rows)
+    if has_rows(tuple(batch), len(rows)):
+        for some in torch.split(torch.arange(len(rows)), size):
+            yield Batch(take_rows(batch.inputs, some), take_rows(batch.targets, some))
+    else:
+        yield batch
+
+
+def _score_batch(trainer: ModuleTrainer, batch: Batch) -> PartialScore:
+    task, (inputs, target) = trainer.task, batch
+    output = trainer.call_model(inputs)
+    loss, weight = (0.0, 0.0) if task.loss_sums is None else task.loss_sums(output, target)
+    target = strip_weights(target)
+    hits, labels = (None, 0.0) if task.metric is None else task.metric.score(output, target)
+    kept = ((move_to_cpu(output), move_to_cpu(target)),) if task.needs_all_outputs else ()
+    return PartialScore(loss, weight, hits, labels, kept)
+
+
+def _is_native(trainer: ModuleTrainer, source: BatchSource) -> bool:
+    """Return whether native code evaluates test rows: with plain accuracy, and tokens of the known length."""
+    task, network, inputs = trainer.task, trainer.network, source.native_inputs
+    if network is None or task.metric != Accuracy() or task.metrics or inputs is None:
+        return False
+    if network.takes_tokens and (inputs.dtype != torch.int64 or inputs.logical.shape[1:] != network.input_shape):
+        return False
+    labels = getattr(source, "labels", None)
+    return labels is None or not labels.numel() or int(labels.min()) >= 0
+
+
+def _prepare(trainer: ModuleTrainer, data: Any) -> BatchSource:
+    """Return the source of test rows; a single tensor is prepared once, others batch by batch."""
+    form = (trainer.dtype, trainer.device, trainer.layout.channels_last)
+    source = test_source(data, *form)
+    if not isinstance(source, TensorSource) or source.native_inputs is None or not trainer.task.augment.test_pipeline():
+        return source
+    pieces = torch.split(torch.arange(count_test_rows(data), device=trainer.device), EVALUATION_BATCH)
+    inputs = [trainer.prepare_test_batch(source.batch(None, piece)).inputs for piece in pieces]
+    return TensorSource(torch.cat(inputs), source.labels, *form)
 
 
 def _consecutive(rows: torch.Tensor) -> bool:

@@ -42,19 +42,17 @@ def fresh(model: Callable[..., nn.Module], key: Key) -> nn.Module:
 
     A function with a parameter ``seed`` that nobody has set receives the seed of the run.
     """
-    arguments = {}
-    with suppress(ValueError):  # a built-in without a signature
-        signature = inspect.signature(model)
-        is_set = isinstance(model, functools.partial) and "seed" in model.keywords
-        arguments = {"seed": key.seed} if "seed" in signature.parameters and not is_set else {}
-        try:
-            signature.bind(**arguments)
-        except TypeError as error:
-            name = getattr(model, "__name__", type(model).__name__)
-            raise HansaError(
-                f"Task(model={name}): cannot be called without arguments: {error}. Set them with "
-                f"functools.partial({name}, ...) or lambda: {name}(...)."
-            ) from error
+    signature, arguments = inspect.signature(model), {}
+    if "seed" in signature.parameters and not (isinstance(model, functools.partial) and "seed" in model.keywords):
+        arguments = {"seed": key.seed}
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        name = getattr(model, "__name__", type(model).__name__)
+        raise HansaError(
+            f"Task(model={name}): cannot be called without arguments: {error}. Set them with "
+            f"functools.partial({name}, ...) or lambda: {name}(...)."
+        ) from error
     with random_state.LOCK, random_state.preserve_rng():
         random_state.seed_all(key, CPU)
         module = model(**arguments)
@@ -74,17 +72,17 @@ def model_caller(module: nn.Module, inputs: Any) -> Callable[[Any], Any]:
     >>> model_caller(Both(), {"a": 1, "b": 2})({"a": 1, "b": 2}), model_caller(Both(), (1, 2))((3, 4))
     (3, 7)
     """
-    parameters: Mapping[str, inspect.Parameter] = {}
-    with suppress(TypeError, ValueError):
-        parameters = inspect.signature(module.forward).parameters
+    own, parameters = inspect.Parameter, dict[str, inspect.Parameter]()
+    with suppress(TypeError, ValueError):  # one that is not written in Python
+        parameters |= inspect.signature(module.forward).parameters
     kinds = [one.kind for one in parameters.values()]
     if isinstance(inputs, Mapping):
-        by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        by_name = (own.KEYWORD_ONLY, own.POSITIONAL_OR_KEYWORD)
         if set(inputs) <= {name for name, one in parameters.items() if one.kind in by_name}:
             return lambda batch: module(**batch)
     elif isinstance(inputs, (tuple, list)):
-        by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        if len(inputs) <= sum(kind in by_place for kind in kinds) or inspect.Parameter.VAR_POSITIONAL in kinds:
+        by_place = (own.POSITIONAL_ONLY, own.POSITIONAL_OR_KEYWORD)
+        if len(inputs) <= sum(kind in by_place for kind in kinds) or own.VAR_POSITIONAL in kinds:
             return lambda batch: module(*batch)
     return module
 
@@ -97,12 +95,6 @@ def autocast_caller(
     So the loss is computed in float32. Parameters are float32; their gradients are converted to it by autograd. Torch's
     cache of converted weights is off: another thread may clear it between two uses of a weight, and the gradients of
     both would then be added in float32 and not in the lower precision.
-
-    Args:
-        call: Calls the model with a batch.
-        autocast: The name of the dtype; None returns ``call`` itself.
-        dtype: The dtype of the run.
-        device: The device of the model.
 
     >>> autocast_caller(torch.nn.Linear(2, 1), "bfloat16", torch.float32, torch.device("cpu"))(torch.ones(1, 2)).dtype
     torch.float32
@@ -127,18 +119,8 @@ def model_loss(call: Callable[[Any], Any], loss: LossFunction) -> ModelLoss:
 
 
 class Trial:
-    """A model apart from those in training, for gradients of example rows by eager PyTorch.
-
-    Args:
-        module: A new module, converted in place.
-        loss: The loss.
-        layout: The positions of its parameters in the vector ``y``.
-        dtype: The dtype of the vector.
-        inputs: Inputs of the form that the model takes.
-        device: The device.
-        autocast: As in `hansa.Task`.
-        keep: The frozen weights that keep their dtype; by default those of the layout.
-    """
+    """A model apart from those in training, for gradients of example rows by eager PyTorch. The module is converted in
+    place; ``keep`` are the frozen weights that keep their dtype, by default those of the layout."""
 
     def __init__(
         self,
@@ -159,13 +141,8 @@ class Trial:
         self.call = autocast_caller(model_caller(self.module, inputs), autocast, dtype, device)
 
     def gradient(self, batch: Batch, key: Key, value_of: ModelLoss | None = None) -> tuple[float, torch.Tensor]:
-        """Return the loss of a batch and its gradient as a vector.
-
-        Args:
-            batch: The batch, converted to the dtype of the trial.
-            key: Seeds the model's draws.
-            value_of: A function of (inputs, targets) that computes the loss in another way.
-        """
+        """Return the loss of a batch and its gradient as a vector. The key seeds the model's draws; ``value_of``
+        computes the loss in another way."""
         random_state.seed_all(key, self.y.device)
         with torch.enable_grad():
             value = (self.value if value_of is None else value_of)(*batch)
@@ -178,22 +155,12 @@ class Trial:
     def value(self, x: Any, target: Any) -> torch.Tensor:
         """Return the loss of a batch; raise if it is no number that depends on the parameters."""
         name = getattr(self.loss, "__name__", type(self.loss).__name__)
-        try:
+        shapes = f"inputs {describe_shapes(x)}"
+        with _naming(f"{type(self.module).__name__} cannot take a batch of the data, {shapes}"):
             output = self.call(x)
-        except Exception as error:
-            raise HansaError(
-                f"{type(self.module).__name__} cannot take a batch of the data, inputs {describe_shapes(x)}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        try:
+        shapes = f"outputs {describe_shapes(output)} and targets {describe_shapes(target)} (of {shapes})"
+        with _naming(f"the loss {name} cannot take {shapes}"):
             value: Any = self.loss(output, target)
-        except HansaError:
-            raise
-        except Exception as error:
-            raise HansaError(
-                f"the loss {name} cannot take outputs {describe_shapes(output)} and targets {describe_shapes(target)} "
-                f"(of inputs {describe_shapes(x)}): {type(error).__name__}: {error}"
-            ) from error
         if not isinstance(value, torch.Tensor) or value.ndim:
             shape = getattr(value, "shape", None)
             returned = type(value).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
@@ -209,6 +176,17 @@ class Trial:
         return value
 
 
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Put what failed before the error of a user's function."""
+    try:
+        yield
+    except HansaError:
+        raise
+    except Exception as error:
+        raise HansaError(f"{what}: {type(error).__name__}: {error}") from error
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelFacts:
     """What a step on a few rows says about a model.
@@ -220,7 +198,6 @@ class ModelFacts:
         frozen: The weights that trainers share: frozen parameters and large constant buffers.
         output: The output for the rows; None if the model fails in evaluation, which will report that.
         target: The targets of the rows.
-        row_bytes: The bytes of a row in the largest intermediate result.
         output_bytes: The bytes of a row of the output.
     """
 
@@ -230,7 +207,6 @@ class ModelFacts:
     frozen: dict[str, torch.Tensor]
     output: Any
     target: Any
-    row_bytes: int
     output_bytes: int
 
 
@@ -242,13 +218,6 @@ def describe_model(
     The first layout with which the model takes a step is chosen. Images channels-last are faster, but ``x.view(...)``
     after a convolution works in torch's own order only, and group normalisation is up to four times as fast in it.
     Frozen weights in bfloat16 or float16 keep their dtype if the model converts its inputs to it.
-
-    Args:
-        name: The name of the task, for the log.
-        model: Builds the model.
-        loss: The loss.
-        batch: Example rows.
-        autocast: As in `hansa.Task`.
     """
     module = fresh(model, Key(0))
     plain = Layout.of(module, channels_last=False)
@@ -269,16 +238,11 @@ def describe_model(
         try:
             return _take_step(model, module, loss, layout, batch, autocast)
         except Exception as error:
-            said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            log.info("%s: takes no step with %s: %s", name, _describe_layout(layout), said)
+            tried = f"images and weights channels-{'last' if layout.channels_last else 'first'}"
+            if layout.own_dtypes:
+                tried += " and frozen weights in fewer bits (convert their inputs in forward(): x.to(weight.dtype))"
+            log.info("%s: takes no step with %s: %s", name, tried, (str(error).strip() or repr(error)).splitlines()[0])
     return _take_step(model, module, loss, last, batch, autocast)
-
-
-def _describe_layout(layout: Layout) -> str:
-    images = "images and weights channels-last" if layout.channels_last else "images and weights channels-first"
-    if not layout.own_dtypes:
-        return images
-    return f"{images} and frozen weights in fewer bits (convert their inputs in forward(): x.to(weight.dtype))"
 
 
 def _take_step(
@@ -299,7 +263,10 @@ def _take_step(
         trial.gradient(batch, Key(0))
         buffers = {name: buffer.detach().clone() for name, buffer in trial.module.named_buffers()}
         changed = {name: each for name, each in buffers.items() if not bitwise_equal(each, before.get(name))}
-        output, largest = _evaluate(trial, batch.inputs)
+        trial.module.eval()
+        output = None
+        with suppress(Exception), torch.no_grad():  # evaluation will report it
+            output = trial.call(batch.inputs)
     layout = layout.sending(module, _counters(module, changed))
     same = _constant_buffers(module, fresh(model, Key(1)), changed)
     constant = frozenset(same & {entry.name for entry in layout.buffers})
@@ -307,44 +274,9 @@ def _take_step(
     frozen |= {
         name: each.detach() for name, each in module.named_buffers() if name in same and each.nbytes >= SHARED_BYTES
     }
-    count, size = max(1, count_rows(batch.targets)), _byte_count(output)
-    largest = max(largest, 4 * size)
+    size = sum(leaf.nbytes for leaf in trees.tree_leaves(output) if isinstance(leaf, torch.Tensor))
     facts = layout.without(constant), dtype, constant, frozen, output, batch.targets
-    return ModelFacts(*facts, -(-largest // count), -(-size // count))
-
-
-def _evaluate(trial: Trial, inputs: Any) -> tuple[Any, int]:
-    """Return the output of a model in evaluation, None if it fails, and the bytes of the inputs and outputs of its
-    largest part."""
-    trial.module.eval()
-    try:
-        with torch.no_grad(), _measure_memory(trial.module) as largest:
-            return trial.call(inputs), largest[0]
-    except Exception as error:
-        log.debug("%s cannot be evaluated: %s", type(trial.module).__name__, error)
-        return None, 0
-
-
-@contextmanager
-def _measure_memory(module: nn.Module) -> Iterator[list[int]]:
-    """Yield a list whose entry becomes the bytes of the inputs and outputs of the largest part of a module."""
-    largest = [0]
-
-    def measure(part: nn.Module, inputs: Any, output: Any) -> None:
-        largest[0] = max(largest[0], _byte_count(inputs) + _byte_count(output))
-
-    handles = []
-    with suppress(Exception):  # a part that takes no hooks is not measured
-        handles += [part.register_forward_hook(measure) for part in module.modules()]
-    try:
-        yield largest
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _byte_count(tree: Any) -> int:
-    return sum(leaf.nbytes for leaf in trees.tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+    return ModelFacts(*facts, -(-size // max(1, count_rows(batch.targets))))
 
 
 def _narrow_weights(module: nn.Module) -> Iterator[str]:

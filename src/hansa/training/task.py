@@ -13,7 +13,7 @@ from torch import nn
 
 from hansa.core import native
 from hansa.core.devices import Device, resolve_devices
-from hansa.core.errors import HansaError, invalid_argument
+from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.native.network import Network
 from hansa.core.native.tracing import NotEligible
@@ -26,11 +26,11 @@ from hansa.training.augment import Augment, as_pipeline
 from hansa.training.batch_sources import Batch, ClientData, all_client_rows, count_test_rows, example_batch
 from hansa.training.evaluation import (
     CHUNK_ROWS,
-    NamedTestSet,
     PartialScore,
-    check_batch_size,
+    TestRows,
     check_outputs,
     compute_metrics,
+    default_batch_size,
     named_test_sets,
     rows_by_owner,
     total_score,
@@ -146,8 +146,8 @@ class Task:
         test: Further test sets by name, each a pair (inputs, targets) or data with a test set. ``{"pooled": ...}`` is
             reported as pooled/test_loss and so on. If ``data`` has no test set, the first one is also reported as
             test_loss and so on.
-        evaluation_batch_size: Rows per batch in evaluation. Default: 500, or fewer if the intermediate results of 500
-            rows exceed one GiB. It changes at most the last digits of results.
+        evaluation_batch_size: Rows per batch in evaluation. Default: 500, or fewer if the outputs of 500 rows exceed a
+            quarter of a GiB. It changes at most the last digits of results.
         device: Where clients train, unless the run sets a device. Native code runs on the CPU only.
 
     >>> from hansa import data, models
@@ -213,7 +213,10 @@ class Task:
         if main not in columns:
             raise invalid_argument("Task", "main_metric", main_metric, f"one of {', '.join(columns)}")
         self.main_metric = f"test_{main}"
-        self.evaluation_batch_size = check_batch_size(evaluation_batch_size, facts)
+        self.evaluation_batch_size = default_batch_size(facts)
+        if evaluation_batch_size is not None:
+            check_integer("Task", "evaluation_batch_size", evaluation_batch_size)
+            self.evaluation_batch_size = evaluation_batch_size
         if execution == "compiled":
             check_compiled(self)
         self._checked_for_state = False
@@ -286,7 +289,7 @@ class Task:
 
     def _test_sets(self, test: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the test sets by name; that of the data itself has the name ""."""
-        sets = named_test_sets(test, self.example)
+        sets = named_test_sets({} if test is None else test, self.example)
         sets = sets if sets and not count_test_rows(self.data) else {"": self.data, **sets}
         return {**sets, **_validation_set(self.data)}
 
@@ -428,7 +431,7 @@ class Task:
     def on_training_data(self) -> Task:
         """Return the task with all clients' training rows as test set: ``test_loss`` is the global training loss."""
         task = copy.copy(self)
-        task.test_sets = {"": NamedTestSet("", *all_client_rows(self.data))}
+        task.test_sets = {"": TestRows(*all_client_rows(self.data))}
         task._client_test_rows = {}
         return task
 
@@ -467,7 +470,7 @@ def samples_of(data: ClientData) -> tuple[int, ...]:
     return tuple(data.samples(client) for client in range(data.population))
 
 
-def _validation_set(data: Any) -> dict[str, NamedTestSet]:
+def _validation_set(data: Any) -> dict[str, TestRows]:
     """Return the validation rows of some data as a test set by name; empty if there are none."""
     targets = getattr(data, "validation_targets", None)
-    return {} if targets is None else {VALIDATION: NamedTestSet(VALIDATION, data.validation_inputs, targets)}
+    return {} if targets is None else {VALIDATION: TestRows(data.validation_inputs, targets)}

@@ -39,7 +39,7 @@ from hansa.training.batch_sources import (
     client_row_index,
     train_source,
 )
-from hansa.training.evaluation import Evaluator, PartialScore
+from hansa.training.evaluation import PartialScore, TestSources, score_rows
 from hansa.training.execution_mode import CompiledLoss, native_inputs
 from hansa.training.module_state import ModuleState
 from hansa.training.probe import autocast_caller, fresh, model_caller
@@ -70,7 +70,7 @@ class ModuleTrainer(BaseTrainer):
         self.source: BatchSource = (
             train_source(task.data, dtype, device, self.layout.channels_last) if like is None else like.source
         )
-        self.evaluator: Evaluator = Evaluator(self, None if like is None else like.evaluator)
+        self.test_sources: TestSources = TestSources() if like is None else like.test_sources
         self._generator = torch.Generator()
         if task.autocast is not None and dtype != torch.float32:
             raise HansaError(f"Task(autocast={task.autocast!r}): the run is in {dtype}. This needs torch.float32.")
@@ -363,14 +363,14 @@ class ModuleTrainer(BaseTrainer):
     @torch.no_grad()
     def score(self, own: torch.Tensor) -> PartialScore:
         """Return the current model's score on some rows of the main test set."""
-        return self.evaluator.score(self.task.main_test_set, own, int(own[0]))
+        return score_rows(self, self.task.main_test_set, own, int(own[0]))
 
     @torch.no_grad()
     def evaluate(self, vectors: Vectors, start: int, stop: int) -> PartialScore:
         """Return the score of the given vectors on a range of test rows."""
         self.load(vectors[MODEL], vectors.get(BUFFERS))
         name, first = self.task.locate_test_rows(start)
-        return self.evaluator.score(name, torch.arange(start - first, stop - first), start)
+        return score_rows(self, name, torch.arange(start - first, stop - first), start)
 
 
 def batch_stream(samples: int, length: int, key: Key) -> np.ndarray[Any, np.dtype[np.int64]]:
