@@ -202,9 +202,9 @@ def test_a_method_without_the_common_words_is_composed_all_the_same(own):
     ("text", "said"),
     [
         ("algorithm: composed_of_mine:fedlon", "algorithm.preset: .*no 'fedlon'. Did you mean fedlion?"),
-        ("seed: 1\nalgorithm: {preset: 'composed_of_mine:fedlion', lrr: 1}", "run.yaml:2: algorithm.lrr: fedlion"),
-        ("algorithm: composed_of_mine:wrong", "wrong makes no Algorithm: it made lion"),
-        ("algorithm: composed_of_mine:fedlion\nserver: {b1: 0.5}", "run.yaml:2: server.b1: fedlion has no such"),
+        ("seed: 1\nalgorithm: {preset: 'composed_of_mine:fedlion', lrr: 1}", "run.yaml:2: algorithm.lrr: .*no such"),
+        ("algorithm: composed_of_mine:wrong", "composed_of_mine:wrong makes no Algorithm: it made lion"),
+        ("algorithm: composed_of_mine:fedlion\nserver: {b1: 0.5}", "run.yaml:2: server.b1: .*has no such"),
         ("algorithm: composed_of_nobody:x", "the module cannot be imported"),
         ("server: {optimizer: 'composed_of_mine:lion', lr: -1}", "server.lr"),
         ("server: {optimizer: {kind: 'composed_of_mine:lion', lr: fast}}", "optimizer.lr.kind: no schedule 'fast'"),

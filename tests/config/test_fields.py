@@ -8,8 +8,7 @@ import pytest
 
 from hansa import aggregate, compress, data, gossip, local, sample, server
 from hansa.compress import Compressor, Downlink, Uplink
-from hansa.config.components import KINDS, Argument, ConfigValueError, signature_of
-from hansa.config.fields import component_field, field_for_argument
+from hansa.config.components import KINDS, Argument, ConfigValueError, component_field, field_for_argument, signature_of
 from hansa.core.schedule import Rate
 from hansa.server import ServerTransform
 
@@ -159,7 +158,6 @@ def test_code_of_ones_own_is_a_part_and_nests_like_one(own):
         (ServerTransform, "slots_of_mine:short", ("kind",), "its method update cannot be called as update(delta, "),
         (Compressor, "slots_of_mine:short", ("kind",), "(no compressor: it has no method encode(x, key))."),
         (Compressor, "slots_of_mine:OWN", ("kind",), "has no 'OWN'"),
-        (Uplink, {"kind": "slots_of_mine:untyped", "compressor": "sign", "lr": {"kind": "x"}}, ("lr",), "Annotate"),
     ],
 )  # fmt: skip
 def test_code_of_ones_own_is_refused_like_a_part(own, hint, value, keys, said):

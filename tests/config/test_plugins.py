@@ -8,8 +8,7 @@ import pytest
 
 from hansa import gossip
 from hansa.config import json_schema
-from hansa.config.components import KINDS, ConfigValueError, unknown_plugins
-from hansa.config.fields import component_field
+from hansa.config.components import KINDS, ConfigValueError, component_field, unknown_plugins
 from hansa.config.import_path import installed_plugins, warn_once
 from hansa.server import ServerTransform
 

@@ -118,7 +118,8 @@ def _options_of_other_methods(document: Document, method: str) -> list[tuple[str
     """The options of a shared file that are its own method's: arguments of its preset, components, and what belongs to
     its server unless both servers are adaptive or neither is, since their learning rates are not comparable. None if
     the method is the file's own."""
-    from hansa.config.compose import find_preset, preset_arguments
+    from hansa.config.components import KINDS
+    from hansa.config.compose import preset_arguments
     from hansa.config.import_path import normalize_name
 
     data = document.data
@@ -126,7 +127,7 @@ def _options_of_other_methods(document: Document, method: str) -> list[tuple[str
     own = algorithm.get("preset", "fedavg") if isinstance(algorithm, dict) else algorithm
     if normalize_name(str(own)) == normalize_name(method):
         return None
-    adaptive = ["eps" in preset_arguments(find_preset(name)) for name in (str(own), method)]
+    adaptive = ["eps" in preset_arguments(KINDS["preset"].find(name)) for name in (str(own), method)]
     keys = {section: list(data[section]) if isinstance(data.get(section), dict) else [] for section in data}
     options = [("algorithm", key) for key in keys.get("algorithm", ()) if key != "preset"]
     options += [("server", key) for key in keys.get("server", ()) if key != "weights" and adaptive[0] != adaptive[1]]

@@ -78,7 +78,7 @@ def _describe_preset(preset: Callable[..., Algorithm], as_json: bool) -> None:
         section: [key for key, argument in table.items() if argument in known or section in compose.COMPOSED_SECTIONS]
         for section, table in compose.SECTION_ARGUMENTS.items()
     }
-    name, algorithm = compose.preset_name(preset), preset()
+    name, algorithm = getattr(preset, "__name__", repr(preset)), preset()
     if as_json:
         _show_json({"name": name, "own": list(own), "sections": sections, "composition": repr(algorithm)})
         return
@@ -274,8 +274,7 @@ def topology(
 def _find_topology(name: str | None, target: float | None, clients: int, clusters: int) -> Topology:
     """The named topology, or the one whose rho is nearest to the target."""
     from hansa import gossip
-    from hansa.config.components import KINDS, ConfigValueError
-    from hansa.config.fields import component_field
+    from hansa.config.components import KINDS, ConfigValueError, component_field
     from hansa.config.yaml_text import parse_value
     from hansa.core.keys import Key
 

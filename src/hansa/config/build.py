@@ -15,7 +15,6 @@ from torch.utils import _pytree as trees
 
 from hansa import data
 from hansa.config import import_path
-from hansa.config.components import ConfigValueError
 from hansa.config.sections import AUGMENT, LOSS, PARTITION, Config, MetricSection
 from hansa.core.errors import HansaError, short_repr, suggestion
 from hansa.training import Task, models, personalise
@@ -179,10 +178,7 @@ def _build_loss(loss: str | Mapping[str, Any] | None, federated: data.FederatedD
     if import_path.is_import_path(name := loss.get("kind")):
         options = {key: value for key, value in loss.items() if key != "kind"}
         return partial(_find_function("model.loss.kind", str(name)), **options)
-    try:
-        return cast("Callable[..., torch.Tensor]", LOSS.build(loss))
-    except ConfigValueError as error:
-        raise error.with_prefix("model", "loss") from error
+    return cast("Callable[..., torch.Tensor]", LOSS.build(loss, ("model", "loss")))
 
 
 def personalise_option(config: Config) -> personalise | None:

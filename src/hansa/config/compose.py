@@ -10,8 +10,15 @@ from pydantic import BaseModel
 
 from hansa import presets
 from hansa.algorithm import Algorithm, Mixing
-from hansa.config.components import KINDS, Argument, ConfigValueError, signature_of
-from hansa.config.fields import ComponentField, component_field, field_for_argument
+from hansa.config.components import (
+    KINDS,
+    Argument,
+    ComponentField,
+    ConfigValueError,
+    component_field,
+    field_for_argument,
+    signature_of,
+)
 from hansa.config.import_path import is_import_path, named_code, normalize_name
 from hansa.config.sections import LOSS, CompressSection, Config, GossipSection, LocalSection, ServerSection
 from hansa.config.yaml_text import Keys
@@ -73,19 +80,6 @@ def own_arguments(preset: Preset) -> dict[str, Argument]:
     return {name: argument for name, argument in preset_arguments(preset).items() if name not in shared}
 
 
-def find_preset(name: str) -> Preset:
-    """Return a preset of Hansa or of a plug-in by name, or a user-defined one as MODULE:FUNCTION."""
-    try:
-        return KINDS["preset"].find(name)
-    except ConfigValueError as error:
-        raise error.with_prefix("algorithm", "preset") from error
-
-
-def preset_name(preset: Preset) -> str:
-    """Return the name of a preset for messages."""
-    return getattr(preset, "__name__", repr(preset))
-
-
 _CODE: Any = {
     "data": {"factory", "partition", "augment"},
     "model": {"factory", "loss", "metric", "metrics"},
@@ -121,13 +115,13 @@ def compose(config: Config, *, checking: bool = False) -> tuple[Algorithm | None
     for at, field, value in _components(config):
         if not (checking and named_code(value)):
             try:
-                built[at] = field.build(value)
+                built[at] = field.build(value, at)
             except ConfigValueError as error:
-                errors.append(error.with_prefix(*at))
+                errors.append(error)
     if checking and is_import_path(config.algorithm.preset):
         return None, errors
     try:
-        preset = find_preset(config.algorithm.preset)
+        preset = KINDS["preset"].find(config.algorithm.preset, ("algorithm", "preset"))
         errors += _invalid_settings(config, preset)
         if errors or (checking and code_names(config)):
             return None, errors
@@ -165,7 +159,7 @@ def _settings(config: Config) -> Iterator[tuple[str, str, str]]:
 
 def _invalid_settings(config: Config, preset: Preset) -> Iterator[ConfigValueError]:
     """Yield an error for every key that the preset does not accept, or that is set twice."""
-    name, known, own = preset_name(preset), preset_arguments(preset), own_arguments(preset)
+    name, known, own = config.algorithm.preset, preset_arguments(preset), own_arguments(preset)
     model_channel, optimizer = config.channels.get(MODEL), config.server.optimizer
     for section, key, argument in _settings(config):
         if section == "server" and optimizer is not None:
@@ -173,9 +167,7 @@ def _invalid_settings(config: Config, preset: Preset) -> Iterator[ConfigValueErr
                 message = f"server.optimizer replaces the preset's server: set {key} inside it."
                 yield ConfigValueError((section, key), message)
         elif argument not in known and section not in COMPOSED_SECTIONS:
-            having = [other for other, factory in KINDS["preset"].items() if argument in preset_arguments(factory)]
-            who = f" These have it: {', '.join(having)}." if having else ""
-            yield ConfigValueError((section, key), f"{name} has no such argument.{who}")
+            yield ConfigValueError((section, key), f"{name} has no such argument.")
     for argument in config.algorithm.own:
         if argument not in own:
             yield ConfigValueError(("algorithm", argument), _unknown_argument(name, argument, own))
@@ -209,10 +201,7 @@ def _compose(config: Config, preset: Preset, built: Mapping[Keys, Any]) -> Algor
     mixing: dict[str, Any] = {}
     sampler = None
     for argument, value in config.algorithm.own.items():
-        try:
-            arguments[argument] = field_for_argument(known[argument]).build(value)
-        except ConfigValueError as error:
-            raise error.with_prefix("algorithm", argument) from error
+        arguments[argument] = field_for_argument(known[argument]).build(value, ("algorithm", argument))
     for section, key, argument in _settings(config):
         value = built.get((section, key), getattr(getattr(config, section), key))
         if key == "batch_size" and value == "all":
@@ -240,7 +229,7 @@ def _compose(config: Config, preset: Preset, built: Mapping[Keys, Any]) -> Algor
         sampler = drawn
     base = preset(**arguments)
     if not isinstance(base, Algorithm):
-        raise HansaError(f"{preset_name(preset)} makes no Algorithm: it made {base!r}.")
+        raise HansaError(f"{config.algorithm.preset} makes no Algorithm: it made {base!r}.")
     if mixing:  # gossip missing from the preset defaults to a ring
         local["mixing"] = replace(base.local.mixing or Mixing(ring()), **mixing)
     channels = _channels(config, built)
@@ -259,10 +248,7 @@ def _channels(config: Config, built: Mapping[Keys, Any]) -> dict[str, dict[str, 
     if optimizer is not None:
         model["server"] = optimizer
         if config.server.lr is not None:
-            try:
-                rate = component_field(ServerTransform).build({"kind": "scale", "lr": config.server.lr})
-            except ConfigValueError as error:
-                raise error.with_prefix("server") from error
+            rate = component_field(ServerTransform).build({"kind": "scale", "lr": config.server.lr}, ("server",))
             parts = optimizer.transforms if isinstance(optimizer, chain) else (optimizer,)
             model["server"] = chain(*parts, rate)
     return channels | ({MODEL: channels.get(MODEL, {}) | model} if model else {})

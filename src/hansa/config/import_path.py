@@ -161,7 +161,11 @@ def _refusal(target: Any, module: str, expected: Kind | None) -> str:
         return "" if is_declared(target) else "is a function, but not declared. Write @hansa.component above it."
     if isclass(target):
         of_torch = any(base.__name__ == "Module" and base.__module__.startswith("torch.nn.") for base in target.__mro__)
-        if of_torch or is_declared(target) or any(kind.is_component_class(target) for kind in KINDS.values()):
+        if (
+            of_torch
+            or is_declared(target)
+            or any(kind.protocol in target.__mro__ or kind.is_factory(target) for kind in KINDS.values())
+        ):
             return ""
         why = f"no {expected.title}: {expected.mismatch(target)}" if expected else "it has no component's methods"
         return f"is a class, but not a component ({why}). Correct it, or write @hansa.component above it."
@@ -205,15 +209,6 @@ def installed_plugins() -> tuple[Plugin, ...]:
         package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.value
         plugins.append(Plugin(kind, normalize_name(name), package, entry))
     return tuple(sorted(plugins, key=lambda plugin: (plugin.kind, plugin.name, plugin.package)))
-
-
-def plugins_of_kind(kind: str) -> dict[str, Plugin]:
-    """Return the plug-ins of a kind by name; the first package in alphabetical order wins."""
-    by_name: dict[str, Plugin] = {}
-    for plugin in installed_plugins():
-        if plugin.kind == kind and plugin.name and by_name.setdefault(plugin.name, plugin) is not plugin:
-            warn_once(f"{plugin}: {by_name[plugin.name].package} has a component of that name, which is used.")
-    return by_name
 
 
 def normalize_name(name: str) -> str:

@@ -8,9 +8,18 @@ import math
 from typing import Any, cast
 
 from hansa.config import sections
-from hansa.config.components import KINDS, Argument, Factory, Kind, signature_of, summary_line
+from hansa.config.components import (
+    KINDS,
+    Argument,
+    ComponentField,
+    Factory,
+    Kind,
+    field_for_argument,
+    field_of_list,
+    signature_of,
+    summary_line,
+)
 from hansa.config.compose import own_arguments
-from hansa.config.fields import ComponentField, field_for_argument
 from hansa.config.sections import Config
 
 IMPORT_PATH = {
@@ -77,7 +86,7 @@ def field_schema(field: ComponentField) -> dict[str, Any]:
     for kind in field.kinds:
         choices.append({"part": kind.name})
         if kind.from_list is not None:
-            items = field_for_argument(next(iter(signature_of(kind.from_list).arguments.values()))).items
+            items = field_of_list(kind.from_list).items
             inner = field_schema(items) if items and kind not in items.kinds else {"part": kind.name}
             choices.append({"type": "array", "items": inner})
     if field.accepts_any or not choices:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from hansa.aggregate import Aggregator
 from hansa.compress import Compressor, Downlink, Uplink
-from hansa.config.fields import component_field
+from hansa.config.components import component_field
 from hansa.config.yaml_text import BARE_WORD_KEYS
 from hansa.core.errors import short_repr, suggestion
 from hansa.core.schedule import Rate
@@ -40,11 +40,23 @@ class ConfigSection(BaseModel):
     """A section: no unknown keys, frozen, no implicit conversions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    alternatives: ClassVar[tuple[str, ...]] = ()
+    """Keys of which only one may be set."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (
+            len([key for key in self.alternatives if key in self.model_fields_set and getattr(self, key) is not None])
+            > 1
+        ):
+            raise ValueError(f"{' and '.join(self.alternatives)}: expected one of the two.")
+        return self
 
 
 class DataSection(ConfigSection):
     """The data and its partition over clients."""
 
+    alternatives = ("name", "factory")
     name: str = "fashion-mini"
     """A data set: `hansa data list` shows them all."""
     clients: Positive | None = None
@@ -72,12 +84,6 @@ class DataSection(ConfigSection):
     options: dict[str, Any] = {}
     """Options of the data set, such as alpha and beta of synthetic; or arguments of the factory."""
 
-    @model_validator(mode="after")
-    def _one_of_two(self) -> DataSection:
-        if "name" in self.model_fields_set and self.factory is not None:
-            raise ValueError("name and factory: expected one of the two.")
-        return self
-
 
 class MetricSection(ConfigSection):
     """A metric and its direction."""
@@ -91,6 +97,7 @@ class MetricSection(ConfigSection):
 class ModelSection(ConfigSection):
     """The model: one of Hansa's, or your own."""
 
+    alternatives = ("name", "factory")
     name: str | None = None
     """A model, such as cnn_29k or resnet18; by default one that fits the data."""
     factory: str | None = None
@@ -122,12 +129,6 @@ class ModelSection(ConfigSection):
     """The metric that runs are ranked by: accuracy, loss, or one of metrics; by default accuracy if there is one, else
     the first of metrics, else the loss."""
 
-    @model_validator(mode="after")
-    def _one_of_two(self) -> ModelSection:
-        if self.name is not None and self.factory is not None:
-            raise ValueError("name and factory: expected one of the two.")
-        return self
-
 
 class AlgorithmSection(BaseModel):
     """A preset and its own arguments; those that presets share are in the sections local, server and gossip."""
@@ -146,6 +147,7 @@ class AlgorithmSection(BaseModel):
 class LocalSection(ConfigSection):
     """The local training of a client in a round."""
 
+    alternatives = ("steps", "epochs")
     lr: Annotated[Any, component_field(Rate)] = None
     """The local learning rate, or a schedule."""
     steps: Annotated[Any, component_field(int | Sequence[int] | LocalWork)] = None
@@ -174,12 +176,6 @@ class LocalSection(ConfigSection):
     """Parameter blocks that stay on their client, by name patterns: [bn*] is FedBN."""
     frozen_blocks: Annotated[Any, component_field(blocks)] = None
     """Parameter blocks that are not trained, by name patterns."""
-
-    @model_validator(mode="after")
-    def _one_of_two(self) -> LocalSection:
-        if self.steps is not None and self.epochs is not None:
-            raise ValueError("steps and epochs: expected one of the two. An epoch is a pass over the client's data.")
-        return self
 
 
 class ServerSection(ConfigSection):

@@ -98,7 +98,7 @@ class RecipeResult(NamedTuple):
             "error": self.error,
             "numbers": [
                 {"row": one.cell.row, "column": one.cell.column}
-                | {key: value._asdict() if isinstance(value, tuple) else value
+                | {key: value._asdict() if hasattr(value, "_asdict") else value
                    for key, value in one._asdict().items() if key != "cell"}
                 for one in self.cells
             ],
@@ -317,7 +317,7 @@ def result_markdown(result: RecipeResult, figures: Sequence[str] = ()) -> str:
 def curves_csv(result: RecipeResult) -> str:
     """Return one line for each round of every run in which one of the recipe's metrics was measured."""
     metrics = list(dict.fromkeys(measure.metric for measure in result.recipe.measures.values()))
-    lines = [["row", "column", "seed", "round", *metrics]]
+    lines: list[list[Any]] = [["row", "column", "seed", "round", *metrics]]
     for cell, run in ((planned.cell, run) for planned in result.runs for run in planned.runs):
         for record in with_totals(run.history):
             texts = [f"{record[name]:.6g}" if is_finite(record.get(name)) else "" for name in metrics]
