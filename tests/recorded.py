@@ -9,7 +9,7 @@ from typing import Any
 from hansa import __version__
 from hansa.core.types import State
 from hansa.runs.client_columns import encode_clients
-from hansa.runs.folder_lock import write_marker
+from hansa.runs.folder import FORMAT, MARKER
 from hansa.runs.record import RunRecord, to_line
 from hansa.runs.store import io
 
@@ -27,7 +27,10 @@ def through_disk(folder: Path, state: State) -> State:
 def begin_record(folder: Path) -> None:
     """A run folder with a marker and an empty record."""
     io.make_folder(folder)
-    write_marker(folder, {"run": "made by a test", "bound": {"version": __version__}, "accepted": [], "cites": []})
+    io.write_sealed(
+        folder / MARKER,
+        {"format": FORMAT, "run": "made by a test", "bound": {"version": __version__}, "accepted": [], "cites": []},
+    )
     RunRecord.create(folder).close()
 
 

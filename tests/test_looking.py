@@ -28,8 +28,7 @@ from hansa.config.import_path import allow_code
 from hansa.config.sections import Config
 from hansa.runs import trust
 from hansa.runs.export import predict_from_folder
-from hansa.runs.folder import RunFolder
-from hansa.runs.seed_group import SeedGroupFolder
+from hansa.runs.folder import RunFolder, SeedGroupFolder
 from hansa.study import report
 from hansa.study.report.entries import read_runs
 

@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 
 from hansa.config import from_yaml
 from hansa.runs.experiment import Experiment
-from hansa.runs.folder import RunFolder
-from hansa.runs.seed_group import SeedGroupFolder, expand_seeds
+from hansa.runs.folder import RunFolder, SeedGroupFolder, expand_seeds
 
 
 def scores(group):

@@ -12,10 +12,8 @@ import pytest
 from cli.conftest import SLOW, wait_for
 from hansa.config import from_yaml
 from hansa.runs.experiment import Experiment
-from hansa.runs.folder import RunFolder
-from hansa.runs.folder_lock import CONFIG
+from hansa.runs.folder import CONFIG, RunFolder, SeedGroupFolder
 from hansa.runs.launch import digest_name, open_run
-from hansa.runs.seed_group import SeedGroupFolder
 from hansa.runs.store.io import InUseError
 from hansa.study.session import plan_reusable
 
@@ -68,7 +66,7 @@ def test_a_start_that_was_killed_leaves_no_half_folder_beside_the_run(folder, mo
         asked = config.model_copy(update={"seeds": seeds})
         with monkeypatch.context() as patch:
             patch.setattr(RunFolder if seeds is None else SeedGroupFolder, "write_config", die)
-            patch.setattr("hansa.runs.folder_lock.FolderLock.roll_back", lambda self: self.release())
+            patch.setattr("hansa.runs.folder.RunFolder.roll_back", lambda self: self.release())
             with pytest.raises(Killed):
                 plan_reusable(asked, folder / str(seeds), "x")[0].open()
         if seeds is not None:

@@ -8,7 +8,7 @@ import json
 from rich.table import Table
 
 from hansa.core.terminal import Terminal, printable
-from hansa.runs.folder_lock import MARKER
+from hansa.runs.folder import MARKER
 from hansa.runs.store.io import read_sealed, write_sealed
 
 EVIL = "a\x1b]0;title\x07\x1b[2J\x9b31m\u202eb"

@@ -329,7 +329,7 @@ def test_a_server_that_died_before_round_one_starts_again(tmp_path):
     """It has written its configuration, but not yet what its sites have."""
     sites = LocalSites(tmp_path / "sites")
     first = server(sites).new(tmp_path / "run")
-    first.folder.lock.release()
+    first.folder.release()
     first.run.store.close()
     (first.folder / SITES).unlink()
     again = server(sites).resume(tmp_path / "run")

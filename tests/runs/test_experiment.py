@@ -23,8 +23,7 @@ from hansa.config import from_preset
 from hansa.engine import Pool, Serial
 from hansa.runs.driver import Run
 from hansa.runs.experiment import Experiment
-from hansa.runs.folder import RunFolder
-from hansa.runs.folder_lock import ENVIRONMENT, LOCK, NAMES
+from hansa.runs.folder import ENVIRONMENT, LOCK, NAMES, RunFolder
 from hansa.runs.store import RamStore, io
 from recorded import through_disk
 from torture.disks import Counting, Dead, Dying, Hasty, remembered_locks

@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 import hansa
 from hansa.config import from_preset
 from hansa.runs.experiment import Experiment
-from hansa.runs.folder import RunFolder
-from hansa.runs.folder_lock import LOCK, REPLACED, REPLACING, FolderLock
+from hansa.runs.folder import LOCK, REPLACED, REPLACING, RunFolder
 from hansa.runs.store import io
 from hansa.runs.store.io import FileLock, InUseError
 from torture.disks import Counting, Dead, Dying, Hasty, remembered_locks
@@ -137,7 +136,7 @@ def replace_and_die(tmp_path, let_go):
     out = tmp_path / "out"
     Experiment.new(config("seed=5", "checkpoint.every=0"), out).execute()
     with io.use_disk(Counting()) as counted:
-        Experiment.new(config("checkpoint.every=0"), tmp_path / "new").folder.lock.release()
+        Experiment.new(config("checkpoint.every=0"), tmp_path / "new").folder.release()
     old = state(out)
     seen = set()
     for at in range(len(counted.calls) + 80):  # type: ignore[attr-defined]
@@ -148,7 +147,7 @@ def replace_and_die(tmp_path, let_go):
             except Dead:
                 died = True
         let_go()
-        taken = FolderLock(out)
+        taken = RunFolder(out)
         taken.acquire_existing()  # as `hansa resume` does
         taken.release()
         seed = RunFolder(out).config.seed

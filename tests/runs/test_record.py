@@ -181,7 +181,7 @@ def test_a_round_is_one_transaction_after_the_rows_are_synced(tmp_path: Path) ->
     assert calls.count("commit") == 1
     assert "sync" not in calls[calls.index("commit") :]  # the metrics are derived: nobody waits for them
     experiment.run.store.close()
-    experiment.folder.lock.release()
+    experiment.folder.release()
 
 
 # --- clients ----------------------------------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 import hansa
-from hansa.runs.folder import RunFolder
-from hansa.runs.seed_group import SeedGroupFolder
+from hansa.runs.folder import RunFolder, SeedGroupFolder
 
 pytestmark = pytest.mark.usefixtures("shared_workers")
 

@@ -14,7 +14,7 @@ from sqlite3 import Connection
 
 import numpy as np
 
-from hansa.runs import folder_lock
+import hansa.runs.folder
 from hansa.runs.store.io import Bytes, Disk, FileLock
 
 FAULTS = ("EIO", "ENOSPC", "short")
@@ -94,7 +94,7 @@ class Dying(Counting):
 @contextmanager
 def remembered_locks() -> Iterator[Callable[[], None]]:
     """Yield what the system does for a dead process: the locks of folders are released."""
-    held, real = [], folder_lock.FileLock
+    held, real = [], hansa.runs.folder.FileLock
 
     def remember(path: Path) -> FileLock:
         held.append(real(path))
@@ -104,11 +104,11 @@ def remembered_locks() -> Iterator[Callable[[], None]]:
         while held:
             held.pop().close()
 
-    folder_lock.FileLock = remember  # type: ignore[assignment, misc]
+    hansa.runs.folder.FileLock = remember  # type: ignore[assignment, misc]
     try:
         yield release
     finally:
-        folder_lock.FileLock = real  # type: ignore[misc]
+        hansa.runs.folder.FileLock = real  # type: ignore[misc]
         release()
 
 

@@ -60,8 +60,7 @@ def compare(
 
     Finished runs are not repeated.
     """
-    from hansa.runs.folder import RunFolder
-    from hansa.runs.seed_group import SeedGroupFolder
+    from hansa.runs.folder import RunFolder, SeedGroupFolder
     from hansa.study.report.entries import unique_name
 
     overrides = opt.changes(sets, rounds, seed, workers, seeds, device, deterministic, server_device)

@@ -193,8 +193,7 @@ def _citations(item: str) -> list[str]:
     """The citation keys of a run folder as recorded, of a preset, or of a file that names no code."""
     from hansa.config import cited_works, code_names
     from hansa.config.import_path import NOT_LOADED
-    from hansa.runs.folder import RunFolder
-    from hansa.runs.seed_group import SeedGroupFolder
+    from hansa.runs.folder import RunFolder, SeedGroupFolder
 
     folder, group = RunFolder.containing(item), SeedGroupFolder(item)
     if group.exists and group.runs:

@@ -166,9 +166,7 @@ def check_trust(path: Path) -> None:
     from hansa.config.import_path import may_import
 
     if may_import():
-        from hansa.runs.folder import RunFolder
-        from hansa.runs.folder_lock import MARKER
-        from hansa.runs.seed_group import SeedGroupFolder
+        from hansa.runs.folder import MARKER, RunFolder, SeedGroupFolder
 
         run, group = RunFolder.containing(path), SeedGroupFolder(path)
         if run.path != path and (run / MARKER).exists():

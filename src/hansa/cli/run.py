@@ -17,8 +17,8 @@ from hansa.core.errors import HansaError
 if TYPE_CHECKING:
     from hansa.config import Config
     from hansa.runs.experiment import Experiment
+    from hansa.runs.folder import SeedGroupFolder
     from hansa.runs.launch import IfExists
-    from hansa.runs.seed_group import SeedGroupFolder
     from hansa.study.report import ReportEntry
     from hansa.study.session import Job, Session
 
@@ -59,9 +59,7 @@ def run(
     as_json: opt.AsJson = False,
 ) -> None:
     """Run a configuration or a preset."""
-    from hansa.runs.folder import slug
-    from hansa.runs.folder_lock import CONFIG
-    from hansa.runs.seed_group import GROUP
+    from hansa.runs.folder import CONFIG, GROUP, slug
     from hansa.study.session import plan_jobs
 
     overrides = opt.changes(sets, rounds, seed, workers, seeds, device, deterministic, server_device)

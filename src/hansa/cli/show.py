@@ -39,9 +39,7 @@ def show(
     as_json: opt.AsJson = False,
 ) -> None:
     """Show the summary, the curve and the last rounds of a run."""
-    from hansa.runs.folder import RunFolder
-    from hansa.runs.folder_lock import MODEL
-    from hansa.runs.seed_group import SeedGroupFolder
+    from hansa.runs.folder import MODEL, RunFolder, SeedGroupFolder
     from hansa.study.report.entries import ReportEntry, check_readable
 
     check_readable(folder)

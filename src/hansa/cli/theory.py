@@ -84,8 +84,7 @@ def theory(
 
 
 def _read(item: Path | None, overrides: list[str]) -> tuple[RunFolder | None, Config]:
-    from hansa.runs.folder import RunFolder
-    from hansa.runs.seed_group import SeedGroupFolder
+    from hansa.runs.folder import RunFolder, SeedGroupFolder
 
     if item is not None and item.exists():
         folder, group = RunFolder.containing(item), SeedGroupFolder(item)
@@ -104,7 +103,7 @@ def _clients(config: Config, folder: RunFolder | None) -> int:
     """Return the number of clients, without loading data."""
     from hansa import data
     from hansa.config.build import CLIENTS
-    from hansa.runs.folder_lock import PARTITION
+    from hansa.runs.folder import PARTITION
 
     if folder is not None and (folder / PARTITION).is_file():
         return int(data.load_split(folder / PARTITION, None).population)

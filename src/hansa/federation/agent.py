@@ -49,8 +49,7 @@ from hansa.federation.policy import USAGE, Policy, Usage
 from hansa.federation.schema_agreement import SCHEMA, SchemaRequest, answer_request, misfit, row_choice
 from hansa.rounds import wire_format
 from hansa.runs.driver import Run
-from hansa.runs.folder_lock import PREPROCESSING
-from hansa.runs.preprocessing import Preprocessing, write_preprocessing
+from hansa.runs.preprocessing import PREPROCESSING, Preprocessing, write_preprocessing
 from hansa.runs.store import io
 from hansa.training import random_state
 

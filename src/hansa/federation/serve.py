@@ -28,9 +28,8 @@ from hansa.federation.transport import EnrollingTransport, Reply, SiteConnection
 from hansa.runs.driver import Run
 from hansa.runs.experiment import Experiment, build_run
 from hansa.runs.folder import RunFolder
-from hansa.runs.folder_lock import PREPROCESSING
 from hansa.runs.launch import IfExists, open_run
-from hansa.runs.preprocessing import read_preprocessing
+from hansa.runs.preprocessing import PREPROCESSING, read_preprocessing
 from hansa.runs.store import ClientStore, io
 
 log = logging.getLogger("hansa")

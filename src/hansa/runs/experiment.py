@@ -20,8 +20,7 @@ from hansa.engine import EngineFactory, EngineOptions, build_engine
 from hansa.rounds.ledger import Ledger
 from hansa.rounds.measures import Measure, compression, local_mean_loss, track_heterogeneity
 from hansa.runs.driver import Run
-from hansa.runs.folder import FAILED, FINISHED, STOPPED, RunFolder, arithmetic_description
-from hansa.runs.folder_lock import PARTITION, read_marker
+from hansa.runs.folder import FAILED, FINISHED, PARTITION, STOPPED, RunFolder, arithmetic_description
 from hansa.runs.options import Callback, Record, RunOptions
 from hansa.runs.provenance import Provenance, changed_kinds, parse_accepted_changes, provenance_of
 from hansa.runs.record import ClientRecord, Meta, RunRecord
@@ -61,13 +60,13 @@ class Experiment:
         """
         folder = RunFolder(path)
         if not numbered:
-            folder.lock.check(overwrite=overwrite)
+            folder.check_free(overwrite=overwrite)
         if run_factory is None:
             run = build_run(config, build.load_data(config))
         else:
             run = run_factory(config, None, 0)
             config = _with_server_device(config, run)
-        folder.lock.acquire(overwrite=overwrite, numbered=numbered)
+        folder.acquire(overwrite=overwrite, numbered=numbered)
         try:
             folder.write_start(config, run)
             folder.record = RunRecord.create(folder.path)
@@ -77,12 +76,12 @@ class Experiment:
                 run.store = folder.record.open_rows()
                 experiment.save()  # so that the run can be resumed from the start
             folder.write_config(config)  # last, because a folder with a configuration counts as a run
-            folder.lock.discard_replaced()
+            folder.discard_replaced()
         except BaseException:
             run.store.close()
             if folder.record is not None:
                 folder.record.close()
-            folder.lock.roll_back()
+            folder.roll_back()
             raise
         return experiment
 
@@ -111,9 +110,9 @@ class Experiment:
         """
         accepted = parse_accepted_changes(accept)
         folder = RunFolder.containing(path)
-        folder.lock.acquire_existing()
+        folder.acquire_existing()
         try:
-            read_marker(folder.path)  # refuses other formats
+            _ = folder.marker  # refuses other formats
             folder.require_trust(trust=trust)
             if unknown := settings.keys() - Config.model_fields.keys():
                 raise TypeError(f"resume: no such setting: {', '.join(sorted(unknown))}")
@@ -158,7 +157,7 @@ class Experiment:
         except BaseException:
             if folder.record is not None:
                 folder.record.close()
-            folder.lock.release()
+            folder.release()
             raise
 
     @property
@@ -260,7 +259,7 @@ class Experiment:
         self.run.store.close()
         if self.folder.record is not None:
             self.folder.record.close()
-        self.folder.lock.release()
+        self.folder.release()
 
 
 class RunError(HansaError):
@@ -371,7 +370,7 @@ def build_run(
             "hansa.resume(FOLDER, algorithm, task) resumes it, given the same two."
         )
     if config.seeds is not None:
-        raise HansaError("seeds: a run has one seed; hansa.runs.seed_group.expand_seeds has a configuration for each.")
+        raise HansaError("seeds: a run has one seed; hansa.runs.folder.expand_seeds has a configuration for each.")
     task = build.build_task(config, federated)
     measures: list[Measure] = [compression] if config.evaluate.compression else []
     if config.evaluate.local_mean:

@@ -29,13 +29,11 @@ from hansa.core.keys import Key
 from hansa.core.types import BUFFERS, MODEL
 from hansa.runs.driver import Run
 from hansa.runs.experiment import build_run
-from hansa.runs.folder import RunFolder
-from hansa.runs.folder_lock import MODEL as MODEL_FILE
-from hansa.runs.folder_lock import PREPROCESSING
+from hansa.runs.folder import MODEL as MODEL_FILE
+from hansa.runs.folder import RunFolder, SeedGroupFolder
 from hansa.runs.per_client import check_client, client_vectors, has_client_models
-from hansa.runs.preprocessing import Preprocessing, read_preprocessing, write_preprocessing
+from hansa.runs.preprocessing import PREPROCESSING, Preprocessing, read_preprocessing, write_preprocessing
 from hansa.runs.record import RunRecord
-from hansa.runs.seed_group import SeedGroupFolder
 from hansa.runs.store import DamagedFileError, io
 from hansa.training import Task
 from hansa.training.augment import Pipeline, as_pipeline, normalize

@@ -14,6 +14,14 @@ model.safetensors        the model after the last round
 .hansa-id                if the run names code: its random id, by which the user's own runs are recognised
 .hansa-lock              locked while the run is active; names the process
 =======================  =======================================================================
+
+``mkdir`` reserves a name and a lock its folder before anything else is written. To replace a run, its files are
+renamed into ``.replacing``, and that into ``.replaced`` once all are there; they are removed when the new run can be
+resumed. After a crash at any point, the next process finds a complete run, the new or the old one. Files that are not
+part of a run are never moved.
+
+Several seeds of one method have a folder with ``group.yaml``, the configuration with all its seeds, which ``hansa run``
+accepts, and a run folder for each: ``seed-0``, ``seed-1``, ...
 """
 
 from __future__ import annotations
@@ -24,9 +32,9 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,30 +42,18 @@ from hansa import __version__, data
 from hansa.config import Config, ConfigError, code_names, load, to_yaml
 from hansa.core import native
 from hansa.core.citations import citations
-from hansa.core.errors import HansaError
+from hansa.core.errors import HansaError, invalid_argument
 from hansa.runs import metrics
 from hansa.runs import trust as trust_module
 from hansa.runs.client_columns import ClientColumns
 from hansa.runs.columns import MetricFacts
-from hansa.runs.folder_lock import (
-    CONFIG,
-    ENVIRONMENT,
-    MARKER,
-    METRICS,
-    MODEL,
-    NAMES,
-    PARTITION,
-    PREPROCESSING,
-    SUMMARY,
-    FolderLock,
-    read_marker,
-    write_marker,
-)
 from hansa.runs.metrics import RunHistory
-from hansa.runs.preprocessing import Preprocessing, write_preprocessing
+from hansa.runs.preprocessing import PREPROCESSING, Preprocessing, write_preprocessing
 from hansa.runs.provenance import provenance_of
 from hansa.runs.record import Checkpoint, RunRecord, to_line, to_plain_json
 from hansa.runs.store import DamagedFileError, io
+from hansa.runs.store.database import FILES
+from hansa.runs.store.io import FileLock
 
 if TYPE_CHECKING:
     import torch
@@ -68,27 +64,31 @@ if TYPE_CHECKING:
 log = logging.getLogger("hansa")
 T = TypeVar("T")
 
+CONFIG = "config.yaml"
+PARTITION = "partition.safetensors"
+ENVIRONMENT = "environment.json"
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+MODEL = "model.safetensors"
+MARKER = ".hansa-run"
+NAMES = (
+    CONFIG, trust_module.IDENTITY, PREPROCESSING, PARTITION, METRICS, *FILES, SUMMARY, MODEL, ENVIRONMENT, MARKER,
+)  # fmt: skip
+"""The files of a run in order of removal: the first makes the folder a run, the last identifies it as Hansa's."""
+
+LOCK = ".hansa-lock"
+REPLACING, REPLACED = ".replacing", ".replaced"
+FORMAT = 4
+"""Format of run folders. Others are refused."""
+GROUP = "group.yaml"
 FINISHED, STOPPED, FAILED, UNFINISHED = "finished", "stopped", "failed", "unfinished"
 
 
-class RunFolder:
-    """The folder of one run, existing or to be created."""
+class _Folder:
+    """A folder that a configuration makes the folder of a run or of several."""
 
-    def __init__(self, path: Path | str) -> None:
-        self.lock = FolderLock(Path(path))
-        self.record: RunRecord | None = None  # open while this process executes the run
-
-    @classmethod
-    def containing(cls, path: Path | str) -> RunFolder:
-        """Return the run folder of a path, which may also be a file in it, such as config.yaml."""
-        path = Path(path)
-        inside = path.name in NAMES and path.is_file() and (path.parent / CONFIG).is_file()
-        return cls(path.parent if inside else path)
-
-    @property
-    def path(self) -> Path:
-        """The path."""
-        return self.lock.path
+    path: Path
+    name = CONFIG
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -98,31 +98,65 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether a run has been started here."""
-        return (self / CONFIG).is_file()
+        """Whether something has been started here."""
+        return (self / self.name).is_file()
+
+    @property
+    def config(self) -> Config:
+        """The configuration as written; no code that it names is run."""
+        if not self.exists:
+            raise HansaError(f"{self}: not a run folder: {self.name} is missing.")
+        return load(self / self.name, building=False)
+
+    def require_trust(self, *, trust: bool = False) -> None:
+        """Refuse a folder that names code unless it is on the list of this user's runs or ``trust`` is set."""
+        if (config := self.config).python is None:
+            trust_module.require_trust(self.path, code_names(config), trust=trust)
+
+
+class RunFolder(_Folder):
+    """The folder of one run, existing or to be created."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.record: RunRecord | None = None  # open while this process executes the run
+        self._lock: FileLock | None = None
+        self._created = False
+
+    @classmethod
+    def containing(cls, path: Path | str) -> RunFolder:
+        """Return the run folder of a path, which may also be a file in it, such as config.yaml."""
+        path = Path(path)
+        inside = path.name in NAMES and path.is_file() and (path.parent / CONFIG).is_file()
+        return cls(path.parent if inside else path)
 
     @property
     def config(self) -> Config:
         """The configuration of the run as written; no code that it names is run."""
-        if not self.exists:
-            raise HansaError(f"{self}: not a run folder: {CONFIG} is missing.")
         try:
-            return load(self / CONFIG, building=False)
+            return super().config
         except ConfigError:
             if (self / MARKER).exists():
-                read_marker(self.path)  # a run of another version is refused as such
+                _ = self.marker  # a run of another version is refused as such
             raise
 
     @property
     def marker(self) -> dict[str, Any]:
         """What was recorded when the run was started: what resuming depends on, and what is known of the method without
-        importing code. A run of another format is refused."""
-        return read_marker(self.path)
+        importing code. A run of another format is refused by the version that wrote it."""
+        content = io.read_sealed(self / MARKER)
+        if content["format"] != FORMAT:
+            version = content["bound"]["version"]
+            raise HansaError(
+                f"{self}: written by Hansa {version} (format {content['format']}); this is Hansa {__version__}, which "
+                f"reads format {FORMAT}. Use Hansa {version} for it, or start a new run."
+            )
+        return content
 
     def _read(self, read: Callable[[RunRecord], T], otherwise: T) -> T:
         """Return what a function reads from the record; ``otherwise`` if no run has been started here."""
         if self.exists:
-            read_marker(self.path)  # refuses other formats
+            _ = self.marker  # refuses other formats
         elif not RunRecord.exists(self.path):
             return otherwise
         with RunRecord(self.path) as record:
@@ -170,7 +204,7 @@ class RunFolder:
 
     def load_checkpoint(self) -> Checkpoint:
         """Return the newest checkpoint."""
-        read_marker(self.path)  # refuses other formats
+        _ = self.marker  # refuses other formats
         with RunRecord(self.path) as record:
             return record.load_checkpoint()
 
@@ -210,12 +244,6 @@ class RunFolder:
             )
         return {**stored, **derived}
 
-    def require_trust(self, *, trust: bool = False) -> None:
-        """Refuse a folder that names code unless it is on the list of this user's runs or ``trust`` is set."""
-        config = self.config
-        if config.python is None:
-            trust_module.require_trust(self.path, code_names(config), trust=trust)
-
     @property
     def environment(self) -> dict[str, Any]:
         """The machine and versions of the run."""
@@ -238,6 +266,7 @@ class RunFolder:
         """Write the marker: what resuming the run depends on, the changes that were accepted, and what looking commands
         need to know without importing code."""
         marker = {
+            "format": FORMAT,
             "run": run.id,
             "bound": dict(provenance),
             "accepted": [dict(each) for each in accepted],
@@ -249,7 +278,7 @@ class RunFolder:
         if federated is not None:
             marker["data"] = str(getattr(federated, "name", type(federated).__name__))
             marker["client_names"] = list(getattr(federated, "client_names", ()))
-        write_marker(self.path, marker)
+        io.write_sealed(self / MARKER, marker)
 
     def write_config(self, config: Config) -> None:
         """Write the resolved configuration, with the composition as a comment on top."""
@@ -309,15 +338,110 @@ class RunFolder:
             raise DamagedFileError(f"{self / MODEL} is damaged: its SHA-256 is not the one in {SUMMARY}. Restore it.")
         return content
 
+    # --- locking and replacing ------------------------------------------------------------------------------------
+
+    def check_free(self, *, overwrite: bool = False) -> None:
+        """Refuse a folder that is not empty; with ``overwrite`` it may hold a run. Nothing is changed."""
+        if not os.path.lexists(self.path):
+            return
+        holds_run = self.exists
+        if not holds_run and not (self.path.is_dir() and _is_unfinished_start(self.path)):
+            raise HansaError(f"{self.path}: not empty, and not a run folder. Choose another folder.")
+        if holds_run and not overwrite:
+            raise HansaError(
+                f"{self.path}: already holds a run. `hansa resume {self.path}` resumes it, --overwrite replaces it."
+            )
+        if holds_run and not _is_marked(self.path):
+            raise HansaError(
+                f"{self.path}: has a {CONFIG}, but no marker of a run by Hansa. Remove it by hand, or choose another "
+                "folder."
+            )
+
+    def acquire(self, *, overwrite: bool = False, numbered: bool = False) -> None:
+        """Create and lock the folder for a new run.
+
+        Args:
+            overwrite: Set an existing run aside until `discard_replaced` or `roll_back`.
+            numbered: Take the name, or the next free one: name, name-2, name-3, ...
+        """
+        if numbered:
+            self.path = io.create_numbered(self.path)
+            self._created = True
+        else:
+            self.check_free(overwrite=overwrite)
+            io.make_folder(self.path.parent.absolute())
+            self._created = io.create_folder(self.path.absolute())
+        self._lock = FileLock(self / LOCK)
+        try:
+            self._recover()
+            self.check_free(overwrite=overwrite)
+            if self.exists:
+                self._move_aside()
+            else:
+                self._clear()
+        except BaseException:
+            self.release()
+            raise
+
+    def acquire_existing(self) -> None:
+        """Lock the folder of a run that is to be resumed."""
+        if not any((self / name).exists() for name in (CONFIG, REPLACING, REPLACED)):
+            raise HansaError(f"{self.path}: not a run folder: {CONFIG} is missing.")
+        self._lock = FileLock(self / LOCK)
+        self._recover()
+
+    def discard_replaced(self) -> None:
+        """Remove the replaced run: the new one can be resumed."""
+        io.remove(self / REPLACED)
+
+    def roll_back(self) -> None:
+        """Restore the folder as it was before `acquire`."""
+        if not self._recover():
+            self._clear()
+        if self._created:
+            io.remove(self / LOCK)
+            io.remove(self.path)
+        self.release()
+
+    def release(self) -> None:
+        """Unlock the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _move_aside(self) -> None:
+        io.make_folder((self / REPLACING).absolute())
+        for name in NAMES:
+            io.remove(self.path / (name + io.TEMPORARY_SUFFIX))
+            if os.path.lexists(self / name):
+                io.rename(self / name, self / REPLACING / name)
+        io.rename(self / REPLACING, self / REPLACED)
+
+    def _recover(self) -> bool:
+        """Finish or undo an interrupted replacement; return whether there was one."""
+        replacing, replaced = self / REPLACING, self / REPLACED
+        if replaced.is_dir():
+            if self.exists:
+                self.discard_replaced()
+                return True
+            self._clear()
+            io.rename(replaced, replacing)
+        if not replacing.is_dir():
+            return False
+        for name in reversed(NAMES):
+            if os.path.lexists(replacing / name):
+                io.rename(replacing / name, self / name)
+        io.remove(replacing)
+        return True
+
+    def _clear(self) -> None:
+        for name in NAMES:
+            io.remove(self.path / (name + io.TEMPORARY_SUFFIX))
+            io.remove(self / name)
+
 
 def environment() -> dict[str, Any]:
     """Return package versions and a description of the machine."""
-    packages = {"hansa": __version__}
-    for name in ("torch", "numpy", "scipy", "safetensors"):
-        try:
-            packages[name] = version(name)
-        except PackageNotFoundError:
-            packages[name] = "not installed as a package"
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -326,7 +450,8 @@ def environment() -> dict[str, Any]:
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "native kernels": native.instruction_set() or "none",
-        "packages": packages,
+        "packages": {"hansa": __version__}
+        | {name: version(name) for name in ("torch", "numpy", "scipy", "safetensors")},
     }
 
 
@@ -388,3 +513,98 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     io.write_file(path, (json.dumps(to_plain_json(content), indent=2, allow_nan=False) + "\n").encode())
+
+
+def _is_marked(path: Path) -> bool:
+    try:
+        return bool(io.read_sealed(path / MARKER))
+    except DamagedFileError:
+        return False
+
+
+def _is_unfinished_start(path: Path) -> bool:
+    """Return whether the folder is empty, or was left by a run that was killed before it had its configuration."""
+    names = {entry.name.removesuffix(io.TEMPORARY_SUFFIX) for entry in os.scandir(path)}
+    marked = bool({LOCK, MARKER} & names)
+    return not names or (marked and names <= {*NAMES, LOCK, REPLACING, REPLACED})
+
+
+def parse_seeds(seeds: object, first: int = 0, where: str = "run") -> list[int]:
+    """Return the seeds given by a list or a count; 3 means three seeds from ``first``.
+
+    >>> parse_seeds(3), parse_seeds(2, first=7), parse_seeds([5, 1])
+    ([0, 1, 2], [7, 8], [5, 1])
+    """
+    if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds >= 1:
+        return list(range(first, first + seeds))
+    if isinstance(seeds, Iterable) and not isinstance(seeds, (str, bytes, Mapping)):
+        listed = list(seeds)
+        plain = all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in listed)
+        if listed and plain and len(set(listed)) == len(listed):
+            return listed
+    raise invalid_argument(
+        where, "seeds", seeds, "a number of seeds, or a list of different integers", "3 stands for seeds 0, 1, 2."
+    )
+
+
+def expand_seeds(config: Config) -> list[Config]:
+    """Return one configuration for each of its seeds; or the configuration itself if it has one seed.
+
+    >>> from hansa.config import from_yaml
+    >>> [each.seed for each in expand_seeds(from_yaml("seeds: [4, 2]"))]
+    [4, 2]
+    """
+    if config.seeds is None:
+        return [config]
+    seeds = parse_seeds(config.seeds, config.seed, "config")
+    return [config.model_copy(update={"seed": seed, "seeds": None}) for seed in seeds]
+
+
+def config_without_seed(config: Config) -> str:
+    """Return the text of a configuration without seed, name, workers and checkpoints."""
+    left_out = {"seed", "seeds", "name", "workers", "checkpoint"}
+    return json.dumps(config.model_dump(mode="json", exclude_defaults=True, exclude=left_out), sort_keys=True)
+
+
+class SeedGroupFolder(_Folder):
+    """The folder of a method's seeds, existing or to be created."""
+
+    name = GROUP
+
+    def __init__(self, path: Path | str) -> None:
+        path = Path(path)
+        self.path = path.parent if path.name == GROUP and path.is_file() else path
+
+    @classmethod
+    def create_numbered(cls, path: Path) -> SeedGroupFolder:
+        """Create a folder of this name, or of the next free one: name, name-2, name-3, ..."""
+        return cls(io.create_numbered(path))
+
+    def run(self, seed: int) -> RunFolder:
+        """Return the folder of a seed."""
+        return RunFolder(self / f"seed-{seed}")
+
+    @property
+    def runs(self) -> list[RunFolder]:
+        """The runs that have been started, in the order of the seeds."""
+        return [run for run in (self.run(each.seed) for each in expand_seeds(self.config)) if run.exists]
+
+    def check(self, *, overwrite: bool = False) -> None:
+        """Refuse a folder with other content, or with runs unless ``overwrite``."""
+        if not os.path.lexists(self.path) or (self.exists and overwrite):
+            return
+        if self.exists:
+            raise HansaError(
+                f"{self}: already holds runs. `hansa resume {self}` resumes them, --overwrite replaces them."
+            )
+        if not self.path.is_dir() or not all(name.startswith((".hansa", GROUP)) for name in os.listdir(self.path)):
+            raise HansaError(f"{self}: not empty, and not a group of runs. Choose another folder.")
+
+    def write_config(self, config: Config) -> None:
+        """Write the configuration with its seeds, and with the earlier seeds if everything else is the same."""
+        seeds = [each.seed for each in expand_seeds(config)]
+        if self.exists and config_without_seed(self.config) == config_without_seed(config):
+            seeds = sorted({*seeds, *(each.seed for each in expand_seeds(self.config))})
+        io.make_folder(self.path.absolute())
+        trust_module.remember(self.path, code_names(config))
+        io.write_file(self / GROUP, to_yaml(config.model_copy(update={"seed": 0, "seeds": seeds})).encode())

@@ -20,11 +20,9 @@ from hansa.config.sections import CheckpointSection, EvaluateSection, PythonSect
 from hansa.core.citations import citations
 from hansa.core.errors import HansaError
 from hansa.runs.experiment import Experiment, RunFactory, build_run
-from hansa.runs.folder import FINISHED, RunFolder, slug
-from hansa.runs.folder_lock import LOCK
+from hansa.runs.folder import FINISHED, LOCK, RunFolder, SeedGroupFolder, expand_seeds, slug
 from hansa.runs.options import PythonRun, device_names
 from hansa.runs.provenance import changed_kinds, provenance_of
-from hansa.runs.seed_group import SeedGroupFolder, expand_seeds
 from hansa.runs.store import io
 from hansa.runs.store.io import FileLock, InUseError
 from hansa.runs.trackers import flatten
@@ -189,7 +187,7 @@ def _is_usable(path: Path, config: Config) -> bool:
     runs = [(place if single else group.run(each.seed), each) for each in expand_seeds(config)]
     started = [(run, each) for run, each in runs if run.exists]
     try:
-        place.lock.check() if single else group.check()
+        place.check_free() if single else group.check()
     except HansaError:
         if not (place if single else group).exists:  # files that are not part of a run
             return False

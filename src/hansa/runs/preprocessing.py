@@ -20,10 +20,10 @@ from hansa.config import Config
 from hansa.core.errors import HansaError
 from hansa.data.csv_folder import schema_template
 from hansa.data.schema import canonical_json
-from hansa.runs.folder_lock import PREPROCESSING
 from hansa.runs.store import DamagedFileError, io
 from hansa.training.augment import Pipeline, normalize
 
+PREPROCESSING = "preprocessing.json"
 FORMAT = 1
 
 

@@ -125,8 +125,8 @@ def run(
         raise invalid_argument("run", "parallel", parallel, "None for one seed", "workers=N uses N cores.")
     if seeds is None and out is None and not progress:
         return spec.start(store=store).advance(rounds, chosen.callbacks)
+    from hansa.runs.folder import parse_seeds
     from hansa.runs.launch import describe_run
-    from hansa.runs.seed_group import parse_seeds
     from hansa.study.report.results import Runs
     from hansa.study.session import Session, plan_jobs
 
@@ -184,9 +184,8 @@ def compare(
     >>> len(compare(methods, task, rounds=2, seeds=2)["FedAMS"])
     2
     """
-    from hansa.runs.folder import slug
+    from hansa.runs.folder import parse_seeds, slug
     from hansa.runs.launch import describe_run
-    from hansa.runs.seed_group import parse_seeds
     from hansa.study.report.results import Comparison, Runs
     from hansa.study.session import Session, plan_jobs
 
@@ -259,10 +258,9 @@ def search(
             before it, so trials never do. None uses all cores where that saves time.
         options: Further options of every run, as in `hansa.run`.
     """
-    from hansa.runs.folder import slug
+    from hansa.runs.folder import parse_seeds, slug
     from hansa.runs.launch import describe_run
     from hansa.runs.search import Search
-    from hansa.runs.seed_group import parse_seeds
     from hansa.study.session import Session, plan_jobs
 
     check_integer("search", "rounds", rounds)

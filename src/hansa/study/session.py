@@ -22,7 +22,7 @@ from hansa.core.errors import HansaError
 from hansa.engine import reuse_workers
 from hansa.runs.driver import Run, requires_disk
 from hansa.runs.experiment import Experiment
-from hansa.runs.folder import FINISHED, RunFolder, slug
+from hansa.runs.folder import FINISHED, RunFolder, SeedGroupFolder, expand_seeds, slug
 from hansa.runs.launch import (
     IfExists,
     digest_name,
@@ -33,7 +33,6 @@ from hansa.runs.launch import (
 )
 from hansa.runs.options import Callback, PythonRun, Record
 from hansa.runs.search import RunningTrial, Search
-from hansa.runs.seed_group import SeedGroupFolder, expand_seeds
 from hansa.runs.store import DamagedFileError
 from hansa.runs.trackers import build_trackers
 from hansa.study.parallel import JobStopped, StudyScheduler, choose_parallel

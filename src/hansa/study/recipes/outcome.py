@@ -19,9 +19,8 @@ from hansa.config import Config, from_yaml, to_yaml
 from hansa.core.errors import HansaError
 from hansa.runs.columns import CHARTED
 from hansa.runs.experiment import config_digest
-from hansa.runs.folder import FINISHED, RunFolder, slug
+from hansa.runs.folder import FINISHED, RunFolder, expand_seeds, slug
 from hansa.runs.metrics import is_finite, with_totals
-from hansa.runs.seed_group import expand_seeds
 from hansa.runs.store.io import make_folder, write_file
 from hansa.study.recipes.recipe import Recipe, RecipeCell
 from hansa.study.recipes.verdict import CLAIM_RULE, CellComparison, ClaimCheck, agreement_rule, compare_with_paper

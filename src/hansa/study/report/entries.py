@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hansa.config import from_yaml, to_yaml
 from hansa.core.errors import HansaError
-from hansa.runs.folder import RunFolder
-from hansa.runs.folder_lock import CONFIG, METRICS
-from hansa.runs.seed_group import GROUP, SeedGroupFolder, config_without_seed
+from hansa.runs.folder import CONFIG, GROUP, METRICS, RunFolder, SeedGroupFolder, config_without_seed
 
 if TYPE_CHECKING:
     from hansa.runs.client_columns import ClientColumns

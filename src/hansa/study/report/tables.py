@@ -15,8 +15,7 @@ from hansa.data.sources import dataset_info
 from hansa.data.split import read_label_counts
 from hansa.runs.client_columns import ClientColumns, summarize_clients
 from hansa.runs.columns import base_metric, column_of, direction_of, lower_is_better
-from hansa.runs.folder import RunFolder
-from hansa.runs.folder_lock import PARTITION
+from hansa.runs.folder import PARTITION, RunFolder
 from hansa.runs.metrics import combined_by, describe_seconds, site_names, site_totals
 from hansa.study.report import formats
 from hansa.study.report.entries import LabelCounts, ReportEntry
