@@ -7,7 +7,7 @@ from contracts.small import NAMES, bowls, small
 from federation.faulty_transport import FaultyTransport, ServerDied
 from federation.problems import CLUSTERS, GOSSIP, ONE_CLUSTER, SITES
 from hansa.compress import sign
-from hansa.federation import Federation, RamMemoryStore, Site
+from hansa.federation import Federation, MemoryStore, Site
 from hansa.runs.driver import Run
 
 CLUSTERED = {name: {"clusters": CLUSTERS, "reporters": 1} for name in GOSSIP}
@@ -24,7 +24,7 @@ def survive(setting, rounds, faults, rollbacks=(), keep=3):
     name, more = SETTINGS[setting]
     algorithm, problem = small(name, **more), bowls()
     places = {"all": range(5)} if name in ONE_CLUSTER else SITES
-    bound, stores = Run(algorithm, problem).algorithm, {site: RamMemoryStore() for site in places}
+    bound, stores = Run(algorithm, problem).algorithm, {site: MemoryStore() for site in places}
     queue, rollback = iter(faults), iter(rollbacks)
     transport = FaultyTransport(
         lambda site: Site(bound, problem, places[site], problem.dtype, memory_store=stores[site])

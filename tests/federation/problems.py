@@ -8,9 +8,10 @@ from contracts.five import task
 from contracts.small import NAMES, small
 from federation.faulty_transport import FaultyTransport
 from hansa.engine import Serial
-from hansa.federation import DiskMemoryStore, Federation, RamMemoryStore, Site
+from hansa.federation import Federation, MemoryStore, Site
 from hansa.runs.driver import Run
 from hansa.runs.metrics import PARTS
+from hansa.runs.store.database import row_digest
 
 SITES = {"north": (0, 2, 4), "south": (1, 3)}
 CLUSTERS = [[0, 2, 4], [1, 3]]
@@ -34,11 +35,12 @@ def federated(algorithm, rounds=3, plan=None, sites=None, attempts=60, folder=No
     problem = task()
     places = SITES if sites is None else sites
     bound = Run(algorithm, problem).algorithm
-    stores = {name: RamMemoryStore() for name in places}
+    stores = {name: MemoryStore(None if folder is None else folder / name) for name in places}
 
     def build(name: str) -> Site:
-        store = stores[name] if folder is None else DiskMemoryStore(folder / name)
-        return Site(bound, problem, places[name], memory_store=store)
+        return Site(
+            bound, problem, places[name], memory_store=stores[name] if folder is None else MemoryStore(folder / name)
+        )
 
     transport = FaultyTransport(build) if transport is None else transport
     if plan is not None:
@@ -51,6 +53,16 @@ def federated(algorithm, rounds=3, plan=None, sites=None, attempts=60, folder=No
 
     run = Run(algorithm, problem, engine=engine, evaluate_every=0, store=store).advance(rounds)
     return run, engines[-1], transport
+
+
+def state_of(site: Site) -> str:
+    """A digest of all that a site remembers: its clients' versions, and the broadcasts that it holds."""
+    store = site.memory_store
+    versions = [(client, version) for client in store.clients() for version in sorted(store.versions(client))]
+    rows = [[(name, row_digest(row)) for name, row in sorted(store.get(*each).items())] for each in versions]
+    held = [[name, version, row_digest(vector)] for name, received in sorted(site._received.items())
+            for version, vector in sorted(received.items())]  # fmt: skip
+    return repr((versions, rows, held))
 
 
 def same(run, expected):

@@ -16,7 +16,6 @@ from hansa.config import load
 from hansa.data import Schema, TableColumn
 from hansa.federation import Server, flower
 from hansa.federation.exchange_log import ExchangeLog
-from hansa.federation.serve import NoSites
 from hansa.runs.folder import RunFolder
 
 
@@ -83,7 +82,7 @@ def test_the_server_checks_its_model_also_before_the_sites_agree_on_scales(sites
     text += "model: {name: logistic, metrics: {auc: roc_auc}}\n"
     text += "engine: {kind: flower, sites: {north: 1, south: 1}}\n"
     Path("tables.yaml").write_text(text.replace("SCHEMA", str(tmp_path / "schema.yaml")))
-    Server(load("tables.yaml"), NoSites()).check()
+    Server(load("tables.yaml")).check()
     for change, problem in (("model.name=nonesuch", "nonesuch"), ("model.metrics.auc=roc_auk", "no metric 'roc_auk'")):
         code, output = hansa("serve", "tables.yaml", "--insecure", "--set", change)
         assert (code, problem in output) == (2, True), output

@@ -16,7 +16,7 @@ from hansa import presets
 from hansa.compress import sign
 from hansa.core.errors import HansaError
 from hansa.core.vectors.fingerprint import fingerprint
-from hansa.federation import Federation, Policy, RamMemoryStore, Site, SiteEvaluationReply, SiteEvaluationRequest
+from hansa.federation import Federation, MemoryStore, Policy, Site, SiteEvaluationReply, SiteEvaluationRequest
 from hansa.federation.site_metrics import combine_replies
 from hansa.rounds.messages import Broadcast
 from hansa.runs.driver import Run
@@ -41,7 +41,7 @@ TASKS = {"server": task(20, 1), "north": task(ROWS["north"], 2), "south": task(R
 
 
 def run(algorithm, where, rounds=2, tasks=TASKS, plan=None, every=1, attempts=20):
-    bound, kept = Run(algorithm, tasks["server"]).algorithm, {name: RamMemoryStore() for name in SITES}
+    bound, kept = Run(algorithm, tasks["server"]).algorithm, {name: MemoryStore() for name in SITES}
     transport = FaultyTransport(lambda name: Site(bound, tasks[name], SITES[name], memory_store=kept[name]))
     if plan is not None:
         transport.plan = plan
@@ -276,7 +276,7 @@ def test_gossip_stays_inside_its_site_and_the_ledger_shows_it(name):
 
     algorithm = getattr(presets, name)(**options)
     bound = Run(algorithm, TASKS["server"]).algorithm
-    transport = Weighing(lambda site: Site(bound, TASKS["server"], SITES[site], memory_store=RamMemoryStore()))
+    transport = Weighing(lambda site: Site(bound, TASKS["server"], SITES[site], memory_store=MemoryStore()))
 
     def engine(*parts):
         return Federation(*parts, transport=transport, sites=SITES)

@@ -15,7 +15,7 @@ from federation.problems import CLUSTERS, ONE_CLUSTER, SITES, federated, method,
 from hansa import presets
 from hansa.compress import grid, sign
 from hansa.core.errors import HansaError
-from hansa.federation import DiskMemoryStore, Federation, MemoryVersion, RamMemoryStore, RoundOrders, RoundReports, Site
+from hansa.federation import Federation, MemoryStore, MemoryVersion, RoundOrders, RoundReports, Site
 from hansa.runs.driver import Run
 
 
@@ -73,10 +73,9 @@ def test_one_mishap_at_every_step_of_a_run_changes_nothing(fault):
 
 def test_a_site_keeps_as_many_versions_as_the_server_keeps_checkpoints_and_few_more():
     _, kept = survive("scaffold, compressed both ways", 12, [])
-    for store in kept.values():
-        assert max(len(versions) for versions in store._stored.values()) <= 5
+    assert max(len(store.versions(client)) for store in kept.values() for client in store.clients()) <= 5
     _, kept = survive("scaffold, compressed both ways", 12, [], keep=12)
-    assert max(len(versions) for store in kept.values() for versions in store._stored.values()) >= 4
+    assert max(len(store.versions(client)) for store in kept.values() for client in store.clients()) >= 4
 
 
 @pytest.mark.parametrize("name", ["two-way fedcams", "scaffold", "cafga", "fedaware"])
@@ -125,10 +124,10 @@ def test_a_memory_that_is_missing_is_reported_and_never_reset():
     algorithm = presets.scaffold(steps=2, batch_size=3)
     held = task()
     bound = Run(algorithm, held).algorithm
-    versions = {name: RamMemoryStore() for name in SITES}
+    versions = {name: MemoryStore() for name in SITES}
     transport = FaultyTransport(lambda name: Site(bound, held, SITES[name], memory_store=versions[name]))
     run, _, _ = federated(algorithm, rounds=2, transport=transport)
-    versions["north"], transport.sites = RamMemoryStore(), {}
+    versions["north"], transport.sites = MemoryStore(), {}
     run.advance(1)
     assert run.history[-1]["clients"] == [1, 3]
     assert run.history[-1]["reasons"] == {"memory": 3}
@@ -151,24 +150,24 @@ def version(round):
 )
 def test_only_what_no_server_can_name_is_forgotten(named, keep_from, left, tmp_path):
     """Admitted in rounds 1, 2 and 5; made, and not admitted, in 3, 4 and 6."""
-    for versions in (RamMemoryStore(), DiskMemoryStore(tmp_path)):
-        for round, parent in ((1, None), (2, 1), (3, 2), (4, 2), (5, 2), (6, 5)):
-            rows = {"a": torch.tensor([float(round)])}
-            versions.put(7, version(round), rows, None if parent is None else version(parent))
-        versions.prune(7, None if named is None else version(named), keep_from)
-        assert [round for round in range(1, 7) if versions.get(7, version(round)) is not None] == left
-        assert versions.clients() == [7]
-        assert versions.get(7, version(5)) is None or versions.get(7, version(5))["a"].item() == 5.0
-        assert versions.get(8, version(5)) is None
+    store = MemoryStore(tmp_path)
+    for round, parent in ((1, None), (2, 1), (3, 2), (4, 2), (5, 2), (6, 5)):
+        rows = {"a": torch.tensor([float(round)])}
+        store.put(7, version(round), rows, None if parent is None else version(parent))
+    store.prune(7, None if named is None else version(named), keep_from)
+    assert [round for round in range(1, 7) if store.get(7, version(round)) is not None] == left
+    assert store.clients() == [7]
+    assert store.get(7, version(5)) is None or store.get(7, version(5))["a"].item() == 5.0
+    assert store.get(8, version(5)) is None
 
 
 def test_a_damaged_memory_is_an_error_that_names_its_file(tmp_path):
-    store, version = DiskMemoryStore(tmp_path), MemoryVersion(0, "0" * 32)
+    store, version = MemoryStore(tmp_path), MemoryVersion(0, "0" * 32)
     store.put(3, version, {"a": torch.ones(4)})
     del store
     path = tmp_path / "run.db"
     path.write_bytes(path.read_bytes().replace(torch.ones(4).numpy().tobytes(), bytes(16)))
-    store = DiskMemoryStore(tmp_path)
+    store = MemoryStore(tmp_path)
     with pytest.raises(HansaError, match="the memory of client 3 is damaged"):
         store.get(3, version)
 

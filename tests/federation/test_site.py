@@ -16,19 +16,18 @@ from torch import nn
 import hansa
 from contracts.five import Net
 from federation.faulty_transport import FaultyTransport
-from federation.problems import SITES, captured, federated, same, serial, task
+from federation.problems import SITES, captured, federated, same, serial, state_of, task
 from hansa import presets
 from hansa.compress import top_k
 from hansa.compress.packet import HEADER
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.types import MODEL
-from hansa.federation import Policy, RamMemoryStore, RoundOrders, RoundReports, Site, SiteEvaluationReply
+from hansa.federation import MemoryStore, Policy, RoundOrders, RoundReports, Site, SiteEvaluationReply
 from hansa.rounds import wire_format
 from hansa.rounds.messages import Broadcast, DroppedClient, Report, joined_reports
 from hansa.rounds.wire_format import DIGEST, pack, unpack
 from hansa.runs.driver import Run
-from hansa.runs.store.database import row_digest
 
 METHOD = presets.scaffold(steps=1, batch_size=3, compressor=top_k(0.5))
 
@@ -37,20 +36,6 @@ METHOD = presets.scaffold(steps=1, batch_size=3, compressor=top_k(0.5))
 def exchange():
     """A site after one honest round, the engine, and that round's frames."""
     return captured(METHOD)
-
-
-def state_of(site: Site) -> str:
-    """A digest of all that a site remembers: its clients' versions, and the broadcasts that it holds."""
-    assert isinstance(site.memory_store, RamMemoryStore)
-    digest = hashlib.sha256()
-    for client, versions in sorted(site.memory_store._stored.items()):
-        for version, (_, rows) in sorted(versions.items()):
-            digest.update(
-                f"{client} {version} {[(name, row_digest(row)) for name, row in sorted(rows.items())]}".encode()
-            )
-    for name, held in sorted(site._received.items()):
-        digest.update(f"{name} {[(version, row_digest(vector)) for version, vector in sorted(held.items())]}".encode())
-    return digest.hexdigest()
 
 
 def refused(site: Site, data: bytes, reason: str) -> None:
@@ -318,10 +303,10 @@ def test_memory_is_reset_by_the_operator_alone_and_once(tmp_path):
     algorithm = METHOD
     held = task()
     bound = Run(algorithm, held).algorithm
-    versions = {name: RamMemoryStore() for name in SITES}
+    versions = {name: MemoryStore() for name in SITES}
     transport = FaultyTransport(lambda name: Site(bound, held, SITES[name], memory_store=versions[name]))
     run, _, _ = federated(algorithm, rounds=2, transport=transport)
-    versions["north"], transport.sites = RamMemoryStore(), {}
+    versions["north"], transport.sites = MemoryStore(), {}
     run.advance(1)
     assert run.history[-1]["reasons"] == {"memory": 3}
     run.forget(0, 4)

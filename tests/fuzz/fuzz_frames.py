@@ -28,14 +28,14 @@ from typing import Any, NamedTuple
 import torch
 
 from federation.faulty_transport import FaultyTransport
-from federation.problems import CLUSTERS, SITES, task
+from federation.problems import CLUSTERS, SITES, state_of, task
 from hansa import presets
 from hansa.compress import sign, top_k
 from hansa.core.errors import HansaError
 from hansa.federation import (
     Federation,
+    MemoryStore,
     Policy,
-    RamMemoryStore,
     RoundOrders,
     RoundReports,
     Site,
@@ -47,7 +47,6 @@ from hansa.rounds import wire_format
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.rounds.wire_format import DIGEST, FrameError, pack, unpack
 from hansa.runs.driver import Run
-from hansa.runs.store.database import row_digest
 
 SECONDS = 5.0
 """Of processor time that one input may take."""
@@ -103,7 +102,7 @@ def _place(method: Any) -> Place:
     seen: list[Any] = []
     bound = Run(method, problem).algorithm
     transport = FaultyTransport(
-        lambda name: Site(bound, problem, SITES[name], memory_store=RamMemoryStore(), policy=POLICY)
+        lambda name: Site(bound, problem, SITES[name], memory_store=MemoryStore(), policy=POLICY)
     )
     transport.on_message = lambda *message: seen.append(message)
     engines = []
@@ -243,22 +242,6 @@ def rebuilt(kind: str, data: bytes, draw: random.Random) -> bytes:
         return data
 
 
-def state_digest(site: Site) -> str:
-    """Return a digest of all that a site stores."""
-    assert isinstance(site.memory_store, RamMemoryStore)
-    found = hashlib.sha256()
-    for client, versions in sorted(site.memory_store._stored.items()):
-        for version, (_, rows) in sorted(versions.items()):
-            found.update(
-                f"{client} {version} {[(name, row_digest(row)) for name, row in sorted(rows.items())]}".encode()
-            )
-    for name, vectors in sorted(site._received.items()):
-        found.update(
-            f"{name} {[(version, row_digest(vector)) for version, vector in sorted(vectors.items())]}".encode()
-        )
-    return found.hexdigest()
-
-
 def check(place: Place, kind: str, data: bytes, *, watched: bool = False, whole: bool = False) -> str:
     """Read it and show it to the place it is for; what became of it, in a word."""
     began = time.process_time()
@@ -310,9 +293,9 @@ def _shown_to_server(place: Place, kind: str, data: bytes) -> object:
 
 def _handle(site: Site, data: bytes) -> None:
     site.steps = 3
-    before, counted = state_digest(site), site.refusals.counts.total()
+    before, counted = state_of(site), site.refusals.counts.total()
     if site.handle(data) is None:
-        assert state_digest(site) == before, "a refused frame changed what a site remembers"
+        assert state_of(site) == before, "a refused frame changed what a site remembers"
         assert site.refusals.counts.total() == counted + 1, "a refusal was not counted"
 
 

@@ -78,7 +78,7 @@ def serve(
         raise HansaError("serve: expected a configuration file, or --status.")
     from hansa.federation import flower
     from hansa.federation.certificates import ServerKeys
-    from hansa.federation.serve import NoSites, Server, clients_by_site
+    from hansa.federation.serve import Server, clients_by_site
     from hansa.runs.folder import RunFolder, slug
     from hansa.runs.launch import refuse_other_settings
     from hansa.runs.trackers import check_trackers
@@ -95,7 +95,7 @@ def serve(
     several = len(requested) > 1
     places = [home if folder is not None and not several else home / slug(config.title) for config in requested]
     for config, place in zip(requested, places, strict=True):
-        Server(config, NoSites()).check()
+        Server(config).check()
         if resume and RunFolder(place).exists:
             refuse_other_settings(place, RunFolder(place).config, config)
     with _exit_on_signals():

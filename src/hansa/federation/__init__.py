@@ -12,7 +12,6 @@ from hansa.core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from hansa.federation.agent import Agent
-    from hansa.federation.client_memory import DiskMemoryStore, MemoryStore, RamMemoryStore
     from hansa.federation.messages import (
         MemoryVersion,
         Refusals,
@@ -24,18 +23,16 @@ if TYPE_CHECKING:
     from hansa.federation.policy import Policy
     from hansa.federation.serve import Server
     from hansa.federation.server import Federation, Where
-    from hansa.federation.site import Site
+    from hansa.federation.site import MemoryStore, Site
     from hansa.federation.transport import EnrollingTransport, SiteConnections, Transport
 
 __all__ = [
     "Agent",
-    "DiskMemoryStore",
     "EnrollingTransport",
     "Federation",
     "MemoryStore",
     "MemoryVersion",
     "Policy",
-    "RamMemoryStore",
     "Refusals",
     "RoundOrders",
     "RoundReports",

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -25,9 +26,9 @@ from hansa.core.vectors.fingerprint import fingerprint
 from hansa.data import FederatedData, Schema, SchemaMisfitError
 from hansa.data.csv_folder import federate_tables
 from hansa.data.schema import Table
-from hansa.federation import DiskMemoryStore, Refusals, Site
+from hansa.federation import MemoryStore, Refusals, Site
 from hansa.federation.data_views import SiteData
-from hansa.federation.exchange_log import ExchangeLog
+from hansa.federation.exchange_log import Exchange, ExchangeLog
 from hansa.federation.messages import (
     BATCH,
     ENROLLMENT,
@@ -119,9 +120,9 @@ class Agent:
         except wire_format.FrameError:
             kind = "not a message"
         with suppress(OSError):  # of a full disk
-            seconds, sent = time.monotonic() - start, wire_format.kind_of(answer)
-            decision = self._refused, wire_format.sentence(self._kept_back)
-            self.exchange_log.add(kind, len(data), sent, len(answer), seconds, self._round, *decision)
+            now, seconds = datetime.now(UTC).isoformat(timespec="seconds"), round(time.monotonic() - start, 3)
+            sent, decision = wire_format.kind_of(answer), (self._refused, wire_format.sentence(self._kept_back))
+            self.exchange_log.add(Exchange(now, kind, len(data), sent, len(answer), seconds, self._round, *decision))
         return answer
 
     def _answer_part(self, data: bytes) -> bytes:
@@ -221,7 +222,7 @@ class Agent:
             schema = "" if data.schema is None else data.schema.sha256
             reply = EnrollmentReply(digest, __version__, samples, model_digest(start), labels, schema=schema)
             algorithm = method if not request.run else Run(method, task, seed=config.seed, dtype=dtype).algorithm
-            memory = DiskMemoryStore(self._folder(request.run) / "memory") if request.run else None
+            memory = MemoryStore(self._folder(request.run) / "memory") if request.run else None
         except (ProtocolError, OSError):
             raise
         except SchemaMisfitError as error:

@@ -14,7 +14,7 @@ from typing import Any
 from hansa.core.errors import HansaError
 from hansa.runs.store import io
 
-AUTHORITY, DAYS = "ca.crt", 365
+AUTHORITY, AUTHORITY_NAME, DAYS = "ca.crt", "Hansa trial authority", 365
 LOOPBACK = ("localhost", "127.0.0.1")
 
 
@@ -31,9 +31,9 @@ class SiteKeys:
     def private_key(self) -> Any:
         """Return the private key of the site."""
         path = self._existing("node.key")
-        serialization = _serialization()
+        load = _cryptography()["serialization"].load_ssh_private_key
         try:
-            return serialization.load_ssh_private_key(path.read_bytes(), None)
+            return load(path.read_bytes(), None)
         except Exception as error:  # cryptography has many: no key, another format, a passphrase
             raise HansaError(
                 f"{path}: is not a private key of OpenSSH without a passphrase ({error}). `ssh-keygen -p -f FILE` "
@@ -63,16 +63,14 @@ class ServerKeys(SiteKeys):
         """Return the public key of a site."""
         path = self._existing(f"sites/{site}.pub")
         try:
-            return _serialization().load_ssh_public_key(path.read_bytes())
+            return _cryptography()["serialization"].load_ssh_public_key(path.read_bytes())
         except ValueError as error:
             raise HansaError(f"{path}: is not a public key of OpenSSH ({error}).") from error
 
 
 def trial_key(site: str) -> Any:
     """Return the private key of a site in trials without keys: everybody can compute it from the name."""
-    _serialization()
-    from cryptography.hazmat.primitives.asymmetric import ec
-
+    ec = _cryptography()["ec"]
     number = int.from_bytes(hashlib.sha384(f"hansa trial {site}".encode()).digest()) >> 8
     return ec.derive_private_key(number + 1, ec.SECP384R1())
 
@@ -95,26 +93,52 @@ def make_keys(folder: Path | str, sites: Sequence[str], hosts: Sequence[str] = L
             raise HansaError(f"site {name!r}: expected letters, digits, dots and dashes, and not 'server'.")
     if home.exists() and any(home.iterdir()):
         raise HansaError(f"{home}: is not empty, and existing keys are not overwritten. Name a new folder.")
-    serialization = _serialization()
-    authority, authority_key = _authority()
-    certificate, key = _server(authority, authority_key, hosts)
-    pem = serialization.Encoding.PEM
+    x509, ec, hashes, serialization, names = _cryptography().values()
+    pem, openssh = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
+    plain, now = serialization.NoEncryption(), datetime.datetime.now(datetime.UTC)
+
+    def pair() -> Any:
+        return ec.generate_private_key(ec.SECP384R1())
+
+    def private(key: Any) -> bytes:
+        return bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+
+    def certificate(subject: str, key: Any, issuer_key: Any, extensions: Sequence[tuple[Any, bool]]) -> Any:
+        builder = x509.CertificateBuilder().subject_name(name_of(subject)).issuer_name(name_of(AUTHORITY_NAME))
+        builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
+        builder = builder.not_valid_before(now - datetime.timedelta(hours=1))
+        builder = builder.not_valid_after(now + datetime.timedelta(days=DAYS))
+        for extension, critical in extensions:
+            builder = builder.add_extension(extension, critical=critical)
+        return builder.sign(issuer_key, hashes.SHA384())
+
+    def name_of(text: str) -> Any:
+        return x509.Name([x509.NameAttribute(names.NameOID.COMMON_NAME, text)])
+
+    authority_key, server_key = pair(), pair()
+    authority = certificate(AUTHORITY_NAME, authority_key, authority_key, [
+        (x509.BasicConstraints(ca=True, path_length=0), True),
+        (x509.KeyUsage(True, False, False, False, False, True, True, False, False), True),
+        (x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), False),
+    ])  # fmt: skip
+    server = certificate(hosts[0], server_key, authority_key, [
+        (x509.SubjectAlternativeName([_host(host, x509) for host in hosts]), False),
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (x509.ExtendedKeyUsage([names.ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), False),
+    ])  # fmt: skip
     files = {
-        "ca.key": _private(authority_key),
+        "ca.key": private(authority_key),
         "server/ca.crt": authority.public_bytes(pem),
-        "server/server.crt": certificate.public_bytes(pem),
-        "server/server.key": _private(key),
+        "server/server.crt": server.public_bytes(pem),
+        "server/server.key": private(server_key),
     }
     for name in sites:
-        pair = _pair()
-        form = serialization.PublicFormat.OpenSSH
-        public = pair.public_key().public_bytes(serialization.Encoding.OpenSSH, form) + b"\n"
+        own = pair()
+        public = own.public_key().public_bytes(openssh, serialization.PublicFormat.OpenSSH) + b"\n"
         files[f"{name}/{AUTHORITY}"] = authority.public_bytes(pem)
-        files[f"{name}/node.key"] = pair.private_bytes(
-            pem, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-        )
-        files[f"{name}/node.pub"] = public
-        files[f"server/sites/{name}.pub"] = public
+        files[f"{name}/node.key"] = own.private_bytes(pem, serialization.PrivateFormat.OpenSSH, plain)
+        files[f"{name}/node.pub"] = files[f"server/sites/{name}.pub"] = public
     for name, data in files.items():
         path = home / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -124,85 +148,19 @@ def make_keys(folder: Path | str, sites: Sequence[str], hosts: Sequence[str] = L
     return [home / name for name in files]
 
 
-def _serialization() -> Any:
+def _cryptography() -> dict[str, Any]:
+    """Return the modules of cryptography, which only federations need."""
     try:
-        from cryptography.hazmat.primitives import serialization
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.x509 import oid
     except ImportError as error:
         raise HansaError("keys need cryptography, which Flower installs: pip install 'hansa[flower]'.") from error
-    return serialization
+    return {"x509": x509, "ec": ec, "hashes": hashes, "serialization": serialization, "oid": oid}
 
 
-def _pair() -> Any:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    return ec.generate_private_key(ec.SECP384R1())
-
-
-def _private(key: Any) -> bytes:
-    serialization = _serialization()
-    form = serialization.PrivateFormat.PKCS8
-    return bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
-
-
-def _builder(subject: Any, issuer: Any, key: Any) -> Any:
-    from cryptography import x509
-
-    now = datetime.datetime.now(datetime.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=DAYS))
-    )
-
-
-def _name(text: str) -> Any:
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-
-def _authority() -> tuple[Any, Any]:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-
-    key, name = _pair(), _name("Hansa trial authority")
-    usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
-    certificate = (
-        _builder(name, name, key)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA384())
-    )
-    return certificate, key
-
-
-def _server(authority: Any, authority_key: Any, hosts: Sequence[str]) -> tuple[Any, Any]:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
-    key = _pair()
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
-    certificate = (
-        _builder(_name(hosts[0]), authority.subject, key)
-        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(issuer, critical=False)
-        .sign(authority_key, hashes.SHA384())
-    )
-    return certificate, key
-
-
-def _host(text: str) -> Any:
-    from cryptography import x509
-
+def _host(text: str, x509: Any) -> Any:
     try:
         return x509.IPAddress(ipaddress.ip_address(text))
     except ValueError:

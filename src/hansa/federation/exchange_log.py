@@ -5,8 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,40 +59,26 @@ class ExchangeLog:
                 except (ValueError, TypeError):
                     continue  # the last line of a process that was killed
 
-    def add(
-        self,
-        request: str,
-        received: int,
-        sent: str,
-        sent_bytes: int,
-        seconds: float,
-        round: int | None,
-        refusal: str = "",
-        kept_back: str = "",
-    ) -> None:
+    def add(self, exchange: Exchange) -> None:
         """Add an exchange."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        self.exchanges.append(
-            Exchange(now, request, received, sent, sent_bytes, round_seconds(seconds), round, refusal, kept_back)
-        )
+        self.exchanges.append(exchange)
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(self.exchanges[-1]) + "\n")
+                file.write(json.dumps(exchange) + "\n")
 
     def totals(self) -> dict[str, tuple[int, int]]:
         """Return the number of messages and the bytes that left the site, by kind.
 
         >>> log = ExchangeLog()
-        >>> log.add("orders", 1000, "reports", 400, 0.25, 1)
-        >>> log.add("orders", 1000, "refused", 60, 0.0, 2, "steps: 9 steps, permitted 5")
+        >>> log.add(Exchange("2026-01-01T00:00:00+00:00", "orders", 1000, "reports", 400, 0.25, 1))
         >>> log.totals()
-        {'refused': (1, 60), 'reports': (1, 400)}
+        {'reports': (1, 400)}
         """
-        counts: Counter[str] = Counter(each.sent for each in self.exchanges)
-        sent: Counter[str] = Counter()
+        totals: dict[str, tuple[int, int]] = {}
         for each in self.exchanges:
-            sent[each.sent] += each.sent_bytes
-        return {kind: (counts[kind], sent[kind]) for kind in sorted(counts)}
+            count, size = totals.get(each.sent, (0, 0))
+            totals[each.sent] = count + 1, size + each.sent_bytes
+        return dict(sorted(totals.items()))
 
     def page(self, site: str, policy: Mapping[str, Any], newest: int = 200) -> str:
         """Return an HTML page for the operator of the site."""
@@ -101,45 +86,31 @@ class ExchangeLog:
         refused = Counter(each.refusal.partition(":")[0] for each in self.exchanges if each.refusal)
         rows = [
             [
-                each.time, REQUESTED.get(each.request, each.request), "" if each.round is None else str(each.round + 1),
+                each.time, REQUESTED.get(each.request, each.request), "" if each.round is None else each.round + 1,
                 f"{each.received_bytes:,}", SENT.get(each.sent, each.sent), f"{each.sent_bytes:,}",
-                f"{each.seconds:.2f}", each.refusal or _decision(each),
+                f"{each.seconds:.2f}",
+                each.refusal or ("permitted; kept back: " + each.kept_back if each.kept_back else "permitted"),
             ]
             for each in reversed(self.exchanges[-newest:])
         ]  # fmt: skip
-        codes = [[code, str(count)] for code, count in sorted(refused.items())]
         name = html.escape(site)
-        return "\n".join(
-            [
-                '<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="10">',
-                f"<title>Site {name}</title><style>{_STYLE}</style><h1>Site {name}</h1>",
-                f"<p>{len(self.exchanges):,} messages from the server. This page and the texts of refusals stay here; "
-                "the server receives the code only.</p>",
-                "<h2>What left this site</h2>", _table(["content", "messages", "bytes"], left),
-                "<h2>Policy</h2>", _table(["setting", "value"], [[key, str(value)] for key, value in policy.items()]),
-                "<h2>Refused</h2>", _table(["code", "messages"], codes),
-                f"<h2>The last {len(rows)} messages</h2>",
-                _table(["time (UTC)", "asked", "round", "bytes in", "sent", "bytes out", "seconds", "decision"], rows),
-                "</html>",
-            ]
-        )  # fmt: skip
+        return f"""<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="10">
+<title>Site {name}</title><style>{_STYLE}</style><h1>Site {name}</h1>
+<p>{len(self.exchanges):,} messages from the server. This page and the texts of refusals stay here; the server receives
+the code only.</p>
+<h2>What left this site</h2>{_table(["content", "messages", "bytes"], left)}
+<h2>Policy</h2>{_table(["setting", "value"], policy.items())}
+<h2>Refused</h2>{_table(["code", "messages"], sorted(refused.items()))}
+<h2>The last {len(rows)} messages</h2>
+{_table(["time (UTC)", "asked", "round", "bytes in", "sent", "bytes out", "seconds", "decision"], rows)}</html>"""
 
 
-def _decision(exchange: Exchange) -> str:
-    return f"permitted; kept back: {exchange.kept_back}" if exchange.kept_back else "permitted"
+def _table(headings: Sequence[str], rows: Iterable[Any]) -> str:
+    import pandas  # here: a site that writes no page needs none
 
-
-def round_seconds(seconds: float) -> float:
-    """Return seconds in milliseconds' precision."""
-    return int(seconds * 1000 + 0.5) / 1000
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if not rows:
-        return "<p>none</p>"
-    head = "".join(f"<th>{html.escape(each)}</th>" for each in headings)
-    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
+    frame = pandas.DataFrame([list(map(str, row)) for row in rows], columns=list(headings))
+    with pandas.option_context("display.max_colwidth", None):
+        return "<p>none</p>" if frame.empty else str(frame.to_html(index=False, border=0))
 
 
 _STYLE = (

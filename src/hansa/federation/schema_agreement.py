@@ -107,8 +107,7 @@ def row_choice(config: Config, schema: Schema) -> tuple[float, int]:
 def agree_schema(connections: SiteConnections, sites: Sequence[str], draft: Schema, config: Config) -> Schema:
     """Ask all sites for their sums and return the complete schema."""
     test, seed = row_choice(config, draft)
-    transport = EnrollingTransport(connections, dict.fromkeys(sites, b""), lambda site, reply: None, deadline=math.inf)
-    transport._enrolled.update(sites)  # the enrollment needs the schema and comes after it
+    transport = EnrollingTransport(connections, dict.fromkeys(sites, b""), deadline=math.inf)
     for site in sites:
         transport.send(site, SchemaRequest(site, draft.to_json(), test, seed).to_bytes())
     moments: dict[str, Mapping[str, Moments]] = {}

@@ -24,7 +24,7 @@ from hansa.federation.data_views import ServerData
 from hansa.federation.messages import EnrollmentReply, EnrollmentRequest, Refusal, RunOver, numeric_platform
 from hansa.federation.schema_agreement import agree_schema, draft_schema, row_choice
 from hansa.federation.server import LiveFederation, check_pace
-from hansa.federation.transport import EnrollingTransport, Reply, SiteConnections
+from hansa.federation.transport import EnrollingTransport, SiteConnections
 from hansa.runs.driver import Run
 from hansa.runs.experiment import Experiment, build_run
 from hansa.runs.folder import RunFolder
@@ -42,13 +42,14 @@ class Server:
 
     Args:
         config: A configuration with ``engine: {kind: flower, sites: ...}``.
-        connections: The connections to the sites.
+        connections: The connections to the sites; only `check` needs none.
     """
 
-    def __init__(self, config: Config, connections: SiteConnections) -> None:
+    def __init__(self, config: Config, connections: SiteConnections | None = None) -> None:
         if config.engine.kind != "flower":
             raise HansaError("engine: a federation needs kind: flower, with sites: {NAME: number of clients, ...}.")
-        self.config, self.connections = config, connections
+        self.config = config
+        self.connections: SiteConnections = connections  # type: ignore[assignment]
         self.sites = clients_by_site(config.engine)
         self.population = sum(map(len, self.sites.values()))
         self.schema = draft_schema(config)
@@ -103,10 +104,7 @@ class Server:
 
     def finish(self, seconds: float = 15.0) -> None:
         """Tell the sites that there is no more work; one that cannot be reached goes on waiting."""
-        transport = EnrollingTransport(
-            self.connections, dict.fromkeys(self.sites, b""), lambda *_: None, deadline=seconds
-        )
-        transport._enrolled.update(self.sites)  # the message needs no enrollment
+        transport = EnrollingTransport(self.connections, dict.fromkeys(self.sites, b""), deadline=seconds)
         for name in self.sites:
             transport.send(name, RunOver().to_bytes())
         while transport.receive():
@@ -251,18 +249,6 @@ class Server:
             where=self.config.evaluate.where,
         )  # fmt: skip
         return self.engine
-
-
-class NoSites:
-    """No connections: for a server that only checks its configuration."""
-
-    def send(self, site: str, ticket: int, data: bytes, ttl: float) -> None: ...
-
-    def receive(self, timeout: float) -> Sequence[Reply]:
-        return ()
-
-    def online(self) -> frozenset[str]:
-        return frozenset()
 
 
 def clients_by_site(engine: EngineSection) -> dict[str, tuple[int, ...]]:

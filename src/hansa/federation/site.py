@@ -1,38 +1,23 @@
 """A site: it owns the data and the memory of its clients, trains them, and answers. It validates all received data.
 
-A refused frame is counted by reason and changes nothing:
-
-==============  ===========================================================================
-reason          what is wrong
-==============  ===========================================================================
-``oversize``    more bytes than this site accepts
-``truncated``   the lengths in it do not match its size
-``damaged``     its digest does not match
-``version``     another version of the format or of the protocol
-``inflated``    it would unpack to far more than its size
-``malformed``   anything else that is not a message
-``run``         another run
-``round``       orders of several rounds, or memory released for future rounds
-``channels``    broadcasts on other channels than the algorithm has
-``clients``     orders for clients of other sites, or for one client twice
-``stamps``      the memory version of a client is missing
-``work``        other work than the configuration has for this client and round
-``rounds``      a round after the last one of the run, or after the last that this site permits
-``steps``       more local steps than this site permits
-``budget``      an evaluation beyond the site's budget; of orders, the clients without budget are left out
-``model``       broadcasts of another model, or that do not decode to what the server has
-==============  ===========================================================================
+A refused frame changes nothing, and is counted by its code (`hansa.federation.messages.REASONS`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Mapping
+import shutil
+import tempfile
+import weakref
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hansa.algorithm import Algorithm
 from hansa.compress import PacketError, decode
@@ -40,7 +25,6 @@ from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.core.vectors.fingerprint import fingerprint
-from hansa.federation.client_memory import MemoryStore, RamMemoryStore
 from hansa.federation.messages import (
     EVALUATION,
     MemoryVersion,
@@ -56,8 +40,100 @@ from hansa.federation.policy import Policy, Usage
 from hansa.local.work import is_set_by_samples
 from hansa.rounds import client_round, wire_format
 from hansa.rounds.messages import Broadcast, Report, WorkOrder
+from hansa.rounds.wire_format import Blobs
+from hansa.runs.store import DamagedFileError, io
+from hansa.runs.store.database import Database, RowEntry
 from hansa.training import TaskLike, random_state
 from hansa.training.evaluation import compute_site_metrics
+
+
+class MemoryStore:
+    """A site's memory of clients by version, in a database as that of a run. Several processes may use it.
+
+    Args:
+        folder: The folder, created if it is absent; one for each run. None is a temporary one.
+    """
+
+    def __init__(self, folder: Path | str | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp() if folder is None else folder)
+        self._durable = folder is not None
+        if not self._durable:
+            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        io.make_folder(self.folder)
+        Database.ensure(self.folder)
+        self._opened: Database | None = None
+
+    @property
+    def _database(self) -> Database:
+        """The database, opened once in each process."""
+        if self._opened is None or not self._opened.is_mine:
+            self._opened = Database(self.folder, writing=True, durable=self._durable, shared=False)
+        return self._opened
+
+    def get(self, client: int, version: MemoryVersion) -> dict[str, Tensor] | None:
+        """Return the rows of a version, or None if it is not stored."""
+        try:
+            _, entry = self.versions(client).get(version, (None, None))
+            if entry is None:
+                return None
+            frame = wire_format.unpack(self._database.get(entry).numpy().tobytes(), "memory")
+            return wire_format.read_tensors(frame.head.get("rows"), frame)
+        except (wire_format.FrameError, DamagedFileError) as error:
+            raise HansaError(
+                f"{self.folder}: the memory of client {client} is damaged ({error}). Restore it from a backup, or "
+                f"restart the server with --forget {client}."
+            ) from error
+
+    def put(
+        self, client: int, version: MemoryVersion, rows: Mapping[str, Tensor], parent: MemoryVersion | None = None
+    ) -> None:
+        """Store a version that was made from ``parent``; durable when this returns."""
+        blobs = Blobs()
+        head = {"rows": blobs.tensors(rows)}
+        content = torch.frombuffer(bytearray(wire_format.pack("memory", head, blobs.blobs)), dtype=torch.uint8)
+        name = " ".join(str(named) for named in (version, parent) if named is not None)
+        with self._writing() as database:
+            if version in (known := self.versions(client)):
+                database.delete("id = ?", [known[version][1].id])
+            database.put("memory", client, name, version.round, content)
+
+    def prune(self, client: int, named: MemoryVersion | None, keep_from: int) -> None:
+        """Delete the versions that no server can name any more, given the version that it named last.
+
+        The named version was accepted, and so were its ancestors. A server that resumes, at the earliest from round
+        ``keep_from``, names the newest ancestor from before that round, or a newer one. All other versions from before
+        that round were never accepted or are older. If that newest ancestor is not known, nothing is deleted.
+        """
+        versions, newest = self.versions(client), named
+        while newest is not None and newest.round >= keep_from:
+            newest = versions[newest][0] if newest in versions else None
+        old = [version for version in versions if version != newest and version.round < keep_from]
+        if newest is not None and old:
+            with self._writing() as database:
+                for version in old:
+                    database.delete("id = ?", [versions[version][1].id])
+
+    def clients(self) -> list[int]:
+        """Return the clients that have a version."""
+        return sorted({entry.client for entry in self._database.entries("kind = 'memory'")})
+
+    def versions(self, client: int) -> dict[MemoryVersion, tuple[MemoryVersion | None, RowEntry]]:
+        """Return a client's versions, each with its parent and its place in the database."""
+        versions: dict[MemoryVersion, tuple[MemoryVersion | None, RowEntry]] = {}
+        for entry in self._database.entries("kind = 'memory' AND client = ?", [client]):
+            version, *parent = map(MemoryVersion.parse, entry.name.split(" "))
+            versions[version] = (parent[0] if parent else None), entry
+        return versions
+
+    @contextmanager
+    def _writing(self) -> Iterator[Database]:
+        """Write in one transaction, which is durable afterwards."""
+        database = self._database
+        database.check_present()
+        with database.writing_rows():
+            database.see_others()
+            yield database
+            database.commit()
 
 
 class Site:
@@ -71,7 +147,7 @@ class Site:
         clients: The clients of this site.
         dtype: The dtype of the model.
         run: The run that this site joins; None accepts any.
-        memory_store: Where the clients' memory is stored; None keeps it in RAM.
+        memory_store: Where the clients' memory is stored; None is a temporary folder.
         policy: What a server may ask for; None permits all but frames over a gigabyte.
         key: The key of the run; None accepts any.
         rounds: The rounds of the run; None knows of no last one.
@@ -99,7 +175,7 @@ class Site:
         self.usage = Usage() if usage is None else usage
         self.owners = {client: client for client in clients} if owners is None else owners
         self.run, self.key, self.rounds, self.dtype = run, key, rounds, dtype
-        self.memory_store: MemoryStore = RamMemoryStore() if memory_store is None else memory_store
+        self.memory_store = MemoryStore() if memory_store is None else memory_store
         self.refusals = Refusals()
         self._trainer = task.trainer(dtype, torch.device("cpu"))
         self._received: dict[str, dict[int, Vector]] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,15 +58,6 @@ class SiteSeconds(NamedTuple):
     seconds: float = 0.0
     work_seconds: float = 0.0
 
-    def add(self, seconds: float, work: float) -> SiteSeconds:
-        """Add an exchange; what a site says of its own work cannot be more than the exchange took.
-
-        >>> SiteSeconds().add(2.0, 9.0)
-        SiteSeconds(seconds=2.0, work_seconds=2.0)
-        """
-        work = min(max(work, 0.0), seconds) if math.isfinite(work) else 0.0
-        return SiteSeconds(self.seconds + seconds, self.work_seconds + work)
-
     @property
     def transport_seconds(self) -> float:
         """What is not work: polls, TLS and transfer."""
@@ -107,7 +97,8 @@ class EnrollingTransport:
     Args:
         connections: The connections to the sites.
         enrollments: The enrollment frame of each site.
-        on_enrolled: Called with a site and its reply; raises if the reply is not acceptable.
+        on_enrolled: Called with a site and its reply; raises if the reply is not acceptable. None: the messages
+            need no enrollment.
         deadline: Seconds that a site has to answer a frame.
         clock: The time in seconds.
     """
@@ -116,7 +107,7 @@ class EnrollingTransport:
         self,
         connections: SiteConnections,
         enrollments: Mapping[str, bytes],
-        on_enrolled: Callable[[str, EnrollmentReply], None],
+        on_enrolled: Callable[[str, EnrollmentReply], None] | None = None,
         *,
         deadline: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
@@ -126,7 +117,7 @@ class EnrollingTransport:
         self.sent_bytes, self.received_bytes = dict.fromkeys(enrollments, 0), dict.fromkeys(enrollments, 0)
         self.rejected: dict[str, str] = {}  # what is wrong with the last reply of a site, in the server's words
         self.seconds: dict[str, SiteSeconds] = {}  # of the exchanges with each site, until they are taken
-        self._enrolled: set[str] = set()
+        self._enrolled = set() if on_enrolled is not None else set(enrollments)
         self._pending: dict[str, _PendingRequest] = {}
         self._tickets = 0
 
@@ -201,8 +192,9 @@ class EnrollingTransport:
             frames = [Refusal("hello").to_bytes()]
         if request is not None:
             del self._pending[site]
-            spent = self.seconds.get(site, SiteSeconds())
-            self.seconds[site] = spent.add(self.clock() - request.began, reply.work_seconds)
+            before, seconds = self.seconds.get(site, SiteSeconds()), self.clock() - request.began
+            work = min(max(0.0, reply.work_seconds), seconds)  # what a site says cannot be more than it took
+            self.seconds[site] = SiteSeconds(before.seconds + seconds, before.work_seconds + work)
         return [(site, frame) for frame in frames]
 
     def _unpack(self, site: str, data: bytes) -> list[bytes]:
@@ -219,7 +211,8 @@ class EnrollingTransport:
                 reply = EnrollmentReply.from_bytes(part)
                 if reply.enrollment != frame_digest(self.enrollments[site]):
                     raise HansaError(f"site {site} replies to another enrollment")
-                self.on_enrolled(site, reply)
+                if self.on_enrolled is not None:
+                    self.on_enrolled(site, reply)
                 self._enrolled.add(site)
         return [part for part in parts if wire_format.kind_of(part) != ENROLLMENT_REPLY]
 
