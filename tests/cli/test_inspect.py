@@ -75,7 +75,7 @@ def test_topology_finds_a_graph_for_a_rho_and_says_what_the_theorems_ask(cli):
     corollary, afga = found["theorems"]
     assert corollary["conditions"]["T = 500 > tau M = 384"] is True
     assert afga["name"] == "[AFGA] Theorem D.3"
-    assert afga["orders"]["rate"]["inside"] == pytest.approx((500 * 48 * 2) ** -0.5)
+    assert afga["orders"]["rate"][1] == pytest.approx((500 * 48 * 2) ** -0.5)
     assert found["topology"] in cli(*arguments).stdout
     again = json.loads(cli("topology", "unbalanced-complete", "-n", "8", "--target-rho", "0.125", "--json").stdout)
     assert again["topology"].startswith("unbalanced_complete(")

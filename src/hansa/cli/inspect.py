@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -260,7 +261,7 @@ def topology(
         gossip.draw(graph.sparse(max(sizes))).figure.savefig(figure)
     described["reporters"] = counts
     if as_json:
-        say_json({**described, "theorems": [result.record() for result in results]})
+        say_json({**described, "theorems": [asdict(result) for result in results]})
         return
     rows = []
     for heading, value in described.items():

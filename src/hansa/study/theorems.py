@@ -65,10 +65,9 @@ class ProblemConstants:
 
     def updated(self, values: Mapping[str, float]) -> ProblemConstants:
         """Return the constants with some replaced."""
-        for name in values:
-            if name not in CONSTANTS:
-                raise HansaError(f"{name}: not a constant of the theorems. {suggestion(name, CONSTANTS)}")
-        return ProblemConstants(**{**{name: getattr(self, name) for name in (*CONSTANTS, "zeta")}, **values})
+        for name in (name for name in values if name not in CONSTANTS):
+            raise HansaError(f"{name}: not a constant of the theorems. {suggestion(name, CONSTANTS)}")
+        return replace(self, **values)  # type: ignore[arg-type]
 
 
 CONSTANTS = tuple(item.name for item in fields(ProblemConstants) if item.name != "zeta")
@@ -85,7 +84,7 @@ class TheorySetting:
     participants: int
     steps: tuple[int, ...] = ()
     """K_i of every client, or () if they depend on data that are not at hand."""
-    rounds: int | None = None
+    rounds: float = nan
     server_lr: float = nan
     local_lr: float = nan
     b1: float = nan
@@ -121,11 +120,6 @@ class TheorySetting:
         return max(self.steps) if self.steps else nan
 
     @property
-    def total_rounds(self) -> float:
-        """The number of rounds, or NaN."""
-        return nan if self.rounds is None else self.rounds
-
-    @property
     def rho_max(self) -> float:
         """The largest rho_k, or NaN without gossip."""
         return max(self.cluster_rho, default=nan)
@@ -136,10 +130,6 @@ Relation: TypeAlias = tuple[str, float, Literal["<=", "<", ">=", ">"], str, floa
 """What a theorem requires: a name and its value, a relation, and a name and its value."""
 Order: TypeAlias = tuple[str, Callable[[TheorySetting], float]]
 """An order as printed, and what is inside it."""
-
-
-def _no_values(s: TheorySetting, p: ProblemConstants) -> Values:
-    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +152,14 @@ class Theorem:
     applies: Callable[[TheorySetting], bool] = lambda s: True
     conditions: Callable[[TheorySetting, Values], list[Relation]] = lambda s, values: []
     orders: tuple[Order, ...] = ()
-    values: Callable[[TheorySetting, ProblemConstants], Values] = _no_values
+    values: Callable[[TheorySetting, ProblemConstants], Values] = lambda s, p: {}
     needs: tuple[str, ...] = ()
     note: str = ""
 
     def result(self, setting: TheorySetting, problem: ProblemConstants) -> TheoremResult:
         """Return the theorem with the numbers of a setting."""
         values = self.values(setting, problem)
-        unknown = [*([] if setting.steps else ["local steps"]), *(["rounds"] if setting.rounds is None else [])]
+        unknown = [*([] if setting.steps else ["local steps"]), *(["rounds"] if isnan(setting.rounds) else [])]
         orders = zip(("server rate", "local rate", "rate"), self.orders, strict=False)
         return TheoremResult(
             name=self.name,
@@ -194,13 +184,6 @@ class TheoremResult:
     needs: tuple[str, ...]
     """What the unknown values need."""
     note: str
-
-    def record(self) -> dict[str, Any]:
-        """Return the result as plain data; unknown and infinite numbers are None."""
-        orders = {name: {"order": text, "inside": finite(inside)} for name, (text, inside) in self.orders.items()}
-        values = {name: finite(value) for name, value in self.values.items()}
-        return {"name": self.name, "conditions": self.conditions, "orders": orders, "values": values,
-                "needs": list(self.needs), "note": self.note}  # fmt: skip
 
     def rows(self) -> Iterator[tuple[str, str]]:
         """Yield pairs of a heading and a text, for a table of two columns."""
@@ -236,11 +219,12 @@ def topology_results(
         rounds: Number of rounds, if known.
     """
     setting = TheorySetting(
-        clients=sum(sizes), participants=sum(reporters), sizes=tuple(sizes), reporters=tuple(reporters), rounds=rounds,
+        clients=sum(sizes), participants=sum(reporters), sizes=tuple(sizes), reporters=tuple(reporters),
+        rounds=nan if rounds is None else rounds,
         cluster_rho=tuple(rho), steps=() if steps is None else (steps,) * sum(sizes),
     )  # fmt: skip
     rows = [row for row in THEOREMS if row.orders and row.family in ("clustered", "resampled") and row.applies(setting)]
-    return [replace(row, values=_no_values, needs=(), note="").result(setting, ProblemConstants()) for row in rows]
+    return [replace(row, values=lambda s, p: {}, needs=(), note="").result(setting, ProblemConstants()) for row in rows]
 
 
 # The terms of the bounds, in the papers' symbols.
@@ -257,7 +241,7 @@ def adaptive_bound(s: TheorySetting, p: ProblemConstants) -> Values:
     >>> round(adaptive_bound(setting, ProblemConstants())["C1"], 6)
     9.0
     """
-    m, n, K, T, eta, lr, q = s.clients, s.participants, s.most_steps, s.total_rounds, s.server_lr, s.local_lr, s.q
+    m, n, K, T, eta, lr, q = s.clients, s.participants, s.most_steps, s.rounds, s.server_lr, s.local_lr, s.q
     L, G, b = p.L, p.G, s.b1 / (1 - s.b1)
     C1 = b + (_divided(2 * q, 1 - q**2) if s.compressor and q else 0.0)
     apart = 4 * (q + s.gamma) ** 2
@@ -332,7 +316,7 @@ def clustered_bound(s: TheorySetting, p: ProblemConstants) -> Values:
     4.0
     """
     n, m, tau, rho, D, spread = _clustered_terms(s, p)
-    T, eta, lr, L, N = s.total_rounds, s.server_lr, s.local_lr, p.L, len(s.sizes) * n
+    T, eta, lr, L, N = s.rounds, s.server_lr, s.local_lr, p.L, len(s.sizes) * n
     low, high = 0.0, _smallest(*clustered_limits(s, p, 0.0))  # the limit falls as eta_l grows: where do they meet?
     for _ in range(200 if isfinite(high) else 0):
         middle = (low + high) / 2
@@ -365,7 +349,7 @@ def resampled_bound(s: TheorySetting, p: ProblemConstants) -> Values:
     sigma_c^2 + sigma^2/K)]/sqrt(R I m). The second is [G^2 + L^2 (1 + rho^2) sigma_g^2 + rho^2 sigma^2/I]/R, in
     clusters [G^2 + L^2 (sigma_c^2 + (1 + rho^2) sigma_l^2) + rho^2 sigma^2/I]/R. A third term is of order R^(-3/2).
     """
-    K, m, steps, rounds, rho = len(s.sizes), min(s.reporters), s.most_steps, s.total_rounds, s.rho_max
+    K, m, steps, rounds, rho = len(s.sizes), min(s.reporters), s.most_steps, s.rounds, s.rho_max
     if K == 1:
         variances, differences = p.sigma_l**2 + p.sigma_g**2, (1 + rho**2) * p.sigma_g**2
     else:
@@ -421,7 +405,7 @@ def _rate_limit(s: TheorySetting, values: Values) -> list[Relation]:
 
 
 def _enough(s: TheorySetting, values: Values) -> list[Relation]:
-    return [("T", s.total_rounds, ">=", "K m", s.most_steps * s.clients)]
+    return [("T", s.rounds, ">=", "K m", s.most_steps * s.clients)]
 
 
 def _density(s: TheorySetting, values: Values) -> list[Relation]:
@@ -429,7 +413,7 @@ def _density(s: TheorySetting, values: Values) -> list[Relation]:
     return [
         ("rho_max", s.rho_max, "<=", "1/(2 sqrt(n - m))", _divided(1, 2 * sqrt(silent))),
         ("K", len(s.sizes), "<", "n", min(s.sizes)),
-        ("T", s.total_rounds, ">", "tau M", s.most_steps * sum(s.reporters)),
+        ("T", s.rounds, ">", "tau M", s.most_steps * sum(s.reporters)),
     ]
 
 
@@ -437,17 +421,17 @@ def _resampled_density(s: TheorySetting, values: Values) -> list[Relation]:
     bound = min(m / (m + n) for n, m in zip(s.sizes, s.reporters, strict=True))
     return [
         ("rho_max", s.rho_max, "<=", "M/(M + N)" if len(s.sizes) == 1 else "m/(m + n)", bound),
-        ("R", s.total_rounds, ">=", "I M", s.most_steps * sum(s.reporters)),
+        ("R", s.rounds, ">=", "I M", s.most_steps * sum(s.reporters)),
     ]
 
 
 def _volume(s: TheorySetting) -> float:
     """Return the rounds times the local steps."""
-    return s.total_rounds * s.most_steps
+    return s.rounds * s.most_steps
 
 
 _SERVER: Order = ("Theta(sqrt(K m))", lambda s: sqrt(s.most_steps * s.clients))
-_LOCAL: Order = ("Theta(1/(sqrt(T) K))", lambda s: 1 / (sqrt(s.total_rounds) * s.most_steps))
+_LOCAL: Order = ("Theta(1/(sqrt(T) K))", lambda s: 1 / (sqrt(s.rounds) * s.most_steps))
 """The root of eta_l covers T alone: with 1/sqrt(T K), T >= K m would not give the rate."""
 _ALL_REPORTERS: tuple[Order, ...] = (
     ("Theta(sqrt(tau M))", lambda s: sqrt(s.most_steps * sum(s.reporters))),
@@ -485,7 +469,7 @@ THEOREMS: tuple[Theorem, ...] = (
         "[CAMS] Corollary 4.11", "adaptive", lambda s: not s.full and not s.compressor,
         orders=(
             ("Theta(sqrt(K n))", lambda s: sqrt(s.most_steps * s.participants)), _LOCAL,
-            ("O(sqrt(K)/sqrt(T n))", lambda s: sqrt(s.most_steps / (s.total_rounds * s.participants))),
+            ("O(sqrt(K)/sqrt(T n))", lambda s: sqrt(s.most_steps / (s.rounds * s.participants))),
         ),
     ),
     Theorem(
@@ -577,11 +561,6 @@ def _named(name: str, value: float) -> str:
 def shown(value: Any) -> str:
     """Return a number or another fact as text."""
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def finite(value: float) -> float | None:
-    """Return a number for JSON: None if it is unknown or infinite."""
-    return value if isfinite(value) else None
 
 
 def _smallest(*terms: float) -> float:

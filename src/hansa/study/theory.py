@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import fsum, isfinite, isnan, nan, pi, prod, sqrt
+from math import fsum, isnan, nan, pi, prod, sqrt
 from typing import Any
 
 from hansa.aggregate import BaseAggregator, aware, client_weights, mean
 from hansa.algorithm import Algorithm, participants_of
-from hansa.compress import Compressor, direct, error_feedback, sign
+from hansa.compress import direct, error_feedback, sign
 from hansa.compress.base import Coder
 from hansa.core.errors import HansaError, check_integer
 from hansa.core.keys import Key
@@ -21,14 +21,16 @@ from hansa.local import BaseLocalWork
 from hansa.local.solvers import sgd
 from hansa.pace import synchronous
 from hansa.rounds.measures import heterogeneity, smoothness
+from hansa.runs.metrics import is_finite
+from hansa.runs.record import to_plain_json
 from hansa.sample import per_cluster, uniform
 from hansa.server import ams, amsgrad, chain, scale
-from hansa.study.theorems import Family, ProblemConstants, TheoremResult, TheorySetting, finite, shown, theorem_results
+from hansa.study.theorems import Family, ProblemConstants, TheoremResult, TheorySetting, shown, theorem_results
 
 MEASURED = ("q", "gamma", "chi_square", "surrogate_diversity")
 """Columns of a run's history that replace what the composition alone does not say."""
 TYPICAL_SIZE = 1_000_000  # parameters, where the contraction depends on their number and it is not known
-NORMAL_SIGN = sqrt(1 - 2 / pi)  # q of the sign of a vector with normal entries
+NORMAL_SIGN = sqrt(1 - 2 / pi)  # q of the sign of a vector with normal entries; of others their bound
 SAMPLES, HESSIANS, ITERATIONS = 16, 8, 12  # of estimates: gradients a client, clients, steps of a power iteration
 
 
@@ -61,13 +63,13 @@ class TheoryReport:
 
     def record(self) -> dict[str, Any]:
         """Return the report as plain data, for JSON."""
-        facts = {**asdict(self.setting), "rho_max": self.setting.rho_max}
-        return {
-            "setting": {name: finite(value) if isinstance(value, float) else value for name, value in facts.items()},
+        facts = {
+            "setting": {**asdict(self.setting), "rho_max": self.setting.rho_max},
             "constants": self.problem.known(),
             "estimated": self.estimated,
-            "theorems": [result.record() for result in self.results],
+            "theorems": [asdict(result) for result in self.results],
         }
+        return dict(to_plain_json(facts))
 
     def rows(self) -> Iterator[tuple[str, str]]:
         """Yield pairs of a heading and a text, for a table of two columns."""
@@ -138,14 +140,52 @@ def theory(
     if parameters is not None:
         problem = problem.updated({"d": float(parameters)})
     problem = problem.updated(dict(constants or {}))
-    labels = getattr(getattr(task, "data", None), "label_counts", None)
-    size = None if isnan(problem.d) else int(problem.d)
-    setting = _read_setting(algorithm, count, rounds, steps, samples, size, labels, seed, measured)
-    if setting.family is None:
+    labels = getattr(getattr(task, "data", None), "label_counts", None)  # for clusterings that need them
+    key, recorded = Key(seed), measured or {}
+    bound = algorithm.bind(count, key, labels)
+    model, mixing = bound.channels[MODEL], bound.local.mixing
+    transforms = model.server.transforms if isinstance(model.server, chain) else (model.server,)
+    adaptive = next((each for each in transforms if isinstance(each, ams | amsgrad)), None)
+    if isinstance(model.aggregate, aware):
+        family: Family = "aware"
+    elif adaptive is None or bound.serverless:
         raise HansaError(
-            f"{setting.method}: none of the theorems covers it. They are of servers with ams() or amsgrad() (FedAMS, "
+            f"{algorithm.name}: none of the theorems covers it. They are of servers with ams() or amsgrad() (FedAMS, "
             "FedAMSGrad, FedCAMS, HA-Fed, AFGA, CAFGA) and of the aggregator aware() (FedAWARE)."
         )
+    elif mixing is None:
+        family = "adaptive"
+    else:
+        active = mixing.active.activity if isinstance(mixing.active, available) else mixing.active
+        family = "resampled" if isinstance(active, resample) else "clustered"
+    lists = () if mixing is None else mixing.cluster_lists()
+    sizes = tuple(len(group) for group in lists)
+    population = Population(samples if samples is not None else (1,) * count)
+    chosen = bound.sampler.select(0, population, key)
+    compressor = model.uplink.compressor if isinstance(model.uplink, error_feedback) else None
+    if compressor is None or isinstance(compressor, sign):
+        contraction = 0.0 if compressor is None else NORMAL_SIGN
+    else:
+        size = TYPICAL_SIZE if isnan(problem.d) else int(problem.d)
+        contraction = min(1.0, with_defaults(compressor, Coder).contraction(size))
+    weights = with_defaults(model.aggregate, BaseAggregator).weights
+    alpha = model.aggregate.alpha if isinstance(model.aggregate, aware) else nan
+    taken = _steps(bound, count, steps, samples, key)
+    setting = TheorySetting(
+        method=algorithm.name, family=family, clients=count, steps=taken, rounds=nan if rounds is None else rounds,
+        participants=participants_of(bound.sampler, count) or len(chosen),
+        server_lr=prod(rate_at(each.lr, 0) for each in transforms if isinstance(each, scale)),
+        local_lr=rate_at(bound.local.lr, 0),
+        **({} if adaptive is None else {"b1": adaptive.b1, "b2": adaptive.b2, "eps": adaptive.eps}),
+        compressor="" if compressor is None else repr(compressor),
+        q=recorded.get("q", contraction), gamma=recorded.get("gamma", 0.0), sizes=sizes,
+        reporters=tuple(len(set(group) & set(chosen)) for group in lists),
+        cluster_rho=() if mixing is None else cluster_rho(mixing.topology, sizes),
+        alpha=alpha if isinstance(alpha, float) else fsum(alpha) / len(alpha),
+        weights=tuple(client_weights(_equal(weights), range(count), population.samples)),
+        chi_square=recorded.get("chi_square", nan), diversity=recorded.get("surrogate_diversity", nan),
+        deviations=tuple(_deviations(bound, family, taken, sizes)),
+    )  # fmt: skip
     return TheoryReport(setting=setting, problem=problem, estimated=estimate, results=theorem_results(setting, problem))
 
 
@@ -158,16 +198,13 @@ def recorded_values(history: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     >>> recorded_values([{"q": 0.5, "chi_square": 9.0}, {"q": 0.25, "chi_square": 8.0}])
     {'q': 0.5, 'chi_square': 8.0}
     """
-    columns: dict[str, list[float]] = {name: [] for name in MEASURED}
-    for record in history:
-        for name, values in columns.items():
-            if isinstance(value := record.get(name), (int, float)) and isfinite(value):
-                values.append(float(value))
+    records = list(history)
+    columns = {name: [float(record[name]) for record in records if is_finite(record.get(name))] for name in MEASURED}
     return {name: max(values) if name in ("q", "gamma") else values[-1] for name, values in columns.items() if values}
 
 
-def estimate_constants(algorithm: Algorithm, task: Any, *, at: Any = None, seed: int = 0) -> ProblemConstants:
-    """Estimate L, G, the sigmas, zeta and f_0 at a model, by default the first one of the seed.
+def estimate_constants(algorithm: Algorithm, task: Any, seed: int = 0) -> ProblemConstants:
+    """Estimate L, G, the sigmas, zeta and f_0 at the first model of a seed.
 
     Batches, clusters and weights are those of the algorithm. ``gap`` is the loss at the start, which bounds f_0 - f*
     for losses that are never negative. The assumptions bound these quantities at every model, the estimates at one.
@@ -175,7 +212,6 @@ def estimate_constants(algorithm: Algorithm, task: Any, *, at: Any = None, seed:
     Args:
         algorithm: A preset or a composition.
         task: A task.
-        at: A flat vector, or ``run.state.vectors``.
         seed: Seed of the first model and of all draws.
 
     >>> import torch
@@ -190,10 +226,10 @@ def estimate_constants(algorithm: Algorithm, task: Any, *, at: Any = None, seed:
     weights = with_defaults(bound.channels[MODEL].aggregate, BaseAggregator).weights
     size = bound.local.batch_size or max(task.population.samples)
     spread = heterogeneity(
-        task, at, clusters=None if mixing is None else mixing.cluster_lists(), batch_size=size, samples=SAMPLES,
-        weights="uniform" if weights == "clusters" else weights, seed=seed,
+        task, clusters=None if mixing is None else mixing.cluster_lists(), batch_size=size, samples=SAMPLES,
+        weights=_equal(weights), seed=seed,
     )  # fmt: skip
-    smooth = smoothness(task, at, clients=HESSIANS, iterations=ITERATIONS, batch_size=size, seed=seed)
+    smooth = smoothness(task, clients=HESSIANS, iterations=ITERATIONS, batch_size=size, seed=seed)
     return ProblemConstants(
         L=smooth.L, G=smooth.G, sigma_l=spread.sigma_l, sigma_g=spread.sigma_g, zeta=spread.zeta,
         sigma_within=nan if spread.sigma_within is None else spread.sigma_within,
@@ -204,69 +240,9 @@ def estimate_constants(algorithm: Algorithm, task: Any, *, at: Any = None, seed:
     )  # fmt: skip
 
 
-def compression_q(compressor: Compressor, parameters: int) -> float:
-    """Return q: of the sign of a vector with normal entries, sqrt(1 - 2/pi), or the bound of other compressors.
-
-    >>> from hansa.compress import sign, top_k
-    >>> round(compression_q(sign(), 1000), 3), compression_q(top_k(0.75), 1000)
-    (0.603, 0.5)
-    """
-    if isinstance(compressor, sign):
-        return NORMAL_SIGN
-    return min(1.0, with_defaults(compressor, Coder).contraction(parameters))
-
-
-def _read_setting(
-    algorithm: Algorithm,
-    clients: int,
-    rounds: int | None,
-    steps: int | None,
-    samples: Sequence[int] | None,
-    parameters: int | None,
-    labels: Any,
-    seed: int,
-    measured: Mapping[str, float] | None,
-) -> TheorySetting:
-    """Read a setting from an algorithm; ``labels`` are the clients' label counts, for clusterings that need them."""
-    key, recorded = Key(seed), dict(measured or {})
-    bound = algorithm.bind(clients, key, labels)
-    model, mixing = bound.channels[MODEL], bound.local.mixing
-    transforms = model.server.transforms if isinstance(model.server, chain) else (model.server,)
-    adaptive = next((each for each in transforms if isinstance(each, ams | amsgrad)), None)
-    lists = () if mixing is None else mixing.cluster_lists()
-    sizes = tuple(len(group) for group in lists)
-    population = Population(tuple(samples) if samples is not None else (1,) * clients)
-    chosen = bound.sampler.select(0, population, key)
-    compressor = model.uplink.compressor if isinstance(model.uplink, error_feedback) else None
-    contraction = 0.0 if compressor is None else compression_q(compressor, parameters or TYPICAL_SIZE)
-    named = with_defaults(model.aggregate, BaseAggregator).weights
-    weights = "uniform" if named == "clusters" else named
-    alpha = model.aggregate.alpha if isinstance(model.aggregate, aware) else nan
-    if isinstance(model.aggregate, aware):
-        family: Family | None = "aware"
-    elif adaptive is None or bound.serverless:
-        family = None
-    elif mixing is None:
-        family = "adaptive"
-    else:
-        active = mixing.active.activity if isinstance(mixing.active, available) else mixing.active
-        family = "resampled" if isinstance(active, resample) else "clustered"
-    taken = _steps(bound, clients, steps, samples, key)
-    return TheorySetting(
-        method=algorithm.name, family=family, clients=clients, steps=taken, rounds=rounds,
-        participants=participants_of(bound.sampler, clients) or len(chosen),
-        server_lr=prod(rate_at(each.lr, 0) for each in transforms if isinstance(each, scale)),
-        local_lr=rate_at(bound.local.lr, 0),
-        **({} if adaptive is None else {"b1": adaptive.b1, "b2": adaptive.b2, "eps": adaptive.eps}),
-        compressor="" if compressor is None else repr(compressor),
-        q=recorded.get("q", contraction), gamma=recorded.get("gamma", 0.0), sizes=sizes,
-        reporters=tuple(len(set(group) & set(chosen)) for group in lists),
-        cluster_rho=() if mixing is None else cluster_rho(mixing.topology, sizes),
-        alpha=alpha if isinstance(alpha, float) else fsum(alpha) / len(alpha),
-        weights=tuple(client_weights(weights, range(clients), population.samples)),
-        chi_square=recorded.get("chi_square", nan), diversity=recorded.get("surrogate_diversity", nan),
-        deviations=tuple(_deviations(bound, family, taken, sizes)),
-    )  # fmt: skip
+def _equal(weights: Any) -> Any:
+    """Return the weights of an aggregator in the objective: those of clusters are equal."""
+    return "uniform" if weights == "clusters" else weights
 
 
 def _steps(
@@ -288,9 +264,7 @@ def _steps(
     return tuple(work.steps for work in draws)
 
 
-def _deviations(
-    algorithm: Algorithm, family: Family | None, steps: tuple[int, ...], sizes: tuple[int, ...]
-) -> Iterator[str]:
+def _deviations(algorithm: Algorithm, family: Family, steps: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[str]:
     """Yield what the theorems of a family do not cover."""
     local, model, mixing = algorithm.local, algorithm.channels[MODEL], algorithm.local.mixing
     aware_family, plain = family == "aware", "the theorems have plain SGD"
