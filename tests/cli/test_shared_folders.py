@@ -11,9 +11,8 @@ import pytest
 
 from cli.conftest import SLOW, wait_for
 from hansa.config import from_yaml
-from hansa.runs.experiment import Experiment
+from hansa.runs.experiment import Experiment, digest_name, open_run
 from hansa.runs.folder import CONFIG, RunFolder, SeedGroupFolder
-from hansa.runs.launch import digest_name, open_run
 from hansa.runs.store.io import InUseError
 from hansa.study.session import plan_reusable
 
@@ -48,7 +47,7 @@ def test_a_point_under_way_in_another_process_is_not_started_again(folder):
     with pytest.raises(InUseError, match="in use by process"):
         planned.open()
     first.execute()
-    assert planned.open().path == first.folder.path
+    assert planned.open() is None  # finished
     assert [path.name for path in (folder / "out").iterdir() if path.is_dir()] == [first.folder.path.name]
 
 

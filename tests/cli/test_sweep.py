@@ -117,8 +117,7 @@ def test_a_sweep_done_before_is_not_run_again_but_a_changed_one_is(cli, folder):
 
 def test_a_sweep_that_was_stopped_goes_on_with_the_run_it_was_in(cli, folder):
     from hansa.config import from_yaml
-    from hansa.runs.experiment import Experiment
-    from hansa.runs.launch import digest_name
+    from hansa.runs.experiment import Experiment, digest_name
 
     config = from_yaml((folder / "small.yaml").read_text("utf-8"), ["local.lr=0.1"])
     place = folder / "grid" / digest_name("local.lr=0.1", config)

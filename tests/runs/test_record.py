@@ -26,9 +26,8 @@ from hansa.rounds.faults import faults
 from hansa.runs import metrics
 from hansa.runs.client_columns import encode_clients
 from hansa.runs.driver import MAX_DROPPED_IN_CHECKPOINT, Run
-from hansa.runs.experiment import Experiment
+from hansa.runs.experiment import Experiment, digest_name
 from hansa.runs.folder import RunFolder
-from hansa.runs.launch import digest_name
 from hansa.runs.record import ClientRecord, RunRecord
 from hansa.runs.store import DamagedFileError, database, io
 from hansa.runs.store.database import DATABASE, ROWS
@@ -378,7 +377,7 @@ def test_a_run_of_an_older_version_is_refused_by_its_version(done: RunFolder) ->
     parent = done.path.parent / "below"
     Experiment.new(config, tmp := parent / digest_name("fresh", config)).execute()
     (planned,) = plan_reusable(config, parent, "fresh")
-    assert planned.open().path == tmp
+    assert (planned.folder, planned.open()) == (tmp, None)  # finished
     rewrite_marker(RunFolder(tmp), 1, "0.2.0")
     (other,) = plan_reusable(config, parent, "fresh")
     assert other.folder != tmp  # not reused, not overwritten

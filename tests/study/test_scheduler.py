@@ -18,10 +18,11 @@ import torch
 from torch import nn
 
 import hansa
+from hansa.config import from_yaml
 from hansa.runs.folder import RunFolder
 from hansa.study import parallel as scheduler
 from hansa.study.parallel import StudyScheduler, Worker
-from hansa.study.session import Job, Session, plan_reusable
+from hansa.study.session import Job, Session, plan_jobs, plan_reusable
 
 MAIN, MARK = "HANSA_TEST_MAIN", "HANSA_TEST_MARK"
 
@@ -71,25 +72,6 @@ def start(request, monkeypatch):
     return request.param
 
 
-@pytest.fixture
-def only_workers(monkeypatch, start):
-    """All runs are executed by worker processes, except for those that failed there; list the runs of this process."""
-    here, execute = [], StudyScheduler._execute_here
-
-    def next_here(self):
-        if self._repeat:
-            return self._repeat.pop(0)
-        return None if self._workers else self._take()
-
-    def execute_here(self, index):
-        here.append(index)
-        execute(self, index)
-
-    monkeypatch.setattr(StudyScheduler, "_next_here", next_here)
-    monkeypatch.setattr(StudyScheduler, "_execute_here", execute_here)
-    return here
-
-
 def untimed(history):
     return [{name: value for name, value in record.items() if "seconds" not in name} for record in history]
 
@@ -108,7 +90,7 @@ def assert_same_run(one, other):
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"], indirect=True)
-def test_runs_of_workers_are_those_of_this_process_with_all_they_hold(only_workers, start, monkeypatch):
+def test_runs_of_workers_are_those_of_this_process_with_all_they_hold(start, monkeypatch):
     """Workers survive a signal that a terminal or a batch system sends to all processes, however early it comes."""
     begin, started = Worker.__init__, []
 
@@ -120,8 +102,7 @@ def test_runs_of_workers_are_those_of_this_process_with_all_they_hold(only_worke
 
     monkeypatch.setattr(Worker, "__init__", begin_and_signal)
     found = hansa.compare(METHODS, make_task(), rounds=4, seeds=[0, 3], parallel=2, keep_params=True)
-    assert not only_workers
-    assert started == (["ForkProcess"] * 2 if start == "fork" else ["SpawnProcess"])  # otherwise this process helps
+    assert started == (["ForkProcess"] * 2 if start == "fork" else ["SpawnProcess"] * 2)
     for name, algorithm in METHODS.items():
         for run in found[name]:
             alone = hansa.run(algorithm, make_task(), rounds=4, seed=run.key.seed, workers=1, keep_params=True)
@@ -131,7 +112,7 @@ def test_runs_of_workers_are_those_of_this_process_with_all_they_hold(only_worke
             assert torch.equal(run.params, alone.advance(2).params)
 
 
-def test_a_worker_that_dies_costs_time_only(only_workers, tmp_path, monkeypatch, caplog):
+def test_a_worker_that_dies_costs_time_only(start, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv(MAIN, str(os.getpid()))
     monkeypatch.setenv(MARK, str(tmp_path / "mark"))
     task = make_task(fragile)
@@ -139,7 +120,6 @@ def test_a_worker_that_dies_costs_time_only(only_workers, tmp_path, monkeypatch,
         runs = hansa.run(method(), task, rounds=5, seeds=3, parallel=2, out=tmp_path / "x", checkpoint_every=2)
     assert os.path.exists(tmp_path / "mark")
     assert any("the worker process died (exit code -9)" in record.message for record in caplog.records)
-    assert len(only_workers) == 1  # the other worker did the others
     for run in runs:
         assert_same_run(run, hansa.run(method(), task, rounds=5, seed=run.key.seed, workers=1))
         assert RunFolder(tmp_path / "x" / f"seed-{run.key.seed}").summary["status"] == "finished"
@@ -147,7 +127,7 @@ def test_a_worker_that_dies_costs_time_only(only_workers, tmp_path, monkeypatch,
     assert [torch.equal(one.params, other.params) for one, other in zip(runs, again, strict=True)] == [True] * 3
 
 
-def test_a_run_that_fails_ends_a_study_as_if_one_ran_after_the_other(only_workers, tmp_path):
+def test_a_run_that_fails_ends_a_study_as_if_one_ran_after_the_other(start, tmp_path):
     methods = {"fine": method(), "wild": method(1e30), "late": method(0.2)}
     errors = []
     for count in (2, 1):
@@ -187,13 +167,12 @@ def sweep(*arguments):
     return result.stdout
 
 
-def test_a_sweep_side_by_side_writes_the_same_tables(only_workers, tmp_path, monkeypatch):
+def test_a_sweep_side_by_side_writes_the_same_tables(start, tmp_path, monkeypatch):
     """Points that differ in rounds continue one run: their order stays that of the grid."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.yaml").write_text(CONFIG)
     (tmp_path / "my_model.py").write_text(MODEL)
     sweep("--parallel", 2, "-o", "both")
-    assert not only_workers
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     sweep("--parallel", 1, "-o", "one")
@@ -213,8 +192,6 @@ def test_a_sweep_side_by_side_writes_the_same_tables(only_workers, tmp_path, mon
 @pytest.mark.parametrize("seeds", [None, [0, 1]])
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_every_planned_run_can_be_sent_to_a_process(tmp_path, seeds, overwrite):
-
-    from hansa.config import from_yaml
     from hansa.engine.shared_memory import Packer, SharedMemory, unpack_object
     from hansa.study.report.progress import ProgressDisplay
 
@@ -222,7 +199,8 @@ def test_every_planned_run_can_be_sent_to_a_process(tmp_path, seeds, overwrite):
     jobs = plan_reusable(config, tmp_path, "x", overwrite=overwrite)
     memory = SharedMemory()
     last = unpack_object(Packer(memory).pack(jobs), [memory], copy=False)[-1]
-    folder = RunFolder(last.work(ProgressDisplay()))
+    assert last.work(ProgressDisplay()) is None
+    folder = RunFolder(last.folder)
     assert folder.summary["status"] == "finished"
     assert folder.config.seed == (0 if seeds is None else 1)
 
@@ -284,35 +262,15 @@ def test_the_longest_runs_begin_first(start, monkeypatch):
 
     monkeypatch.setattr(Worker, "start", note_start)
     jobs = [Sleep(rounds) for rounds in (1.0, 5.0, 1.0, 7.0, 1.0)]
-    found = StudyScheduler(Session(), jobs, Job.execute, 2).run()
+    found = StudyScheduler(Session(), jobs, Job.open, 2).run()
     assert found == [1.0, 5.0, 1.0, 7.0, 1.0]
     assert given == [(index, False) for index in (3, 1, 0, 2, 4)]
     given.clear()
-    StudyScheduler(Session(), [Sleep(1.0)] * 3, Job.execute, 2).run()
+    StudyScheduler(Session(), [Sleep(1.0)] * 3, Job.open, 2).run()
     assert given == [(0, False), (1, False), (2, True)]  # the last of equal runs has all cores
 
 
-@pytest.mark.parametrize("fitting", [0, 1, 2])
-def test_this_process_takes_runs_if_fewer_workers_fit_than_were_asked_for(start, monkeypatch, fitting):
-    monkeypatch.setattr(scheduler, "workers_that_fit", lambda count: min(count, fitting))
-    here, whole, process = [], Job.execute, os.getpid()
-
-    def execute(self, *arguments, **options):
-        if os.getpid() == process:
-            here.append(self.config.seed)
-        return whole(self, *arguments, **options)
-
-    monkeypatch.setattr(Job, "execute", execute)
-    task = make_task()
-    runs = hansa.run(method(), task, rounds=2, seeds=5, parallel=2)
-    assert (len(here) > 0) is (fitting < 2)
-    assert fitting > 0 or here == [0, 1, 2, 3, 4]
-    monkeypatch.undo()
-    for seed, each in enumerate(runs):
-        assert_same_run(each, hansa.run(method(), task, rounds=2, seed=seed, workers=1))
-
-
-def test_client_memory_in_a_temporary_folder_stays_in_this_process(monkeypatch, caplog):
+def test_client_memory_in_a_temporary_folder_stays_in_this_process(start, monkeypatch, caplog):
     """Before, a worker executed such a run to its end, could not send it, and it was repeated here."""
     monkeypatch.setattr(scheduler.StudyScheduler, "_start_workers", lambda *_: pytest.fail("workers were started"))
     aware = hansa.presets.fedaware(local_lr=0.1, steps=2, batch_size=7, momentum_storage="disk")
@@ -322,44 +280,37 @@ def test_client_memory_in_a_temporary_folder_stays_in_this_process(monkeypatch, 
     assert torch.equal(runs[1].params, hansa.run(aware, make_task(), rounds=2, seed=1, workers=1).params)
 
 
-def test_what_cannot_be_sent_to_a_process_runs_here_and_says_so(caplog, monkeypatch):
+@pytest.mark.parametrize("start", ["fork", "spawn"], indirect=True)
+def test_what_cannot_be_sent_to_a_process_runs_here_and_says_so(start, caplog):
+    """A fork has the task; only a new interpreter needs it pickled."""
     scheduler.warn_sequential.cache_clear()
-    monkeypatch.setattr(scheduler, "available_cores", lambda: 2)
-    lock = threading.Lock()
+    lock, called = threading.Lock(), []
 
     def locked(output, target):
         with lock:
             return nn.functional.cross_entropy(output, target)
 
-    called = []
     cases = {
         "pickle": (make_task(locked), {}),
         "callbacks": (make_task(), {"callbacks": [lambda run, record: called.append(record["round"])]}),
     }
     for reason, (task, options) in cases.items():
         caplog.clear()
-        asked = {"parallel": 2} if reason == "callbacks" else {}  # callbacks are the user's choice
         with caplog.at_level(logging.WARNING, "hansa"):
-            runs = hansa.run(method(), task, rounds=2, seeds=2, **asked, **options)
-        assert any("one after the other" in each.message and reason in each.message for each in caplog.records)
+            runs = hansa.run(method(), task, rounds=2, seeds=2, parallel=2, **options)
+        said = any("one after the other" in each.message and reason in each.message for each in caplog.records)
+        assert said is (start == "spawn" or reason == "callbacks")
         assert torch.equal(runs[1].params, hansa.run(method(), make_task(), rounds=2, seed=1, workers=1).params)
     assert called == [1, 2, 1, 2]
 
 
-@pytest.mark.parametrize(("seconds", "started"), [(0.0, True), (1e6, False)])
-def test_workers_are_started_only_for_a_study_that_is_long_enough(monkeypatch, seconds, started):
-    asked = []
-
-    def start(self):
-        self._undecided = False
-        asked.append(len(self._queue))
-
+def test_new_interpreters_are_started_only_for_users_who_ask_for_parallel_runs(monkeypatch):
     monkeypatch.setattr(scheduler, "can_fork", lambda: False)
-    monkeypatch.setattr(scheduler, "START_SECONDS", seconds)
     monkeypatch.setattr(scheduler, "available_cores", lambda: 2)
-    monkeypatch.setattr(StudyScheduler, "_start_workers", start)
-    hansa.run(method(), make_task(), rounds=2, seeds=3)
-    assert asked == ([2] if started else [])
+    jobs = plan_jobs(from_yaml("seeds: 2"), None)
+    assert (scheduler.choose_parallel(None, jobs), scheduler.choose_parallel(2, jobs)) == (1, 2)
+    monkeypatch.setattr(scheduler, "can_fork", lambda: True)
+    assert scheduler.choose_parallel(None, jobs) == 2
 
 
 def test_finished_runs_release_the_data_that_their_seeds_drew(monkeypatch):

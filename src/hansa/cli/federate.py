@@ -79,8 +79,8 @@ def serve(
     from hansa.federation import flower
     from hansa.federation.certificates import ServerKeys
     from hansa.federation.serve import Server, clients_by_site
+    from hansa.runs.experiment import refuse_other_settings
     from hansa.runs.folder import RunFolder, slug
-    from hansa.runs.launch import refuse_other_settings
     from hansa.runs.trackers import check_trackers
 
     flower.require_posix()

@@ -16,9 +16,7 @@ from hansa.core.errors import HansaError
 
 if TYPE_CHECKING:
     from hansa.config import Config
-    from hansa.runs.experiment import Experiment
-    from hansa.runs.folder import SeedGroupFolder
-    from hansa.runs.launch import IfExists
+    from hansa.runs.experiment import Experiment, IfExists
     from hansa.study.report import ReportEntry
     from hansa.study.session import Job, Session
 
@@ -121,7 +119,7 @@ def session(quiet: bool, track: Sequence[str] | None = None) -> Session:
 
 
 def run_and_show(
-    plan: Callable[[], tuple[list[Job], SeedGroupFolder | None]],
+    plan: Callable[[], list[Job]],
     quiet: bool,
     track: Sequence[str] | None = None,
     as_json: bool = False,
@@ -133,27 +131,24 @@ def run_and_show(
 
     try:
         with session(quiet, track) as running:
-            jobs, group = plan()
-            if group is not None:
-                running.display.expect(sum(job.rounds for job in jobs))
-            finished = running.run_jobs(jobs, group, parallel)
+            jobs = plan()
+            finished = running.run_jobs(jobs, parallel)
     except Interrupted as stop:
         if stop.folder is not None:
             show_numbers(rank_one(ReportEntry.from_folder(stop.folder)), as_json)
         raise
     members = [ReportEntry.from_folder(path) for path in finished.folders]
-    if group is None and finished.repeated:
+    if jobs[0].group is None and finished.repeated:
         done = jobs[0].rounds
         note(f"{members[0].folder}: already finished at round {done}. Pass --rounds {2 * done} to continue.")
-    title = members[0].name if group is None else group.config.title
-    show_numbers(rank_one(ReportEntry.from_seeds(title, members)), as_json)
+    show_numbers(rank_one(ReportEntry.from_seeds(jobs[0].config.title, members)), as_json)
 
 
 def run_and_summarize(experiment: Experiment, quiet: bool, track: Sequence[str] | None = None) -> None:
     """Execute an opened run and print the result."""
     from hansa.study.session import opened_job
 
-    run_and_show(lambda: ([opened_job(experiment)], None), quiet, track)
+    run_and_show(lambda: [opened_job(experiment)], quiet, track)
 
 
 def run_entries(

@@ -26,9 +26,8 @@ from hansa.federation.schema_agreement import agree_schema, draft_schema, row_ch
 from hansa.federation.server import LiveFederation, check_pace
 from hansa.federation.transport import EnrollingTransport, SiteConnections
 from hansa.runs.driver import Run
-from hansa.runs.experiment import Experiment, build_run
+from hansa.runs.experiment import Experiment, IfExists, build_run, open_run
 from hansa.runs.folder import RunFolder
-from hansa.runs.launch import IfExists, open_run
 from hansa.runs.preprocessing import PREPROCESSING, read_preprocessing
 from hansa.runs.store import ClientStore, io
 

@@ -203,12 +203,6 @@ class Run:
             "samples) weighs them by rows."
         )
 
-    def move_server(self, device: str | torch.device) -> None:
-        """Let the server compute on a device from now on: its vectors and the state of its optimizer move there."""
-        self.server_device = resolve_server_device(device)
-        check_dtype(self.server_device, self.dtype, argument="server_device")
-        self.state = self.state.on_device(self.algorithm, self.server_device)
-
     @property
     def trajectory(self) -> torch.Tensor:
         """The model after each round, [rounds, d]; requires ``keep_params=True``."""

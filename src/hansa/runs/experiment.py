@@ -1,40 +1,124 @@
-"""An experiment: a configuration that is run in its own folder, and can be stopped and resumed exactly."""
+"""A run in its folder: `open_run` starts, resumes, replaces or refuses it; `Experiment.execute` runs and saves it.
+
+Commands that run many configurations keep their runs below one folder, where `find_folder` finds those of the same
+settings.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from hansa import data
-from hansa.config import Config, allow_code, build, build_algorithm
-from hansa.config.sections import FAULTS, LINKS, PROFILE
+from hansa.algorithm import Algorithm
+from hansa.config import Config, allow_code, build, build_algorithm, to_dict
+from hansa.config.sections import FAULTS, LINKS, PROFILE, CheckpointSection, EvaluateSection, PythonSection
+from hansa.core.citations import citations
 from hansa.core.devices import resolve_devices
 from hansa.core.errors import HansaError
 from hansa.core.types import State
-from hansa.engine import EngineFactory, EngineOptions, build_engine
+from hansa.engine import EngineFactory, EngineOptions, auto_engine, build_engine
 from hansa.rounds.ledger import Ledger
 from hansa.rounds.measures import Measure, compression, local_mean_loss, track_heterogeneity
 from hansa.runs.driver import Run
-from hansa.runs.folder import FAILED, FINISHED, PARTITION, STOPPED, RunFolder, arithmetic_description
-from hansa.runs.options import Callback, Record, RunOptions
+from hansa.runs.folder import (
+    FAILED,
+    FINISHED,
+    LOCK,
+    PARTITION,
+    STOPPED,
+    RunFolder,
+    SeedGroupFolder,
+    arithmetic_description,
+    expand_seeds,
+    slug,
+)
+from hansa.runs.options import Callback, Record, RunOptions, device_names
 from hansa.runs.provenance import Provenance, changed_kinds, parse_accepted_changes, provenance_of
 from hansa.runs.record import ClientRecord, Meta, RunRecord
 from hansa.runs.store import ClientStore, DamagedFileError, io
-from hansa.training import Task
+from hansa.runs.store.io import FileLock, InUseError
+from hansa.runs.trackers import flatten
+from hansa.training import Task, TaskLike
 
 log = logging.getLogger("hansa")
 
+IfExists: TypeAlias = Literal["resume", "replace", "new", "refuse"]
+"""What happens to a run that a folder holds: it is resumed if it has the same settings, or replaced; ``new`` takes the
+next free name, folder-2, folder-3, ...; ``refuse`` is an error."""
+RunFactory: TypeAlias = Callable[[Config, ClientStore | None, int], Run]
+"""Builds a run from a configuration, the client rows of a checkpoint if there is one, and the rounds done."""
+
+FREE_SETTINGS = ("rounds", "workers", "engine", "device", "deterministic", "server_device", "name", "checkpoint")
+"""The keys of a configuration that may change when its run is resumed."""
+RECORDED_OPTIONS = ("dtype", "quorum", "faults", "max_norm", "profile")
+"""The options of a run started in Python that affect its results; its folder records them."""
+LISTED_CHANGES = 8
+
+
+def open_run(
+    config: Config | None,
+    folder: Path | str,
+    if_exists: IfExists = "refuse",
+    *,
+    rounds: int | None = None,
+    fallback: bool = False,
+    accept: Sequence[str] = (),
+    trust: bool = False,
+    run_factory: RunFactory | None = None,
+    **settings: Any,
+) -> Experiment:
+    """Start the run of a folder, or resume or replace the one that it holds.
+
+    Args:
+        config: What to run; None resumes whatever the folder holds.
+        folder: The folder of the run.
+        if_exists: What happens if the folder holds a run already.
+        rounds: The last round of a resumed run; by default that of ``config`` or that of the folder, the later one.
+        fallback: Use the newest undamaged checkpoint.
+        accept: Kinds of changes of data, model or code with which a run is resumed; they are recorded in the folder.
+        trust: Import code that the folder names even if this user did not create the folder on this machine.
+        run_factory: Builds the run of a configuration that needs more than its own contents: one that was started in
+            Python, or that of a federation.
+        settings: New values of `FREE_SETTINGS` for a resumed run; by default those of a configuration.
+
+    Returns:
+        The run with its folder, before its next round: `Experiment.execute` runs it.
+    """
+    found = RunFolder.containing(folder)
+    if config is not None and not (if_exists == "resume" and found.exists):
+        overwrite, numbered = if_exists == "replace", if_exists == "new"
+        try:
+            return Experiment.new(config, folder, overwrite=overwrite, numbered=numbered, run_factory=run_factory)
+        except HansaError:
+            if if_exists != "resume" or not found.exists:  # otherwise another process has started it in the meantime
+                raise
+    if config is not None:
+        saved = found.config
+        refuse_other_settings(found.path, saved, config)
+        rounds = max(config.rounds, saved.rounds) if rounds is None else rounds
+        if config.python is None:
+            given = {name: value for name, value in settings.items() if value is not None}
+            settings = {**{name: getattr(config, name) for name in FREE_SETTINGS if name != "rounds"}, **given}
+            trust = True  # the caller's configuration names the same code
+    return Experiment.resume(
+        found.path, fallback=fallback, accept=accept, trust=trust, run_factory=run_factory, rounds=rounds, **settings
+    )
+
 
 class Experiment:
-    """A run in its folder. ``Experiment.new`` starts one, ``Experiment.resume`` resumes one; `execute` runs it."""
+    """A run in its folder, which `open_run` opens, or in memory; `execute` runs it."""
 
-    def __init__(self, config: Config, run: Run, folder: RunFolder) -> None:
-        self.config, self.run, self.folder = config, run, folder
+    def __init__(self, config: Config, run: Run, folder: RunFolder | None = None) -> None:
+        self.config, self.run, self._folder = config, run, folder
         self.began = self._saved = run.state.round
         self._saved_at = time.monotonic()
 
@@ -51,21 +135,13 @@ class Experiment:
     ) -> Experiment:
         """Start a run: build data, model and algorithm, then lock the folder, then write to it.
 
-        Args:
-            config: The configuration.
-            path: The folder, which must be empty.
-            overwrite: Replace a run in the folder; it is removed when the new one has its first checkpoint.
-            numbered: Take the next free name: path, path-2, path-3, ...
-            run_factory: Builds a run started in Python, which no configuration describes.
+        A run that is replaced is removed when the new one has its first checkpoint. The arguments are those of
+        `open_run`.
         """
         folder = RunFolder(path)
         if not numbered:
             folder.check_free(overwrite=overwrite)
-        if run_factory is None:
-            run = build_run(config, build.load_data(config))
-        else:
-            run = run_factory(config, None, 0)
-            config = _with_server_device(config, run)
+        run = build_run(config, build.load_data(config)) if run_factory is None else run_factory(config, None, 0)
         folder.acquire(overwrite=overwrite, numbered=numbered)
         try:
             folder.write_start(config, run)
@@ -97,17 +173,7 @@ class Experiment:
         run_factory: RunFactory | None = None,
         **settings: Any,
     ) -> Experiment:
-        """Return the run of a folder at its last checkpoint.
-
-        Args:
-            path: The folder.
-            fallback: Use the newest undamaged checkpoint.
-            accept: Kinds of changes of data, model or code to accept; they are recorded in the folder.
-            trust: Import code that the folder names even if this user did not create the folder on this machine.
-            run_factory: Builds a run started in Python.
-            settings: New values of keys of the configuration that results do not depend on, such as rounds, workers and
-                device (on another kind of device the result is the same up to rounding); None keeps a value.
-        """
+        """Return the run of a folder at its last checkpoint; the arguments are those of `open_run`."""
         accepted = parse_accepted_changes(accept)
         folder = RunFolder.containing(path)
         folder.acquire_existing()
@@ -138,7 +204,6 @@ class Experiment:
                 run = build_run(config, _load_same_data(config, folder), store, done)
             else:
                 run = run_factory(config, store, done)
-                config = _with_server_device(config, run)
             run.recorded_devices = meta.get("remote_devices", []) if done else None
             provenance = _check_provenance(folder, run, state, meta, accepted)
             if meta["arithmetic"] != (now := arithmetic_of(run)):
@@ -161,6 +226,12 @@ class Experiment:
             raise
 
     @property
+    def folder(self) -> RunFolder:
+        """The folder of a run that has one."""
+        assert self._folder is not None
+        return self._folder
+
+    @property
     def rounds_left(self) -> int:
         """The number of remaining rounds."""
         return self.config.rounds - self.run.state.round
@@ -168,13 +239,17 @@ class Experiment:
     def execute(
         self, callbacks: Sequence[Callback] = (), first: Sequence[Callback] = (), *, stopped: bool = False
     ) -> dict[str, Any]:
-        """Run to the last round or until a callback stops it, save everything, and return the summary.
+        """Run to the last round or until a callback stops it, save everything, and return the summary of the folder.
 
         Args:
             callbacks: Called after every round.
             first: Called before the record of a round is written; they may add to it.
             stopped: Whether a callback has stopped the run before, at its current round: then only save.
         """
+        rounds = 0 if stopped else self.rounds_left
+        if self._folder is None:
+            self.run.advance(rounds, [*first, *callbacks])
+            return {}
         evaluate, task = self.config.evaluate, self.run.task
         recording: list[Callback] = []
         if evaluate.train and isinstance(task, Task):
@@ -184,7 +259,7 @@ class Experiment:
         saving = [self._check_folder, self._close_round]
         target = evaluate.target
         try:
-            self.run.advance(0 if stopped else self.rounds_left, [*recording, *first, *saving, *callbacks])
+            self.run.advance(rounds, [*recording, *first, *saving, *callbacks])
         except BaseException as error:
             # closed rounds are saved; an incomplete round must not reach a checkpoint
             if isinstance(error, OSError | DamagedFileError):
@@ -262,6 +337,61 @@ class Experiment:
         self.folder.release()
 
 
+@dataclass(frozen=True, slots=True)
+class PythonRun:
+    """A run started in Python: an algorithm, a task and options, which no configuration file can hold."""
+
+    algorithm: Algorithm
+    task: TaskLike
+    options: RunOptions
+
+    def describe(
+        self,
+        rounds: int,
+        seed: int = 0,
+        seeds: Sequence[int] | None = None,
+        *,
+        name: str | None = None,
+        checkpoint_every: int = 10,
+    ) -> Config:
+        """Return the configuration that a folder stores for the run, or for several seeds of it."""
+        options = self.options
+        changed = {name: value for name, value in options.changed().items() if name in RECORDED_OPTIONS}
+        return Config(
+            name=self.algorithm.name if name is None else name,
+            seed=seed,
+            seeds=None if seeds is None else list(seeds),
+            workers=options.workers or "auto",
+            rounds=rounds,
+            device=device_names(options.resolve_devices(self.task)),
+            deterministic=options.deterministic is not False,
+            server_device=str(options.server_device or "cpu"),
+            evaluate=EvaluateSection(every=options.evaluate_every),
+            checkpoint=CheckpointSection(every=checkpoint_every),
+            python=PythonSection(
+                algorithm=_print_value(self.algorithm),
+                task=self.task.name,
+                options={name: _print_value(value) for name, value in changed.items()},
+                cites=list(citations(self.algorithm)),
+            ),
+        )
+
+    def __call__(self, config: Config, store: ClientStore | None = None, done: int = 0) -> Run:
+        """Return the run before its next round; this is a `RunFactory`."""
+        options = replace(
+            self.options,
+            deterministic=config.deterministic if self.options.deterministic is None else self.options.deterministic,
+            server_device=self.options.server_device or config.server_device,
+        )
+        engine = auto_engine(options.workers, config.rounds - done, devices=options.resolve_devices(self.task))
+        return Run(self.algorithm, self.task, seed=config.seed, store=store, engine=engine, options=options)
+
+
+def _print_value(value: object) -> str:
+    """Return the repr without addresses in memory."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
 class RunError(HansaError):
     """A run in a folder failed in a round; the rounds before it are in the folder.
 
@@ -275,10 +405,6 @@ class RunError(HansaError):
     def __init__(self, message: str, folder: Path | None = None) -> None:
         super().__init__(message)
         self.folder = folder
-
-
-RunFactory: TypeAlias = "Callable[[Config, ClientStore | None, int], Run]"
-"""Builds a run from a configuration, the client rows of a checkpoint if there is one, and the rounds done."""
 
 
 def _check_provenance(
@@ -310,14 +436,6 @@ def _check_provenance(
     return (now, earlier) if changed else None
 
 
-def _with_server_device(config: Config, run: Run) -> Config:
-    """Return the configuration with the server's device of a run started in Python. A run that does not name one has
-    that of the configuration."""
-    if run.options.server_device is None:
-        run.move_server(config.server_device)
-    return config.model_copy(update={"server_device": str(run.server_device)})
-
-
 def arithmetic_of(run: Run) -> str:
     """Describe the platform of a run, which the last bits of its result depend on."""
     return arithmetic_description(run.devices, run.deterministic, run.server_device)
@@ -334,11 +452,11 @@ def config_digest(config: Config) -> str:
     >>> config_digest(from_yaml("rounds: 3")) == config_digest(from_yaml("rounds: 5\\nworkers: 2"))
     True
     """
-    watching = {
-        "name", "rounds", "engine", "workers", "device", "deterministic", "server_device", "evaluate", "checkpoint",
-        "links",
-    }  # fmt: skip
-    data = config.model_dump(mode="json", exclude_defaults=True, exclude=watching)
+    return _digest_without(config, (*FREE_SETTINGS, "evaluate", "links"))
+
+
+def _digest_without(config: Config, keys: Sequence[str]) -> str:
+    data = config.model_dump(mode="json", exclude_defaults=True, exclude=set(keys))
     return io.sha256(json.dumps(data, sort_keys=True).encode())
 
 
@@ -421,3 +539,106 @@ def _load_same_data(config: Config, folder: RunFolder) -> data.FederatedData:
         return replace(federated, index=split.index, offsets=split.offsets)
     except HansaError as error:
         raise HansaError(f"{folder}: the data changed since the run was started and no longer fits: {error}") from error
+
+
+def refuse_other_settings(folder: Path, saved: Config, requested: Config) -> None:
+    """Refuse to resume a run with other settings than its own, but for `FREE_SETTINGS`; the error lists each key."""
+    before, after = flatten(to_dict(saved)), flatten(to_dict(requested))
+    free = {*FREE_SETTINGS, *(("evaluate",) if requested.python is not None else ())}  # options of Python take effect
+    keys = [key for key in sorted({*before, *after}) if key.partition(".")[0] not in free]
+    changed = [
+        f"{key} is {_excerpt(before, after, key)}, requested {_excerpt(after, before, key)}"
+        for key in keys
+        if before.get(key) != after.get(key)
+    ]
+    if changed:
+        more = f"; and {len(changed) - LISTED_CHANGES} more" if len(changed) > LISTED_CHANGES else ""
+        raise HansaError(
+            f"{folder}: holds a different run: {'; '.join(changed[:LISTED_CHANGES])}{more}. Use the settings of that "
+            "run, choose another folder, or replace it with --overwrite (in Python, overwrite=True)."
+        )
+
+
+@contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in this context for a folder of several runs, whose common files it may write."""
+    io.make_folder(folder.absolute())
+    while True:
+        try:
+            lock = FileLock(folder / LOCK)
+            break
+        except InUseError:
+            time.sleep(0.02)
+    try:
+        yield
+    finally:
+        lock.close()
+
+
+def digest_name(name: str, config: Config, *, extend: bool = True) -> str:
+    """Return a folder name: the start of a title, and a digest of all settings but `FREE_SETTINGS` and several seeds.
+
+    >>> from hansa.config import from_yaml
+    >>> digest_name("local.lr=0.1", from_yaml("rounds: 3")) == digest_name("local.lr=0.1", from_yaml("workers: 2"))
+    True
+    >>> digest_name("local.lr=0.1", from_yaml("seed: 3")) == digest_name("local.lr=0.1", from_yaml("seed: 4"))
+    False
+    """
+    if config.seeds is not None:
+        config = config.model_copy(update={"seed": 0, "seeds": None})
+    return f"{slug(name)[:80]}-{_digest_without(config, FREE_SETTINGS if extend else FREE_SETTINGS[1:])[:10]}"
+
+
+def find_folder(config: Config, parent: Path | str, name: str, *, extend: bool = True) -> Path:
+    """Return the folder of a run below ``parent``, or that of its seeds: one whose runs can be reused, or a free one.
+
+    Two spellings of a point are one run. If data, model or code have changed since a run was started, the folder is
+    another one: name-2, name-3, ...
+
+    Args:
+        config: A configuration, with one seed or several.
+        parent: The folder of the runs.
+        name: The title of the run, with which the name of a new folder begins.
+        extend: Whether a run of fewer rounds is continued; otherwise it stays, and another one is started.
+    """
+    base = Path(parent) / digest_name(name, config, extend=extend)
+    same = re.compile(rf".*-{base.name.rpartition('-')[2]}(-\d+)?")
+    known = sorted(path for path in base.parent.iterdir() if same.fullmatch(path.name)) if base.parent.is_dir() else []
+    free = (base if number == 1 else base.with_name(f"{base.name}-{number}") for number in count(1))
+    return next(path for path in chain(known, free) if _is_usable(path, config))
+
+
+@allow_code()
+def _is_usable(path: Path, config: Config) -> bool:
+    """Return whether a folder holds nothing but runs of a configuration that can be reused, or is free."""
+    group, place = SeedGroupFolder(path), RunFolder(path)
+    single = config.seeds is None
+    runs = [(place if single else group.run(each.seed), each) for each in expand_seeds(config)]
+    started = [(run, each) for run, each in runs if run.exists]
+    try:
+        place.check_free() if single else group.check()
+    except HansaError:
+        if not (place if single else group).exists:  # files that are not part of a run
+            return False
+    return all(_is_reusable(run, each) for run, each in started)
+
+
+def _is_reusable(folder: RunFolder, config: Config) -> bool:
+    """Return whether a run, finished or not, can be that of a configuration with the same digest."""
+    try:
+        provenance = folder.marker["bound"]
+    except HansaError:  # damaged, or of another version
+        return False
+    if changed_kinds(provenance, provenance_of(build_run(config, build.load_data(config)))):
+        return False
+    if folder.config.rounds == config.rounds and folder.summary["status"] == FINISHED:
+        return True
+    return bool(folder.checkpoint_rounds) and int(folder.summary["rounds"]) <= config.rounds
+
+
+def _excerpt(settings: Mapping[str, Any], others: Mapping[str, Any], key: str) -> str:
+    """Return at most 60 characters of a setting, from where it begins to differ from the other one."""
+    text, other = str(settings.get(key, "not set")), str(others.get(key, ""))
+    same = next((place for place, pair in enumerate(zip(text, other, strict=False)) if pair[0] != pair[1]), len(other))
+    start = max(0, same - 20) if len(text) > 60 else 0
+    return f"{'...' if start else ''}{text[start : start + 60]}"

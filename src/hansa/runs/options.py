@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import torch
 
-from hansa.algorithm import Algorithm
 from hansa.core.devices import Device, resolve_devices
 from hansa.core.errors import check_integer, check_positive, invalid_argument
-from hansa.engine import auto_engine
 from hansa.pace import Profile
 from hansa.pace.profiles import require_profile
 from hansa.rounds.faults import faults
@@ -19,9 +17,7 @@ from hansa.rounds.measures.base import Measure
 from hansa.training import TaskLike, personalise
 
 if TYPE_CHECKING:
-    from hansa.config import Config
     from hansa.runs.driver import Run
-    from hansa.runs.store import ClientStore
 
 Record: TypeAlias = dict[str, Any]
 """The numbers of one round, by the names of `hansa.runs.columns`."""
@@ -75,37 +71,6 @@ class RunOptions:
     def resolve_devices(self, task: TaskLike) -> tuple[torch.device, ...]:
         """Return the training devices: those of the options, else of the task, else the CPU."""
         return resolve_devices(self.device if self.device is not None else getattr(task, "device", None) or "cpu")
-
-
-@dataclass(frozen=True, slots=True)
-class PythonRun:
-    """A run started in Python: an algorithm, a task and options, which no configuration file can hold."""
-
-    algorithm: Algorithm
-    task: TaskLike
-    rounds: int
-    options: RunOptions
-    seed: int = 0
-    name: str | None = None
-    checkpoint_every: int = 10
-
-    def start(self, config: Config | None = None, store: ClientStore | None = None, done: int = 0) -> Run:
-        """Return the run before its next round.
-
-        Args:
-            config: The configuration of its folder, which has the seed, the rounds and the determinism of the run.
-            store: The client memory of a checkpoint.
-            done: The number of rounds that are done.
-        """
-        from hansa.runs.driver import Run
-
-        seed, rounds, options = self.seed, self.rounds, self.options
-        if config is not None:
-            seed, rounds = config.seed, config.rounds
-            if options.deterministic is None:
-                options = replace(options, deterministic=config.deterministic)
-        engine = auto_engine(options.workers, rounds - done, devices=options.resolve_devices(self.task))
-        return Run(self.algorithm, self.task, seed=seed, store=store, engine=engine, options=options)
 
 
 class RunOptionsDict(TypedDict, total=False):

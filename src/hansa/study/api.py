@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from hansa.algorithm import Algorithm
 from hansa.core.errors import HansaError, check_integer, invalid_argument
+from hansa.engine import auto_engine
 from hansa.runs.columns import WINDOW, MetricFacts, scores_test_rows
 from hansa.runs.driver import Run
-from hansa.runs.options import Callback, PythonRun, RunOptions, RunOptionsDict, device_names
+from hansa.runs.options import Callback, RunOptions, RunOptionsDict, device_names
 from hansa.runs.store import ClientStore
 from hansa.training import TaskLike
 
 if TYPE_CHECKING:  # a run in memory needs none of these: folders, results and progress are imported where they are used
     from hansa.config import Config
-    from hansa.runs.launch import IfExists
+    from hansa.runs.experiment import IfExists
     from hansa.runs.search import Axis, Search
     from hansa.study.report.results import Comparison, Runs
     from hansa.study.session import Job
@@ -117,30 +117,31 @@ def run(
         raise invalid_argument("run", "algorithm", algorithm, "an Algorithm", "hansa.presets.fedavg(...) makes one.")
     check_integer("run", "rounds", rounds)
     chosen = RunOptions(**options)
-    spec = PythonRun(algorithm, task, rounds, chosen, 0 if seed is None else seed, name, checkpoint_every)
     if store is not None and (out is not None or seeds is not None):
         hint = "Each seed has its own store." if out is None else "The run's folder holds client memory."
         raise invalid_argument("run", "store", store, "None with out or several seeds", hint)
     if seeds is None and parallel is not None:
         raise invalid_argument("run", "parallel", parallel, "None for one seed", "workers=N uses N cores.")
+    if seed is not None and seeds is not None and not isinstance(seeds, int):
+        raise invalid_argument("run", "seed", seed, "none beside a list of seeds", f"The list is {list(seeds)}.")
+    first = 0 if seed is None else seed
     if seeds is None and out is None and not progress:
-        return spec.start(store=store).advance(rounds, chosen.callbacks)
+        engine = auto_engine(chosen.workers, rounds, devices=chosen.resolve_devices(task))
+        alone = Run(algorithm, task, seed=first, store=store, engine=engine, options=chosen)
+        return alone.advance(rounds, chosen.callbacks)
+    from hansa.runs.experiment import PythonRun
     from hansa.runs.folder import parse_seeds
-    from hansa.runs.launch import describe_run
     from hansa.study.report.results import Runs
     from hansa.study.session import Session, plan_jobs
 
-    if seed is not None and seeds is not None and not isinstance(seeds, int):
-        raise invalid_argument("run", "seed", seed, "none beside a list of seeds", f"The list is {list(seeds)}.")
+    python = PythonRun(algorithm, task, chosen)
+    several = None if seeds is None else parse_seeds(seeds, first)
+    config = python.describe(rounds, first, several, name=name, checkpoint_every=checkpoint_every)
+    kept: dict[str, Any] = {"store": store} if out is None else {"rounds": rounds, "accept": accept}
     with Session(progress, saved=out is not None) as session:
-        config = describe_run(spec, None if seeds is None else parse_seeds(seeds, spec.seed))
-        how: IfExists = "replace" if overwrite else "resume"
-        jobs, _ = plan_jobs(config, out, how, python=spec, callbacks=chosen.callbacks, rounds=rounds, accept=accept)
-        if seeds is None:
-            first = replace(jobs[0], opened=None if store is None else spec.start(store=store))
-            return session.run_jobs([first]).runs[0]
-        session.display.expect(rounds * len(jobs))
-        return Runs(config.title, session.run_jobs(jobs, None, parallel).runs)
+        jobs = plan_jobs(config, out, "replace" if overwrite else "resume", python=python, **kept)
+        runs = session.run_jobs(jobs, parallel).runs
+    return runs[0] if several is None else Runs(config.title, runs)
 
 
 def compare(
@@ -184,8 +185,8 @@ def compare(
     >>> len(compare(methods, task, rounds=2, seeds=2)["FedAMS"])
     2
     """
+    from hansa.runs.experiment import PythonRun
     from hansa.runs.folder import parse_seeds, slug
-    from hansa.runs.launch import describe_run
     from hansa.study.report.results import Comparison, Runs
     from hansa.study.session import Session, plan_jobs
 
@@ -201,18 +202,15 @@ def compare(
     if unknown := [name for name in again if name not in methods]:
         raise invalid_argument("compare", "overwrite", unknown[0], f"names among {', '.join(methods)}")
     all_seeds, chosen = parse_seeds(seeds, 0, "compare"), RunOptions(**options)
+    jobs: list[Job] = []
     with Session(progress, saved=out is not None) as session:
-        session.display.expect(rounds * len(methods) * len(all_seeds))
-        jobs: list[Job] = []
         for name, algorithm in methods.items():
-            spec = PythonRun(algorithm, task, rounds, chosen, 0, name, checkpoint_every)
+            python = PythonRun(algorithm, task, chosen)
+            config = python.describe(rounds, seeds=all_seeds, name=name, checkpoint_every=checkpoint_every)
             folder = None if out is None else Path(out) / slugs[name]
             how: IfExists = "replace" if name in again else "resume"
-            config = describe_run(spec, all_seeds)
-            jobs += plan_jobs(
-                config, folder, how, python=spec, callbacks=chosen.callbacks, rounds=rounds, accept=accept
-            )[0]
-        runs = iter(session.run_jobs(jobs, None, parallel).runs)
+            jobs += plan_jobs(config, folder, how, python=python, rounds=rounds, accept=accept)
+        runs = iter(session.run_jobs(jobs, parallel).runs)
         return Comparison({name: Runs(name, [next(runs) for _ in all_seeds]) for name in methods})
 
 
@@ -258,8 +256,8 @@ def search(
             before it, so trials never do. None uses all cores where that saves time.
         options: Further options of every run, as in `hansa.run`.
     """
+    from hansa.runs.experiment import PythonRun
     from hansa.runs.folder import parse_seeds, slug
-    from hansa.runs.launch import describe_run
     from hansa.runs.search import Search
     from hansa.study.session import Session, plan_jobs
 
@@ -282,16 +280,11 @@ def search(
     )
 
     def plan(point: Mapping[str, Any]) -> list[Job]:
+        python = PythonRun(factory(**point), task, chosen)
         title = ", ".join(f"{name}={value!r}" for name, value in point.items())
-        jobs = []
-        for seed in all_seeds:
-            spec = PythonRun(factory(**point), task, rounds, chosen, seed, title, checkpoint_every)
-            folder = None if out is None else Path(out) / f"{slug(title)}-seed-{seed}"
-            config = describe_run(spec)
-            jobs += plan_jobs(
-                config, folder, "resume", python=spec, callbacks=chosen.callbacks, shared=True, rounds=rounds
-            )[0]
-        return jobs
+        config = python.describe(rounds, seeds=all_seeds, name=title, checkpoint_every=checkpoint_every)
+        folder = None if out is None else Path(out) / slug(title)
+        return plan_jobs(config, folder, "resume", python=python, shared=True, rounds=rounds)
 
     with Session(progress, saved=out is not None) as session:
         session.run_trials(study, trials, plan, parallel)
@@ -341,6 +334,7 @@ def resume(
     ...     resume(f"{folder}/run", method, task, rounds=4).state.round
     4
     """
+    from hansa.runs.experiment import PythonRun
     from hansa.study.session import Session, plan_resumed
 
     if (algorithm is None) != (task is None):
@@ -348,7 +342,7 @@ def resume(
     if task is None and (foreign := sorted(set(options) - RESUMABLE)):
         raise HansaError(f"resume({str(folder)!r}): {', '.join(foreign)}: the folder's configuration sets these.")
     chosen = RunOptions(**options)
-    spec = None if algorithm is None or task is None else PythonRun(algorithm, task, 0, chosen)
+    python = None if algorithm is None or task is None else PythonRun(algorithm, task, chosen)
     settings: dict[str, Any] = {
         "rounds": rounds,
         "workers": chosen.workers,
@@ -357,10 +351,9 @@ def resume(
         "server_device": None if chosen.server_device is None else str(chosen.server_device),
     }
     with Session(progress) as session:
-        jobs, group = plan_resumed(
-            folder, spec, settings, chosen.callbacks, trust=trust, fallback=fallback, accept=accept
-        )
-        return session.run_jobs(jobs, group, parallel).as_runs()
+        how: dict[str, Any] = {"trust": trust, "fallback": fallback, "accept": accept}
+        jobs = plan_resumed(folder, python, settings, chosen.callbacks, **how)
+        return session.run_jobs(jobs, parallel).as_runs()
 
 
 def run_config(
@@ -391,7 +384,7 @@ def run_config(
     """
     from hansa.study.session import Session, plan_jobs
 
-    how: IfExists = "replace" if overwrite else "resume"
     with Session(progress) as session:
-        jobs, group = plan_jobs(config, out, how, callbacks=callbacks, rounds=config.rounds)
-        return session.run_jobs(jobs, group).as_runs()
+        how: IfExists = "replace" if overwrite else "resume"
+        jobs = plan_jobs(config, out, how, callbacks=callbacks, rounds=config.rounds)
+        return session.run_jobs(jobs).as_runs()

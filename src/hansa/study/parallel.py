@@ -1,19 +1,16 @@
-"""Runs of a study side by side: in worker processes where that saves time, and in this process.
+"""Runs of a study side by side in worker processes.
 
-One run of a small model cannot use all cores, several can. Worker processes take runs from a queue, the longest first.
-A worker is a fork of this process where that is safe: it starts in milliseconds, since all modules are imported and all
-data are there. Elsewhere it is a new interpreter, which first imports torch and Hansa, about two seconds of a core.
+One run of a small model cannot use all cores, several can. Worker processes take runs from a queue, the longest first:
+one that begins last keeps one core busy while the others wait. This process collects results, shows progress and knows
+what signals mean. A worker is a fork of this process where that is safe: it starts in milliseconds, since all modules
+are imported and all data are there. Elsewhere it is a new interpreter, which first imports torch and Hansa, about two
+seconds of a core: these are started only if the user asks for parallel runs.
 
-With forks there are as many workers as runs may be under way, and this process only collects results: a forked process
-executes a run a little faster, because it allocates memory that imports have not fragmented, and processes that are
-equally fast end at the same time. Otherwise there is one less, and this process takes runs, too; it serves the workers
-after each of its rounds. Results do not depend on who executes a run, nor on the order in which runs end. What fails in
-a worker is executed again here, so that its error is raised where it can be seen; this process also continues the run
-of a worker that dies, and takes its place.
+Results do not depend on who executes a run, nor on the order in which runs end. The error of a run is raised here. The
+run of a worker that dies is executed again by another one, or by this process when no worker is left.
 
-Workers ignore the signals that stop a study, since a terminal or a batch system sends them to all its processes: this
-process decides what they mean. They end with it, however it ends; runs in folders are then resumed from their last
-checkpoints.
+Workers ignore the signals that stop a study, since a terminal or a batch system sends them to all its processes. They
+end with this process, however it ends; runs in folders are then resumed from their last checkpoints.
 """
 
 from __future__ import annotations
@@ -26,10 +23,11 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from logging.handlers import QueueHandler
@@ -47,27 +45,25 @@ from hansa.config.import_path import is_trusted, may_import
 from hansa.core.devices import resolve_devices
 from hansa.core.errors import check_integer
 from hansa.engine import workers as worker_block
-from hansa.engine.auto import START_SECONDS, available_cores
+from hansa.engine.auto import available_cores
 from hansa.engine.processes import current_workers
 from hansa.engine.requests import NumericSettings
 from hansa.engine.shared_memory import CodeChecker, PackedObject, Packer, SharedMemory, unpack_object
 from hansa.runs import provenance
 from hansa.runs.driver import Run
-from hansa.runs.options import Callback, Record
 from hansa.runs.store.io import InUseError
 from hansa.study.report.progress import ProgressDisplay, RunProgress
 
 if TYPE_CHECKING:
-    from hansa.study.session import Job, Opened, Session
+    from hansa.runs.experiment import Experiment
+    from hansa.study.session import Job, Session
 
 log = logging.getLogger("hansa")
 
 SHOW_SECONDS = 0.2
 """The least time between two messages about the progress of a run."""
 STOP_SIGNALS = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None))]
-STOP = "stop"
-FOLLOW, ROUND, SKIP, NOTE, LOG = "follow", "round", "skip", "note", "log"
-DONE, STOPPED, FAILED, IN_USE = "done", "stopped", "failed", "in use"
+STOP, LOG, DONE, FAILED = "stop", "log", "done", "failed"
 
 
 class JobStopped(Exception):
@@ -75,7 +71,7 @@ class JobStopped(Exception):
 
 
 def choose_parallel(parallel: int | None, jobs: Sequence[Job], obstacle: str = "") -> int:
-    """Return how many runs of a study may be under way at once.
+    """Return how many runs of a study are under way at once.
 
     By default as many as there are cores, divided by the workers of each; one on other devices than the CPU.
 
@@ -92,6 +88,8 @@ def choose_parallel(parallel: int | None, jobs: Sequence[Job], obstacle: str = "
         obstacle = "this is a worker process"
     if os.name != "posix":
         obstacle = "worker processes need a POSIX system"
+    if parallel is None and not can_fork():
+        obstacle = obstacle or "this process cannot be forked; parallel=N starts N new ones"
     block = current_workers()
     set_workers = [job.config.workers for job in jobs if job.config.workers != "auto"]
     workers = max(set_workers, default=None if block is None else block.count)
@@ -100,7 +98,11 @@ def choose_parallel(parallel: int | None, jobs: Sequence[Job], obstacle: str = "
     count = min(cores if parallel is None else parallel, len(jobs))
     if count > 1 and obstacle:  # the user's choice, unless they ask for more
         log.log(logging.INFO if parallel is None else logging.WARNING, "runs one after the other: %s", obstacle)
-    return 1 if obstacle else max(1, count)
+    elif count > 1 and workers_that_fit(count) < 2:
+        warn_sequential("there is not enough free memory for two processes")
+    else:
+        return max(1, workers_that_fit(count))
+    return 1
 
 
 @cache
@@ -119,46 +121,32 @@ class StudyScheduler:
     Args:
         session: Shows progress, and knows whether the user wants to stop.
         jobs: The runs.
-        run_here: Executes a job in this process, with a further callback of its run.
-        parallel: How many runs may be under way at once, from `choose_parallel`.
-        eager: Start worker processes at once, not when they have been found to save time. Those that are forked cost
-            nothing: they are always started at once.
+        run_here: Executes a job in this process.
+        parallel: How many runs are under way at once, from `choose_parallel`; one is executed in this process.
     """
 
     def __init__(
-        self,
-        session: Session,
-        jobs: Sequence[Job],
-        run_here: Callable[[Job, Callback], Opened],
-        parallel: int,
-        *,
-        eager: bool = False,
+        self, session: Session, jobs: Sequence[Job], run_here: Callable[[Job], Experiment | None], parallel: int
     ) -> None:
-        self.jobs, self._session, self._run_here = list(jobs), session, run_here
-        self._parallel, self._eager = parallel, eager
+        self.jobs, self._session, self._run_here, self._parallel = list(jobs), session, run_here, parallel
         self._queue = deque(range(len(self.jobs)))
-        self._repeat: list[int] = []  # jobs that failed in a worker, or whose worker died
         self._in_use: dict[int, float] = {}  # jobs that another process executes, each with when to ask again
         self._failed: tuple[int, BaseException] | None = None
         self._workers: list[Worker] = []
-        self._results: dict[int, Opened] = {}
-        self._undecided = parallel > 1  # whether workers may still be started
-        self._checker = CodeChecker()
-        self._began, self._rounds = time.monotonic(), 0
+        self._results: dict[int, Experiment | None] = {}
 
-    def run(self) -> list[Opened]:
+    def run(self) -> list[Experiment | None]:
         """Execute all jobs."""
-        if self._undecided and (reason := self._checker.check(self.jobs)):
-            warn_sequential(reason)
-            self._parallel, self._undecided = 1, False
         try:
-            if self._undecided and (self._eager or can_fork()):
+            if self._parallel > 1:
                 self._start_workers()
-            while self._queue or self._repeat or self._busy:
+            while self._queue or self._busy:
                 if self._session.interrupt.received is not None:
                     raise KeyboardInterrupt
-                if (index := self._next_here()) is None:
-                    self._serve_workers(SHOW_SECONDS)
+                if self._workers:
+                    self._serve_workers()
+                elif (index := self._take()) is None:
+                    time.sleep(SHOW_SECONDS)
                 else:
                     self._execute_here(index)
             if self._failed is not None:
@@ -176,13 +164,6 @@ class StudyScheduler:
     def _busy(self) -> list[Worker]:
         return [worker for worker in self._workers if worker.job is not None]
 
-    def _next_here(self) -> int | None:
-        """Return the next job for this process: one to be repeated, or a new one if there are too few workers."""
-        if self._repeat:
-            self._repeat.sort()
-            return self._repeat.pop(0)
-        return self._take() if len(self._workers) < self._parallel else None
-
     def _take(self) -> int | None:
         """Return the next job of the queue, but for those that another process executed a moment ago."""
         now = time.monotonic()
@@ -192,66 +173,46 @@ class StudyScheduler:
         return index
 
     def _execute_here(self, index: int) -> None:
-        one_core = nullcontext() if self._parallel == 1 or self._alone(index) else worker_block(1)
         try:
-            with one_core:
-                self._results[index] = self._run_here(self.jobs[index], self._after_round)
+            self._results[index] = self._run_here(self.jobs[index])
         except Exception as error:
             if self._session.interrupt.received is not None:
                 raise
-            if isinstance(error, InUseError) and self.jobs[index].shared:
-                self._put_last(index, str(error))
-            else:
-                self._fail(index, error)
+            self._settle(index, error)
 
     def _alone(self, index: int) -> bool:
         """Whether a run that does not set its workers may use all cores: it is the last, and the others are equal."""
         alike = len({job.rounds for job in self.jobs}) == 1
         return alike and len(self.jobs) % self._parallel == 1 and index == len(self.jobs) - 1
 
-    def _after_round(self, run: Run, record: Record) -> None:
-        """Serve the workers between two rounds of this process; start them if the remaining runs are long enough."""
-        self._rounds += 1
-        if self._undecided and self._queue:
-            left = sum(self.jobs[index].rounds for index in self._queue)
-            seconds = (time.monotonic() - self._began) / self._rounds * left
-            if seconds * (1 - 1 / self._parallel) >= 2 * START_SECONDS:
-                self._start_workers()
-        while self._serve_workers(0.0):
-            pass
-
     def _start_workers(self) -> None:
-        """Start worker processes, before the first run opens files if they are forks; the longest runs come first: one
-        that begins last keeps one core busy while the others wait."""
-        self._undecided, fork = False, can_fork()
-        count = workers_that_fit(min(self._parallel if fork else self._parallel - 1, len(self._queue)))
-        if not count:
-            warn_sequential("there is not enough free memory for another process")
-            return
+        """Start worker processes, before the first run opens files if they are forks."""
+        sources: Mapping[str, str] = {}
+        if not (fork := can_fork()):
+            checker = CodeChecker()
+            if reason := checker.check(self.jobs):
+                warn_sequential(reason)
+                return
+            sources = provenance.sources_of(checker.code)
         self._queue = deque(sorted(self._queue, key=lambda index: (-self.jobs[index].rounds, index)))
-        sources = provenance.sources_of(self._checker.code)
         setup = StudySetup(self.jobs, sources, self._session.display.console is not None)
         memory = None if fork else SharedMemory()
         packed = None if memory is None else Packer(memory).pack(setup)
-        for _ in range(count):
+        for _ in range(self._parallel):
             self._workers.append(Worker(setup) if memory is None else Worker(None, packed, memory))
-        log.info("%d runs side by side", min(self._parallel, count + 1))
+        log.info("%d runs side by side", self._parallel)
 
-    def _serve_workers(self, timeout: float) -> bool:
-        """Give jobs to idle workers, and take a message of each that has one; return whether any had."""
+    def _serve_workers(self) -> None:
+        """Give jobs to idle workers, and take a message of each that has one."""
         for worker in self._workers:
             if worker.job is None and (index := self._take()) is not None:
                 worker.start(index, alone=self._alone(index))
-        waiting = [worker.pipe for worker in self._workers]
-        if not waiting:
-            time.sleep(timeout)
-        ready = connection.wait(waiting, timeout) if waiting else []
+        ready = connection.wait([worker.pipe for worker in self._workers], SHOW_SECONDS)
         for worker in [worker for worker in self._workers if worker.pipe in ready]:
             if message := worker.receive():
                 self._handle(worker, *message)
             else:
                 self._bury(worker)
-        return bool(ready)
 
     def _handle(self, worker: Worker, kind: str, *content: Any) -> None:
         """Take a worker's message: show the progress of its run, or settle its job."""
@@ -262,56 +223,50 @@ class StudyScheduler:
         index = worker.job
         assert index is not None
         job = self.jobs[index]
-        if kind == FOLLOW:
+        if kind == "follow":
             worker.progress = self._session.display.follow(job.title, *content)
-        elif kind == ROUND and worker.progress is not None:
+        elif kind == "update":
+            assert worker.progress is not None
             worker.progress.update(*content)
-        elif kind == SKIP:
-            self._session.display.skip(*content)
-        elif kind == NOTE:
-            self._session.display.print_once(*content)
         elif kind == DONE:
             worker.job = None
             self._results[index] = job.collect(*content)
-        elif kind in (STOPPED, FAILED, IN_USE):
+        elif kind == FAILED:
             worker.job = None
             if worker.progress is not None:
                 worker.progress.close()
-            if kind == IN_USE:
-                self._put_last(index, *content)
-            elif kind == FAILED:
-                log.info("%s: failed in a worker process, repeated here: %s", job.title, *content)
-                self._repeat_here(index)
+            self._settle(index, *content)
+        else:  # skip, print_once
+            getattr(self._session.display, kind)(*content)
 
     def _bury(self, worker: Worker) -> None:
-        """Have this process continue the run of a worker that died."""
+        """Put the job of a worker that died first in the queue."""
         self._workers.remove(worker)
         worker.end()
         if worker.job is not None:
             log.warning(
-                "%s: the worker process died (exit code %s); the run is continued here",
+                "%s: the worker process died (exit code %s); the run is continued by another one",
                 self.jobs[worker.job].title, worker.process.exitcode,
             )  # fmt: skip
-            self._repeat_here(worker.job)
+            if self._failed is None or worker.job < self._failed[0]:
+                self._queue.appendleft(worker.job)
 
-    def _repeat_here(self, index: int) -> None:
-        if self._failed is None or index < self._failed[0]:
-            self._repeat.append(index)
-
-    def _put_last(self, index: int, reason: str) -> None:
-        if index not in self._in_use:
-            log.info("%s: another process executes this run. %s", self.jobs[index].title, reason)
-        self._in_use[index] = time.monotonic() + SHOW_SECONDS
-        if self._failed is None or index < self._failed[0]:
-            self._queue.append(index)
-
-    def _fail(self, index: int, error: BaseException) -> None:
-        """Record the first error in the order of the jobs, and stop the jobs after it."""
+    def _settle(self, index: int, error: Exception) -> None:
+        """Put a run last that another process executes; else record the first error in the order of the jobs, and stop
+        the jobs after it."""
+        if isinstance(error, JobStopped):
+            return
+        if isinstance(error, InUseError) and self.jobs[index].shared:
+            if index not in self._in_use:
+                log.info("%s: another process executes this run. %s", self.jobs[index].title, error)
+            self._in_use[index] = time.monotonic() + SHOW_SECONDS
+            if self._failed is None or index < self._failed[0]:
+                self._queue.append(index)
+            return
         if self._failed is None or index < self._failed[0]:
             self._failed = index, error
         first = self._failed[0]
         self._queue = deque(job for job in self._queue if job < first)
-        self._repeat = [job for job in self._repeat if job < first]
         for worker in self._busy:
             if worker.job is not None and worker.job > first:
                 worker.send(STOP)
@@ -319,11 +274,11 @@ class StudyScheduler:
     def _stop_workers(self) -> None:
         """Stop all runs of workers after their rounds, if that saves them."""
         self._queue.clear()
-        self._failed = -1, KeyboardInterrupt()  # nothing is repeated or queued any more
+        self._failed = -1, KeyboardInterrupt()  # nothing is queued any more
         for worker in self._busy:
             worker.send(STOP)
         while self._busy and self.jobs[0].folder is not None:
-            self._serve_workers(SHOW_SECONDS)
+            self._serve_workers()
 
 
 def workers_that_fit(count: int) -> int:
@@ -335,9 +290,6 @@ def workers_that_fit(count: int) -> int:
     except (OSError, ValueError, StopIteration):  # not Linux
         return count
     return min(count, int(free // (1.2 * own)))
-
-
-# ----------------------------------------------------------------------------------------- worker processes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -513,7 +465,6 @@ def execute_jobs(pipe: Connection, setup: StudySetup | None) -> None:
         if (order := pipe.recv()) == STOP:  # the run had ended before
             continue
         index, alone = order
-        job = setup.jobs[index]
         memory = SharedMemory()
         try:
             with ExitStack() as stack:
@@ -522,26 +473,39 @@ def execute_jobs(pipe: Connection, setup: StudySetup | None) -> None:
                     stack.enter_context(allow_code(trust=trust))
                 if not alone:
                     stack.enter_context(worker_block(1))
-                packed = Packer(memory).pack(job.work(display))
+                packed = Packer(memory).pack(setup.jobs[index].work(display))
             with lock:
                 pipe.send((DONE, *packed))
                 reduction.send_handle(pipe, memory.fd, os.getppid())
-        except JobStopped:
-            send(STOPPED)
         except Exception as error:
-            kind = IN_USE if job.shared and isinstance(error, InUseError) else FAILED
-            send(kind, f"{type(error).__name__}: {error}")
+            send(FAILED, portable(error))
         memory.close()
         gc.collect()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
 
 
+def portable(error: Exception) -> Exception:
+    """Return an error that another process can raise, with its traceback as a note.
+
+    >>> class Own(Exception): ...
+    >>> portable(Own("no data")), portable(KeyError("x"))
+    (RuntimeError('Own: no data'), KeyError('x'))
+    """
+    text = "".join(traceback.format_exception(error))
+    try:
+        reduction.ForkingPickler.loads(reduction.ForkingPickler.dumps(error))
+    except Exception:  # whatever a user's own error does
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    error.add_note(text)
+    return error
+
+
 class WorkerDisplay(ProgressDisplay):
     """Sends the progress of a worker's run to the study, and stops the run when the study says so.
 
     Args:
-        send: Sends a message.
+        send: Sends the name of a method of the study's display, and its arguments.
         stopping: Returns whether there is an order of the study; during a run that can only be to stop.
         shown: Whether the study shows progress.
     """
@@ -550,15 +514,14 @@ class WorkerDisplay(ProgressDisplay):
         self.send, self.stopping, self.shown = send, stopping, shown
 
     def follow(self, title: str, rounds: int, done: int = 0) -> RunProgress:
-        self.send(FOLLOW, rounds, done)
+        self.send("follow", rounds, done)
         return _SentProgress(self, rounds)
 
     def skip(self, rounds: int) -> None:
-        self.send(SKIP, rounds)
+        self.send("skip", rounds)
 
     def print_once(self, text: str, topic: str = "") -> None:
-        if text:
-            self.send(NOTE, text, topic)
+        self.send("print_once", text, topic)
 
 
 class _SentProgress(RunProgress):
@@ -574,4 +537,4 @@ class _SentProgress(RunProgress):
         now = time.monotonic()
         if self._worker.shown and (now - self._sent >= SHOW_SECONDS or round == self._rounds):
             self._sent = now
-            self._worker.send(ROUND, round, numbers)
+            self._worker.send("update", round, numbers)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from rich.console import Console
 
@@ -21,17 +21,18 @@ from hansa.config import Config
 from hansa.core.errors import HansaError
 from hansa.engine import reuse_workers
 from hansa.runs.driver import Run, requires_disk
-from hansa.runs.experiment import Experiment
-from hansa.runs.folder import FINISHED, RunFolder, SeedGroupFolder, expand_seeds, slug
-from hansa.runs.launch import (
+from hansa.runs.experiment import (
+    Experiment,
     IfExists,
+    PythonRun,
     digest_name,
     find_folder,
     hold_folder,
     open_run,
     refuse_other_settings,
 )
-from hansa.runs.options import Callback, PythonRun, Record
+from hansa.runs.folder import FINISHED, RunFolder, SeedGroupFolder, expand_seeds, slug
+from hansa.runs.options import Callback, Record
 from hansa.runs.search import RunningTrial, Search
 from hansa.runs.store import DamagedFileError
 from hansa.runs.trackers import build_trackers
@@ -44,9 +45,6 @@ if TYPE_CHECKING:
     from hansa.study.report.results import Runs
 
 log = logging.getLogger("hansa")
-
-Opened: TypeAlias = "Run | Experiment | RunFolder"
-"""A run in memory, a run in its folder, or the folder of a run that has finished before."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -72,10 +70,11 @@ class Job:
         title: Its name in the progress display.
         folder: Its folder; None for a run in memory.
         if_exists: What happens if the folder holds a run already.
-        options: Further arguments of `hansa.runs.launch.open_run`.
+        options: Further arguments of `hansa.runs.experiment.open_run`.
         python: The algorithm and the task of a run started in Python.
         callbacks: Called after each round, before its record is written.
         shared: Whether other studies may plan the same run: while one executes it, the others wait.
+        group: The folder of all seeds, if it is one of several.
         opened: The run, if it has been opened before.
     """
 
@@ -87,7 +86,8 @@ class Job:
     python: PythonRun | None = None
     callbacks: Sequence[Callback] = ()
     shared: bool = False
-    opened: Run | Experiment | None = None
+    group: Path | None = None
+    opened: Experiment | None = None
 
     @property
     def rounds(self) -> int:
@@ -108,8 +108,8 @@ class Job:
             return "client memory is in temporary folders of this process; out=FOLDER keeps it where others find it"
         return ""
 
-    def open(self) -> Opened:
-        """Return the run before its next round, or the folder of the finished one.
+    def open(self) -> Experiment | None:
+        """Return the run before its next round; None if its folder holds the finished one.
 
         It is an `InUseError` while another process executes the run.
         """
@@ -117,71 +117,79 @@ class Job:
             return self.opened
         if self.folder is None:
             assert self.python is not None
-            return self.python.start(self.config)
+            return Experiment(self.config, self.python(self.config, self.options.get("store")))
         found = RunFolder(self.folder)
         if self.if_exists == "resume" and found.exists:
             saved = found.config
             if saved.rounds >= self.rounds and found.summary["status"] == FINISHED:
                 refuse_other_settings(found.path, saved, self.config)
-                return found
-        return open_run(self.config, self.folder, self.if_exists, **self.options)
+                return None
+        return open_run(self.config, self.folder, self.if_exists, run_factory=self.python, **self.options)
 
     def execute(
-        self, opened: Opened, display: ProgressDisplay, callbacks: Sequence[Callback] = (), *, stopped: bool = False
-    ) -> Opened:
+        self,
+        opened: Experiment | None,
+        display: ProgressDisplay,
+        callbacks: Sequence[Callback] = (),
+        *,
+        stopped: bool = False,
+    ) -> Experiment | None:
         """Run to the last round, or until a callback stops the run; return what was opened.
 
         Args:
-            opened: The run, or the folder of a finished one.
+            opened: The run, or None for a finished one.
             display: Shows its progress.
             callbacks: Called after each round, when its record has been written.
             stopped: Whether a callback has stopped the run before: then it is only saved.
         """
-        if isinstance(opened, RunFolder):
-            display.skip(opened.config.rounds)
-            return opened
-        run = opened.run if isinstance(opened, Experiment) else opened
-        rounds = opened.config.rounds if isinstance(opened, Experiment) else self.rounds
-        display.print_once(describe_kernels(run.task))
-        watching: list[Callback] = [display.follow(self.title, rounds, run.state.round), *callbacks]
-        if isinstance(opened, Experiment):
-            opened.execute(watching, self.callbacks, stopped=stopped)
-        elif not stopped:
-            run.advance(rounds - run.state.round, [*self.callbacks, *watching])
+        if opened is None:
+            display.skip(self.rounds)
+        else:
+            display.print_once(describe_kernels(opened.run.task))
+            progress = display.follow(self.title, opened.config.rounds, opened.began)
+            opened.execute([progress, *callbacks], self.callbacks, stopped=stopped)
         return opened
 
     def work(self, display: ProgressDisplay) -> Any:
-        """Execute it in a worker process; return its folder, or what the run in memory holds."""
+        """Execute it in a worker process; return what a run in memory holds."""
         opened = self.execute(self.open(), display)
-        if isinstance(opened, RunFolder):
-            return opened.path
-        run = opened.run if isinstance(opened, Experiment) else opened
-        if run.state.round < (opened.config if isinstance(opened, Experiment) else self).rounds:
+        if opened is not None and opened.rounds_left > 0:
             raise JobStopped
-        if isinstance(opened, Experiment):
-            return opened.folder.path
+        if opened is None or self.folder is not None:
+            return None
+        run = opened.run
         saved = run.checkpoint_state(), list(run.history), list(run.trajectory) if run.options.keep_params else None
         return saved, run.store, run.client_record, run.dropped_clients
 
-    def collect(self, answer: Any) -> Opened:
+    def collect(self, answer: Any) -> Experiment | None:
         """Return the run that a worker process has executed, from what `work` has returned."""
-        if isinstance(answer, Path):
-            return RunFolder(answer)
-        run = self.open()
-        assert isinstance(run, Run)
+        if answer is None:
+            return None
+        opened = self.open()
+        assert opened is not None
+        run = opened.run
         saved, run.store, run.client_record, dropped = answer
         run.restore(*saved)
         run.dropped_clients = dropped  # a checkpoint has the last of them only
         run.release_data()
-        return run
+        return opened
 
-    def as_run(self, opened: Opened) -> Run:
+    def as_run(self, opened: Experiment | None) -> Run:
         """Return an executed run as a `Run`; one that is only a folder here is restored from it."""
-        if isinstance(opened, RunFolder):
-            opened = open_run(self.config, opened.path, "resume", **{**self.options, "fallback": False})
+        if opened is None:
+            assert self.folder is not None
+            options = {**self.options, "fallback": False}
+            opened = open_run(self.config, self.folder, "resume", run_factory=self.python, **options)
             opened.execute()
             opened.run.release_data()
-        return opened.run if isinstance(opened, Experiment) else opened
+        return opened.run
+
+    def history(self, opened: Experiment | None) -> Sequence[Record]:
+        """Return the records of all closed rounds of a run that was opened."""
+        if opened is not None:
+            return opened.run.history
+        assert self.folder is not None
+        return RunFolder(self.folder).history
 
 
 def plan_jobs(
@@ -193,34 +201,33 @@ def plan_jobs(
     callbacks: Sequence[Callback] = (),
     shared: bool = False,
     **options: Any,
-) -> tuple[list[Job], SeedGroupFolder | None]:
+) -> list[Job]:
     """Plan a run, or those of all its seeds, which are in a common folder.
 
     Args:
         config: A configuration, with one seed or several.
         folder: The folder of the run, or of the seeds; None for runs in memory.
         if_exists: What happens if the folder holds runs already.
-        python: The algorithm and the task of a run started in Python, with any seed.
-        callbacks: Called after each round, before its record is written.
+        python: The algorithm and the task of a run started in Python.
+        callbacks: Called after each round, before its record is written; those of ``python`` are, too.
         shared: Whether other studies may plan the same runs.
-        options: Further arguments of `hansa.runs.launch.open_run`.
-
-    Returns:
-        The runs, and the folder of the seeds, None for one run or runs in memory.
+        options: Further arguments of `hansa.runs.experiment.open_run`, or the ``store`` of a run in memory.
     """
     group = None
     if config.seeds is not None and folder is not None:
         group = _start_group(config, Path(folder), if_exists)
         if_exists = "replace" if if_exists == "replace" else "resume"
-    if python is not None:
-        options = {"workers": python.options.workers, "run_factory": python.start, **options}
+    if python is not None and folder is not None:
+        server = None if (given := python.options.server_device) is None else str(given)
+        options = {"workers": python.options.workers, "server_device": server, **options}
+    callbacks = callbacks if python is None else python.options.callbacks
     jobs, configs = [], expand_seeds(config)
     for each in configs:
         title = f"{config.title}, seed {each.seed}" if len(configs) > 1 else config.title
         place = folder if group is None else group.run(each.seed).path
-        place = None if place is None else Path(place)
-        jobs.append(Job(each, title, place, if_exists, options, python, callbacks, shared))
-    return jobs, group
+        path, above = None if place is None else Path(place), None if group is None else group.path
+        jobs.append(Job(each, title, path, if_exists, options, python, callbacks, shared, above))
+    return jobs
 
 
 def _start_group(config: Config, folder: Path, if_exists: IfExists) -> SeedGroupFolder:
@@ -244,32 +251,26 @@ def plan_resumed(
     *,
     trust: bool = False,
     **options: Any,
-) -> tuple[list[Job], SeedGroupFolder | None]:
+) -> list[Job]:
     """Plan to resume the run in a folder, or its seeds; those that have not been started are.
 
     Args:
         folder: The folder of a run, or of several seeds.
         python: For runs started in Python, the objects that they were started with.
-        settings: New values of `hansa.runs.launch.FREE_SETTINGS`; None keeps a value.
+        settings: New values of `hansa.runs.experiment.FREE_SETTINGS`; None keeps a value.
         callbacks: Called after each round, before its record is written.
         trust: Import code that the folder names even if this user did not create it on this machine.
-        options: Further arguments of `hansa.runs.launch.open_run`.
-
-    Returns:
-        The runs, and the folder of the seeds, None for one run.
+        options: Further arguments of `hansa.runs.experiment.open_run`.
     """
     given = {name: value for name, value in (settings or {}).items() if value is not None}
-    options |= given
     group = SeedGroupFolder(folder)
     if not group.exists:
-        factory = None if python is None else python.start
-        return [
-            opened_job(open_run(None, folder, "resume", trust=trust, run_factory=factory, **options), callbacks)
-        ], None
+        opened = open_run(None, folder, "resume", trust=trust, run_factory=python, **options, **given)
+        return [opened_job(opened, callbacks)]
     if python is None:
         group.require_trust(trust=trust)
     config = group.config.model_copy(update=given)
-    return plan_jobs(config, folder, "resume", python=python, callbacks=callbacks, **options)
+    return plan_jobs(config, folder, "resume", python=python, callbacks=callbacks, **options, **given)
 
 
 def plan_reusable(
@@ -285,10 +286,10 @@ def plan_reusable(
         extend: Whether a run of fewer rounds is continued; otherwise it stays, and another one is started.
     """
     if overwrite:
-        return plan_jobs(config, Path(parent) / slug(name), "replace")[0]
+        return plan_jobs(config, Path(parent) / slug(name), "replace")
     with hold_folder(Path(parent)):
         folder = find_folder(config, parent, name, extend=extend)
-        return plan_jobs(config, folder, "resume", shared=True, rounds=config.rounds)[0]
+        return plan_jobs(config, folder, "resume", shared=True, rounds=config.rounds)
 
 
 def opened_job(experiment: Experiment, callbacks: Sequence[Callback] = ()) -> Job:
@@ -298,11 +299,10 @@ def opened_job(experiment: Experiment, callbacks: Sequence[Callback] = ()) -> Jo
 
 
 class Finished(NamedTuple):
-    """Executed runs, and the folder of the seeds if they are those of one configuration."""
+    """Executed jobs, and what each has opened."""
 
     jobs: Sequence[Job]
-    opened: Sequence[Opened]
-    group: SeedGroupFolder | None = None
+    opened: Sequence[Experiment | None]
 
     @property
     def runs(self) -> list[Run]:
@@ -311,22 +311,23 @@ class Finished(NamedTuple):
 
     def as_runs(self) -> Run | Runs:
         """Return the run, or those of all seeds."""
-        if self.group is None:
+        if self.jobs[0].group is None:
             return self.runs[0]
         from hansa.study.report.results import Runs
 
-        return Runs(self.group.config.title, self.runs)
+        return Runs(self.jobs[0].config.title, self.runs)
+
+    @property
+    def repeated(self) -> bool:
+        """Whether the first run had finished before."""
+        first = self.opened[0]
+        return first is None or first.began == first.config.rounds
 
     @property
     def folders(self) -> list[Path]:
         """The folders of the runs."""
-        return [each.folder.path if isinstance(each, Experiment) else each.path for each in self.opened]  # type: ignore[union-attr]
-
-    @property
-    def repeated(self) -> bool:
-        """Whether the only run had finished before."""
-        first = self.opened[0]
-        return isinstance(first, RunFolder) or (isinstance(first, Experiment) and first.began == first.config.rounds)
+        pairs = zip(self.jobs, self.opened, strict=True)
+        return [job.folder or Path() if each is None else each.folder.path for job, each in pairs]
 
 
 class Session(ExitStack):
@@ -353,7 +354,6 @@ class Session(ExitStack):
         self.display = progress_display(console, quiet=not progress)
         self.interrupt = InterruptHandler(console, signals if saved else ())
         self.track = list(track)
-        self._to_resume: Path | None = None
 
     def __enter__(self) -> Self:
         self.enter_context(reuse_workers())
@@ -361,54 +361,48 @@ class Session(ExitStack):
         self.enter_context(self.display)
         return super().__enter__()
 
-    def run_jobs(
-        self,
-        jobs: Sequence[Job],
-        group: SeedGroupFolder | None = None,
-        parallel: int | None = None,
-        *,
-        trial: RunningTrial | None = None,
-    ) -> Finished:
-        """Execute runs, side by side where that saves time.
+    def run_jobs(self, jobs: Sequence[Job], parallel: int | None = None) -> Finished:
+        """Execute runs, side by side where that saves time; ``parallel`` says how many at once, None chooses it."""
+        if len(jobs) > 1 or jobs[0].group is not None:
+            self.display.expect(sum(job.rounds for job in jobs))
+        return self._run(jobs, parallel)
 
-        Args:
-            jobs: The runs.
-            group: The folder of the seeds, if these are all runs of the call.
-            parallel: How many runs may be under way at once; None chooses it.
-            trial: Stops a run that is pruned.
-        """
+    def _run(self, jobs: Sequence[Job], parallel: int | None = None, trial: RunningTrial | None = None) -> Finished:
+        """Execute runs; a trial stops a run that is pruned."""
+        group = jobs[0].group if len({job.group for job in jobs}) == 1 and jobs[0].python is None else None
         alone = len(jobs) == 1 and group is None
 
-        def run_here(job: Job, after_round: Callback) -> Opened:
+        def run_here(job: Job) -> Experiment | None:
             opened = job.open()
-            path = opened.folder.path if isinstance(opened, Experiment) else None
-            if alone and isinstance(opened, Experiment) and opened.config.python is None:
-                self._to_resume = path
-            stopped = trial is not None and trial.report(history_of(opened))
-            watching: list[Callback] = [after_round, *([] if trial is None else [trial]), self.interrupt]
-            if isinstance(opened, Experiment):
+            path = None if opened is None or job.folder is None else opened.folder.path
+            watching: list[Callback] = [*([] if trial is None else [trial]), self.interrupt]
+            if opened is not None and path is not None:
                 watching = [*build_trackers(self.track, opened), *watching]
-            job.execute(opened, self.display, watching, stopped=stopped)
-            if self.interrupt.received is not None:
-                raise self._interrupted(path)
-            if not alone and not isinstance(opened, RunFolder):
-                (opened.run if isinstance(opened, Experiment) else opened).release_data()
+            try:
+                stopped = trial is not None and trial.report(job.history(opened))
+                job.execute(opened, self.display, watching, stopped=stopped)
+                if self.interrupt.received is not None:
+                    raise KeyboardInterrupt
+            except KeyboardInterrupt:
+                raise self._interrupted(path, path if alone and job.config.python is None else group) from None
+            if opened is not None and not alone:
+                opened.run.release_data()
             return opened
 
-        self._to_resume = None if group is None else group.path
         count = choose_parallel(parallel, jobs, "trackers are called in this process" if self.track else "")
-        scheduler = StudyScheduler(self, jobs, run_here, count, eager=parallel is not None)
         try:
-            return Finished(jobs, scheduler.run(), group)
-        except KeyboardInterrupt as error:
-            if isinstance(error, Interrupted) or self.interrupt.received is None:
-                raise
-            raise self._interrupted() from None
+            return Finished(jobs, StudyScheduler(self, jobs, run_here, count).run())
+        except Interrupted:
+            raise
+        except KeyboardInterrupt:
+            raise self._interrupted(None, group) from None
 
-    def _interrupted(self, folder: Path | None = None) -> Interrupted:
-        assert self.interrupt.received is not None
-        place, again = self._to_resume, "Run the same command or call again to continue."
-        how = again if place is None else f"To resume: hansa resume {place}"
+    def _interrupted(self, folder: Path | None, to_resume: object) -> KeyboardInterrupt:
+        """Return the error that says how to resume; without a handler of signals, nothing has been saved."""
+        if self.interrupt.received is None:
+            return KeyboardInterrupt()
+        again = "Run the same command or call again to continue."
+        how = again if to_resume is None else f"To resume: hansa resume {to_resume}"
         return Interrupted(f"interrupted and saved. {how}", self.interrupt.received, folder)
 
     def run_reusable(
@@ -453,7 +447,7 @@ class Session(ExitStack):
                 )
                 for name, config in wave.items()
             }
-            folders = iter(self.run_jobs([job for listed in jobs.values() for job in listed], None, parallel).folders)
+            folders = iter(self._run([job for listed in jobs.values() for job in listed], parallel).folders)
             for name, listed in jobs.items():  # before the next wave continues these runs
                 entries[name] = ReportEntry.from_seeds(name, [ReportEntry.from_folder(next(folders)) for _ in listed])
         return {name: entries[name] for name in configs}
@@ -476,18 +470,18 @@ class Session(ExitStack):
         self.display.expect(search.rounds * search.seeds * (trials - len(search.trials)))
         for trial in search.ask(trials):
             jobs = plan(trial.point)
-            finished: Sequence[Opened] = ()
+            finished: Sequence[Experiment | None] = ()
             if not search.prune and len(jobs) > 1 and parallel != 1:
                 with suppress(HansaError):  # it is raised again below, by the run that failed
-                    finished = self.run_jobs(jobs, None, parallel).opened
+                    finished = self._run(jobs, parallel).opened
             failed = False
             for place, job in enumerate(jobs):
                 trial.next_seed()
                 try:
                     if finished:
-                        trial.report(history_of(finished[place]))
+                        trial.report(job.history(finished[place]))
                     else:
-                        self.run_jobs([job], None, 1, trial=trial)
+                        self._run([job], 1, trial)
                 except DamagedFileError:
                     raise
                 except HansaError as error:  # such as a learning rate at which every update is non-finite
@@ -496,8 +490,3 @@ class Session(ExitStack):
                 if failed or trial.pruned:
                     break
             trial.finish(failed=failed)
-
-
-def history_of(opened: Opened) -> Sequence[Record]:
-    """Return the records of all closed rounds of a run."""
-    return opened.run.history if isinstance(opened, Experiment) else opened.history

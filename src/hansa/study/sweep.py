@@ -111,8 +111,8 @@ def run_search(
     """
     from hansa.config import build
     from hansa.runs.columns import MetricFacts
+    from hansa.runs.experiment import digest_name
     from hansa.runs.folder import expand_seeds
-    from hansa.runs.launch import digest_name
     from hansa.study.session import plan_reusable
 
     base = configure({})
