@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
@@ -167,7 +167,7 @@ def check_compiled(task: Task) -> None:
         raise _not_compiled(task, f"it uses autocast={task.autocast!r}")
     if (reason := missing_compiler()) is not None:
         raise _not_compiled(task, reason)
-    _compare_compiled(task, task.trial(task.dtype, CPU), _signature(task.example), "aot_eager")
+    _compare_compiled(task, task.dtype, CPU, _signature(task.example), "aot_eager")
 
 
 def _not_compiled(task: Task, reason: str) -> HansaError:
@@ -189,47 +189,38 @@ class CompiledLoss:
     def gradient(self, inputs: Any, targets: Any) -> LossAndGradients:
         """Return loss and gradient of a batch; raise if compiled code computes others than eager."""
         signature = _signature((inputs, targets))
-        if signature in self._compared:
-            return self._gradient(inputs, targets)
-        with _compilation_settings():
-            trial = self.task.trial(self._parameters[0].dtype, self._parameters[0].device)
-            _compare_compiled(self.task, trial, signature, BACKEND)
-            self._compared.add(signature)
-            return self._gradient(inputs, targets)
-
-    def _gradient(self, inputs: Any, targets: Any) -> LossAndGradients:
-        with torch.enable_grad():
-            loss = self._loss(inputs, targets)
-            gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
+        with nullcontext() if signature in self._compared else _compilation_settings():
+            if signature not in self._compared:
+                form = self._parameters[0]
+                _compare_compiled(self.task, form.dtype, form.device, signature, BACKEND)
+                self._compared.add(signature)
+            with torch.enable_grad():
+                loss = self._loss(inputs, targets)
+                gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
         return loss.detach(), gradients
 
 
-def _compare_compiled(task: Task, trial: Trial, signature: Any, backend: str) -> None:
+def _compare_compiled(task: Task, dtype: torch.dtype, device: torch.device, signature: Any, backend: str) -> None:
     """Raise if loss, gradient or buffers of compiled and eager code differ on two batches of example rows that have a
     signature."""
-    eager = model_loss(trial.call, trial.loss)
-    start = [buffer.clone() for buffer in trial.module.buffers()]
-    results: list[list[tuple[torch.Tensor, ...]]] = [[], []]
+    compiled, eager = task.trial(dtype, device), task.trial(dtype, device)
     with _compilation_settings(), random_state.preserve_rng():
-        try:
-            for found, loss in zip(results, (_compile(eager, backend), eager), strict=True):
-                for step in range(2):
-                    value, gradient = trial.gradient(_batch_like(signature, task.example, step), Key(step), loss)
-                    buffers = [buffer.clone() for buffer in trial.module.buffers() if not buffer.is_complex()]
-                    found.append((torch.tensor(value), gradient, *buffers))
-                for buffer, before in zip(trial.module.buffers(), start, strict=True):
-                    buffer.copy_(before)
-        except Exception as error:
-            said = str(error).strip().splitlines()[0] if str(error) else ""
-            raise _not_compiled(task, f"{type(error).__name__}: {said}") from error
-    for (loss, gradient, *buffers), (eager_loss, eager_gradient, *eager_buffers) in zip(*results, strict=True):
-        if not abs(loss - eager_loss) <= 1e-4 * (1 + abs(eager_loss)):
-            raise _not_compiled(task, f"the compiled loss is {loss:.6g}, the eager loss {eager_loss:.6g}")
-        if not (distance := _distance(gradient, eager_gradient)) < 1e-3:
-            raise _not_compiled(task, f"the compiled gradient differs by {distance:.2g}")
-        pairs = zip(buffers, eager_buffers, strict=True)
-        if not all(torch.allclose(a.double(), b.double(), 1e-3, 1e-5, equal_nan=True) for a, b in pairs):
-            raise _not_compiled(task, "the compiled code changes buffers otherwise")
+        program = _compile(model_loss(compiled.call, compiled.loss), backend)
+        for step in range(2):
+            try:
+                batch = _batch_like(signature, task.example, step)
+                loss, gradient = compiled.gradient(batch, Key(step), program)
+                eager_loss, eager_gradient = eager.gradient(batch, Key(step), model_loss(eager.call, eager.loss))
+            except Exception as error:
+                said = str(error).strip().splitlines()[0] if str(error) else ""
+                raise _not_compiled(task, f"{type(error).__name__}: {said}") from error
+            if not abs(loss - eager_loss) <= 1e-4 * (1 + abs(eager_loss)):
+                raise _not_compiled(task, f"the compiled loss is {loss:.6g}, the eager loss {eager_loss:.6g}")
+            if not (distance := _distance(gradient, eager_gradient)) < 1e-3:
+                raise _not_compiled(task, f"the compiled gradient differs by {distance:.2g}")
+            for a, b in zip(compiled.module.buffers(), eager.module.buffers(), strict=True):
+                if not a.is_complex() and not torch.allclose(a.double(), b.double(), 1e-3, 1e-5, equal_nan=True):
+                    raise _not_compiled(task, "the compiled code changes buffers otherwise")
 
 
 def _signature(batch: Any) -> Any:

@@ -57,12 +57,7 @@ _planned: WeakKeyDictionary[Any, dict[Any, Task]] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class ClientBatching:
-    """How clients are trained together.
-
-    Args:
-        batch_size: The batch size of the clients that are; those with other batches are trained alone.
-        dropout: The calls of dropout in a step.
-    """
+    """How clients are trained together: the batch size of those that are, and the calls of dropout in a step."""
 
     batch_size: int
     dropout: tuple[DropoutShape, ...] = ()
@@ -74,14 +69,8 @@ class NotBatchable(Exception):
 
 
 def with_vmap(task: TaskLike, algorithm: Algorithm, dtype: torch.dtype, device: torch.device) -> TaskLike:
-    """Return the task as the engine of a run needs it: with ``client_batching`` if its execution is "vmap".
-
-    Args:
-        task: The task.
-        algorithm: The method of the run, bound to the task.
-        dtype: The dtype of the run.
-        device: The device on which clients train.
-    """
+    """Return the task as the engine of a run of a method needs it: with ``client_batching`` if its execution is
+    "vmap"."""
     if getattr(task, "execution", "") != "vmap":
         return task
     task = cast("Task", task)
@@ -108,20 +97,18 @@ def with_vmap(task: TaskLike, algorithm: Algorithm, dtype: torch.dtype, device: 
 def _check(task: Task, algorithm: Algorithm) -> None:
     """Raise `NotBatchable` for what needs one client after the other."""
     phase = algorithm.local
-    if phase.mixing is not None:
-        raise NotBatchable("its clients gossip between the steps")
-    if with_defaults(phase.solver, BaseSolver).ascent_offset is not None:
-        raise NotBatchable(f"{phase.solver!r} takes two gradients a step")
-    if phase.private_blocks is not None:
-        raise NotBatchable("its clients keep blocks of the model")
-    if task.autocast is not None:
-        raise NotBatchable(f"it uses autocast={task.autocast!r}")
-    if task.layout.buffer_dim:
-        raise NotBatchable("its model has buffers that training changes (BatchNorm? spectral norm?)")
-    if hasattr(task.data, "fetch"):
-        raise NotBatchable("its data is loaded batch by batch")
-    if task.augment.has_user_code:
-        raise NotBatchable("a user-defined augmentation may draw random numbers")
+    reasons = {
+        "its clients gossip between the steps": phase.mixing is not None,
+        f"{phase.solver!r} takes two gradients a step": with_defaults(phase.solver, BaseSolver).ascent_offset
+        is not None,
+        "its clients keep blocks of the model": phase.private_blocks is not None,
+        f"it uses autocast={task.autocast!r}": task.autocast is not None,
+        "its model has buffers that training changes (BatchNorm? spectral norm?)": task.layout.buffer_dim,
+        "its data is loaded batch by batch": hasattr(task.data, "fetch"),
+        "a user-defined augmentation may draw random numbers": task.augment.has_user_code,
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        raise NotBatchable(reason)
 
 
 class BatchedTraining:
@@ -129,10 +116,6 @@ class BatchedTraining:
 
     A client's result depends neither on the clients beside it nor on their number. So clients are put together in any
     order, and those with fewer steps leave the group early.
-
-    Args:
-        trainer: The trainer, whose model and data are used.
-        plan: Which clients are trained together, and how many.
     """
 
     def __init__(self, trainer: ModuleTrainer, plan: ClientBatching) -> None:
@@ -448,13 +431,7 @@ def _dropout_arguments(
 
 
 class BatchedLoss:
-    """Losses and gradients of several models on a batch each.
-
-    Args:
-        module: The module in training mode; its parameters are replaced in every call.
-        loss: The loss of a batch by the module.
-        layout: The positions of its parameters in a flat vector.
-    """
+    """Losses and gradients of several models on a batch each; ``module`` is in training mode."""
 
     def __init__(self, module: nn.Module, loss: ModelLoss, layout: Layout) -> None:
         self._module = _LossModule(module, loss)
@@ -471,10 +448,8 @@ class BatchedLoss:
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the losses, [models], and the gradients, one [models, ...] per parameter.
 
-        Args:
-            parameters: The parameters of all models, [models, ...] each, as `stacked_views` returns them.
-            batch: One batch per model: every tensor is [models, rows, ...].
-            factors: The factors of each call of dropout, [models, ...]; see `DropoutShape`.
+        ``parameters`` are those of `stacked_views`, tensors of ``batch`` are [models, rows, ...], and ``factors`` those
+        of each call of dropout.
         """
         leaves = [parameter.detach().requires_grad_() for parameter in parameters]
         with torch.enable_grad():  # the gradient of a sum over models, whose terms share no parameter
