@@ -15,7 +15,6 @@ from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.native.clients import (
     ClientKernel,
-    NativeJob,
     shuffled_batches,
     shuffled_rows,
     shuffles_like_numpy,
@@ -175,7 +174,7 @@ class ModuleTrainer(BaseTrainer):
     def train_clients(self, jobs: ClientJobs) -> LocalResults | None:
         """Train clients natively, or together as the task's plan says; None if there is no fast path for them.
 
-        Clients with a common step are trained in one call, which keeps the data of each step in the cache.
+        Clients with a common start and step are trained in one call, each change into a row of a matrix.
         """
         if self.batched is not None:
             return self.batched.train(jobs)
@@ -183,47 +182,18 @@ class ModuleTrainer(BaseTrainer):
         if kernel is None or not all(step.is_affine for step in steps):
             return None
         draws_natively = self._direct and shuffles_like_numpy() and not kernel.network.dropout_numbers
-        if jobs.batches is not None or not draws_natively:
-            return self._train_each(kernel, jobs)
-        first, one_start = steps[0], len(set(map(id, jobs.models))) == 1
+        x, first = jobs.models[0], steps[0]
+        one_start = len(set(map(id, jobs.models))) == 1 and not jobs.keep_models and native_fits(x)
         common = all(step.shift is None and step.numbers == first.numbers for step in steps) and not first.momentum
-        if common and (one_start or not first.prox_weight) and not jobs.keep_models:
-            rows = self._train_rows(kernel, jobs) if one_start else None
-            return self._train_bundle(kernel, jobs) if rows is None else rows
-        apart = LocalResults()
-        for place in range(len(jobs)):
-            apart.extend(self._train_bundle(kernel, jobs.part([place])))
-        return apart
-
-    def _train_rows(self, kernel: ClientKernel, jobs: ClientJobs) -> LocalResults | None:
-        """Train clients from one model with one step, each change into a row of a matrix; None if a change is not
-        finite."""
-        x = jobs.models[0]
-        if not native_fits(x):
-            return None
-        index, spans = client_row_index(self.task.data, jobs.clients)
-        changes = allocator.empty(len(jobs) * x.numel(), x.dtype).view(len(jobs), -1)
-        keys = jobs.key.digests(jobs.clients, "batch")
-        works = np.fromiter(chain.from_iterable(jobs.works), np.int64, 2 * len(jobs)).reshape(-1, 2)
-        losses = kernel.train_rows(x, self.y, changes, index, spans, works, keys, jobs.steps[0])
-        return None if losses is None else LocalResults(changes, losses)
-
-    def _train_bundle(self, kernel: ClientKernel, jobs: ClientJobs) -> LocalResults:
-        """Train clients with one step in one call."""
-        index, spans = client_row_index(self.task.data, jobs.clients)
-        keys = jobs.key.digests(jobs.clients, "batch")
-        native_jobs = [
-            NativeJob(allocator.empty_like(x), first, stop, *work, key, jobs.keep_models)
-            for x, work, key, (first, stop) in zip(jobs.models, jobs.works, keys, spans.tolist(), strict=True)
-        ]
-        step = jobs.steps[0]
-        if step.momentum:
-            step.init_velocity()
-        results = LocalResults()
-        trained = kernel.train_clients(jobs.models, self.y, index, native_jobs, step)
-        for job, (losses, finite) in zip(native_jobs, trained, strict=True):
-            results.add(job.delta, losses, finite, self.y if jobs.keep_models else None)
-        return results
+        if jobs.batches is None and draws_natively and one_start and common:
+            index, spans = client_row_index(self.task.data, jobs.clients)
+            changes = allocator.empty(len(jobs) * x.numel(), x.dtype).view(len(jobs), -1)
+            keys = jobs.key.digests(jobs.clients, "batch")
+            works = np.fromiter(chain.from_iterable(jobs.works), np.int64, 2 * len(jobs)).reshape(-1, 2)
+            losses = kernel.train_rows(x, self.y, changes, index, spans, works, keys, first)
+            if losses is not None:  # otherwise a change is not finite
+                return LocalResults(changes, losses)
+        return self._train_each(kernel, jobs)
 
     def _train_each(self, kernel: ClientKernel, jobs: ClientJobs) -> LocalResults:
         """Train clients one after the other, on batches that are drawn, and possibly augmented, in Python. Dropout has

@@ -18,7 +18,6 @@ from hansa.core.keys import Key
 from hansa.core.native import network as network_module
 from hansa.core.native.clients import (
     ClientKernel,
-    NativeJob,
     mean_losses,
     shuffled_batches,
     shuffled_rows,
@@ -54,8 +53,9 @@ def test_batches_are_those_that_numpy_draws_to_the_bit(samples, length, isa):
 
 
 def train_one(kernel, x, y, delta, own, steps, batch, key, step):
-    """One client whose rows are all of the index, its model kept."""
-    return kernel.train_clients([x], y, own, [NativeJob(delta, 0, own.numel(), steps, batch, key, True)], step)[0]
+    """One client whose rows are all of the index."""
+    spans, works = np.array([[0, own.numel()]]), np.array([[steps, batch]])
+    return kernel.train_rows(x, y, delta[None], own, spans, works, [key], step)
 
 
 @pytest.mark.parametrize("isa", each_set())
@@ -78,13 +78,11 @@ def test_a_round_in_one_call_is_the_loop_over_its_batches_to_the_bit(name, momen
     for _ in range(2):  # a second client finds nothing of the first
         velocity.zero_()
         step = AffineStep(**options, velocity=velocity if momentum else None)
-        losses, finite = train_one(kernel, x, y, delta, own, 5, 3, key.digest(16), step)
+        losses = train_one(kernel, x, y, delta, own, 5, 3, key.digest(16), step)
     expected = x.clone()
     index = own[torch.from_numpy(batch_stream(7, 15, key))].view(5, 3)
     wanted = network.train(expected, inputs, labels, index, AffineStep(anchor=x, **options))
-    assert finite
-    assert losses == wanted.tolist()
-    assert torch.equal(y, expected)
+    assert losses == [math.fsum(wanted.tolist()) / 5]
     assert torch.equal(delta, expected - x)
 
 
@@ -92,8 +90,8 @@ def test_a_delta_that_is_not_finite_is_found():
     network, x, inputs, labels = made("MLP")
     y, delta, own = torch.empty_like(x), torch.empty_like(x), torch.arange(ROWS)
     kernel = ClientKernel(network, inputs, labels)
-    assert not train_one(kernel, x, y, delta, own, 4, 8, bytes(16), AffineStep(lr=1e30))[1]
-    assert train_one(kernel, x, y, delta, own, 4, 8, bytes(16), AffineStep(lr=0.1))[1]
+    assert train_one(kernel, x, y, delta, own, 4, 8, bytes(16), AffineStep(lr=1e30)) is None
+    assert train_one(kernel, x, y, delta, own, 4, 8, bytes(16), AffineStep(lr=0.1)) is not None
 
 
 def test_slices_do_not_change_a_bit(monkeypatch):
@@ -103,9 +101,7 @@ def test_slices_do_not_change_a_bit(monkeypatch):
         monkeypatch.setattr(network_module, "SLICE", seconds)
         monkeypatch.setattr("hansa.core.native.clients.SLICE", seconds)
         y, delta = torch.empty_like(x), torch.empty_like(x)
-        losses, _ = train_one(
-            ClientKernel(network, inputs, labels), x, y, delta, own, 9, 4, bytes(16), AffineStep(lr=0.1)
-        )
+        losses = train_one(ClientKernel(network, inputs, labels), x, y, delta, own, 9, 4, bytes(16), AffineStep(lr=0.1))
         plain = x.clone()
         network.train(plain, inputs, labels, torch.arange(20).view(5, 4), AffineStep(0.1))
         found.append((losses, delta, plain))
@@ -148,42 +144,24 @@ def test_what_does_not_fit_is_refused_by_name():
 def test_clients_one_after_the_other_move_as_each_alone(name, weight_decay):
     network, x, inputs, labels = made(name)
     index, y, step = torch.randperm(ROWS), torch.empty_like(x), AffineStep(lr=0.1, weight_decay=weight_decay)
-    spans = [(0, 3, 1, 2), (3, 10, 4, 3), (10, ROWS, 2, 5)]  # one of them with a single step
-    jobs = [
-        NativeJob(torch.full_like(x, 7.0), first, stop, steps, batch, bytes([place] * 16))
-        for place, (first, stop, steps, batch) in enumerate(spans)
-    ]
-    found = ClientKernel(network, inputs, labels).train_clients([x] * len(jobs), y, index, jobs, step)
-    for job, each in zip(jobs, found, strict=True):
-        own, alone, model = index[job.first : job.stop].clone(), torch.empty_like(x), torch.empty_like(x)
-        alone_result = train_one(
-            ClientKernel(network, inputs, labels), x, model, alone, own, job.steps, job.batch, job.key, step
-        )
-        assert alone_result == each
-        assert torch.equal(job.delta, alone)
-        assert torch.equal(model - x, alone)
+    spans, works = np.array([[0, 3], [3, 10], [10, ROWS]]), np.array([[1, 2], [4, 3], [2, 5]])
+    keys, changes = [bytes([place] * 16) for place in range(3)], torch.full((3, x.numel()), 7.0)
+    found = ClientKernel(network, inputs, labels).train_rows(x, y, changes, index, spans, works, keys, step)
+    for place, (first, stop) in enumerate(spans):
+        own, alone = index[first:stop].clone(), torch.empty_like(x)
+        kernel = ClientKernel(network, inputs, labels)
+        (mean,) = train_one(kernel, x, y, alone, own, *works[place], keys[place], step)
+        assert mean == found[place]
+        assert torch.equal(changes[place], alone)
 
 
 def test_rows_that_are_not_there_are_refused():
     network, x, inputs, labels = made("MLP")
-    job = NativeJob(torch.empty_like(x), 5, ROWS + 1, 1, 2, bytes(16))
+    spans, works = np.array([[5, ROWS + 1]]), np.array([[1, 2]])
     with pytest.raises(HansaError, match=f"outside of the {ROWS}"):
-        ClientKernel(network, inputs, labels).train_clients(
-            [x], torch.empty_like(x), torch.arange(ROWS), [job], AffineStep(lr=0.1)
+        ClientKernel(network, inputs, labels).train_rows(
+            x, torch.empty_like(x), x[None].clone(), torch.arange(ROWS), spans, works, [bytes(16)], AffineStep(lr=0.1)
         )
-
-
-def test_clients_may_start_from_different_models():
-    network, x, inputs, labels = made("MLP")
-    starts = [x, x + 0.1, x * 0.5]
-    jobs = [NativeJob(torch.empty_like(x), 0, ROWS, 3, 4, bytes([place] * 16)) for place in range(3)]
-    kernel, step = ClientKernel(network, inputs, labels), AffineStep(lr=0.1)
-    kernel.train_clients(starts, torch.empty_like(x), torch.arange(ROWS), jobs, step)
-    for start, job in zip(starts, jobs, strict=True):
-        alone = job._replace(delta=torch.empty_like(x))
-        kernel.train_clients([start], torch.empty_like(x), torch.arange(ROWS), [alone], step)
-        assert torch.equal(alone.delta, job.delta)
-    assert not torch.equal(jobs[0].delta, jobs[1].delta)
 
 
 @pytest.mark.parametrize("isa", each_set())

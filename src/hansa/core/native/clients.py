@@ -49,19 +49,6 @@ def mean_losses(losses: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> lis
     return [math.fsum(numbers[first:stop]) / (stop - first) for first, stop in pieces]
 
 
-class NativeJob(NamedTuple):
-    """One client's steps on batches drawn with the key from its rows, ``first`` to ``stop`` of the index. ``delta``
-    receives y - x; ``y`` receives the model if ``keep_model``."""
-
-    delta: Tensor
-    first: int
-    stop: int
-    steps: int
-    batch: int
-    key: bytes
-    keep_model: bool = False
-
-
 class ClientKernel:
     """A network on one set of examples, for one thread. ``stop`` interrupts a running call with an error."""
 
@@ -76,26 +63,6 @@ class ClientKernel:
         """Continue with other examples of the same shape."""
         self.data = self.network.examples(inputs, labels, None)
 
-    def train_clients(
-        self, starts: Sequence[Tensor], y: Tensor, index: Tensor, jobs: Sequence[NativeJob], step: AffineStep
-    ) -> list[tuple[list[float], bool]]:
-        """Train clients one after the other in the vector ``y``, each from its own entry of ``starts``; the first is
-        the anchor of the step. Return each client's losses and whether its delta is finite."""
-        for each in {id(start): start for start in starts}.values():
-            self.network.check_vector("x", each)
-        for job in jobs:
-            self.network.check_vector("delta", job.delta)
-        table = np.zeros(len(jobs), CLIENT)
-        table["x"] = [start.data_ptr() for start in starts]
-        table["delta"] = [job.delta.data_ptr() for job in jobs]
-        table["keep_model"] = [job.keep_model for job in jobs]
-        spans = np.array([(job.first, job.stop) for job in jobs])
-        works = np.array([(job.steps, job.batch) for job in jobs])
-        losses, ends = self._train_table(table, y, index, spans, works, [job.key for job in jobs], step, starts[0])
-        numbers, stops = losses.tolist(), ends.tolist()
-        pieces = zip([0, *stops[:-1]], stops, table["finite"].tolist(), strict=True)
-        return [(numbers[first:stop], fine != 0) for first, stop, fine in pieces]
-
     def train_rows(
         self,
         x: Tensor,
@@ -107,51 +74,40 @@ class ClientKernel:
         keys: Sequence[bytes],
         step: AffineStep,
     ) -> list[float] | None:
-        """Train clients from one model ``x``, each into a row of ``changes``. Return the mean loss of each, or None if
-        a change is not finite.
+        """Train clients from one model ``x``, each into a row of ``changes``, on batches drawn with its key. Return the
+        mean loss of each, or None if a change is not finite.
 
         ``spans`` and ``works`` have a row per client: first and stop in the index, steps and batch size.
         """
-        self.network.check_vector("x", x)
-        for row in (changes[0], changes[-1]):
-            self.network.check_vector("delta", row)
+        for name, vector in (("x", x), ("y", y), ("delta", changes[0]), ("delta", changes[-1])):
+            self.network.check_vector(name, vector)
         if changes.shape != (len(keys), x.numel()) or not changes.is_contiguous():
             raise HansaError(
                 f"ClientKernel: changes are {list(changes.shape)}, expected contiguous [{len(keys)}, {x.numel()}]."
             )
-        table = np.zeros(len(keys), CLIENT)
-        table["x"] = x.data_ptr()
-        table["delta"] = changes.data_ptr() + changes.stride(0) * changes.element_size() * np.arange(len(keys))
-        losses, ends = self._train_table(table, y, index, spans, works, keys, step, x)
-        if not table["finite"].all():
-            return None
-        return mean_losses(losses, ends)
-
-    def _train_table(
-        self,
-        table: np.ndarray[Any, Any],
-        y: Tensor,
-        index: Tensor,
-        spans: np.ndarray[Any, Any],
-        works: np.ndarray[Any, Any],
-        keys: Sequence[bytes],
-        step: AffineStep,
-        anchor: Tensor,
-    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Complete the table of jobs, which has starts and deltas, and train. Return the losses of all steps, and the
-        end of each client's."""
-        self.network.check_vector("y", y)
         if index.dtype != torch.int64 or not index.is_contiguous() or index.device.type != "cpu" or not index.numel():
             raise HansaError(
                 f"ClientKernel: index is {index.dtype} {list(index.shape)}: expected contiguous int64 row numbers."
             )
         if self.network.dropout_numbers:
             raise HansaError(
-                "ClientKernel.train_clients: the network has dropout, which it does not draw. Use steps() with keep=."
+                "ClientKernel.train_rows: the network has dropout, which it does not draw. Use steps() with keep=."
             )
+        first, table = spans[:, 0], np.zeros(len(keys), CLIENT)
+        table["samples"] = spans[:, 1] - first
+        if first.min() < 0 or table["samples"].min() < 1 or int(spans[:, 1].max()) > index.numel():
+            raise HansaError(
+                f"ClientKernel.train_rows: clients' rows lie outside of the {index.numel()} that there are."
+            )
+        table["x"], table["y"], table["own"] = x.data_ptr(), y.data_ptr(), index.data_ptr() + 8 * first
+        table["delta"] = changes.data_ptr() + changes.stride(0) * changes.element_size() * np.arange(len(keys))
+        table["steps"], table["batch"] = works[:, 0], works[:, 1]
+        table["key"] = np.frombuffer(b"".join(keys), "<u8").reshape(-1, 2)
+        ends = table["steps"].cumsum()
+        losses = np.empty(int(ends[-1]), np.float32)
+        table["losses"] = losses.ctypes.data + 4 * (ends - table["steps"])
         update = abi.StepParameters()
-        self._fill(update, step, anchor)
-        losses, ends = self._fill_table(table, y, index, spans, works, keys)
+        self._fill(update, step, x)
         workspace, at = self.workspace(int(table["batch"].max())), c_int64()
         while at.value < len(table):
             code = workspace.kernels.train_clients(
@@ -159,35 +115,10 @@ class ClientKernel:
             )
             if code:
                 own = index[slice(*spans[at.value])]
-                check_code(code, "ClientKernel.train_clients", self.network, self.data, own[None])
+                check_code(code, "ClientKernel.train_rows", self.network, self.data, own[None])
             if self.stop:
-                raise HansaError("ClientKernel.train_clients: stopped.")
-        return losses, ends
-
-    def _fill_table(
-        self,
-        table: np.ndarray[Any, Any],
-        y: Tensor,
-        index: Tensor,
-        spans: np.ndarray[Any, Any],
-        works: np.ndarray[Any, Any],
-        keys: Sequence[bytes],
-    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Add rows, work and keys to the table of jobs; return the losses of all, and the end of each client's."""
-        table["y"] = y.data_ptr()
-        first = spans[:, 0]
-        table["samples"] = spans[:, 1] - first
-        if first.min() < 0 or table["samples"].min() < 1 or int((first + table["samples"]).max()) > index.numel():
-            raise HansaError(
-                f"ClientKernel.train_clients: clients' rows lie outside of the {index.numel()} that there are."
-            )
-        table["own"] = index.data_ptr() + 8 * first
-        table["steps"], table["batch"] = works[:, 0], works[:, 1]
-        table["key"] = np.frombuffer(b"".join(keys), "<u8").reshape(-1, 2)
-        ends = table["steps"].cumsum()
-        losses = np.empty(int(ends[-1]), np.float32)
-        table["losses"] = losses.ctypes.data + 4 * (ends - table["steps"])
-        return losses, ends
+                raise HansaError("ClientKernel.train_rows: stopped.")
+        return mean_losses(losses, ends) if table["finite"].all() else None
 
     def steps(self, y: Tensor, index: Tensor, step: AffineStep, keep: Tensor | None = None) -> Tensor:
         """Take a step in place on each row of ``index`` [steps, batch]; return the loss of each. ``keep`` has the
