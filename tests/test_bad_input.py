@@ -31,7 +31,7 @@ def lab(clients=4):
         (lambda: presets.fedavg(steps=2, epochs=1), "steps=2, epochs=1.*one of the two"),
         (lambda: presets.fedavg(participation=0.1, sampler=hansa.sample.everyone()), "one of the two"),
         (lambda: presets.fedavg(weights="size"), "weights='size'.*Known|weights='size'"),
-        (lambda: presets.fedavg(weights=[1.0, -2.0]), "client 1 has weight -2.0"),
+        (lambda: presets.fedavg(weights=[1.0, -2.0]), r"weights\[1\]=-2.0"),
         (lambda: presets.fedavg(local_momentum=1.0), "momentum=1.0.*0 <= momentum < 1"),
         (lambda: presets.fedavg(weight_decay=-1.0), "weight_decay=-1.0"),
         (lambda: presets.fedavg(max_grad_norm=0.0), "max_grad_norm=0.0"),
@@ -73,7 +73,7 @@ def test_wrong_parts_are_refused_where_they_are_made(make, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"algorithm": presets.fedavg(sampler=hansa.sample.uniform(count=9))}, "count=9.*population of 4"),
+        ({"algorithm": presets.fedavg(sampler=hansa.sample.uniform(count=9))}, "count=9.*<= 4"),
         ({"algorithm": presets.fedavg(sampler=hansa.sample.replay([[7]]))}, "client 7"),
         ({"algorithm": presets.fedavg(weights=[1.0, 2.0])}, "2 weights for 4 clients"),
         ({"algorithm": "fedavg"}, "algorithm='fedavg'.*hansa.presets"),

@@ -6,15 +6,15 @@ Each is a function of (round, population, key), so samplers have no state to res
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from hansa.core.bounds import Checked, bound, one_of, rule_or_numbers, share_or_count
 from hansa.core.counts import round_share
 from hansa.core.errors import HansaError, check_fraction, check_integer, invalid_argument
 from hansa.core.keys import Key
@@ -31,6 +31,7 @@ __all__ = [
 
 ClusterMembers: TypeAlias = tuple[tuple[int, ...], ...]
 """The clients of each cluster."""
+TENTH = "participation=0.1 takes a tenth of the clients, count=10 takes ten."
 
 
 @runtime_checkable
@@ -44,7 +45,7 @@ class Sampler(Protocol):
         """Return the participants of a round, in ascending order."""
 
 
-class BaseSampler(Sampler):
+class BaseSampler(Checked, Sampler):
     """The optional traits of samplers, with their defaults.
 
     >>> uniform(0.5).needs_client_stats
@@ -68,40 +69,50 @@ class BaseSampler(Sampler):
         return self
 
 
-def require_sampler(owner: str, argument: str, value: object) -> None:
-    """Raise unless the value is a sampler."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    instead = "" if not number else f"uniform({value!r})" if isinstance(value, float) else f"uniform(count={value!r})"
-    check_component(owner, argument, value, Sampler, "a sampler", instead=instead, example="uniform(0.1) is one.")
+require_sampler = partial(check_component, protocol=Sampler, noun="a sampler", example="uniform(0.1) is one.")
 
 
-def _check_size(component: str, participation: float | None, count: int | None) -> None:
-    if (participation is None) == (count is None):
-        raise HansaError(
-            f"{component}(participation={participation!r}, count={count!r}): expected one of the two. "
-            "participation=0.1 takes a tenth, count=10 takes ten.",
-            component=component,
-            argument="participation",
-        )
-    if participation is not None:
-        check_fraction(
-            component, "participation", participation, "0.1 takes a tenth of the clients; for a number use count."
-        )
-    else:
-        check_integer(component, "count", count)
+def _parse_rounds(component: str, argument: str, rounds: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    parsed = tuple(tuple(sorted(int(c) for c in clients)) for clients in rounds)
+    if not parsed or not all(parsed):
+        raise invalid_argument(component, argument, rounds, "at least one round, and at least one client in each")
+    for position, clients in enumerate(parsed):
+        if len(set(clients)) != len(clients):
+            raise HansaError(f"{component}({argument}): a client stands twice in round {position}: {list(clients)}.")
+    return parsed
 
 
-def _participant_count(component: str, participation: float | None, count: int | None, population: int) -> int:
-    if count is not None:
-        if count > population:
-            raise invalid_argument(component, "count", count, f"at most the population of {population} clients")
-        return count
-    assert participation is not None
-    return max(1, round_share(participation, population))
+class _Sized(BaseSampler):
+    """Samplers of a fraction of the clients, or of a number of them."""
+
+    __slots__ = ()
+    participation: float | None
+    count: int | None
+
+    def __post_init__(self) -> None:
+        Checked.__post_init__(self)
+        if (self.participation is None) == (self.count is None):
+            both = f"participation={self.participation!r}, count={self.count!r}"
+            raise HansaError(
+                f"{type(self).__name__}({both}): expected one of the two. {TENTH}",
+                component=type(self).__name__,
+                argument="participation",
+            )
+
+    def check(self, population: int) -> None:
+        self.size(population)
+
+    def size(self, population: int) -> int:
+        """Return the number of participants of a round."""
+        if self.participation is not None:
+            return max(1, round_share(self.participation, population))
+        check_integer(type(self).__name__, "count", self.count, "The population has no more.", maximum=population)
+        assert self.count is not None
+        return self.count
 
 
 @dataclass(frozen=True, slots=True)
-class uniform(BaseSampler):
+class uniform(_Sized):
     """M clients uniformly, without replacement.
 
     Args:
@@ -112,18 +123,11 @@ class uniform(BaseSampler):
     5
     """
 
-    participation: float | None = None
-    count: int | None = None
-    cites: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        _check_size("uniform", self.participation, self.count)
-
-    def check(self, population: int) -> None:
-        _participant_count("uniform", self.participation, self.count, population)
+    participation: float | None = field(default=None, metadata=bound(check_fraction, TENTH))
+    count: int | None = field(default=None, metadata=bound(check_integer))
 
     def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
-        size = _participant_count("uniform", self.participation, self.count, population.count)
+        size = self.size(population.count)
         if size == population.count:
             return tuple(range(size))
         drawn = key.child("sample", round).numpy().choice(population.count, size, replace=False, shuffle=False)
@@ -144,17 +148,15 @@ class varying(BaseSampler):
     (2, 5)
     """
 
-    low: int
+    low: int = field(metadata=bound(check_integer))
     high: int
-    cites: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        check_integer("varying", "low", self.low)
+        Checked.__post_init__(self)
         check_integer("varying", "high", self.high, minimum=self.low)
 
     def check(self, population: int) -> None:
-        if self.high > population:
-            raise invalid_argument("varying", "high", self.high, f"at most the population of {population} clients")
+        check_integer("varying", "high", self.high, "The population has no more.", maximum=population)
 
     def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
         self.check(population.count)
@@ -173,7 +175,7 @@ def everyone() -> uniform:
 
 
 @dataclass(frozen=True, slots=True)
-class weighted(BaseSampler):
+class weighted(_Sized):
     """M clients without replacement, with probabilities proportional to sample counts or given weights.
 
     Args:
@@ -185,24 +187,14 @@ class weighted(BaseSampler):
     2
     """
 
-    weights: Literal["samples"] | tuple[float, ...] = "samples"
-    participation: float | None = None
-    count: int | None = None
-    cites: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        _check_size("weighted", self.participation, self.count)
-        if self.weights != "samples":
-            if isinstance(self.weights, str):
-                raise invalid_argument("weighted", "weights", self.weights, "'samples' or one number a client")
-            numbers = tuple(float(w) for w in self.weights)
-            for client, number in enumerate(numbers):
-                if not math.isfinite(number) or number < 0:
-                    raise HansaError(f"weighted(weights): client {client} has {number}: expected a number >= 0.")
-            object.__setattr__(self, "weights", numbers)
+    weights: Literal["samples"] | tuple[float, ...] = field(
+        default="samples", metadata=bound(rule_or_numbers, "samples")
+    )
+    participation: float | None = field(default=None, metadata=bound(check_fraction, TENTH))
+    count: int | None = field(default=None, metadata=bound(check_integer))
 
     def check(self, population: int) -> None:
-        size = _participant_count("weighted", self.participation, self.count, population)
+        size = self.size(population)
         if isinstance(self.weights, tuple):
             if len(self.weights) != population:
                 raise HansaError(f"weighted(weights): {len(self.weights)} numbers for {population} clients.")
@@ -211,7 +203,7 @@ class weighted(BaseSampler):
                 raise HansaError(f"weighted: {size} clients a round, but only {able} have a weight above 0.")
 
     def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
-        size = _participant_count("weighted", self.participation, self.count, population.count)
+        size = self.size(population.count)
         weights = population.samples if isinstance(self.weights, str) else self.weights
         return _draw_weighted(key.child("sample", round).numpy(), weights, size)
 
@@ -250,7 +242,7 @@ def _cumulative_weights(weights: tuple[float, ...]) -> tuple[Any, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class explore(BaseSampler):
+class explore(_Sized):
     """Every client once, M per round in random order, before any is selected again; then a new order
     (``then="again"``) or uniform sampling (``then="uniform"``).
 
@@ -263,21 +255,12 @@ class explore(BaseSampler):
     'again'
     """
 
-    participation: float | None = None
-    count: int | None = None
-    then: Literal["again", "uniform"] = "again"
-    cites: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        _check_size("explore", self.participation, self.count)
-        if self.then not in ("again", "uniform"):
-            raise invalid_argument("explore", "then", self.then, "'again' or 'uniform'")
-
-    def check(self, population: int) -> None:
-        _participant_count("explore", self.participation, self.count, population)
+    participation: float | None = field(default=None, metadata=bound(check_fraction, TENTH))
+    count: int | None = field(default=None, metadata=bound(check_integer))
+    then: Literal["again", "uniform"] = field(default="again", metadata=bound(one_of, "again", "uniform"))
 
     def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
-        size = _participant_count("explore", self.participation, self.count, population.count)
+        size = self.size(population.count)
         rounds_a_lap = -(-population.count // size)
         lap, turn = divmod(round, rounds_a_lap)
         if lap and self.then == "uniform":
@@ -304,11 +287,7 @@ class startup(BaseSampler):
     [(0, 1, 2), (2,), (0, 1)]
     """
 
-    sampler: Sampler
-    cites: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        require_sampler("startup", "sampler", self.sampler)
+    sampler: Sampler = field(metadata=bound(require_sampler))
 
     def check(self, population: int) -> None:
         with_defaults(self.sampler, BaseSampler).check(population)
@@ -321,7 +300,7 @@ class startup(BaseSampler):
 
 
 @dataclass(frozen=True, slots=True)
-class availability(BaseSampler):
+class availability(_Sized):
     """M clients uniformly among those available in the round according to a trace, or all if fewer are available.
 
     Args:
@@ -333,21 +312,16 @@ class availability(BaseSampler):
     1
     """
 
-    trace: tuple[tuple[int, ...], ...]
-    participation: float | None = None
-    count: int | None = None
-    cites: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        _check_size("availability", self.participation, self.count)
-        object.__setattr__(self, "trace", _parse_rounds("availability", "trace", self.trace))
+    trace: tuple[tuple[int, ...], ...] = field(metadata=bound(_parse_rounds))
+    participation: float | None = field(default=None, metadata=bound(check_fraction, TENTH))
+    count: int | None = field(default=None, metadata=bound(check_integer))
 
     def check(self, population: int) -> None:
-        _participant_count("availability", self.participation, self.count, population)
+        self.size(population)
         _check_clients("availability", self.trace, population)
 
     def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
-        size = _participant_count("availability", self.participation, self.count, population.count)
+        size = self.size(population.count)
         there = self.trace[round % len(self.trace)]
         if len(there) <= size:
             return there
@@ -367,11 +341,7 @@ class replay(BaseSampler):
     (1, 3)
     """
 
-    rounds: tuple[tuple[int, ...], ...]
-    cites: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rounds", _parse_rounds("replay", "rounds", self.rounds))
+    rounds: tuple[tuple[int, ...], ...] = field(metadata=bound(_parse_rounds))
 
     def check(self, population: int) -> None:
         _check_clients("replay", self.rounds, population)
@@ -392,15 +362,8 @@ class per_cluster(BaseSampler):
     2
     """
 
-    reporters: int | float
+    reporters: int | float = field(metadata=bound(share_or_count, "0.25 takes a quarter of each cluster."))
     clusters: tuple[tuple[int, ...], ...] = ()
-    cites: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        if isinstance(self.reporters, float):
-            check_fraction("per_cluster", "reporters", self.reporters, "0.25 takes a quarter of each cluster.")
-        else:
-            check_integer("per_cluster", "reporters", self.reporters)
 
     def bind(self, clusters: ClusterMembers) -> per_cluster:
         if self.clusters and {frozenset(own) for own in self.clusters} != {frozenset(group) for group in clusters}:
@@ -431,16 +394,6 @@ class per_cluster(BaseSampler):
             for cluster, drawn in zip(clusters, draws_without_replacement(keys, size, m), strict=True):
                 chosen += [cluster[i] for i in drawn]
         return tuple(sorted(chosen))
-
-
-def _parse_rounds(component: str, argument: str, rounds: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    parsed = tuple(tuple(sorted(int(c) for c in clients)) for clients in rounds)
-    if not parsed or not all(parsed):
-        raise invalid_argument(component, argument, rounds, "at least one round, and at least one client in each")
-    for position, clients in enumerate(parsed):
-        if len(set(clients)) != len(clients):
-            raise HansaError(f"{component}({argument}): a client stands twice in round {position}: {list(clients)}.")
-    return parsed
 
 
 def _check_clients(component: str, rounds: tuple[tuple[int, ...], ...], population: int) -> None:

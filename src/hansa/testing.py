@@ -23,11 +23,12 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from hansa.aggregate import Aggregator, BaseAggregator
-from hansa.aggregate.base import Combined, check_weights
+from hansa.aggregate.base import Combined
 from hansa.compress import Coder, Compressor, Downlink, Packet, PacketError, Uplink, accumulate, decode
 from hansa.compress.base import Mergeable, packet_kind
 from hansa.compress.links import BaseUplink
 from hansa.compress.packet import floats, make_packet
+from hansa.core.bounds import rule_or_numbers
 from hansa.core.citations import check_citations
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
@@ -195,7 +196,7 @@ def _check_aggregator(component: Aggregator, dim: int = 29) -> None:
     least, rows = declared.min_updates, declared.momentum_storage
     _expect(isinstance(least, int) and least >= 1, f"declares min_updates = {least!r}, expected a whole number >= 1")
     _expect(rows in ("ram", "disk"), f"declares momentum_storage = {rows!r}, expected 'ram' or 'disk'")
-    check_weights(type(component).__name__, declared.weights)
+    rule_or_numbers(type(component).__name__, "weights", declared.weights, "uniform", "samples", "clusters")
     for dtype in _DTYPES:
         most = max(least, 5) + 1
         people = Population((_SAMPLES * (1 + 2 * most // len(_SAMPLES)))[: 2 * most])

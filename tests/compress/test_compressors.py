@@ -266,7 +266,7 @@ def test_composition_saves_the_bytes_it_promises() -> None:
         (lambda: top_k(0.1, "int8"), "float16"),
         (lambda: top_k(0.1, top_k(0.1)), "sign"),
         (lambda: quantize(0), "whole number >= 1"),
-        (lambda: quantize(128), "at most 127"),
+        (lambda: quantize(128), "<= 127"),
         (lambda: quantize(4, 9), "multiple of 8"),
         (lambda: quantize(4, rounding="up"), "nearest"),
         (lambda: cast("float64"), "bfloat16"),

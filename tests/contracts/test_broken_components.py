@@ -286,7 +286,7 @@ BROKEN: list[tuple[Any, str]] = [
     (server("nan"), "NaN or infinity"),
     (aggregator("", min_updates=0), "declares min_updates = 0"),
     (aggregator("", momentum_storage="tape"), "declares momentum_storage = 'tape'"),
-    (aggregator("", weights="sizes"), "a known rule"),
+    (aggregator("", weights="sizes"), "expected 'uniform'"),
     (aggregator("needs two"), "NaN or infinity"),
     (aggregator("arrival order"), "order in which updates arrive"),
     (aggregator("in place"), "combine changes what it is given"),

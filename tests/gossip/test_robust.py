@@ -144,7 +144,7 @@ def test_robust_rules_limit_what_an_attack_does_to_the_clusters_models() -> None
     [
         (lambda: method("clipped"), "a mixing rule"),
         (lambda: method(gossip.clipped(0.1), gossip_compressor=hansa.compress.sign()), "compressed differences"),
-        (lambda: presets.gossip_pga(robust=gossip.clipped(0.1)), "exact averages"),
+        (lambda: presets.gossip_pga(robust=gossip.clipped(0.1)), "all enter an average"),
         (lambda: presets.d_amsgrad(robust=gossip.clipped(0.1)), "gossips without a rule"),
         (
             lambda: method(gossip.trimmed(1), topology=gossip.ring()).bind(N, Key(0)),

@@ -83,8 +83,8 @@ def test_availability_takes_only_those_who_are_there_and_cycles():
         (lambda: sample.uniform(), "expected one of the two"),
         (lambda: sample.uniform(0.1, 3), "expected one of the two"),
         (lambda: sample.uniform(count=0), "count=0"),
-        (lambda: sample.uniform(count=11).check(10), "count=11.*at most the population of 10"),
-        (lambda: sample.weighted((1.0, -1.0), count=1), "client 1 has -1.0"),
+        (lambda: sample.uniform(count=11).check(10), "count=11.*<= 10"),
+        (lambda: sample.weighted((1.0, -1.0), count=1), r"weights\[1\]=-1.0"),
         (lambda: sample.weighted((1.0, 0.0), count=2).check(2), "only 1 have a weight above 0"),
         (lambda: sample.weighted((1.0,), count=1).check(2), "1 numbers for 2 clients"),
         (lambda: sample.weighted("size", count=1), "weights='size'"),
@@ -142,7 +142,7 @@ def test_a_random_number_of_participants():
     assert {size: sizes.count(size) for size in (2, 3, 4)} == pytest.approx(dict.fromkeys((2, 3, 4), 1000), rel=0.1)
     taken = [sum(client in clients for clients in rounds) for client in range(10)]
     assert taken == pytest.approx([900] * 10, rel=0.12)  # E[n]/N = 0.3
-    with pytest.raises(HansaError, match="at most the population of 3"):
+    with pytest.raises(HansaError, match="<= 3"):
         sampler.check(3)
     with pytest.raises(HansaError, match="high"):
         sample.varying(4, 2)

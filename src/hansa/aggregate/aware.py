@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -13,21 +13,29 @@ from hansa.aggregate.base import (
     BaseAggregator,
     Combined,
     Weights,
-    check_weights,
     client_weights,
     gram_matrix,
     normalize_weights,
     sum_updates,
 )
 from hansa.aggregate.min_norm import SOLVERS, MinNormSolver, min_norm
-from hansa.core.errors import HansaError, check_decay, check_fraction, invalid_argument, suggestion
+from hansa.core.bounds import Checked, bound, one_of, rule_or_numbers
+from hansa.core.errors import HansaError, check_decay, check_fraction, invalid_argument
 from hansa.core.types import RoundContext, RowReader, State, Update, Vector, in_client_order
 from hansa.core.vectors import arithmetic
 from hansa.server import ServerTransform
 from hansa.server.base import require_server
 
+FREE = "1 leaves the weights free on the simplex."
 MOMENTUM = "server/aware/momentum"
-_STORAGE = ("float32", "float64", "bfloat16")
+
+
+def _check_decays(component: str, argument: str, alpha: Any) -> Any:
+    """Raise unless alpha is a decay rate, or one for each client."""
+    decays = tuple(alpha) if isinstance(alpha, (list, tuple)) else alpha
+    for decay in decays if isinstance(decays, tuple) else (decays,):
+        check_decay(component, argument, decay, "The paper uses 0.5; 0 forgets at once.")
+    return decays
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,44 +75,24 @@ class aware(BaseAggregator):
     (0.5, 'ram')
     """
 
-    alpha: float | tuple[float, ...] = 0.5
+    alpha: float | tuple[float, ...] = field(default=0.5, metadata=bound(_check_decays))
     normalize: bool = False
     explore: bool = False
-    project: ServerTransform | None = None
-    momentum_storage: Literal["ram", "disk"] = "ram"
-    momentum_dtype: Literal["float32", "float64", "bfloat16"] | None = None
+    project: ServerTransform | None = field(default=None, metadata=bound(require_server))
+    momentum_storage: Literal["ram", "disk"] = field(default="ram", metadata=bound(one_of, "ram", "disk"))
+    momentum_dtype: Literal["float32", "float64", "bfloat16"] | None = field(
+        default=None, metadata=bound(one_of, "float32", "float64", "bfloat16")
+    )
     from_zero: bool = False
-    min_norm: MinNormSolver = "exact"
-    weights: Weights = "uniform"
-    length: Literal["min-norm", "average"] = "min-norm"
+    min_norm: MinNormSolver = field(default="exact", metadata=bound(one_of, *SOLVERS))
+    weights: Weights = field(default="uniform", metadata=bound(rule_or_numbers, "uniform", "samples"))
+    length: Literal["min-norm", "average"] = field(default="min-norm", metadata=bound(one_of, "min-norm", "average"))
     cites: ClassVar[tuple[str, ...]] = ("zeng2024",)
 
     def __post_init__(self) -> None:
-        if self.project is not None:
-            require_server("aware", "project", self.project)
-        if isinstance(self.alpha, (list, tuple)):
-            object.__setattr__(self, "alpha", tuple(self.alpha))
-        for decay in self.alpha if isinstance(self.alpha, tuple) else (self.alpha,):
-            check_decay("aware", "alpha", decay, "The paper uses 0.5; 0 forgets at once.")
-        if self.momentum_storage not in ("ram", "disk"):
-            raise invalid_argument("aware", "momentum_storage", self.momentum_storage, "'ram' or 'disk'")
-        if self.momentum_dtype is not None and self.momentum_dtype not in _STORAGE:
-            raise invalid_argument(
-                "aware",
-                "momentum_dtype",
-                self.momentum_dtype,
-                "a known dtype",
-                suggestion(str(self.momentum_dtype), _STORAGE),
-            )
-        if self.min_norm not in SOLVERS:
-            raise invalid_argument("aware", "min_norm", self.min_norm, "'exact' or 'authors'")
-        if self.length not in ("min-norm", "average"):
-            raise invalid_argument("aware", "length", self.length, "'min-norm' or 'average'")
+        Checked.__post_init__(self)
         if self.length == "average" and self.project is not None:
             raise invalid_argument("aware", "length", self.length, "'min-norm': a projected step has its own length")
-        object.__setattr__(self, "weights", check_weights("aware", self.weights))
-        if self.weights == "clusters":
-            raise invalid_argument("aware", "weights", self.weights, "'uniform', 'samples' or one number a client")
 
     def init(self, dim: int, population: int) -> State:
         if isinstance(self.alpha, tuple) and len(self.alpha) != population:
@@ -246,15 +234,9 @@ class mgda(BaseAggregator):
     tensor([1.])
     """
 
-    epsilon: float = 1.0
+    epsilon: float = field(default=1.0, metadata=bound(check_fraction, FREE, above_zero=False))
     cites: ClassVar[tuple[str, ...]] = ("hu2022",)
     on_device: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_fraction("mgda", "epsilon", self.epsilon, "1 leaves the weights free on the simplex.", above_zero=False)
-
-    def init(self, dim: int, population: int) -> State:
-        return {}
 
     def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
         ordered = in_client_order(updates)

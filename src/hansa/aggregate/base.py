@@ -6,21 +6,22 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, overload, runtime_checkable
 
 import torch
 
+from hansa.core.bounds import Checked, bound, rule_or_numbers
 from hansa.core.devices import has_float64
-from hansa.core.errors import HansaError, invalid_argument, suggestion
+from hansa.core.errors import HansaError
 from hansa.core.protocols import check_component
 from hansa.core.types import RoundContext, State, Update, Vector
 from hansa.core.vectors import arithmetic
 
 Weights: TypeAlias = Literal["uniform", "samples", "clusters"] | tuple[float, ...]
 """Weights of updates: uniform, by sample count, uniform over clusters, or one number per client."""
-
-
+WEIGHTS = bound(rule_or_numbers, "uniform", "samples", "clusters")
 MAX_DECODED, MAX_DECODED_BYTES = 16, 1 << 22  # updates decoded at once, and their total bytes if they are large
 
 
@@ -104,7 +105,7 @@ class Aggregator(Protocol):
         """Return the aggregate of a round's accepted updates, at least ``min_updates`` of them."""
 
 
-class BaseAggregator(Aggregator):
+class BaseAggregator(Checked, Aggregator):
     """The optional traits of aggregators, with their defaults.
 
     >>> from hansa.aggregate import median
@@ -114,6 +115,9 @@ class BaseAggregator(Aggregator):
 
     __slots__ = ()
     cites: ClassVar[tuple[str, ...]] = ()
+
+    def init(self, dim: int, population: int) -> State:
+        return {}
 
     @property
     def needs_client_stats(self) -> bool:
@@ -155,32 +159,7 @@ class BaseAggregator(Aggregator):
         return None
 
 
-def require_aggregator(owner: str, argument: str, value: object) -> None:
-    """Raise unless the value is an aggregator."""
-    check_component(owner, argument, value, Aggregator, "an aggregator", example="mean() is one.")
-
-
-def check_weights(component: str, weights: object) -> Weights:
-    """Return the weights in the form that components store, or raise a `HansaError`."""
-    if isinstance(weights, str):
-        if weights not in ("uniform", "samples", "clusters"):
-            raise invalid_argument(
-                component,
-                "weights",
-                weights,
-                "a known rule",
-                suggestion(weights, ["uniform", "samples", "clusters", "a list"]),
-            )
-        return weights  # type: ignore[return-value]
-    if not isinstance(weights, Sequence) and not isinstance(weights, torch.Tensor):
-        raise invalid_argument(component, "weights", weights, "'uniform', 'samples', 'clusters' or one number a client")
-    numbers = tuple(float(w) for w in weights)
-    for client, number in enumerate(numbers):
-        if not math.isfinite(number) or number < 0:
-            raise HansaError(
-                f"{component}(weights): client {client} has weight {number}: expected a finite number >= 0."
-            )
-    return numbers
+require_aggregator = partial(check_component, protocol=Aggregator, noun="an aggregator", example="mean() is one.")
 
 
 def normalize_weights(weights: Weights, updates: Sequence[Update] | Sequence[Participant]) -> list[float]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from hansa.aggregate.base import (
     MAX_DECODED,
     MAX_DECODED_BYTES,
+    WEIGHTS,
     BaseAggregator,
     Combined,
     Participant,
     Participants,
     Weights,
-    check_weights,
     normalize_weights,
     raw_weights,
     sum_updates,
@@ -40,16 +40,10 @@ class mean(BaseAggregator):
     tensor([4.])
     """
 
-    weights: Weights = "uniform"
+    weights: Weights = field(default="uniform", metadata=WEIGHTS)
     cites: ClassVar[tuple[str, ...]] = ("mcmahan2017",)
     on_device: ClassVar[bool] = True
     is_mean: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "weights", check_weights("mean", self.weights))
-
-    def init(self, dim: int, population: int) -> State:
-        return {}
 
     def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
         ordered = in_client_order(updates)
@@ -141,15 +135,9 @@ class nova(BaseAggregator):
     tensor([4.])
     """
 
-    weights: Weights = "uniform"
+    weights: Weights = field(default="uniform", metadata=WEIGHTS)
     cites: ClassVar[tuple[str, ...]] = ("wang2020",)
     on_device: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "weights", check_weights("nova", self.weights))
-
-    def init(self, dim: int, population: int) -> State:
-        return {}
 
     def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
         ordered = in_client_order(updates)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -18,8 +18,9 @@ from hansa.aggregate.base import (
     require_aggregator,
     sum_updates,
 )
+from hansa.core.bounds import bound
 from hansa.core.counts import floor_share
-from hansa.core.errors import HansaError, check_integer, check_positive, invalid_argument
+from hansa.core.errors import HansaError, check_decay, check_integer, check_positive
 from hansa.core.protocols import with_defaults
 from hansa.core.types import RoundContext, State, Update, Vector, in_client_order
 from hansa.core.vectors.arithmetic import norm_on_device, sort_vectors
@@ -52,9 +53,6 @@ class median(BaseAggregator):
     cites: ClassVar[tuple[str, ...]] = ("yin2018",)
     on_device: ClassVar[bool] = True
 
-    def init(self, dim: int, population: int) -> State:
-        return {}
-
     def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
         n = len(updates)
         middle = slice((n - 1) // 2, n // 2 + 1)
@@ -76,18 +74,9 @@ class trimmed_mean(BaseAggregator):
     tensor([2.])
     """
 
-    trim: float = 0.1
+    trim: float = field(default=0.1, metadata=bound(check_decay, "0.1 drops a tenth at either end.", below=0.5))
     cites: ClassVar[tuple[str, ...]] = ("yin2018",)
     on_device: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.trim, (int, float)) or not 0 <= self.trim < 0.5:
-            raise invalid_argument(
-                "trimmed_mean", "trim", self.trim, "0 <= trim < 0.5", "0.1 drops a tenth at either end."
-            )
-
-    def init(self, dim: int, population: int) -> State:
-        return {}
 
     def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
         cut = floor_share(self.trim, len(updates))
@@ -112,22 +101,15 @@ class krum(BaseAggregator):
     tensor([1.])
     """
 
-    byzantine: int = 1
-    keep: int = 1
+    byzantine: int = field(default=1, metadata=bound(check_integer, minimum=0))
+    keep: int = field(default=1, metadata=bound(check_integer))
     cites: ClassVar[tuple[str, ...]] = ("blanchard2017",)
     on_device: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_integer("krum", "byzantine", self.byzantine, minimum=0)
-        check_integer("krum", "keep", self.keep)
 
     @property
     def min_updates(self) -> int:
         """Minimum number of updates; a round with fewer is below the quorum."""
         return max(self.byzantine + 3, self.keep)
-
-    def init(self, dim: int, population: int) -> State:
-        return {}
 
     def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
         ordered = in_client_order(updates)
@@ -168,13 +150,8 @@ class clipped(BaseAggregator):
     tensor([2.])
     """
 
-    inner: Aggregator
-    norm: float
-    cites: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        require_aggregator("clipped", "inner", self.inner)
-        check_positive("clipped", "norm", self.norm)
+    inner: Aggregator = field(metadata=bound(require_aggregator))
+    norm: float = field(metadata=bound(check_positive))
 
     @property
     def min_updates(self) -> int:

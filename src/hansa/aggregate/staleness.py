@@ -10,9 +10,10 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 
-from hansa.aggregate.base import BaseAggregator, Combined, Weights, check_weights, normalize_weights, sum_updates
+from hansa.aggregate.base import WEIGHTS, BaseAggregator, Combined, Weights, normalize_weights, sum_updates
 from hansa.aggregate.mean import mean
-from hansa.core.errors import HansaError, check_fraction, check_non_negative, invalid_argument
+from hansa.core.bounds import Checked, bound, one_of
+from hansa.core.errors import HansaError, check_fraction, check_non_negative
 from hansa.core.protocols import check_component
 from hansa.core.types import RoundContext, State, Update, Vector, in_client_order
 
@@ -38,14 +39,12 @@ class constant:
     1.0
     """
 
-    cites: ClassVar[tuple[str, ...]] = ()
-
     def factor(self, staleness: int) -> float:
         return 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class polynomial:
+class polynomial(Checked):
     """s(tau) = (1 + tau)^-a (Xie et al. 2019; FedBuff uses a = 0.5).
 
     Args:
@@ -55,18 +54,15 @@ class polynomial:
     0.5
     """
 
-    a: float = 0.5
+    a: float = field(default=0.5, metadata=bound(check_non_negative, "0.5 is usual."))
     cites: ClassVar[tuple[str, ...]] = ("xie2019",)
-
-    def __post_init__(self) -> None:
-        check_non_negative("polynomial", "a", self.a, "0.5 is usual.")
 
     def factor(self, staleness: int) -> float:
         return float((1.0 + staleness) ** -self.a)
 
 
 @dataclass(frozen=True, slots=True)
-class hinge:
+class hinge(Checked):
     """s(tau) = 1 for tau <= b, else 1 / (a (tau - b) + 1) (Xie et al. 2019).
 
     Args:
@@ -77,21 +73,15 @@ class hinge:
     (1.0, 0.09090909090909091)
     """
 
-    a: float = 10.0
-    b: float = 4.0
+    a: float = field(default=10.0, metadata=bound(check_non_negative))
+    b: float = field(default=4.0, metadata=bound(check_non_negative))
     cites: ClassVar[tuple[str, ...]] = ("xie2019",)
-
-    def __post_init__(self) -> None:
-        check_non_negative("hinge", "a", self.a)
-        check_non_negative("hinge", "b", self.b)
 
     def factor(self, staleness: int) -> float:
         return 1.0 if staleness <= self.b else 1.0 / (self.a * (staleness - self.b) + 1.0)
 
 
-def require_discount(owner: str, argument: str, value: object) -> None:
-    """Raise unless the value is a discount of staleness."""
-    check_component(owner, argument, value, Discount, "a discount", example="hansa.aggregate.polynomial(0.5) is one.")
+DISCOUNT = bound(check_component, Discount, "a discount", example="hansa.aggregate.polynomial(0.5) is one.")
 
 
 def _factors(discount: Discount, updates: Sequence[Update]) -> list[float]:
@@ -120,18 +110,11 @@ class discounted(BaseAggregator):
     tensor([0.7500])
     """
 
-    staleness: Discount = field(default_factory=polynomial)
-    weights: Weights = "uniform"
+    staleness: Discount = field(default_factory=polynomial, metadata=DISCOUNT)
+    weights: Weights = field(default="uniform", metadata=WEIGHTS)
     normalize: bool = False
     cites: ClassVar[tuple[str, ...]] = ("nguyen2022",)
     on_device: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require_discount("discounted", "staleness", self.staleness)
-        object.__setattr__(self, "weights", check_weights("discounted", self.weights))
-
-    def init(self, dim: int, population: int) -> State:
-        return {}
 
     def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
         ordered = in_client_order(updates)
@@ -162,17 +145,10 @@ class mixed_models(BaseAggregator):
     tensor([0.7500])
     """
 
-    alpha: float = 0.6
-    staleness: Discount = field(default_factory=polynomial)
+    alpha: float = field(default=0.6, metadata=bound(check_fraction, "1 replaces the model by the client's."))
+    staleness: Discount = field(default_factory=polynomial, metadata=DISCOUNT)
     cites: ClassVar[tuple[str, ...]] = ("xie2019",)
     on_device: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_fraction("mixed_models", "alpha", self.alpha, "1 replaces the model by the client's.")
-        require_discount("mixed_models", "staleness", self.staleness)
-
-    def init(self, dim: int, population: int) -> State:
-        return {}
 
     def combine(self, updates: Sequence[Update], state: State, ctx: RoundContext) -> Combined:
         ordered = in_client_order(updates)
@@ -201,12 +177,8 @@ class calibrated(BaseAggregator):
     'disk'
     """
 
-    momentum_storage: Literal["ram", "disk"] = "ram"
+    momentum_storage: Literal["ram", "disk"] = field(default="ram", metadata=bound(one_of, "ram", "disk"))
     cites: ClassVar[tuple[str, ...]] = ("wang2024ca2fl",)
-
-    def __post_init__(self) -> None:
-        if self.momentum_storage not in ("ram", "disk"):
-            raise invalid_argument("calibrated", "momentum_storage", self.momentum_storage, "'ram' or 'disk'")
 
     def init(self, dim: int, population: int) -> State:
         return {"seen": torch.zeros(population, dtype=torch.bool), "mean": torch.zeros(0)}

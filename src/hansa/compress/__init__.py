@@ -28,24 +28,7 @@ from hansa.compress.quantize import quantize
 from hansa.compress.sparse import random_k, top_k
 
 __all__ = [
-    "Coder",
-    "Compressor",
-    "Downlink",
-    "Packet",
-    "PacketError",
-    "ServerBroadcast",
-    "Uplink",
-    "accumulate",
-    "cast",
-    "decode",
-    "direct",
-    "error_feedback",
-    "grid",
-    "identity",
-    "memoryless",
-    "quantize",
-    "random_k",
-    "replica",
-    "sign",
-    "top_k",
-]
+    "Coder", "Compressor", "Downlink", "Packet", "PacketError", "ServerBroadcast", "Uplink", "accumulate",
+    "cast", "decode", "direct", "error_feedback", "grid", "identity", "memoryless", "quantize", "random_k",
+    "replica", "sign", "top_k",
+]  # fmt: skip

@@ -7,6 +7,7 @@ import reprlib
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -24,6 +25,7 @@ from hansa.compress.packet import (
     make_packet,
     write_kind,
 )
+from hansa.core.bounds import Checked
 from hansa.core.errors import invalid_argument
 from hansa.core.keys import Key
 from hansa.core.protocols import check_component, with_defaults
@@ -73,9 +75,9 @@ class Compressor(Protocol):
         """No packet for a vector of ``dim`` entries is longer than this."""
 
 
-def require_compressor(owner: str, argument: str, value: object) -> None:
-    """Raise unless the value is a compressor."""
-    check_component(owner, argument, value, Compressor, "a compressor", example="hansa.compress.sign() is one.")
+require_compressor = partial(
+    check_component, protocol=Compressor, noun="a compressor", example="hansa.compress.sign() is one."
+)
 
 
 @runtime_checkable
@@ -95,7 +97,7 @@ class Mergeable(Compressor, Protocol):
         ...
 
 
-class Coder:
+class Coder(Checked):
     """A compressor defined by its payload: ``payload`` writes it, ``read`` reads it, ``max_payload`` bounds it.
 
     The class adds the packet header, validation, and addition onto a vector. The packets' ``kind`` is the name of the

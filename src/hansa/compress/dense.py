@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -22,7 +22,7 @@ from hansa.compress.packet import (
     nonfinite_error,
 )
 from hansa.core import native
-from hansa.core.errors import invalid_argument
+from hansa.core.bounds import bound, one_of
 from hansa.core.keys import Key
 from hansa.core.vectors import kernels
 
@@ -56,6 +56,9 @@ class identity(Coder):
         return 0.0
 
 
+HALVES = ("float16", "bfloat16")
+
+
 @dataclass(frozen=True, slots=True)
 class cast(Coder):
     """Cast to 16 bits, as 2^e (x / 2^e) with the largest magnitude below 1: no overflow, little underflow.
@@ -71,12 +74,8 @@ class cast(Coder):
     tensor([1.0000, 0.3320])
     """
 
-    to: str = "float16"
+    to: str = field(default="float16", metadata=bound(one_of, *HALVES))
     checks_finite: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.to not in HALVES:
-            raise invalid_argument("cast", "to", self.to, "float16 or bfloat16")
 
     def payload(self, x: Array, key: Key) -> list[Buffer]:
         _, exponent = math.frexp(check_all_finite(x, "cast.encode"))
@@ -100,7 +99,6 @@ class cast(Coder):
         return min(1.0, math.sqrt(info.eps**2 + dim * info.smallest_normal**2 * info.eps**2 * 4))
 
 
-HALVES = ("float16", "bfloat16")
 #: The bits of 1 in each; magnitudes are ordered like their bits, with infinity and NaN on top.
 ONES = (0x3C00, 0x3F80)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -24,6 +24,7 @@ from hansa.compress.packet import (
     make_packet,
     native_array,
 )
+from hansa.core.bounds import bound
 from hansa.core.errors import HansaError, check_positive, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.vectors import kernels
@@ -56,11 +57,10 @@ class grid(Coder):
     tensor([ 3., -1.,  0.,  2.])
     """
 
-    coarseness: float = 2.0
+    coarseness: float = field(
+        default=2.0, metadata=bound(check_positive, "2 rounds to about twice the root mean square.")
+    )
     checks_finite: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_positive("grid", "coarseness", self.coarseness, "2 rounds to about twice the root mean square.")
 
     def payload(self, x: Array, key: Key) -> list[Buffer]:
         return self._payload(x, None)

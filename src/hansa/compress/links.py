@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -16,9 +17,10 @@ from hansa.compress.grid import exceeds_grid, finest_exponent, grid, round_to_gr
 from hansa.compress.packet import Buffer, Packet, PacketError, check_all_finite, flat_array, floats
 from hansa.compress.quantize import quantize
 from hansa.compress.sparse import ShuffledValues, SparseValues
+from hansa.core.bounds import Checked, bound
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.keys import Key
-from hansa.core.protocols import check_component, missing_methods
+from hansa.core.protocols import check_component
 from hansa.core.types import State
 from hansa.core.vectors import allocator
 
@@ -63,11 +65,9 @@ class BaseUplink(Uplink):
         return False
 
 
-def require_uplink(owner: str, argument: str, value: object) -> None:
-    """Raise unless the value is an uplink."""
-    bare = not isinstance(value, type) and not missing_methods(value, Compressor)
-    instead = f"error_feedback({value!r}) or memoryless({value!r})" if bare else ""
-    check_component(owner, argument, value, Uplink, "a link", instead=instead, example="direct() is one.")
+require_uplink = partial(
+    check_component, protocol=Uplink, noun="a link", example="error_feedback(sign()) is one, direct() another."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,6 @@ class direct:
     """
 
     memory: ClassVar[tuple[str, ...]] = ()
-    cites: ClassVar[tuple[str, ...]] = ()
     on_device: ClassVar[bool] = True
 
     def send(self, x: Tensor, memory: Mapping[str, Tensor], key: Key) -> tuple[Packet, dict[str, Tensor]]:
@@ -109,7 +108,7 @@ class direct:
 
 
 @dataclass(frozen=True, slots=True)
-class error_feedback:
+class error_feedback(Checked):
     """Error feedback: Chat = C(Delta + e), e <- Delta + e - Chat ([CAMS] Alg. 2, lines 7-10).
 
     A client that does not participate keeps its residual (lines 14-16), and so does one whose packet was dropped or
@@ -125,12 +124,9 @@ class error_feedback:
     (tensor([0., 3.]), tensor([2., 0.]))
     """
 
-    compressor: Compressor
+    compressor: Compressor = field(metadata=bound(require_compressor))
     memory: ClassVar[tuple[str, ...]] = ("residual",)
     cites: ClassVar[tuple[str, ...]] = ("wang2022", "karimireddy2019")
-
-    def __post_init__(self) -> None:
-        require_compressor("error_feedback", "compressor", self.compressor)
 
     def send(self, x: Tensor, memory: Mapping[str, Tensor], key: Key) -> tuple[Packet, dict[str, Tensor]]:
         residual = memory.get("residual")
@@ -149,7 +145,7 @@ class error_feedback:
 
 
 @dataclass(frozen=True, slots=True)
-class memoryless:
+class memoryless(Checked):
     """A compressor without error feedback, for ablations and unbiased quantization.
 
     Args:
@@ -161,12 +157,8 @@ class memoryless:
     (tensor([0., 3.]), {})
     """
 
-    compressor: Compressor
+    compressor: Compressor = field(metadata=bound(require_compressor))
     memory: ClassVar[tuple[str, ...]] = ()
-    cites: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        require_compressor("memoryless", "compressor", self.compressor)
 
     def send(self, x: Tensor, memory: Mapping[str, Tensor], key: Key) -> tuple[Packet, dict[str, Tensor]]:
         return self.compressor.encode(x, key), {}
@@ -202,11 +194,8 @@ class ServerBroadcast:
     bases: Mapping[int, int | None]
     version: int = 0
 
-    def packets(self, client: int) -> list[Packet]:
+    def packets(self, client: int) -> tuple[Packet, ...]:
         """Return the packets sent to this client, in the order in which they are applied."""
-        return list(self._packets(client))
-
-    def _packets(self, client: int) -> tuple[Packet, ...]:
         packets = self.messages.get(client)
         if packets is None:
             raise HansaError(
@@ -216,7 +205,7 @@ class ServerBroadcast:
 
     def nbytes(self, client: int) -> int:
         """Return the number of bytes sent to this client."""
-        return sum([packet.nbytes for packet in self._packets(client)])
+        return sum([packet.nbytes for packet in self.packets(client)])
 
     def sizes(self, clients: Sequence[int]) -> dict[int, int]:
         """Return the number of bytes sent to each client."""
@@ -254,15 +243,13 @@ class Downlink(Protocol):
         """Return the vector that a client holds after a message, from the previous one."""
 
 
-def require_downlink(owner: str, argument: str, value: object) -> None:
-    """Raise unless the value is a downlink."""
-    bare = not isinstance(value, type) and not missing_methods(value, Compressor)
-    instead = f"replica({value!r})" if bare else ""
-    check_component(owner, argument, value, Downlink, "a downlink", instead=instead, example="direct() is one.")
+require_downlink = partial(
+    check_component, protocol=Downlink, noun="a downlink", example="replica(sign()) is one, direct() another."
+)
 
 
 @dataclass(frozen=True, slots=True)
-class replica:
+class replica(Checked):
     """The server broadcasts q_t = C(x_t - xhat_{t-1}) and all train from xhat_t = xhat_{t-1} + q_t.
 
     xhat is public: the server and every up-to-date client hold the same vector, bit for bit. What C drops stays in
@@ -288,14 +275,10 @@ class replica:
     1
     """
 
-    compressor: Compressor
+    compressor: Compressor = field(metadata=bound(require_compressor))
     public_start: bool = True
-    every: int = 1
+    every: int = field(default=1, metadata=bound(check_integer, "1 moves the replica in every round."))
     cites: ClassVar[tuple[str, ...]] = ("wang2022",)
-
-    def __post_init__(self) -> None:
-        require_compressor("replica", "compressor", self.compressor)
-        check_integer("replica", "every", self.every, "1 moves the replica in every round.")
 
     def init(self, x: Tensor) -> State:
         return {"replica": x.detach().clone(), "version": 0, "round": -1, "log": [], "held": {}}
@@ -317,7 +300,7 @@ class replica:
                 version += 1
                 log.append(torch.frombuffer(bytearray(moved.packet.bytes), dtype=torch.uint8))
         full = Packet.of(vector, "whole")
-        size, limit = sum(map(len, log)), full.nbytes * (MERGED if self._merges else 1)
+        size, limit = sum(map(len, log)), full.nbytes * (MERGED if isinstance(self.compressor, Mergeable) else 1)
         while size >= limit:
             size -= len(log.pop(0))
         oldest = version - len(log)
@@ -331,14 +314,9 @@ class replica:
         after = {"replica": vector, "version": version, "round": round, "log": log}
         if grain is not None:
             after["grain"] = grain
-        return ServerBroadcast(vector, messages, bases, version), {
-            **after,
-            "held": _worth_keeping(state["held"], oldest),
-        }
-
-    @property
-    def _merges(self) -> bool:
-        return isinstance(self.compressor, Mergeable)
+        # older clients are sent the whole replica
+        after["held"] = {client: base for client, base in state["held"].items() if base >= oldest}
+        return ServerBroadcast(vector, messages, bases, version), after
 
     def _increment(self, x: Tensor, vector: Tensor, grain: int | None, key: Key) -> _Increment:
         """Return the increment towards x, on the replica's grid or on a coarser one if it exceeds that."""
@@ -389,11 +367,6 @@ class _Increment(NamedTuple):
     packet: Packet | None
     start: Tensor
     grain: int | None
-
-
-def _worth_keeping(versions: Mapping[str, int], oldest: int) -> dict[str, int]:
-    """Return the versions that increments can still update; older clients are sent the whole replica."""
-    return {client: version for client, version in versions.items() if version >= oldest}
 
 
 Parser: TypeAlias = Callable[[memoryview, int, "np.dtype[Any]"], ParsedPayload]

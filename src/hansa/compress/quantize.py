@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,12 +13,12 @@ import numpy as np
 from hansa.compress.base import Coder, ParsedPayload, check_size
 from hansa.compress.codes import pack_codes, packed_size, unpack_codes
 from hansa.compress.packet import Array, Buffer, PacketError, check_all_finite, native_array, nonfinite_error
+from hansa.core.bounds import Checked, bound, one_of
 from hansa.core.errors import check_integer, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.vectors import kernels
 
 HEAD = struct.Struct("<BI")
-ROUNDINGS = ("stochastic", "nearest", "unbiased")
 CHUNK = 1 << 16
 
 
@@ -52,23 +52,16 @@ class quantize(Coder):
     tensor([1.0000, 0.5000, 0.0000])
     """
 
-    levels: int = 16
-    bucket: int = 512
-    rounding: str = "stochastic"
+    levels: int = field(default=16, metadata=bound(check_integer, "16 levels take 6 bits an entry.", maximum=127))
+    bucket: int = field(default=512, metadata=bound(check_integer, minimum=8, maximum=(1 << 32) - 8))
+    rounding: str = field(default="stochastic", metadata=bound(one_of, "stochastic", "nearest", "unbiased"))
     checks_finite: ClassVar[bool] = True
     cites: ClassVar[tuple[str, ...]] = ("alistarh2017",)
 
     def __post_init__(self) -> None:
-        check_integer("quantize", "levels", self.levels, "16 levels take 6 bits an entry.")
-        if self.levels > 127:
-            raise invalid_argument(
-                "quantize", "levels", self.levels, "at most 127 levels", 'cast("float16") takes 16 bits.'
-            )
-        check_integer("quantize", "bucket", self.bucket, minimum=8)
-        if self.bucket % 8 or self.bucket >= 1 << 32:
-            raise invalid_argument("quantize", "bucket", self.bucket, "a multiple of 8 below 2^32", "512 is usual.")
-        if self.rounding not in ROUNDINGS:
-            raise invalid_argument("quantize", "rounding", self.rounding, " or ".join(ROUNDINGS))
+        Checked.__post_init__(self)
+        if self.bucket % 8:
+            raise invalid_argument("quantize", "bucket", self.bucket, "a multiple of 8", "512 is usual.")
 
     @property
     def width(self) -> int:

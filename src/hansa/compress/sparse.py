@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +16,7 @@ from hansa.compress.codes import VARINT, EncodedIndices, decode_indices, encode_
 from hansa.compress.dense import cast, identity, sign
 from hansa.compress.packet import Array, Buffer, PacketError, check_all_finite, read_kind, write_kind
 from hansa.compress.quantize import quantize
+from hansa.core.bounds import bound
 from hansa.core.counts import floor_share
 from hansa.core.errors import check_fraction, invalid_argument
 from hansa.core.keys import Key
@@ -26,7 +27,6 @@ CHUNK = 1 << 16
 FORMATS: dict[str, Coder] = {"float32": identity(), "float16": cast("float16"), "bfloat16": cast("bfloat16")}
 #: Kinds of values with self-describing payloads.
 DENSE: dict[str, Coder] = {coder.kind: coder for coder in (identity(), cast(), sign(), quantize())}
-_ADVICE = "1/64 keeps one entry in 64."
 
 
 def kept_count(ratio: float, dim: int) -> int:
@@ -38,15 +38,11 @@ def kept_count(ratio: float, dim: int) -> int:
     return max(1, floor_share(ratio, dim))
 
 
-def value_coder(component: str, values: object) -> Coder:
-    """Return the compressor of the kept values."""
-    if isinstance(values, str) and values in FORMATS:
-        return FORMATS[values]
-    if isinstance(values, Coder) and not isinstance(values, top_k | random_k):
-        return values
-    raise invalid_argument(
-        component, "values", values, "float32, float16, bfloat16 or a dense compressor", "sign() is one."
-    )
+def _check_values(component: str, argument: str, values: object) -> None:
+    known = isinstance(values, str) and values in FORMATS
+    if not known and (not isinstance(values, Coder) or isinstance(values, _Sparse)):
+        expected = "float32, float16, bfloat16 or a dense compressor"
+        raise invalid_argument(component, argument, values, expected, "sign() is one.")
 
 
 def _reader(kind: str, wanted: Coder | None) -> Coder:
@@ -67,7 +63,32 @@ def _read_values(coder: Coder, view: memoryview, count: int, dtype: np.dtype[Any
 
 
 @dataclass(frozen=True, slots=True)
-class top_k(Coder):
+class _Sparse(Coder):
+    """The fields of sparse compressors: how many entries are kept, and how they are sent."""
+
+    ratio: float = field(metadata=bound(check_fraction, "1/64 keeps one entry in 64."))
+    values: str | Coder = field(default="float32", metadata=bound(_check_values))
+    checks_finite: ClassVar[bool] = True
+    cites: ClassVar[tuple[str, ...]] = ("stich2018",)
+
+    @property
+    def coder(self) -> Coder:
+        """The compressor of the kept values."""
+        return self.values if isinstance(self.values, Coder) else FORMATS[self.values]
+
+    def kept(self, dim: int) -> int:
+        k = kept_count(self.ratio, dim)
+        if k >= 1 << 32:
+            raise invalid_argument(self.kind, "ratio", self.ratio, f"fewer than 2^32 kept entries, not {k}")
+        return k
+
+    def contraction(self, dim: int) -> float:
+        k = kept_count(self.ratio, dim)
+        return math.sqrt(max(0.0, 1 - k / dim * (1 - min(1.0, self.coder.contraction(k)) ** 2)))
+
+
+@dataclass(frozen=True, slots=True)
+class top_k(_Sparse):
     """C(x) keeps the k = max(1, floor(r d)) largest magnitudes, ties to the lower index; q = sqrt(1 - k/d)
     (Stich 2018; [CAMS] Remark 4.15).
 
@@ -85,21 +106,8 @@ class top_k(Coder):
     tensor([ 0., -4.,  0.,  2.])
     """
 
-    ratio: float
-    values: str | Coder = "float32"
-    checks_finite: ClassVar[bool] = True
-    cites: ClassVar[tuple[str, ...]] = ("stich2018",)
-
-    def __post_init__(self) -> None:
-        check_fraction("top_k", "ratio", self.ratio, _ADVICE)
-        value_coder("top_k", self.values)
-
     def payload(self, x: Array, key: Key) -> list[Buffer | Array]:
-        k = kept_count(self.ratio, x.size)
-        if k >= 1 << 32:
-            raise invalid_argument("top_k", "ratio", self.ratio, f"fewer than 2^32 kept entries, not {k}")
-        chosen = chunked.top_k_indices(x, k, "top_k.encode")
-        coder = value_coder("top_k", self.values)
+        chosen, coder = chunked.top_k_indices(x, self.kept(x.size), "top_k.encode"), self.coder
         values = coder.payload(x[chosen], key) if chosen.size else []
         coded = encode_indices(chosen, x.size) if chosen.size else EncodedIndices(VARINT, 0, b"")
         code, name = write_kind(coder.kind)
@@ -107,15 +115,11 @@ class top_k(Coder):
         return [head, name, coded.data, *values]
 
     def max_payload(self, dim: int, itemsize: int) -> int:
-        coder = value_coder("top_k", self.values)
-        most = coder.max_payload(kept_count(self.ratio, dim), itemsize)
-        return TOP.size + len(write_kind(coder.kind)[1]) + -(-dim // 8) + most
+        most = self.coder.max_payload(kept_count(self.ratio, dim), itemsize)
+        return TOP.size + len(write_kind(self.coder.kind)[1]) + -(-dim // 8) + most
 
     def parse(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> ParsedPayload:
-        return SparseValues.parse(payload, dim, dtype, value_coder("top_k", self.values))
-
-    def contraction(self, dim: int) -> float:
-        return _sparse_contraction(kept_count(self.ratio, dim), dim, value_coder("top_k", self.values))
+        return SparseValues.parse(payload, dim, dtype, self.coder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +155,7 @@ class SparseValues:
 
 
 @dataclass(frozen=True, slots=True)
-class random_k(Coder):
+class random_k(_Sparse):
     """C(x) keeps k = max(1, floor(r d)) uniformly chosen entries; a seed is sent instead of their indices.
 
     The values are not rescaled: E||C(x) - x||^2 = (1 - k/d) ||x||^2, the contraction in expectation that error feedback
@@ -165,37 +169,22 @@ class random_k(Coder):
     0.8660254037844386
     """
 
-    ratio: float
-    values: str | Coder = "float32"
-    checks_finite: ClassVar[bool] = True
-    cites: ClassVar[tuple[str, ...]] = ("stich2018",)
-
-    def __post_init__(self) -> None:
-        check_fraction("random_k", "ratio", self.ratio, _ADVICE)
-        value_coder("random_k", self.values)
-
     def payload(self, x: Array, key: Key) -> list[Buffer | Array]:
         check_all_finite(x, "random_k.encode")
-        k = kept_count(self.ratio, x.size)
-        if k >= 1 << 32:
-            raise invalid_argument("random_k", "ratio", self.ratio, f"fewer than 2^32 kept entries, not {k}")
+        k = self.kept(x.size)
         seed = int.from_bytes(key.child("random_k").digest(8), "little")
         chosen = np.empty(k, x.dtype)
         for where, places in shuffled_indices(seed, x.size, k):
             chosen[where] = x[places]
-        coder = value_coder("random_k", self.values)
-        code, name = write_kind(coder.kind)
-        return [RANDOM.pack(seed, k, code), name, *coder.payload(chosen, key)]
+        code, name = write_kind(self.coder.kind)
+        return [RANDOM.pack(seed, k, code), name, *self.coder.payload(chosen, key)]
 
     def max_payload(self, dim: int, itemsize: int) -> int:
-        coder = value_coder("random_k", self.values)
-        return RANDOM.size + len(write_kind(coder.kind)[1]) + coder.max_payload(kept_count(self.ratio, dim), itemsize)
+        most = self.coder.max_payload(kept_count(self.ratio, dim), itemsize)
+        return RANDOM.size + len(write_kind(self.coder.kind)[1]) + most
 
     def parse(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> ParsedPayload:
-        return ShuffledValues.parse(payload, dim, dtype, value_coder("random_k", self.values))
-
-    def contraction(self, dim: int) -> float:
-        return _sparse_contraction(kept_count(self.ratio, dim), dim, value_coder("random_k", self.values))
+        return ShuffledValues.parse(payload, dim, dtype, self.coder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +214,6 @@ class ShuffledValues:
     def add(self, out: Array, alpha: float) -> None:
         for where, places in shuffled_indices(self.seed, out.size, self.values.size):
             out[places] += self.values[where] * out.dtype.type(alpha)
-
-
-def _sparse_contraction(k: int, dim: int, values: Any) -> float:
-    return math.sqrt(max(0.0, 1 - k / dim * (1 - min(1.0, values.contraction(k)) ** 2)))
 
 
 _MASK = (1 << 64) - 1

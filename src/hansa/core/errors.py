@@ -117,11 +117,17 @@ def check_positive(component: str, argument: str, value: object, remedy: str = "
         raise invalid_argument(component, argument, value, f"{argument} > 0", remedy)
 
 
-def check_non_negative(component: str, argument: str, value: object, remedy: str = "") -> None:
-    """Raise unless the value is a finite number of at least zero."""
+def check_non_negative(component: str, argument: str, value: object, remedy: str = "", *, minimum: float = 0) -> None:
+    """Raise unless the value is a finite number of at least ``minimum``."""
     number = _number(value)
-    if number is None or number < 0:
-        raise invalid_argument(component, argument, value, f"{argument} >= 0", remedy)
+    if number is None or number < minimum:
+        raise invalid_argument(component, argument, value, f"{argument} >= {minimum}", remedy)
+
+
+def check_speed(component: str, argument: str, value: object, remedy: str = "math.inf is no limit.") -> None:
+    """Raise unless the value is a number above zero; it may be infinite."""
+    if value != math.inf:
+        check_positive(component, argument, value, remedy)
 
 
 def check_finite(component: str, argument: str, value: object, remedy: str = "") -> None:
@@ -138,17 +144,20 @@ def check_fraction(component: str, argument: str, value: object, remedy: str = "
         raise invalid_argument(component, argument, value, f"{low} {argument} <= 1", remedy)
 
 
-def check_decay(component: str, argument: str, value: object, remedy: str = "") -> None:
-    """Raise unless the value is a number in [0, 1), as decay rates are."""
+def check_decay(component: str, argument: str, value: object, remedy: str = "", *, below: float = 1) -> None:
+    """Raise unless the value is a number in [0, below), as decay rates are."""
     number = _number(value)
-    if number is None or not 0 <= number < 1:
-        raise invalid_argument(component, argument, value, f"0 <= {argument} < 1", remedy)
+    if number is None or not 0 <= number < below:
+        raise invalid_argument(component, argument, value, f"0 <= {argument} < {below}", remedy)
 
 
-def check_integer(component: str, argument: str, value: object, remedy: str = "", *, minimum: int = 1) -> None:
-    """Raise unless the value is a whole number of at least ``minimum``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise invalid_argument(component, argument, value, f"a whole number >= {minimum}", remedy)
+def check_integer(
+    component: str, argument: str, value: object, remedy: str = "", *, minimum: int = 1, maximum: float = math.inf
+) -> None:
+    """Raise unless the value is a whole number from ``minimum`` to ``maximum``."""
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        most = f" and <= {maximum}" if maximum < math.inf else ""
+        raise invalid_argument(component, argument, value, f"a whole number >= {minimum}{most}", remedy)
 
 
 def add_step(error: Exception, client: int, step: int | None = None) -> None:

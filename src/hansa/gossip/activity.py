@@ -5,15 +5,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import partial
 from operator import index
 from typing import ClassVar, Protocol, runtime_checkable
 
+from hansa.core.bounds import Checked, bound, share_or_count
 from hansa.core.counts import round_share
 from hansa.core.errors import HansaError, check_fraction, check_integer, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.native.random_draws import draws_without_replacement
 from hansa.core.protocols import check_component, missing_methods, with_defaults
+
+QUARTER = "0.25 takes a quarter; for a count give a whole number."
 
 
 @runtime_checkable
@@ -31,7 +34,7 @@ class Activity(Protocol):
         """Return the computing clients of one cohort at one step, in ascending order."""
 
 
-class BaseActivity(Activity):
+class BaseActivity(Checked, Activity):
     """The optional traits of activities, with their defaults.
 
     >>> everyone().among([1, 2])
@@ -54,13 +57,9 @@ class BaseActivity(Activity):
         return [self.draw(round, step, clients, key) for step in steps]
 
 
-def require_activity(owner: str, argument: str, value: object) -> None:
-    """Raise unless the value is an activity."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    instead = "" if not number else f"resample({value!r})" if isinstance(value, int) else f"bernoulli({value!r})"
-    check_component(
-        owner, argument, value, Activity, "a rule for who computes", instead=instead, example="everyone() is one."
-    )
+require_activity = partial(
+    check_component, protocol=Activity, noun="a rule for who computes", example="everyone() is one."
+)
 
 
 def count_of(component: str, argument: str, value: float, clients: int) -> int:
@@ -70,11 +69,9 @@ def count_of(component: str, argument: str, value: float, clients: int) -> int:
     (2, 3)
     """
     if isinstance(value, float):
-        check_fraction(component, argument, value, "0.25 takes a quarter; for a count give a whole number.")
+        share_or_count(component, argument, value, QUARTER)
         return max(1, round_share(value, clients))
-    check_integer(component, argument, value)
-    if value > clients:
-        raise invalid_argument(component, argument, value, f"at most the {clients} clients of the cluster")
+    check_integer(component, argument, value, "A cluster has no more clients.", maximum=clients)
     return value
 
 
@@ -144,14 +141,8 @@ class resample(BaseActivity):
     resample(m=3)
     """
 
-    m: int | float | None = None
+    m: int | float | None = field(default=None, metadata=bound(share_or_count, QUARTER))
     cites: ClassVar[tuple[str, ...]] = ("afga2024",)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.m, float):
-            check_fraction("resample", "m", self.m, "0.25 takes a quarter; for a count give a whole number.")
-        elif self.m is not None:
-            check_integer("resample", "m", self.m)
 
     def among(self, reporters: Sequence[int]) -> resample:
         """Return the rule with the number of reporters."""
@@ -159,9 +150,8 @@ class resample(BaseActivity):
 
     def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
         """Raise if a cluster is smaller than m."""
-        for place, cohort in enumerate(cohorts):
-            if isinstance(self.m, int) and self.m > len(cohort):
-                raise invalid_argument("resample", "m", self.m, f"at most the {len(cohort)} clients of cluster {place}")
+        if self.m is not None:
+            count_of("resample", "m", self.m, min(map(len, cohorts)))
 
     def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
         """Draw m of the cohort without replacement, or all of it if dropouts leave fewer."""
@@ -197,16 +187,16 @@ class available(BaseActivity):
     """
 
     trace: Sequence[Sequence[int]]
-    activity: Activity = field(default_factory=resample)
+    activity: Activity = field(default_factory=resample, metadata=bound(require_activity))
 
     def __post_init__(self) -> None:
-        require_activity("available", "activity", self.activity)
+        Checked.__post_init__(self)
         try:
             rounds = tuple(tuple(sorted({index(client) for client in clients})) for clients in self.trace)
         except TypeError:
-            raise invalid_argument("available", "trace", self.trace, "for each round, a list of client ids") from None
+            rounds = ()
         if not rounds:
-            raise invalid_argument("available", "trace", self.trace, "at least one round")
+            raise invalid_argument("available", "trace", self.trace, "for each round, a list of client ids")
         object.__setattr__(self, "trace", rounds)
 
     def among(self, reporters: Sequence[int]) -> available:
@@ -236,11 +226,8 @@ class bernoulli(BaseActivity):
     0.5
     """
 
-    p: float
+    p: float = field(metadata=bound(check_fraction))
     cites: ClassVar[tuple[str, ...]] = ("hafed2023",)
-
-    def __post_init__(self) -> None:
-        check_fraction("bernoulli", "p", self.p)
 
     def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
         """Draw independently for each client of the cohort."""
@@ -268,25 +255,18 @@ class replay(BaseActivity):
         try:
             rounds = tuple(tuple(tuple(sorted(map(index, step))) for step in steps) for steps in self.rounds)
         except TypeError:
-            raise invalid_argument(
-                "replay", "rounds", self.rounds, "for each round, for each step, a list of client ids"
-            ) from None
-        if not rounds or not all(rounds):
-            raise invalid_argument("replay", "rounds", self.rounds, "at least one round, and at least one step in each")
-        for at, steps in enumerate(rounds):
-            for step, clients in enumerate(steps):
-                if len(set(clients)) != len(clients):
-                    twice = next(a for a, b in pairwise(clients) if a == b)
-                    raise HansaError(f"replay: round {at}, step {step} names client {twice} twice.")
+            rounds = ()
+        once = all(len(set(step)) == len(step) for steps in rounds for step in steps)
+        if not rounds or not all(rounds) or not once:
+            expected = "for each round, for each step, a list of different client ids"
+            raise invalid_argument("replay", "rounds", self.rounds, expected)
         object.__setattr__(self, "rounds", rounds)
 
     def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
         """Raise if a listed client is in no cluster, or a round has too few steps."""
         for at, recorded in enumerate(self.rounds):
             if steps is not None and len(recorded) < steps:
-                raise HansaError(
-                    f"replay: round {at} has {len(recorded)} steps, but {steps} local steps are to be done."
-                )
+                raise HansaError(f"replay: round {at} has {len(recorded)} steps, but there are {steps} local steps.")
             for step, clients in enumerate(recorded):
                 _check_known(f"replay: round {at}, step {step}", clients, cohorts)
 

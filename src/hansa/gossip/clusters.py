@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
+from hansa.core.bounds import Checked, bound
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.protocols import missing_methods, with_defaults
@@ -78,7 +80,7 @@ def resolve(
     elif missing_methods(clusters, Clustering):
         rule = given(rule)
     groups: list[list[int]] = rule.assign(population, key, _label_counts(rule, labels, population))
-    _check(groups, population, rule)
+    _check(groups, population)
     return groups
 
 
@@ -102,7 +104,7 @@ def common_size(groups: Sequence[Sequence[int]], component: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class equal:
+class equal(Checked, BaseClustering):
     """k clusters of consecutive ids; sizes differ by at most one.
 
     Args:
@@ -112,11 +114,8 @@ class equal:
     [[0, 1, 2], [3, 4], [5, 6]]
     """
 
-    k: int
+    k: int = field(metadata=bound(check_integer))
     needs_labels: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_integer("equal", "k", self.k)
 
     def assign(self, population: int, key: Key, labels: Array | None = None) -> list[list[int]]:
         """Split the ids into k consecutive ranges."""
@@ -124,7 +123,7 @@ class equal:
 
 
 @dataclass(frozen=True, slots=True)
-class random:
+class random(Checked, BaseClustering):
     """k clusters of random clients; sizes differ by at most one, and ids ascend within a cluster.
 
     Args:
@@ -134,11 +133,8 @@ class random:
     [2, 3]
     """
 
-    k: int
+    k: int = field(metadata=bound(check_integer))
     needs_labels: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_integer("random", "k", self.k)
 
     def assign(self, population: int, key: Key, labels: Array | None = None) -> list[list[int]]:
         """Shuffle the ids, then split them."""
@@ -172,7 +168,7 @@ class given:
 
 
 @dataclass(frozen=True, slots=True)
-class by_labels:
+class by_labels(Checked, BaseClustering):
     """k clusters of clients with similar label proportions (k-means on sqrt(p): the Hellinger distance).
 
     ``diverse`` does the opposite: it makes every cluster resemble the whole population. ``even`` keeps sizes within one
@@ -187,17 +183,15 @@ class by_labels:
     [[0, 2], [1, 3]]
     """
 
-    k: int
+    k: int = field(metadata=bound(check_integer))
     diverse: bool = False
     even: bool = True
     needs_labels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_integer("by_labels", "k", self.k)
+        Checked.__post_init__(self)
         if self.diverse and not self.even:
-            raise invalid_argument(
-                "by_labels", "even", self.even, "even=True with diverse=True", "Like clusters have like sizes."
-            )
+            raise invalid_argument("by_labels", "even", self.even, "even=True with diverse=True")
 
     def assign(self, population: int, key: Key, labels: Array | None) -> list[list[int]]:
         """Cluster the rows of the label counts."""
@@ -235,36 +229,23 @@ def _label_counts(clusters: Clustering, labels: Any, population: int) -> Array |
 
 def _checked_counts(labels: Any, population: int) -> Array:
     counts = np.array(labels.tolist() if isinstance(labels, torch.Tensor) else labels, dtype=np.float64)
-    if counts.ndim != 2 or len(counts) != population:
-        raise HansaError(
-            f"labels has shape {counts.shape}: expected one row of label counts for each of {population} clients."
-        )
-    bad = ~np.isfinite(counts) | (counts < 0)
-    if bad.any():
-        client, label = np.argwhere(bad)[0]
-        raise HansaError(f"labels[{client}, {label}] = {counts[client, label]:g}: expected counts >= 0.")
+    if counts.ndim != 2 or len(counts) != population or not np.isfinite(counts).all() or (counts < 0).any():
+        expected = f"one row of label counts >= 0 for each of {population} clients"
+        raise HansaError(f"labels of shape {counts.shape}: expected {expected}.")
     return counts
 
 
-def _check(groups: Sequence[Sequence[int]], population: int, clusters: Clustering) -> None:
-    owner: dict[int, int] = {}
-    for place, group in enumerate(groups):
-        if not group:
-            raise HansaError(f"clusters: cluster {place} is empty. Leave it out or give it clients.")
-        for client in group:
-            if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < population:
-                raise HansaError(
-                    f"clusters: cluster {place} names client {client!r}, but the population is 0 to {population - 1}."
-                )
-            if client in owner:
-                twice = f"clusters {owner[client]} and {place}" if owner[client] != place else f"cluster {place} twice"
-                raise HansaError(f"clusters: client {client} is in {twice}. Every client has one cluster.")
-            owner[client] = place
-    if len(owner) < population:
-        missing = next(client for client in range(population) if client not in owner)
+def _check(groups: Sequence[Sequence[int]], population: int) -> None:
+    times = Counter(client for group in groups for client in group)
+    wrong = [client for client in range(population) if times[client] != 1]
+    wrong += [client for client in times if type(client) is not int or not 0 <= client < population]
+    if wrong:
         raise HansaError(
-            f"clusters: client {missing} is in no cluster ({population - len(owner)} are not). Every client needs one."
+            f"clusters: client {wrong[0]!r} is in {times[wrong[0]]} clusters: expected each client from 0 to "
+            f"{population - 1} in one."
         )
+    if not all(groups):
+        raise HansaError(f"clusters: cluster {next(k for k, g in enumerate(groups) if not g)} is empty.")
 
 
 def _similar(points: Array, capacities: Integers, even: bool) -> Integers:

@@ -8,7 +8,8 @@ from typing import Literal, TypeAlias, get_args
 
 from hansa.compress import Compressor
 from hansa.compress.base import require_compressor
-from hansa.core.errors import HansaError, check_fraction, check_integer, invalid_argument
+from hansa.core.bounds import Checked, bound, one_of
+from hansa.core.errors import check_fraction, check_integer, invalid_argument
 from hansa.gossip import Activity, Clustering, MixingRule, Topology, everyone, resample, selected, trimmed
 from hansa.gossip.activity import require_activity
 from hansa.gossip.robust import require_mixing_rule
@@ -19,7 +20,7 @@ StepOrder: TypeAlias = Literal["adapt-then-combine", "combine-then-adapt"]
 
 
 @dataclass(frozen=True, slots=True)
-class Mixing:
+class Mixing(Checked):
     """Gossip inside clusters: X <- W X after local steps, the rows of X being a cluster's models.
 
     Args:
@@ -45,74 +46,37 @@ class Mixing:
     1
     """
 
-    topology: Topology
+    topology: Topology = field(metadata=bound(require_topology))
     clusters: int | Sequence[Sequence[int]] | Clustering = 1
-    active: Activity = field(default_factory=everyone)
-    gossip_every: int = 1
+    active: Activity = field(default_factory=everyone, metadata=bound(require_activity))
+    gossip_every: int = field(default=1, metadata=bound(check_integer, "1 gossips after every step."))
     reporters_only: bool = False
     keep_local_models: bool = False
-    average_every: int | None = None
-    compressor: Compressor | None = None
-    consensus_rate: float = 1.0
-    order: StepOrder = "adapt-then-combine"
-    robust: MixingRule | None = None
+    average_every: int | None = field(default=None, metadata=bound(check_integer))
+    compressor: Compressor | None = field(default=None, metadata=bound(require_compressor))
+    consensus_rate: float = field(default=1.0, metadata=bound(check_fraction))
+    order: StepOrder = field(default="adapt-then-combine", metadata=bound(one_of, *get_args(StepOrder)))
+    robust: MixingRule | None = field(default=None, metadata=bound(require_mixing_rule))
 
     def __repr__(self) -> str:
         shown = [item.name for item in fields(self) if item.name != "robust" or self.robust is not None]
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def __post_init__(self) -> None:
-        require_topology("Mixing", "topology", self.topology)
-        require_activity("Mixing", "active", self.active)
-        if self.compressor is not None:
-            require_compressor("Mixing", "compressor", self.compressor)
-        check_integer("Mixing", "gossip_every", self.gossip_every, "1 gossips after every step.")
-        if self.average_every is not None:
-            check_integer("Mixing", "average_every", self.average_every)
-        check_fraction("Mixing", "consensus_rate", self.consensus_rate)
-        if self.order not in get_args(StepOrder):
-            raise invalid_argument("Mixing", "order", self.order, " or ".join(map(repr, get_args(StepOrder))))
-        if self.compressor is None and self.consensus_rate != 1:
-            raise invalid_argument(
-                "Mixing", "consensus_rate", self.consensus_rate, "1 without a compressor", "It is CHOCO-Gossip's."
-            )
-        if self.compressor is not None and self.order == "combine-then-adapt":
-            raise HansaError(
-                f"Mixing(compressor={self.compressor!r}, order='combine-then-adapt'): compressed gossip sends what the "
-                "local step made. Use order='adapt-then-combine'.",
-                component="Mixing",
-                argument="compressor",
-            )
-        if self.robust is not None:
-            self._check_robust()
-        if self.reporters_only and self.keep_local_models:
-            raise HansaError(
-                "Mixing(reporters_only=True, keep_local_models=True): reporters_only keeps no models between rounds.",
-                component="Mixing",
-                argument="reporters_only",
-            )
-        if self.reporters_only and self.active not in (everyone(), selected()):
-            raise HansaError(
-                f"Mixing(reporters_only=True, active={self.active!r}): with reporters_only all reporters compute "
-                "at every step. Leave out active or reporters_only.",
-                component="Mixing",
-                argument="reporters_only",
-            )
-
-    def _check_robust(self) -> None:
-        """Raise for exchanges that a mixing rule does not protect."""
-        require_mixing_rule("Mixing", "robust", self.robust)
-        for argument, exchanged in (
-            ("compressor", "compressed differences, which a rule cannot judge"),
-            ("average_every", "exact averages, which every client enters in full"),
+        Checked.__post_init__(self)
+        compressed, robust = self.compressor is not None, self.robust is not None
+        only, kept = self.reporters_only, self.keep_local_models
+        computing = self.active not in (everyone(), selected())
+        for wrong, argument, expected in (
+            (not compressed and self.consensus_rate != 1, "consensus_rate", "1 without a compressor"),
+            (compressed and self.order == "combine-then-adapt", "compressor", "order='adapt-then-combine' with it"),
+            (robust and compressed, "robust", "no compressor with it: a rule cannot judge compressed differences"),
+            (robust and self.average_every is not None, "robust", "no average_every with it: all enter an average"),
+            (only and kept, "reporters_only", "False with keep_local_models=True"),
+            (only and computing, "reporters_only", f"False with active={self.active!r}: all reporters compute"),
         ):
-            if getattr(self, argument) is not None:
-                raise HansaError(
-                    f"Mixing(robust={self.robust!r}, {argument}={getattr(self, argument)!r}): neighbours exchange "
-                    f"{exchanged}. Leave out {argument} or robust.",
-                    component="Mixing",
-                    argument="robust",
-                )
+            if wrong:
+                raise invalid_argument("Mixing", argument, getattr(self, argument), expected)
 
     def check_neighbours(self) -> None:
         """Raise if a client has too few neighbours for the trimming; requires an algorithm bound to a population."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 
+from hansa.core.bounds import Checked, bound
 from hansa.core.errors import check_decay, check_positive
 from hansa.core.types import RoundContext, State, Vector
 
 
 @dataclass(frozen=True, slots=True)
-class consensus_amsgrad:
+class consensus_amsgrad(Checked):
     """AMSGrad with a second moment agreed on by gossip (Decentralized AMSGrad, Chen et al. 2023, Alg. 2).
 
     m <- b1 m + (1-b1) g; v <- b2 v + (1-b2) g^2; vhat' = max(vhat, v); step -m/sqrt(max(u, eps));
@@ -31,16 +32,11 @@ class consensus_amsgrad:
     (-6.0, 9.0)
     """
 
-    b1: float = 0.9
-    b2: float = 0.99
-    eps: float = 1e-4
+    b1: float = field(default=0.9, metadata=bound(check_decay, "0.9 is usual."))
+    b2: float = field(default=0.99, metadata=bound(check_decay, "0.99 is usual."))
+    eps: float = field(default=1e-4, metadata=bound(check_positive, "The first step is divided by its root."))
     shared: ClassVar[tuple[str, ...]] = ("u",)
     cites: ClassVar[tuple[str, ...]] = ("chen2023",)
-
-    def __post_init__(self) -> None:
-        check_decay("consensus_amsgrad", "b1", self.b1, "0.9 is usual.")
-        check_decay("consensus_amsgrad", "b2", self.b2, "0.99 is usual.")
-        check_positive("consensus_amsgrad", "eps", self.eps, "The first step is divided by its root.")
 
     def init(self, x: Vector) -> State:
         nothing, least = x.new_zeros(x.shape), x.new_full(x.shape, self.eps)

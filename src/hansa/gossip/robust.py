@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import torch
 
+from hansa.core.bounds import Checked, bound, one_of
 from hansa.core.devices import copy_to_device, on_host
-from hansa.core.errors import check_integer, check_positive, invalid_argument
+from hansa.core.errors import check_integer, check_positive
 from hansa.core.keys import Key
 from hansa.core.protocols import check_component
 from hansa.core.types import Vector
@@ -34,13 +36,13 @@ class MixingRule(Protocol):
         """
 
 
-def require_mixing_rule(owner: str, argument: str, value: object) -> None:
-    """Raise unless the value is a mixing rule."""
-    check_component(owner, argument, value, MixingRule, "a mixing rule", example="clipped(1.0) is one.")
+require_mixing_rule = partial(
+    check_component, protocol=MixingRule, noun="a mixing rule", example="clipped(1.0) is one."
+)
 
 
 @dataclass(frozen=True, slots=True)
-class clipped:
+class clipped(Checked):
     """x_i <- x_i + sum_j W_ij clip(x_j - x_i), where clip(z) = z min(1, radius/||z||) (ClippedGossip, He 2022).
 
     A neighbour moves a client by at most W_ij times the radius, whatever it sends. With a radius above all differences
@@ -53,11 +55,8 @@ class clipped:
     tensor([0.3000, 0.4000])
     """
 
-    radius: float
+    radius: float = field(metadata=bound(check_positive))
     cites: ClassVar[tuple[str, ...]] = ("he2022",)
-
-    def __post_init__(self) -> None:
-        check_positive("clipped", "radius", self.radius)
 
     def combine(self, own: Vector, received: Sequence[Vector], weights: Sequence[float]) -> Vector:
         mixed = own.clone()
@@ -76,7 +75,7 @@ class clipped:
 
 
 @dataclass(frozen=True, slots=True)
-class trimmed:
+class trimmed(Checked):
     """In each coordinate the neighbours' ``count`` largest and smallest values are dropped, and the rest averaged with
     the client's own value, all with equal weights (BRIDGE-T, Fang 2022).
 
@@ -89,11 +88,8 @@ class trimmed:
     tensor([1.5000])
     """
 
-    count: int
+    count: int = field(metadata=bound(check_integer))
     cites: ClassVar[tuple[str, ...]] = ("fang2022",)
-
-    def __post_init__(self) -> None:
-        check_integer("trimmed", "count", self.count)
 
     def combine(self, own: Vector, received: Sequence[Vector], weights: Sequence[float]) -> Vector:
         if not received:
@@ -107,7 +103,7 @@ class trimmed:
 
 
 @dataclass(frozen=True, slots=True)
-class Attack:
+class Attack(Checked):
     """Malicious clients of a cohort and what they send to their neighbours instead of their models.
 
     - flip: start - scale (x_i - start), the change since the start of the round reversed;
@@ -123,13 +119,8 @@ class Attack:
     """
 
     clients: tuple[int, ...]
-    kind: AttackKind = "flip"
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(AttackKind):
-            raise invalid_argument("Attack", "kind", self.kind, " or ".join(map(repr, get_args(AttackKind))))
-        check_positive("Attack", "scale", self.scale)
+    kind: AttackKind = field(default="flip", metadata=bound(one_of, *get_args(AttackKind)))
+    scale: float = field(default=1.0, metadata=bound(check_positive))
 
     def message(self, row: Vector, start: Vector, key: Key) -> Vector:
         """Return what a malicious client sends; ``key`` is the address of the exchange and the client."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import index
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,6 +13,7 @@ import numpy as np
 import scipy
 import torch
 
+from hansa.core.bounds import Checked, bound
 from hansa.core.errors import HansaError, check_fraction, check_integer, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.protocols import not_a_component
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 DRAWS = 100  # attempts at a connected random graph before an error is raised
 
 
-class Topology(ABC):
+class Topology(Checked, ABC):
     """A rule for the mixing matrix W of n clients: row i holds the weights of the models that client i receives.
 
     ``topology(n)`` is a float64 tensor; ``topology.sparse(n)`` is the same matrix in CSR form, never built densely.
@@ -126,12 +127,8 @@ class unbalanced_complete(Topology):
     [1.0, 1.0, 1.0, 1.0]
     """
 
-    seed: int = 0
-    spread: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_integer("unbalanced_complete", "seed", self.seed, minimum=0)
-        check_fraction("unbalanced_complete", "spread", self.spread, "complete() has no spread.")
+    seed: int = field(default=0, metadata=bound(check_integer, minimum=0))
+    spread: float = field(default=1.0, metadata=bound(check_fraction, "complete() has no spread."))
 
     def weights(self, n: int) -> WeightMatrix:
         draw = Key(self.seed).child("unbalanced_complete", n).numpy().random((n, n))
@@ -150,12 +147,8 @@ class erdos_renyi(Topology):
     [1.0, 1.0, 1.0, 1.0]
     """
 
-    p: float
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_fraction("erdos_renyi", "p", self.p)
-        check_integer("erdos_renyi", "seed", self.seed, minimum=0)
+    p: float = field(metadata=bound(check_fraction))
+    seed: int = field(default=0, metadata=bound(check_integer, minimum=0))
 
     def weights(self, n: int) -> WeightMatrix:
         for draw in range(DRAWS):
@@ -183,11 +176,7 @@ class torus(Topology):
     [0.25, 0.25, 0.0, 0.25, 0.25, 0.0, 0.0, 0.0]
     """
 
-    rows: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.rows is not None:
-            check_integer("torus", "rows", self.rows)
+    rows: int | None = field(default=None, metadata=bound(check_integer))
 
     def weights(self, n: int) -> WeightMatrix:
         rows = self.rows or max(r for r in range(1, math.isqrt(n) + 1) if n % r == 0)
@@ -381,11 +370,8 @@ class redrawn(Topology):
     topology: Topology
 
     def __post_init__(self) -> None:
-        require_topology("redrawn", "topology", self.topology)
         if not isinstance(getattr(self.topology, "seed", None), int):
-            raise invalid_argument(
-                "redrawn", "topology", self.topology, "a random topology with a seed", "erdos_renyi(0.5) is one."
-            )
+            raise invalid_argument("redrawn", "topology", self.topology, "a topology with a seed")
 
     def of_cluster(self, number: int) -> Topology:
         """Return the topology of a cluster, counted from 0."""

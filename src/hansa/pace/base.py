@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from hansa.core.errors import HansaError, check_fraction, check_integer, invalid_argument
+from hansa.core.bounds import Checked, bound, share_or_count
+from hansa.core.errors import HansaError, check_integer, check_non_negative, check_speed, invalid_argument
 
 
-class Pace:
+class Pace(Checked):
     """The base class of paces.
 
     >>> synchronous().asynchronous, buffered(2).asynchronous
@@ -65,24 +66,13 @@ class deadline(Pace):
     (2, 9.0)
     """
 
-    seconds: float
-    min_updates: int = 1
+    seconds: float = field(metadata=bound(check_speed, "math.inf (.inf in YAML) waits for everybody."))
+    min_updates: int = field(default=1, metadata=bound(check_integer, "Rounds without updates would not train."))
     cites: ClassVar[tuple[str, ...]] = ("bonawitz2019",)
-
-    def __post_init__(self) -> None:
-        number = isinstance(self.seconds, (int, float)) and not isinstance(self.seconds, bool)
-        if not number or not self.seconds > 0:
-            raise invalid_argument(
-                "deadline", "seconds", self.seconds, "seconds > 0", "math.inf (.inf in YAML) waits for everybody."
-            )
-        check_integer("deadline", "min_updates", self.min_updates, "Rounds without updates would not train.")
 
     def check(self, population: int, participants: int | None) -> None:
         most = population if participants is None else participants
-        if self.min_updates > most:
-            raise invalid_argument(
-                "deadline", "min_updates", self.min_updates, f"at most the {most} participants of a round"
-            )
+        check_integer("deadline", "min_updates", self.min_updates, "A round has no more participants.", maximum=most)
 
     def first_arrivals(self, arrivals: list[tuple[float, int]]) -> tuple[int, float]:
         if not arrivals or arrivals[-1][0] <= self.seconds:
@@ -104,13 +94,8 @@ class overselect(Pace):
     (2, 2.0)
     """
 
-    factor: float = 1.3
+    factor: float = field(default=1.3, metadata=bound(check_non_negative, "1.3 selects a third more.", minimum=1))
     cites: ClassVar[tuple[str, ...]] = ("bonawitz2019",)
-
-    def __post_init__(self) -> None:
-        number = isinstance(self.factor, (int, float)) and not isinstance(self.factor, bool)
-        if not number or not 1 <= self.factor < math.inf:
-            raise invalid_argument("overselect", "factor", self.factor, "factor >= 1", "1.3 selects a third more.")
 
     def first_arrivals(self, arrivals: list[tuple[float, int]]) -> tuple[int, float]:
         count = min(len(arrivals), math.ceil(len(arrivals) / self.factor - 1e-9))
@@ -135,26 +120,17 @@ class buffered(Pace):
     True
     """
 
-    size: int | float = 0.2
-    concurrency: int | None = None
-    max_staleness: int | None = None
+    size: int | float = field(default=0.2, metadata=bound(share_or_count, "0.2 is a fifth of the clients at work."))
+    concurrency: int | None = field(default=None, metadata=bound(check_integer))
+    max_staleness: int | None = field(default=None, metadata=bound(check_integer, "None refuses none.", minimum=0))
     cites: ClassVar[tuple[str, ...]] = ("nguyen2022",)
     asynchronous: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.size, float):
-            check_fraction("buffered", "size", self.size, "0.2 is a fifth of the clients at work; for a number use 10.")
-        else:
-            check_integer("buffered", "size", self.size, "1 steps with every update.")
+        Checked.__post_init__(self)
         if self.concurrency is not None:
-            check_integer("buffered", "concurrency", self.concurrency)
-            if self.concurrency < self.size:
-                raise invalid_argument(
-                    "buffered", "concurrency", self.concurrency, f"at least size={self.size}",
-                    "With fewer clients at work a step would wait for clients that start later. Use a smaller size.",
-                )  # fmt: skip
-        if self.max_staleness is not None:
-            check_integer("buffered", "max_staleness", self.max_staleness, "None refuses no update.", minimum=0)
+            remedy = "Fewer clients at work never make a step. Use a smaller size."
+            check_integer("buffered", "concurrency", self.concurrency, remedy, minimum=math.ceil(self.size))
 
     def updates(self, concurrency: int) -> int:
         """Return the updates per server step.
@@ -168,20 +144,13 @@ class buffered(Pace):
         return max(1, math.floor(self.size * concurrency + 0.5)) if isinstance(self.size, float) else self.size
 
     def check(self, population: int, participants: int | None) -> None:
-        if self.size > population:
-            raise invalid_argument(
-                "buffered", "size", self.size, f"at most the population of {population} clients",
-                "A client has one update in a step.",
-            )  # fmt: skip
-        if self.concurrency is not None and self.concurrency > population:
-            raise invalid_argument(
-                "buffered", "concurrency", self.concurrency, f"at most the population of {population} clients"
-            )
+        for argument in ("size", "concurrency"):
+            if (getattr(self, argument) or 0) > population:
+                expected = f"at most the population of {population} clients"
+                raise invalid_argument("buffered", argument, getattr(self, argument), expected)
         if self.concurrency is None and participants is not None and participants < self.size:
-            raise invalid_argument(
-                "buffered", "size", self.size, f"at most the {participants} clients that the sampler selects",
-                "Raise participation, or set concurrency.",
-            )  # fmt: skip
+            expected = f"at most the {participants} clients that the sampler selects"
+            raise invalid_argument("buffered", "size", self.size, expected, "Raise participation, or set concurrency.")
 
 
 def require_pace(owner: str, argument: str, value: object) -> None:

@@ -8,10 +8,12 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from hansa.core.errors import HansaError, check_non_negative, invalid_argument, suggestion
+from hansa.core.bounds import Checked, bound, rule_or_numbers
+from hansa.core.errors import HansaError, argument_error, check_non_negative, check_speed, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.protocols import check_component
 from hansa.local.work import Drawn, Work, drawn_value
@@ -71,10 +73,12 @@ class Device(NamedTuple):
         return now if place < self.on_seconds else now + (period - place)
 
 
-_POSITIVE = ("down_bandwidth", "up_bandwidth")
-_SPEEDS = (
-    "step_seconds", "sample_seconds", "down_bandwidth", "up_bandwidth", "latency", "on_seconds", "off_seconds",
-)  # fmt: skip
+_CHECKS = {
+    "step_seconds": check_non_negative, "sample_seconds": check_non_negative, "down_bandwidth": check_speed,
+    "up_bandwidth": check_speed, "latency": check_non_negative, "on_seconds": check_speed,
+    "off_seconds": check_non_negative, "jitter": check_non_negative, "phase": check_non_negative,
+}  # fmt: skip
+_SPEEDS = tuple(_CHECKS)[:7]
 
 
 @runtime_checkable
@@ -88,9 +92,9 @@ class Profile(Protocol):
         """Return the device of a client with ``samples`` samples; ``key`` is the run's."""
 
 
-def require_profile(owner: str, argument: str, value: object) -> None:
-    """Raise unless the value is a device profile."""
-    check_component(owner, argument, value, Profile, "a device profile", example="hansa.pace.devices() is one.")
+require_profile = partial(
+    check_component, protocol=Profile, noun="a device profile", example="hansa.pace.devices() is one."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,52 +132,30 @@ class devices:
     off_seconds: Drawn = 0.0
     jitter: float = 0.0
     tier: str = ""
-    cites: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        for name in _SPEEDS:
-            value = getattr(self, name)
-            if not hasattr(value, "draw"):
-                _check_speed("devices", name, value)
-        check_non_negative("devices", "jitter", self.jitter, "0.3 varies compute times by about a third.")
+        for name in (*_SPEEDS, "jitter"):
+            if not hasattr(value := getattr(self, name), "draw"):
+                _CHECKS[name]("devices", name, value)
         if self.off_seconds != 0.0 and self.on_seconds == math.inf:
             raise invalid_argument("devices", "off_seconds", self.off_seconds, "on_seconds with it")
 
     def device(self, client: int, samples: int, key: Key) -> Device:
-        values = [
-            self.step_seconds, self.sample_seconds, self.down_bandwidth, self.up_bandwidth, self.latency,
-            self.on_seconds, self.off_seconds,
-        ]  # fmt: skip
-        drawn = [place for place, value in enumerate(values) if not isinstance(value, (int, float))]
-        if not drawn and self.off_seconds == 0.0:
-            return self._made([float(value) for value in values], 0.0)  # type: ignore[arg-type]
-        chance = key.child("device", client).numpy()
-        for place in drawn:
-            values[place] = drawn_value(values[place], chance, samples)
-            _check_speed(f"devices: client {client}", _SPEEDS[place], values[place])
-        on, off = (float(value) for value in values[-2:])  # type: ignore[arg-type]
-        phase = float(chance.random()) * (on + off) if off and on < math.inf else 0.0
-        return self._made([float(value) for value in values], phase)  # type: ignore[arg-type]
-
-    def _made(self, values: Sequence[float], phase: float) -> Device:
-        step, sample, down, up, latency, on, off = values
-        return Device(step, sample, down, up, latency, on, off, phase, float(self.jitter), self.tier)
-
-
-def _check_speed(owner: str, name: str, value: object) -> None:
-    """Raise for a speed with which a client would never finish, or never be available."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if name in _POSITIVE and not (number and value > 0):  # type: ignore[operator]
-        raise invalid_argument(owner, name, value, f"{name} > 0 bytes a second", "math.inf (.inf in YAML) is no limit.")
-    if name == "on_seconds" and not (number and value > 0):  # type: ignore[operator]
-        raise invalid_argument(owner, name, value, "on_seconds > 0", "A client that is never on cannot train.")
-    if name not in (*_POSITIVE, "on_seconds") and not (number and 0 <= value < math.inf):  # type: ignore[operator]
-        remedy = "A client that takes forever never reports; leave it out of the data instead."
-        raise invalid_argument(owner, name, value, f"a finite {name} >= 0", remedy)
+        values, phase = {name: getattr(self, name) for name in _SPEEDS}, 0.0
+        drawn = [name for name, value in values.items() if not isinstance(value, (int, float))]
+        if drawn or self.off_seconds != 0.0:
+            chance = key.child("device", client).numpy()
+            for name in drawn:
+                values[name] = drawn_value(values[name], chance, samples)
+                _CHECKS[name](f"devices: client {client}", name, values[name])
+            on, off = values["on_seconds"], values["off_seconds"]
+            phase = float(chance.random()) * (on + off) if off and on < math.inf else 0.0
+        speeds = {name: float(value) for name, value in values.items()}
+        return Device(**speeds, phase=phase, jitter=float(self.jitter), tier=self.tier)
 
 
 @dataclass(frozen=True, slots=True)
-class tiers:
+class tiers(Checked):
     """Groups of devices, such as phones and servers: each client belongs to one, drawn by ``shares``.
 
     Args:
@@ -186,23 +168,19 @@ class tiers:
     """
 
     groups: Sequence[Profile]
-    shares: Sequence[float] | None = None
-    cites: ClassVar[tuple[str, ...]] = ()
+    shares: Sequence[float] | None = field(default=None, metadata=bound(rule_or_numbers))
 
     def __post_init__(self) -> None:
+        Checked.__post_init__(self)
         groups = tuple(self.groups) if isinstance(self.groups, Sequence) else ()
         if not groups:
-            raise invalid_argument("tiers", "groups", self.groups, "at least one group", "[devices(0.1, tier='fast')].")
+            raise invalid_argument("tiers", "groups", self.groups, "at least one group")
         for group in groups:
             require_profile("tiers", "groups", group)
         object.__setattr__(self, "groups", groups)
-        if self.shares is not None:
-            object.__setattr__(self, "shares", tuple(self.shares))
-            for value in self.shares:
-                check_non_negative("tiers", "shares", value)
-            if len(self.shares) != len(groups) or not math.isclose(math.fsum(self.shares), 1.0, rel_tol=1e-9):
-                expected = f"{len(groups)} numbers that sum to 1, one a group"
-                raise invalid_argument("tiers", "shares", self.shares, expected)
+        shares = [1 / len(groups)] * len(groups) if self.shares is None else self.shares
+        if len(shares) != len(groups) or not math.isclose(math.fsum(shares), 1.0, rel_tol=1e-9):
+            raise invalid_argument("tiers", "shares", shares, f"{len(groups)} numbers that sum to 1, one a group")
 
     def device(self, client: int, samples: int, key: Key) -> Device:
         coin = float(key.child("device", "tier", client).numpy().random())
@@ -235,24 +213,19 @@ class device_table:
     path: str
     sha256: str = ""
     _rows: Mapping[int, Device] = field(default_factory=dict, init=False, repr=False, compare=False)
-    cites: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         try:
             with Path(self.path).open("rb") as file:
                 data = file.read(MAX_ROWS_BYTES + 1)
         except OSError as error:
-            raise HansaError(
-                f"device_table(path={self.path!r}): {error.strerror or error}. Expected a CSV file, one row a client.",
-                component="device_table", argument="path", value=self.path,
-            ) from error  # fmt: skip
+            raise argument_error("device_table", "path", self.path, f"{error.strerror or error}.") from error
         if len(data) > MAX_ROWS_BYTES:
-            raise HansaError(f"device_table(path={self.path!r}): larger than {MAX_ROWS_BYTES >> 20} MiB.")
+            raise argument_error("device_table", "path", self.path, f"larger than {MAX_ROWS_BYTES >> 20} MiB.")
         digest = hashlib.sha256(data).hexdigest()
         if self.sha256 and self.sha256 != digest:
-            raise HansaError(
-                f"device_table(path={self.path!r}): the file changed, its SHA-256 is {digest}. Restore it."
-            )
+            changed = f"the file changed, its SHA-256 is {digest}. Restore it."
+            raise argument_error("device_table", "path", self.path, changed)
         object.__setattr__(self, "sha256", digest)
         object.__setattr__(self, "_rows", _read_table(self.path, data))
 
@@ -275,44 +248,30 @@ class device_table:
 
 def _read_table(path: str, data: bytes) -> dict[int, Device]:
     try:
-        lines = data.decode("utf-8-sig").splitlines()
+        reader = csv.DictReader(data.decode("utf-8-sig").splitlines())
     except UnicodeDecodeError as error:
         raise HansaError(f"{path}: not UTF-8 text ({error}).") from error
-    reader = csv.DictReader(lines)
-    names, known = reader.fieldnames or [], ["client", *Device._fields]
-    for name in names:
-        if name not in known:
-            raise HansaError(f"{path}: no column {name!r} in a device table. {suggestion(str(name), known)}")
-    if "client" not in names:
-        raise HansaError(f"{path}: the column 'client' is missing; it has {names}.")
+    names, known = set(reader.fieldnames or ()), {"client", *Device._fields}
+    if "client" not in names or names - known:
+        expected = f"expected client and any of {', '.join(Device._fields)}"
+        raise HansaError(f"{path}: its columns are {', '.join(sorted(names)) or 'none'}: {expected}.")
     rows: dict[int, Device] = {}
     for line, row in enumerate(reader, start=2):
+        place = f"{path}, line {line}"
         if None in row or None in row.values():
-            raise HansaError(f"{path}, line {line}: expected {len(names)} cells.")
-        values = {name: cell.strip() for name, cell in row.items()}
-        client = values.pop("client")
-        if not client.isdigit():
-            raise HansaError(f"{path}, line {line}: client {client!r}: expected a whole number >= 0.")
-        if int(client) in rows:
-            raise HansaError(f"{path}, line {line}: client {client} has two rows.")
-        tier = values.pop("tier", "")
-        numbers = {name: _cell(path, line, name, cell) for name, cell in values.items()}
-        rows[int(client)] = Device(**numbers, tier=tier)
-    if not rows:
-        raise HansaError(f"{path}: no rows. Expected one a client.")
+            raise HansaError(f"{place}: expected {len(names)} cells.")
+        cells = {name: cell.strip() for name, cell in row.items()}
+        client, tier = cells.pop("client"), cells.pop("tier", "")
+        if not client.isdigit() or int(client) in rows:
+            raise HansaError(f"{place}: client {client!r}: expected a whole number >= 0, once.")
+        rows[int(client)] = Device(**{name: _number(place, name, cell) for name, cell in cells.items()}, tier=tier)
     return rows
 
 
-def _cell(path: str, line: int, name: str, cell: str) -> float:
+def _number(place: str, name: str, cell: str) -> float:
     try:
         value = float(cell)
-    except ValueError:
-        value = math.nan
-    if math.isnan(value):
-        raise HansaError(f"{path}, line {line}, column {name}: expected a number, got {cell!r}. Fill the hole.")
-    owner = f"{path}, line {line}"
-    if name in ("phase", "jitter"):
-        check_non_negative(owner, name, value)
-    else:
-        _check_speed(owner, name, value)
+    except ValueError as error:
+        raise HansaError(f"{place}, column {name}: expected a number, got {cell!r}. Fill the hole.") from error
+    _CHECKS[name](place, name, value)
     return value

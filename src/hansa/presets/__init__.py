@@ -355,34 +355,10 @@ def _compose_aware(name: str, project: ServerTransform | None, options: Aware) -
 
 
 CATALOGUE: tuple[Callable[..., Algorithm], ...] = (
-    fedavg,
-    fedavgm,
-    fedprox,
-    scaffold,
-    fednova,
-    feddyn,
-    fedmgda,
-    fedadagrad,
-    fedadam,
-    fedyogi,
-    fedamsgrad,
-    fedams,
-    fedcams,
-    fedaware,
-    fedaware_yogi,
-    fedasync,
-    fedbuff,
-    fadas,
-    ca2fl,
-    ha_fed,
-    afga,
-    cafga,
-    dsgd,
-    choco_sgd,
-    gossip_pga,
-    dadam,
-    d_amsgrad,
-)
+    fedavg, fedavgm, fedprox, scaffold, fednova, feddyn, fedmgda, fedadagrad, fedadam, fedyogi, fedamsgrad,
+    fedams, fedcams, fedaware, fedaware_yogi, fedasync, fedbuff, fadas, ca2fl, ha_fed, afga, cafga, dsgd,
+    choco_sgd, gossip_pga, dadam, d_amsgrad,
+)  # fmt: skip
 
 
 def catalogue() -> dict[str, Callable[..., Algorithm]]:

@@ -14,19 +14,6 @@ from hansa.server.base import (
 )
 
 __all__ = [
-    "BaseServerTransform",
-    "ServerTransform",
-    "adagrad",
-    "adam",
-    "ams",
-    "amsgrad",
-    "chain",
-    "delay_adaptive",
-    "derived_control",
-    "dyn",
-    "momentum",
-    "participation_scale",
-    "scale",
-    "sgd",
-    "yogi",
-]
+    "BaseServerTransform", "ServerTransform", "adagrad", "adam", "ams", "amsgrad", "chain", "delay_adaptive",
+    "derived_control", "dyn", "momentum", "participation_scale", "scale", "sgd", "yogi",
+]  # fmt: skip

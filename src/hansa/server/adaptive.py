@@ -7,17 +7,19 @@ there is no bias correction, v starts at 0 and eps is outside the root.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 
+from hansa.core.bounds import bound
 from hansa.core.errors import check_decay, check_non_negative
 from hansa.core.types import RoundContext, State, Vector
 from hansa.core.vectors import arithmetic, kernels
 from hansa.server.base import BaseServerTransform
 
 _MOMENTS = ("m", "v", "vhat")
+START = "Reddi et al. start v at tau squared, with tau their eps."
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,9 @@ class momentum(BaseServerTransform):
     (1.0, ['m'])
     """
 
-    beta: float = 0.9
+    beta: float = field(default=0.9, metadata=bound(check_decay, "0.9 is usual."))
     cites: ClassVar[tuple[str, ...]] = ("hsu2019",)
     on_device: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_decay("momentum", "beta", self.beta, "0.9 is usual.")
 
     def init(self, x: Vector) -> State:
         return {"m": x.new_zeros(x.shape)}
@@ -54,34 +53,23 @@ class momentum(BaseServerTransform):
 class _Adaptive(BaseServerTransform):
     """The common update; subclasses define v and the denominator."""
 
-    b1: float = 0.9
-    b2: float = 0.99
-    eps: float = 1e-3
+    b1: float = field(default=0.9, metadata=bound(check_decay, "0.9 is usual."))
+    b2: float = field(default=0.99, metadata=bound(check_decay, "0.99 is usual."))
+    eps: float = field(default=1e-3, metadata=bound(check_non_negative))
     bias_correction: bool = False
-    v0: float = 0.0
+    v0: float = field(default=0.0, metadata=bound(check_non_negative, START))
+    keeps_maximum: ClassVar[bool] = False
+    corrects_second: ClassVar[bool] = True
     on_device: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        name = type(self).__name__
-        check_decay(name, "b1", self.b1, "0.9 is usual.")
-        check_decay(name, "b2", self.b2, "0.99 is usual.")
-        check_non_negative(name, "eps", self.eps)
-        check_non_negative(name, "v0", self.v0, "Reddi et al. start v at tau squared, with tau their eps.")
 
     def init(self, x: Vector) -> State:
         state: State = {"t": 0, "m": x.new_zeros(x.shape), "v": x.new_full(x.shape, self.v0)}
-        if self.keeps_maximum():
+        if self.keeps_maximum:
             state["vhat"] = x.new_zeros(x.shape)
         return state
 
-    def keeps_maximum(self) -> bool:
-        return False
-
     def second(self, v: Vector, squared: Vector) -> Vector:
         return v.mul(self.b2).add_(squared, alpha=1 - self.b2)
-
-    def corrects_second(self) -> bool:
-        return True
 
     def denominator(self, v: Vector) -> Vector:
         raise NotImplementedError
@@ -89,37 +77,24 @@ class _Adaptive(BaseServerTransform):
     def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
         t = state["t"] + 1
         if type(self) in _FUSED and arithmetic.native_fits(delta, *(state[name] for name in _MOMENTS if name in state)):
-            return self._fused(delta, state, t)
+            done = kernels.server_step(
+                type(self).__name__, delta, state["m"], state["v"], state.get("vhat"), b1=self.b1, b2=self.b2,
+                eps=self.eps, eps_inside=getattr(self, "eps_inside", False), bias_correction=self.bias_correction, t=t,
+            )  # fmt: skip
+            fused: State = {"t": t, "m": done.m, "v": done.v}
+            return done.step, fused if done.vhat is None else {**fused, "vhat": done.vhat}
         m = state["m"].mul(self.b1).add_(delta, alpha=1 - self.b1)
         v = self.second(state["v"], delta * delta)
         after: State = {"t": t, "m": m, "v": v}
-        if self.keeps_maximum():
+        if self.keeps_maximum:
             v = after["vhat"] = self.maximum(state["vhat"], v)
         if self.bias_correction:
             m = m / (1 - self.b1**t)
-            v = v / (1 - self.b2**t) if self.corrects_second() else v
+            v = v / (1 - self.b2**t) if self.corrects_second else v
         root = self.denominator(v)
         if self.eps == 0:  # where m and v are both 0, the step is 0
             root = torch.where(root == 0, torch.ones_like(root), root)
         return m / root, after
-
-    def _fused(self, delta: Vector, state: State, t: int) -> tuple[Vector, State]:
-        """Apply the update in one pass of native code."""
-        done = kernels.server_step(
-            type(self).__name__,
-            delta,
-            state["m"],
-            state["v"],
-            state.get("vhat"),
-            b1=self.b1,
-            b2=self.b2,
-            eps=self.eps,
-            eps_inside=getattr(self, "eps_inside", False),
-            bias_correction=self.bias_correction,
-            t=t,
-        )
-        after: State = {"t": t, "m": done.m, "v": done.v}
-        return done.step, after if done.vhat is None else {**after, "vhat": done.vhat}
 
     def maximum(self, vhat: Vector, v: Vector) -> Vector:
         return torch.maximum(vhat, v)
@@ -155,14 +130,12 @@ class adagrad(_AdaptiveEps):
     (0.999, ['m', 't', 'v'])
     """
 
-    b1: float = 0.0
+    b1: float = field(default=0.0, metadata=bound(check_decay, "0.9 is usual."))
+    corrects_second: ClassVar[bool] = False
     cites: ClassVar[tuple[str, ...]] = ("reddi2021",)
 
     def second(self, v: Vector, squared: Vector) -> Vector:
         return v + squared
-
-    def corrects_second(self) -> bool:
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,10 +209,8 @@ class amsgrad(_AdaptiveEps):
     (0.9901, ['m', 't', 'v', 'vhat'])
     """
 
+    keeps_maximum: ClassVar[bool] = True
     cites: ClassVar[tuple[str, ...]] = ("tong2020",)
-
-    def keeps_maximum(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,10 +232,8 @@ class ams(_Adaptive):
     (1.0, ['m', 't', 'v', 'vhat'])
     """
 
+    keeps_maximum: ClassVar[bool] = True
     cites: ClassVar[tuple[str, ...]] = ("wang2022",)
-
-    def keeps_maximum(self) -> bool:
-        return True
 
     def maximum(self, vhat: Vector, v: Vector) -> Vector:
         return torch.maximum(vhat, v).clamp_(min=self.eps)

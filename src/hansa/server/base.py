@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
+from hansa.core.bounds import Checked, bound, one_of, rule_or_numbers
 from hansa.core.errors import check_integer, check_positive, invalid_argument
 from hansa.core.protocols import check_component, with_defaults
 from hansa.core.schedule import Rate, check_rate, rate_at
@@ -38,7 +39,7 @@ class ServerTransform(Protocol):
         """
 
 
-class BaseServerTransform(ServerTransform):
+class BaseServerTransform(Checked, ServerTransform):
     """The optional traits of server transforms, with their defaults.
 
     >>> scale().cites
@@ -51,19 +52,18 @@ class BaseServerTransform(ServerTransform):
     shared: ClassVar[tuple[str, ...]] = ()
     """For local optimizers: the entries of the state that gossip with the models."""
 
+    def init(self, x: Vector) -> State:
+        return {}
+
     @property
     def on_device(self) -> bool:
         """Whether ``update`` computes with torch on the device of its arguments; otherwise they are on the CPU."""
         return False
 
 
-def require_server(owner: str, argument: str, value: object) -> None:
-    """Raise unless the value is a server transform."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    instead = f"scale({value!r})" if number else ""
-    check_component(
-        owner, argument, value, ServerTransform, "a server transform", instead=instead, example="scale(0.1) is one."
-    )
+require_server = partial(
+    check_component, protocol=ServerTransform, noun="a server transform", example="scale(0.1) is one."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +80,8 @@ class scale(BaseServerTransform):
     tensor([0.1000, 0.1000])
     """
 
-    lr: Rate = 1.0
-    cites: ClassVar[tuple[str, ...]] = ()
+    lr: Rate = field(default=1.0, metadata=bound(check_rate))
     on_device: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_rate("scale", "lr", self.lr)
-
-    def init(self, x: Vector) -> State:
-        return {}
 
     def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
         lr = rate_at(self.lr, ctx.round)
@@ -107,6 +100,9 @@ def sgd(lr: Rate = 1.0) -> scale:
     return scale(lr)
 
 
+ShareWeights: TypeAlias = Literal["uniform", "samples"] | tuple[float, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class participation_scale(BaseServerTransform):
     """step = share * delta: SCAFFOLD's rule for the control variate, c <- c + (M/N) mean (Karimireddy 2020).
@@ -123,35 +119,19 @@ class participation_scale(BaseServerTransform):
     [0.5, 0.75]
     """
 
-    weights: Literal["uniform", "samples"] | tuple[float, ...] = "uniform"
-    cites: ClassVar[tuple[str, ...]] = ()
+    weights: ShareWeights = field(default="uniform", metadata=bound(rule_or_numbers, "uniform", "samples"))
     on_device: ClassVar[bool] = True
-
-    def init(self, x: Vector) -> State:
-        return {}
 
     def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
         return delta * participating_share(self.weights, ctx), state
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "weights", _check_share_weights("participation_scale", self.weights))
 
-
-def participating_share(weights: Literal["uniform", "samples"] | tuple[float, ...], ctx: RoundContext) -> float:
+def participating_share(weights: ShareWeights, ctx: RoundContext) -> float:
     """Return the share of a round's clients in the weights of all clients."""
     if weights == "uniform":
         return ctx.fraction
     each = ctx.population.samples if weights == "samples" else weights
     return math.fsum(each[client] for client in ctx.clients) / math.fsum(each)
-
-
-def _check_share_weights(component: str, weights: Any) -> Any:
-    if isinstance(weights, str) or not isinstance(weights, Sequence):
-        if weights not in ("uniform", "samples"):
-            expected = "'uniform', 'samples' or one number a client"
-            raise invalid_argument(component, "weights", weights, expected)
-        return weights
-    return tuple(float(weight) for weight in weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,16 +152,11 @@ class derived_control(BaseServerTransform):
     tensor([-0.5000])
     """
 
-    steps: int
-    lr: Rate
-    weights: Literal["uniform", "samples"] | tuple[float, ...] = "uniform"
+    steps: int = field(metadata=bound(check_integer))
+    lr: Rate = field(metadata=bound(check_rate))
+    weights: ShareWeights = field(default="uniform", metadata=bound(rule_or_numbers, "uniform", "samples"))
     cites: ClassVar[tuple[str, ...]] = ("karimireddy2020",)
     on_device: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_integer("derived_control", "steps", self.steps)
-        check_rate("derived_control", "lr", self.lr)
-        object.__setattr__(self, "weights", _check_share_weights("derived_control", self.weights))
 
     def init(self, x: Vector) -> State:
         return {"c": x.new_zeros(x.shape)}
@@ -211,13 +186,10 @@ class chain(BaseServerTransform):
     """
 
     transforms: tuple[ServerTransform, ...]
-    cites: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, *transforms: ServerTransform) -> None:
         if not transforms:
-            raise invalid_argument(
-                "chain", "transforms", transforms, "at least one transform", "chain(ams(), scale(0.1))."
-            )
+            raise invalid_argument("chain", "transforms", transforms, "at least one transform")
         for transform in transforms:
             require_server("chain", "transforms", transform)
         object.__setattr__(self, "transforms", tuple(transforms))
@@ -253,12 +225,9 @@ class dyn(BaseServerTransform):
     {'h': tensor([0., 0.])}
     """
 
-    alpha: float
+    alpha: float = field(metadata=bound(check_positive, "The paper uses 0.1, 0.01 or 0.001."))
     cites: ClassVar[tuple[str, ...]] = ("acar2021",)
     on_device: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_positive("dyn", "alpha", self.alpha, "The paper uses 0.1, 0.01 or 0.001.")
 
     def init(self, x: Vector) -> State:
         return {"h": x.new_zeros(x.shape)}
@@ -288,20 +257,11 @@ class delay_adaptive(BaseServerTransform):
     tensor([0.1250])
     """
 
-    lr: Rate = 1.0
-    threshold: int = 1
-    rule: Literal["paper", "authors"] = "paper"
+    lr: Rate = field(default=1.0, metadata=bound(check_rate))
+    threshold: int = field(default=1, metadata=bound(check_integer, "FADAS uses 1 and more.", minimum=0))
+    rule: Literal["paper", "authors"] = field(default="paper", metadata=bound(one_of, "paper", "authors"))
     cites: ClassVar[tuple[str, ...]] = ("wang2024fadas",)
     on_device: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_rate("delay_adaptive", "lr", self.lr)
-        check_integer("delay_adaptive", "threshold", self.threshold, "FADAS uses 1 and more.", minimum=0)
-        if self.rule not in ("paper", "authors"):
-            raise invalid_argument("delay_adaptive", "rule", self.rule, "'paper' or 'authors'")
-
-    def init(self, x: Vector) -> State:
-        return {}
 
     def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
         lr, oldest = rate_at(self.lr, ctx.round), ctx.max_staleness

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from hansa.aggregate import BaseAggregator, client_weights, diversity
-from hansa.aggregate.base import Weights, check_weights
-from hansa.core.errors import HansaError, check_integer, invalid_argument
+from hansa.aggregate.base import Weights
+from hansa.core.bounds import rule_or_numbers
+from hansa.core.errors import HansaError, check_integer
 from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
@@ -195,8 +196,7 @@ def heterogeneity(
     check_integer("heterogeneity", "batch_size", batch_size)
     if samples is not None:
         check_integer("heterogeneity", "samples", samples, "None takes all of a client's samples.")
-    if check_weights("heterogeneity", weights) == "clusters":
-        raise invalid_argument("heterogeneity", "weights", weights, "'uniform', 'samples' or one number a client")
+    weights = rule_or_numbers("heterogeneity", "weights", weights, "uniform", "samples")
     groups = _groups(clusters, task.population.count)
     key = Key(seed)
     measuring = ClientGradients("heterogeneity", task, at, key, task.dtype if dtype is None else dtype)

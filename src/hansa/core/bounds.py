@@ -1,0 +1,71 @@
+"""Bounds of a component's fields: declared with each field, checked when the component is made.
+
+>>> from dataclasses import dataclass, field
+>>> from hansa.core.errors import check_fraction
+>>> @dataclass(frozen=True)
+... class half(Checked):
+...     ratio: float = field(metadata=bound(check_fraction, "0.5 keeps half."))
+>>> half(2)
+Traceback (most recent call last):
+...
+hansa.core.errors.HansaError: half(ratio=2): expected 0 < ratio <= 1. 0.5 keeps half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, cast
+
+from hansa.core.errors import check_fraction, check_integer, check_non_negative, invalid_argument
+
+
+def bound(check: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
+    """Return the metadata of a field that is checked by ``check(component, field, value, *arguments, **options)``.
+
+    The check raises an error, or returns the value to store, or None to keep the value.
+    """
+    return {"bound": lambda component, name, value: check(component, name, value, *arguments, **options)}
+
+
+class Checked:
+    """A base class of dataclasses that checks all fields with bounds. None passes where it is the default.
+
+    A class with a check of several fields calls ``Checked.__post_init__(self)`` in its own ``__post_init__``.
+    """
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for item in fields(cast("Any", self)):
+            value = getattr(self, item.name)
+            if "bound" in item.metadata and not (value is None and item.default is None):
+                stored = item.metadata["bound"](type(self).__name__, item.name, value)
+                if stored is not None:
+                    object.__setattr__(self, item.name, stored)
+
+
+def one_of(component: str, argument: str, value: object, *choices: str) -> None:
+    """Raise unless the value is one of the choices."""
+    if not any(value == choice for choice in choices):
+        *others, last = map(repr, choices)
+        raise invalid_argument(component, argument, value, f"{', '.join(others)} or {last}")
+
+
+def rule_or_numbers(component: str, argument: str, value: Any, *rules: str) -> Any:
+    """Return a rule, or one number of at least 0 for each client as a tuple; raise unless the value is one of these."""
+    if isinstance(value, str) or not hasattr(value, "__iter__"):
+        if value not in rules:
+            expected = f"{', '.join(map(repr, rules))} or one number a client"
+            raise invalid_argument(component, argument, value, expected)
+        return value
+    numbers = tuple(float(number) for number in value)
+    for client, number in enumerate(numbers):
+        check_non_negative(component, f"{argument}[{client}]", number)
+    return numbers
+
+
+def share_or_count(component: str, argument: str, value: float, remedy: str = "") -> None:
+    """Raise unless the value is a fraction of a number of things (float), or how many of them (int)."""
+    check = check_fraction if isinstance(value, float) else check_integer
+    check(component, argument, value, remedy)
