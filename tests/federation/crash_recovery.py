@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import hansa
+import copy
+
 from contracts.small import NAMES, bowls, small
 from federation.faulty_transport import FaultyTransport, ServerDied
 from federation.problems import CLUSTERS, GOSSIP, ONE_CLUSTER, SITES
@@ -33,7 +34,7 @@ def survive(setting, rounds, faults, rollbacks=(), keep=3):
     saved = []
 
     def save(run, record=None):
-        saved.append((run.checkpoint_state(), list(run.history), run.store.tree()))
+        saved.append((run.checkpoint_state(), list(run.history), copy.deepcopy(run.store)))
         del saved[:-keep]
         run.oldest_resumable_round = saved[0][0]["server"]["round"]
 
@@ -47,8 +48,7 @@ def survive(setting, rounds, faults, rollbacks=(), keep=3):
             return run.advance(rounds - run.state.round, [save]), stores
         except ServerDied:
             del saved[max(1, len(saved) - next(rollback, 0)) :]
-            tree, history, rows = saved[-1]
-            store = hansa.runs.store.RamStore.restore(rows)
+            tree, history, store = copy.deepcopy(saved[-1])
             run = Run(algorithm, problem, engine=engine, evaluate_every=0, store=store)
             run.restore(tree, history)
             run.oldest_resumable_round = saved[0][0]["server"]["round"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import hansa
 from contracts.small import NAMES, small
 from federation.crash_recovery import SETTINGS, expected, survive
 from federation.faulty_transport import FaultyTransport
@@ -85,7 +86,7 @@ def test_a_server_that_goes_back_is_answered_as_before(name, back, tmp_path):
     algorithm = TROUBLED[name]
     whole, _, _ = federated(algorithm, rounds=6, folder=tmp_path / "a")
     run, _, transport = federated(algorithm, rounds=4 - back, folder=tmp_path / "b")
-    tree, history, rows = run.checkpoint_state(), list(run.history), run.store.tree()
+    tree, history, rows = run.checkpoint_state(), list(run.history), copy.deepcopy(run.store)
     run.advance(back)  # what is lost with the server
     engines = []
 
@@ -93,7 +94,7 @@ def test_a_server_that_goes_back_is_answered_as_before(name, back, tmp_path):
         engines.append(Federation(*parts, transport=transport, sites=SITES))
         return engines[-1]
 
-    again = Run(algorithm, task(), engine=engine, evaluate_every=0, store=hansa.runs.store.RamStore.restore(rows))
+    again = Run(algorithm, task(), engine=engine, evaluate_every=0, store=rows)
     again.restore(tree, history)
     again.advance(6 - again.state.round)
     same(again, whole)

@@ -3,6 +3,7 @@ words mean, whatever the numbers are. A relation that does not hold raises Asser
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path as Folder
 from typing import Any
@@ -214,10 +215,9 @@ def a_resumed_run_is_a_run(path: Path, name: str, variant: str, folder: Folder) 
     assert_moved(whole)
     half = path.run(method(name, variant), rounds=2)
     assert isinstance(half.store, RamStore)
-    saved = through_disk(folder, {"run": half.checkpoint_state(), "rows": half.store.tree()})
-    store = RamStore.restore(saved["rows"])
+    saved, store = through_disk(folder, half.checkpoint_state()), copy.deepcopy(half.store)
     again = Run(method(name, variant), path.task(), dtype=path.dtype, evaluate_every=0, store=store)
-    again.restore(saved["run"], half.history)
+    again.restore(saved, half.history)
     again.advance(1)
     assert torch.equal(again.params, whole.params)
     for client in range(CLIENTS):

@@ -165,8 +165,7 @@ def column(run: Run, name: str) -> torch.Tensor:
 
 def hashes(store: Any) -> dict[int, dict[str, str]]:
     """The SHA-256 of every row of every client, the server's own rows included."""
-    rows = store.tree()["rows"]
-    return {int(client): {name: row_digest(row) for name, row in named.items()} for client, named in rows.items()}
+    return {client: {name: row_digest(row) for name, row in named.items()} for client, named in store._rows.items()}
 
 
 def near(left: torch.Tensor, right: torch.Tensor) -> None:
@@ -219,8 +218,9 @@ def check_mean(case: str, rate: float, seed: int) -> None:
         partial(slope, 0.0 if flat else 1.0), clients=CLIENTS, x0=torch.zeros(DIM, dtype=torch.float64)
     )
     draw = torch.Generator().manual_seed(seed)
-    start = {str(i): {"local/row": torch.randn(DIM, dtype=torch.float64, generator=draw)} for i in range(CLIENTS)}
-    store = RamStore.restore({"generation": 0, "rows": start if flat else {}})
+    start = {i: {"local/row": torch.randn(DIM, dtype=torch.float64, generator=draw)} for i in range(CLIENTS)}
+    store = RamStore()
+    store._rows.update(start if flat else {})
     log: list[tuple[Report, Report]] = []
     plan = hansa.faults(before=rate)
     run = Run(preset, task, seed=seed, store=store, faults=plan, evaluate_every=0, engine=partial(Recording, log))

@@ -179,11 +179,8 @@ def rename(source: Path, target: Path) -> None:
 
 def append(path: Path, data: Bytes) -> None:
     """Append to a file. It is not durable: a crash may truncate it."""
-    file = File(path)
-    try:
-        file.write(file.size(), data)
-    finally:
-        file.close()
+    with named(path), path.open("ab") as file:
+        file.write(data)
 
 
 def make_folder(path: Path) -> None:

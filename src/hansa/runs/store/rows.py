@@ -64,8 +64,6 @@ class ClientStore(ABC):
     def combine(self, clients: Sequence[int], name: str, weights: Sequence[float]) -> Tensor:
         """Return sum w_i row_i in float64, added in the given order; rows are streamed."""
         rows = self._alike(clients, name)
-        if len(weights) != len(rows):
-            raise HansaError(f"combine: {len(weights)} weights given for {len(rows)} clients: expected one each.")
         total = torch.zeros(self._layout(rows[0])[1], dtype=torch.float64)
         streamed = (row for block in self._blocks(rows, FEW) for row in block)
         for row, weight in zip(streamed, weights, strict=True):
@@ -143,7 +141,7 @@ class ClientStore(ABC):
 
 
 class RamStore(ClientStore):
-    """A `ClientStore` in memory. `tree` and `restore` save and load it in checkpoints.
+    """A `ClientStore` in memory.
 
     >>> store = RamStore()
     >>> store.commit(0, {3: {"uplink/model/residual": torch.ones(2)}})
@@ -168,19 +166,6 @@ class RamStore(ClientStore):
             if named:
                 self._rows.setdefault(client, {}).update(named)
         self._staged, self.generation = [], round + 1
-
-    def tree(self) -> dict[str, Any]:
-        """Return the store as a plain tree, for a checkpoint."""
-        rows = {str(client): dict(named) for client, named in sorted(self._rows.items())}
-        return {"generation": self.generation, "rows": rows}
-
-    @classmethod
-    def restore(cls, tree: Mapping[str, Any]) -> RamStore:
-        """Return the store of a `tree`."""
-        store = cls()
-        store._rows = {int(client): dict(named) for client, named in tree["rows"].items()}
-        store.generation = tree["generation"]
-        return store
 
     def _load(self, row: Tensor) -> Tensor:
         return row.clone()
