@@ -153,19 +153,6 @@ def test_onnx_of_a_table_takes_encoded_rows(place, tmp_path):
     np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_clients_model_of_a_float64_run_is_not_rounded(tmp_path):
-    draw = torch.Generator().manual_seed(1)
-    rows = torch.randn(30, 3, dtype=torch.float64, generator=draw)
-    data = hansa.data.from_arrays(rows, rows.sum(1, keepdim=True), clients=torch.arange(30) % 3, dtype=torch.float64)
-    task = hansa.Task(lambda: nn.Linear(3, 1), nn.functional.mse_loss, data)
-    method = hansa.presets.fedavg(local_lr=0.1, steps=2).with_local(private_blocks=hansa.local.blocks("bias"))
-    run = hansa.run(method, task, rounds=2, out=tmp_path / "run", workers=1, dtype=torch.float64)
-    loaded = hansa.load_model(tmp_path / "run", client=1, algorithm=method, task=task)
-    for name, tensor in run.client_model(1).state_dict().items():
-        assert torch.equal(loaded.module.state_dict()[name], tensor), name
-    assert loaded.module.weight.dtype == torch.float64
-
-
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import shutil
 import sqlite3
@@ -34,8 +33,10 @@ from hansa.runs.store.database import DATABASE, ROWS
 from hansa.study.session import plan_reusable
 from runs.people import task_of
 from torture.disks import Counting, Hasty
+from torture.kill import sha
 
 pytestmark = pytest.mark.usefixtures("shared_workers")
+FACTS = {"seed": 3, "config": "c0ffee", "loss": float("nan"), "position": {"metrics": 1234}}
 SMALL = ("data.name=synthetic", "data.clients=4", "rounds=3", "local.steps=1", "workers=1", "checkpoint.every=1")
 
 
@@ -53,20 +54,6 @@ def done(tmp_path: Path) -> RunFolder:
 
 def vector(*path: int | str, size: int = 50) -> torch.Tensor:
     return torch.from_numpy(Key(9).child(*path).numpy().normal(size=size))
-
-
-def same(left: Any, right: Any) -> bool:
-    """Equal in type, structure, dtype and every bit."""
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, torch.Tensor):
-        bits = [x.contiguous().reshape(-1).view(torch.uint8) for x in (left, right)]
-        return left.dtype == right.dtype and left.shape == right.shape and torch.equal(*bits)
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
-    if isinstance(left, list):
-        return len(left) == len(right) and all(map(same, left, right))
-    return bool(left == right) or (isinstance(left, float) and math.isnan(left) and math.isnan(right))
 
 
 def tree() -> State:
@@ -89,7 +76,7 @@ def saved(folder: Path, *states: State, keep: int = 3) -> Path:
     RunRecord.create(folder).close()
     for number, state in enumerate(states, start=1):
         with RunRecord(folder, writing=True) as record:
-            record.save_checkpoint(state, {"round": number}, keep=keep)
+            record.save_checkpoint(state, {"round": number, **FACTS}, keep=keep)
             record.commit()
     return folder
 
@@ -99,18 +86,12 @@ def saved(folder: Path, *states: State, keep: int = 3) -> Path:
 
 def test_a_tree_comes_back_with_every_bit_and_type_and_shares_no_memory(tmp_path: Path) -> None:
     with RunRecord(saved(tmp_path, tree())) as record:
-        state = record.load_checkpoint().state
-    assert same(state, tree())
+        state, facts = record.load_checkpoint()
+    assert sha(facts) == sha({"round": 1, **FACTS})
+    assert sha(state) == sha(tree())
     state["shared"]["whole"].zero_()
     assert torch.equal(state["shared"]["part"], vector("x")[5:9])
     assert torch.equal(state["shared"]["again"], vector("x"))
-
-
-def test_facts_come_back_with_a_checkpoint(tmp_path: Path) -> None:
-    facts = {"round": 7, "seed": 3, "config": "c0ffee", "loss": float("nan"), "position": {"metrics": 1234}}
-    with RunRecord.create(tmp_path) as record:
-        record.save_checkpoint({}, facts)
-        assert same(record.load_checkpoint().meta, facts)
 
 
 def test_three_checkpoints_are_kept_or_as_many_as_asked(tmp_path: Path) -> None:
@@ -118,7 +99,7 @@ def test_three_checkpoints_are_kept_or_as_many_as_asked(tmp_path: Path) -> None:
     with RunRecord(saved(tmp_path / "three", *states)) as record:
         assert record.checkpoint_rounds() == [4, 5, 6]
         for round in (4, 5, 6):
-            assert same(record.load_checkpoint(round).state, states[round - 1])
+            assert sha(record.load_checkpoint(round).state) == sha(states[round - 1])
     assert (tmp_path / "three" / ROWS).stat().st_size <= 4 * (160_000 + 4096)  # their slots are used again
     with RunRecord(saved(tmp_path / "one", *states, keep=1)) as record:
         assert record.checkpoint_rounds() == [6]
@@ -164,7 +145,7 @@ def test_a_changed_checkpoint_is_named_and_left_only_when_asked(
         with caplog.at_level(logging.WARNING, "hansa"):
             assert record.intact_checkpoint() == 1
         assert "Falling back" in caplog.text
-        assert same(record.load_checkpoint(1).state, {"x": vector(1), "n": 1})
+        assert sha(record.load_checkpoint(1).state) == sha({"x": vector(1), "n": 1})
         assert record.checkpoint_rounds() == [1]
 
 
@@ -381,12 +362,6 @@ def test_a_run_of_an_older_version_is_refused_by_its_version(done: RunFolder) ->
     rewrite_marker(RunFolder(tmp), 1, "0.2.0")
     (other,) = plan_reusable(config, parent, "fresh")
     assert other.folder != tmp  # not reused, not overwritten
-
-
-def test_a_run_of_a_newer_version_is_refused(done: RunFolder) -> None:
-    rewrite_marker(done, 99, "9.0")
-    with pytest.raises(HansaError, match=r"written by Hansa 9\.0 \(format 99\)"):
-        Experiment.resume(done.path)
 
 
 def edited(statement: str) -> Any:

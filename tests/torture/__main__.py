@@ -21,7 +21,7 @@ FORMS = {
     "malformed": (100_000, "malformed uploads"),
     "losses": (20, "seeds at every rate of loss for every preset"),
     "federation": (3000, "federations of every preset, with frames, sites and servers that are lost"),
-    "folders": (100, "runs started at once; half as many sweeps over finished ones; changed data and code"),
+    "folders": (100, "runs started at once; changed data and code"),
     "search": (200, "searches killed with SIGKILL between any two of their steps and resumed"),
     "asynchronous": (200, "asynchronous runs killed with SIGKILL and resumed"),
     "kill": (1000, "runs of every preset killed with SIGKILL and resumed"),

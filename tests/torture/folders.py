@@ -1,13 +1,12 @@
-"""Folders of runs under siege: started at once, swept again, their data and code changed.
+"""Folders of runs under siege: started at once, their data and code changed.
 
-Runs are started in twos to fours under one name; half as many sweeps are over finished runs; and for every preset there
-are runs whose data, targets, partition, model or version changed before they were resumed.
+Runs are started in twos to fours under one name; for every preset there are runs whose data,
+targets, partition, model or version changed before they were resumed.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import os
 import sys
@@ -85,7 +84,7 @@ def starts(count: int, place: Path, seed: int = 0) -> Counter[str]:
     alone: dict[int, Path] = {}
     for number in range(4):
         alone[number] = place / f"alone {number}"
-        finish(Child(["run", *words(seed=number), "--out", str(alone[number])], place / "alone.log", fresh=False))
+        finish(Child(["run", *words(seed=number), "--out", str(alone[number])], place / "alone.log"))
     seen: Counter[str] = Counter()
     group = 0
     while seen["started"] < count:
@@ -93,7 +92,7 @@ def starts(count: int, place: Path, seed: int = 0) -> Counter[str]:
         size, every = 2 + int(draw.integers(3)), int(draw.integers(2))
         with inside(place / f"group {group}"):
             children = [
-                Child(["run", *words(f"checkpoint.every={every}", seed=number)], Path(f"{number}.log"), fresh=False)
+                Child(["run", *words(f"checkpoint.every={every}", seed=number)], Path(f"{number}.log"))
                 for number in range(size)
             ]
             for child in children:
@@ -106,37 +105,6 @@ def starts(count: int, place: Path, seed: int = 0) -> Counter[str]:
                 assert same(folder, alone[run.config.seed]), f"group {group}: {folder}"
             assert len({RunFolder(folder).config.seed for folder in found}) == size
         seen["started"] += size
-    return seen
-
-
-def sweeps(count: int, place: Path, seed: int = 0) -> Counter[str]:
-    """The same grid with other seeds, rounds and workers: no finished run is ever lost or run twice."""
-    draw = Key(seed).child("sweeps").numpy()
-    seen: Counter[str] = Counter()
-    zeros = "0" * 80
-    grids = (
-        ["local.lr=0.1,0.2"],
-        ["local.lr=0.1,0.10"],
-        [f"local.lr=0.1{zeros},0.3{zeros}", f"local.momentum=0.1{zeros}", f"local.max_grad_norm=1.0{zeros}"],
-    )
-    with inside(place / "swept"):
-        Path("base.yaml").write_text("data: {name: synthetic, clients: 6}\nlocal: {steps: 1}\nworkers: 1\n")
-        kept: dict[str, bytes] = {}
-        for _ in range(count):
-            grid = grids[int(draw.integers(len(grids)))]
-            asked = ["--seed", str(int(draw.integers(3))), "--rounds", str(1 + int(draw.integers(4)))]
-            asked += ["--workers", str(1 + int(draw.integers(2)))]
-            finish(Child(["sweep", "base.yaml", *grid, *asked, "--quiet"], Path("sweep.log"), fresh=False))
-            made = [path for path in Path("runs/sweep").iterdir() if path.is_dir()]
-            now = {str(path): (path / "metrics.jsonl").read_bytes() for path in made}
-            for name, content in kept.items():
-                first = [json.loads(line)["test_loss"] for line in content.splitlines()]
-                found = [json.loads(line)["test_loss"] for line in now[name].splitlines()]
-                assert found[: len(first)] == first, f"{name} was overwritten"
-            assert all(len(Path(name).name.encode()) < 120 for name in now)
-            kept = now
-            seen["sweeps"] += 1
-        seen["runs kept"] = len(kept)
     return seen
 
 
@@ -244,10 +212,8 @@ def run(count: int, place: Path, seed: int = 0) -> Counter[str]:
     logging.getLogger("hansa").setLevel(logging.ERROR)
     place.mkdir(parents=True, exist_ok=True)
     try:
-        for name in ("starts", "sweeps"):
-            (place / name).mkdir()
+        (place / "starts").mkdir()
         seen = starts(count, place / "starts", seed)
-        seen += sweeps(max(1, count // 2), place / "sweeps", seed)
         with io.use_disk(Hasty()):
             for preset in list(catalogue())[: max(1, count // 4)]:
                 seen += Counter({f"changed {kind}": n for kind, n in changed(preset, place / preset).items()})

@@ -1,8 +1,8 @@
 """kill -9 at random moments: every run, taken up again to its end, is to the bit the run that was never killed.
 
-Runs of the command ``hansa run`` are killed and resumed. Most are forked from one process that has torch loaded, so
-that the moments fall into the run and not into imports; every tenth is a fresh interpreter, and every twentieth has
-another number of workers, one to four, at every start.
+Runs of the command ``hansa run`` are killed and resumed. They are forked from one process that has torch loaded, so
+that the moments fall into the run and not into imports; every tenth has another number of workers, one to four, at
+every start.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -85,17 +84,11 @@ def fork_command(arguments: list[str], log: Path, prepare: Callable[[], None] = 
 
 
 class Child:
-    """The command in a process of its own, whose output goes to a file beside the run's folder."""
+    """The command in a fork of this process, whose output goes to a file beside the run's folder."""
 
-    def __init__(self, arguments: list[str], log: Path, fresh: bool) -> None:
+    def __init__(self, arguments: list[str], log: Path) -> None:
+        self.log, self.pid = log, fork_command(arguments, log)
         self.code: int | None = None
-        self.fresh: subprocess.Popen[bytes] | None = None
-        self.log = log
-        if fresh:
-            start = [sys.executable, "-c", "from hansa.cli import main; main()", *arguments]
-            with log.open("ab") as output:
-                self.fresh = subprocess.Popen(start, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
-        self.pid = fork_command(arguments, log) if self.fresh is None else self.fresh.pid
 
     def wait(self, until: float | None = None) -> int | None:
         """The exit code, or None if it is still at work when the time has come."""
@@ -103,8 +96,6 @@ class Child:
             pid, status = os.waitpid(self.pid, 0 if until is None else os.WNOHANG)
             if pid:
                 self.code = os.waitstatus_to_exitcode(status)
-                if self.fresh is not None:
-                    self.fresh.returncode = self.code  # it is ours to wait for
             elif until is not None and time.monotonic() >= until:
                 return None
             elif until is not None:
@@ -192,7 +183,7 @@ class Unkilled:
     @classmethod
     def of(cls, case: str, words: Sequence[str], folder: Path) -> Unkilled:
         began = time.monotonic()
-        finish(Child(command(words, folder, 1, 1), log_of(folder), fresh=False))
+        finish(Child(command(words, folder, 1, 1), log_of(folder)))
         return cls(case, words, fingerprint(folder), time.monotonic() - began)
 
 
@@ -200,23 +191,18 @@ def trial(number: int, seed: int, place: Path, unkilled: Sequence[Unkilled]) -> 
     """One run, killed one to three times and resumed to its end; returns where it was killed."""
     draw = Key(seed).child("kill", number).numpy()
     known, seen = unkilled[number % len(unkilled)], Counter[str]()
-    fresh, several = number % 10 == 9, number % 20 == 19  # an interpreter of its own; other workers at every start
     folder = place / f"trial {number}"
 
     def start(every: int) -> Child:
-        workers = int(draw.integers(1, 5)) if several else 1
-        return Child(command(known.words, folder, workers, every), log_of(folder), fresh)
+        workers = int(draw.integers(1, 5)) if number % 10 == 9 else 1
+        return Child(command(known.words, folder, workers, every), log_of(folder))
 
     while not seen["kills"]:  # a run that was quicker than the kill proves nothing
         shutil.rmtree(folder, ignore_errors=True)
         every = int(draw.integers(1, 4))
         for _ in range(int(draw.integers(1, 4))):
             child = start(every)
-            if fresh:  # most of its time goes into starting: let some rounds pass
-                rounds = int(draw.integers(ROUNDS))
-                while closed(folder) < rounds and child.wait(time.monotonic() + 0.005) is None:
-                    pass
-            until = time.monotonic() + float(draw.uniform(0, 0.2 if fresh else known.seconds))
+            until = time.monotonic() + float(draw.uniform(0, known.seconds))
             if child.wait(until) is not None or not child.kill():
                 finish(child)
                 break

@@ -12,7 +12,7 @@ from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.runs.store import DamagedFileError, DiskStore, RamStore, io
 from hansa.runs.store.database import DATABASE, ROWS
-from torture.disks import Counting, Failing, Hasty, Stingy
+from torture.disks import Counting, Failing, Hasty
 
 LARGE = 20_000
 
@@ -25,16 +25,6 @@ def _hasty() -> Iterator[None]:
 
 def row(*path: int | str, size: int = 200) -> torch.Tensor:
     return torch.from_numpy(Key(8).child(*path).numpy().normal(size=size))
-
-
-@pytest.mark.parametrize("size", [200, LARGE])
-def test_what_was_committed_is_there_after_reopening(tmp_path: Path, size: int) -> None:
-    with DiskStore(tmp_path) as store:
-        store.commit(0, {1: {"a": row(1, size=size)}, 2: {"a": row(2, size=size), "b": torch.tensor([3])}})
-        digest = store.digest()
-    with DiskStore(tmp_path) as store:
-        assert (store.generation, store.digest(), store.verify()) == (1, digest, 3)
-        assert torch.equal(store.read(2)["a"], row(2, size=size))
 
 
 def test_only_rows_that_changed_are_written(tmp_path: Path) -> None:
@@ -57,23 +47,6 @@ def test_old_rows_are_deleted_and_their_space_is_used_again(tmp_path: Path) -> N
         assert (tmp_path / ROWS).stat().st_size <= 6 * (8 * LARGE + 4096)
         assert store.verify() == 10
     assert (tmp_path / DATABASE).stat().st_size < 200_000
-
-
-def test_slots_of_several_sizes_never_overlap(tmp_path: Path) -> None:
-    draw = Key(4).numpy()
-    ram = RamStore()
-    for reopened in range(4):
-        with DiskStore(tmp_path) as store:
-            for round in range(20 * reopened, 20 * reopened + 20):
-                sizes = draw.integers(9000, 40_000, size=3)
-                rows = {
-                    int(c): {"a": row(round, int(c), size=int(n))}
-                    for c, n in zip(draw.permutation(8)[:3], sizes, strict=True)
-                }
-                for each in (store, ram):
-                    each.commit(round, rows)
-            assert store.digest() == ram.digest()
-            store.verify()
 
 
 def test_staged_rows_are_written_with_the_round_or_discarded(tmp_path: Path) -> None:
@@ -126,12 +99,6 @@ def test_a_disk_that_is_full_ends_the_round_and_leaves_the_one_before(tmp_path: 
         assert (store.generation, store.clients()) == (1, [0])
 
 
-def test_short_writes_are_finished(tmp_path: Path) -> None:
-    with io.use_disk(Stingy()), DiskStore(tmp_path) as store:
-        store.commit(0, {0: {"a": row(0, size=9000)}})
-        assert torch.equal(store.read(0)["a"], row(0, size=9000))
-
-
 @pytest.mark.parametrize("read", ["read_many", "dot", "combine"])
 def test_damage_after_a_first_good_read_is_noticed_too(tmp_path: Path, read: str) -> None:
     with DiskStore(tmp_path) as store:
@@ -175,19 +142,6 @@ def test_streamed_rows_are_checked_whoever_reads_them(
         assert f"bytes {41 * stride} to {41 * stride + 4 * d}" in str(told.value)
         path.write_bytes(data)
         assert torch.equal(store.dot(clients, "a", vectors), ram.dot(clients, "a", vectors))
-
-
-def test_small_and_large_rows_give_the_bits_of_memory(tmp_path: Path) -> None:
-    ram = RamStore()
-    with DiskStore(tmp_path) as store:
-        for name, size in (("small", 999), ("large", 40_003)):
-            rows = {client: {name: row(name, client, size=size).float()} for client in range(40)}
-            for each in (ram, store):
-                each.commit(each.generation, rows)
-            vectors = torch.stack([row("v", i, size=size).float() for i in range(3)])
-            weights = row("w", size=40).tolist()
-            assert torch.equal(store.dot(range(40), name, vectors), ram.dot(range(40), name, vectors))
-            assert torch.equal(store.combine(range(40), name, weights), ram.combine(range(40), name, weights))
 
 
 def test_a_lost_database_is_not_taken_for_a_new_store(tmp_path: Path) -> None:
