@@ -91,7 +91,7 @@ ENGINES: dict[str, Callable[[EngineOptions], EngineFactory]] = {
     "ray": lambda options: partial(RayPool, workers=options.workers, address=options.address, gpus=options.gpus),
     "flower": _flower,
 }
-"""The engines by name. Add an entry to make a custom engine available as ``engine: {kind: NAME}``."""
+"""The engines by name."""
 
 
 def build_engine(kind: str, options: EngineOptions) -> EngineFactory:
