@@ -22,7 +22,7 @@ def replay(
     The run folder has the order in which updates arrived and the versions that they started from. With the data of all
     sites on this machine, the same server steps give the same bits. Exit code 1 if they do not.
     """
-    from hansa.federation.replay import replay_run
+    from hansa.federation.serve import replay_run
 
     result = replay_run(folder, trust=trust)
     steps = result.run.state.round

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import torch
 
 from hansa import __version__
 from hansa.config import Config, allow_code, build, build_algorithm, from_yaml
+from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.types import Vectors
 from hansa.core.vectors.fingerprint import fingerprint
@@ -27,13 +28,11 @@ from hansa.data import FederatedData, Schema, SchemaMisfitError
 from hansa.data.csv_folder import federate_tables
 from hansa.data.schema import Table
 from hansa.federation import MemoryStore, Refusals, Site
-from hansa.federation.data_views import SiteData
 from hansa.federation.exchange_log import Exchange, ExchangeLog
 from hansa.federation.messages import (
     BATCH,
     ENROLLMENT,
     OVER,
-    REFUSAL,
     EnrollmentReply,
     EnrollmentRequest,
     ProtocolError,
@@ -68,6 +67,41 @@ class DataSource:
     load: Callable[[Config], FederatedData]
     shared: bool = False
     tables: Callable[[Schema], Sequence[Table]] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteData(FederatedData):
+    """A site's view of data: clients are numbered as in the federation, and only the rows of ``own`` ones are there."""
+
+    own: frozenset[int] = field(default_factory=frozenset)
+
+    @classmethod
+    def of(cls, data: FederatedData, clients: Sequence[int], population: int, *, shared: bool) -> SiteData:
+        """Make the view from data whose i-th client is client ``clients[i]`` of the federation; ``shared`` data has all
+        of its clients."""
+        if data.population != (expected := population if shared else len(clients)):
+            raise HansaError(f"{data.name}: has {data.population} clients, the federation expects {expected} here.")
+        rows = {client: data.rows(client if shared else place) for place, client in enumerate(clients)}
+        placeholder = torch.zeros(1, dtype=torch.int64)  # a client of another site: every client needs a sample
+        parts = [rows.get(client, placeholder) for client in range(population)]
+        offsets = torch.tensor([0, *map(len, parts)]).cumsum(0)
+        return cls(
+            data.inputs, data.targets, torch.cat(parts), offsets, data.test_inputs, data.test_targets, data.classes,
+            data.name, encoding=data.encoding, own=frozenset(rows),
+        )  # fmt: skip
+
+    def rows(self, client: int) -> torch.Tensor:
+        if client not in self.own:
+            raise HansaError(f"{self.name}: client {client} is not at this site.")
+        return FederatedData.rows(self, client)
+
+    def samples(self, client: int) -> int:
+        return int(self.sizes[client])
+
+    def own_label_counts(self) -> dict[int, tuple[int, ...]]:
+        """Return the label counts of each own client."""
+        counts = FederatedData.label_counts(self)
+        return {client: tuple(counts[client].tolist()) for client in sorted(self.own)}
 
 
 class Agent:
@@ -105,11 +139,12 @@ class Agent:
 
     def _answer_all(self, data: bytes) -> bytes:
         try:
-            several = wire_format.kind_of(data) == BATCH
-            parts = unpack_batch(data, limit=self.policy.message) if several else []
-        except wire_format.FrameError:  # it is refused as one
-            several, parts = False, []
-        return pack_batch([self._answer(part) for part in parts]) if several else self._answer(data)
+            if wire_format.kind_of(data) == BATCH:
+                parts = unpack_batch(data, limit=self.policy.message)
+                return pack_batch([self._answer(part) for part in parts])
+        except wire_format.FrameError:
+            pass  # it is refused as one
+        return self._answer(data)
 
     def _answer(self, data: bytes) -> bytes:
         """Return the answer to one frame, and enter both into the log of exchanges."""
@@ -204,7 +239,8 @@ class Agent:
         try:
             config = from_yaml(request.config, source="enrollment")
             stage = "site-data"
-            data = self._load_data(config, request)
+            own = self._encode_tables(config, request.schema)
+            data = SiteData.of(own, request.clients, request.population, shared=self.source.shared)
             stage = "model"
             self._check_size(config, data)
             task = build.build_task(config, data)
@@ -259,14 +295,11 @@ class Agent:
         if request.version != __version__:
             raise ProtocolError("version", f"the server has hansa {request.version}, this site {__version__}")
         clients = request.clients
-        valid = _strictly_increasing(clients) and clients[-1] < request.population
+        increasing = bool(clients) and clients[0] >= 0 and all(a < b for a, b in itertools.pairwise(clients))
+        valid = increasing and clients[-1] < request.population
         if not 1 <= request.population <= MAX_POPULATION or not valid:
             raise ProtocolError("clients", f"expected increasing numbers below {request.population}, got {clients[:5]}")
         self.policy.check(request.config, data_from_config=self.source.shared)
-
-    def _load_data(self, config: Config, request: EnrollmentRequest) -> SiteData:
-        make = SiteData.from_all if self.source.shared else SiteData.from_own
-        return make(self._encode_tables(config, request.schema), request.clients, request.population)
 
     def _encode_tables(self, config: Config, text: str) -> FederatedData:
         """Return the site's data; tables are encoded by the schema of the enrollment, never alone."""
@@ -293,10 +326,3 @@ class Agent:
 def model_digest(start: Vectors) -> str:
     """Return the digest of the initial model, which all parties must share."""
     return "".join(fingerprint(start[name]).hex() for name in sorted(start))
-
-
-def _strictly_increasing(clients: Sequence[int]) -> bool:
-    return bool(clients) and clients[0] >= 0 and all(a < b for a, b in itertools.pairwise(clients))
-
-
-__all__ = ["REFUSAL", "Agent", "DataSource", "model_digest"]

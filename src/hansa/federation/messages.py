@@ -368,12 +368,6 @@ class Refusals:
         self.counts[reason] += 1
         self.last[reason] = wire_format.sentence(detail)
 
-    def record_error(self, error: HansaError) -> None:
-        """Count an error by its ``reason``, or as malformed."""
-        self.record(str(getattr(error, "reason", "malformed")), str(getattr(error, "detail", error)))
-
-
-FAILED = "failed"
 
 REASONS = {
     # a frame that cannot be read
@@ -411,7 +405,7 @@ REASONS = {
     "disk": "the site cannot write to its disk",
     "non-finite": "the parameters of a client became non-finite; a smaller local rate or max_grad_norm may help",
     "base": "the broadcast does not decode to the model that was sent",
-    FAILED: "the work failed at the site; its own log says why",
+    "failed": "the work failed at the site; its own log says why",
     # what the server finds wrong with a reply to its enrollment
     "hello": "the site's reply to the enrollment is not acceptable",
 }
@@ -424,7 +418,7 @@ def known(code: str) -> str:
     >>> known("disk"), known("/data/patients.csv")
     ('disk', 'failed')
     """
-    return code if code in REASONS else FAILED
+    return code if code in REASONS else "failed"
 
 
 def code_of(error: BaseException) -> str:
@@ -438,7 +432,7 @@ def code_of(error: BaseException) -> str:
         return known(reason)
     if isinstance(error, DataError):
         return "site-data"
-    return "disk" if isinstance(error, (OSError, sqlite3.Error)) else FAILED
+    return "disk" if isinstance(error, (OSError, sqlite3.Error)) else "failed"
 
 
 def without_details(dropped: Iterable[DroppedClient]) -> tuple[DroppedClient, ...]:

@@ -1,10 +1,11 @@
-"""The server of a federation: it enrolls the sites, then runs an experiment with them."""
+"""The server of a federation: it enrolls the sites, then runs an experiment with them, or replays one without them."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,21 @@ from typing import Any
 import torch
 
 from hansa import __version__
+from hansa.algorithm import Algorithm
 from hansa.config import Config, allow_code, build, build_algorithm, to_yaml
-from hansa.config.sections import EngineSection
+from hansa.config.sections import EngineSection, EvaluateSection
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.data import FederatedData
 from hansa.data.csv_folder import federate_tables, read_tables, schema_template
 from hansa.federation import Federation
 from hansa.federation.agent import model_digest
-from hansa.federation.data_views import ServerData
 from hansa.federation.messages import EnrollmentReply, EnrollmentRequest, Refusal, RunOver, numeric_platform
 from hansa.federation.schema_agreement import agree_schema, draft_schema, row_choice
 from hansa.federation.server import LiveFederation, check_pace
 from hansa.federation.transport import EnrollingTransport, SiteConnections
+from hansa.pace.events import RecordedClock
+from hansa.rounds.messages import DroppedClient, Report, WorkOrder
 from hansa.runs.driver import Run
 from hansa.runs.experiment import Experiment, IfExists, build_run, open_run
 from hansa.runs.folder import RunFolder
@@ -34,6 +37,46 @@ from hansa.runs.store import ClientStore, io
 log = logging.getLogger("hansa")
 
 SITES = "sites.json"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServerData(FederatedData):
+    """The server's view: each client's number of samples, the test set if there is one, and no client's rows.
+    ``counts`` has the numbers of samples; ``labels`` has label counts if all sites permit them."""
+
+    counts: torch.Tensor | None = None
+    labels: torch.Tensor | None = None
+
+    @classmethod
+    def from_counts(cls, data: FederatedData, samples: Sequence[int], labels: torch.Tensor | None = None) -> ServerData:
+        """Make the view from the server's own data (used for its test set and one example) and the sites' counts."""
+        index, offsets = torch.zeros(len(samples), dtype=torch.int64), torch.arange(len(samples) + 1)
+        return cls(
+            data.inputs, data.targets, index, offsets, data.test_inputs, data.test_targets, data.classes, data.name,
+            encoding=data.encoding, counts=torch.tensor(samples), labels=labels,
+        )  # fmt: skip
+
+    @property
+    def sizes(self) -> torch.Tensor:
+        return self.counts  # type: ignore[return-value]
+
+    def rows(self, client: int) -> torch.Tensor:
+        raise HansaError(f"{self.name}: the samples of client {client} are at its site and cannot be read here.")
+
+    def samples(self, client: int) -> int:
+        return int(self.sizes[client])
+
+    @property
+    def labelled(self) -> bool:
+        return self.labels is not None
+
+    def label_counts(self) -> torch.Tensor:
+        if self.labels is None:
+            raise HansaError(
+                f"{self.name}: the sites have not sent label counts. Give the clusters as lists, or set "
+                "label_counts: true in every site's policy."
+            )
+        return self.labels
 
 
 class Server:
@@ -277,3 +320,78 @@ def _check_evaluation(config: Config) -> None:
     for name, requested in options.items():
         if requested:
             raise HansaError(f"evaluate.{name}: needs clients' data or memory, which stay at the sites. Leave it out.")
+
+
+# ---- replay in simulation: the recorded order of arrivals gives the same bits
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A replayed run, and whether its vectors equal those of the recorded run, channel by channel."""
+
+    run: Run
+    equal: dict[str, bool]
+
+    @property
+    def exact(self) -> bool:
+        """Whether all vectors are equal to the bit."""
+        return all(self.equal.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordedLosses:
+    """The updates that the recorded run did not accept, by client and version."""
+
+    lost: frozenset[tuple[int, int]]
+
+    def apply_to_orders(self, orders: Sequence[WorkOrder]) -> tuple[list[WorkOrder], list[DroppedClient]]:
+        lost = [order for order in orders if (order.clients[0], order.round) in self.lost]
+        dropped = [DroppedClient(order.clients[0], "lost", "in the recorded run") for order in lost]
+        return [order for order in orders if order not in lost], dropped
+
+    def apply_to_reports(
+        self, algorithm: Algorithm, orders: Sequence[WorkOrder], reports: Iterable[Report]
+    ) -> Iterator[Report]:
+        yield from reports
+
+
+@allow_code()
+def replay_run(path: Path | str, *, trust: bool = False) -> Replay:
+    """Run the recorded server steps of an asynchronous federation in simulation, with all data on this machine.
+
+    Args:
+        path: The run folder of the server.
+        trust: Import code that the folder names even if this user did not create it on this machine.
+    """
+    folder = RunFolder.containing(path)
+    folder.require_trust(trust=trust)
+    config, history = folder.config, list(folder.history)
+    if not history or any("arrivals" not in record for record in history):
+        raise HansaError(
+            f"{folder}: no recorded arrivals. `hansa replay` needs a run of `hansa serve` with pace: buffered."
+        )
+    state, meta = folder.load_checkpoint()
+    steps = int(meta["round"])
+    arrivals: dict[tuple[int, int], float] = {}
+    lost: set[tuple[int, int]] = set()
+    for record in history[:steps]:
+        for client, version, seconds, admitted in record["arrivals"]:
+            arrivals[int(client), int(version)] = float(seconds)
+            if not admitted:
+                lost.add((int(client), int(version)))
+    site_of = {client: name for name, clients in clients_by_site(config.engine).items() for client in clients}
+    changes: dict[str, Any] = {"engine": EngineSection(), "rounds": steps, "evaluate": EvaluateSection(every=0)}
+    simulated = config.model_copy(update=changes)
+    run = build_run(simulated, build.load_data(simulated))
+    run.one_by_one = True  # as the sites did
+    if run.task.population.count != len(site_of):
+        raise HansaError(
+            f"{folder}: the data here has {run.task.population.count} clients, the federation {len(site_of)}. A replay "
+            "needs the data of all sites."
+        )
+    run.clock = RecordedClock(arrivals, site_of.__getitem__, run.task.population.samples, run.key)
+    run.options = replace(run.options, faults=_RecordedLosses(frozenset(lost)))  # type: ignore[arg-type]
+    run.advance(steps)
+    recorded: dict[str, torch.Tensor] = state["server"]["vectors"]
+    vectors = run.host_vectors
+    return Replay(run, {name: torch.equal(vectors[name], vector) for name, vector in recorded.items()})

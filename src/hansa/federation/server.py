@@ -132,8 +132,8 @@ class Federation:
     def site_columns(self) -> dict[str, Any]:
         """Return how metrics were combined over sites, and where the seconds of the last round went: for each site, and
         for the one that the round waited for longest."""
-        columns = {"combined_by": self.combined_by, "left_out": self.left_out}
-        columns = {name: value for name, value in columns.items() if value}
+        found = {"combined_by": self.combined_by, "left_out": self.left_out}
+        columns: dict[str, Any] = {name: value for name, value in found.items() if value}
         take = getattr(self.transport, "take_seconds", None)
         if take is not None and (spent := take()):
             columns["sites"] = {name: spent[name]._asdict() for name in sorted(spent)}
@@ -244,7 +244,8 @@ class Federation:
             self.refusals.record(f"by the site: {refusal.reason}", f"site {site}: {detail}")
             return read(refusal)
         except HansaError as error:
-            self.refusals.record_error(error)
+            reason, detail = getattr(error, "reason", "malformed"), getattr(error, "detail", error)
+            self.refusals.record(str(reason), str(detail))
             return None
 
     def _handle_reports(self, site: str, data: bytes, pending: dict[str, RoundOrders]) -> tuple[Report, ...] | None:
@@ -278,12 +279,10 @@ class Federation:
         if answer.round != request.round:
             raise ProtocolError("round", f"site {site} answered for round {answer.round}, this is {request.round}")
         if answer.need:
-            unknown = [name for name in answer.need if name not in request.broadcasts]
-            if unknown:
-                raise ProtocolError("need", f"site {site} asks for channel {unknown[0]!r}, which does not exist")
-            full = [name for name in answer.need if request.broadcasts[name].base is None]
-            if full:
-                raise ProtocolError("need", f"site {site} asks for channel {full[0]!r} again, which was sent in full")
+            relative = {name for name, sent in request.broadcasts.items() if sent.base is not None}
+            if not relative.issuperset(answer.need):
+                wrong = sorted(set(answer.need) - relative)[0]
+                raise ProtocolError("need", f"site {site} asks for channel {wrong!r}, which it cannot need in full")
             return
         answered, asked = ([each.cohort for each in some] for some in (answer.reports, request.orders))
         if answered != asked:
@@ -486,12 +485,11 @@ def _check_report(site: str, report: Report, order: WorkOrder) -> None:
         )
     if len(named) > len(set(named)):
         raise ProtocolError("clients", f"site {site} reports a client of cohort {order.cohort} twice")
-    if set(report.info) - {"consensus"} or report.memory or report.trained > len(order.clients):
-        raise ProtocolError("report", f"site {site} reports what was not requested of cohort {order.cohort}")
-    if sum(report.peer_bytes.values()) > _MAX_PEER_BYTES:
-        raise ProtocolError(
-            "report", f"site {site} reports {sum(report.peer_bytes.values())} bytes between its clients"
-        )
+    peer_bytes = sum(report.peer_bytes.values())
+    unasked = set(report.info) - {"consensus"} or report.memory or report.trained > len(order.clients)
+    if unasked or peer_bytes > _MAX_PEER_BYTES:
+        detail = f"what was not requested of cohort {order.cohort}, or {peer_bytes} bytes between its clients"
+        raise ProtocolError("report", f"site {site} reports {detail}")
 
 
 FEW_ROWS = "fewer test rows than its policy permits to report"

@@ -11,8 +11,7 @@ import logging
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from hansa.federation.messages import ProtocolError, SiteEvaluationReply
 from hansa.training.metric_direction import Direction
@@ -21,12 +20,11 @@ from hansa.training.metrics import Accuracy, MergeableMetric
 log = logging.getLogger("hansa")
 
 
-@dataclass(slots=True)
-class SiteResults:
+class SiteResults(NamedTuple):
     """The columns of a record about an evaluation at the sites, and how each metric was combined over them."""
 
-    metrics: dict[str, float] = field(default_factory=dict)
-    combined_by: dict[str, str] = field(default_factory=dict)
+    metrics: dict[str, float]
+    combined_by: dict[str, str]
 
 
 def combine_replies(replies: Mapping[str, SiteEvaluationReply], task: Any = None) -> SiteResults:
@@ -48,10 +46,16 @@ def combine_replies(replies: Mapping[str, SiteEvaluationReply], task: Any = None
     reported = {site: replies[site] for site in sorted(replies) if replies[site].rows}
     if not reported:
         log.warning("no site reports test rows, so nothing is evaluated at the sites")
-        return SiteResults()
-    results = SiteResults({"sites_test_rows": sum(reply.rows for reply in reported.values())})
-    results.metrics |= _sums(reported)
-    by_metric = {"loss": _by_site(reported, _loss), "accuracy": _by_site(reported, _accuracy)}
+        return SiteResults({}, {})
+    results = SiteResults(_sums(reported), {})
+    by_metric = {
+        "loss": {site: reply.loss / reply.weight for site, reply in reported.items() if reply.weight},
+        "accuracy": {
+            site: reply.hits / reply.labels
+            for site, reply in reported.items()
+            if reply.hits is not None and reply.labels
+        },
+    }
     directions: dict[str, Direction] = {"loss": "lower", "accuracy": "higher", **getattr(task, "directions", {})}
     for name, metric in getattr(task, "metrics", {}).items():
         values = {site: reply.metrics[name] for site, reply in reported.items() if name in reply.metrics}
@@ -61,7 +65,7 @@ def combine_replies(replies: Mapping[str, SiteEvaluationReply], task: Any = None
     for site, reply in reported.items():
         results.metrics[f"{site}/test_rows"] = reply.rows
     for name, values in by_metric.items():
-        results.metrics |= {f"{site}/test_{name}": value for site, value in values.items()}
+        results.metrics.update({f"{site}/test_{name}": value for site, value in values.items()})
         if len(values) > 1:
             worst = max if directions.get(name) == "lower" else min
             finite = all(map(math.isfinite, values.values()))
@@ -128,7 +132,7 @@ def _combine_metric(
     if mergeable is not None and all(name in reported[site].sketches for site in values):
         pooled = mergeable.combine([reported[site].sketches[name] for site in values])
         results.metrics[column] = pooled.value
-        results.metrics |= {f"{column}_at_least": pooled.at_least, f"{column}_at_most": pooled.at_most}
+        results.metrics.update({f"{column}_at_least": pooled.at_least, f"{column}_at_most": pooled.at_most})
         results.combined_by[name] = f"pooled from sketches of {count}{left_out}"
     else:
         rows = {site: reported[site].rows for site in values}
@@ -137,26 +141,14 @@ def _combine_metric(
 
 
 def _sums(reported: Mapping[str, SiteEvaluationReply]) -> dict[str, float]:
-    """Return loss and accuracy over all rows."""
+    """Return rows, loss and accuracy over all sites."""
     weight = math.fsum(reply.weight for reply in reported.values())
     losses = [reply.loss for reply in reported.values()]
     finite = all(map(math.isfinite, losses))
-    sums = {"sites_test_loss": math.fsum(losses) / weight if weight and finite else math.nan}
+    sums: dict[str, float] = {"sites_test_rows": sum(reply.rows for reply in reported.values())}
+    sums["sites_test_loss"] = math.fsum(losses) / weight if weight and finite else math.nan
     hits = [reply.hits for reply in reported.values() if reply.hits is not None]
     if len(hits) == len(reported):
         labels = math.fsum(reply.labels or 0.0 for reply in reported.values())
         sums["sites_test_accuracy"] = math.fsum(hits) / max(1.0, labels)
     return sums
-
-
-def _by_site(reported: Mapping[str, SiteEvaluationReply], value: Any) -> dict[str, float]:
-    values = {site: value(reply) for site, reply in reported.items()}
-    return {site: each for site, each in values.items() if each is not None}
-
-
-def _loss(reply: SiteEvaluationReply) -> float | None:
-    return reply.loss / reply.weight if reply.weight else None
-
-
-def _accuracy(reply: SiteEvaluationReply) -> float | None:
-    return None if reply.hits is None or not reply.labels else reply.hits / reply.labels
