@@ -9,7 +9,7 @@ from typing import Any
 from hansa.aggregate import Aggregator, BaseAggregator, discounted, mean, mixed_models
 from hansa.aggregate.base import Weights, require_aggregator
 from hansa.compress import Downlink, Uplink, direct
-from hansa.compress.links import require_downlink, require_uplink
+from hansa.compress.links import partial, require_downlink, require_uplink
 from hansa.core.citations import check_citations
 from hansa.core.errors import (
     HansaError,
@@ -58,6 +58,10 @@ class Channel:
     aggregate: Aggregator = field(default_factory=mean)
     server: ServerTransform = field(default_factory=scale)
     follows: str | None = None
+
+    def sharing(self, shared: tuple[tuple[int, int], ...], dim: int) -> Channel:
+        """Return the channel with links on which only some ranges of a vector of ``dim`` entries travel."""
+        return replace(self, downlink=partial(self.downlink, shared, dim), uplink=partial(self.uplink, shared, dim))
 
     def __post_init__(self) -> None:
         require_downlink("Channel", "downlink", self.downlink)
@@ -187,8 +191,14 @@ class Algorithm(HtmlRepr):
         )
 
     def bind_layout(self, layout: Layout | None) -> Algorithm:
-        """Return the algorithm for a given model, with named blocks resolved to ranges of its flat vector."""
-        return replace(self, local=self.local.bind(layout))
+        """Return the algorithm for a given model, with named blocks resolved to ranges of its flat vector, and links
+        that carry what is outside of private blocks."""
+        local = self.local.bind(layout)
+        if local.private_blocks is None or layout is None:
+            return replace(self, local=local)
+        shared = local.private_blocks.outside(layout.dim)
+        channels = {name: channel.sharing(shared, layout.dim) for name, channel in self.channels.items()}
+        return replace(self, local=local, channels=channels)
 
     def _validate_serverless(self) -> None:
         """Raise unless all clients participate and the server only averages, as serverless methods require."""
@@ -298,14 +308,18 @@ class Algorithm(HtmlRepr):
         """Return the algorithm with components of the local work replaced."""
         return self.exchange(local=changes)
 
-    def with_buffers(self) -> Algorithm:
-        """Return the algorithm with a channel for buffers, which are averaged like the model's updates."""
+    def with_buffers(self, dim: int) -> Algorithm:
+        """Return the algorithm with a channel for ``dim`` buffer entries, which are averaged like the model's updates;
+        those of private blocks stay at the clients."""
         if BUFFERS in self.channels:
             return self
         weights: Weights = with_defaults(self.channels[MODEL].aggregate, BaseAggregator).weights
         model = self.channels[MODEL].aggregate
         same = model if isinstance(model, (discounted, mixed_models)) else mean(weights)
-        return replace(self, channels={**self.channels, BUFFERS: Channel(aggregate=same)})
+        channel, private = Channel(aggregate=same), self.local.private_blocks
+        if private is not None and private.buffers:
+            channel = channel.sharing(private.outside(dim, of_buffers=True), dim)
+        return replace(self, channels={**self.channels, BUFFERS: channel})
 
     def components(self) -> Iterator[Any]:
         """Yield every component in use, outermost first."""
@@ -329,7 +343,7 @@ def check_pace_composition(name: str, pace: Pace, local: LocalPhase, channels: M
     if not isinstance(pace, buffered):
         return
     for label, channel in channels.items():
-        if not isinstance(channel.downlink, direct):
+        if not isinstance(getattr(channel.downlink, "link", channel.downlink), direct):
             raise _refusal(
                 name, pace, f"the downlink of {label!r} is {channel.downlink!r}: all clients share one replica, but "
                 "clients at work hold different versions. Use direct()."

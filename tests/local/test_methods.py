@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ import hansa
 from hansa import presets
 from hansa.algorithm import Channel
 from hansa.core.errors import HansaError
+from hansa.engine import Loopback
 from hansa.local import Correction, SolverResult, blocks, sam
 from hansa.sample import replay
 from hansa.server import adam, chain, scale
@@ -122,6 +124,17 @@ class Normed(nn.Module):
         return self.last(torch.relu(self.norm(self.first(x))))
 
 
+class Headed(nn.Module):
+    """A body and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)))
+
+
 SIZES = (5, 9, 7)
 
 
@@ -169,6 +182,34 @@ def test_fedbn_keeps_normalisation_at_home():
     for client in range(3):
         own = torch.cat([private[client]["norm.weight"], private[client]["norm.bias"]])
         torch.testing.assert_close(run.store.read(client)["local/private"], own, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [presets.fedavg, presets.scaffold, presets.fedcams, partial(presets.fedcams, two_way=True)],
+    ids=["fedavg", "scaffold", "fedcams", "fedcams, two ways"],
+)
+def test_private_blocks_are_not_on_the_wire(make):
+    words = {"local_lr": 0.1, "steps": 2, "batch_size": 3, "participation": 1.0}
+    task, body = (hansa.Task(m, nn.functional.cross_entropy, normed_data()) for m in (Headed, lambda: nn.Linear(4, 3)))
+    run = hansa.run(make(**words).with_local(private_blocks=blocks("last.*")), task, rounds=3)
+    whole = hansa.run(make(**words), body, rounds=3)
+    for private, same in zip(run.history, whole.history, strict=True):
+        assert (private["up_bytes"], private["down_bytes"]) == (same["up_bytes"], same["down_bytes"])
+    start, end = (task.layout.unpack(v) for v in (task.start(hansa.Key(0), torch.float32)["model"], run.params))
+    for name in start:  # nor do they reach the compressor or the server's optimizer
+        assert torch.equal(start[name], end[name]) == name.startswith("last."), name
+
+
+def test_private_blocks_are_not_on_the_wire_of_a_federation():
+    task = hansa.Task(Normed, nn.functional.cross_entropy, normed_data())
+    for make in (presets.scaffold, partial(presets.fedcams, two_way=True)):
+        method = make(local_lr=0.1, steps=2, batch_size=3, participation=0.7)
+        method = method.with_local(private_blocks=blocks("norm.*"))
+        here = hansa.run(method, task, rounds=4)
+        wired = hansa.Run(method, task, engine=Loopback).advance(4)
+        assert torch.equal(here.params, wired.params)
+        assert here.store.digest() == wired.store.digest()
 
 
 def test_frozen_blocks_stay_as_they_are():

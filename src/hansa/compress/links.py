@@ -361,6 +361,77 @@ class replica(Checked):
         return vector
 
 
+@dataclass(frozen=True, slots=True)
+class partial:
+    """A link on which only some entries of a vector travel: the others are private to each client.
+
+    The inner link, its compressor and its memory see the shared entries only. At the server an update has zeros in the
+    private entries; at a client a broadcast leaves them as in the vector that it is relative to: version 0, the
+    initial vector, which all parties know. Algorithms with private blocks have it on all channels (`blocks`).
+
+    Args:
+        link: The uplink or downlink of the shared entries.
+        shared: The ranges of these entries, in order.
+        dim: The number of all entries.
+
+    >>> packet, memory = partial(direct(), ((0, 1), (2, 3)), 3).send(torch.tensor([1.0, 2.0, 3.0]), {}, Key(0))
+    >>> packet.content, partial(direct(), ((0, 1), (2, 3)), 3).receive(packet, dim=3, dtype=torch.float32)
+    (tensor([1., 3.]), tensor([1., 0., 3.]))
+    """
+
+    link: Any
+    shared: tuple[tuple[int, int], ...]
+    dim: int
+
+    @property
+    def memory(self) -> tuple[str, ...]:
+        return tuple(self.link.memory)
+
+    @property
+    def entries(self) -> int:
+        """The number of entries that travel."""
+        return sum(stop - start for start, stop in self.shared)
+
+    def send(self, x: Tensor, memory: Mapping[str, Tensor], key: Key) -> tuple[Packet, dict[str, Tensor]]:
+        sent: tuple[Packet, dict[str, Tensor]] = self.link.send(self._take(x), memory, key)
+        return sent
+
+    def receive(self, packet: Packet, *, dim: int, dtype: torch.dtype) -> Tensor:
+        received = self.link.receive(packet, dim=self.entries, dtype=dtype)
+        return self._put(received.new_zeros(self.dim), received)
+
+    def init(self, x: Tensor) -> State:
+        state: State = self.link.init(self._take(x))
+        return state
+
+    def broadcast(
+        self, x: Tensor, state: State, clients: Sequence[int], round: int, key: Key
+    ) -> tuple[ServerBroadcast, State]:
+        sent, state = self.link.broadcast(self._take(x), state, clients, round, key)
+        bases = {client: 0 if base is None else base for client, base in sent.bases.items()}
+        return ServerBroadcast(self._put(x.clone(), sent.vector), sent.messages, bases, sent.version), state
+
+    def acknowledge(self, state: State, clients: Sequence[int], round: int) -> State:
+        after: State = self.link.acknowledge(state, clients, round)
+        return after
+
+    def apply(self, previous: Tensor | None, packets: Sequence[Packet]) -> Tensor:
+        if len(packets) == 1 and packets[0].kind == "whole" and packets[0].dim == self.dim:
+            return decode(packets[0])  # the vector itself, within one process
+        if previous is None:
+            raise PacketError("partial.apply: shared entries arrived, but the initial vector is not known.")
+        return self._put(previous.clone(), self.link.apply(self._take(previous), packets))
+
+    def _take(self, x: Tensor) -> Tensor:
+        return torch.cat([x[start:stop] for start, stop in self.shared]) if self.shared else x[:0]
+
+    def _put(self, x: Tensor, values: Tensor) -> Tensor:
+        sizes = [stop - start for start, stop in self.shared]
+        for (start, stop), part in zip(self.shared, torch.split(values, sizes), strict=True):
+            x[start:stop] = part
+        return x
+
+
 class _Increment(NamedTuple):
     """An increment (None if nothing is sent), the vector it is added to, and the exponent of their common grid."""
 

@@ -179,9 +179,13 @@ class Site:
         self.refusals = Refusals()
         self._trainer = task.trainer(dtype, torch.device("cpu"))
         self._received: dict[str, dict[int, Vector]] = {}
+        self._start: Vectors = {}
         self.kept_back: dict[str, str] = {}  # what the last answer does not say, and why; for the site only
         start = task.start(Key(0), dtype)
-        self._dims = {name: start.get(name, start[MODEL]).numel() for name in algorithm.channels}
+        self._dims = {
+            name: getattr(channel.downlink, "entries", start.get(name, start[MODEL]).numel())
+            for name, channel in algorithm.channels.items()
+        }
 
     def check_rows(self) -> None:
         """Refuse a run in which no client of the site can take part, as far as its work is known before."""
@@ -332,8 +336,9 @@ class Site:
             return vectors[version]
         if version != 0 or not request.orders:
             raise PacketError(f"channel {name!r}: version {version} is not known here.")
-        start = self.task.start(request.orders[0].key, self.dtype)  # version 0 follows from the public seed
-        return start.get(name, torch.zeros_like(start[MODEL]))
+        if not self._start:  # version 0 follows from the public seed
+            self._start = self.task.start(request.orders[0].key, self.dtype)
+        return self._start.get(name, torch.zeros_like(self._start[MODEL]))
 
     def _store(self, name: str, version: int, vector: Vector) -> None:
         """Store a version that later broadcasts may be relative to, and drop the oldest."""

@@ -66,6 +66,15 @@ class blocks:
                 joined.append((start, stop))
         return tuple(joined)
 
+    def outside(self, dim: int, *, of_buffers: bool = False) -> Ranges:
+        """Return the ranges of a vector of ``dim`` entries that are not in the blocks.
+
+        >>> blocks("b", parameters=((2, 4),)).outside(6)
+        ((0, 2), (4, 6))
+        """
+        ends = [0, *(end for bounds in self._bound(of_buffers) for end in bounds), dim]
+        return tuple((start, stop) for start, stop in zip(ends[::2], ends[1::2], strict=True) if start < stop)
+
     def take(self, x: Vector, *, of_buffers: bool = False) -> Vector:
         """Return the entries of the blocks, concatenated."""
         ranges = self._bound(of_buffers)

@@ -114,7 +114,7 @@ class Run:
         labels = getattr(getattr(task, "data", None), "label_counts", None)
         bound = algorithm.bind(task.population.count, self.key, labels).bind_layout(getattr(task, "layout", None))
         start = {name: vector.to("cpu") for name, vector in task.start(self.key, self.dtype).items()}
-        self.algorithm = bound.with_buffers() if BUFFERS in start else bound
+        self.algorithm = bound.with_buffers(start[BUFFERS].numel()) if BUFFERS in start else bound
         if (check := getattr(self.options.faults, "check", None)) is not None:
             check(self.algorithm, task.population.count)
         state = ServerState.start(self.algorithm, start, task.population.count)
