@@ -165,14 +165,11 @@ def test_any_preset_gossips():
         ("uplink: direct\nchannels:\n  model: {uplink: direct}", "run.yaml:3: channels.model.uplink: is set twice"),
         ("server: {optimizer: adam}\nchannels:\n  model: {server: adam}", "run.yaml:3: channels.model.server: is set"),
         ("channels:\n  control: {uplink: direct}", "run.yaml:2: channels.control: .*nothing reports on channel"),
-        ("channels: {model: {uplnk: direct}}", "channels.model.uplnk: no such key. Did you mean uplink"),
         ("channels: {model: 3}", "channels.model: expected keys such as downlink, uplink, aggregate, found 3"),
         ("seed: 1\nlocal: {solver: scaffold}", "run.yaml:2: local.solver: .*reports on channel 'control'"),
         ("local: {solver: {kind: prox, mu: -1}}", "local.solver.mu: prox\\(mu=-1\\): expected mu >= 0"),
-        ("local: {solver: adam}", "local.solver.kind: no local solver 'adam'."),
         ("gossip: {topology: ring}", "run.yaml:1?.*local.steps: .*one number of steps for all"),
         ("seed: 0\nlocal: {momentum: 0.9, optimizer: adam}", "run.yaml:2: local.momentum: .*0 with a local optimizer"),
-        ("gossip: {consensus_rate: 2.0}", "consensus_rate: expected less than or equal to 1, found 2.0"),
     ],
 )  # fmt: skip
 def test_what_does_not_compose_is_refused_where_it_stands(text, said):
@@ -207,7 +204,6 @@ def test_a_method_without_the_common_words_is_composed_all_the_same(own):
         ("algorithm: composed_of_mine:fedlion\nserver: {b1: 0.5}", "run.yaml:2: server.b1: .*has no such"),
         ("algorithm: composed_of_nobody:x", "the module cannot be imported"),
         ("server: {optimizer: 'composed_of_mine:lion', lr: -1}", "server.lr"),
-        ("server: {optimizer: {kind: 'composed_of_mine:lion', lr: fast}}", "optimizer.lr.kind: no schedule 'fast'"),
     ],
 )  # fmt: skip
 def test_a_method_of_ones_own_is_refused_like_a_preset(own, text, said):
@@ -228,6 +224,7 @@ def test_a_method_of_ones_own_is_refused_like_a_preset(own, text, said):
 def test_a_run_of_a_composition_is_written_down_and_resumed_exactly(own, tmp_path, text):
     setting = "rounds: 4\nworkers: 1\ndata: {name: synthetic, clients: 6, options: {largest: 60}}\nmodel: logistic\n"
     config = from_yaml(setting + text)
+    assert from_yaml(to_yaml(config)) == config
     whole = Experiment.new(config, tmp_path / "whole")
     whole.execute()
     part = Experiment.new(config, tmp_path / "part")
@@ -236,14 +233,3 @@ def test_a_run_of_a_composition_is_written_down_and_resumed_exactly(own, tmp_pat
     again = Experiment.resume(tmp_path / "part")
     again.execute()
     assert torch.equal(whole.run.params, again.run.params)
-
-
-def test_a_resolved_composition_reads_back_the_same(own):
-    text = """
-    algorithm: {preset: 'composed_of_mine:fedlion', lr: 0.5}
-    local: {solver: {kind: prox, mu: 0.1}, optimizer: [{kind: 'composed_of_mine:lion'}, {kind: scale, lr: 0.1}]}
-    channels: {model: {server: [adam, scale], downlink: {kind: replica, compressor: sign}}}
-    """
-    config = from_yaml(text)
-    assert from_yaml(to_yaml(config)) == config
-    assert build_algorithm(from_yaml(to_yaml(config))) == build_algorithm(config)

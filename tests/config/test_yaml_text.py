@@ -14,7 +14,7 @@ from hansa.config.yaml_text import ConfigError, dump, parse_document, read_docum
 
 @pytest.mark.parametrize(
     ("written", "number"), [("1e-3", 1e-3), ("1E5", 1e5), ("-2e3", -2e3), (".5", 0.5), ("1.", 1.0), ("3", 3),
-     *((word, word) for word in ("1e", "e5", "1-3", "12:30:00x", "1.2.3"))],
+     *((word, word) for word in ("1e", "e5", "1-3", "12:30:00x", "1.2.3", "2026-01-31", "2026-99-99"))],
 )  # fmt: skip
 def test_numbers_are_read_as_people_write_them(written, number):
     found = parse_document(f"a: {written}").data["a"]
@@ -42,17 +42,22 @@ def test_every_key_knows_its_line():
 
 
 def test_an_alias_repeats_what_it_names_and_one_that_contains_itself_is_refused():
-    assert parse_document("a: &x {b: 1}\nc: *x\n").data["c"] == {"b": 1}
+    document = parse_document("a: &a {lr: 0.1}\n" + "".join(f"k{n}: *a\n" for n in range(1000)))
+    assert document.data["k999"] == {"lr": 0.1}
     with pytest.raises(ConfigError, match=r"run.yaml:2: nested more than 40 levels"):
         parse_document("seed: 1\ndata: &x {options: *x}", "run.yaml")
 
 
-def test_a_missing_file_and_a_binary_one_are_named(tmp_path):
+def test_files_that_are_missing_binary_or_devices_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"none.yaml: no such file"):
         read_document(tmp_path / "none.yaml")
     (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"b.yaml: cannot be read"):
         read_document(tmp_path / "b.yaml")
+    with pytest.raises(ConfigError, match="longer than 1048576 characters"):
+        read_document("/dev/zero")  # which has no end
+    with pytest.raises(ConfigError, match="cannot be read as text: embedded null"):
+        read_document("a\0b")
 
 
 def test_a_change_is_a_dotted_key_and_a_yaml_value():
@@ -116,11 +121,6 @@ def test_aliases_that_stand_for_a_billion_values_are_refused_at_once():
     assert quickly("--- " + "x" * (1 << 20)) == "run.yaml:1: longer than 1048576 characters."
 
 
-def test_what_a_few_aliases_repeat_is_no_bomb():
-    document = parse_document("a: &a {lr: 0.1}\n" + "".join(f"k{n}: *a\n" for n in range(1000)))
-    assert len(document.data) == 1001
-
-
 def test_deep_nesting_is_refused():
     for text in ("a: " + "[" * 50 + "]" * 50, "a: " + "[" * 100_000, "{a: " * 5000, "- " * 3000):
         assert quickly(text) == "run.yaml:1: nested more than 40 levels deep."
@@ -135,19 +135,14 @@ def test_deep_nesting_is_refused():
         ("local:\n  lr: 0.1\n  lr: 0.2\n", "run.yaml:3: local.lr: is set twice, first in line 2"),
         ("a: !!python/object/apply:os.system ['true']", "a value of type 'tag:yaml.org,2002:python/object/apply:os."),
         ("seed: 1\nname: a\0b", "run.yaml:2: not YAML: unacceptable character #x0000"),
-        ("seed: 1\nname: a\x1bb", "run.yaml:2: not YAML: unacceptable character #x001b"),
         ('seed: 1\nname: "a\\0b"', r"run.yaml:2: a string with the control character '\x00'."),
         ('seed: 1\nname: "\\e[31m"', r"run.yaml:2: a string with the control character '\x1b'."),
         ('seed: 1\n"\\ud800": 1', r"run.yaml:2: a string with the control character '\ud800'."),
         ("seed: 1\nrounds: " + "9" * 5000, "run.yaml:2: a number of 5000 digits: expected at most 100."),
-        ("seed: 1\nrounds: 0x" + "9" * 5000, "run.yaml:2: a number of 5002 digits"),
         ("seed: 1\nmax_norm: 0." + "9" * 5000, "run.yaml:2: a number of 5002 digits"),
         ("seed: !!int x", "run.yaml:1: a value that does not match its tag"),
-        ("seed: !!int ''", "run.yaml:1: a value that does not match its tag"),
         ("seed: !!bool maybe", "run.yaml:1: a value that does not match its tag"),
         ("a: 1\nb: !!set {x, y}", "run.yaml:2: a value of type 'tag:yaml.org,2002:set': expected strings"),
-        ("a: 1\nb: !!timestamp soon", "run.yaml:2: a value of type 'tag:yaml.org,2002:timestamp'"),
-        ("a: 1\nb: !!binary aGk=", "run.yaml:2: a value of type"),
         ("? [a, b]\n: 1", "run.yaml:1: not YAML: a key that is a list or a mapping"),
         ("local: {lr: " + "x" * 5000 + "}", "run.yaml:1: local.lr.kind: no schedule 'xxx"),
         ("x" * 1000 + ": 1", "no such key"),
@@ -158,10 +153,6 @@ def test_odd_values_are_refused_in_a_sentence_with_their_line(text, message):
     assert message in quickly(text)
 
 
-def test_dates_are_words():
-    assert parse_document("name: 2026-01-31\nb: 2026-99-99").data == {"name": "2026-01-31", "b": "2026-99-99"}
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -169,8 +160,6 @@ def test_dates_are_words():
         "local.steps." + "9" * 5000 + "=1",
         "local.steps.\u00b2=1",
         "name=a\0b",
-        "a\0b=1",
-        "name=\udcff",
         "\udcff=1",
         "data.options={x: &a [*a]}",
         "data.options=" + "[" * 5000,
@@ -184,10 +173,3 @@ def test_odd_changes_are_refused_in_a_sentence_that_can_be_printed(change):
         from_yaml("", [change])
     str(caught.value).encode()
     assert len(str(caught.value)) < 2000
-
-
-def test_a_device_in_place_of_a_file_is_not_read_for_ever():
-    with pytest.raises(ConfigError, match="longer than 1048576 characters"):
-        read_document("/dev/zero")
-    with pytest.raises(ConfigError, match="cannot be read as text: embedded null"):
-        read_document("a\0b")
