@@ -41,7 +41,7 @@ def test_an_error_names_the_client_that_it_came_of(monkeypatch):
     monkeypatch.setattr(BatchSizer, "size", lambda *words: 4)
     spoilt = task()
     spoilt.data.index[-1] = 10_000  # of the last client  # type: ignore[attr-defined]
-    with pytest.raises(HansaError, match=r"client 7: .*row 10000 does not exist"):
+    with pytest.raises(HansaError, match=r"client 7: .*row 10000 is out of range"):
         Run(METHODS["fedavg"](), spoilt, evaluate_every=0, engine=Serial).advance(1)
 
 

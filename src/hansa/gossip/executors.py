@@ -30,12 +30,12 @@ from hansa.core.native.clients import (
     ClientKernel,
     CohortKernel,
     LazyCohortKernel,
-    MixingLinks,
 )
 from hansa.core.protocols import with_defaults
 from hansa.core.types import Vector, Vectors
 from hansa.core.vectors import allocator
 from hansa.core.vectors.arithmetic import all_finite, native_fits
+from hansa.core.vectors.kernels import CsrWeights
 from hansa.gossip.cohort import Cohort, CohortOutcome
 from hansa.gossip.rows import DenseRows, LazyRows, Mixer
 from hansa.gossip.topology import Topology
@@ -489,7 +489,7 @@ def _has_few_links(cohort: Cohort) -> bool:
     return cohort.mixer.nonzero <= max(LINKS, n // 2) * n
 
 
-def _links_of(mixer: Mixer, *, uniform: bool) -> MixingLinks:
+def _links_of(mixer: Mixer, *, uniform: bool) -> CsrWeights:
     """Return the links of W over all positions, none at dropped ones. The links of W = 11'/n are made only with
     ``uniform``; otherwise each row has only the link to itself."""
     if len(mixer.positions) == len(mixer.alive):
@@ -498,22 +498,22 @@ def _links_of(mixer: Mixer, *, uniform: bool) -> MixingLinks:
 
 
 @lru_cache(maxsize=64)
-def _all_links(topology: Topology, n: int, uniform: bool) -> MixingLinks:
+def _all_links(topology: Topology, n: int, uniform: bool) -> CsrWeights:
     return _make_links(Mixer(topology, n), uniform)
 
 
-def _make_links(mixer: Mixer, uniform: bool) -> MixingLinks:
-    positions, n = np.array(mixer.positions, np.int64), len(mixer.positions)
+def _make_links(mixer: Mixer, uniform: bool) -> CsrWeights:
+    positions, n, rows = np.array(mixer.positions, np.int64), len(mixer.positions), len(mixer.alive)
     if mixer.weights is not None:
         matrix = mixer.weights.tocsr()
     else:
         matrix = (
             scipy.sparse.csr_array(np.full((n, n), 1.0 / n)) if uniform else scipy.sparse.eye_array(n, format="csr")
         )
-    counts = np.zeros(len(mixer.alive), np.int64)
+    counts = np.zeros(rows, np.int64)
     counts[positions] = np.diff(matrix.indptr)
     starts = np.concatenate([[0], np.cumsum(counts)])
-    return MixingLinks.of(len(mixer.alive), starts, positions[matrix.indices], np.asarray(matrix.data, np.float64))
+    return CsrWeights.of(scipy.sparse.csr_array((matrix.data, positions[matrix.indices], starts), shape=(rows, rows)))
 
 
 class _LazyRun:

@@ -22,6 +22,7 @@ from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.native import abi
+from hansa.core.native.clients import ClientKernel
 from hansa.core.native.network import AffineStep, Network
 from hansa.core.native.tracing import NotEligible, stages_of
 from hansa.training import random_state
@@ -126,7 +127,7 @@ def _compare_native(network: Network, trial: Trial, inputs: torch.Tensor, target
             raise NotEligible(f"its native loss is {native_loss:.6g}, its eager loss {eager_loss:.6g}")
         distances.append(_distance(gradient, expected))
         keep = None if keep is None else keep[None]
-        network.train(native_y, x, labels, torch.arange(_ROWS)[None], AffineStep(_LR), keep=keep)
+        ClientKernel(network, x, labels).steps(native_y, torch.arange(_ROWS)[None], AffineStep(_LR), keep)
         with torch.no_grad():
             trial.y.sub_(expected, alpha=_LR)
     change = _distance(native_y - start, trial.y - start)

@@ -13,12 +13,8 @@ from hansa.core import native
 from hansa.core.devices import copy_to_device
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
-from hansa.core.native.clients import (
-    ClientKernel,
-    shuffled_batches,
-    shuffled_rows,
-    shuffles_like_numpy,
-)
+from hansa.core.native.clients import ClientKernel
+from hansa.core.native.random_draws import draws_like_numpy, shuffled_batches, shuffled_rows
 from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.core.vectors import allocator
 from hansa.core.vectors.arithmetic import native_fits
@@ -120,7 +116,7 @@ class ModuleTrainer(BaseTrainer):
     def batches(self, client: int, work: Work, key: Key) -> torch.Tensor | KeyedBatches:
         """Return the batches of a round, [steps, batch]: passes over the client's rows, each shuffled."""
         own, length = self.task.data.rows(client), work.steps * work.batch_size
-        if native.available() and shuffles_like_numpy():
+        if native.available() and draws_like_numpy():
             drawn = torch.from_numpy(shuffled_batches(key.digest(16), own.numel(), length, own=own.to(torch.int64)))
         else:
             drawn = own[torch.from_numpy(batch_stream(own.numel(), length, key))]
@@ -181,7 +177,7 @@ class ModuleTrainer(BaseTrainer):
         kernel, steps = self.kernel, list({id(step): step for step in jobs.steps}.values())
         if kernel is None or not all(step.is_affine for step in steps):
             return None
-        draws_natively = self._direct and shuffles_like_numpy() and not kernel.network.dropout_numbers
+        draws_natively = self._direct and draws_like_numpy() and not kernel.network.dropout_numbers
         x, first = jobs.models[0], steps[0]
         one_start = len(set(map(id, jobs.models))) == 1 and not jobs.keep_models and native_fits(x)
         common = all(step.shift is None and step.numbers == first.numbers for step in steps) and not first.momentum
@@ -254,7 +250,7 @@ class ModuleTrainer(BaseTrainer):
         """Return the kernel, if the steps of gossiping clients have a native form."""
         if self.kernel is None or self.kernel.network.dropout_numbers or not self._direct:
             return None
-        return NativeSteps(self.kernel, self._draw_rows if shuffles_like_numpy() else None)
+        return NativeSteps(self.kernel, self._draw_rows if draws_like_numpy() else None)
 
     def _draw_rows(
         self, clients: Sequence[int], keys: Sequence[bytes], lengths: np.ndarray[Any, Any]

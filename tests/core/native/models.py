@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from ctypes import byref
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from hansa.core import native
-from hansa.core.native.network import Network
+from hansa.core.native.clients import ClientKernel
+from hansa.core.native.network import AffineStep, Network, Workspace
 from hansa.core.native.tracing import NotEligible, stages_of
 
 ReLU, Flatten, Sequential = nn.ReLU, nn.Flatten, nn.Sequential
@@ -302,3 +305,26 @@ def compile_network(module: nn.Module, input_shape: Sequence[int], isa: str = ""
         return Network(stages_of(module, input_shape, tokens=words_of(module) > 0), tuple(input_shape), isa)
     except NotEligible:
         return None
+
+
+def train(
+    network: Network, y: Tensor, inputs: Tensor, labels: Tensor, index: Tensor, step: AffineStep,
+    keep: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Take a step in place for each row of the index; momentum starts from zero if the step has no velocity."""
+    if step.momentum and step.velocity is None:
+        step = replace(step, velocity=torch.zeros_like(y))
+    return ClientKernel(network, inputs, labels).steps(y, index, step, keep)
+
+
+def logits_of(network: Network, y: Tensor, inputs: Tensor, rows: Tensor) -> Tensor:
+    """What evaluation computes of some rows, as many at a time as there."""
+    data = network.examples(inputs, torch.zeros(len(inputs), dtype=torch.int64))
+    found = []
+    for piece in torch.split(rows, network.evaluation_batch):
+        space, out = Workspace(network, len(piece)), torch.empty(len(piece), network.classes)
+        batches = network.batch_index(piece[None], torch.ones(1, len(piece) * network.dropout_numbers))
+        code = space.kernels.logits(space.handle, y.data_ptr(), byref(data), byref(batches), out.data_ptr())
+        assert code == 0, code
+        found.append(out)
+    return torch.cat(found)

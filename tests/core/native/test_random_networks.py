@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from core.native.models import distance, parameters_of, reference, smooth, words_of
+from core.native.models import distance, logits_of, parameters_of, reference, smooth, train, words_of
 from core.native.sets import each_set
 from hansa.core import native
 from hansa.core.native.network import AffineStep, Network
@@ -119,7 +119,7 @@ def test_batches_of_other_sizes_leave_nothing_behind(isa: str) -> None:
     stack.gradient(-2 * y, inputs, labels, torch.arange(11))
     assert torch.equal(stack.gradient(y, inputs, labels, rows)[1], fresh.gradient(y, inputs, labels, rows)[1])
     stepped = y.clone()
-    stack.train(stepped, inputs, labels, rows[None], AffineStep(0.125))
+    train(stack, stepped, inputs, labels, rows[None], AffineStep(0.125))
     torch.testing.assert_close(stepped, y - 0.125 * stack.gradient(y, inputs, labels, rows)[1], rtol=3e-7, atol=1e-8)
 
 
@@ -145,7 +145,7 @@ def test_activations_are_exact_to_a_few_units_in_the_last_place(name: str, isa: 
     stack = Network(stages_of(nn.Sequential(layer, ACTIVATIONS[name]), (width,)), (width,), isa)
     ends = torch.logspace(-6, 2, 40 * width // 2)
     inputs = torch.cat([torch.linspace(-12, 12, 200 * width), ends, -ends]).view(-1, width)
-    found = stack.logits(parameters_of(layer), inputs, torch.arange(len(inputs))).double()
+    found = logits_of(stack, parameters_of(layer), inputs, torch.arange(len(inputs))).double()
     true, eager = ACTIVATIONS[name](inputs.double()), ACTIVATIONS[name](inputs).double()
     allowed = 4 * 2.0**-23 * true.abs() + (eager - true).abs() + 1e-8 * (inputs < -1)
     assert bool(((found - true).abs() <= allowed).all())
@@ -159,7 +159,7 @@ def test_what_is_not_a_number_stays_so(name: str, isa: str) -> None:
     stack = Network(stages_of(nn.Sequential(layer, nn.LayerNorm(5), ACTIVATIONS[name]), (5,)), (5,), isa)
     y, inputs = torch.cat([parameters_of(layer), torch.ones(5), torch.zeros(5)]), torch.randn(2, 5)
     inputs[1, 2] = float("nan")
-    logits = stack.logits(y, inputs, torch.arange(2))
+    logits = logits_of(stack, y, inputs, torch.arange(2))
     assert logits[0].isfinite().all()
     assert logits[1].isnan().all()
     assert torch.isnan(torch.tensor(stack.gradient(y, inputs, torch.zeros(2, dtype=torch.int64), torch.arange(2))[0]))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, max_pool2d
 
-from core.native.models import compile_network, distance, parameters_of
+from core.native.models import compile_network, distance, logits_of, parameters_of
 from core.native.sets import each_set
 from hansa.core.native.network import Network
 
@@ -44,7 +44,7 @@ def test_outputs_are_those_of_the_plain_sum_to_rounding(shape: tuple[int, ...], 
     assert conv.bias is not None
     exact = conv2d(x.double(), conv.weight.double(), conv.bias.double(), padding=1)
     exact = max_pool2d(exact.relu() if relu else exact, 2).detach()
-    found = stack.logits(y, x, torch.arange(5)).view_as(exact)
+    found = logits_of(stack, y, x, torch.arange(5)).view_as(exact)
     assert distance(found, exact) < 1.5e-6
     assert (found - exact).abs().max() < 1e-5 * exact.abs().max()
 
@@ -80,9 +80,9 @@ def test_what_is_no_number_stays_in_its_window(kernel: int, value: float, isa: s
     """Where torch gives inf or NaN so does the native form, in those outputs alone and in no other image."""
     stack, conv, y = pooled(kernel, 16, 8, 12, 12, isa, relu=False)
     x = images(16, 12, 12)
-    clean = stack.logits(y, x, torch.arange(5))
+    clean = logits_of(stack, y, x, torch.arange(5))
     x[2, 5, 6, 6] = value
-    found = stack.logits(y, x, torch.arange(5))
+    found = logits_of(stack, y, x, torch.arange(5))
     wanted = max_pool2d(conv(x), 2).detach()[2].flatten()
     assert torch.equal(found[[0, 1, 3, 4]], clean[[0, 1, 3, 4]])
     if torch.isfinite(wanted).all():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from ctypes import byref, c_int64
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,13 +14,15 @@ from torch import Tensor
 from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.native import abi
-from hansa.core.native.network import SLICE, AffineStep, Network, Workspace, check_code, fill_update
+from hansa.core.native.network import SLICE, AffineStep, Network, Workspace, check_code, check_tensor, fill_update
+from hansa.core.vectors.kernels import CsrWeights
 
+Array = np.ndarray[Any, Any]
 CLIENT = abi.record(abi.Client)
 _MANY = 128  # clients from which on columns of losses are faster than one client after the other
 
 
-def mean_losses(losses: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> list[float]:
+def mean_losses(losses: Array, ends: Array) -> list[float]:
     """Return each client's mean of float32 losses, whose exact sum is rounded once, as by `math.fsum`.
 
     Args:
@@ -61,7 +62,7 @@ class ClientKernel:
 
     def use(self, inputs: Tensor, labels: Tensor) -> None:
         """Continue with other examples of the same shape."""
-        self.data = self.network.examples(inputs, labels, None)
+        self.data = self.network.examples(inputs, labels)
 
     def train_rows(
         self,
@@ -69,8 +70,8 @@ class ClientKernel:
         y: Tensor,
         changes: Tensor,
         index: Tensor,
-        spans: np.ndarray[Any, Any],
-        works: np.ndarray[Any, Any],
+        spans: Array,
+        works: Array,
         keys: Sequence[bytes],
         step: AffineStep,
     ) -> list[float] | None:
@@ -79,52 +80,41 @@ class ClientKernel:
 
         ``spans`` and ``works`` have a row per client: first and stop in the index, steps and batch size.
         """
-        for name, vector in (("x", x), ("y", y), ("delta", changes[0]), ("delta", changes[-1])):
-            self.network.check_vector(name, vector)
-        if changes.shape != (len(keys), x.numel()) or not changes.is_contiguous():
-            raise HansaError(
-                f"ClientKernel: changes are {list(changes.shape)}, expected contiguous [{len(keys)}, {x.numel()}]."
-            )
-        if index.dtype != torch.int64 or not index.is_contiguous() or index.device.type != "cpu" or not index.numel():
-            raise HansaError(
-                f"ClientKernel: index is {index.dtype} {list(index.shape)}: expected contiguous int64 row numbers."
-            )
-        if self.network.dropout_numbers:
-            raise HansaError(
-                "ClientKernel.train_rows: the network has dropout, which it does not draw. Use steps() with keep=."
-            )
-        first, table = spans[:, 0], np.zeros(len(keys), CLIENT)
-        table["samples"] = spans[:, 1] - first
-        if first.min() < 0 or table["samples"].min() < 1 or int(spans[:, 1].max()) > index.numel():
-            raise HansaError(
-                f"ClientKernel.train_rows: clients' rows lie outside of the {index.numel()} that there are."
-            )
-        table["x"], table["y"], table["own"] = x.data_ptr(), y.data_ptr(), index.data_ptr() + 8 * first
-        table["delta"] = changes.data_ptr() + changes.stride(0) * changes.element_size() * np.arange(len(keys))
-        table["steps"], table["batch"] = works[:, 0], works[:, 1]
-        table["key"] = np.frombuffer(b"".join(keys), "<u8").reshape(-1, 2)
-        ends = table["steps"].cumsum()
+        self.network.check_vector("x", x)
+        self.network.check_vector("y", y)
+        check_tensor("changes", changes, torch.float32, len(keys), self.network.dim)
+        check_tensor("index", index, torch.int64, -1)
+        _refuse_dropout(self.network)
+        samples = spans[:, 1] - spans[:, 0]
+        if spans.min() < 0 or samples.min() < 1 or spans.max() > index.numel():
+            raise HansaError(f"native: clients' rows lie outside of the {index.numel()} that there are.")
+        update, table, ends = abi.StepParameters(), np.zeros(len(keys), CLIENT), works[:, 0].cumsum()
         losses = np.empty(int(ends[-1]), np.float32)
-        table["losses"] = losses.ctypes.data + 4 * (ends - table["steps"])
-        update = abi.StepParameters()
         self._fill(update, step, x)
-        workspace, at = self.workspace(int(table["batch"].max())), c_int64()
+        table["x"], table["y"], table["own"] = x.data_ptr(), y.data_ptr(), index.data_ptr() + 8 * spans[:, 0]
+        table["delta"] = changes.data_ptr() + 4 * self.network.dim * np.arange(len(keys))
+        table["samples"], table["steps"], table["batch"] = samples, works[:, 0], works[:, 1]
+        table["key"] = np.frombuffer(b"".join(keys), "<u8").reshape(-1, 2)
+        table["losses"] = losses.ctypes.data + 4 * (ends - works[:, 0])
+        workspace, at = self.workspace(int(works[:, 1].max())), c_int64()
         while at.value < len(table):
             code = workspace.kernels.train_clients(
                 workspace.handle, byref(self.data), byref(update), table.ctypes.data, len(table), byref(at), SLICE
             )
-            if code:
-                own = index[slice(*spans[at.value])]
-                check_code(code, "ClientKernel.train_rows", self.network, self.data, own[None])
-            if self.stop:
-                raise HansaError("ClientKernel.train_rows: stopped.")
+            self._check(code, index[slice(*spans[min(at.value, len(spans) - 1)])])
         return mean_losses(losses, ends) if table["finite"].all() else None
+
+    def _check(self, code: int, index: Tensor) -> None:
+        """Raise the error of a return code, or if the kernel was stopped."""
+        check_code(code, self.network, self.data, index)
+        if self.stop:
+            raise HansaError("native: stopped.")
 
     def steps(self, y: Tensor, index: Tensor, step: AffineStep, keep: Tensor | None = None) -> Tensor:
         """Take a step in place on each row of ``index`` [steps, batch]; return the loss of each. ``keep`` has the
         dropout factors, as in `Network.train`."""
         self.network.check_vector("y", y)
-        batches = self.network.batch_index(index, None, "train", keep)
+        batches = self.network.batch_index(index, keep)
         self._fill(self.update, step, step.anchor)
         workspace = self.workspace(batches.batch)
         losses, done = torch.empty(batches.steps), c_int64()
@@ -132,9 +122,7 @@ class ClientKernel:
         structures = byref(self.data), byref(batches), byref(self.update)
         while done.value < batches.steps:
             code = call(handle, y.data_ptr(), *structures, losses.data_ptr(), byref(done), SLICE)
-            check_code(code, "ClientKernel.steps", self.network, self.data, index)
-            if self.stop:
-                raise HansaError("ClientKernel.steps: stopped.")
+            self._check(code, index)
         return losses
 
     def workspace(self, batch: int) -> Workspace:
@@ -155,96 +143,19 @@ class ClientKernel:
 
     def _fill(self, update: abi.StepParameters, step: AffineStep, anchor: Tensor | None) -> None:
         if step.momentum and step.velocity is None:
-            raise HansaError("ClientKernel: momentum needs a velocity to keep it in.")
+            raise HansaError("native: momentum needs a velocity to keep it in.")
         fill_update(self.network, update, step, anchor, step.velocity if step.momentum else None)
 
 
-def shuffled_batches(
-    key: bytes, samples: int, length: int, isa: str = "", own: Tensor | None = None
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return ``length`` positions from consecutive permutations of 0..samples-1, shuffled as by NumPy's Philox with
-    this key; or the entries of ``own``, int64 [samples], at these positions.
-
-    >>> sorted(shuffled_batches(bytes(16), 3, 6)[:3].tolist())
-    [0, 1, 2]
-    """
-    if own is not None and (own.dtype != torch.int64 or own.shape != (samples,) or own.device.type != "cpu"):
-        raise HansaError(
-            f"shuffled_batches: own is {own.dtype} {list(own.shape)}, expected {samples} int64 on the CPU."
-        )
-    own = None if own is None else own.contiguous()
-    first = None if own is None else np.array([own.data_ptr()], np.uint64)
-    return _shuffled([key], first, np.array([samples]), np.array([length]), isa)
-
-
-def shuffled_rows(
-    keys: Sequence[bytes], index: Tensor, spans: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any], isa: str = ""
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return `shuffled_batches` of several clients, one after the other: ``lengths`` entries of each one's range
-    ``spans`` [clients, 2] of the index.
-
-    >>> drawn = shuffled_rows([bytes(16)] * 2, torch.arange(5), np.array([[0, 2], [2, 5]]), np.array([2, 3]))
-    >>> sorted(drawn[:2].tolist()), sorted(drawn[2:].tolist())
-    ([0, 1], [2, 3, 4])
-    """
-    samples = spans[:, 1] - spans[:, 0]
-    fits = index.dtype == torch.int64 and index.is_contiguous() and index.device.type == "cpu"
-    if not fits or len(keys) != len(samples) or spans.min() < 0 or samples.min() < 1 or spans.max() > index.numel():
-        raise HansaError(
-            f"shuffled_rows: {len(keys)} clients in {index.dtype} {list(index.shape)}: expected int64 row numbers."
-        )
-    return _shuffled(keys, (index.data_ptr() + 8 * spans[:, 0]).astype(np.uint64), samples, lengths, isa)
-
-
-def _shuffled(
-    keys: Sequence[bytes],
-    own: np.ndarray[Any, Any] | None,
-    samples: np.ndarray[Any, Any],
-    lengths: np.ndarray[Any, Any],
-    isa: str,
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    words, samples = np.frombuffer(b"".join(keys), "<u8").astype(np.uint64), samples.astype(np.int64)
-    lengths, order = lengths.astype(np.int64), np.empty(int(samples.max()), np.int64)
-    out = np.empty(int(lengths.sum()), np.int64)
-    addresses = None if own is None else own.ctypes.data
-    native.load(isa).draw(
-        words.ctypes.data, addresses, samples.ctypes.data, lengths.ctypes.data, len(keys), order.ctypes.data,
-        out.ctypes.data,
-    )  # fmt: skip
-    return out
-
-
-@cache
-def shuffles_like_numpy() -> bool:
-    """Return whether this NumPy shuffles like the native code, which follows NumPy 1.17 to 2.x."""
-    key = bytes(range(16))
-    generator = np.random.Generator(np.random.Philox(key=np.frombuffer(key, "<u8")))
-    wanted = np.concatenate([generator.permutation(1000) for _ in range(3)])
-    return bool(np.array_equal(wanted, shuffled_batches(key, 1000, 3000)))
-
-
-Array = np.ndarray[Any, Any]
 TURN = abi.record(abi.Turn)
 """A turn: the step of a row on ``batch`` examples whose numbers are at the address ``index``; or, with a row below 0,
 an operation on all rows (`hansa.core.native.abi`: MIX, AVERAGE, SETTLE, PULL, SIGNS)."""
 GROUP = 16  # the largest number of models computed together
 
 
-class MixingLinks(NamedTuple):
-    """The nonzero entries of W over ``rows`` rows, checked once: arrays in the native layout, and their addresses."""
-
-    rows: int
-    arrays: tuple[Array, ...]
-    addresses: tuple[int, ...]
-
-    @classmethod
-    def of(cls, rows: int, starts: Any, links: Any, weights: Any) -> MixingLinks:
-        count = len(links)
-        fits = starts.shape == (rows + 1,) and starts[0] == 0 and starts[-1] == count == len(weights)
-        if not fits or np.any(np.diff(starts) < 0) or (count and not 0 <= links.min() <= links.max() < rows):
-            raise HansaError(f"MixingLinks.of: links that are not those of {rows} rows.")
-        arrays = (starts.astype(np.int64), links.astype(np.int64), weights.astype(np.float64))
-        return cls(rows, arrays, tuple(array.ctypes.data for array in arrays))
+def _refuse_dropout(network: Network) -> None:
+    if network.dropout_numbers:
+        raise HansaError("native: the network has dropout, which is drawn batch by batch. Use ClientKernel.steps.")
 
 
 class CohortKernel:
@@ -264,13 +175,8 @@ class CohortKernel:
         start: Tensor | None = None,
     ) -> None:
         network = clients.network
-        if network.dropout_numbers:
-            raise HansaError("CohortKernel: the network has dropout, and turns draw nothing. Step row by row.")
-        if rows.ndim != 2 or not rows.is_contiguous():
-            raise HansaError(
-                f"CohortKernel: rows are {list(rows.shape)}, expected contiguous [clients, {network.dim}]."
-            )
-        network.check_vector("a row", rows[0])
+        _refuse_dropout(network)
+        check_tensor("rows", rows, torch.float32, -1, network.dim)
         n, bits = len(rows), -(-network.dim // 512) * 64
         self._clients, self._update = clients, abi.StepParameters()
         fill_update(network, self._update, step, step.anchor, None)
@@ -293,19 +199,16 @@ class CohortKernel:
         self.dropped: int | None = None
         """The row whose step became non-finite and ended the call, if any."""
 
-    def set_links(self, links: MixingLinks) -> None:
+    def set_links(self, links: CsrWeights) -> None:
         """Set W; rows without links do not change."""
-        if links.rows != len(self.rows):
-            raise HansaError(f"CohortKernel.set_links: links of {links.rows} rows for {len(self.rows)}.")
+        if len(links.starts) != len(self.rows) + 1:
+            raise HansaError(f"native: links of {len(links.starts) - 1} rows for {len(self.rows)}.")
         self._owners["links"] = links
-        self._cohort.starts, self._cohort.links, self._cohort.weights = links.addresses
+        self._cohort.starts, self._cohort.links, self._cohort.weights = (array.ctypes.data for array in links)
 
     def set_public_copies(self, copies: Tensor, rate: float) -> None:
         """Set the public copies of compressed gossip, X <- X + rate (W - I) copies."""
-        if copies.shape != self.rows.shape or not copies.is_contiguous() or copies.dtype != torch.float32:
-            raise HansaError(
-                f"CohortKernel.set_public_copies: copies are {list(copies.shape)}, expected {list(self.rows.shape)}."
-            )
+        check_tensor("public copies", copies, torch.float32, *self.rows.shape)
         self._owners["public"] = copies
         self._cohort.public_copies, self._cohort.rate = copies.data_ptr(), rate
 
@@ -341,7 +244,7 @@ class CohortKernel:
         """Validate turns and get them ready for `run_prepared`."""
         cohort = self._cohort
         if turns.dtype != TURN or (cohort.starts is None and np.any(turns["row"] < 0)):
-            raise HansaError("CohortKernel.run: turns of all rows need set_links().")
+            raise HansaError("native: turns of all rows need set_links().")
         losses = np.zeros(len(turns), np.float32)
         self._turns = (turns, losses, int(turns["batch"].max(initial=1)))
         if self._later is None:
@@ -365,9 +268,9 @@ class CohortKernel:
                     "overflows. The sender diverged; lower its learning rate."
                 )
             if code:
-                raise HansaError(f"CohortKernel.run: {abi.REFUSALS[code]}.")
+                raise HansaError(f"native: {abi.REFUSALS[code]}.")
             if clients.stop:
-                raise HansaError("CohortKernel.run: stopped.")
+                raise HansaError("native: stopped.")
             if cohort.done >= cohort.count or cohort.dropped >= 0:
                 break
         self.dropped = None if cohort.dropped < 0 else int(cohort.dropped)
@@ -405,8 +308,7 @@ class LazyCohortKernel:
     """Changes [capacity, d], one added per step, each from a model start + a sum of earlier changes; one thread."""
 
     def __init__(self, clients: ClientKernel, start: Tensor, step: AffineStep) -> None:
-        if clients.network.dropout_numbers:
-            raise HansaError("LazyCohortKernel: the network has dropout, and turns draw nothing. Step row by row.")
+        _refuse_dropout(clients.network)
         clients.network.check_vector("start", start)
         self._clients, self._step, self._start = clients, step, start
         self._models = start.new_empty(0)
@@ -431,11 +333,8 @@ class LazyCohortKernel:
         most = int(turns["batch"][gathers].max(initial=0))
         fits = turns.dtype == TURN and len(sums.starts) == len(turns) + 1 and bool(gathers[:1].all())
         if not fits or most > GROUP or (len(sums.places) and sums.places.max() >= count + int((~gathers).sum())):
-            raise HansaError(f"LazyCohortKernel.run: sums or groups that are not those of {len(turns)} turns.")
-        if changes.ndim != 2 or changes.shape[1] != dim or not changes.is_contiguous():
-            raise HansaError(
-                f"LazyCohortKernel.run: changes are {list(changes.shape)}, expected contiguous [capacity, {dim}]."
-            )
+            raise HansaError(f"native: sums or groups that are not those of {len(turns)} turns.")
+        check_tensor("changes", changes, torch.float32, -1, dim)
         if self._models.numel() < most * dim:
             self._models = self._start.new_empty(most * dim)
         velocities = velocities or {}
@@ -454,9 +353,9 @@ class LazyCohortKernel:
                 workspace.handle, byref(clients.data), byref(clients.update), byref(cohort)
             )
             if code:
-                raise HansaError(f"LazyCohortKernel.run: {abi.REFUSALS[code]}.")
+                raise HansaError(f"native: {abi.REFUSALS[code]}.")
             if clients.stop:
-                raise HansaError("LazyCohortKernel.run: stopped.")
+                raise HansaError("native: stopped.")
         self.dropped = None if cohort.dropped < 0 else int(cohort.dropped)
         return losses, int(cohort.done)
 
@@ -485,19 +384,14 @@ def squared_spread(
     >>> squared_spread(torch.tensor([[1.0, 0.0], [3.0, 0.0], [9.0, 9.0]]), [0, 1], 2)
     2.0
     """
-    if rows.ndim != 2 or rows.dtype != torch.float32 or not rows.is_contiguous() or rows.device.type != "cpu":
-        raise HansaError(
-            f"squared_spread: rows are {rows.dtype} {list(rows.shape)}, expected contiguous float32 [n, d]."
-        )
+    check_tensor("rows", rows, torch.float32, -1, -1)
     places, deltas = np.array(chosen, np.int64), deltas or {}
     if not len(places) or places.min() < 0 or places.max() >= len(rows) or not 0 <= dim <= rows.shape[1]:
         raise HansaError(f"squared_spread: {len(places)} rows and {dim} entries of {list(rows.shape)}.")
-    vectors = [] if start is None else [start, *deltas.values()]
-    fine = all(x.dtype == rows.dtype and x.shape == rows.shape[1:] and x.is_contiguous() for x in vectors)
-    if not fine or not set(deltas) <= set(chosen) or (deltas and start is None):
-        raise HansaError(
-            f"squared_spread: rows {sorted(deltas)} move from a start, each into a vector of {rows.shape[1]}."
-        )
+    for x in [] if start is None else [start, *deltas.values()]:
+        check_tensor("a delta", x, torch.float32, rows.shape[1])
+    if not set(deltas) <= set(chosen) or (deltas and start is None):
+        raise HansaError(f"squared_spread: rows {sorted(deltas)} move from a start, and are chosen ones.")
     pointers = np.array([deltas[row].data_ptr() if row in deltas else 0 for row in chosen], np.uint64)
     outputs = (start.data_ptr(), pointers.ctypes.data) if start is not None and deltas else (None, None)
     call = native.load(isa).squared_spread
@@ -510,9 +404,10 @@ def combine_changes(start: Tensor, changes: Tensor, coefficients: Array, isa: st
     >>> combine_changes(torch.ones(2), torch.tensor([[1.0, 2.0], [9.0, 9.0]]), np.array([[0.5, 0.0]])).tolist()
     [[1.5, 2.0]]
     """
-    fine = changes.ndim == 2 and changes.shape[1] == start.numel() and coefficients.shape[1] <= len(changes)
-    if not fine or any(t.dtype != torch.float32 or not t.is_contiguous() or t.is_cuda for t in (start, changes)):
-        raise HansaError(f"combine_changes: {list(coefficients.shape)} times {list(changes.shape)}, expected float32.")
+    check_tensor("start", start, torch.float32, -1)
+    check_tensor("changes", changes, torch.float32, -1, start.numel())
+    if coefficients.shape[1] > len(changes):
+        raise HansaError(f"combine_changes: {list(coefficients.shape)} times {list(changes.shape)}.")
     terms, out = ChangeSums.of([coefficients]), start.new_empty(len(coefficients), start.numel())
     native.load(isa).combine_changes(
         start.data_ptr(), changes.data_ptr(), terms.starts.ctypes.data, terms.places.ctypes.data,
@@ -527,8 +422,9 @@ def gram(rows: Tensor, dim: int, isa: str = "") -> Array:
     >>> gram(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), 2).tolist()
     [[5.0, 3.0], [3.0, 9.0]]
     """
-    if rows.ndim != 2 or rows.dtype != torch.float32 or not rows.is_contiguous() or not 0 <= dim <= rows.shape[1]:
-        raise HansaError(f"gram: {dim} entries of {rows.dtype} {list(rows.shape)}, expected contiguous float32 rows.")
+    check_tensor("rows", rows, torch.float32, -1, -1)
+    if not 0 <= dim <= rows.shape[1]:
+        raise HansaError(f"gram: {dim} entries of {list(rows.shape)}.")
     out = np.empty((len(rows), len(rows)))
     native.load(isa).gram(rows.data_ptr(), len(rows), dim, rows.shape[1], out.ctypes.data)
     return out

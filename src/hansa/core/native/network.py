@@ -10,16 +10,16 @@ GIL. Results agree with eager PyTorch to float rounding and are bit-reproducible
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import byref, c_float, c_int64
+from ctypes import byref, c_float
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hansa.core import native
-from hansa.core.errors import HansaError, check_positive, invalid_argument
+from hansa.core.errors import HansaError, invalid_argument
 from hansa.core.native import abi
 
 if TYPE_CHECKING:
@@ -83,45 +83,6 @@ class Network:
     def classes(self) -> int:
         return self.stages[-1].out
 
-    def train(
-        self,
-        y: Tensor,
-        inputs: Tensor,
-        labels: Tensor,
-        index: Tensor,
-        step: AffineStep,
-        *,
-        sizes: Tensor | None = None,
-        table: Tensor | None = None,
-        keep: Tensor | None = None,
-    ) -> Tensor:
-        """Take a step in place for each row of ``index``; return the loss of each.
-
-        The step's velocity is updated in place; without it momentum starts from zero. ``sizes`` gives the batch size of
-        each step; the rest of its row is ignored. uint8 inputs need ``table`` [C, 256], the value of each byte. A
-        network with dropout needs ``keep`` [steps, batch dropout_numbers], each row filled by `draw`.
-        """
-        data = self.examples(inputs, labels, table)
-        self.check_vector("y", y)
-        batches = self.batch_index(index, sizes, "train", keep)
-        if step.max_grad_norm is not None:
-            check_positive("AffineStep", "max_grad_norm", step.max_grad_norm)
-        velocity = step.velocity if step.velocity is not None else torch.zeros_like(y) if step.momentum else None
-        for name, vector in (("anchor", step.anchor if step.prox_weight else None), ("velocity", velocity)):
-            if vector is not None:
-                self.check_vector(name, vector)
-                if vector.data_ptr() == y.data_ptr():
-                    raise HansaError(f"Network.train: {name} is y itself, which changes at every step. Pass a copy.")
-        update = abi.StepParameters()
-        fill_update(self, update, step, step.anchor, velocity if step.momentum else None)
-        structures = byref(data), byref(batches), byref(update)
-        losses, done = torch.empty(len(index), dtype=torch.float32), c_int64()
-        with self._workspace(batches.batch) as (kernels, handle):
-            while done.value < len(index):
-                code = kernels.train(handle, y.data_ptr(), *structures, losses.data_ptr(), byref(done), SLICE)
-                check_code(code, "Network.train", self, data, index, sizes)
-        return losses
-
     def gradient(
         self,
         y: Tensor,
@@ -130,19 +91,18 @@ class Network:
         rows: Tensor,
         *,
         out: Tensor | None = None,
-        table: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> tuple[float, Tensor]:
         """Return the mean loss over rows at y and its gradient, in ``out`` if given; ``keep`` is filled by `draw`."""
-        data = self.examples(inputs, labels, table)
+        data = self.examples(inputs, labels)
         self.check_vector("y", y)
         out = torch.empty_like(y) if out is None else out
         self.check_vector("out", out)
-        batches = self.batch_index(rows[None], None, "gradient", None if keep is None else keep[None])
+        batches = self.batch_index(rows[None], None if keep is None else keep[None])
         loss = c_float()
         with self._workspace(batches.batch) as (kernels, handle):
             code = kernels.gradient(handle, y.data_ptr(), byref(data), byref(batches), out.data_ptr(), byref(loss))
-        check_code(code, "Network.gradient", self, data, rows[None])
+        check_code(code, self, data, rows[None])
         return loss.value, out
 
     def evaluate(
@@ -152,8 +112,6 @@ class Network:
         labels: Tensor,
         start: int = 0,
         stop: int | None = None,
-        *,
-        table: Tensor | None = None,
     ) -> tuple[float, int]:
         """Return the summed loss and the number of correct predictions over rows start..stop."""
         stop = len(inputs) if stop is None else stop
@@ -161,30 +119,14 @@ class Network:
             raise invalid_argument(
                 "Network.evaluate", "start, stop", (start, stop), f"0 <= start <= stop <= {len(inputs)}"
             )
-        data = self.examples(inputs, labels, table)
+        data = self.examples(inputs, labels)
         self.check_vector("y", y)
         score = abi.Evaluation()
         with self._workspace(self.evaluation_batch) as (kernels, handle):
             code = kernels.evaluate(handle, y.data_ptr(), byref(data), start, stop, byref(score))
         index = torch.arange(start, stop)[None]
-        check_code(code, "Network.evaluate", self, data, index)
+        check_code(code, self, data, index)
         return score.loss, score.correct
-
-    def logits(self, y: Tensor, inputs: Tensor, rows: Tensor, *, table: Tensor | None = None) -> Tensor:
-        """Return the logits [rows, classes]."""
-        data = self.examples(inputs, None, table)
-        self.check_vector("y", y)
-        out = torch.empty(len(rows), self.classes)
-        most = self.evaluation_batch
-        whole = len(rows) - len(rows) % most
-        with self._workspace(most) as (kernels, handle):
-            for piece, target in ((rows[:whole], out[:whole]), (rows[whole:], out[whole:])):
-                if len(piece):
-                    index = piece.view(-1, min(most, len(piece)))
-                    batches = batch_index(index, None, "logits")
-                    code = kernels.logits(handle, y.data_ptr(), byref(data), byref(batches), target.data_ptr())
-                    check_code(code, "Network.logits", self, data, index)
-        return out
 
     def draw(self, rows: int, generator: torch.Generator, out: Tensor) -> None:
         """Draw the dropout factors of a batch into ``out`` [rows dropout_numbers], in the order of the layers, as eager
@@ -194,19 +136,17 @@ class Network:
             if stage.drop is not None:
                 stage.draw(rows, generator, piece)
 
-    def batch_index(self, index: Tensor, sizes: Tensor | None, where: str, keep: Tensor | None) -> abi.BatchIndex:
-        """Return the C structure of batches and their dropout factors."""
-        batches = batch_index(index, sizes, where)
-        if keep is None and not self.dropout_numbers:
-            return batches
-        shape = (len(index), index.shape[1] * self.dropout_numbers)
-        if keep is None or sizes is not None or keep.shape != shape or keep.dtype != torch.float32:
-            shown = "missing" if keep is None else _describe(keep)
-            raise HansaError(
-                f"Network.{where}: dropout needs keep: it is {shown}, expected float32 {list(shape)} and no sizes."
-            )
-        keep = keep.contiguous()
-        batches.keep, batches.owners = keep.data_ptr(), (*batches.owners, keep)
+    def batch_index(self, index: Tensor, keep: Tensor | None) -> abi.BatchIndex:
+        """Return the C structure of batches, whose rows are ``index`` [steps, batch], and their dropout factors."""
+        index = index.contiguous()
+        check_tensor("index", index, torch.int64, -1, -1)
+        batches = abi.BatchIndex(index.data_ptr(), None, *index.shape)
+        if self.dropout_numbers:
+            keep = torch.empty(0) if keep is None else keep
+            wanted = len(index), index.shape[1] * self.dropout_numbers
+            check_tensor("keep, the dropout factors,", keep, torch.float32, *wanted)
+            batches.keep = keep.data_ptr()
+        batches.owners = (index, keep)
         return batches
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -228,42 +168,29 @@ class Network:
 
     def check_vector(self, name: str, vector: Tensor) -> None:
         """Raise unless ``vector`` is a flat vector of the network."""
-        fits = vector.dtype == torch.float32 and vector.shape == (self.dim,) and vector.is_contiguous()
-        if not fits or not vector.is_cpu:
-            raise HansaError(
-                f"Network: {name} is {_describe(vector)}, expected a contiguous float32 vector of {self.dim} on CPU."
-            )
+        check_tensor(name, vector, torch.float32, self.dim)
 
-    def examples(self, inputs: Tensor, labels: Tensor | None, table: Tensor | None) -> abi.Data:
+    def examples(self, inputs: Tensor, labels: Tensor) -> abi.Data:
         """Return the C structure of the examples; it keeps the tensors alive."""
-        if inputs.shape[1:] != self.input_shape or inputs.device.type != "cpu":
-            wanted = _inside(self.input_shape)
-            raise HansaError(f"Network: inputs are {_describe(inputs)}, expected [n, {wanted}] on the CPU.")
-        channels = self.stages[0].shape[0]
-        if self.takes_tokens:
-            if inputs.dtype != torch.int64 or table is not None:
-                raise HansaError(f"Network: inputs are {inputs.dtype}: expected int64 tokens, and no table.")
-        elif inputs.dtype == torch.uint8:
-            if table is None or table.shape != (channels, 256) or table.dtype != torch.float32 or table.is_cuda:
-                raise HansaError(
-                    f"Network: uint8 inputs need table=, float32 [{channels}, 256] with the value of each byte."
-                )
-            table = table.contiguous()
-        elif inputs.dtype != torch.float32 or table is not None:
-            extra = "" if table is None else " with a table"
-            raise HansaError(f"Network: inputs are {inputs.dtype}{extra}: expected float32, or uint8 with table=.")
-        planar = inputs.is_contiguous()
-        if not planar and not (inputs.ndim == 4 and inputs.is_contiguous(memory_format=torch.channels_last)):
-            raise HansaError("Network: inputs are neither contiguous nor channels-last. Call .contiguous() on them.")
-        if labels is not None:
-            fits = labels.dtype == torch.int64 and labels.shape == inputs.shape[:1] and labels.is_contiguous()
-            if not fits or labels.device.type != "cpu":
-                wanted = f"{len(inputs)} contiguous int64 on the CPU"
-                raise HansaError(f"Network: labels are {_describe(labels)}, expected {wanted}.")
-        pointers = (None if t is None else t.data_ptr() for t in (inputs, table, labels))
-        data = abi.Data(*pointers, len(inputs), int(planar))
-        data.owners = (inputs, table, labels)
+        planar, shape, stored = inputs.is_contiguous() or inputs.ndim != 4, self.input_shape, inputs
+        if not planar:
+            shape, stored = (*shape[1:], shape[0]), inputs.permute(0, 2, 3, 1)
+        check_tensor("inputs", stored, torch.int64 if self.takes_tokens else torch.float32, -1, *shape)
+        check_tensor("labels", labels, torch.int64, len(inputs))
+        data = abi.Data(inputs.data_ptr(), None, labels.data_ptr(), len(inputs), int(planar))
+        data.owners = (inputs, labels)
         return data
+
+
+def check_tensor(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> None:
+    """Raise unless a tensor is contiguous on the CPU and has this dtype and shape; -1 is any size above 0."""
+    fits = tensor.dtype == dtype and tensor.is_contiguous() and tensor.is_cpu and tensor.ndim == len(shape)
+    if not fits or any(size != own and (size >= 0 or not own) for size, own in zip(shape, tensor.shape, strict=True)):
+        wanted = ", ".join("n" if size < 0 else str(size) for size in shape)
+        raise HansaError(
+            f"native: {name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}, expected contiguous {dtype} "
+            f"[{wanted}] on the CPU."
+        )
 
 
 class Workspace:
@@ -283,52 +210,19 @@ class Workspace:
             self.kernels.network_free(self.handle)
 
 
-def batch_index(index: Tensor, sizes: Tensor | None, where: str) -> abi.BatchIndex:
-    if index.ndim != 2 or index.dtype != torch.int64 or index.device.type != "cpu" or not index.numel():
-        raise HansaError(f"Network.{where}: rows are {_describe(index)}, expected int64 row numbers [steps, batch].")
-    index = index.contiguous()
-    if sizes is not None:
-        if sizes.dtype != torch.int64 or sizes.shape != index.shape[:1] or sizes.device.type != "cpu":
-            raise HansaError(f"Network.{where}: sizes are {_describe(sizes)}, expected int64 [{len(index)}].")
-        sizes = sizes.contiguous()
-    pointers = index.data_ptr(), None if sizes is None else sizes.data_ptr()
-    batches = abi.BatchIndex(*pointers, *index.shape)
-    batches.owners = (index, sizes)
-    return batches
-
-
-def check_code(
-    code: int, where: str, network: Network, data: abi.Data, index: Tensor, sizes: Tensor | None = None
-) -> None:
+def check_code(code: int, network: Network, data: abi.Data, index: Tensor) -> None:
     """Raise the error of a return code, with the value that caused it; the call changed nothing."""
     if code == abi.OK:
         return
-    if code == abi.BAD_SIZE:
-        raise HansaError(f"{where}: a batch size of {sizes} is not within 1..{index.shape[1]}.")
+    inputs, labels = data.owners
     if code == abi.BAD_ROW:
-        bad = _first_outside(index, data.rows)
-        raise HansaError(f"{where}: row {bad} does not exist, there are {data.rows}.")
-    rows = index if sizes is None else torch.cat([row[:size] for row, size in zip(index, sizes.tolist(), strict=True)])
-    inputs, _, labels = data.owners
-    if code == abi.BAD_TOKEN:
-        words = network.stages[0].words
-        bad = _first_outside(inputs[rows.flatten()], words)
-        raise HansaError(f"{where}: token {bad} is out of range, the embedding has {words} rows.")
-    bad = _first_outside(labels[rows.flatten()], network.classes)
-    raise HansaError(f"{where}: label {bad} does not exist, the network has {network.classes} classes.")
-
-
-def _first_outside(numbers: Tensor, count: int) -> int:
-    """Return the first number that is not within 0..count-1."""
-    return int(numbers[(numbers < 0) | (numbers >= count)][0])
-
-
-def _describe(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} [{_inside(tensor.shape)}] on {tensor.device}"
-
-
-def _inside(shape: Sequence[int]) -> str:
-    return ", ".join(map(str, shape))
+        what, numbers, count = "row", index, data.rows
+    elif code == abi.BAD_TOKEN:
+        what, numbers, count = "token", inputs[index.flatten()], network.stages[0].words
+    else:
+        what, numbers, count = "label", labels[index.flatten()], network.classes
+    bad = int(numbers[(numbers < 0) | (numbers >= count)][0])
+    raise HansaError(f"native: {what} {bad} is out of range, there are {count}.")
 
 
 def fill_update(
