@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 
 import hansa
 from hansa import data, presets
-from hansa.rounds.measures.base import Probe
+from hansa.rounds.measures import Probe
 
 DOCS = Path(__file__).parents[2] / "docs"
 HIDDEN = {1: 10, 2: 4}

@@ -14,9 +14,8 @@ from engine import problems
 from engine.problems import CPU
 from hansa import presets
 from hansa.engine.pool import Pool
-from hansa.engine.requests import execute
+from hansa.engine.requests import WorkersUnsupported, execute
 from hansa.engine.serial import Serial
-from hansa.engine.worker_group import WorkersUnsupported
 from hansa.local.solvers import sgd
 from hansa.runs.driver import Run
 

@@ -18,8 +18,8 @@ import hansa
 from engine import problems
 from hansa import presets
 from hansa.engine.pool import Pool
+from hansa.engine.requests import Job, JobDone, WorkerExited, WorkerStartError
 from hansa.engine.serial import Serial
-from hansa.engine.worker_group import Job, JobDone, WorkerExited, WorkerStartError
 from hansa.local.work import Work
 from hansa.rounds.messages import Report, WorkOrder
 

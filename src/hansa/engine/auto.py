@@ -21,10 +21,17 @@ from hansa.core.types import Vectors
 from hansa.engine.pool import Pool, WorkerKind, refuse_inside_worker
 from hansa.engine.processes import ProcessGroup, current_workers
 from hansa.engine.ray_pool import RayPool
-from hansa.engine.requests import LoadEvaluationMemory, LoadMemory, count_requests, estimated_cost, unchanged
+from hansa.engine.requests import (
+    LoadEvaluationMemory,
+    LoadMemory,
+    WorkerStartError,
+    WorkersUnsupported,
+    count_requests,
+    estimated_cost,
+    unchanged,
+)
 from hansa.engine.serial import BaseEngine, Engine, Loopback, Serial
 from hansa.engine.threads import probe_step
-from hansa.engine.worker_group import WorkerStartError, WorkersUnsupported
 from hansa.local import BaseTrainer
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.training import TaskLike

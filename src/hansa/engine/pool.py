@@ -20,9 +20,15 @@ from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.types import Vector, Vectors
 from hansa.engine.processes import ProcessGroup
 from hansa.engine.requests import (
+    Event,
+    Job,
+    JobDone,
     LoadEvaluationMemory,
     LoadMemory,
     RequestFailed,
+    WorkerExited,
+    WorkerGroup,
+    WorkerStartError,
     combine_evaluation,
     describe_request,
     estimated_cost,
@@ -31,7 +37,6 @@ from hansa.engine.requests import (
 )
 from hansa.engine.serial import BaseEngine
 from hansa.engine.threads import ThreadGroup
-from hansa.engine.worker_group import Event, Job, JobDone, WorkerExited, WorkerGroup, WorkerStartError
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.training import TaskLike
 from hansa.training.evaluation import ClientMetrics, EvaluationJob

@@ -32,9 +32,18 @@ from hansa.algorithm import Algorithm
 from hansa.core.devices import use_device
 from hansa.core.errors import check_integer
 from hansa.core.types import Vector
-from hansa.engine.requests import NumericSettings, Request, execute
+from hansa.engine.requests import (
+    Event,
+    Job,
+    JobDone,
+    NumericSettings,
+    Request,
+    WorkerExited,
+    WorkerGroup,
+    WorkersUnsupported,
+    execute,
+)
 from hansa.engine.shared_memory import CodeChecker, PackedObject, Packer, SharedMemory, TensorPlace, unpack_object
-from hansa.engine.worker_group import Event, Job, JobDone, WorkerExited, WorkerGroup, WorkersUnsupported
 from hansa.training import TaskLike
 
 BOOT = (

@@ -26,9 +26,8 @@ from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.types import Vector
 from hansa.core.vectors import arithmetic
 from hansa.engine.pool import Pool
-from hansa.engine.requests import NumericSettings, execute
+from hansa.engine.requests import Event, Job, JobDone, NumericSettings, WorkerExited, WorkerGroup, execute
 from hansa.engine.shared_memory import PackedObject, Packer, SharedMemory, TensorPlace, unpack_object
-from hansa.engine.worker_group import Event, Job, JobDone, WorkerExited, WorkerGroup
 from hansa.training import TaskLike
 from hansa.training.random_state import naming_the_remedy
 

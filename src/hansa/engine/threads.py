@@ -24,13 +24,17 @@ from hansa.core.types import BUFFERS, MODEL, Vector
 from hansa.engine.requests import (
     MAX_COHORTS,
     BatchSizer,
+    Event,
+    Job,
+    JobDone,
     NumericSettings,
     Request,
     RequestFailed,
+    WorkerGroup,
+    WorkersUnsupported,
     describe_request,
     execute,
 )
-from hansa.engine.worker_group import Event, Job, JobDone, WorkerGroup, WorkersUnsupported
 from hansa.local import BaseTrainer
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.training import TaskLike, random_state

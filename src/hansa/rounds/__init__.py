@@ -6,7 +6,7 @@ from hansa.core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from hansa.rounds.aggregation import ClosedRound, Outcome, RoundAggregation, ServerState
-    from hansa.rounds.measures.base import diagnose
+    from hansa.rounds.measures import diagnose
     from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder, in_client_order
     from hansa.rounds.pacing import open_paced_round
     from hansa.rounds.round import OpenedRound, client_round, close_round, open_round

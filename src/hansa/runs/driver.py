@@ -38,7 +38,7 @@ from hansa.rounds import (
     open_paced_round,
 )
 from hansa.rounds.ledger import Ledger
-from hansa.rounds.measures.base import wants_mean
+from hansa.rounds.measures import wants_mean
 from hansa.rounds.messages import DroppedClient, Report, WorkOrder, joined_orders
 from hansa.rounds.pacing import ArrivalEngine, check_profile
 from hansa.runs.client_columns import Array, ClientColumns

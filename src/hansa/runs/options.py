@@ -13,7 +13,7 @@ from hansa.core.errors import check_integer, check_positive, invalid_argument
 from hansa.pace import Profile
 from hansa.pace.profiles import require_profile
 from hansa.rounds.faults import faults
-from hansa.rounds.measures.base import Measure
+from hansa.rounds.measures import Measure
 from hansa.training import TaskLike, personalise
 
 if TYPE_CHECKING:
