@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from data.official_files import write_leaf
-from hansa.data import DataError, MissingFileError, iid, load, natural, partition_dataset
+from hansa.data import DataError, MissingFileError, load, natural, partition_dataset
 from hansa.data.readers import ALPHABET, encode, read_femnist, read_shakespeare
 
 
@@ -259,9 +259,9 @@ def test_windows_are_eighty_characters_and_the_one_that_follows(tmp_path: Path) 
 def test_test_windows_never_overlap_a_training_window(tmp_path: Path) -> None:
     text = spoken(2000)
     roles(tmp_path, {"HAMLET": text})
-    found = read_shakespeare(tmp_path, test_stride=7)
+    found = read_shakespeare(tmp_path)
     trained = int(0.9 * (2000 - 80))
-    starts = range(trained + 79, 2000 - 80, 7)
+    starts = range(trained + 79, 2000 - 80, 40)
     assert found.test_inputs.shape == (len(starts), 80)
     assert trained - 1 + 80 < starts[0] + 1  # the last training window and its target end before the first test window
     for row, start in enumerate(starts):
@@ -279,16 +279,6 @@ def test_windows_are_views_of_the_text_and_gather_right(tmp_path: Path) -> None:
     assert found.targets.dtype == np.int64
     rows = torch.tensor([7, 0, 100])
     assert torch.equal(inputs.index_select(0, rows), torch.stack([inputs[i] for i in rows.tolist()]))
-
-
-def test_a_stride_thins_the_training_windows(tmp_path: Path) -> None:
-    roles(tmp_path / "shakespeare", {"HAMLET": spoken(500)})
-    data = load("shakespeare", tmp_path, stride=10)
-    assert len(partition_dataset(data, iid(), 1).index) == len(range(0, int(0.9 * 420), 10))
-    with pytest.raises(ValueError, match="stride, test_stride and test_fraction"):
-        load("shakespeare", tmp_path, step=10)
-    with pytest.raises(ValueError, match=r"shakespeare\(stride=0\): expected a whole number >= 1"):
-        load("shakespeare", tmp_path, stride=0)
 
 
 @pytest.mark.parametrize("bad", ["é", "#", "\x00", "世", "\u2019", "\x7f"])

@@ -145,15 +145,15 @@ def test_a_missing_file_names_the_command_that_gets_it(tmp_path: Path) -> None:
     assert {state.state for state in check_files("femnist", tmp_path)} == {"missing"}
 
 
-def test_spellings_of_a_name_are_one_and_an_unknown_name_gets_near_matches() -> None:
-    assert dataset_info("CIFAR-10") is dataset_info("cifar10")
-    assert dataset_info("fashion_mnist") is DATASETS["fashion-mnist"]
+def test_an_unknown_name_gets_near_matches() -> None:
+    with pytest.raises(DataError, match="Did you mean cifar10"):
+        dataset_info("cifar-10")
     with pytest.raises(DataError, match=r"no data set 'two-gausians'\. Did you mean two-gaussians"):
         federate("two-gausians")
 
 
 def test_options_that_a_set_does_not_take_are_refused() -> None:
-    with pytest.raises(HansaError, match=r"fashion-mini: takes normalize: .* no other options, found stride"):
+    with pytest.raises(HansaError, match=r"takes the options .'downsample', 'normalize'., found .'stride'."):
         load("fashion-mini", stride=2)
     with pytest.raises(HansaError, match=r"synthetic: .*gamma"):
         federate("synthetic", gamma=2)

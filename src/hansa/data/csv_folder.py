@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from importlib import resources
@@ -39,6 +38,7 @@ from hansa.data.schema import (
     category_text,
     complete,
     encode,
+    parse_number,
     read_csv,
     read_csv_text,
     table_moments,
@@ -54,8 +54,6 @@ MAX_CATEGORIES = 100
 """A text column with more distinct values is taken for names or free text and refused."""
 
 SplitLike: TypeAlias = "str | SplitColumn | Mapping[str, Any]"
-_Place: TypeAlias = tuple[Table, int, str, float | None]
-"""A cell with its table and row, and the number that it is."""
 
 
 def from_csv_folder(
@@ -251,13 +249,14 @@ def infer_schema(
         if column in ids:
             columns.append(TableColumn(column, "id"))
         elif column not in (*drop, *beside):
-            present, has_gaps = _present(tables, column, form, refuse=missing == "refuse" or column == target)
+            cells = [cell for table in tables for cell in table.columns[column] if cell not in form.missing_values]
+            if not cells:
+                raise DataError(f"{source}: {column!r} has no value in any file: drop=[{column!r}] leaves it out.")
             if column == target:
-                columns.append(_infer_target(column, present, kind))
+                columns.append(_infer_target(column, cells, decimal, kind))
             else:
-                columns.append(_infer_column(column, present, scale, missing if has_gaps else "refuse"))
-    if not any(column.kind not in ("id", "target") for column in columns):
-        raise DataError(f"{source}: no column of inputs beside {target!r}.")
+                gaps = len(cells) < sum(table.rows for table in tables)
+                columns.append(_infer_column(source, column, cells, decimal, scale, missing if gaps else "refuse"))
     draft = replace(form, columns=tuple(columns))
     return complete_schema(draft, tables, fraction_of_test_rows(draft, test), seed)
 
@@ -277,80 +276,41 @@ def as_split(split: SplitLike | None) -> SplitColumn | None:
         raise invalid_argument("infer_schema", "split", split, expected) from None
 
 
-def _present(tables: Sequence[Table], name: str, form: Schema, *, refuse: bool) -> tuple[list[_Place], bool]:
-    """Return the cells of a column that are not missing, and whether there are others, unless these are refused."""
-    present: list[_Place] = []
-    for table in tables:
-        for row, cell in enumerate(table.columns[name]):
-            if cell not in form.missing_values:
-                present.append((table, row, cell, _number(cell, form.decimal)))
-            elif refuse:
-                remedy = "fill it in, drop the row or the column, or pass missing='indicator' or 'mean' for an input"
-                raise table.misfit(name, row, f"a missing value: {remedy}", "value-missing")
-    if not present:
-        raise DataError(f"{tables[0].source}: {name!r} has no value in any file: drop=[{name!r}] leaves it out.")
-    return present, len(present) < sum(table.rows for table in tables)
-
-
-def _number(cell: str, decimal: str) -> float | None:
-    try:
-        return float(cell if decimal == "." else cell.replace(".", "?").replace(",", "."))
-    except ValueError:
-        return None
-
-
-def _infer_column(name: str, present: Sequence[_Place], scale: Scale, missing: Missing) -> TableColumn:
+def _infer_column(
+    source: str, name: str, cells: Sequence[str], decimal: str, scale: Scale, missing: Missing
+) -> TableColumn:
+    """Return a column by its cells; what does not fit is refused when the table is encoded."""
     fill = 0.0 if missing == "constant" else None
-    texts = sum(number is None for *_, number in present)
-    if not texts:
-        _refuse(name, present, lambda number: not math.isfinite(number or 0.0), "not finite", "not-finite")
-        binary = len({number for *_, number in present}) <= 2
-        return TableColumn(name, "number", missing=missing, fill=fill, scale="none" if binary else scale)
-    if all(_is_date(cell) for _, _, cell, _ in present):
+    numbers = [parse_number(cell, decimal) for cell in cells]
+    if all(map(_is_date, cells)):
         return TableColumn(name, "date", missing=missing, fill=fill, scale=scale)
-    if 2 * texts < len(present):
-        _refuse(name, present, lambda number: number is None, "not a number, in a numeric column", "not-a-number")
-    distinct = sorted({category_text(cell) for _, _, cell, _ in present})
+    if 2 * numbers.count(None) < len(cells):
+        return TableColumn(name, "number", missing=missing, fill=fill, scale="none" if len({*numbers}) <= 2 else scale)
+    distinct = sorted(set(map(category_text, cells)))
     if len(distinct) > MAX_CATEGORIES:
         raise DataError(
-            f"{present[0][0].source}: {name!r} has {len(distinct)} different texts, more than {MAX_CATEGORIES}: "
+            f"{source}: {name!r} has {len(distinct)} different texts, more than {MAX_CATEGORIES}: "
             f"drop=[{name!r}] leaves it out."
         )
     return TableColumn(name, "category", tuple(distinct), "refuse" if missing == "refuse" else "indicator")
 
 
-def _infer_target(name: str, present: Sequence[_Place], kind: str | None) -> TableColumn:
-    numbers = [math.nan if number is None else number for *_, number in present]
+def _infer_target(name: str, cells: Sequence[str], decimal: str, kind: str | None) -> TableColumn:
+    numbers = [math.nan if (number := parse_number(cell, decimal)) is None else number for cell in cells]
     whole = all(number % 1 == 0 and 0 <= number < MAX_CLASSES for number in numbers)
-    if kind == "number":
-        _refuse(name, present, lambda number: number is None, "not a number", "not-a-number")
-        _refuse(name, present, lambda number: not math.isfinite(number or 0.0), "not finite", "not-finite")
     if kind == "number" or (kind is None and all(map(math.isfinite, numbers)) and not whole):
         return TableColumn(name, "target", target="number")
-    classes = sorted({category_text(cell) for _, _, cell, _ in present})
-    if all(
-        text.isascii() and text.isdigit() and str(int(text)) == text and int(text) < MAX_CLASSES for text in classes
-    ):
+    classes = sorted(set(map(category_text, cells)))
+    if all(text.isascii() and text.isdigit() and str(int(text)) == text for text in classes) and whole:
         classes = list(map(str, range(max(map(int, classes)) + 1)))
     return TableColumn(name, "target", tuple(classes))
 
 
-def _refuse(
-    name: str, present: Sequence[_Place], wrong: Callable[[float | None], bool], problem: str, code: str
-) -> None:
-    for table, row, _, number in present:
-        if wrong(number):
-            raise table.misfit(name, row, problem, code)
-
-
 def _is_date(text: str) -> bool:
     try:
-        return _ISO_DATE.fullmatch(text) is not None and bool(datetime.fromisoformat(text))
+        return bool(datetime.strptime(text[:10], "%Y-%m-%d") and datetime.fromisoformat(text))
     except ValueError:
         return False
-
-
-_ISO_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?")
 
 
 # ---- the embedded tables of four hospitals

@@ -11,7 +11,7 @@ import hashlib
 import io
 import tarfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -71,8 +71,7 @@ def load(name: str | DatasetInfo, folder: Path | str | None = None, **options: A
         name: Name of the data set, or its `DatasetInfo`.
         folder: The data folder; see `data_folder` for the default.
         **options: For images ``normalize=False`` keeps values from 0 to 1, for augmentations before the normalisation,
-            and ``downsample=2`` averages blocks of 2 x 2 pixels; for Shakespeare ``stride``, ``test_stride`` and
-            ``test_fraction``; for tables ``test``.
+            and ``downsample=2`` averages blocks of 2 x 2 pixels; for tables ``test``.
 
     >>> data = load("fashion-mini")
     >>> tuple(data.inputs.shape), tuple(data.test_inputs.shape), data.classes
@@ -80,16 +79,14 @@ def load(name: str | DatasetInfo, folder: Path | str | None = None, **options: A
     """
     info = dataset_info(name) if isinstance(name, str) else name
     root = data_folder(folder)
-    try:
-        if info.layout == "tables":
-            return load_hospitals(info.name, **options)
-        if info.layout == "shakespeare":
-            windows = read_shakespeare(root / info.folder, info.remedy, **options)
-            return _owned_dataset(info, windows, torch.from_numpy)
-    except TypeError as error:
-        options_are = "test" if info.layout == "tables" else "stride, test_stride and test_fraction"
-        raise HansaError(f"{info.name}: {error}. It takes {options_are}.") from None
-    scaling = image_scaling(info, options)
+    known = {"tables": {"test"}, "shakespeare": set[str]()}.get(info.layout, {"normalize", "downsample"})
+    if not known.issuperset(options):
+        raise HansaError(f"{info.name}: takes the options {sorted(known)}, found {sorted(options)}.")
+    if info.layout == "tables":
+        return load_hospitals(info.name, **options)
+    if info.layout == "shakespeare":
+        return _owned_dataset(info, read_shakespeare(root / info.folder, info.remedy), torch.from_numpy)
+    scaling = image_scaling(info, **options)
     if info.layout == "femnist":
         return _owned_dataset(info, read_femnist(root / info.folder, info.remedy), scaling.apply)
     images, labels, test_images, test_labels = read_embedded() if info.layout == "embedded" else _read_files(root, info)
@@ -148,18 +145,14 @@ class ImageScaling(NamedTuple):
         return rows.permute(0, 3, 1, 2)
 
 
-def image_scaling(info: DatasetInfo, options: Mapping[str, Any]) -> ImageScaling:
+def image_scaling(info: DatasetInfo, normalize: bool = True, downsample: int = 1) -> ImageScaling:
     """Return how an image data set is scaled with the given options of `load`.
 
-    >>> image_scaling(DATASETS["fashion-mini"], {"normalize": False, "downsample": 2})
+    >>> image_scaling(DATASETS["fashion-mini"], normalize=False, downsample=2)
     ImageScaling(mean=(0.0,), std=(1.0,), downsample=2)
     """
-    normalize, downsample = options.get("normalize", True), options.get("downsample", 1)
-    if set(options) - {"normalize", "downsample"} or not isinstance(normalize, bool):
-        actual = ", ".join(f"{name}: {value!r}" for name, value in sorted(options.items()))
-        raise HansaError(
-            f"{info.name}: takes normalize: true or false, downsample: N and no other options, found {actual}."
-        )
+    if not isinstance(normalize, bool):
+        raise HansaError(f"{info.name}: normalize: {normalize!r}: expected true or false.")
     height, width = info.shape[1:]
     if type(downsample) is not int or downsample < 1 or height % downsample or width % downsample:
         raise HansaError(

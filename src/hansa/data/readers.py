@@ -27,7 +27,6 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy
 
-from hansa.core.errors import check_decay, check_integer
 from hansa.core.keys import Key
 from hansa.data.files import DataError, invalid_file, missing_file
 
@@ -302,7 +301,7 @@ def read_npz(path: Path, wanted: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
 WINDOW = 80
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's alphabet of 80 characters (Caldas et al. 2018)."""
-_UNKNOWN = 255
+_UNKNOWN, _TEST_STRIDE = 255, 40
 _CODES = np.full(128, _UNKNOWN, np.uint8)
 _CODES[np.frombuffer(ALPHABET.encode(), np.uint8)] = np.arange(len(ALPHABET))
 
@@ -322,18 +321,13 @@ def encode(text: str, path: Path | str = "text", role: str = "") -> Bytes:
     return codes.astype(np.uint8)
 
 
-def read_shakespeare(
-    folder: Path, remedy: str = "", *, stride: int = 1, test_stride: int = 40, test_fraction: float = 0.1
-) -> OwnedSamples:
+def read_shakespeare(folder: Path, remedy: str = "") -> OwnedSamples:
     """Read all roles: x is a window of 80 characters and y the next one.
 
     Windows are bytes, an eighth of the memory of int64: a model begins with ``x.long()``. Training windows are the
-    first 9/10 of a role's windows, ``stride`` characters apart (1 in LEAF); test windows do not overlap them. Testing
-    on 300,000 overlapping windows would take minutes, so only every ``test_stride``-th is used.
+    first 9/10 of a role's windows; test windows do not overlap them. Testing on 300,000 overlapping windows would take
+    minutes, so only every 40th is used.
     """
-    check_integer("shakespeare", "stride", stride)
-    check_integer("shakespeare", "test_stride", test_stride)
-    check_decay("shakespeare", "test_fraction", test_fraction)
     train, test = leaf_files(folder)
     if train:
         if not test:
@@ -348,12 +342,10 @@ def read_shakespeare(
     content = read_json(path)
     if not isinstance(content, dict) or not all(isinstance(text, str) for text in content.values()):
         raise invalid_file(path, "an object {role: text}", f"{type(content).__name__} with other values")
-    return _windows_of_texts(path, content, stride, test_stride, test_fraction)
+    return _windows_of_texts(path, content)
 
 
-def _windows_of_texts(
-    path: Path, roles: dict[str, str], stride: int, test_stride: int, test_fraction: float
-) -> OwnedSamples:
+def _windows_of_texts(path: Path, roles: dict[str, str]) -> OwnedSamples:
     names: list[str] = []
     texts, starts, test_starts = [], [], []
     begin = 0
@@ -363,9 +355,9 @@ def _windows_of_texts(
         windows = len(codes) - WINDOW
         if windows < 1:
             continue
-        train_windows = max(1, int((1 - test_fraction) * windows))
-        starts.append(np.arange(begin, begin + train_windows, stride))
-        test_starts.append(np.arange(begin + train_windows + WINDOW - 1, begin + windows, test_stride))
+        train_windows = max(1, int(0.9 * windows))
+        starts.append(np.arange(begin, begin + train_windows))
+        test_starts.append(np.arange(begin + train_windows + WINDOW - 1, begin + windows, _TEST_STRIDE))
         names.append(role)
         texts.append(codes)
         begin += len(codes)

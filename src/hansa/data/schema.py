@@ -74,9 +74,6 @@ class SchemaMisfitError(DataError):
         super().__init__(message)
         self.code, self.column = code, column
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.args[0], self.code, self.column)
-
 
 # ---- what a schema says
 
@@ -596,12 +593,10 @@ def as_table(frame: Any, schema: Schema | None = None, name: str = "frame") -> T
 
 
 def _text(value: Any, decimal: str) -> str:
-    try:
-        if value is None or bool(value != value):  # NaN of NumPy, NaT of pandas
-            return ""
-    except (TypeError, ValueError):  # pandas.NA has no truth value
-        if type(value).__name__ == "NAType":
-            return ""
+    import pandas  # here, because files need none
+
+    if pandas.isna(value) is True:
+        return ""
     if isinstance(value, float):
         return repr(float(value)).replace(".", decimal)  # numpy's float64 is a float with another repr
     return str(value.isoformat()) if hasattr(value, "isoformat") else str(value).strip()
@@ -868,37 +863,49 @@ def choose_test_rows(schema: Schema, table: Table, fraction: float, seed: int) -
     return mask
 
 
+def parse_number(cell: str, decimal: str) -> float | None:
+    """Return the number of a cell, or None if it is none."""
+    try:
+        return float(cell if decimal == "." else cell.replace(".", "?").replace(decimal, "."))
+    except ValueError:
+        return None
+
+
 def parse_numbers(schema: Schema, column: TableColumn, table: Table) -> tuple[Floats, Mask]:
     """Return a numeric column as float64 and which values are missing (0 there)."""
     cells = _cells(column.name, table)
     missing = _missing(schema, column, table, cells)
-    values = np.zeros(len(cells))
-    places, mark = _places(column), schema.decimal
-    number: Callable[[str], float]
-    number, problem, code = {
-        "number": (
-            float if mark == "." else lambda cell: float(cell.replace(".", "not a number").replace(mark, ".")),
-            "not a number", "not-a-number",
-        ),
-        "ordinal": (
-            lambda cell: places[category_text(cell)],
-            "not one of the categories of the schema", "unknown-category",
-        ),
-        "date": (lambda cell: _days(cell, column.format), "not a date of the format of the schema", "not-a-date"),
-        "text_length": (len, "", ""),
-    }["number" if column.kind == "target" else column.kind]  # fmt: skip
+    values, places = np.zeros(len(cells)), _places(column)
     for row in np.flatnonzero(~missing).tolist():
-        try:
-            values[row] = number(cells[row])
-        except (ValueError, OverflowError, KeyError):
-            raise table.misfit(column.name, row, problem, code) from None
-        if not math.isfinite(values[row]):
+        value: float | None
+        match column.kind:
+            case "ordinal":
+                value = places.get(category_text(cells[row]))
+            case "date":
+                value = _days(cells[row], column.format)
+            case "text_length":
+                value = len(cells[row])
+            case _:
+                value = parse_number(cells[row], schema.decimal)
+        if value is None:
+            raise table.misfit(column.name, row, *_NO_NUMBER.get(column.kind, ("not a number", "not-a-number")))
+        if not math.isfinite(value):
             raise table.misfit(column.name, row, "not finite", "not-finite")
+        values[row] = value
     return values, missing
 
 
-def _days(cell: str, form: str | None) -> float:
-    day = datetime.fromisoformat(cell) if form is None else datetime.strptime(cell, form)
+_NO_NUMBER = {
+    "ordinal": ("not one of the categories of the schema", "unknown-category"),
+    "date": ("not a date of the format of the schema", "not-a-date"),
+}
+
+
+def _days(cell: str, form: str | None) -> float | None:
+    try:
+        day = datetime.fromisoformat(cell) if form is None else datetime.strptime(cell, form)
+    except (ValueError, OverflowError):
+        return None
     return ((day if day.tzinfo is not None else day.replace(tzinfo=UTC)) - _EPOCH).total_seconds() / 86400
 
 

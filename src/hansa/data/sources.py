@@ -84,19 +84,15 @@ def dataset_info(name: str, also: Iterable[str] = ()) -> DatasetInfo:
     """Return the description of a data set.
 
     Args:
-        name: Its name; case, hyphens and underscores do not matter.
+        name: Its name.
         also: Further names to suggest in the error message.
 
     >>> dataset_info("cifar10").classes
     10
-    >>> dataset_info("cifar-10").name
-    'cifar10'
     """
-    normalized = name.lower().replace("_", "-")
-    for entry in DATASETS.values():
-        if normalized == entry.name or normalized.replace("-", "") == entry.name.replace("-", ""):
-            return entry
-    raise DataError(f"no data set {name!r}. {suggestion(name, [*DATASETS, *also])}")
+    if name not in DATASETS:
+        raise DataError(f"no data set {name!r}. {suggestion(name, [*DATASETS, *also])}")
+    return DATASETS[name]
 
 
 def _idx(

@@ -129,7 +129,7 @@ class Preprocessing:
             "float32" if tensor is None else str(tensor.dtype).removeprefix("torch."),
             getattr(federated, "classes", None),
             getattr(federated, "encoding", None),
-            None if known is None or not known.mean else data.loading.image_scaling(known, config.data.options),
+            None if known is None or not known.mean else data.loading.image_scaling(known, **config.data.options),
             tuple(part for part in parts if isinstance(part, normalize)),
             tuple(
                 str(getattr(part, "__qualname__", type(part).__qualname__))
