@@ -37,16 +37,18 @@ METHODS = {
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", METHODS)
-def test_a_clients_model_is_the_same_from_memory_and_from_the_folder(name, task, tmp_path):
+def test_a_clients_model_is_the_same_from_memory_and_from_the_folder(name, dtype, task, tmp_path):
     method = METHODS[name]
-    run = hansa.run(method, task, rounds=3, workers=1)
-    hansa.run(method, task, rounds=3, workers=1, out=tmp_path / "x")
+    run = hansa.run(method, task, rounds=3, workers=1, dtype=dtype)
+    hansa.run(method, task, rounds=3, workers=1, dtype=dtype, out=tmp_path / "x")
     server = run.model.state_dict()
     for client in (0, 3):
         mine = run.client_model(client).state_dict()
         loaded = hansa.load_model(tmp_path / "x", client=client, algorithm=method, task=task).module.state_dict()
-        assert all(torch.equal(mine[key], loaded[key]) for key in mine)
+        assert all(torch.equal(mine[key], loaded[key]) and mine[key].dtype == loaded[key].dtype for key in mine)
+        assert mine["head.weight"].dtype == dtype
         rows = run.store.read(client)
         if name == "dsgd":
             flat = torch.cat([mine[entry.name].flatten() for entry in task.layout.parameters])
@@ -69,13 +71,3 @@ def test_what_there_is_not_is_told(task, tmp_path):
         hansa.load_model(tmp_path / "x", client=4, **again)
     with pytest.raises(hansa.HansaError, match="started in Python: load_model"):
         hansa.load_model(tmp_path / "x", client=1)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_clients_model_of_a_float64_run_stays_float64(name, task, tmp_path):
-    method = METHODS[name]
-    run = hansa.run(method, task, rounds=1, workers=1, dtype=torch.float64, out=tmp_path / "x")
-    mine = run.client_model(3).state_dict()
-    loaded = hansa.load_model(tmp_path / "x", client=3, algorithm=method, task=task).module.state_dict()
-    assert mine["head.weight"].dtype == torch.float64
-    assert all(torch.equal(mine[key], loaded[key]) and mine[key].dtype == loaded[key].dtype for key in mine)

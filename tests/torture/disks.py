@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from sqlite3 import Connection
+from typing import Any
 
 import numpy as np
 
@@ -45,37 +45,17 @@ class Counting(Hasty):
     def before(self, call: str) -> None:
         self.calls.append(call)
 
-    def open(self, path: Path, fresh: bool = False) -> int:
-        self.before("open")
-        return super().open(path, fresh)
 
-    def write(self, file: int, offset: int, data: Bytes) -> int:
-        self.before("write")
-        return super().write(file, offset, data)
+def _announced(name: str) -> Callable[..., Any]:
+    def call(self: Counting, *arguments: Any) -> Any:
+        self.before(name)
+        return getattr(Hasty, name)(self, *arguments)
 
-    def sync(self, file: int) -> None:
-        self.before("sync")
-        super().sync(file)
+    return call
 
-    def commit(self, connection: Connection) -> None:
-        self.before("commit")
-        super().commit(connection)
 
-    def rename(self, source: Path, target: Path) -> None:
-        self.before("rename")
-        super().rename(source, target)
-
-    def remove(self, path: Path) -> None:
-        self.before("remove")
-        super().remove(path)
-
-    def make_folder(self, path: Path) -> None:
-        self.before("make_folder")
-        super().make_folder(path)
-
-    def sync_folder(self, path: Path) -> None:
-        self.before("sync_folder")
-        super().sync_folder(path)
+for _name in ("open", "write", "sync", "commit", "rename", "remove", "make_folder", "sync_folder"):
+    setattr(Counting, _name, _announced(_name))
 
 
 class Dying(Counting):
