@@ -76,22 +76,19 @@ def data_digests(task: Any) -> Provenance:
     federated = getattr(task, "data", None)
     if federated is None:
         return {}
-    rows = [getattr(federated, name, None) for name in ("inputs", "targets", "test_inputs", "test_targets")]
-    if (validation := getattr(federated, "validation_targets", None)) is not None:
-        rows.append(validation)
-    owners = getattr(federated, "test_owners", None)
-    split = [getattr(federated, name, None) for name in ("index", "offsets")]
-    identity = federated.identity() if hasattr(federated, "identity") else rows
-    if named := [each for name, each in getattr(task, "test_sets", {}).items() if name and name != VALIDATION]:
-        pairs = [each.identity() if hasattr(each, "identity") else vars(each) for each in named]
-        identity = [identity, *pairs]
+    named = [each for name, each in getattr(task, "test_sets", {}).items() if name and name != VALIDATION]
     digests = {
-        "data": digest(identity),
-        "partition": digest(split if owners is None else [*split, owners]),
+        "data": digest([_identity(federated), *map(_identity, named)]),
+        "partition": digest([getattr(federated, name, None) for name in ("index", "offsets", "test_owners")]),
     }
     if (schema := getattr(federated, "schema", None)) is not None:
         digests["schema"] = schema.sha256
     return digests
+
+
+def _identity(rows: Any) -> Any:
+    names = ("inputs", "targets", "test_inputs", "test_targets", "validation_targets")
+    return rows.identity() if hasattr(rows, "identity") else [getattr(rows, name, None) for name in names]
 
 
 def changed_kinds(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

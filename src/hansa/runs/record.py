@@ -18,7 +18,8 @@ import torch
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.types import State
 from hansa.runs.client_columns import Array, ClientColumns, encode_clients, join_rounds, total_by_client
-from hansa.runs.store.database import DATABASE, DTYPES, Database, Head, RowEntry, dtype_name
+from hansa.runs.store import io
+from hansa.runs.store.database import ASIDE, DATABASE, DTYPES, LOGS, Database, Head, RowEntry, dtype_name
 from hansa.runs.store.io import DamagedFileError
 from hansa.runs.store.rows import DiskStore
 
@@ -232,18 +233,22 @@ class RunRecord(Database):
         """Write the database anew: one checkpoint and all that belongs to it."""
         head = self.head_of_checkpoint(round)
         live = "kind = 'client' AND born <= ? AND (died IS NULL OR died > ?)"
-        self.salvage(
-            head,
-            {
-                "rounds": ("round <= ?", [head.rounds]),
-                "checkpoints": ("round = ?", [round]),
-                "vectors": (f"({live}) OR (kind = 'checkpoint' AND client = ?)", [*[head.generation] * 2, round]),
-            },
-        )
+        chosen = {
+            "rounds": ("round <= ?", [head.rounds]),
+            "checkpoints": ("round = ?", [round]),
+            "vectors": (f"({live}) OR (kind = 'checkpoint' AND client = ?)", [*[head.generation] * 2, round]),
+        }
+        with self.checked():
+            content = {
+                table: self.execute(f"SELECT * FROM {table} WHERE {where}", values)
+                for table, (where, values) in chosen.items()
+            }
+            self._write(self.path, self.identity, head, content)
+        self.close()
+        for name in LOGS:  # a log of the old database must not be applied to the new one
+            io.remove(self.path.with_name(name), sync=True)
+        io.rename(self.path.with_name(ASIDE), self.path)
         Database.__init__(self, self.path.parent, writing=True)
-        with self.writing_rows():
-            self.execute("UPDATE vectors SET died = NULL WHERE died IS NOT NULL")
-        self.commit()
 
     def rewind(self, round: int) -> list[dict[str, Any]]:
         """Go back to the checkpoint of a round, in one transaction, and return the records of the rounds before it."""

@@ -43,9 +43,9 @@ from hansa.runs.store import io
 from hansa.runs.store.io import DamagedFileError
 
 DATABASE, ROWS = "run.db", "run.rows"
-_ASIDE = DATABASE + io.TEMPORARY_SUFFIX
-_LOGS = (DATABASE + "-wal", DATABASE + "-shm", DATABASE + "-journal", _ASIDE + "-journal")
-FILES = (DATABASE, *_LOGS, ROWS)
+ASIDE = DATABASE + io.TEMPORARY_SUFFIX
+LOGS = (DATABASE + "-wal", DATABASE + "-shm", DATABASE + "-journal", ASIDE + "-journal")
+FILES = (DATABASE, *LOGS, ROWS)
 """Every file that a record may consist of."""
 
 FORMAT = 3
@@ -245,7 +245,6 @@ class Database:
         self._open_connection: sqlite3.Connection | None = None
         if not self.path.is_file():
             raise DamagedFileError(f"{self.path} is missing. Restore it.")
-        self._hold(self._connect())
         try:
             self._check_schema()
             with self.checked():
@@ -265,7 +264,7 @@ class Database:
         for name in FILES:
             io.remove(path.with_name(name))
         cls._write(path, secrets.token_hex(16), Head(), {})
-        io.rename(path.with_name(_ASIDE), path)
+        io.rename(path.with_name(ASIDE), path)
 
     @classmethod
     def ensure(cls, folder: Path) -> None:
@@ -278,8 +277,8 @@ class Database:
     @staticmethod
     def _write(path: Path, identity: str, head: Head, content: Mapping[str, Iterable[tuple[Any, ...]]]) -> None:
         """Write a database with this content under a temporary name."""
-        aside = path.with_name(_ASIDE)
-        for name in (_ASIDE, _ASIDE + "-journal"):
+        aside = path.with_name(ASIDE)
+        for name in (ASIDE, ASIDE + "-journal"):
             io.remove(path.with_name(name))
         with _named(aside), closing(sqlite3.connect(aside, isolation_level=None)) as connection:
             connection.execute(f"PRAGMA synchronous={io.disk().synchronous}")
@@ -293,31 +292,17 @@ class Database:
                     connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
             io.disk().commit(connection)
 
-    def salvage(self, head: Head, content: Mapping[str, tuple[str, list[Any]]]) -> None:
-        """Write the database anew with the rows that conditions select, table by table, and close it."""
-        with _named(self.path):
-            tables = {
-                table: (tuple(row) for row in self.execute(f"SELECT * FROM {table} WHERE {where}", values))
-                for table, (where, values) in content.items()
-            }
-            self._write(self.path, self.identity, head, tables)
-        self.close()
-        for name in _LOGS:  # a log of the old database must not be applied to the new one
-            io.remove(self.path.with_name(name), sync=True)
-        io.rename(self.path.with_name(_ASIDE), self.path)
-
     # --- connections ----------------------------------------------------------------------------------------------
-
-    def _hold(self, connection: sqlite3.Connection) -> sqlite3.Connection:
-        self._open_connection = _connections[id(connection)] = connection
-        return connection
 
     @property
     def _connection(self) -> sqlite3.Connection:
         """The connection; after `close` another one, for reading."""
         if os.getpid() != self._process:
             raise HansaError(f"{self.path}: opened by another process. Open it again in this one.")
-        return self._open_connection or self._hold(self._connect())
+        if self._open_connection is None:
+            self._open_connection = self._connect()
+            _connections.add(self._open_connection)
+        return self._open_connection
 
     def _connect(self) -> sqlite3.Connection:
         with _named(self.path):
@@ -332,7 +317,7 @@ class Database:
                     raise
             self._copied = TemporaryDirectory(prefix="hansa-record-")
             copy = Path(self._copied.name) / DATABASE
-            for name in (DATABASE, *_LOGS):
+            for name in (DATABASE, *LOGS):
                 if not name.endswith("-shm"):
                     with suppress(FileNotFoundError):
                         shutil.copyfile(self.path.with_name(name), copy.with_name(name))
@@ -404,7 +389,7 @@ class Database:
         if connection is None or os.getpid() != self._process:
             return
         self._open_connection = None
-        del _connections[id(connection)]
+        _connections.discard(connection)
         self.usable = False
         self.rows.close()
         try:
@@ -648,12 +633,12 @@ def _is_network_file(path: Path) -> bool:
     return next((kinds[place] in _NETWORK for place in places if place in kinds), False)
 
 
-_connections: dict[int, sqlite3.Connection] = {}
+_connections: set[sqlite3.Connection] = set()
 
 
 def _abandon_connections() -> None:
     """Let a forked process never close the connections of its parent, which would fold and delete the log."""
-    for connection in _connections.values():
+    for connection in _connections:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
     _connections.clear()
 
