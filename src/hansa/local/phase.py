@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -84,33 +84,38 @@ class LocalPhase:
             require_server("LocalPhase", "optimizer", self.optimizer)
         check_rate("LocalPhase", "lr", self.lr)
         if self.batch_size is not None:
-            check_integer(
-                "LocalPhase", "batch_size", self.batch_size, "None takes all of a client's samples at each step."
-            )
+            remedy = "None takes all of a client's samples at each step."
+            check_integer("LocalPhase", "batch_size", self.batch_size, remedy)
         check_decay("LocalPhase", "momentum", self.momentum, "0.9 is usual, 0 is none.")
         check_non_negative("LocalPhase", "weight_decay", self.weight_decay)
         if self.max_grad_norm is not None:
-            check_positive(
-                "LocalPhase",
-                "max_grad_norm",
-                self.max_grad_norm,
-                "It bounds the norm of a gradient; None does not clip.",
-            )
-        if self.optimizer is not None and self.momentum:
-            raise invalid_argument(
-                "LocalPhase", "momentum", self.momentum, "0 with a local optimizer, which has its own"
-            )
-        state = self.optimizer_state
+            remedy = "It bounds the norm of a gradient; None does not clip."
+            check_positive("LocalPhase", "max_grad_norm", self.max_grad_norm, remedy)
+        object.__setattr__(self, "batches", as_batching(self.batches))
+        state, starts = self.optimizer_state, isinstance(self.optimizer_state, Mapping)
+        for argument, wrong, expected in (
+            ("momentum", self.optimizer and self.momentum, "0 with a local optimizer, which has its own"),
+            ("optimizer_state", starts and not self.optimizer, "a local optimizer to start from it"),
+            (
+                "optimizer_state",
+                not starts and state not in ("fresh", "kept"),
+                "'fresh', 'kept' or a mapping to channels",
+            ),
+            (
+                "private_blocks",
+                not isinstance(self.private_blocks, blocks | None),
+                'blocks of the model, hansa.local.blocks("bn*")',
+            ),
+            (
+                "frozen_blocks",
+                not isinstance(self.frozen_blocks, blocks | None),
+                'blocks of the model, hansa.local.blocks("bn*")',
+            ),
+        ):
+            if wrong:
+                raise invalid_argument("LocalPhase", argument, getattr(self, argument), expected)
         if isinstance(state, Mapping):
             object.__setattr__(self, "optimizer_state", dict(state))
-            if self.optimizer is None:
-                raise invalid_argument("LocalPhase", "optimizer_state", state, "a local optimizer to start from it")
-        elif state not in ("fresh", "kept"):
-            raise invalid_argument("LocalPhase", "optimizer_state", state, "'fresh', 'kept' or a mapping to channels")
-        for name, chosen in (("private_blocks", self.private_blocks), ("frozen_blocks", self.frozen_blocks)):
-            if chosen is not None and not isinstance(chosen, blocks):
-                raise invalid_argument("LocalPhase", name, chosen, "blocks of the model", 'hansa.local.blocks("bn*").')
-        object.__setattr__(self, "batches", as_batching(self.batches))
         if self.mixing is not None:
             self._check_mixing(self.mixing)
 
@@ -120,6 +125,7 @@ class LocalPhase:
             expected = f"Mixing({mixing!r})" if isinstance(mixing, Topology) else "Mixing(ring()) or None"
             raise invalid_argument("LocalPhase", "mixing", mixing, expected)
         solver, shares_state = with_defaults(self.solver, BaseSolver), has_shared_state(self.optimizer)
+        own = "Use server.amsgrad(), which stays with each client, or no Mixing"
         rules: tuple[tuple[str, object, str], ...] = (
             (
                 "mixing",
@@ -140,14 +146,12 @@ class LocalPhase:
             (
                 "optimizer",
                 shares_state and mixing.robust is not None,
-                "its second moment gossips without a rule. Use server.amsgrad(), which stays with each client, or no "
-                "Mixing(robust=...).",
+                f"its second moment gossips without a rule. {own}(robust=...).",
             ),
             (
                 "optimizer",
                 shares_state and mixing.compressor is not None,
-                "its second moment gossips uncompressed only. Use server.amsgrad(), which stays with each client, or "
-                "no Mixing(compressor=...).",
+                f"its second moment gossips uncompressed only. {own}(compressor=...).",
             ),
             (
                 "batches",
@@ -178,18 +182,12 @@ class LocalPhase:
 
     def draw_work(self, client: int, samples: int, key: Key) -> Work:
         """Return a client's work in a round; ``key`` is the address of (round, client)."""
-        if self.division.last == "fill":
+        if self.division.last == "fill" or not with_defaults(self.steps, BaseLocalWork).counts_passes:
             return self.steps.draw(client, samples, self.batch_size, key)
-        work = with_defaults(self.steps, BaseLocalWork)
-        return work.draw_passes(client, samples, self.batch_size, key, self.division)
+        return self.steps.draw(client, samples, self.batch_size, key, self.division)  # type: ignore[call-arg]
 
     def rows_of(self, work: Work, samples: int) -> int:
-        """Return how many different rows of a client some work uses at least.
-
-        Args:
-            work: The work of a round.
-            samples: The samples of the client.
-        """
+        """Return how many different rows of a client with some samples the work of a round uses at least."""
         batch = min(work.batch_size, samples)
         whole = samples - samples % batch if self.division.last == "drop" else samples
         rows = work.steps * batch
@@ -198,13 +196,8 @@ class LocalPhase:
         return min(rows, whole)
 
     def draw_works(self, clients: Sequence[int], samples: Sequence[int], key: Key) -> tuple[Work, ...]:
-        """Return the work of each client in a round. Equal works are one object: garbage collection visits all.
-
-        Args:
-            clients: The clients.
-            samples: The sample counts of the whole population.
-            key: The address of the round.
-        """
+        """Return the work of each client in the round whose address is ``key``, by the samples of the whole population.
+        Equal works are one object: garbage collection visits all."""
         own, known = [samples[client] for client in clients], dict[Work, Work]()
         if is_set_by_samples(self.steps):
             drawn = ((count, self.draw_work(0, count, key)) for count in set(own))
@@ -285,14 +278,9 @@ class LocalPhase:
 
     def bind(self, layout: Layout | None) -> LocalPhase:
         """Return the phase with its blocks bound to a model's layout."""
-        if self.private_blocks is None and self.frozen_blocks is None:
-            return self
-        private = None if self.private_blocks is None else self.private_blocks.bind(layout)
-        return replace(
-            self,
-            private_blocks=private,
-            frozen_blocks=None if self.frozen_blocks is None else self.frozen_blocks.bind(layout),
-        )
+        chosen = {"private_blocks": self.private_blocks, "frozen_blocks": self.frozen_blocks}
+        bound: dict[str, Any] = {name: each.bind(layout) for name, each in chosen.items() if each is not None}
+        return replace(self, **bound) if bound else self
 
 
 def has_shared_state(optimizer: ServerTransform | None) -> bool:

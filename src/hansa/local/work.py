@@ -7,7 +7,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -62,25 +62,23 @@ class BaseLocalWork(LocalWork):
         """Raise if the population is not supported."""
         return
 
-    def draw_passes(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching) -> Work:
-        """Return the work under a division into batches; it differs from `draw` where work is counted in passes."""
-        return self.draw(client, samples, batch_size, key)
+    counts_passes: ClassVar[bool] = False
+    """Whether ``draw`` takes the division into batches as a last argument, because work is counted in passes."""
 
 
 def require_work(owner: str, argument: str, value: object) -> None:
     """Raise unless the value is an amount of local work."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    several = isinstance(value, (list, tuple))
-    instead = f"fixed({value!r})" if several or isinstance(value, int) else f"epochs({value!r})"
-    check_component(
-        owner,
-        argument,
-        value,
-        LocalWork,
-        "an amount of local work",
-        instead=instead if number or several else "",
-        example="fixed(5) is one.",
-    )
+    number, several = isinstance(value, (int, float)) and not isinstance(value, bool), isinstance(value, (list, tuple))
+    instead = f"epochs({value!r})" if isinstance(value, float) else f"fixed({value!r})" if number or several else ""
+    what = "an amount of local work"
+    check_component(owner, argument, value, LocalWork, what, instead=instead, example="fixed(5) is one.")
+
+
+def _check_range(part: str, low: Any, high: Any) -> None:
+    check_integer(part, "low", low)
+    check_integer(part, "high", high)
+    if high < low:
+        raise invalid_argument(part, "high", high, f"high >= low = {low}")
 
 
 def _batch(batch_size: int | None, samples: int) -> int:
@@ -122,11 +120,7 @@ class between:
     high: int | Literal["samples"]
 
     def __post_init__(self) -> None:
-        check_integer("between", "low", self.low)
-        if self.high != "samples":
-            check_integer("between", "high", self.high, "A whole number, or 'samples'.")
-            if isinstance(self.high, int) and self.high < self.low:
-                raise invalid_argument("between", "high", self.high, f"high >= low = {self.low}")
+        _check_range("between", self.low, self.low if self.high == "samples" else self.high)
 
     def draw(self, chance: np.random.Generator, samples: int) -> float:
         high = samples if isinstance(self.high, str) else self.high
@@ -150,16 +144,13 @@ class one_of:
             check_positive("one_of", "values", value)
         if not self.values:
             raise invalid_argument("one_of", "values", self.values, "at least one number")
-        if self.chances is not None:
-            object.__setattr__(self, "chances", tuple(self.chances))
-            for chance in self.chances:
-                check_non_negative("one_of", "chances", chance)
-            if len(self.chances) != len(self.values) or not math.isclose(sum(self.chances), 1.0, rel_tol=1e-9):
-                raise HansaError(
-                    f"one_of(chances={self.chances!r}): expected {len(self.values)} numbers that sum to 1.",
-                    component="one_of",
-                    argument="chances",
-                )
+        if self.chances is None:
+            return
+        object.__setattr__(self, "chances", tuple(self.chances))
+        for chance in self.chances:
+            check_non_negative("one_of", "chances", chance)
+        if len(self.chances) != len(self.values) or not math.isclose(sum(self.chances), 1.0, rel_tol=1e-9):
+            raise invalid_argument("one_of", "chances", self.chances, f"{len(self.values)} numbers that sum to 1")
 
     def draw(self, chance: np.random.Generator, samples: int) -> float:
         return float(chance.choice(np.asarray(self.values, dtype=np.float64), p=self.chances))
@@ -241,10 +232,8 @@ class fixed(BaseLocalWork):
     def __post_init__(self) -> None:
         if isinstance(self.steps, Sequence) and not isinstance(self.steps, str):
             object.__setattr__(self, "steps", tuple(self.steps))
-            for steps in self.steps:
-                check_integer("fixed", "steps", steps)
-        else:
-            check_integer("fixed", "steps", self.steps)
+        for steps in self.steps if isinstance(self.steps, tuple) else (self.steps,):
+            check_integer("fixed", "steps", steps)
 
     @property
     def common(self) -> int | None:
@@ -261,20 +250,8 @@ class fixed(BaseLocalWork):
         return Work(steps, _batch(batch_size, samples))
 
 
-class _CountedInPasses(BaseLocalWork):
-    """Local work that depends on the division into batches."""
-
-    __slots__ = ()
-
-    def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
-        return self.draw_passes(client, samples, batch_size, key, FULL)
-
-    @abstractmethod
-    def draw_passes(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching) -> Work: ...
-
-
 @dataclass(frozen=True, slots=True)
-class epochs(_CountedInPasses):
+class epochs(BaseLocalWork):
     """Passes over a client's data: tau_i = floor(E n_i / B) steps, at least 1; with the short last batches of
     `batching`, floor(E ceil(n_i / B)).
 
@@ -286,11 +263,12 @@ class epochs(_CountedInPasses):
     """
 
     epochs: float
+    counts_passes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive("epochs", "epochs", self.epochs, "1.5 makes one pass and a half over a client's data.")
 
-    def draw_passes(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching) -> Work:
+    def draw(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching = FULL) -> Work:
         batch = _batch(batch_size, samples)
         return Work(batches.epoch_steps(self.epochs, samples, batch), batch)
 
@@ -320,10 +298,7 @@ class random_steps(BaseLocalWork):
     high: int
 
     def __post_init__(self) -> None:
-        check_integer("random_steps", "low", self.low)
-        check_integer("random_steps", "high", self.high)
-        if self.high < self.low:
-            raise invalid_argument("random_steps", "high", self.high, f"high >= low = {self.low}")
+        _check_range("random_steps", self.low, self.high)
 
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
         steps = int(key.numpy().integers(self.low, self.high + 1))
@@ -331,7 +306,7 @@ class random_steps(BaseLocalWork):
 
 
 @dataclass(frozen=True, slots=True)
-class drawn(_CountedInPasses):
+class drawn(BaseLocalWork):
     """E and B drawn anew for every client and round; tau = floor(E n_i / B) steps, at least 1.
 
     Args:
@@ -344,13 +319,14 @@ class drawn(_CountedInPasses):
 
     epochs: Drawn
     batch: Drawn | None = None
+    counts_passes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_drawn("drawn", "epochs", self.epochs)
         if self.batch is not None:
             check_drawn("drawn", "batch", self.batch)
 
-    def draw_passes(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching) -> Work:
+    def draw(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching = FULL) -> Work:
         chance = key.numpy()
         passes = drawn_value(self.epochs, chance, samples)
         size = _batch(batch_size, samples)
@@ -360,7 +336,7 @@ class drawn(_CountedInPasses):
 
 
 @dataclass(frozen=True, slots=True)
-class hybrid_plus(_CountedInPasses):
+class hybrid_plus(BaseLocalWork):
     """E ~ U{low..high}, B ~ U{min_batch..n_i}, tau = floor(E n_i / B), at least 1, drawn anew for every client and
     round (the hybrid+ setting of Zeng et al.).
 
@@ -375,26 +351,25 @@ class hybrid_plus(_CountedInPasses):
     epochs: tuple[int, int] = (2, 5)
     min_batch: int = 10
     cites: ClassVar[tuple[str, ...]] = ("zeng2024",)
+    counts_passes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        low, high = self.epochs
-        object.__setattr__(self, "epochs", (low, high))
-        check_integer("hybrid_plus", "epochs", low)
-        check_integer("hybrid_plus", "epochs", high)
-        check_integer("hybrid_plus", "min_batch", self.min_batch)
-        if high < low:
+        object.__setattr__(self, "epochs", tuple(self.epochs))
+        for argument, value in (*(("epochs", each) for each in self.epochs), ("min_batch", self.min_batch)):
+            check_integer("hybrid_plus", argument, value)
+        if self.epochs[1] < self.epochs[0]:
             raise invalid_argument("hybrid_plus", "epochs", self.epochs, "low <= high")
 
-    def draw_passes(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching) -> Work:
+    def draw(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching = FULL) -> Work:
         both = drawn(between(*self.epochs), between(self.min_batch, "samples"))
-        return both.draw_passes(client, samples, batch_size, key, batches)
+        return both.draw(client, samples, batch_size, key, batches)
 
 
 TYPICAL = lognormal(median=10.0, sigma=0.5)
 
 
 @dataclass(frozen=True, slots=True)
-class deadline(_CountedInPasses):
+class deadline(BaseLocalWork):
     """The steps a device completes before a deadline: floor(speed_i * seconds), at least 1.
 
     Args:
@@ -413,6 +388,7 @@ class deadline(_CountedInPasses):
     epochs: float | None = None
     jitter: float = 0.0
     seed: int = 0
+    counts_passes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive("deadline", "seconds", self.seconds)
@@ -422,7 +398,7 @@ class deadline(_CountedInPasses):
         if self.epochs is not None:
             check_positive("deadline", "epochs", self.epochs)
 
-    def draw_passes(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching) -> Work:
+    def draw(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching = FULL) -> Work:
         size = _batch(batch_size, samples)
         speed = drawn_value(self.speed, Key(self.seed).child("speed", client).numpy(), samples)
         factor = lognormal(1.0, self.jitter).draw(key.numpy(), samples) if self.jitter else 1.0

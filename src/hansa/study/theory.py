@@ -256,12 +256,8 @@ def _steps(
     if samples is None:
         per_client = getattr(algorithm.local.steps, "steps", None)
         return tuple(per_client) if isinstance(per_client, tuple) else ()
-    size, division = algorithm.local.batch_size, algorithm.local.division
-    draws = (
-        work.draw_passes(client, count, size, key.child("local", 0, client), division)
-        for client, count in enumerate(samples)
-    )
-    return tuple(work.steps for work in draws)
+    pairs = enumerate(samples)
+    return tuple(algorithm.local.draw_work(i, count, key.child("local", 0, i)).steps for i, count in pairs)
 
 
 def _deviations(algorithm: Algorithm, family: Family, steps: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[str]:
