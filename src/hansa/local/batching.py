@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args, runtime_checkable
 
 import numpy as np
@@ -120,25 +121,14 @@ class batching:
     ) -> list[Positions]:
         """Return the positions of each batch among the client's rows.
 
-        Args:
-            client: The client.
-            samples: The number of its rows.
-            batch_size: Rows per batch, at most ``samples``.
-            steps: The number of batches.
-            round_key: The address of the client's batches in the round; new passes are shuffled with it.
-            run_key: The address of the run; continued passes are shuffled with it, by client and pass.
-            place: Where the client is in its passes, if they are continued.
+        New passes are shuffled with ``round_key``, the address of the client's batches in the round, and continued ones
+        with ``run_key``, by client and pass; ``place`` is where the client is in them.
         """
         passes = self._passes(client, samples, round_key, run_key)
-        orders: dict[int, Positions] = {}
-        batches = []
-        for pieces in self._spans(samples, batch_size, steps, place):
-            for number, _, _ in pieces:
-                if number not in orders:
-                    orders[number] = passes(number)
-            cut = [orders[number][start:stop] for number, start, stop in pieces]
-            batches.append(cut[0] if len(cut) == 1 else np.concatenate(cut))
-        return batches
+        return [
+            np.concatenate([passes(number)[start:stop] for number, start, stop in pieces])
+            for pieces in self._spans(samples, batch_size, steps, place)
+        ]
 
     def place_after(self, samples: int, batch_size: int, steps: int, place: Place) -> Place:
         """Return where a client is in its passes after some steps.
@@ -153,14 +143,17 @@ class batching:
 
     def _passes(self, client: int, samples: int, round_key: Key, run_key: Key) -> Callable[[int], Positions]:
         """Return the function from the number of a pass to its order; new passes come from one generator, in turn."""
-        order = self.order
-        if order is not None:
-            key = run_key.child("pass", client) if self.continued else round_key
-            return lambda number: self._checked(order, client, samples, number, key.child(number))
-        if self.continued:
-            return lambda number: run_key.child("pass", client, number).numpy().permutation(samples)
+        order, key = self.order, run_key.child("pass", client) if self.continued else round_key
         generator = round_key.numpy()
-        return lambda number: generator.permutation(samples)
+
+        @cache
+        def positions(number: int) -> Positions:
+            if order is not None:
+                return self._checked(order, client, samples, number, key.child(number))
+            chance = key.child(number).numpy() if self.continued else generator
+            return chance.permutation(samples)
+
+        return positions
 
     @staticmethod
     def _checked(order: PassOrder, client: int, samples: int, number: int, key: Key) -> Positions:

@@ -84,11 +84,8 @@ class blocks:
         """Write the entries of the blocks in place."""
         at = 0
         for start, stop in self._bound(of_buffers):
-            if isinstance(values, torch.Tensor):
-                x[start:stop] = values[at : at + stop - start]
-                at += stop - start
-            else:
-                x[start:stop] = values
+            x[start:stop] = values[at : at + stop - start] if isinstance(values, torch.Tensor) else values
+            at += stop - start
         return x
 
     def without(self, parameters: Sequence[Vector], gradients: Sequence[Vector]) -> list[Vector]:

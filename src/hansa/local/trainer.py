@@ -111,28 +111,18 @@ class LocalResults:
     def add_model(
         self, x: Vector, y: Vector, losses: list[float], buffers: Vector | None = None, *, keep_model: bool = False
     ) -> None:
-        """Add the result of one client, whose model has become ``y``."""
-        change = torch.sub(y, x, out=allocator.empty_like(x))
-        self.add(change, losses, all_finite(change), y if keep_model else None, buffers)
-
-    def add(
-        self,
-        change: Vector,
-        losses: list[float],
-        finite: bool,
-        model: Vector | None = None,
-        buffers: Vector | None = None,
-    ) -> None:
-        """Add the result of one client to lists of results. The model and the buffers are copied."""
+        """Add the result of one client, whose model has become ``y``, to lists of results. What is kept is copied."""
         assert isinstance(self.changes, list)
+        change = torch.sub(y, x, out=allocator.empty_like(x))
+        finite = all_finite(change)
         if not finite:
             broken = next((t for t, loss in enumerate(losses) if not math.isfinite(loss)), None)
             when = "an overflow" if broken is None else f"the loss was {losses[broken]} at step {broken}"
             self.failures[len(self.losses)] = f"{when}; a smaller local learning rate or max_grad_norm= may help"
         self.changes.append(change)
         self.losses.append(math.fsum(losses) / len(losses) if finite else math.nan)
-        if model is not None:
-            self.models.append(model.clone())
+        if keep_model:
+            self.models.append(y.clone())
         if buffers is not None:
             self.buffers.append(buffers.clone())
 
@@ -147,12 +137,7 @@ class LocalResults:
 
 
 class NativeSteps(NamedTuple):
-    """The native code of the steps of gossiping clients.
-
-    Args:
-        kernel: Takes the steps.
-        draw_rows: Draws the batches of several clients in one call; None if they are drawn client by client.
-    """
+    """The native code of the steps of gossiping clients, and what draws the batches of several in one call, if any."""
 
     kernel: ClientKernel
     draw_rows: DrawRows | None
