@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from hansa.core.errors import HansaError, invalid_argument
@@ -340,19 +340,14 @@ class MetricFacts:
         )
 
     @classmethod
-    def from_json(cls, stored: Any) -> MetricFacts:
-        """Read the facts from a run folder; unknown content is ignored."""
-        if not isinstance(stored, Mapping):
-            return cls()
-        main, better, chance = stored.get("main"), stored.get("better"), stored.get("chance")
-        known = better.items() if isinstance(better, Mapping) else ()
-        directions: dict[str, Direction] = {str(n): d for n, d in known if d in ("higher", "lower")}
-        share = chance if isinstance(chance, float) else None
-        return cls(main if isinstance(main, str) else "", directions, share, stored.get("validation") is True)
+    def from_json(cls, stored: object) -> MetricFacts:
+        """Read the facts from a run folder; what somebody else has written there otherwise counts as none."""
+        from pydantic import TypeAdapter, ValidationError
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the facts as plain data."""
-        return asdict(self)
+        try:
+            return TypeAdapter(cls).validate_python(stored)
+        except ValidationError:
+            return cls()
 
 
 NO_FACTS = MetricFacts()

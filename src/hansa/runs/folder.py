@@ -33,6 +33,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -272,7 +273,7 @@ class RunFolder(_Folder):
             "accepted": [dict(each) for each in accepted],
             "composition": repr(run.algorithm),
             "cites": citations(run.algorithm),
-            "metrics": run.history.facts.to_json(),
+            "metrics": asdict(run.history.facts),
         }
         federated = getattr(run.task, "data", None)
         if federated is not None:

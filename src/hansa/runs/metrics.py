@@ -28,6 +28,7 @@ from hansa.runs.columns import (
     plain_name,
     split_metric,
 )
+from hansa.training.metric_direction import Direction
 
 if TYPE_CHECKING:
     import pandas
@@ -84,17 +85,17 @@ def series(history: History, metric: str | None = None) -> list[tuple[int, float
     >>> series([{"round": 1, "test_accuracy": 0.5}, {"round": 2}, {"round": 3, "test_accuracy": 0.7}])
     [(1, 0.5), (3, 0.7)]
     """
-    name, _ = _choose(history, metric)
+    return _measured(history, metric)[0]
+
+
+def _measured(history: History, metric: str | None) -> tuple[list[tuple[int, float]], str, dict[str, Direction]]:
+    """Return the finite measurements of a metric, by default the main one, its column, and the known directions."""
+    facts = facts_of(history)
+    name, better = split_metric(main_metric(column_names(history), facts) if metric is None else metric, facts.better)
     points = [(int(record["round"]), float(record[name])) for record in history if is_finite(record.get(name))]
     if not points and history and name not in (names := column_names(history)):
         raise HansaError(f"the history has no metric {name!r}. {suggestion(name, names)}")
-    return points
-
-
-def _choose(history: History, metric: str | None) -> tuple[str, dict[str, Any]]:
-    """Return the requested column, or the main one, and the directions of metrics."""
-    facts = facts_of(history)
-    return split_metric(main_metric(column_names(history), facts) if metric is None else metric, facts.better)
+    return points, name, better
 
 
 def diverged_at(history: Iterable[Record], metric: str) -> int | None:
@@ -124,8 +125,9 @@ def best(history: History, metric: str | None = None) -> float | None:
     >>> best([{"round": 1, "test_loss": 0.5}, {"round": 2, "test_loss": 0.7}], "test_loss")
     0.5
     """
-    values = [value for _, value in series(history, metric)]
-    return min(values, default=None) if lower_is_better(*_choose(history, metric)) else max(values, default=None)
+    points, *column = _measured(history, metric)
+    choose = min if lower_is_better(*column) else max
+    return choose((value for _, value in points), default=None)
 
 
 def last(history: History, metric: str | None = None, count: int = WINDOW) -> float | None:
@@ -141,11 +143,7 @@ def last(history: History, metric: str | None = None, count: int = WINDOW) -> fl
     >>> last([{"round": r, "test_accuracy": r / 10} for r in range(10)])
     0.7
     """
-    check_integer("last", "count", count)
-    values = [value for _, value in series(history, metric)][-count:]
-    if diverged_at(history, _choose(history, metric)[0]) is not None:
-        return math.nan
-    return math.fsum(values) / len(values) if values else None
+    return _mean_of_last(history, metric, count, count)
 
 
 def score(history: History, metric: str | None = None, window: int = WINDOW) -> float | None:
@@ -155,8 +153,17 @@ def score(history: History, metric: str | None = None, window: int = WINDOW) -> 
     >>> score([{"round": r, "test_accuracy": r / 10} for r in range(5)])
     0.4
     """
-    check_integer("score", "window", window)
-    return last(history, metric, window if len(series(history, metric)) > window else 1)
+    return _mean_of_last(history, metric, window, 1)
+
+
+def _mean_of_last(history: History, metric: str | None, count: int, few: int) -> float | None:
+    """Return the mean of the last ``count`` measurements, or of the last ``few`` if there are not more than these."""
+    check_integer("score", "window", count)
+    points, name, _ = _measured(history, metric)
+    if diverged_at(history, name) is not None:
+        return math.nan
+    values = [value for _, value in points[-(count if len(points) > count else few) :]]
+    return math.fsum(values) / len(values) if values else None
 
 
 def rounds_to(history: History, target: float, metric: str | None = None) -> int | None:
@@ -170,7 +177,8 @@ def rounds_to(history: History, target: float, metric: str | None = None) -> int
     >>> rounds_to([{"round": r, "test_accuracy": r / 10} for r in range(1, 10)], 0.7)
     7
     """
-    points, falls = series(history, metric), lower_is_better(*_choose(history, metric))
+    points, *column = _measured(history, metric)
+    falls = lower_is_better(*column)
     return next((round for round, value in points if (value <= target if falls else value >= target)), None)
 
 
@@ -226,11 +234,11 @@ def summarize(
         window: How many of the last measurements are averaged.
     """
     check_integer("summarize", "window", window)
-    chosen, better = _choose(history, metric)
-    names = column_names(history)
-    requested = facts_of(history).main if metric is None else chosen
+    facts, names = facts_of(history), column_names(history)
+    chosen, better = split_metric(main_metric(names, facts) if metric is None else metric, facts.better)
+    requested = facts.main if metric is None else chosen
     summary: dict[str, Any] = {"rounds": int(history[-1]["round"]) if history else 0}
-    for name in dict.fromkeys([*OUTCOMES, *evaluated_metrics(names), facts_of(history).main, requested]):
+    for name in dict.fromkeys([*OUTCOMES, *evaluated_metrics(names), facts.main, requested]):
         values = [float(record[name]) for record in history if is_finite(record.get(name))]
         diverged = diverged_at(history, name) is not None
         if not values and not diverged:
@@ -306,9 +314,8 @@ def text_table(history: Sequence[Record], columns: Sequence[str] = (), last: int
     """
     check_integer("table", "last", last)
     measured = column_names(history)
-    for name in columns:
-        if name not in measured:
-            raise HansaError(f"table({short_repr(name)}): no such column. {suggestion(str(name), measured)}")
+    if unknown := [name for name in columns if name not in measured]:
+        raise HansaError(f"table({short_repr(unknown[0])}): no such column. {suggestion(unknown[0], measured)}")
     main = main_metric(measured, facts_of(history))
     names = list(columns) or [name for name in dict.fromkeys(["round", main, *_TABLE]) if name in measured]
     values = [[record.get(name) for name in names] for record in history[-last:]]
@@ -336,7 +343,7 @@ def drop_reasons(history: Iterable[Record]) -> Counter[str]:
     reasons: Counter[str] = Counter()
     for record in history:
         found = record.get("reasons")
-        reasons.update({str(reason): int(count) for reason, count in found.items()} if isinstance(found, dict) else {})
+        reasons.update(found if isinstance(found, dict) else {})
     return reasons
 
 
@@ -349,20 +356,16 @@ def report_dropped_clients(history: Sequence[Record], dropped: Sequence[tuple[in
         return
     reasons = drop_reasons(history)
     round, example = dropped[-1]
+    detail = f"client {example.client} in round {round}"
     if len(reasons) == 1 and not reasons.keys() <= NO_UPDATE and not any(each["participants"] for each in history):
         raise HansaError(
             f"every update of all {len(history)} rounds was refused, so the model never changed ({min(reasons)}; "
-            f"client {example.client} in round {round}: {example.detail})."
+            f"{detail}: {example.detail})."
         )
-    log.warning(
-        "%d client updates were left out of %d rounds (%s); the last: client %d in round %d, %s",
-        reasons.total(),
-        sum(bool(record.get("lost")) for record in history),
-        ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items())),
-        example.client,
-        round,
-        example.detail,
-    )
+    listed = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
+    rounds = sum(bool(record.get("lost")) for record in history)
+    log.warning("%d client updates were left out of %d rounds (%s); the last: %s, %s",
+                reasons.total(), rounds, listed, detail, example.detail)  # fmt: skip
 
 
 class SeedStatistics(NamedTuple):
@@ -453,9 +456,10 @@ def cost_over_seeds(
     >>> cost_over_seeds(curves, 0.5)[0], cost_over_seeds(curves, 0.4)[1]["round"].mean
     (1, 1.5)
     """
-    name = _choose(histories[0], metric)[0]
-    spent = [cost_to(history, target, metric) for history in histories if any(name in record for record in history)]
-    records = [record for record in spent if record is not None]
+    first = histories[0]
+    name = main_metric(column_names(first), facts_of(first)) if metric is None else metric.partition(":")[0]
+    measured = [history for history in histories if any(name in record for record in history)]
+    records = [record for history in measured if (record := cost_to(history, target, metric)) is not None]
     if len(records) < len(histories):
         return len(records), {}
     totals = [name for name in ("round", *TOTALS) if all(name in record for record in records)]
@@ -540,14 +544,13 @@ def site_totals(history: Iterable[Record]) -> dict[str, Counter[str]]:
     for record in history:
         sites = record.get("sites")
         for site, counts in sites.items() if isinstance(sites, dict) else ():
-            totals.setdefault(str(site), Counter()).update(counts)
+            totals.setdefault(site, Counter()).update(counts)
     return totals
 
 
 def combined_by(history: Sequence[Record]) -> dict[str, str]:
     """Return how each metric over all sites was last computed."""
-    found = next((how for record in reversed(history) if isinstance(how := record.get("combined_by"), dict)), {})
-    return {str(name): str(how) for name, how in found.items()}
+    return next((how for record in reversed(history) if isinstance(how := record.get("combined_by"), dict)), {})
 
 
 def round_seconds(history: Iterable[Record]) -> dict[str, float]:
@@ -560,27 +563,27 @@ def round_seconds(history: Iterable[Record]) -> dict[str, float]:
     >>> round_seconds([first, {**first, "seconds": 4.0, "work_seconds": 1.5}])
     {'seconds': 4.0, 'work_seconds': 1.5, 'transport_seconds': 2.0, 'server_seconds': 0.5}
     """
-    measured = [record for record in history if all(name in record for name in PARTS)]
-    if not measured:
-        return {}
-    measured = measured[1:] or measured
-    medians = {name: float(median(record[name] for record in measured)) for name in ("seconds", *PARTS)}
-    server = median(record["seconds"] - sum(record[name] for name in PARTS) for record in measured)
-    return {**medians, "server_seconds": max(0.0, float(server))}
+    measured = [
+        {"seconds": record["seconds"], **(parts := {name: record[name] for name in PARTS}),
+         "server_seconds": max(0.0, record["seconds"] - sum(parts.values()))}
+        for record in history if all(name in record for name in PARTS)
+    ]  # fmt: skip
+    rounds = measured[1:] or measured
+    return {name: float(median(each[name] for each in rounds)) for name in rounds[0]} if rounds else {}
 
 
 def describe_seconds(history: Iterable[Record]) -> str:
     """Return the parts of a round's seconds as a sentence; "" if the history has no parts.
 
-    >>> first = {"round": 1, "seconds": 4.0, "work_seconds": 1.5, "transport_seconds": 2.0}
-    >>> describe_seconds([first])
+    >>> describe_seconds([{"round": 1, "seconds": 4.0, "work_seconds": 1.5, "transport_seconds": 2.0}])
     'a round takes 4.0 s: 1.5 work at the slowest site, 2.0 transport, 0.5 server (median)'
     """
     if not (parts := round_seconds(history)):
         return ""
-    names = {"work": "work at the slowest site", "transport": "transport"}
-    texts = [f"{parts[f'{name}_seconds']:.1f} {text}" for name, text in {**names, "server": "server"}.items()]
-    return f"a round takes {parts['seconds']:.1f} s: {', '.join(texts)} (median)"
+    return (
+        "a round takes {seconds:.1f} s: {work_seconds:.1f} work at the slowest site, {transport_seconds:.1f} "
+        "transport, {server_seconds:.1f} server (median)"
+    ).format(**parts)
 
 
 def federation_summary(run: Run, history: Sequence[Record]) -> dict[str, Any]:
