@@ -10,7 +10,7 @@ import pytest
 
 from hansa.runs.folder import RunFolder
 
-GRID = ["local.lr=1e-3..1:log", "local.steps=1,3", "seed=0,1"]
+GRID = ["local.lr=1e-3..1:log", "local.steps=1,3", "--seeds", "0,1"]
 
 
 def search(cli, folder, trials, *more):
@@ -75,7 +75,7 @@ def test_a_sweep_runs_the_grid_and_names_the_best(cli, folder):
     assert page.read_text("utf-8").count('data-run="') == 4
 
 
-@pytest.mark.parametrize("message", [["seed=0,1,2"], ["--seeds", "3"], ["--seeds", "0,1,2"]])
+@pytest.mark.parametrize("message", [["--seeds", "3"], ["--seeds", "0,1,2"]])
 def test_seeds_in_a_sweep_are_averaged_not_chosen_among(cli, folder, message):
     result = cli("sweep", "small.yaml", "local.lr=0.001,0.2", *message, "-q", "-o", "grid")
     assert result.exit_code == 0, result.output
@@ -135,6 +135,7 @@ def test_a_sweep_that_was_stopped_goes_on_with_the_run_it_was_in(cli, folder):
         (["local.lr"], "expected KEY=V1,V2"),
         (["local.lr=0.1", "local.lr=0.2"], "is given twice"),
         (["local.lrr=0.1,0.2"], "Did you mean lr?"),
+        (["seed=0,1"], "Use --seeds 0,1"),
         (["local.lr=0.1", "--metric", "test_acuracy"], "Did you mean test_accuracy"),
     ],
 )
@@ -173,7 +174,7 @@ def test_long_names_of_points_make_folders_that_file_systems_bear(cli, folder):
 
 def test_latex_tables_of_a_sweep_of_its_runs_and_of_published_numbers(cli, folder):
     options = ["-o", "grid", "-q", "--latex", "tex/grid.tex", "--target", "0.2"]
-    swept = cli("sweep", "small.yaml", "local.lr=1e-4,0.05", "seed=0,1,2", *options)
+    swept = cli("sweep", "small.yaml", "local.lr=1e-4,0.05", "--seeds", 3, *options)
     assert swept.exit_code == 0, swept.output
     table = (folder / "tex" / "grid.tex").read_text("utf-8")
     assert r"rounds to 20\% & bits to 20\%" in table

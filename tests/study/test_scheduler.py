@@ -161,7 +161,7 @@ def sweep(*arguments):
     from hansa.cli.app import app  # isort: skip
     from command_line import CliRunner
 
-    words = ["sweep", "own.yaml", "local.lr=0.05,0.2", "rounds=4,5", "seed=0,2", "-q", *map(str, arguments)]
+    words = ["sweep", "own.yaml", "local.lr=0.05,0.2", "rounds=4,5", "--seeds", "0,2", "-q", *map(str, arguments)]
     result = CliRunner(env={"COLUMNS": "160", "TERM": "dumb"}).invoke(app, words)
     assert result.exit_code == 0, result.output
     return result.stdout

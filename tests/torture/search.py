@@ -32,7 +32,7 @@ model: logistic
 local: {lr: 0.05, steps: 2, batch_size: 10}
 checkpoint: {every: 2}
 """
-GRID = ("local.lr=0.0005,0.01,0.3,1e30", "local.steps=1,6", "seed=0,3")
+GRID = ("local.lr=0.0005,0.01,0.3,1e30", "local.steps=1,6", "--seeds", "0,3")
 TRIALS = 9
 STATUSES = ("complete", "pruned", "failed")
 
@@ -59,7 +59,7 @@ def count_steps(at_step: Callable[[bytes], None]) -> None:
 
         return call
 
-    for owner, name in ((RunningTrial, "report"), (RunningTrial, "finish"), (Search, "_write")):
+    for owner, name in ((RunningTrial, "report"), (RunningTrial, "finish"), (Search, "record")):
         setattr(owner, name, surrounded(getattr(owner, name)))
 
 

@@ -58,8 +58,7 @@ def sweep(
 ) -> None:
     """Run every combination of values, or search for the best one.
 
-    Points are ranked by their mean over seeds. `seed=0,1,2` in the grid is the same as --seeds 0,1,2. Run the same
-    command again to continue an interrupted sweep.
+    Points are ranked by their mean over --seeds. Run the same command again to continue an interrupted sweep.
 
     With --search optuna, points are proposed from ranges such as local.lr=1e-3..1:log or from the given values.
     """
@@ -71,12 +70,8 @@ def sweep(
 
     if search not in (None, "optuna"):
         raise invalid_argument("sweep", "search", search, "optuna")
-    listed_axes, listed_seeds = study.split_seeds(grid)
-    if listed_seeds is not None and (seed is not None or seeds is not None):
-        raise HansaError("seeds are given twice. Pass them in the grid or with --seeds.")
-    axes = study.parse_axes(listed_axes)
-    several = listed_seeds if seeds is None else seeds
-    overrides = opt.changes(sets, rounds, seed, workers, several, device, deterministic, server_device)
+    axes = study.parse_axes(grid)
+    overrides = opt.changes(sets, rounds, seed, workers, seeds, device, deterministic, server_device)
 
     def configure(point: Mapping[str, Any]) -> Config:
         return opt.read_config(config, None, [*overrides, *study.point_changes(point)])

@@ -284,43 +284,37 @@ class Experiment:
 
     def save(self) -> None:
         """Write a checkpoint of the last closed round."""
-        self._write_checkpoint()
-        self.folder.commit([])
-        self._saved_checkpoint()
-
-    def _write_checkpoint(self) -> None:
-        run, record = self.run, self.folder.record
-        assert record is not None
-        meta = {
-            "round": run.state.round,
-            "run": run.id,
-            "config": config_digest(self.config),
-            "seed": run.key.seed,
-            "arithmetic": arithmetic_of(run),
-            "remote_devices": run.remote_devices,
-        }
-        if (schema := getattr(getattr(run.task, "data", None), "schema", None)) is not None:
-            meta["schema"] = schema.to_dict()
-        record.save_checkpoint(run.checkpoint_state(), meta, keep=self.config.checkpoint.keep)
-
-    def _saved_checkpoint(self) -> None:
-        assert self.folder.record is not None
-        self.run.oldest_resumable_round = min(self.folder.record.checkpoint_rounds())
-        self._saved, self._saved_at = self.run.state.round, time.monotonic()
+        self._commit([], checkpoint=True)
 
     def _close_round(self, run: Run, record: Record) -> None:
         """Record a round, with a checkpoint if one is due, in one transaction. This is a callback."""
         section = self.config.checkpoint
         overdue = section.minutes is not None and time.monotonic() - self._saved_at >= 60 * section.minutes
-        due = bool(section.every) and (run.state.round - self._saved >= section.every or overdue)
         self.folder.append_record(run, record)
-        if due:
-            self._write_checkpoint()
-        self.folder.commit([record])
-        if due:
-            self._saved_checkpoint()
-        elif not section.every:
+        due = bool(section.every) and (run.state.round - self._saved >= section.every or overdue)
+        self._commit([record], checkpoint=due)
+        if not section.every:
             run.oldest_resumable_round = run.state.round  # it cannot be resumed
+
+    def _commit(self, records: Sequence[Record], *, checkpoint: bool) -> None:
+        run, stored = self.run, self.folder.record
+        assert stored is not None
+        if checkpoint:
+            meta = {
+                "round": run.state.round,
+                "run": run.id,
+                "config": config_digest(self.config),
+                "seed": run.key.seed,
+                "arithmetic": arithmetic_of(run),
+                "remote_devices": run.remote_devices,
+            }
+            if (schema := getattr(getattr(run.task, "data", None), "schema", None)) is not None:
+                meta["schema"] = schema.to_dict()
+            stored.save_checkpoint(run.checkpoint_state(), meta, keep=self.config.checkpoint.keep)
+        self.folder.commit(records)
+        if checkpoint:
+            run.oldest_resumable_round = min(stored.checkpoint_rounds())
+            self._saved, self._saved_at = run.state.round, time.monotonic()
 
     def _check_folder(self, run: Run | None = None, record: Record | None = None) -> None:
         """Refuse to go on if the folder was removed or moved while the run is active. This is a callback."""

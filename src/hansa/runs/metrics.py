@@ -125,8 +125,8 @@ def best(history: History, metric: str | None = None) -> float | None:
     >>> best([{"round": 1, "test_loss": 0.5}, {"round": 2, "test_loss": 0.7}], "test_loss")
     0.5
     """
-    points, *column = _measured(history, metric)
-    choose = min if lower_is_better(*column) else max
+    points, name, better = _measured(history, metric)
+    choose = min if lower_is_better(name, better) else max
     return choose((value for _, value in points), default=None)
 
 
@@ -177,8 +177,8 @@ def rounds_to(history: History, target: float, metric: str | None = None) -> int
     >>> rounds_to([{"round": r, "test_accuracy": r / 10} for r in range(1, 10)], 0.7)
     7
     """
-    points, *column = _measured(history, metric)
-    falls = lower_is_better(*column)
+    points, name, better = _measured(history, metric)
+    falls = lower_is_better(name, better)
     return next((round for round, value in points if (value <= target if falls else value >= target)), None)
 
 

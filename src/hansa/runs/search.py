@@ -17,12 +17,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 from hansa.core.errors import HansaError, check_integer, invalid_argument, short_repr
 from hansa.core.keys import Key
-from hansa.runs.columns import WINDOW, lower_is_better, split_metric
+from hansa.runs.columns import WINDOW, MetricFacts, lower_is_better, split_metric
 from hansa.runs.driver import Run
 from hansa.runs.metrics import last, score, text_table
 from hansa.runs.options import Record
 from hansa.runs.store import io
-from hansa.training.metric_direction import Direction
 
 SEARCH = "search.json"
 DONE, PRUNED, FAILED = "complete", "pruned", "failed"
@@ -92,7 +91,9 @@ class Search:
 
     Args:
         axes: For each name a list of values or a `search_range`.
-        metric: The column to optimize, or COLUMN:lower where its direction is not known.
+        metric: The column to optimize, or COLUMN:lower where its direction is not known; by default the main one of the
+            task, on its validation rows if it has any.
+        task: The task, whose metrics have directions.
         seeds: The number of runs per trial.
         rounds: The number of rounds of each run.
         seed: The seed of the proposals.
@@ -100,29 +101,30 @@ class Search:
             first five trials, nor the first fifth of a run.
         folder: Where the trials are stored, for resuming.
         facts: Further settings, which must be the same when the search is resumed.
-        better: The directions of the task's own metrics, by name.
         window: How many of the last measurements a score averages.
     """
 
     def __init__(
         self,
         axes: Mapping[str, Axis],
-        metric: str = "test_accuracy",
+        metric: str | None = None,
         *,
+        task: object = None,
         seeds: int = 1,
         rounds: int = 1,
         seed: int = 0,
         prune: bool = True,
         folder: Path | str | None = None,
         facts: Mapping[str, Any] | None = None,
-        better: Mapping[str, Direction] | None = None,
         window: int = WINDOW,
     ) -> None:
         if not axes:
             raise HansaError("search: expected at least one axis, such as local.lr=1e-3..1:log.")
         self._optuna = o = _optuna()
         self.axes, self.seeds, self.rounds, self.window, self.prune = dict(axes), seeds, rounds, window, prune
-        self.metric, directions = split_metric(metric, better)
+        known = MetricFacts.of_task(task)
+        metric = metric or known.tuning or "loss"
+        self.metric, directions = split_metric(metric, known.better)
         self._falls = lower_is_better(self.metric, directions)
         self._key = Key(seed)
         self._path = None if folder is None else Path(folder) / SEARCH
@@ -184,8 +186,7 @@ class Search:
     @property
     def best(self) -> Trial | None:
         """The best finished trial."""
-        done = [trial for trial in self._ranked() if trial.value is not None]
-        return done[0] if done else None
+        return next((trial for trial in self._ranked() if trial.value is not None), None)
 
     def _ranked(self) -> list[Trial]:
         sign = 1 if self._falls else -1
@@ -210,17 +211,15 @@ class Search:
     def record(self, optuna_trial: Any, status: str, value: float | None = None) -> None:
         """Record a trial that has ended."""
         self._study.tell(optuna_trial, value, state=self._states[status])
-        if self._path is not None:
-            self._write(self._path)
-
-    def _write(self, path: Path) -> None:
+        if self._path is None:
+            return
         trials = [
             {"drawn": drawn.params, "status": each.status, "value": each.value, "steps": list(each.steps.items())}
             for each, drawn in zip(self.trials, self._study.trials, strict=True)
         ]
-        io.make_folder(path.parent.resolve())
+        io.make_folder(self._path.parent.resolve())
         content = json.dumps({"search": self._settings, "trials": trials}, indent=1, allow_nan=False)
-        io.write_file(path, content.encode())
+        io.write_file(self._path, content.encode())
 
     def _load(self, path: Path) -> None:
         """Take the trials of a search that was interrupted."""
@@ -292,12 +291,9 @@ class RunningTrial:
     def finish(self, *, failed: bool = False) -> None:
         """End the trial: finished with all seeds, pruned, or failed."""
         finished = len(self._values) == self._search.seeds and all(map(math.isfinite, self._values))
-        if failed or not (finished or self.pruned):
-            self._search.record(self._optuna_trial, FAILED)
-        elif self.pruned:
-            self._search.record(self._optuna_trial, PRUNED)
-        else:
-            self._search.record(self._optuna_trial, DONE, math.fsum(self._values) / len(self._values))
+        status = FAILED if failed or not (finished or self.pruned) else PRUNED if self.pruned else DONE
+        value = math.fsum(self._values) / len(self._values) if status == DONE else None
+        self._search.record(self._optuna_trial, status, value)
 
 
 def _distribution(distributions: Any, name: str, axis: Axis) -> Any:

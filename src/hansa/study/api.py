@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 from hansa.algorithm import Algorithm
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.engine import auto_engine
-from hansa.runs.columns import WINDOW, MetricFacts, scores_test_rows
+from hansa.runs.columns import WINDOW, scores_test_rows
 from hansa.runs.driver import Run
 from hansa.runs.options import Callback, RunOptions, RunOptionsDict, device_names
 from hansa.runs.store import ClientStore
@@ -263,21 +263,10 @@ def search(
 
     check_integer("search", "rounds", rounds)
     all_seeds, chosen = parse_seeds(seeds, 0, "search"), RunOptions(**options)
-    facts = MetricFacts.of_task(task)
-    metric = metric or facts.tuning or "loss"
-    if warning := scores_test_rows(metric):
+    same: dict[str, Any] = {"rounds": rounds, "prune": prune, "window": window, "facts": {"task": task.name}}
+    study = Search(axes, metric, task=task, seeds=len(all_seeds), folder=out, **same)
+    if warning := scores_test_rows(study.metric):
         log.warning("search: %s", warning)
-    study = Search(
-        axes,
-        metric,
-        seeds=len(all_seeds),
-        rounds=rounds,
-        prune=prune,
-        folder=out,
-        facts={"task": task.name},
-        better=facts.better,
-        window=window,
-    )
 
     def plan(point: Mapping[str, Any]) -> list[Job]:
         python = PythonRun(factory(**point), task, chosen)

@@ -29,6 +29,8 @@ def parse_axes(grid: Sequence[str]) -> dict[str, Axis]:
             raise HansaError(f"{axis}: expected KEY=V1,V2,..., such as local.lr=0.01,0.1.")
         if key in axes:
             raise HansaError(f"{axis}: {key} is given twice.")
+        if key in ("seed", "seeds"):
+            raise HansaError(f"{axis}: points are compared by their means over seeds. Use --seeds {values}.")
         axes[key] = parse_range(values) or split_values(values)
     return axes
 
@@ -47,19 +49,6 @@ def split_values(text: str) -> list[str]:
         else:
             values[-1] += letter
     return [value.strip() for value in values if value.strip()]
-
-
-def split_seeds(grid: Sequence[str]) -> tuple[list[str], str | None]:
-    """Return the grid without its seeds, and the seeds.
-
-    >>> split_seeds(["local.lr=0.1,0.2", "seed=0,1"])
-    (['local.lr=0.1,0.2'], '0,1')
-    """
-    seeds = [axis.partition("=")[2] for axis in grid if axis.partition("=")[0] in ("seed", "seeds")]
-    if len(seeds) > 1:
-        raise HansaError("seeds are given twice. Pass them in the grid or with --seeds.")
-    rest = [axis for axis in grid if axis.partition("=")[0] not in ("seed", "seeds")]
-    return rest, seeds[0].strip("[]") + ("" if "," in seeds[0] else ",") if seeds else None
 
 
 def grid_points(axes: Mapping[str, Axis]) -> list[dict[str, str]]:
@@ -110,18 +99,16 @@ def run_search(
         parallel: How many seeds of a trial run side by side, if trials are not pruned.
     """
     from hansa.config import build
-    from hansa.runs.columns import MetricFacts
     from hansa.runs.experiment import digest_name
     from hansa.runs.folder import expand_seeds
     from hansa.study.session import plan_reusable
 
     base = configure({})
     of_seeds = expand_seeds(base)
-    facts = MetricFacts.of_task(build.build_task(of_seeds[0], build.load_data(of_seeds[0])))
     search = Search(
         axes,
-        facts.tuning if metric is None else metric,
-        better=facts.better,
+        metric,
+        task=build.build_task(of_seeds[0], build.load_data(of_seeds[0])),
         window=window,
         seeds=len(of_seeds),
         rounds=base.rounds,
