@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -156,8 +157,6 @@ def test_a_wrong_column_is_named(column, message):
         ({"hansa_schema": 1, "columns": [{"name": "y", "kind": "target", "target": "number"}]}, "no column of inputs"),
         ({"hansa_schema": 1, "columns": [{"name": "x", "kind": "number"}], "split": "x"}, "List it once"),
         ({"hansa_schema": 1, "columns": [{"name": "x", "kind": "number"}], "colums": 1}, "Did you mean columns"),
-        ({"hansa_schema": 1, "columns": [{"name": "x", "kind": "number"}], "delimiter": ";;"}, "one character"),
-        ({"hansa_schema": 1, "columns": [{"name": "x", "kind": "number"}], "encoding": "utf-9"}, "utf-8, latin-1"),
     ],
 )
 def test_a_wrong_schema_is_named(content, message):
@@ -253,6 +252,9 @@ def test_a_schema_states_how_files_are_written(tmp_path):
     (tmp_path / "b.csv").write_text("Alter;Ort;krank\n40.5;Bonn;ja\n")
     with pytest.raises(SchemaMisfitError, match=r"'Alter' is '40\.5': not a number"):
         TableEncoding(schema).inputs(tmp_path / "b.csv")
+    for wrong in ({"delimiter": ";;"}, {"delimiter": 3}, {"encoding": "utf-9"}, {"encoding": ["utf-8"]}):
+        with pytest.raises(hansa.HansaError, match=r"b\.csv: cannot be read as CSV"):
+            read_csv(tmp_path / "b.csv", replace(schema, **wrong))
 
 
 @settings(max_examples=TRIALS, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -6,9 +6,9 @@ import copy
 
 from contracts.small import NAMES, bowls, small
 from federation.faulty_transport import FaultyTransport, ServerDied
-from federation.problems import CLUSTERS, GOSSIP, ONE_CLUSTER, SITES
+from federation.problems import CLUSTERS, GOSSIP, ONE_CLUSTER, SITES, Federations
 from hansa.compress import sign
-from hansa.federation import Federation, MemoryStore, Site
+from hansa.federation import MemoryStore, Site
 from hansa.runs.driver import Run
 
 CLUSTERED = {name: {"clusters": CLUSTERS, "reporters": 1} for name in GOSSIP}
@@ -38,9 +38,7 @@ def survive(setting, rounds, faults, rollbacks=(), keep=3):
         del saved[:-keep]
         run.oldest_resumable_round = saved[0][0]["server"]["round"]
 
-    def engine(*arguments):
-        return Federation(*arguments, transport=transport, sites=places, attempts=60)
-
+    engine = Federations(transport=transport, sites=places, attempts=60)
     run = Run(algorithm, problem, engine=engine, evaluate_every=0)
     save(run)
     while True:

@@ -19,6 +19,17 @@ GOSSIP = {"ha_fed", "cafga"}
 ONE_CLUSTER = {name for name in NAMES if name in ("afga", "dsgd", "choco_sgd", "gossip_pga", "dadam", "d_amsgrad")}
 
 
+class Federations:
+    """Makes federations with these options, and keeps the last one."""
+
+    def __init__(self, **options) -> None:
+        self.options = {"sites": SITES, **options}
+
+    def __call__(self, *parts) -> Federation:
+        self.last = Federation(*parts, **self.options)
+        return self.last
+
+
 def method(name):
     options = {"batch_size": 3}
     if name in GOSSIP:
@@ -45,14 +56,9 @@ def federated(algorithm, rounds=3, plan=None, sites=None, attempts=60, folder=No
     transport = FaultyTransport(build) if transport is None else transport
     if plan is not None:
         transport.plan = plan
-    engines = []
-
-    def engine(*arguments):
-        engines.append(Federation(*arguments, transport=transport, sites=places, attempts=attempts))
-        return engines[-1]
-
+    engine = Federations(transport=transport, sites=places, attempts=attempts)
     run = Run(algorithm, problem, engine=engine, evaluate_every=0, store=store).advance(rounds)
-    return run, engines[-1], transport
+    return run, engine.last, transport
 
 
 def state_of(site: Site) -> str:

@@ -11,12 +11,11 @@ from torch import nn
 import hansa
 from contracts.five import OWNERS, SIZES, Net
 from federation.faulty_transport import FaultyTransport
-from federation.problems import CLUSTERS, SITES
+from federation.problems import CLUSTERS, SITES, Federations
 from hansa import presets
-from hansa.compress import sign
 from hansa.core.errors import HansaError
 from hansa.core.vectors.fingerprint import fingerprint
-from hansa.federation import Federation, MemoryStore, Policy, Site, SiteEvaluationReply, SiteEvaluationRequest
+from hansa.federation import MemoryStore, Policy, Site, SiteEvaluationReply, SiteEvaluationRequest
 from hansa.federation.site_metrics import combine_replies
 from hansa.rounds.messages import Broadcast
 from hansa.runs.driver import Run
@@ -40,19 +39,14 @@ def task(test=None, seed=0):
 TASKS = {"server": task(20, 1), "north": task(ROWS["north"], 2), "south": task(ROWS["south"], 3)}
 
 
-def run(algorithm, where, rounds=2, tasks=TASKS, plan=None, every=1, attempts=20):
+def run(algorithm, where, rounds=2, tasks=TASKS, plan=None, attempts=20):
     bound, kept = Run(algorithm, tasks["server"]).algorithm, {name: MemoryStore() for name in SITES}
     transport = FaultyTransport(lambda name: Site(bound, tasks[name], SITES[name], memory_store=kept[name]))
     if plan is not None:
         transport.plan = plan
-    engines = []
-
-    def engine(*parts):
-        engines.append(Federation(*parts, transport=transport, sites=SITES, where=where, attempts=attempts))
-        return engines[-1]
-
-    found = Run(algorithm, tasks["server"], engine=engine, evaluate_every=every).advance(rounds)
-    return found, engines[-1], transport
+    engine = Federations(transport=transport, where=where, attempts=attempts)
+    found = Run(algorithm, tasks["server"], engine=engine, evaluate_every=1).advance(rounds)
+    return found, engine.last, transport
 
 
 def by_hand(vectors):
@@ -152,10 +146,7 @@ def test_a_site_without_test_rows_adds_nothing_and_a_silent_one_is_told_of(caplo
 
     bound = Run(METHOD, TASKS["server"]).algorithm
     transport = Deaf(lambda name: Site(bound, TASKS[name], SITES[name]))
-
-    def engine(*parts):
-        return Federation(*parts, transport=transport, sites=SITES, where="sites", attempts=2)
-
+    engine = Federations(transport=transport, where="sites", attempts=2)
     half = Run(METHOD, TASKS["server"], engine=engine).advance(1)
     assert half.history[-1]["sites_test_rows"] == ROWS["north"]
     assert "evaluated without site south" in caplog.text
@@ -277,11 +268,7 @@ def test_gossip_stays_inside_its_site_and_the_ledger_shows_it(name):
     algorithm = getattr(presets, name)(**options)
     bound = Run(algorithm, TASKS["server"]).algorithm
     transport = Weighing(lambda site: Site(bound, TASKS["server"], SITES[site], memory_store=MemoryStore()))
-
-    def engine(*parts):
-        return Federation(*parts, transport=transport, sites=SITES)
-
-    found = Run(algorithm, TASKS["server"], engine=engine, evaluate_every=0).advance(3)
+    found = Run(algorithm, TASKS["server"], engine=Federations(transport=transport), evaluate_every=0).advance(3)
     sites = found.ledger.sites
     for site in SITES:
         for way in ("down_bytes", "up_bytes"):
@@ -293,14 +280,6 @@ def test_gossip_stays_inside_its_site_and_the_ledger_shows_it(name):
     assert packets <= sum(counts["up_bytes"] for counts in sites.values()) <= packets + 3 * 2 * 700
     again = hansa.rounds.ledger.Ledger.restore(found.ledger.state())
     assert again.sites == sites
-
-
-def test_fewer_bits_are_fewer_bytes_on_the_link():
-    wide, narrow = (
-        run(presets.fedams(steps=1, batch_size=3, **options), "server")[0].ledger.sites
-        for options in ({}, {"compressor": sign()})
-    )
-    assert all(narrow[site]["up_bytes"] < wide[site]["up_bytes"] for site in SITES)
 
 
 def test_checkpoints_say_how_far_back_sites_must_remember(tmp_path):

@@ -10,11 +10,11 @@ import hansa
 from contracts.five import OWNERS, SIZES
 from federation.faulty_transport import FaultyTransport
 from federation.local_sites import LocalSites, server
-from federation.problems import SITES
+from federation.problems import SITES, Federations
 from hansa import presets
 from hansa.core.vectors.fingerprint import fingerprint
-from hansa.federation import Federation, Policy, Site, SiteEvaluationReply, SiteEvaluationRequest
-from hansa.federation.site_metrics import check_reply, combine_replies
+from hansa.federation import Policy, Site, SiteEvaluationReply, SiteEvaluationRequest
+from hansa.federation.site_metrics import check_reply
 from hansa.rounds.messages import Broadcast
 from hansa.runs.columns import MetricFacts, main_metric
 from hansa.runs.driver import Run
@@ -69,14 +69,9 @@ def run(disclosure="sketch", tasks=TASKS, test_rows=10, rounds=2):
             bound, tasks[name], SITES[name], policy=Policy(test_rows=test_rows, metrics=rules[name], min_rows=1)
         )
     )
-    engines = []
-
-    def engine(*parts):
-        engines.append(Federation(*parts, transport=transport, sites=SITES, where="sites"))
-        return engines[-1]
-
+    engine = Federations(transport=transport, where="sites")
     found = Run(METHOD, tasks["server"], engine=engine).advance(rounds)
-    assert not engines[-1].refusals.counts
+    assert not engine.last.refusals.counts
     return found
 
 
@@ -315,7 +310,3 @@ engine: {kind: flower, sites: {north: 2, south: 2}, deadline: 60}
     assert parts["seconds"] >= parts["transport_seconds"] > 0
     summary = (tmp_path / "run sketch" / "summary.json").read_text()
     assert all(text in summary for text in ('"north/test_auc"', "pooled from sketches", '"round_seconds"'))
-
-
-def test_no_replies_are_no_metrics():
-    assert combine_replies({}).metrics == {}

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 
 from federation.faulty_transport import FaultyTransport
-from federation.problems import CLUSTERS, SITES, state_of, task
+from federation.problems import CLUSTERS, SITES, Federations, state_of, task
 from hansa import presets
 from hansa.compress import sign, top_k
 from hansa.core.errors import HansaError
@@ -105,12 +105,7 @@ def _place(method: Any) -> Place:
         lambda name: Site(bound, problem, SITES[name], memory_store=MemoryStore(), policy=POLICY)
     )
     transport.on_message = lambda *message: seen.append(message)
-    engines = []
-
-    def engine(*parts: Any) -> Federation:
-        engines.append(Federation(*parts, transport=transport, sites=SITES, where="sites", limit=LIMIT))
-        return engines[-1]
-
+    engine = Federations(transport=transport, where="sites", limit=LIMIT)
     Run(method, problem, engine=engine, evaluate_every=2).advance(2)
     found: list[tuple[str, bytes]] = []
     for _, sent, reply in seen:
@@ -137,7 +132,7 @@ def _place(method: Any) -> Place:
         next(sent for _, sent, _ in seen if wire_format.kind_of(sent) == "exam")
     )
     orders = {site: RoundOrders.from_bytes(sent) for site, sent in last.items()}
-    return Place(engines[-1], orders, transport.sites["north"], evaluation, tuple(dict.fromkeys(found)))
+    return Place(engine.last, orders, transport.sites["north"], evaluation, tuple(dict.fromkeys(found)))
 
 
 def sealed(data: bytes) -> bytes:

@@ -7,14 +7,12 @@ published; ``?`` is a missing value. ``packaging/embedded_data.py`` builds the f
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -23,7 +21,7 @@ import torch
 
 from hansa.core.errors import check_decay, invalid_argument, short_repr, suggestion
 from hansa.data.federated import Dataset, FederatedData, partition_dataset
-from hansa.data.files import DataError, MissingFileError, invalid_file
+from hansa.data.files import DataError, MissingFileError, read_asset
 from hansa.data.partitions import natural
 from hansa.data.schema import (
     MISSING_TEXTS,
@@ -344,10 +342,5 @@ def write_hospital_tables(folder: Path) -> None:
 
 
 def _read_asset() -> dict[str, str]:
-    path = resources.files("hansa.data") / "assets" / HEART_ASSET
-    content = path.read_bytes()
-    digest = hashlib.sha256(content).hexdigest()
-    if digest != HEART_SHA256:
-        raise invalid_file(str(path), f"SHA-256 {HEART_SHA256}", digest, "Reinstall hansa.")
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+    with zipfile.ZipFile(io.BytesIO(read_asset(HEART_ASSET, HEART_SHA256))) as archive:
         return {name: archive.read(name).decode() for name in archive.namelist()}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
+from importlib import resources
 from pathlib import Path
 
 import platformdirs
@@ -53,6 +55,15 @@ def _shorten(value: object) -> str:
     """Cut a text that may come from a file to a few lines."""
     text = str(value)
     return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}... ({len(text)} characters)"
+
+
+def read_asset(name: str, digest: str) -> bytes:
+    """Return a file that is shipped with the package, after a check of its SHA-256."""
+    path = resources.files("hansa.data") / "assets" / name
+    content = path.read_bytes()
+    if (found := hashlib.sha256(content).hexdigest()) != digest:
+        raise invalid_file(str(path), f"SHA-256 {digest}", found, "Reinstall hansa.")
+    return content
 
 
 def data_folder(folder: Path | str | None = None) -> Path:

@@ -7,14 +7,12 @@ The embedded data set has the first 1,000 training and the first 200 test images
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import tarfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +29,7 @@ from hansa.data.csv_folder import (
     write_hospital_tables,
 )
 from hansa.data.federated import Dataset, FederatedData, partition_dataset
-from hansa.data.files import DataError, MissingFileError, data_folder, ensure_writable, invalid_file
+from hansa.data.files import DataError, MissingFileError, data_folder, ensure_writable, invalid_file, read_asset
 from hansa.data.partitions import Partition, dirichlet, natural
 from hansa.data.readers import OwnedSamples, read_cifar, read_femnist, read_idx, read_shakespeare
 from hansa.data.sources import DATASETS, DataFile, DatasetInfo, RemoteFile, dataset_info
@@ -103,12 +101,7 @@ def load(name: str | DatasetInfo, folder: Path | str | None = None, **options: A
 
 def read_embedded() -> tuple[Bytes, ...]:
     """Return training images and labels, test images and labels of the embedded data set."""
-    path = resources.files("hansa.data") / "assets" / ASSET
-    content = path.read_bytes()
-    digest = hashlib.sha256(content).hexdigest()
-    if digest != ASSET_SHA256:
-        raise invalid_file(str(path), f"SHA-256 {ASSET_SHA256}", digest, "Reinstall hansa.")
-    stream = io.BytesIO(gzip.decompress(content))
+    stream = io.BytesIO(gzip.decompress(read_asset(ASSET, ASSET_SHA256)))
     return tuple(np.load(stream, allow_pickle=False) for _ in range(4))
 
 

@@ -309,11 +309,7 @@ class Schema:
             "split: its column is also in columns. List it once": self.split is not None and self.split.column in names,
             f"missing_values={short_repr(self.missing_values)}: expected texts":
                 not all(isinstance(text, str) and len(text) <= 100 for text in self.missing_values),
-            f"delimiter={short_repr(self.delimiter)}: expected one character, such as ';'":
-                not isinstance(self.delimiter, str) or len(self.delimiter) != 1 or self.delimiter in "\r\n\"",
             f"decimal={short_repr(self.decimal)}: expected '.' or ','": self.decimal not in (".", ","),
-            f"encoding={short_repr(self.encoding)}: expected utf-8, latin-1 or another of Python's":
-                not _is_encoding(self.encoding),
         }  # fmt: skip
         for problem, present in problems.items():
             if present:
@@ -323,10 +319,7 @@ class Schema:
         return iter(self.columns)
 
     def __getitem__(self, name: str) -> TableColumn:
-        for column in self.columns:
-            if column.name == name:
-                return column
-        raise KeyError(name)
+        return {column.name: column for column in self.columns}[name]
 
     @property
     def target(self) -> TableColumn | None:
@@ -447,13 +440,6 @@ def canonical_json(content: object) -> str:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def _is_encoding(name: object) -> bool:
-    try:
-        return isinstance(name, str) and isinstance("a".encode(name), bytes)
-    except (LookupError, ValueError):
-        return False
-
-
 def _parsed(text: str, source: str, parse: Callable[[str], object]) -> object:
     try:
         return parse(text)
@@ -473,13 +459,13 @@ def _keywords(source: str, content: object, keys: Sequence[str], *required: str)
 
 def _read_text(path: Path, encoding: str, limit: int, what: str) -> str:
     try:
-        if path.stat().st_size > limit:
-            raise DataError(f"{path}: larger than {limit >> 20} MiB: not read as {what}.")
-        return path.read_text(encoding=encoding)
-    except (OSError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
+        size = path.stat().st_size
+        text = path.read_text(encoding=encoding) if size <= limit else ""
+    except (OSError, ValueError, LookupError, TypeError) as error:  # also an unknown encoding
         raise DataError(f"{path}: cannot be read as {what} ({str(error)[:200]}).") from error
+    if size > limit:
+        raise DataError(f"{path}: larger than {limit >> 20} MiB: not read as {what}.")
+    return text
 
 
 # ---- tables of texts
@@ -531,7 +517,7 @@ def read_csv(path: Path | str, schema: Schema | None = None) -> Table:
     {'age': ['40', '50'], 'ward': ['icu', '']}
     """
     encoding = "utf-8" if schema is None else schema.encoding
-    encoding = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
+    encoding = "utf-8-sig" if encoding == "utf-8" else encoding
     text = _read_text(Path(path), encoding, _MAX_TABLE_BYTES, "CSV")
     return read_csv_text(text, path, "," if schema is None else schema.delimiter)
 
@@ -542,7 +528,7 @@ def read_csv_text(text: str, path: Path | str, delimiter: str = ",") -> Table:
     try:  # pandas would fill up short lines without a word
         reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
         rows = [(reader.line_num, row) for row in reader if row]
-    except csv.Error as error:
+    except (csv.Error, TypeError, ValueError) as error:  # also a delimiter of several characters
         raise DataError(f"{path}: cannot be read as CSV ({error}).") from error
     if len(rows) < 2:
         raise DataError(f"{path}: expected a header and at least one row; found {len(rows)} lines.")
