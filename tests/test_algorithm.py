@@ -317,7 +317,7 @@ class demanding(BaseAggregator):
 def test_declarations_of_an_aggregator_reach_those_who_need_them_also_through_a_wrapper() -> None:
     for aggregator in (demanding(), clipped(demanding(), 1e9)):
         method = hansa.presets.fedavg(sampler=uniform(count=4), steps=1).on("model", aggregate=aggregator)
-        assert method.with_buffers().channels["buffers"].aggregate == mean("samples")
+        assert method.with_buffers(2).channels["buffers"].aggregate == mean("samples")
         run = hansa.run(method, problems.task(), rounds=1, workers=1, faults=hansa.faults(before=0.9), seed=1)
         assert type(run.store).__name__ == "DiskStore"
         assert run.history[-1]["participants"] < 3

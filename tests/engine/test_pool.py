@@ -91,7 +91,7 @@ def test_any_number_of_workers_equals_serial_bit_for_bit(group, case, workers):
 def test_the_evaluation_is_the_same_for_any_number_of_workers(group):
     algorithm = presets.fedavg(local_lr=0.1, steps=20, batch_size=8)
     task = problems.divided(problems.convolution, torch.nn.functional.cross_entropy, problems.data())
-    algorithm = algorithm.with_buffers()
+    algorithm = algorithm.with_buffers(2)
     orders = problems.first_orders(algorithm, task, torch.float32)
     alone = Serial(algorithm, task, torch.float32, CPU)
     expected, reports = alone.evaluate(problems.vectors_of(orders[0])), {r.clients[0]: r for r in alone.run(orders)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -40,8 +41,8 @@ def asked(tmp_path):
 
 
 def of_kind(frames, kind):
-    message = {"orders": RoundOrders, "exam": SiteEvaluationRequest}[kind]
-    return [message.from_bytes(part) for part in frames if wire_format.kind_of(part) == kind]
+    read: Any = {"orders": RoundOrders.from_bytes, "exam": SiteEvaluationRequest.from_bytes}[kind]
+    return [read(part) for part in frames if wire_format.kind_of(part) == kind]
 
 
 def other_model(message, number):

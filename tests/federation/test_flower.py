@@ -50,7 +50,7 @@ def test_the_status_of_a_server_is_there_as_long_as_it_runs(tmp_path, monkeypatc
 def test_a_refusal_is_one_sentence(code, reason):
     error = OSError("no route")
     if code is not None:
-        error.response = SimpleNamespace(status_code=code)
+        error.__dict__["response"] = SimpleNamespace(status_code=code)
     assert reason in flower.describe(error)
     wrapped = ConnectionError("TLS")
     wrapped.__cause__ = ssl.SSLCertVerificationError(1, "x")

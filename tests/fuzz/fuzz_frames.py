@@ -287,7 +287,6 @@ def _shown_to_server(place: Place, kind: str, data: bytes) -> object:
 
 
 def _handle(site: Site, data: bytes) -> None:
-    site.steps = 3
     before, counted = state_of(site), site.refusals.counts.total()
     if site.handle(data) is None:
         assert state_of(site) == before, "a refused frame changed what a site remembers"

@@ -72,10 +72,11 @@ def test_show_says_it():
     from hansa.cli.show import summary_table
     from hansa.core.terminal import Terminal
 
-    console = Terminal(file=StringIO(), width=80)
+    output = StringIO()
+    console = Terminal(file=output, width=80)
     console.print(summary_table(rank([ReportEntry("a", BAD)])))
-    assert "accuracy, final  diverged" in console.file.getvalue()
-    assert "accuracy, best   90.0%" in console.file.getvalue()
+    assert "accuracy, final  diverged" in output.getvalue()
+    assert "accuracy, best   90.0%" in output.getvalue()
 
 
 def test_a_search_does_not_choose_a_rate_that_diverges():
