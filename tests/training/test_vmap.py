@@ -17,9 +17,9 @@ from hansa.engine.processes import ProcessGroup
 from hansa.local.step import LocalStep
 from hansa.local.trainer import ClientJobs, train_by_steps
 from hansa.local.work import Work
-from hansa.training.vmap import draw_factors, record_dropout, with_vmap
+from hansa.training.vmap import with_vmap
 from training import batched_models
-from training.batched_models import Dropping, Net, Recurrent, Regressor, Words, task
+from training.batched_models import Net, Recurrent, Regressor, Words, task
 
 WORK: dict[str, Any] = {"local_lr": 0.1, "steps": 3, "batch_size": 8}
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ METHODS = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_give_the_results_of_one_client_after_the_other(name):
-    together, alone = (run(METHODS[name](), task(Dropping, execution=each)) for each in BOTH)
+    together, alone = (run(METHODS[name](), task(execution=each)) for each in BOTH)
     assert (together.params - alone.params).abs().max() < 1e-12
     assert (together.params - alone.task.start(alone.key, torch.float64)["model"]).abs().max() > 1e-3
     assert together.history[-1]["train_loss"] == pytest.approx(alone.history[-1]["train_loss"], abs=1e-12)
@@ -111,7 +111,7 @@ def test_augmented_images_are_trained_together():
     "terms", [{}, {"momentum": 0.9}, {"prox_weight": 0.1, "weight_decay": 0.1, "max_grad_norm": 0.2}]
 )
 def test_a_client_has_the_same_bits_whoever_is_beside_it(dtype, terms):
-    model = with_vmap(task(Dropping), presets.fedavg(**WORK), dtype, CPU)
+    model = with_vmap(task(), presets.fedavg(**WORK), dtype, CPU)
     trainer = model.trainer(dtype, CPU)
     x = model.start(hansa.Key(0), dtype)["model"]
     shift = torch.linspace(-0.1, 0.1, len(x), dtype=dtype)
@@ -136,7 +136,7 @@ def test_a_client_has_the_same_bits_whoever_is_beside_it(dtype, terms):
 
 
 def test_results_do_not_depend_on_workers_threads_or_bytes():
-    methods = {"scaffold": Dropping, "local adam": Net, "fedcams": Net}
+    methods = {"scaffold": Net, "local adam": Net, "fedcams": Net}
 
     def result(name: str, engine: Any) -> Any:
         return hansa.Run(METHODS[name](), task(methods[name]), engine=engine, evaluate_every=0).advance(2).params
@@ -152,9 +152,9 @@ def test_results_do_not_depend_on_workers_threads_or_bytes():
 
 def test_a_resumed_run_has_the_bits_of_one_without_a_break(tmp_path):
     method = METHODS["kept momentum"]()
-    whole = run(method, task(Dropping), rounds=4)
-    run(method, task(Dropping), rounds=2, out=tmp_path / "run")
-    assert torch.equal(whole.params, run(method, task(Dropping), rounds=4, out=tmp_path / "run").params)
+    whole = run(method, task(), rounds=4)
+    run(method, task(), rounds=2, out=tmp_path / "run")
+    assert torch.equal(whole.params, run(method, task(), rounds=4, out=tmp_path / "run").params)
 
 
 def test_a_changed_request_is_refused_on_resume(tmp_path):
@@ -163,20 +163,10 @@ def test_a_changed_request_is_refused_on_resume(tmp_path):
         run(METHODS["fedavg"](), task(execution="eager"), rounds=2, out=tmp_path / "run")
 
 
-def test_dropout_draws_the_numbers_of_eager_steps():
-    drop, x = nn.Dropout(0.3), torch.ones(5, 7)
-    (call,) = record_dropout(lambda: drop(x))
-    assert call == ((5, 7), torch.float32, 0.3)
-    keys = [hansa.Key(0).child(number) for number in range(3)]
-    (factors,) = draw_factors([call], keys, torch.Generator(), CPU)
-    for key, factor in zip(keys, factors, strict=True):
-        hansa.training.random_state.seed_all(key, CPU)
-        assert torch.equal(drop(x), factor)
-
-
 REFUSED: dict[str, Any] = {
     "BatchNorm": (batched_models.Normed, METHODS["fedavg"]),
-    "other than dropout": (batched_models.Noisy, METHODS["fedavg"]),
+    "draws random numbers": (batched_models.Noisy, METHODS["fedavg"]),
+    "random operation": (batched_models.Dropping, METHODS["fedavg"]),
     "data-dependent control flow": (batched_models.Branching, METHODS["fedavg"]),
     "two gradients a step": (Net, lambda: presets.fedavg(**WORK).with_local(solver=local.sam(0.05))),
     "gossip between the steps": (Net, lambda: presets.dsgd(**WORK)),

@@ -139,7 +139,7 @@ class Task:
         name: Name of the task. Default: the class of the model.
         execution: How clients are trained. "auto": by native code where model and loss have a native form, otherwise by
             eager PyTorch. "native" and "eager": by that only. "vmap": many clients in one program
-            (`torch.func.vmap`), for small models and rounds of about 32 clients. "compiled": by ``torch.compile``.
+            (`torch.func.vmap`), for small models without dropout. "compiled": by ``torch.compile``.
             What is asked for and impossible is refused with the reason. Results of different executions differ in
             their last bits.
         autocast: "bfloat16" runs the model in mixed precision (`torch.autocast`); updates stay float32.

@@ -3,7 +3,8 @@
 The bits of a client's result depend neither on the clients beside it nor on their number. Torch may compute a single
 model by another kernel than several, and the last numbers of a tensor by other functions (exp, tanh, ...) than whole
 vectors of numbers: so a program always has 32 models, of which no tensor leaves a rest. Missing models are copies.
-Before a run, losses and gradients of example batches are compared with those of single steps.
+Before a run, losses and gradients of example batches are compared with those of single steps. Models that draw random
+numbers, such as dropout, are refused.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 from weakref import WeakKeyDictionary
@@ -20,12 +21,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 from torch.func import functional_call, vmap
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as trees
 
 from hansa.algorithm import Algorithm
-from hansa.core.devices import copy_to_device
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.object_state import bitwise_equal
@@ -57,10 +55,9 @@ _planned: WeakKeyDictionary[Any, dict[Any, Task]] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class ClientBatching:
-    """How clients are trained together: the batch size of those that are, and the calls of dropout in a step."""
+    """How clients are trained together: the batch size of those that are."""
 
     batch_size: int
-    dropout: tuple[DropoutShape, ...] = ()
     models: ClassVar[int] = MODELS
 
 
@@ -81,8 +78,7 @@ def with_vmap(task: TaskLike, algorithm: Algorithm, dtype: torch.dtype, device: 
         batch_size = most_common if algorithm.local.batch_size is None else algorithm.local.batch_size
         try:
             _check(task, algorithm)
-            comparison = _Comparison(task, dtype, device, batch_size)
-            comparison.compare()
+            _Comparison(task, dtype, device, batch_size).compare()
         except NotBatchable as reason:
             raise HansaError(
                 f"Task(execution='vmap'): {task.name} with {algorithm.name}: clients cannot be trained together: "
@@ -90,7 +86,7 @@ def with_vmap(task: TaskLike, algorithm: Algorithm, dtype: torch.dtype, device: 
             ) from reason
         log.info("%s: trained by torch.func.vmap, up to %d clients in one program", task.name, MODELS)
         known[kind] = copy.copy(task)
-        known[kind].client_batching = ClientBatching(batch_size, tuple(comparison.dropout))
+        known[kind].client_batching = ClientBatching(batch_size)
     return known[kind]
 
 
@@ -122,7 +118,6 @@ class BatchedTraining:
         self.trainer, self.plan = trainer, plan
         loss = model_loss(trainer.call_model, trainer.task.loss)
         self._loss = BatchedLoss(trainer.module, loss, trainer.layout)
-        self._generator = torch.Generator()
 
     @torch.no_grad()
     def train(self, jobs: ClientJobs) -> LocalResults:
@@ -180,9 +175,7 @@ class BatchedTraining:
         losses = torch.zeros(steps[0], len(jobs), dtype=trainer.dtype, device=trainer.device)
         for t in range(steps[0]):
             active = sum(each > t for each in steps)
-            keys = [jobs[min(place, active - 1)].key.child("noise", t) for place in range(MODELS)]
-            factors = draw_factors(self.plan.dropout, keys, self._generator, trainer.device)
-            values, gradients = self._loss.gradients(group.views, source[t, active], factors)
+            values, gradients = self._loss.gradients(group.views, source[t, active])
             group.step(active, gradients)
             losses[t, :active] = values[:active]
         group.keep_state()
@@ -214,19 +207,15 @@ class _GroupBatches:
         self._rows: torch.Tensor | None = None
         if isinstance(trainer.source, TensorSource) and not trainer.task.augment:
             rows = [job.batches.rows if isinstance(job.batches, KeyedBatches) else job.batches for job in jobs]
-            self._rows = rows[0].new_zeros(len(rows), *rows[0].shape)
-            for place, each in enumerate(rows):
-                self._rows[place, : len(each)] = each
+            self._rows = nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
     def __getitem__(self, place: tuple[int, int]) -> Batch:
         t, active = place
+        models = torch.arange(MODELS).clamp(max=active - 1)
         if self._rows is None:
             some = [self._trainer.batch(job.client, job.batches[t]) for job in self._jobs[:active]]
-            return stack_batches([some[min(model, active - 1)] for model in range(MODELS)])
-        rows = self._rows[:active, t]
-        if active < MODELS:
-            rows = torch.cat([rows, rows[-1:].expand(MODELS - active, -1)])
-        flat = self._trainer.source.batch(None, rows.reshape(-1))
+            return stack_batches([some[model] for model in models.tolist()])
+        flat = self._trainer.source.batch(None, self._rows[models, t].reshape(-1))
         return Batch(*trees.tree_map(lambda leaf: leaf.view(MODELS, -1, *leaf.shape[1:]), tuple(flat)))
 
 
@@ -310,8 +299,6 @@ class _Comparison:
         self.loss = model_loss(self.trial.call, task.loss)
         self.batched = BatchedLoss(self.trial.module, self.loss, task.layout)
         self.start = self.trial.y.clone()
-        with random_state.fixed_arithmetic(), torch.no_grad():
-            self.dropout = record_dropout(lambda: self._alone(0))
 
     def compare(self) -> None:
         """Raise `NotBatchable` if results together differ from those alone, or depend on the other models."""
@@ -323,7 +310,7 @@ class _Comparison:
                 (model, *result) for order in orders for model, result in zip(order, self._together(order), strict=True)
             ]
             if random_state.rng_state(self.device) != before:
-                raise NotBatchable("its model draws random numbers other than dropout")
+                raise NotBatchable("its model draws random numbers")
         for model, together_loss, gradient in together:
             loss, flat = alone[model]
             tolerance = 1e-4 if self.dtype == torch.float32 else 1e-9
@@ -358,11 +345,9 @@ class _Comparison:
         for row, model in zip(rows, models, strict=True):
             row[: self.start.numel()] = self._vector(model)
         batch = stack_batches([self._batch(model) for model in models])
-        keys = [Key(0).child("noise", model) for model in models]
-        factors = draw_factors(self.dropout, keys, torch.Generator(), self.device)
         try:
             with _without_fallback():
-                losses, gradients = self.batched.gradients(stacked_views(self.task.layout, rows), batch, factors)
+                losses, gradients = self.batched.gradients(stacked_views(self.task.layout, rows), batch)
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise NotBatchable(f"torch.func.vmap cannot take it: {reason}") from error
@@ -384,14 +369,6 @@ def _without_fallback() -> Iterator[None]:
         functions._set_vmap_fallback_enabled(enabled)
 
 
-class DropoutShape(NamedTuple):
-    """One call of dropout in a step: the shape and dtype of its input, and the probability of a zero."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    p: float
-
-
 class _LossModule(nn.Module):
     """A model and its loss as one module, so that its parameters can be replaced in a call."""
 
@@ -403,33 +380,6 @@ class _LossModule(nn.Module):
         return self._loss(inputs, targets)
 
 
-class _Dropout(TorchFunctionMode):
-    """Records the calls of dropout, and refuses embeddings whose gradients vmap does not compute as torch does. With
-    ``factors`` it multiplies by these where dropout would draw them."""
-
-    def __init__(self, factors: Sequence[torch.Tensor] | None = None) -> None:
-        super().__init__()
-        self.calls: list[DropoutShape] = []
-        self._factors = None if factors is None else iter(factors)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is functional.dropout and (drop := _dropout_arguments(*args, **(kwargs or {}))) is not None:
-            if self._factors is not None:
-                return drop[0] * next(self._factors)
-            self.calls.append(DropoutShape(tuple(drop[0].shape), drop[0].dtype, drop[1]))
-        name = getattr(func, "__name__", "")
-        padded = name == "embedding" and len(args) > 2 and args[2] is not None and args[2] >= 0
-        if padded or name.startswith("embedding_renorm"):
-            raise NotBatchable(f"an embedding has {'padding_idx' if padded else 'max_norm'}")
-        return func(*args, **(kwargs or {}))
-
-
-def _dropout_arguments(
-    input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> tuple[torch.Tensor, float] | None:
-    return (input, p) if training and p > 0 else None
-
-
 class BatchedLoss:
     """Losses and gradients of several models on a batch each; ``module`` is in training mode."""
 
@@ -438,22 +388,16 @@ class BatchedLoss:
         self._names = [f"model.{entry.name}" for entry in layout.parameters]
         self._program: Callable[..., Any] = vmap(self._loss, randomness="error")
 
-    def _loss(self, parameters: dict[str, torch.Tensor], inputs: Any, targets: Any, *factors: Any) -> torch.Tensor:
-        with _Dropout(factors) if factors else nullcontext():
-            loss: torch.Tensor = functional_call(self._module, parameters, (inputs, targets))
+    def _loss(self, parameters: dict[str, torch.Tensor], inputs: Any, targets: Any) -> torch.Tensor:
+        loss: torch.Tensor = functional_call(self._module, parameters, (inputs, targets))
         return loss
 
-    def gradients(
-        self, parameters: Sequence[torch.Tensor], batch: Batch, factors: Sequence[torch.Tensor] = ()
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return the losses, [models], and the gradients, one [models, ...] per parameter.
-
-        ``parameters`` are those of `stacked_views`, tensors of ``batch`` are [models, rows, ...], and ``factors`` those
-        of each call of dropout.
-        """
+    def gradients(self, parameters: Sequence[torch.Tensor], batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return the losses, [models], and the gradients, one [models, ...] per parameter, for the parameters of
+        `stacked_views` and a batch of [models, rows, ...]."""
         leaves = [parameter.detach().requires_grad_() for parameter in parameters]
         with torch.enable_grad():  # the gradient of a sum over models, whose terms share no parameter
-            losses = self._program(dict(zip(self._names, leaves, strict=True)), *batch, *factors)
+            losses = self._program(dict(zip(self._names, leaves, strict=True)), *batch)
             gradients = torch.autograd.grad(
                 losses, leaves, torch.ones_like(losses), allow_unused=True, materialize_grads=True
             )
@@ -481,31 +425,6 @@ def stacked_views(layout: Layout, rows: torch.Tensor) -> list[torch.Tensor]:
         rows.as_strided((len(rows), *view.shape), (rows.stride(0), *view.stride()), view.storage_offset())
         for view in first
     ]
-
-
-def record_dropout(step: Callable[[], Any]) -> list[DropoutShape]:
-    """Return the calls of dropout in a step."""
-    record = _Dropout()
-    with record:
-        step()
-    return record.calls
-
-
-def draw_factors(
-    calls: Sequence[DropoutShape], keys: Sequence[Key], generator: torch.Generator, device: torch.device
-) -> list[torch.Tensor]:
-    """Return the factors of each call of dropout, [models, ...], drawn with one key per model.
-
-    A key gives the numbers that a step on that model alone would draw after `random_state.seed_all`.
-    """
-    factors = [torch.empty((len(keys), *call.shape), dtype=call.dtype) for call in calls]
-    for place, key in enumerate(keys):
-        random_state.seed_generator(generator, key)
-        for call, out in zip(calls, factors, strict=True):
-            out[place].bernoulli_(1 - call.p, generator=generator)
-            if call.p < 1:
-                out[place].div_(1 - call.p)
-    return [copy_to_device(each, device) for each in factors]
 
 
 def stack_batches(batches: Sequence[Batch]) -> Batch:
