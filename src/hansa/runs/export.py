@@ -31,7 +31,7 @@ from hansa.runs.driver import Run
 from hansa.runs.experiment import build_run
 from hansa.runs.folder import MODEL as MODEL_FILE
 from hansa.runs.folder import RunFolder, SeedGroupFolder
-from hansa.runs.per_client import check_client, client_vectors, has_client_models
+from hansa.runs.per_client import check_client, client_vectors
 from hansa.runs.preprocessing import PREPROCESSING, Preprocessing, read_preprocessing, write_preprocessing
 from hansa.runs.record import RunRecord
 from hansa.runs.store import DamagedFileError, io
@@ -284,8 +284,6 @@ def _load_client_model(run_folder: RunFolder, client: int, algorithm: Algorithm 
     wide = any(tensor.dtype == torch.float64 for tensor in module.state_dict().values())
     state, buffers = run_task.layout.pack(module, torch.float64 if wide else run.dtype)
     vectors = {MODEL: state, BUFFERS: buffers} if run_task.layout.buffer_dim else {MODEL: state}
-    if not has_client_models(run.algorithm):  # raises before looking for client rows, which such a run does not have
-        client_vectors(run.algorithm, vectors, run.store, client)
     if not run_folder.checkpoint_rounds:
         raise HansaError(f"{run_folder}: has no client rows, because checkpoint.every is 0.")
     with RunRecord(run_folder.path) as record:

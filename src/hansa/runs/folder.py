@@ -16,7 +16,7 @@ model.safetensors        the model after the last round
 =======================  =======================================================================
 
 ``mkdir`` reserves a name and a lock its folder before anything else is written. To replace a run, its files are
-renamed into ``.replacing``, and that into ``.replaced`` once all are there; they are removed when the new run can be
+renamed into ``.replaced``, the configuration first and the marker last; they are removed when the new run can be
 resumed. After a crash at any point, the next process finds a complete run, the new or the old one. Files that are not
 part of a run are never moved.
 
@@ -78,7 +78,7 @@ NAMES = (
 """The files of a run in order of removal: the first makes the folder a run, the last identifies it as Hansa's."""
 
 LOCK = ".hansa-lock"
-REPLACING, REPLACED = ".replacing", ".replaced"
+REPLACED = ".replaced"
 FORMAT = 4
 """Format of run folders. Others are refused."""
 GROUP = "group.yaml"
@@ -386,7 +386,7 @@ class RunFolder(_Folder):
 
     def acquire_existing(self) -> None:
         """Lock the folder of a run that is to be resumed."""
-        if not any((self / name).exists() for name in (CONFIG, REPLACING, REPLACED)):
+        if not any((self / name).exists() for name in (CONFIG, REPLACED)):
             raise HansaError(f"{self.path}: not a run folder: {CONFIG} is missing.")
         self._lock = FileLock(self / LOCK)
         self._recover()
@@ -411,28 +411,24 @@ class RunFolder(_Folder):
             self._lock = None
 
     def _move_aside(self) -> None:
-        io.make_folder((self / REPLACING).absolute())
+        io.make_folder((self / REPLACED).absolute())
         for name in NAMES:
             io.remove(self.path / (name + io.TEMPORARY_SUFFIX))
             if os.path.lexists(self / name):
-                io.rename(self / name, self / REPLACING / name)
-        io.rename(self / REPLACING, self / REPLACED)
+                io.rename(self / name, self / REPLACED / name)
 
     def _recover(self) -> bool:
         """Finish or undo an interrupted replacement; return whether there was one."""
-        replacing, replaced = self / REPLACING, self / REPLACED
-        if replaced.is_dir():
-            if self.exists:
-                self.discard_replaced()
-                return True
-            self._clear()
-            io.rename(replaced, replacing)
-        if not replacing.is_dir():
+        replaced = self / REPLACED
+        if not replaced.is_dir():
             return False
-        for name in reversed(NAMES):
-            if os.path.lexists(replacing / name):
-                io.rename(replacing / name, self / name)
-        io.remove(replacing)
+        if not self.exists:
+            if os.path.lexists(replaced / MARKER):  # the old run is all there: what is beside it is of the new one
+                self._clear()
+            for name in reversed(NAMES):
+                if os.path.lexists(replaced / name):
+                    io.rename(replaced / name, self / name)
+        self.discard_replaced()
         return True
 
     def _clear(self) -> None:
@@ -527,7 +523,7 @@ def _is_unfinished_start(path: Path) -> bool:
     """Return whether the folder is empty, or was left by a run that was killed before it had its configuration."""
     names = {entry.name.removesuffix(io.TEMPORARY_SUFFIX) for entry in os.scandir(path)}
     marked = bool({LOCK, MARKER} & names)
-    return not names or (marked and names <= {*NAMES, LOCK, REPLACING, REPLACED})
+    return not names or (marked and names <= {*NAMES, LOCK, REPLACED})
 
 
 def parse_seeds(seeds: object, first: int = 0, where: str = "run") -> list[int]:
