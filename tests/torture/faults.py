@@ -22,6 +22,7 @@ from hansa.runs.record import RunRecord
 from hansa.runs.store import RamStore, io
 from hansa.runs.store.database import DATABASE
 from torture.disks import FAULTS, Counting, Dead, Failing, Hasty, PowerCut
+from torture.kill import sha
 
 ROUNDS = 8
 SAVED = (0, 3, 5, 6)
@@ -91,41 +92,6 @@ def history(folder: Path) -> None:
             close_round(record, save=round in SAVED)
 
 
-@dataclass(frozen=True)
-class Case:
-    """A folder as it was, one act on it, and what must be true whether or not the act came to its end."""
-
-    name: str
-    prepare: Callable[[Path], None]
-    act: Callable[[Path], None]
-    check: Callable[[Path, bool], None]
-
-
-def _nothing(folder: Path) -> None:
-    folder.mkdir()
-
-
-def _is_new(folder: Path, finished: bool) -> None:
-    if not RunRecord.exists(folder):
-        assert not finished
-        begin(folder)
-    with RunRecord(folder, writing=True) as record:
-        assert list(record.rounds()) == []
-        record.open_rows()
-        record.save_checkpoint(state(0), {"round": 0})
-        close_round(record)
-        assert record.open_rows().verify() == 6
-
-
-def _commit(folder: Path, save: bool = False) -> None:
-    with RunRecord(folder, writing=True) as record:
-        close_round(record, save=save)
-
-
-def _old_or_new(folder: Path, finished: bool) -> None:
-    whole(folder, (ROUNDS + 1,) if finished else (ROUNDS, ROUNDS + 1))
-
-
 def whole(folder: Path, expected: tuple[int, ...]) -> None:
     """The record is at one of these rounds, with everything of it; every checkpoint can be resumed, and it goes on."""
     with RunRecord(folder) as record:
@@ -147,7 +113,7 @@ def whole(folder: Path, expected: tuple[int, ...]) -> None:
         shutil.copytree(folder, copy)
         with RunRecord(copy, writing=True) as record:
             record.check_checkpoint(round)
-            assert _same(record.load_checkpoint(round).state, state(round))
+            assert sha(record.load_checkpoint(round).state) == sha(state(round))
             assert len(record.rewind(round)) == round
             close_round(record)
             close_round(record, save=True)
@@ -156,103 +122,84 @@ def whole(folder: Path, expected: tuple[int, ...]) -> None:
             assert record.checkpoint_rounds()[-1] == round + 2
 
 
-def _same(one: State, two: State) -> bool:
-    left, right = one["vectors"], two["vectors"]
-    return bool(torch.equal(left["m"], right["m"])) and left["model"] == right["model"] and one["round"] == two["round"]
-
-
-def _rewind(folder: Path) -> None:
+def is_new(folder: Path, finished: bool) -> None:
+    """The record is empty, or was not made."""
+    if not RunRecord.exists(folder):
+        assert not finished
+        begin(folder)
     with RunRecord(folder, writing=True) as record:
-        record.rewind(5)
+        assert list(record.rounds()) == []
+        record.open_rows()
+        record.save_checkpoint(state(0), {"round": 0})
+        close_round(record)
+        assert record.open_rows().verify() == 6
 
 
-def _rewound_or_not(folder: Path, finished: bool) -> None:
-    whole(folder, (5,) if finished else (5, ROUNDS))
+@dataclass(frozen=True)
+class Case:
+    """A folder as it was, one act on its record, and the rounds that it has before and after."""
 
+    name: str
+    prepare: Callable[[Path], None]
+    act: Callable[[RunRecord], object] | None
+    before: int = 0
+    after: int = 0
 
-def _salvage(folder: Path) -> None:
-    with RunRecord(folder, writing=True) as record:
-        record._salvage(3)
-
-
-def _salvaged_or_not(folder: Path, finished: bool) -> None:
-    whole(folder, (3,) if finished else (3, ROUNDS))
-
-
-CASES = (
-    Case("a record is made", _nothing, begin, _is_new),
-    Case("the first round is committed", begin, _commit, lambda folder, done: whole(folder, (1,) if done else (0, 1))),
-    Case("a round is committed", history, _commit, _old_or_new),
-    Case("a round is committed with a checkpoint", history, partial(_commit, save=True), _old_or_new),
-    Case("a record goes back to a checkpoint", history, _rewind, _rewound_or_not),
-    Case("a damaged record is written anew", history, _salvage, _salvaged_or_not),
-)
-
-
-class Bench:
-    """A case with its folder prepared once and copied for every trial."""
-
-    def __init__(self, case: Case, place: Path) -> None:
-        self.case, self.place = case, place
-        self.template = place / "template"
-        counting = Counting()
-        with io.use_disk(Hasty()):
-            case.prepare(self.template)
-        with io.use_disk(counting):
-            case.act(self.fresh())
-        self.calls = counting.calls
-
-    def fresh(self) -> Path:
-        folder = self.place / "trial"
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(self.template, folder)
-        return folder
-
-    def fail(self, at: int, fault: str) -> None:
-        """Call ``at`` fails; the error reaches the caller, or was of no consequence."""
-        folder = self.fresh()
-        disk = Failing(at, fault)
-        finished = True
-        with io.use_disk(disk):
-            try:
-                self.case.act(folder)
-            except OSError as error:
-                finished = False
-                named = error.filename is not None
-        assert disk.struck
-        assert finished or named, "the error does not name the file"
-        self.check(folder, finished)
-
-    def cut(self, at: int | None, seed: int) -> None:
-        """The power goes before call ``at``, or after the last."""
-        folder = self.fresh()
-        disk = PowerCut(at, Key(seed).child(self.case.name, -1 if at is None else at).numpy())
-        finished = True
-        with io.use_disk(disk):
-            try:
-                self.case.act(folder)
-            except Dead:
-                finished = False
-        disk.cut()
-        self.check(folder, finished)
+    def run(self, folder: Path) -> None:
+        if self.act is None:
+            begin(folder)
+        else:
+            with RunRecord(folder, writing=True) as record:
+                self.act(record)
 
     def check(self, folder: Path, finished: bool) -> None:
         with io.use_disk(Hasty()):
-            self.case.check(folder, finished)
+            if self.act is None:
+                is_new(folder, finished)
+            else:
+                whole(folder, (self.after,) if finished else (self.before, self.after))
+
+
+CASES = (
+    Case("a record is made", Path.mkdir, None),
+    Case("the first round is committed", begin, close_round, 0, 1),
+    Case("a round is committed", history, close_round, ROUNDS, ROUNDS + 1),
+    Case("a round is committed with a checkpoint", history, partial(close_round, save=True), ROUNDS, ROUNDS + 1),
+    Case("a record goes back to a checkpoint", history, lambda record: record.rewind(5), ROUNDS, 5),
+    Case("a damaged record is written anew", history, lambda record: record._salvage(3), ROUNDS, 3),
+)
 
 
 def try_case(case: Case, place: Path, cuts: int) -> int:
     """Every call fails in every way, and the power goes ``cuts`` times before each and after the last; return how many
     trials there were."""
-    bench = Bench(case, place)
-    trials: list[Callable[[], None]] = []
-    for at in range(len(bench.calls)):
-        trials += [partial(bench.fail, at, fault) for fault in FAULTS]
-        trials += [partial(bench.cut, at, seed) for seed in range(cuts)]
-    trials += [partial(bench.cut, None, seed) for seed in range(2 + cuts)]
-    for trial in trials:
-        trial()
-    return len(trials)
+    template, folder, counting = place / "template", place / "trial", Counting()
+    with io.use_disk(Hasty()):
+        case.prepare(template)
+    shutil.copytree(template, folder)
+    with io.use_disk(counting):
+        case.run(folder)
+    calls = range(len(counting.calls))
+    disks: list[Failing | PowerCut] = [Failing(at, fault) for at in calls for fault in FAULTS]
+    for at in (*calls, None):
+        draws = [Key(seed).child(case.name, -1 if at is None else at) for seed in range(cuts + 2 * (at is None))]
+        disks += [PowerCut(at, draw.numpy()) for draw in draws]
+    for disk in disks:
+        shutil.rmtree(folder)
+        shutil.copytree(template, folder)
+        error: BaseException | None = None
+        with io.use_disk(disk):
+            try:
+                case.run(folder)
+            except (OSError, Dead) as caught:
+                error = caught
+        if isinstance(disk, PowerCut):
+            disk.cut()
+        else:  # the error reaches the caller, or was of no consequence
+            assert disk.struck
+            assert not isinstance(error, OSError) or error.filename is not None, "the error does not name the file"
+        case.check(folder, error is None)
+    return len(disks)
 
 
 def cut_logs(place: Path, count: int, seed: int = 0) -> int:

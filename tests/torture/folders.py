@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -67,17 +67,6 @@ def same(one: Path, other: Path) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
-@contextmanager
-def inside(folder: Path) -> Iterator[Path]:
-    folder.mkdir(parents=True)
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield folder
-    finally:
-        os.chdir(before)
-
-
 def starts(count: int, place: Path, seed: int = 0) -> Counter[str]:
     """Runs of several seeds started at the same moment: every one has a folder, and in it its own run whole."""
     draw = Key(seed).child("starts").numpy()
@@ -90,7 +79,8 @@ def starts(count: int, place: Path, seed: int = 0) -> Counter[str]:
     while seen["started"] < count:
         group += 1
         size, every = 2 + int(draw.integers(3)), int(draw.integers(2))
-        with inside(place / f"group {group}"):
+        (place / f"group {group}").mkdir()
+        with chdir(place / f"group {group}"):
             children = [
                 Child(["run", *words(f"checkpoint.every={every}", seed=number)], Path(f"{number}.log"))
                 for number in range(size)
@@ -106,24 +96,6 @@ def starts(count: int, place: Path, seed: int = 0) -> Counter[str]:
             assert len({RunFolder(folder).config.seed for folder in found}) == size
         seen["started"] += size
     return seen
-
-
-def _refused(work: Callable[[], object]) -> str:
-    try:
-        work()
-    except HansaError as error:
-        return str(error)
-    raise AssertionError("it was not refused")
-
-
-@contextmanager
-def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def _other_data(which: str) -> Callable[..., data.FederatedData]:
@@ -151,11 +123,17 @@ def _other_partition(folder: Path) -> None:
 
 def changed(preset: str, place: Path) -> Counter[str]:
     """Every kind of change to a run of one preset: refused by name, and gone on with when accepted, which is noted."""
+    with pytest.MonkeyPatch.context() as patch:
+        return _changed(preset, place, patch)
+
+
+def _changed(preset: str, place: Path, patch: pytest.MonkeyPatch) -> Counter[str]:
     nets = place / "nets"
     nets.mkdir(parents=True)
     module = "torture_nets"
     (nets / f"{module}.py").write_text(NETS)
-    sys.path.insert(0, str(nets))
+    patch.syspath_prepend(nets)
+    sys.modules.pop(module, None)
     told = [*SMALL, f"model={{factory: '{module}:make'}}"]
     if preset in ("cafga", "ha_fed"):
         told.append("gossip.clusters=2")
@@ -167,40 +145,35 @@ def changed(preset: str, place: Path) -> Counter[str]:
         importlib.reload(sys.modules[module])
 
     def attempt(kind: str, folder: Path) -> None:
-        said = _refused(lambda: Experiment.resume(folder, rounds=4))
-        assert f"changed since the run was started: {kind}" in said, f"{preset}, {kind}: {said}"
+        with pytest.raises(HansaError, match=f"changed since the run was started: {kind}"):
+            Experiment.resume(folder, rounds=4)
         Experiment.resume(folder, rounds=4, accept=[kind]).execute()
-        marker = RunFolder(folder).marker
-        assert marker is not None
-        assert [note["changed"] for note in marker["accepted"]] == [[kind]], f"{preset}, {kind}: not noted"
-        assert (
-            Experiment.resume(folder, rounds=5).execute()["rounds"] == 5
-        )  # what was accepted is what it is bound to now
+        notes = [note["changed"] for note in RunFolder(folder).marker["accepted"]]
+        assert notes == [[kind]], f"{preset}, {kind}: not noted"
+        # what was accepted is what it is bound to now
+        assert Experiment.resume(folder, rounds=5).execute()["rounds"] == 5
         seen[kind] += 1
 
     def fresh(kind: str) -> Path:
         Experiment.new(from_preset(preset, told), place / kind).execute()
         return place / kind
 
-    try:
-        for which in ("inputs", "targets", "test_targets"):
-            folder = fresh(which)
-            with replaced(build, "load_data", _other_data(which)):
-                attempt("data", folder)
-        _other_partition(folder := fresh("partition"))
-        attempt("partition", folder)
-        edits = ((".relu()", ".tanh()"), ("nn.Linear(4, 10)", "nn.Linear(4, 10).float()"))
-        for number, (before, after) in enumerate(edits):
-            folder = fresh(f"model {number}")
-            edit(before, after)
-            attempt("model", folder)
-            edit("", "")
-        folder = fresh("version")
-        with replaced(provenance, "__version__", "0.0.9"):
-            attempt("version", folder)
-    finally:
-        sys.path.remove(str(nets))
-        sys.modules.pop(module, None)
+    for which in ("inputs", "targets", "test_targets"):
+        folder = fresh(which)
+        with patch.context() as own:
+            own.setattr(build, "load_data", _other_data(which))
+            attempt("data", folder)
+    _other_partition(folder := fresh("partition"))
+    attempt("partition", folder)
+    edits = ((".relu()", ".tanh()"), ("nn.Linear(4, 10)", "nn.Linear(4, 10).float()"))
+    for number, (before, after) in enumerate(edits):
+        folder = fresh(f"model {number}")
+        edit(before, after)
+        attempt("model", folder)
+        edit("", "")
+    folder = fresh("version")
+    patch.setattr(provenance, "__version__", "0.0.9")
+    attempt("version", folder)
     return seen
 
 
