@@ -311,10 +311,6 @@ from torch.nn import Linear
 def plain():
     return nn.Linear(60, 10)
 
-@hansa.component
-def declared():
-    return nn.Linear(60, 10)
-
 class Net(nn.Linear):
     def __init__(self):
         super().__init__(60, 10)
@@ -331,6 +327,7 @@ def mine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "looked_at.py").write_text(MINE)
+    (tmp_path / "small.yaml").write_text(SMALL.replace("model: logistic", "model: {factory: 'looked_at:Net'}"))
     yield tmp_path
     sys.modules.pop("looked_at", None)
 
@@ -359,15 +356,14 @@ def test_only_components_are_imported(mine, name, reason):
 
 
 def test_a_run_of_ones_own_needs_no_trust_and_one_of_others_does(mine, monkeypatch, tmp_path):
-    (mine / "small.yaml").write_text(SMALL.replace("model: logistic", "model: {factory: 'looked_at:declared'}"))
     command("run", "small.yaml", "-o", "run", "-q")
     assert oct(trust.list_path().stat().st_mode & 0o777) == "0o600"
     hansa.load_model("run")
     monkeypatch.setenv(trust.VARIABLE, str(tmp_path / "list of another user"))
-    with pytest.raises(trust.UntrustedFolderError, match=r"not on the list.*looked_at:declared\. .*--trust"):
+    with pytest.raises(trust.UntrustedFolderError, match=r"not on the list.*looked_at:Net\. .*--trust"):
         hansa.load_model("run")
     hansa.load_model("run", trust=True)
-    assert "looked_at:declared" in command("resume", "run", "-r", "3", "-q")
+    assert "looked_at:Net" in command("resume", "run", "-r", "3", "-q")
     assert RunFolder("run").summary["rounds"] == 2
     command("resume", "run", "-r", "3", "-q", "--trust")
     assert RunFolder("run").summary["rounds"] == 3
@@ -376,7 +372,6 @@ def test_a_run_of_ones_own_needs_no_trust_and_one_of_others_does(mine, monkeypat
 def test_without_a_place_for_the_list_runs_work_and_are_not_trusted(mine, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(trust.VARIABLE, str(tmp_path / "file" / "list.txt"))
-    (mine / "small.yaml").write_text(SMALL.replace("model: logistic", "model: {factory: 'looked_at:Net'}"))
     command("run", "small.yaml", "-o", "run", "-q")
     assert "not on the list" in command("resume", "run", "-r", "3", "-q")
     command("resume", "run", "-r", "3", "-q", "--trust")
@@ -385,7 +380,6 @@ def test_without_a_place_for_the_list_runs_work_and_are_not_trusted(mine, monkey
 
 def test_a_folder_of_others_with_the_same_settings_is_not_the_users_own(mine, tmp_path):
     """The id is random: nobody can write a folder that the list has, without a folder of this user."""
-    (mine / "small.yaml").write_text(SMALL.replace("model: logistic", "model: {factory: 'looked_at:Net'}"))
     command("run", "small.yaml", "-o", "run", "-q")
     (mine / "run" / trust.IDENTITY).unlink()
     assert "not on the list" in command("resume", "run", "-r", "3", "-q")
@@ -394,8 +388,6 @@ def test_a_folder_of_others_with_the_same_settings_is_not_the_users_own(mine, tm
 
 
 def test_a_group_of_seeds_of_others_needs_trust_too(mine, monkeypatch, tmp_path):
-    text = SMALL.replace("model: logistic", "model: {factory: 'looked_at:Net'}")
-    (mine / "small.yaml").write_text(text)
     command("run", "small.yaml", "-o", "group", "--seeds", "2", "-q")
     command("resume", "group", "-r", "3", "-q")
     assert [run.summary["rounds"] for run in SeedGroupFolder("group").runs] == [3, 3]
