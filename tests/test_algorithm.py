@@ -12,14 +12,14 @@ import torch
 import hansa
 from engine import problems
 from hansa import Algorithm, Channel, HansaError, LocalPhase
-from hansa.aggregate import BaseAggregator, aware, clipped, krum, mean, median
+from hansa.aggregate import BaseAggregator, clipped, krum, mean
 from hansa.aggregate.base import Combined, sum_updates
 from hansa.algorithm import Mixing
-from hansa.compress import direct, error_feedback, memoryless, replica, sign, top_k
-from hansa.core.citations import bibliography, bibtex, citations
+from hansa.compress import direct, error_feedback, replica, sign, top_k
+from hansa.core.citations import bibliography, bibtex_entries, citations
 from hansa.core.protocols import with_defaults
 from hansa.gossip import everyone, resample, ring, selected
-from hansa.local import Correction, SolverResult, Work, fixed, prox, sgd
+from hansa.local import Correction, SolverResult, Work, fixed, sgd
 from hansa.local import scaffold as scaffold_solver
 from hansa.sample import BaseSampler, Sampler, per_cluster, startup, uniform
 from hansa.server import BaseServerTransform, chain, scale
@@ -27,8 +27,8 @@ from hansa.server import BaseServerTransform, chain, scale
 REFUSED: dict[str, tuple[Any, str]] = {
     "a compressor up": (
         lambda: Channel(uplink=sign()),
-        "Channel(uplink=sign()): expected a link, with receive and send. "
-        "error_feedback(sign()) is one, direct() another.",
+        "Channel(uplink=sign()): expected a link, with receive and send. error_feedback(sign()) is one, "
+        "direct() another.",
     ),
     "a compressor down": (
         lambda: Channel(downlink=top_k(0.5)),
@@ -37,45 +37,26 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "an uplink down": (
         lambda: Channel(downlink=error_feedback(sign())),
-        "Channel(downlink=error_feedback(compressor=sign())): expected a downlink, with acknowledge, apply, "
-        "broadcast and init. replica(sign()) is one, direct() another.",
+        "Channel(downlink=error_feedback(compressor=sign())): expected a downlink, with acknowledge, "
+        "apply, broadcast and init. replica(sign()) is one, direct() another.",
     ),
     "a downlink up": (
         lambda: Channel(uplink=replica(sign())),
-        "Channel(uplink=replica(compressor=sign(), public_start=True, every=1)): expected a link, with receive and "
-        "send. error_feedback(sign()) is one, direct() another.",
+        "Channel(uplink=replica(compressor=sign(), public_start=True, every=1)): expected a link, with "
+        "receive and send. error_feedback(sign()) is one, direct() another.",
     ),
     "a rate as server": (
         lambda: Channel(server=0.1),
         "Channel(server=0.1): expected a server transform, with init and update. scale(0.1) is one.",
     ),
-    "a server's name": (
-        lambda: Channel(server="ams"),
-        "Channel(server='ams'): expected a server transform: ams().",
-    ),
-    "a server's name, misspelt": (
-        lambda: Channel(server="adan"),
-        "Channel(server='adan'): expected a server transform, with init and update. Did you mean adam?",
-    ),
     "an aggregator as server": (
         lambda: Channel(server=mean()),
-        "Channel(server=mean(weights='uniform')): expected a server transform, with update. scale(0.1) is one.",
+        "Channel(server=mean(weights='uniform')): expected a server transform, with init and update. "
+        "scale(0.1) is one.",
     ),
     "an aggregator's class": (
         lambda: Channel(aggregate=mean),
-        "Channel(aggregate=mean): expected an aggregator: mean().",
-    ),
-    "an aggregator's class with arguments": (
-        lambda: Channel(aggregate=clipped),
-        "Channel(aggregate=clipped): expected an aggregator: clipped(...).",
-    ),
-    "another class": (
-        lambda: Channel(aggregate=sign),
-        "Channel(aggregate=sign): expected an aggregator, with combine and init. mean() is one.",
-    ),
-    "nothing": (
-        lambda: Channel(aggregate=None),
-        "Channel(aggregate=None): expected an aggregator, with combine and init. mean() is one.",
+        "Channel(aggregate=mean): expected an aggregator, with combine and init. mean() is one.",
     ),
     "a share as sampler": (
         lambda: Algorithm(sampler=0.1),
@@ -95,19 +76,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "a number of steps": (
         lambda: LocalPhase(steps=5),
-        "LocalPhase(steps=5): expected an amount of local work: fixed(5).",
-    ),
-    "steps a client": (
-        lambda: LocalPhase(steps=[1, 2]),
-        "LocalPhase(steps=[1, 2]): expected an amount of local work: fixed([1, 2]).",
-    ),
-    "a number of epochs": (
-        lambda: LocalPhase(steps=1.5),
-        "LocalPhase(steps=1.5): expected an amount of local work: epochs(1.5).",
-    ),
-    "a solver's class": (
-        lambda: LocalPhase(solver=prox),
-        "LocalPhase(solver=prox): expected a local solver: prox(...).",
+        "LocalPhase(steps=5): expected an amount of local work, with draw. fixed(5) is one.",
     ),
     "a number as solver": (
         lambda: LocalPhase(solver=0.1),
@@ -116,14 +85,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a topology as mixing": (
         lambda: LocalPhase(mixing=ring(), steps=fixed(2)),
         "LocalPhase(mixing=ring()): expected Mixing(ring()).",
-    ),
-    "a topology's name": (
-        lambda: Mixing("ring"),
-        "Mixing(topology='ring'): expected a topology: ring().",
-    ),
-    "a topology's class": (
-        lambda: Mixing(ring),
-        "Mixing(topology=ring): expected a topology: ring().",
     ),
     "a matrix as topology": (
         lambda: Mixing(7),
@@ -138,31 +99,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "Mixing(compressor=direct()): expected a compressor, with encode, max_nbytes and parse. "
         "hansa.compress.sign() is one.",
     ),
-    "a ratio in a link": (
-        lambda: error_feedback(1 / 64),
-        "error_feedback(compressor=0.015625): expected a compressor, with encode, max_nbytes and parse. "
-        "hansa.compress.sign() is one.",
-    ),
-    "a class in a link": (
-        lambda: memoryless(sign),
-        "memoryless(compressor=sign): expected a compressor: sign().",
-    ),
     "a link in a link": (
         lambda: replica(direct()),
         "replica(compressor=direct()): expected a compressor, with encode, max_nbytes and parse. "
         "hansa.compress.sign() is one.",
-    ),
-    "a class in clipped": (
-        lambda: clipped(median, 1.0),
-        "clipped(inner=median): expected an aggregator: median().",
-    ),
-    "a rate in aware": (
-        lambda: aware(project=0.1),
-        "aware(project=0.1): expected a server transform, with init and update. scale(0.1) is one.",
-    ),
-    "a preset's compressor": (
-        lambda: hansa.presets.fedcams(compressor=sign),
-        "fedcams(compressor=sign): expected a compressor: sign().",
     ),
     "weights that a clipped aggregator has": (
         lambda: hansa.presets.scaffold().on("model", aggregate=clipped(mean("samples"), 1.0)),
@@ -366,7 +306,7 @@ def test_a_citation_is_a_key_or_an_entry_of_ones_own(capsys) -> None:
     assert capsys.readouterr().out == text + "\n"
     assert text.count(OWN) == 1
     assert bibliography()["reddi2021"] in text
-    assert bibtex([method, method]) == text
+    assert bibtex_entries(citations(method) * 2) == text
 
     class one(cited):
         cites: ClassVar[str] = OWN  # type: ignore[assignment]

@@ -270,7 +270,7 @@ def test_the_task_says_a_device_and_the_run_another(monkeypatch):
     [
         ("cuda:3", r"run\(device='cuda:3'\): there is no such device here. There is: cpu \(CPU\)"),
         (["cpu", "mps"], r"run\(device='mps'\): there is no such device"),
-        ("gpu", r"run\(device='gpu'\): torch knows no such device. There is: cpu \(CPU\)"),
+        ("gpu", r"run\(device='gpu'\): there is no such device here. There is: cpu \(CPU\)"),
         ("meta", "no such device here"),
         ("cpu:1", "no such device here"),
         ([], r"expected a device such as 'cpu' or 'cuda:0'"),
@@ -302,7 +302,7 @@ def test_the_servers_device_is_the_cpu_unless_another_one_is_named(monkeypatch):
     assert changes([], server_device="cuda:1") == ["server_device=cuda:1"]
     for asked, told in (
         ("cuda", r"run\(server_device='cuda'\): there is no such device here. There is: cpu \(CPU\). Without"),
-        ("gpu", r"run\(server_device='gpu'\): torch knows no such device. There is: cpu"),
+        ("gpu", r"run\(server_device='gpu'\): there is no such device here. There is: cpu"),
         (["cpu", "cpu"], r"run\(server_device=\['cpu', 'cpu'\]\): expected one device"),
     ):
         with pytest.raises(hansa.HansaError, match=told):

@@ -47,11 +47,6 @@ def citations(algorithm: HasComponents) -> list[str]:
     return list(dict.fromkeys(citation.strip() for part in algorithm.components() for citation in citations_of(part)))
 
 
-def bibtex(algorithms: Iterable[HasComponents]) -> str:
-    """Return the BibTeX of all components of some algorithms, each entry once."""
-    return bibtex_entries(citation for algorithm in algorithms for citation in citations(algorithm))
-
-
 def bibtex_entries(citations: Iterable[str]) -> str:
     """Return the BibTeX of some citations, each once."""
     return "\n\n".join(bibliography().get(citation, citation) for citation in dict.fromkeys(citations))
@@ -70,7 +65,7 @@ def cite(algorithm: HasComponents) -> str:
     >>> text.splitlines()[0]
     '@inproceedings{mcmahan2017,'
     """
-    text = bibtex([algorithm])
+    text = bibtex_entries(citations(algorithm))
     print(text)
     return text
 

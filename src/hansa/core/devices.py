@@ -6,12 +6,12 @@ aggregation, run folders and exact resume do not depend on the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
-from hansa.core.errors import HansaError, invalid_argument, short_repr
+from hansa.core.errors import HansaError, argument_error, invalid_argument
 
 Device: TypeAlias = "str | torch.device | Sequence[str | torch.device]"
 PINNED_DEVICES = frozenset({"cuda", "xpu"})
@@ -44,7 +44,27 @@ def resolve_devices(requested: Device, component: str = "run", argument: str = "
     if not each:
         raise invalid_argument(component, argument, requested, "a device such as 'cpu' or 'cuda:0', or several")
     there = available_devices()
-    return tuple(_resolve_device(word, there, component, argument) for word in each)
+    found = [_matching(word, there) for word in each]
+    if None in found:
+        listed = ", ".join(f"{device} ({name})" for device, name in there.items())
+        if argument == "server_device":
+            listed += ". Without server_device the server computes on the CPU"
+        wrong = each[found.index(None)]
+        raise argument_error(
+            component, argument, str(wrong) if isinstance(wrong, torch.device) else wrong,
+            f"there is no such device here. There is: {listed}.",
+        )  # fmt: skip
+    return tuple(device for device in found if device is not None)
+
+
+def _matching(requested: str | torch.device, available: Iterable[torch.device]) -> torch.device | None:
+    """Return the first available device that a word names, if any; the CPU is also ``cpu:0``."""
+    try:
+        wanted = torch.device(requested)
+    except (RuntimeError, TypeError):  # torch knows no such device
+        return None
+    same = (device for device in available if device.type == wanted.type)
+    return next((device for device in same if wanted.index in (None, device.index or 0)), None)
 
 
 def resolve_server_device(requested: str | torch.device) -> torch.device:
@@ -71,31 +91,6 @@ def device_name(device: torch.device, *, numbered: bool = True) -> str:
     if device.type == "cpu":
         return "cpu"
     return f"{device if numbered else device.type} ({available_devices().get(device, '?')})"
-
-
-def _resolve_device(
-    requested: str | torch.device, available: dict[torch.device, str], component: str, argument: str
-) -> torch.device:
-    listed = ", ".join(f"{device} ({name})" for device, name in available.items())
-    if argument == "server_device":
-        listed += ". Without server_device the server computes on the CPU"
-    try:
-        wanted = torch.device(requested)
-    except (RuntimeError, TypeError) as error:
-        raise HansaError(
-            f"{component}({argument}={short_repr(requested)}): torch knows no such device. There is: {listed}."
-        ) from error
-    if wanted.index is None:
-        same = [device for device in available if device.type == wanted.type]
-        match = same[0] if same else None
-    else:
-        match = wanted if wanted in available else None
-        if wanted.type == "cpu" and wanted.index == 0:
-            match = torch.device("cpu")
-    if match is None:
-        shown = short_repr(str(requested) if isinstance(requested, torch.device) else requested)
-        raise HansaError(f"{component}({argument}={shown}): there is no such device here. There is: {listed}.")
-    return match
 
 
 def on_host(tensor: torch.Tensor) -> bool:

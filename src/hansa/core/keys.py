@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -68,7 +66,7 @@ class Key:
 
     def numpy(self) -> np.random.Generator:
         """Return a NumPy generator for this address."""
-        return np.random.Generator(np.random.Philox(_seed_sequence_class()(self.digest(16))))
+        return np.random.Generator(np.random.Philox(key=np.frombuffer(self.digest(16), "<u8")))
 
     def torch(self, device: torch.device | str = "cpu") -> torch.Generator:
         """Return a torch generator for this address."""
@@ -87,24 +85,3 @@ def _encode(*parts: str | int) -> bytes:
         text = str(part).encode()
         pieces.append(b"%c%d:%b" % (b"i" if isinstance(part, int) else b"s", len(text), text))
     return b"".join(pieces)
-
-
-@cache
-def _seed_sequence_class() -> Any:
-    """Return a seed sequence class that passes 128 bits to Philox, like ``Philox(key=...)`` without system entropy."""
-
-    class Given(np.random.bit_generator.ISeedSequence):
-        def __init__(self, digest: bytes) -> None:
-            self.digest = digest
-
-        def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray[Any, Any]:
-            return np.frombuffer(self.digest, np.dtype(dtype).newbyteorder("<")).astype(dtype)[:n_words]
-
-        def __reduce__(self) -> tuple[Any, ...]:
-            return _restore_seed_sequence, (self.digest,)
-
-    return Given
-
-
-def _restore_seed_sequence(digest: bytes) -> Any:
-    return _seed_sequence_class()(digest)

@@ -7,14 +7,13 @@ its default. A component may inherit from the base class, or just define the tra
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from html import escape
 from typing import Any, TypeVar, cast
 
-from hansa.core.errors import HansaError, suggestion
+from hansa.core.errors import HansaError
 
 Base = TypeVar("Base")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -59,40 +58,29 @@ def missing_methods(component: object, protocol: type) -> list[str]:
     return [name for name in required if not callable(getattr(component, name, None))]
 
 
-def check_component(
-    owner: str, argument: str, value: object, protocol: type, noun: str, *, instead: str = "", example: str = ""
-) -> None:
-    """Raise unless the value implements a protocol; ``instead`` is the likely intent, ``example`` a valid component.
+def check_component(owner: str, argument: str, value: object, protocol: type, noun: str, example: str) -> None:
+    """Raise unless the value implements a protocol; ``example`` names a valid component.
 
-    >>> from hansa.aggregate import Aggregator, mean
-    >>> check_component("Channel", "aggregate", mean, Aggregator, "an aggregator")
+    >>> from hansa.sample import Sampler
+    >>> check_component("Algorithm", "sampler", 5, Sampler, "a sampler", "uniform(0.1) is one.")
     Traceback (most recent call last):
     ...
-    hansa.core.errors.HansaError: Channel(aggregate=mean): expected an aggregator: mean().
+    hansa.core.errors.HansaError: Algorithm(sampler=5): expected a sampler, with select. uniform(0.1) is one.
     """
     if isinstance(value, type) or missing_methods(value, protocol):
-        raise not_a_component(owner, argument, value, protocol, noun, instead=instead, example=example)
+        raise not_a_component(owner, argument, value, protocol, noun, example)
     for field in fields(value) if is_dataclass(value) else ():
         if isinstance(getattr(value, field.name), property):  # the dataclass took a trait of its base as a default
             name = type(value).__name__
             raise HansaError(f"{name}: its field {field.name!r} has no value. Give the field a default.")
 
 
-def not_a_component(
-    owner: str, argument: str, value: object, protocol: type, noun: str, *, instead: str = "", example: str = ""
-) -> HansaError:
+def not_a_component(owner: str, argument: str, value: object, protocol: type, noun: str, example: str) -> HansaError:
     """Return the error for a value that does not implement a protocol."""
     shown = value.__name__ if isinstance(value, type) else repr(value)
-    missing = missing_methods(value, protocol)
-    if isinstance(value, type) and not missing:
-        instead = constructor_call(value)
-    elif isinstance(value, str):
-        room = _components_of(protocol)
-        instead = constructor_call(room[value]) if value in room else ""
-        example = example if instead else suggestion(value, room)
-    end = f": {instead}." if instead else f", with {_join_names(missing)}." if missing else "."
-    rest = f" {example}" if example and not instead else ""
-    message = f"{owner}({argument}={shown}): expected {noun}{end}{rest}"
+    *first, last = sorted(getattr(protocol, "__abstractmethods__", ()))
+    methods = f"{', '.join(first)} and {last}" if first else last
+    message = f"{owner}({argument}={shown}): expected {noun}, with {methods}. {example}"
     return HansaError(message, component=owner, argument=argument, value=value)
 
 
@@ -111,27 +99,6 @@ def walk_components(value: Any) -> Iterator[Any]:
                 yield from walk_components(item)
     elif hasattr(value, "cites"):  # a component that is not a dataclass
         yield value
-
-
-def constructor_call(kind: type) -> str:
-    """Return the constructor call of a class, with ... for required arguments."""
-    needed = [p for p in inspect.signature(kind).parameters.values() if p.default is p.empty]
-    return f"{kind.__name__}({'...' if needed else ''})"
-
-
-def _join_names(names: list[str]) -> str:
-    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
-
-
-def _components_of(protocol: type) -> dict[str, type]:
-    """Return the components in the protocol's package, by name."""
-    package = sys.modules[sys.modules[protocol.__module__].__package__ or protocol.__module__]
-    public = ((name, getattr(package, name)) for name in package.__all__)
-    return {name: item for name, item in public if isinstance(item, type) and not _is_abstract(item, protocol)}
-
-
-def _is_abstract(item: type, protocol: type) -> bool:
-    return item is protocol or inspect.isabstract(item) or bool(missing_methods(item, protocol))
 
 
 DECLARED = "__hansa_component__"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -145,43 +145,23 @@ class Update:
     base_change: torch.Tensor | None = None
 
 
+def _called(name: str) -> Any:
+    """Return a property for a field of `Update` that holds a function: its result, computed on each access."""
+    slot = vars(Update)[name]
+
+    def value(update: Update) -> Any:
+        kept = slot.__get__(update)
+        return kept() if callable(kept) else kept
+
+    return property(value, slot.__set__)
+
+
 class EncodedUpdate(Update):
-    """An update kept in encoded form; its vector is decoded on each access and not cached."""
+    """An update whose ``vector`` and ``base_change`` are given as functions that decode them; they are not kept."""
 
-    __slots__ = ("_base_change", "_decode")
-    _decode: Callable[[], Vector]
-    _base_change: Callable[[], Vector] | None
-
-    def __new__(cls, *arguments: Any, **fields: Any) -> Any:
-        """Return a plain update if a vector is given, as `dataclasses.replace` does."""
-        return Update(**fields) if "vector" in fields else super().__new__(cls)
-
-    def __init__(
-        self,
-        client: int,
-        cohort: int,
-        decode: Callable[[], Vector],
-        samples: int,
-        steps: float,
-        loss: float | None = None,
-        staleness: int = 0,
-        arrival: int = 0,
-        base_change: Callable[[], Vector] | None = None,
-    ) -> None:
-        fields = (
-            ("client", client), ("cohort", cohort), ("samples", samples), ("steps", steps), ("loss", loss),
-            ("staleness", staleness), ("arrival", arrival), ("_decode", decode), ("_base_change", base_change),
-        )  # fmt: skip
-        for name, value in fields:
-            object.__setattr__(self, name, value)
-
-    @property
-    def vector(self) -> Vector:
-        return self._decode()
-
-    @property
-    def base_change(self) -> Vector | None:
-        return None if self._base_change is None else self._base_change()
+    __slots__ = ()
+    vector = _called("vector")
+    base_change = _called("base_change")
 
 
 def in_client_order(updates: Sequence[Update]) -> list[Update]:

@@ -24,7 +24,6 @@ from hansa.algorithm import Algorithm
 from hansa.core.devices import available_devices, check_dtype, device_name
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.types import Vector
-from hansa.core.vectors import arithmetic
 from hansa.engine.pool import Pool
 from hansa.engine.requests import Event, Job, JobDone, NumericSettings, WorkerExited, WorkerGroup, execute
 from hansa.engine.shared_memory import PackedObject, Packer, SharedMemory, TensorPlace, unpack_object
@@ -245,7 +244,6 @@ class RayPool(Pool):
         count = workers or _fitting_actors(ray.cluster_resources(), gpus)
         self._actors = RayGroup(ray, (algorithm, task, dtype, NumericSettings.current()), count, gpus)
         self._use(task, self._actors)
-        self._aggregators = arithmetic.parallel_sums(os.cpu_count() or 1)
 
     def device_names(self) -> list[str]:
         return sorted(self._actors.devices)
@@ -256,7 +254,6 @@ class RayPool(Pool):
 
     def close(self) -> None:
         """End the actors, and the cluster if it was started for this run."""
-        self._aggregators.close()
         super().close()
         if self._owns_cluster:
             self._actors.ray.shutdown()

@@ -68,10 +68,7 @@ class BaseLocalWork(LocalWork):
 
 def require_work(owner: str, argument: str, value: object) -> None:
     """Raise unless the value is an amount of local work."""
-    number, several = isinstance(value, (int, float)) and not isinstance(value, bool), isinstance(value, (list, tuple))
-    instead = f"epochs({value!r})" if isinstance(value, float) else f"fixed({value!r})" if number or several else ""
-    what = "an amount of local work"
-    check_component(owner, argument, value, LocalWork, what, instead=instead, example="fixed(5) is one.")
+    check_component(owner, argument, value, LocalWork, "an amount of local work", "fixed(5) is one.")
 
 
 def _check_range(part: str, low: Any, high: Any) -> None:

@@ -297,7 +297,7 @@ class RoundAggregation:
         elif memory:
             self._memory[client] = dict(memory)
 
-    def _update(self, name: str, client: int, decode: Callable[[], Vector], loss: float | None) -> Update:
+    def _update(self, name: str, client: int, decode: Any, loss: float | None) -> Update:
         order, work = self._order_of[client]
         steps = self._steps.get((work.steps, order.round))
         if steps is None:
@@ -309,7 +309,7 @@ class RoundAggregation:
         if not self.algorithm.pace.asynchronous:
             return EncodedUpdate(client, cohort, decode, samples, steps, loss)
         staleness = self.state.round - order.round
-        change = partial(self._base_change, name, order) if staleness else None
+        change: Any = partial(self._base_change, name, order) if staleness else None
         return EncodedUpdate(client, cohort, decode, samples, steps, loss, staleness, cohort, change)
 
     def _base_change(self, name: str, order: WorkOrder) -> Vector:

@@ -146,21 +146,3 @@ def test_inner_products_do_not_depend_on_the_threads_that_share_them(monkeypatch
     assert torch.equal(arithmetic.inner_products(rows, vectors), one)
     monkeypatch.setenv("HANSA_NATIVE", "off")
     assert torch.allclose(arithmetic.inner_products(rows, vectors), one, rtol=1e-12, atol=1e-9)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("extra", [0, 1, 63, 64, 1000])
-def test_sums_divided_by_coordinates_have_the_bits_of_the_undivided(dtype: torch.dtype, extra: int) -> None:
-    """Rows in their order, whoever has which coordinates; ends that are no multiple of a vector register."""
-    draw = torch.Generator().manual_seed(extra)
-    rows = [torch.randn((1 << 20) + extra, dtype=dtype, generator=draw) for _ in range(5)]
-    weights = [0.1, 0.7, -1.3, 3.0, 1e-3]
-    before = list(arithmetic._active_pools)  # of engines that other tests have not closed
-    alone = arithmetic.weighted_sum(rows, weights)
-    for threads in (1, 2, 3, 7):
-        division = arithmetic.parallel_sums(threads)
-        try:
-            assert torch.equal(arithmetic.weighted_sum(rows, weights), alone)
-        finally:
-            division.close()
-    assert arithmetic._active_pools == before

@@ -16,7 +16,7 @@ SIZES = [0, 1, 2, 15, 16, 17, 4095, 4096, 4097, 20_001]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", SIZES)
-def test_all_instruction_sets_and_plain_numpy_agree(size, dtype, monkeypatch):
+def test_all_instruction_sets_and_plain_torch_agree(size, dtype, monkeypatch):
     x = torch.randn(size, dtype=dtype, generator=torch.Generator().manual_seed(size))
     found = {fingerprint(x, isa) for isa in (native.instruction_sets() if native.available() else ("",))}
     monkeypatch.setenv("HANSA_NATIVE", "off")

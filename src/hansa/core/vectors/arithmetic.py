@@ -17,7 +17,7 @@ import torch
 from hansa.core import native
 from hansa.core.devices import has_float64
 from hansa.core.types import Vector, Vectors
-from hansa.core.vectors import allocator, kernels
+from hansa.core.vectors import kernels
 
 SPAN = 1 << 14  # coordinates converted to float64 at a time
 PARALLEL_PRODUCTS = 1 << 24  # products above which a second thread pays off
@@ -94,52 +94,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-_LARGE = 1 << 20  # entries above which a sum is parallelized
-_ALIGNED = 64  # entries: alignment of the ranges for vector instructions
-
-
-class ParallelSums:
-    """Parallel sums of large vectors, divided by coordinates among threads, until closed.
-
-    Each entry is summed over the rows in order, so the bits do not depend on the number of threads.
-    """
-
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
-        flushes = float(torch.full((1,), 1e-310, dtype=torch.float64).mul(1.0).sum()) == 0.0  # as in this thread
-        self._pool = (
-            ThreadPoolExecutor(threads, "hansa-sum", torch.set_flush_denormal, (flushes,)) if threads > 1 else None
-        )
-
-    def sum(self, rows: Sequence[Vector], weights: Sequence[float]) -> Vector:
-        assert self._pool is not None
-        out = allocator.empty_like(rows[0])
-        size = -(-len(out) // self.threads // _ALIGNED) * _ALIGNED + _ALIGNED
-        parts = [slice(start, min(start + size, len(out))) for start in range(0, len(out), size)]
-        done = [
-            self._pool.submit(kernels.native_weighted_sum, [row[part] for row in rows], weights, out[part])
-            for part in parts
-        ]
-        for part in done:
-            part.result()
-        return out
-
-    def close(self) -> None:
-        if self in _active_pools:
-            _active_pools.remove(self)
-        if self._pool is not None:
-            self._pool.shutdown()
-
-
-_active_pools: list[ParallelSums] = []
-
-
-def parallel_sums(threads: int) -> ParallelSums:
-    """Use this many threads for large sums, for runs whose other work is done elsewhere."""
-    _active_pools.append(ParallelSums(threads))
-    return _active_pools[-1]
-
-
 def weighted_sum(rows: Sequence[Vector], weights: Sequence[float]) -> Vector:
     """Return sum w_i row_i, folded left to right for each entry.
 
@@ -147,8 +101,6 @@ def weighted_sum(rows: Sequence[Vector], weights: Sequence[float]) -> Vector:
     tensor([2.])
     """
     if native_fits(*rows):
-        if _active_pools and _active_pools[-1].threads > 1 and rows[0].ndim == 1 and len(rows[0]) >= _LARGE:
-            return _active_pools[-1].sum(rows, weights)
         return kernels.native_weighted_sum(rows, weights)
     total = rows[0] * weights[0]
     for row, weight in zip(rows[1:], weights[1:], strict=True):

@@ -21,8 +21,7 @@ from hansa.core.vectors import kernels
 Words: TypeAlias = "np.ndarray[Any, np.dtype[np.uint32]]"
 Sums: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
 _BLOCK, _SHIFT = 4096, 4
-_AT_ONCE = 64  # blocks
-_ON_DEVICE = 1024  # blocks at once on a device: 32 MB of temporary memory each
+_AT_ONCE = 1024  # blocks: 32 MB of temporary memory each
 
 
 def fingerprint(vector: Vector, isa: str = "") -> bytes:
@@ -36,11 +35,8 @@ def fingerprint(vector: Vector, isa: str = "") -> bytes:
     False
     """
     length = vector.nbytes // 4
-    if vector.is_cpu:
-        words = np.ascontiguousarray(vector.detach().numpy()).reshape(-1).view(np.uint32)
-        sums = _native_sums(words, isa) if native.available() else _numpy_sums(words)
-    else:
-        sums = _sums_on_device(vector.detach().contiguous().view(-1).view(torch.int32))
+    words = vector.detach().contiguous().view(-1).view(torch.int32)
+    sums = _native_sums(words, isa) if vector.is_cpu and native.available() else _torch_sums(words)
     state = hashlib.blake2b(length.to_bytes(8, "little"), digest_size=16)
     state.update(sums.astype("<u8").data)
     return state.digest()
@@ -65,30 +61,19 @@ def _keys_on_device(device: torch.device) -> Vector:
     return copy_to_device(torch.from_numpy(_keys().astype(np.int64)), device)
 
 
-def _native_sums(words: Words, isa: str) -> Sums:
+def _native_sums(words: Vector, isa: str) -> Sums:
     sums = np.empty((-(-len(words) // _BLOCK), 2), np.uint64)
-    native.load(isa).digest(words.ctypes.data, len(words), _keys().ctypes.data, sums.ctypes.data)
+    native.load(isa).digest(words.data_ptr(), len(words), _keys().ctypes.data, sums.ctypes.data)
     return sums
 
 
-def _numpy_sums(words: Words) -> Sums:
-    sums = np.empty((-(-len(words) // _BLOCK), 2), np.uint64)
-    full = len(words) // _BLOCK
-    for place in range(0, full, _AT_ONCE):
-        end = min(place + _AT_ONCE, full)
-        _add_blocks(words[place * _BLOCK : end * _BLOCK].reshape(-1, _BLOCK), sums[place:end])
-    if rest := len(words) % _BLOCK:
-        _add_blocks(np.pad(words[-rest:], (0, rest % 2))[None], sums[full:])  # pad an odd last word with zero
-    return sums
-
-
-def _sums_on_device(words: Vector) -> Sums:
+def _torch_sums(words: Vector) -> Sums:
     """Compute the sums with torch, whose products and sums of int64 are modulo 2^64, and read them at once."""
     keys = _keys_on_device(words.device)
     full = len(words) // _BLOCK
     parts = []
-    for place in range(0, full, _ON_DEVICE):
-        blocks = words[place * _BLOCK : min(place + _ON_DEVICE, full) * _BLOCK]
+    for place in range(0, full, _AT_ONCE):
+        blocks = words[place * _BLOCK : min(place + _AT_ONCE, full) * _BLOCK]
         parts.append(_block_sums(blocks.view(-1, _BLOCK), keys))
     if rest := len(words) % _BLOCK:
         parts.append(_block_sums(torch.nn.functional.pad(words[-rest:], (0, rest % 2))[None], keys))
@@ -101,9 +86,3 @@ def _block_sums(blocks: Vector, keys: Vector) -> Vector:
         keyed = (wide + keys[shift : shift + blocks.shape[1]]).bitwise_and_(low)
         sums.append((keyed[:, ::2] * keyed[:, 1::2]).sum(dim=1))
     return torch.stack(sums, dim=1)
-
-
-def _add_blocks(blocks: Words, sums: Sums) -> None:
-    for which, shift in enumerate((0, _SHIFT)):
-        keyed = blocks + _keys()[shift : shift + blocks.shape[1]]
-        np.einsum("bi,bi->b", keyed[:, ::2], keyed[:, 1::2], dtype=np.uint64, casting="safe", out=sums[:, which])
