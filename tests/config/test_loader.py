@@ -15,7 +15,7 @@ from hansa.config import ConfigError, build_algorithm, from_preset, from_yaml, j
 from hansa.config.components import KINDS
 from hansa.config.compose import SECTION_ARGUMENTS, own_arguments, preset_arguments
 from hansa.config.sections import EngineSection
-from hansa.engine import ENGINES, RayPool
+from hansa.engine import Loopback, RayPool, Serial
 from hansa.runs.experiment import _engine_factory, config_digest
 
 
@@ -90,6 +90,9 @@ def test_a_wrong_value_is_refused_where_it_stands(text, said):
     assert found.startswith("run.yaml:")
 
 
+ENGINES = {"serial": Serial, "loopback": Loopback}
+
+
 def test_the_engine_is_chosen_by_name_and_results_do_not_depend_on_it():
     config = from_yaml("engine: {kind: ray, gpus: 0.25, address: 'ray://here:1'}\nworkers: 3")
     factory = _engine_factory(config, 0)
@@ -98,7 +101,10 @@ def test_the_engine_is_chosen_by_name_and_results_do_not_depend_on_it():
     with pytest.raises(hansa.HansaError, match=r"engine\.gpus: 0\.25: engine pool has no actors"):
         _engine_factory(from_yaml("engine: {gpus: 0.25}"), 0)
     assert config_digest(config) == config_digest(from_yaml(""))
-    assert set(get_args(EngineSection.model_fields["kind"].annotation)) == set(ENGINES)
+    assert set(get_args(EngineSection.model_fields["kind"].annotation)) == {*ENGINES, "pool", "ray", "flower"}
+    assert [_engine_factory(from_yaml(f"engine: {kind}"), 0) for kind in ENGINES] == list(ENGINES.values())
+    with pytest.raises(hansa.HansaError, match="the clients are at sites"):
+        _engine_factory(from_yaml("engine: flower"), 0)
 
 
 @pytest.mark.parametrize("name", presets.catalogue())

@@ -1,17 +1,15 @@
 """Engines execute the work of a round: serially, in a pool of processes or threads, or on a Ray cluster."""
 
-from hansa.engine.auto import ENGINES, EngineFactory, EngineOptions, auto_engine, build_engine
+from hansa.engine.auto import EngineFactory, auto_engine, build_engine
 from hansa.engine.pool import Pool
 from hansa.engine.processes import ProcessGroup, reuse_workers, workers
 from hansa.engine.ray_pool import RayPool
 from hansa.engine.serial import BaseEngine, Engine, Loopback, Serial
 
 __all__ = [
-    "ENGINES",
     "BaseEngine",
     "Engine",
     "EngineFactory",
-    "EngineOptions",
     "Loopback",
     "Pool",
     "ProcessGroup",

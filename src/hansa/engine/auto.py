@@ -1,4 +1,4 @@
-"""The automatic choice of an engine, and the table of engines. Results do not depend on the engine."""
+"""The automatic choice of an engine, and engines by name. Results do not depend on the engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,7 +14,7 @@ import torch
 
 from hansa.algorithm import Algorithm
 from hansa.core.devices import release_cached_memory
-from hansa.core.errors import HansaError, check_integer, invalid_argument, suggestion
+from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.protocols import with_defaults
 from hansa.core.types import Vectors
 from hansa.engine.pool import Pool, WorkerKind, refuse_inside_worker
@@ -43,17 +42,6 @@ EngineFactory: TypeAlias = Callable[[Algorithm, TaskLike, torch.dtype, torch.dev
 START_SECONDS = 2.0  # until worker processes are ready
 HANDOVER_SECONDS = 0.0003  # Python time per order, under the interpreter lock
 LONG_STEP_SECONDS = 0.005  # a longer step spends nearly all its time without the interpreter lock
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """What an engine of `ENGINES` may use: the options of a run and of the ``engine`` section of its configuration."""
-
-    workers: int | None = None
-    rounds: int = 1
-    devices: Sequence[torch.device] = ()
-    address: str | None = None
-    gpus: float | None = None
 
 
 def auto_engine(
@@ -87,32 +75,27 @@ def auto_engine(
     return partial(AutoEngine, workers=workers, rounds=rounds, kind=kind, devices=devices)
 
 
-def _flower(options: EngineOptions) -> EngineFactory:
-    raise HansaError("engine: flower: the clients are at sites. Start this configuration with `hansa serve`.")
+def build_engine(
+    kind: str,
+    workers: int | None = None,
+    rounds: int = 1,
+    devices: Sequence[torch.device] = (),
+    address: str | None = None,
+    gpus: float | None = None,
+) -> EngineFactory:
+    """Return the factory of an engine by its name in a configuration, with the options of a run and of its ``engine``
+    section.
 
-
-ENGINES: dict[str, Callable[[EngineOptions], EngineFactory]] = {
-    "pool": lambda options: auto_engine(options.workers, options.rounds, devices=options.devices),
-    "serial": lambda options: Serial,
-    "loopback": lambda options: Loopback,
-    "ray": lambda options: partial(RayPool, workers=options.workers, address=options.address, gpus=options.gpus),
-    "flower": _flower,
-}
-"""The engines by name."""
-
-
-def build_engine(kind: str, options: EngineOptions) -> EngineFactory:
-    """Return the factory of an engine of `ENGINES`.
-
-    >>> build_engine("serial", EngineOptions()) is Serial
+    >>> build_engine("serial") is Serial
     True
-    >>> build_engine("pol", EngineOptions())
-    Traceback (most recent call last):
-    hansa.core.errors.HansaError: engine.kind='pol': there is no such engine. Did you mean pool?
     """
-    if kind not in ENGINES:
-        raise HansaError(f"engine.kind={kind!r}: there is no such engine. {suggestion(kind, ENGINES)}")
-    return ENGINES[kind](options)
+    if kind == "pool":
+        return auto_engine(workers, rounds, devices=devices)
+    if kind == "ray":
+        return partial(RayPool, workers=workers, address=address, gpus=gpus)
+    if kind in ("serial", "loopback"):
+        return Serial if kind == "serial" else Loopback
+    raise HansaError(f"engine: {kind}: the clients are at sites. Start this configuration with `hansa serve`.")
 
 
 class AutoEngine(BaseEngine):

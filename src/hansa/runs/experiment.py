@@ -25,7 +25,7 @@ from hansa.core.citations import citations
 from hansa.core.devices import resolve_devices
 from hansa.core.errors import HansaError
 from hansa.core.types import State
-from hansa.engine import EngineFactory, EngineOptions, auto_engine, build_engine
+from hansa.engine import EngineFactory, auto_engine, build_engine
 from hansa.rounds.ledger import Ledger
 from hansa.rounds.measures import Measure, compression, local_mean_loss, track_heterogeneity
 from hansa.runs.driver import Run
@@ -464,7 +464,7 @@ def _engine_factory(config: Config, done: int) -> EngineFactory:
     if config.engine.gpus is not None and kind != "ray":
         raise HansaError(f"engine.gpus: {config.engine.gpus:g}: engine {kind} has no actors. Use device, or kind: ray.")
     devices = resolve_devices(config.device)
-    return build_engine(kind, EngineOptions(workers, rounds, devices, config.engine.address, config.engine.gpus))
+    return build_engine(kind, workers, rounds, devices, config.engine.address, config.engine.gpus)
 
 
 @allow_code()
