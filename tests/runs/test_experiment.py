@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 import gc
 import os
-import shutil
 import sys
 import weakref
 from functools import partial
@@ -125,21 +124,6 @@ def test_a_resume_with_another_number_of_workers_is_bit_identical(first, then, t
     assert not torch.equal(resumed.params, begun.params)
     assert sha(resumed.checkpoint_state()) == sha(whole.checkpoint_state())
     assert resumed.store.digest() == whole.store.digest()
-
-
-def test_the_number_of_workers_may_change_on_resume(tmp_path):
-    config = from_preset("fedavg", [*COMMON, "rounds=1"])
-    with io.use_disk(Hasty()):
-        Experiment.new(config, tmp_path / "run").execute()
-        Experiment.resume(tmp_path / "run", workers=3).run.store.close()
-    assert RunFolder(tmp_path / "run").config.workers == 3
-
-
-def test_a_folder_written_by_the_version_before_is_refused_by_its_version(tmp_path):
-    folder = tmp_path / "old"
-    shutil.copytree(Path(__file__).parents[1] / "golden" / "folder-0.2", folder)
-    with pytest.raises(hansa.HansaError, match=r"written by Hansa 0\.2\.0 \(format 1\); this is Hansa .*new run"):
-        Experiment.resume(folder)
 
 
 @pytest.mark.parametrize("native", ["auto", "off"])

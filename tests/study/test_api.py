@@ -142,19 +142,15 @@ def test_methods_are_compared_in_folders_and_nothing_is_run_twice(task, tmp_path
     assert "last5_test_accuracy" not in table  # of three rounds there is no mean of the last five
     assert "Comparison of 2 methods, 3 seeds each" in repr(again)
     assert "SCAFFOLD" in again._repr_html_()
+    before = (tmp_path / "slow" / "group.yaml").read_text()
+    with pytest.raises(hansa.HansaError, match=r"holds a different run: python\.algorithm"):
+        hansa.compare({"slow": method(0.1)}, task, rounds=3, seeds=2, out=tmp_path, workers=1)
+    assert (tmp_path / "slow" / "group.yaml").read_text() == before
     more = hansa.resume(tmp_path / "slow", method(0.0001), task, rounds=4, workers=1)
     assert [run.state.round for run in more] == [4, 4, 4]
 
 
-def test_another_method_of_the_same_name_changes_nothing(task, tmp_path):
-    hansa.compare({"a": method()}, task, rounds=1, seeds=2, out=tmp_path, workers=1)
-    before = (tmp_path / "a" / "group.yaml").read_text()
-    with pytest.raises(hansa.HansaError, match=r"holds a different run: python\.algorithm"):
-        hansa.compare({"a": method(0.1)}, task, rounds=1, seeds=2, out=tmp_path, workers=1)
-    assert (tmp_path / "a" / "group.yaml").read_text() == before
-
-
-def test_figures_show_mean_and_band(task, tmp_path):
+def test_figures_show_mean_and_band(task, tmp_path, monkeypatch):
     found = hansa.compare({"a": method(), "b": method(0.01)}, task, rounds=3, seeds=2, workers=1)
     figure = found.plot(tmp_path / "deep" / "figure.pdf")
     assert (tmp_path / "deep" / "figure.pdf").read_bytes().startswith(b"%PDF")
@@ -172,13 +168,9 @@ def test_figures_show_mean_and_band(task, tmp_path):
         found.plot(x="bitts")
     with pytest.raises(hansa.HansaError, match="xyz"):
         found.plot(tmp_path / "figure.xyz")
-
-
-def test_without_matplotlib_plot_says_what_to_install(task, monkeypatch):
-    runs = hansa.run(method(), task, rounds=1, seeds=1, workers=1)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(hansa.HansaError, match=r"hansa\[plot\]"):
-        runs.plot()
+        found.plot()
 
 
 def test_reports_and_short_forms(task, tmp_path, capsys):
@@ -194,12 +186,6 @@ def test_reports_and_short_forms(task, tmp_path, capsys):
     assert repr(task) == "Task(Net, 5 clients, 75 parameters)"
     assert repr(run).startswith("Run(scaffold on Net, seed 0, 2 rounds")
     assert repr(task.data).startswith("FederatedData('arrays', 5 clients, 150 samples of shape (5,), 3 classes")
-
-
-def test_a_pool_gives_the_same_bits_in_a_folder(task, tmp_path):
-    one = hansa.run(method(), task, rounds=3, out=tmp_path / "one", workers=1)
-    two = hansa.run(method(), task, rounds=3, out=tmp_path / "two", workers=2)
-    assert torch.equal(one.params, two.params)
 
 
 def test_a_notebook_gets_a_bar_where_it_can_live_and_lines_otherwise(monkeypatch):

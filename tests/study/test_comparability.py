@@ -171,16 +171,8 @@ def test_a_comment_changes_no_run_and_a_change_is_accepted_by_name(tmp_path, mon
     assert (tmp_path / "out" / "b" / "seed-0" / "environment.json").stat().st_mtime_ns == before
     with pytest.raises(hansa.HansaError, match=r"compare\(overwrite='c'\): expected names among a, b"):
         compare(MINE, overwrite=["c"])
+    assert code_without_comments("lambda: (") == "lambda: ("  # what getsource returns of some lambdas
     sys.modules.pop("mine_compared", None)
-
-
-def test_code_is_compared_by_its_meaning():
-    plain = "def f(x):\n    return x + 1\n"
-    assert code_without_comments('def f( x ):\n    """Add."""\n    # one\n    return (x + 1)') == code_without_comments(
-        plain
-    )
-    assert code_without_comments("def f(x):\n    return x + 2") != code_without_comments(plain)
-    assert code_without_comments("lambda: (") == "lambda: ("
 
 
 def test_the_seed_reaches_a_model_that_asks_for_it():
