@@ -49,13 +49,8 @@ class FunctionTrainer(BaseTrainer):
 class _FunctionTask:
     """A start vector, a population, and the mean of the clients' losses as evaluation."""
 
-    name: str
-    dtype: torch.dtype
-
     def __init__(self, name: str, x0: Vector, samples: Sequence[int]) -> None:
-        self.name = name
-        self.dtype = x0.dtype
-        self.x0 = x0
+        self.name, self.dtype, self.x0 = name, x0.dtype, x0
         self.population = Population(tuple(samples))
 
     def start(self, key: Key, dtype: torch.dtype) -> Vectors:
@@ -93,21 +88,13 @@ class quadratic(_FunctionTask):
     def __init__(self, A: Any, b: Any, *, x0: Any = None) -> None:
         self.A = [torch.as_tensor(a) for a in A]
         self.b = [torch.as_tensor(v) for v in b]
-        self._check()
-        dtype = self.A[0].dtype if self.A[0].is_floating_point() else torch.get_default_dtype()
-        dim = self.A[0].shape[1]
-        start = torch.zeros(dim, dtype=dtype) if x0 is None else torch.as_tensor(x0, dtype=dtype)
-        if start.shape != (dim,):
-            raise HansaError(f"quadratic(x0): shape {tuple(start.shape)}, expected ({dim},) as the columns of A.")
-        super().__init__("quadratic", start, [a.shape[0] for a in self.A])
-
-    def _check(self) -> None:
         if not self.A or len(self.A) != len(self.b):
             raise HansaError(
                 f"quadratic: {len(self.A)} matrices A and {len(self.b)} vectors b: expected one of each per client."
             )
+        dim = self.A[0].shape[-1]
         for i, (a, v) in enumerate(zip(self.A, self.b, strict=True)):
-            if a.ndim != 2 or a.shape[1] != self.A[0].shape[-1] or not a.numel():
+            if a.ndim != 2 or a.shape[1] != dim or not a.numel():
                 raise HansaError(
                     f"quadratic: A[{i}] has shape {tuple(a.shape)}: expected [rows, d] with one d for all."
                 )
@@ -115,6 +102,11 @@ class quadratic(_FunctionTask):
                 raise HansaError(f"quadratic: b[{i}] has shape {tuple(v.shape)}: expected ({a.shape[0]},).")
             if not (torch.isfinite(a).all() and torch.isfinite(v).all()):
                 raise HansaError(f"quadratic: client {i} has a NaN or infinite entry in A or b.")
+        dtype = self.A[0].dtype if self.A[0].is_floating_point() else torch.get_default_dtype()
+        start = torch.zeros(dim, dtype=dtype) if x0 is None else torch.as_tensor(x0, dtype=dtype)
+        if start.shape != (dim,):
+            raise HansaError(f"quadratic(x0): shape {tuple(start.shape)}, expected ({dim},) as the columns of A.")
+        super().__init__("quadratic", start, [a.shape[0] for a in self.A])
 
     def _gradient(self, dtype: torch.dtype, device: torch.device) -> Gradient:
         A = [a.to(device, dtype) for a in self.A]

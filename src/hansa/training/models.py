@@ -78,8 +78,7 @@ def cnn_29k(*, classes: int = 10, shape: Sequence[int] = (1, 28, 28)) -> nn.Sequ
     >>> sum(p.numel() for p in cnn_29k().parameters())
     28938
     """
-    check_integer("cnn_29k", "classes", classes)
-    channels, height, width = _image_shape("cnn_29k", shape, smallest=4)
+    channels, height, width = _image_shape("cnn_29k", classes, shape, smallest=4)
     layers = [*_convolution(channels, 16, 5, padding=2), *_convolution(16, 32, 5, padding=2), nn.Flatten()]
     return nn.Sequential(*layers, nn.Linear(32 * (height // 4) * (width // 4), classes))
 
@@ -96,8 +95,7 @@ def cifar_cnn(*, classes: int = 10, shape: Sequence[int] = (3, 32, 32)) -> nn.Se
     >>> sum(p.numel() for p in cifar_cnn().parameters())
     122570
     """
-    check_integer("cifar_cnn", "classes", classes)
-    channels, height, width = _image_shape("cifar_cnn", shape, smallest=18)
+    channels, height, width = _image_shape("cifar_cnn", classes, shape, smallest=18)
     sides = [((side - 2) // 2 - 2) // 2 - 2 for side in (height, width)]
     layers = [*_convolution(channels, 32, 3), *_convolution(32, 64, 3), *_convolution(64, 64, 3)[:-1], nn.Flatten()]
     return nn.Sequential(*layers, nn.Linear(64 * sides[0] * sides[1], 64), nn.ReLU(), nn.Linear(64, classes))
@@ -116,8 +114,7 @@ def lenet(*, classes: int = 10, shape: Sequence[int] = (3, 32, 32)) -> nn.Sequen
     >>> sum(p.numel() for p in lenet().parameters())
     62006
     """
-    check_integer("lenet", "classes", classes)
-    channels, height, width = _image_shape("lenet", shape, smallest=16)
+    channels, height, width = _image_shape("lenet", classes, shape, smallest=16)
     sides = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
     layers = [*_convolution(channels, 6, 5), *_convolution(6, 16, 5), nn.Flatten()]
     layers += [nn.Linear(16 * sides[0] * sides[1], 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()]
@@ -158,8 +155,7 @@ def resnet18(
     >>> sum(p.numel() for p in resnet18().parameters())
     11173962
     """
-    check_integer("resnet18", "classes", classes)
-    channels, _, _ = _image_shape("resnet18", shape)
+    channels, _, _ = _image_shape("resnet18", classes, shape)
     make_norm = _norm("resnet18", norm, groups, (64, 128, 256, 512))
     layers: list[nn.Module] = [nn.Conv2d(channels, 64, 3, padding=1, bias=False), make_norm(64), nn.ReLU()]
     last = 64
@@ -209,24 +205,18 @@ def convmixer(
     >>> sum(p.numel() for p in convmixer().parameters())
     594186
     """
-    sizes = {"classes": classes, "width": width, "depth": depth, "kernel": kernel, "patch": patch}
-    for argument, value in sizes.items():
-        check_integer("convmixer", argument, value)
+    _check_integers("convmixer", classes=classes, width=width, depth=depth, kernel=kernel, patch=patch)
     if kernel % 2 == 0:
         raise invalid_argument("convmixer", "kernel", kernel, "an odd number, so that the image keeps its size")
-    channels, height, breadth = _image_shape("convmixer", shape)
+    channels, height, breadth = _image_shape("convmixer", classes, shape)
     if min(height, breadth) < patch:
         raise HansaError(f"convmixer(patch={patch}): larger than the image, {height} x {breadth}.")
     make_norm = _norm("convmixer", norm, groups, (width,))
     layers: list[nn.Module] = [nn.Conv2d(channels, width, patch, stride=patch), nn.GELU(), make_norm(width)]
     for _ in range(depth):
         depthwise = nn.Conv2d(width, width, kernel, padding=kernel // 2, groups=width)
-        layers += [
-            Residual(depthwise, nn.GELU(), make_norm(width)),
-            nn.Conv2d(width, width, 1),
-            nn.GELU(),
-            make_norm(width),
-        ]
+        layers.append(Residual(depthwise, nn.GELU(), make_norm(width)))
+        layers += [nn.Conv2d(width, width, 1), nn.GELU(), make_norm(width)]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
 
 
@@ -268,8 +258,7 @@ def lstm(
     >>> sum(p.numel() for p in lstm().parameters())
     899408
     """
-    for argument, value in (("classes", classes), ("embedding", embedding), ("hidden", hidden), ("layers", layers)):
-        check_integer("lstm", argument, value)
+    _check_integers("lstm", classes=classes, embedding=embedding, hidden=hidden, layers=layers)
     check_decay("lstm", "dropout", dropout)
     if len(shape) != 1:
         raise HansaError(f"lstm(shape={tuple(shape)!r}): expected windows of characters, (length,).")
@@ -277,14 +266,7 @@ def lstm(
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
-    "cifar_cnn": cifar_cnn,
-    "cnn_29k": cnn_29k,
-    "convmixer": convmixer,
-    "lenet": lenet,
-    "logistic": logistic,
-    "lstm": lstm,
-    "mlp": mlp,
-    "resnet18": resnet18,
+    model.__name__: model for model in (cifar_cnn, cnn_29k, convmixer, lenet, logistic, lstm, mlp, resnet18)
 }
 
 
@@ -310,10 +292,7 @@ def describe(name: str, shape: Sequence[int] | None = None, classes: int | None 
     >>> describe("cnn_29k").parameters, describe("mlp", (20,), 2).parameters
     (28938, 4602)
     """
-    defaults: dict[str, Any] = {"shape": (1, 28, 28), "classes": 10}
-    for key, parameter in inspect.signature(MODELS[name]).parameters.items():
-        if key in defaults and parameter.default is not parameter.empty:
-            defaults[key] = parameter.default
+    defaults = {"shape": (1, 28, 28), "classes": 10, **(MODELS[name].__kwdefaults__ or {})}
     sizes = tuple(defaults["shape"] if shape is None else shape)
     outputs = int(defaults["classes"] if classes is None else classes)
     try:
@@ -343,11 +322,9 @@ def build(name: str, *, classes: int, shape: Sequence[int], **options: Any) -> n
     factory = MODELS.get(name.replace("-", "_"))
     if factory is None:
         raise HansaError(f"no model {name!r}. {suggestion(name, MODELS)}")
-    known = [parameter for parameter in inspect.signature(factory).parameters if parameter not in ("classes", "shape")]
-    for option in options:
-        if option not in known:
-            hint = suggestion(option, known) if known else "It takes none."
-            raise HansaError(f"{name}: no option {option!r}. {hint}")
+    known = set(inspect.signature(factory).parameters) - {"classes", "shape"}
+    for option in options.keys() - known:
+        raise HansaError(f"{name}: no option {option!r}. {suggestion(option, known) if known else 'It takes none.'}")
     return factory(classes=classes, shape=tuple(shape), **options)
 
 
@@ -368,7 +345,13 @@ def _convolution(inputs: int, outputs: int, kernel: int, padding: int = 0) -> li
     return [nn.Conv2d(inputs, outputs, kernel, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
 
 
-def _image_shape(part: str, shape: Sequence[int], smallest: int = 1) -> tuple[int, int, int]:
+def _check_integers(part: str, **values: object) -> None:
+    for argument, value in values.items():
+        check_integer(part, argument, value)
+
+
+def _image_shape(part: str, classes: int, shape: Sequence[int], smallest: int = 1) -> tuple[int, int, int]:
+    check_integer(part, "classes", classes)
     if len(shape) != 3:
         raise HansaError(
             f"{part}(shape={tuple(shape)!r}): expected images, (channels, height, width). Try mlp or logistic."

@@ -36,8 +36,8 @@ log = logging.getLogger("hansa")
 
 
 class _Constant(NamedTuple):
-    """A tensor that training must not change: its name, the dict of its module that holds it, and its value: a copy, or
-    the version of a large one."""
+    """A tensor that training must not change, with the dict of its module that holds it, and a copy of it; of a large
+    one its version."""
 
     name: str
     owner: dict[str, Any]
@@ -49,21 +49,16 @@ class _Constant(NamedTuple):
     def changed(self) -> bool:
         """Whether the module has written to the tensor, or has another one in its place."""
         current = self.owner.get(self.name.rpartition(".")[2])
-        if self.saved is not None:
-            return current is None or not bitwise_equal(current, self.saved)
-        same = current is self.tensor or (current is not None and bitwise_equal(current, self.tensor))
-        return not same or self.tensor._version != self.version
+        if current is None or not (current is self.tensor or bitwise_equal(current, self.tensor)):
+            return True
+        return self.tensor._version != self.version if self.saved is None else not bitwise_equal(current, self.saved)
 
 
 class ModuleState:
-    """A snapshot of a module's state, apart from its parameters and the buffers that are sent.
+    """A snapshot of a module's state, apart from its parameters and the buffers that are ``sent``.
 
-    Args:
-        module: The module, converted. Frozen weights of its dtype and device are replaced by the shared ones.
-        sent: Names of the buffers that are sent.
-        constant: Names of the buffers that are not sent because training did not change them.
-        frozen: The weights that trainers share, by name.
-        like: The state of another trainer with the same dtype and device, whose shared weights are taken.
+    Weights in ``frozen`` are replaced by the shared ones, or by those of ``like``, the state of a trainer with the same
+    dtype and device. Buffers in ``constant`` were left unchanged by training.
     """
 
     def __init__(
@@ -94,11 +89,9 @@ class ModuleState:
         large = {each.name for each in self._constants if each.saved is None}
         others = [buffer for name, buffer in module.named_buffers() if name in {*sent, *large}]
         self._state = ObjectState(module, map(id, [*module.parameters(), *others]))
-        own_generators = [
-            value for part in module.modules() for value in vars(part).values() if isinstance(value, GENERATOR_TYPES)
-        ]
-        known = set(map(id, own_generators))
-        self.generators = [*own_generators, *(each for each in self._state.generators if id(each) not in known)]
+        own = [each for part in module.modules() for each in vars(part).values() if isinstance(each, GENERATOR_TYPES)]
+        known = set(map(id, own))
+        self.generators = [*own, *(each for each in self._state.generators if id(each) not in known)]
         self.unrestorable = self._state.unrestorable
 
     def restore(self) -> None:

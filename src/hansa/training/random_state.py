@@ -46,16 +46,10 @@ def seed_all(key: Key, device: torch.device) -> None:
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - models draw from it, Hansa does not
         if device.type != "cpu":
-            _seed_device(device, seed)
-
-
-def _seed_device(device: torch.device, seed: int) -> None:
-    module: Any = torch.get_device_module(device)
-    generators = getattr(module, "default_generators", ())
-    if generators:
-        generators[module.current_device() if device.index is None else device.index].manual_seed(seed)
-    else:
-        module.manual_seed(seed)
+            module: Any = torch.get_device_module(device)
+            generators = getattr(module, "default_generators", ())
+            place = (module.current_device() if device.index is None else device.index) if generators else 0
+            (generators[place] if generators else module).manual_seed(seed)
 
 
 def seed_generator(generator: Any, key: Key) -> None:
@@ -113,14 +107,8 @@ def _seed_number(key: Key) -> int:
 
 @contextmanager
 def fixed_arithmetic(devices: Sequence[torch.device] = (), deterministic: bool = True) -> Iterator[None]:
-    """Use one intra-op thread, as their number changes the last bits, and deterministic algorithms on accelerators.
-
-    The global generators and all settings are restored on exit.
-
-    Args:
-        devices: The devices of the run. On the CPU alone ``deterministic`` changes nothing here.
-        deterministic: Whether accelerators use deterministic algorithms only, those of an engine's other machines too.
-    """
+    """Use one intra-op thread, as their number changes the last bits, and deterministic algorithms on accelerators,
+    those of an engine's other machines too. The global generators and all settings are restored on exit."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     accelerated = deterministic and any(device.type != "cpu" for device in devices)
@@ -134,16 +122,9 @@ def fixed_arithmetic(devices: Sequence[torch.device] = (), deterministic: bool =
 
 
 class DeterminismSettings(NamedTuple):
-    """The settings of torch that decide whether accelerators give the same bits every time.
-
-    Args:
-        enabled: Whether operations without a deterministic form are errors.
-        warn_only: Whether they are only warned of.
-        fill_memory: Whether new memory is filled, which costs time and is not needed.
-        cudnn_deterministic: Whether cuDNN uses deterministic algorithms only.
-        cudnn_benchmark: Whether cuDNN chooses algorithms by their speed, which varies.
-        cublas: The environment's setting of cuBLAS.
-    """
+    """The settings of torch that decide whether accelerators give the same bits every time: whether operations without
+    a deterministic form are errors, or warned of only; whether new memory is filled, which costs time; cuDNN's; and
+    that of cuBLAS in the environment."""
 
     enabled: bool
     warn_only: bool
@@ -166,18 +147,14 @@ class DeterminismSettings(NamedTuple):
 
     def for_training(self) -> DeterminismSettings:
         """Return the settings of deterministic training. A user's own choice to be only warned is kept."""
-        return DeterminismSettings(
-            True, self.enabled and self.warn_only, False, True, False, self.cublas or CUBLAS_WORKSPACE
-        )
+        warn_only = self.enabled and self.warn_only
+        return DeterminismSettings(True, warn_only, False, True, False, self.cublas or CUBLAS_WORKSPACE)
 
     def apply(self) -> None:
         """Set them for this process."""
         now = DeterminismSettings.current()
         if now[:2] != self[:2]:  # the call imports torch.compile, which takes a second
-            if self.warn_only:
-                torch.use_deterministic_algorithms(self.enabled, warn_only=True)
-            else:
-                torch.use_deterministic_algorithms(self.enabled)
+            torch.use_deterministic_algorithms(self.enabled, warn_only=self.warn_only)
         torch_deterministic.fill_uninitialized_memory = self.fill_memory  # type: ignore[attr-defined]
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = self[3:5]
         if self.cublas is None:
