@@ -25,7 +25,8 @@ from torch import Tensor
 from hansa.aggregate import Aggregator, BaseAggregator
 from hansa.aggregate.base import Combined
 from hansa.compress import Coder, Compressor, Downlink, Packet, PacketError, Uplink, accumulate, decode
-from hansa.compress.base import Mergeable, packet_kind
+from hansa.compress.base import packet_kind
+from hansa.compress.grid import grid
 from hansa.compress.links import BaseUplink
 from hansa.compress.packet import floats, make_packet
 from hansa.core.bounds import rule_or_numbers
@@ -370,7 +371,7 @@ def _check_downlink(component: Downlink, dim: int = 64, clients: int = 4, rounds
         public = x.clone() if getattr(component, "public_start", True) else None
         held: list[tuple[Tensor | None, int]] = [(public, 0)] * clients  # the vector of each client and its version
         earlier = list(held)  # before the last message
-        merges = isinstance(getattr(component, "compressor", None), Mergeable)
+        merges = isinstance(getattr(component, "compressor", None), grid)
         draw = np.random.default_rng(3)
         for round in range(rounds):
             x = x + (0.1 * _vector(dim, round + 1, dtype) if round % 5 else 0.0)

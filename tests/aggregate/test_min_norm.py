@@ -81,23 +81,6 @@ def test_box_optimum_meets_the_optimality_conditions(n: int, spread: float) -> N
     assert answer.value <= base @ vectors @ vectors.T @ base * (1 + 1e-12)
 
 
-def test_orthogonal_rows_weigh_inversely_to_their_squared_length() -> None:
-    lengths = torch.tensor([1.0, 2.0, 3.0, 10.0], dtype=torch.float64)
-    expected = lengths**-2 / (lengths**-2).sum()
-    answer = min_norm(torch.diag(lengths**2))
-    assert torch.allclose(answer.weights, expected, rtol=1e-12)
-    assert answer.value == pytest.approx(float(1 / (lengths**-2).sum()), rel=1e-12)
-
-
-def test_two_rows_match_the_closed_form_of_the_exact_line_search() -> None:
-    draw = Key(9).numpy()
-    for _ in range(50):
-        a, b = draw.normal(size=(2, 3))
-        share = np.clip(b @ (b - a) / ((a - b) @ (a - b)), 0, 1)  # min over t of |t a + (1 - t) b|
-        gram = np.array([[a @ a, a @ b], [a @ b, b @ b]])
-        assert min_norm(gram).weights[0] == pytest.approx(share, abs=1e-9)
-
-
 def degenerate() -> dict[str, tuple[Matrix, float]]:
     draw = Key(10).numpy()
     row = draw.normal(size=12)
@@ -151,12 +134,6 @@ def test_single_precision_inner_products_are_taken_as_they_are() -> None:
     expected = shortest(vectors.double().numpy())
     point = min_norm(vectors @ vectors.T).weights.numpy() @ vectors.double().numpy()
     assert np.linalg.norm(point - expected) <= 1e-2 * np.linalg.norm(expected)
-
-
-def test_the_gram_given_is_not_changed() -> None:
-    gram = torch.eye(5, dtype=torch.float64) * 3
-    min_norm(gram)
-    assert torch.equal(gram, torch.eye(5, dtype=torch.float64) * 3)
 
 
 @pytest.mark.parametrize(

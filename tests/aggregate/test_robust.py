@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-import hansa
-from hansa import aggregate, presets
+from hansa import aggregate
 from hansa.core.types import Population, RoundContext, Update
 
 
@@ -25,13 +24,10 @@ def test_median_is_numpys():
         )
 
 
-def test_trimmed_mean_drops_the_ends_of_each_coordinate():
-    found = combine(aggregate.trimmed_mean(0.25), ROWS).vector
-    np.testing.assert_allclose(found, np.sort(ROWS, axis=0)[2:-2].mean(axis=0), atol=1e-15)
-
-
-def test_trimming_nothing_is_the_mean():
-    np.testing.assert_allclose(combine(aggregate.trimmed_mean(0.0), ROWS).vector, ROWS.mean(axis=0), atol=1e-15)
+@pytest.mark.parametrize(("trim", "cut"), [(0.25, 2), (0.0, 0)])
+def test_trimmed_mean_drops_the_ends_of_each_coordinate(trim, cut):
+    found = combine(aggregate.trimmed_mean(trim), ROWS).vector
+    np.testing.assert_allclose(found, np.sort(ROWS, axis=0)[cut : 9 - cut].mean(axis=0), atol=1e-15)
 
 
 def test_krum_by_its_definition():
@@ -56,28 +52,8 @@ def test_clipping_bounds_each_update_before_the_mean():
     assert combined.info["clipped"] == int((lengths > 1).sum())
 
 
-@pytest.mark.parametrize(
-    "part", [aggregate.median(), aggregate.trimmed_mean(0.3), aggregate.krum(byzantine=1)], ids=repr
-)
-def test_one_wild_client_does_not_carry_the_model_away(part):
-    rows = [*ROWS[:6], np.full(7, 1e9)]
-    assert combine(part, rows).vector.abs().max() < 10
-
-
-def test_robust_aggregators_work_inside_a_run():
-    draw = torch.Generator().manual_seed(1)
-    A = [torch.randn(rows, 3, dtype=torch.float64, generator=draw) for rows in (4, 9, 6, 12, 5, 7)]
-    b = [a @ torch.ones(3, dtype=torch.float64) for a in A]
-    algorithm = presets.fedavg(steps=3, local_lr=0.05).on("model", aggregate=aggregate.median())
-    run = hansa.run(algorithm, hansa.training.quadratic(A, b), rounds=20)
-    assert run.history[-1]["loss"] < run.history[0]["loss"]
-
-
 class lowest_loss(aggregate.BaseAggregator):
     """The update of the client with the lowest loss: a user's aggregator that reads ``update.loss``."""
-
-    def init(self, dim, population):
-        return {}
 
     def combine(self, updates, state, ctx):
         best = min(updates, key=lambda update: update.loss)

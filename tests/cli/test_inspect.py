@@ -95,7 +95,7 @@ def test_topology_takes_options_and_draws_a_picture(cli, folder):
         (["erdos-renyi"], "needs p"),
         (["hypercube", "-n", "9"], "power of two"),
         (["ring", "--participation", "0.5", "-m", "2"], "one of the two"),
-        (["ring", "-n", "4", "-m", "9"], "at most the 4 clients"),
+        (["ring", "-n", "4", "-m", "9"], "a whole number >= 1 and <= 4"),
         (["ring", "--figure", "g.txt"], "ends in .svg"),
         ([], "or --target-rho"),
         (["--target-rho", "1.5"], "0 <= target < 1"),

@@ -151,7 +151,7 @@ def test_a_typo_in_the_file_ends_with_2_the_line_and_the_near_match(cli, folder)
         ),
         (["run", "small.yaml", "-s", "model.name=cnn29k"], "no model 'cnn29k'. Did you mean cnn_29k?"),
         (["run", "small.yaml", "-s", "model.options={hiden: 3}"], "no option 'hiden'"),
-        (["run", "small.yaml", "-s", "sample.count=7"], "at most the population of 6 clients"),
+        (["run", "small.yaml", "-s", "sample.count=7"], "uniform(count=7): expected a whole number >= 1 and <= 6"),
         (["run", "small.yaml", "-s", "data.options={alfa: 1}"], "alfa"),
         (["run", "--preset", "fedavg", "-s", "data={clients: 10001, partition: iid}"], "expected at most 10000"),
         (["run", "small.yaml", "-s", "data.partition=iid"], "has its own clients"),

@@ -113,12 +113,6 @@ def test_one_merged_packet_equals_all_of_them_one_after_the_other(data, dtype) -
         assert coder.finest(packet) == finest
 
 
-def test_increments_that_cancel_merge_to_nothing() -> None:
-    x = torch.tensor([1.0, -2.0, 0.5])
-    packet = grid(1.0).merge([grid(1.0).encode(x, KEY), grid(1.0).encode(-x, KEY)])
-    assert torch.equal(decode(packet), torch.zeros(3))
-
-
 def test_sums_that_no_float_holds_are_refused_and_so_are_other_packets() -> None:
     coder = grid(1.0)
     far = [coder.encode(torch.tensor([scale, scale]), KEY) for scale in (1e20, 1.0)]

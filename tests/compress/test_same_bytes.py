@@ -14,7 +14,6 @@ from hansa.compress import Coder, Packet, accumulate, cast, decode, grid, identi
 from hansa.compress import codes as coding
 from hansa.compress.codes import pack_codes
 from hansa.compress.packet import empty_buffer
-from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.vectors import kernels
@@ -184,12 +183,3 @@ def test_the_memory_of_a_long_packet_is_used_again_and_never_while_it_is_held() 
     cast().encode(2 * x, Key(0))
     assert bytes(view) == kept[24:]
     assert len(empty_buffer(700_001)) == 700_001
-
-
-def test_there_are_native_kernels_here() -> None:
-    """Else the tests above compare eager with eager."""
-    assert (
-        native.available()
-        or "compiler" in (native.unavailable_reason() or "")
-        or "off" in (native.unavailable_reason() or "")
-    )

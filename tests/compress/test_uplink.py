@@ -15,7 +15,6 @@ from hansa.compress import (
     direct,
     error_feedback,
     identity,
-    memoryless,
     quantize,
     random_k,
     sign,
@@ -25,49 +24,12 @@ from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 
 COMPRESSORS = [identity(), cast(), sign(), top_k(1 / 8), top_k(1 / 4, sign()), random_k(1 / 4), quantize(16)]
-LINKS = [direct(), *map(error_feedback, COMPRESSORS), *map(memoryless, COMPRESSORS)]
-contract = pytest.mark.parametrize("link", LINKS, ids=repr)
 remembering = pytest.mark.parametrize("link", list(map(error_feedback, COMPRESSORS)), ids=repr)
 
 
 def updates(count: int, dim: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
     draw = np.random.default_rng(11)
     return [torch.from_numpy(draw.standard_normal(dim)).to(dtype) for _ in range(count)]
-
-
-@contract
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_send_is_pure_and_keeps_the_rows_it_names(link, dtype) -> None:
-    x, residual = updates(2, 97, dtype)
-    given_x, memory = x.clone(), dict.fromkeys(link.memory, residual)
-    before = residual.clone()
-    packet, kept = link.send(x, memory, Key(1))
-    again, same = link.send(x, memory, Key(1))
-    assert torch.equal(x, given_x)
-    assert torch.equal(residual, before)
-    assert set(kept) == set(link.memory) == set(same)
-    assert packet.bytes == again.bytes
-    assert all(torch.equal(kept[name], same[name]) for name in kept)
-
-
-@contract
-def test_what_is_received_is_what_the_bytes_say(link) -> None:
-    (x,) = updates(1, 97)
-    packet, _ = link.send(x, {}, Key(1))
-    assert packet.nbytes == len(packet.bytes)
-    got = link.receive(packet, dim=97, dtype=torch.float64)
-    assert torch.equal(got, decode(bytes(packet.bytes)))
-
-
-@remembering
-def test_everything_accepted_and_the_residual_are_everything_produced(link) -> None:
-    produced = updates(30, 97)
-    memory: dict[str, torch.Tensor] = {}
-    accepted = torch.zeros(97, dtype=torch.float64)
-    for i, x in enumerate(produced):
-        packet, memory = link.send(x, memory, Key(i))
-        accepted += link.receive(packet, dim=97, dtype=torch.float64)
-    torch.testing.assert_close(accepted + memory["residual"], torch.stack(produced).sum(0), rtol=0, atol=1e-12)
 
 
 @remembering
@@ -94,16 +56,6 @@ def test_refused_uploads_leave_the_residual_as_it_was(link, fates) -> None:
     torch.testing.assert_close(accepted + memory.get("residual", 0 * produced), produced, rtol=0, atol=1e-12)
 
 
-@remembering
-def test_a_diverged_update_changes_nothing(link) -> None:
-    x, residual = updates(2, 40)
-    memory, before = {"residual": residual}, residual.clone()
-    x[3] = float("nan")
-    with pytest.raises(HansaError, match="NaN"):
-        link.send(x, memory, Key(0))
-    assert torch.equal(residual, before)
-
-
 def test_error_feedback_by_hand_over_three_rounds() -> None:
     """top-1 of 2 entries, residual carried, one round missed: the numbers of Alg. 2 worked out on paper."""
     link = error_feedback(top_k(0.5))
@@ -114,15 +66,6 @@ def test_error_feedback_by_hand_over_three_rounds() -> None:
         sent.append(decode(packet).tolist())
     assert sent == [[3, 0], [0, 4], [6, 0]]
     assert memory["residual"].tolist() == [0, 2]
-
-
-def test_error_feedback_with_sign_by_hand() -> None:
-    link = error_feedback(sign())
-    packet, memory = link.send(
-        torch.tensor([4.0, -1.0, 0.0, 1.0]), {"residual": torch.tensor([0.0, 0.0, 0.0, 1.0])}, Key(0)
-    )
-    assert decode(packet).tolist() == [1.75, -1.75, 1.75, 1.75]
-    assert memory["residual"].tolist() == [2.25, 0.75, -1.75, 0.25]
 
 
 @pytest.mark.parametrize("make", [lambda x: x.float(), lambda x: x[:-1]])

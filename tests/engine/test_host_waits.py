@@ -42,11 +42,16 @@ def both(method, task, monkeypatch, rounds=2):
     expected = Run(method, task).advance(rounds)
     made = []
     with monkeypatch.context() as patch:
-        original = executors._DeferredExecutor.run_if_finite
+        original = executors._EagerExecutor.run
+
+        def recorded(self):
+            outcome = original(self)
+            if self.deferred:
+                made.append(outcome)
+            return outcome
+
         patch.setattr(executors, "defers_checks", lambda device: True)
-        patch.setattr(
-            executors._DeferredExecutor, "run_if_finite", lambda self: made.append(original(self)) or made[-1]
-        )
+        patch.setattr(executors._EagerExecutor, "run", recorded)
         found = Run(method, task).advance(rounds)
     assert made
     return expected, found, made

@@ -231,7 +231,7 @@ def test_a_file_says_all_that_the_authors_code_does():
         ({"rows": "tape"}, "rows='tape'"),
         ({"min_norm": "quick"}, "min_norm='quick'.*'exact' or 'authors'"),
         ({"weights": "clusters"}, "weights='clusters'.*'samples'"),
-        ({"weights": "sample"}, "weights='sample'.*Did you mean samples"),
+        ({"weights": "sample"}, "weights='sample'.*'uniform', 'samples' or"),
     ],
 )
 def test_wrong_arguments_are_named(words, message):

@@ -111,13 +111,6 @@ def test_bad_activity_is_refused_with_the_offending_number(make: object, message
         make()  # type: ignore[operator]
 
 
-def test_activities_are_values_whose_repr_is_the_call() -> None:
-    for rule in RULES:
-        assert eval(repr(rule), vars(gossip)) == rule
-        assert isinstance(rule, gossip.Activity)
-        rule.check([[0, 1, 2, 3, 7]], steps=1)
-
-
 def test_resampling_among_those_available_never_draws_others_and_is_fair() -> None:
     rule = gossip.available([[0, 2, 4, 6], [1, 3]], gossip.resample(2))
     drawn = [rule.draw(0, step, range(8), Key(3)) for step in range(400)]

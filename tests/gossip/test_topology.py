@@ -161,7 +161,7 @@ def test_a_single_precision_matrix_is_completed_to_double() -> None:
     [
         (lambda: gossip.ring()(0), r"ring\(n=0\): expected a whole number >= 1"),
         (lambda: gossip.ring()(2.5), r"ring\(n=2.5\)"),
-        (lambda: gossip.hypercube()(12), r"hypercube\(n=12\): expected a power of two, such as 8 or 16"),
+        (lambda: gossip.hypercube()(12), r"hypercube\(n=12\): expected a power of two"),
         (lambda: gossip.torus(rows=0), r"torus\(rows=0\)"),
         (lambda: gossip.torus(rows=3)(8), r"torus\(rows=3\): expected a divisor of the 8 clients"),
         (lambda: gossip.erdos_renyi(1.5), r"erdos_renyi\(p=1.5\): expected 0 < p <= 1"),
@@ -169,8 +169,8 @@ def test_a_single_precision_matrix_is_completed_to_double() -> None:
         (lambda: gossip.erdos_renyi(0.5, seed=-1), r"erdos_renyi\(seed=-1\)"),
         (lambda: gossip.unbalanced_complete(seed="a"), r"unbalanced_complete\(seed='a'\)"),
         (lambda: gossip.unbalanced_complete(spread=2.0), r"unbalanced_complete\(spread=2.0\)"),
-        (lambda: gossip.edges([(0, 0)]), r"edges\(pair=\(0, 0\)\): expected two different clients"),
-        (lambda: gossip.edges([(0, -1)]), r"edges\(pair=\(0, -1\)\): expected two whole numbers >= 0"),
+        (lambda: gossip.edges([(0, 0)]), r"edges\(pair=\(0, 0\)\): expected the places of two different clients"),
+        (lambda: gossip.edges([(0, -1)]), r"edges\(pair=\(0, -1\)\): expected the places"),
         (lambda: gossip.edges([(0, 1, 2)]), r"edges\(pair=\(0, 1, 2\)\)"),
         (lambda: gossip.edges([3]), r"edges\(pair=3\)"),
         (lambda: gossip.edges([(0, "b")]), r"edges\(pair=\(0, 'b'\)\)"),
@@ -249,9 +249,9 @@ def test_the_stochastic_complement_is_the_sum_over_detours_and_forgets_the_order
 @pytest.mark.parametrize(
     ("topology", "alive", "message"),
     [
-        (gossip.ring(), [False, False], "none of 2 clients is alive"),
-        (gossip.ring()(3), [False] * 3, "0 alive of 3 given, for a graph of 3"),
-        (gossip.ring()(3), [True, True], "2 alive of 2 given, for a graph of 3 clients"),
+        (gossip.ring(), [False, False], "at least one client"),
+        (gossip.ring()(3), [False] * 3, "for each of 3 clients"),
+        (gossip.ring()(3), [True, True], "for each of 3 clients"),
         (torch.eye(2), [True, False], "disconnected"),
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -121,18 +120,6 @@ def test_deadline_and_overselect_take_the_first(speeds, limit, least):
     assert opened.timing.end == max(speeds[client] for client in first)
 
 
-def test_ties_are_folded_in_client_order():
-    method = presets.fedbuff(size=3, concurrency=5, steps=1, sampler=hansa.sample.everyone())
-    state = started(method, 8)
-    population = Population((1,) * 8)
-    clock = VirtualClock(pace.devices(step_seconds=2.0), population.samples, Key(1))
-    opened = open_paced_round(method, state, population, "run", Key(1), clock)
-    first = clients_of(opened.orders)
-    assert first == sorted(first)
-    assert len(first) == 3
-    assert opened.timing.end == 2.0
-
-
 def test_jobs_that_take_no_time_still_make_steps():
     method = presets.fedasync(concurrency=2, steps=1, sampler=hansa.sample.uniform(count=2))
     state, population = started(method, 5), Population((1,) * 5)
@@ -169,11 +156,3 @@ def test_a_sampler_that_selects_too_few_clients_ends_with_the_reason():
     task = hansa.training.quadratic(torch.eye(2).expand(5, 2, 2), torch.ones(5, 2))
     with pytest.raises(hansa.HansaError, match=r"the clock stands still at 1 s: 2 of 3 updates have arrived"):
         hansa.run(method, task, rounds=2)
-
-
-@pytest.mark.parametrize("place", [0.0, 0.9, 1.0, 5.5, 100.0])
-def test_windows(place):
-    device = pace.Device(on_seconds=1.0, off_seconds=9.0, phase=0.5)
-    start = device.next_start(place)
-    assert start >= place
-    assert np.fmod(start + 0.5 + 1e-9, 10.0) < 1.0

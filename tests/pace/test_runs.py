@@ -286,30 +286,3 @@ def test_tables_with_holes_are_refused_by_line(text: str, message: str, tmp_path
 def test_a_missing_table_is_named(tmp_path):
     with pytest.raises(HansaError, match="No such file"):
         pace.device_table(str(tmp_path / "absent.csv"))
-
-
-def test_availability_delays_starts():
-    windows = pace.devices(step_seconds=1.0, on_seconds=2.0, off_seconds=50.0)
-    method = presets.fedbuff(size=1, concurrency=4, steps=2, batch_size=4, participation=0.6)
-    found = Run(method, task(), seed=2, profile=windows).advance(10)
-    rows = found.clients("client", "start_seconds", "compute_seconds")
-    for client, start in zip(rows["client"], rows["start_seconds"], strict=True):
-        device = found.clock.device(int(client))
-        assert device.next_start(float(start)) <= float(start) + 1e-3
-    assert found.state.pace["now"] > 10.0
-
-
-def test_by_hand_two_clients():
-    """Client 0 takes 1 s, client 1 takes 3 s; every arrival is a step: 0, 0, then both at 3 s by client, ..."""
-    with_speeds = pace.tiers([pace.devices(step_seconds=1.0), pace.devices(step_seconds=3.0)])
-    seed = next(
-        seed
-        for seed in range(50)
-        if [with_speeds.device(c, 1, hansa.Key(seed)).step_seconds for c in (0, 1)] == [1.0, 3.0]
-    )
-    tasks = hansa.training.quadratic(torch.eye(2).expand(2, 2, 2), torch.ones(2, 2))
-    found = Run(presets.fedasync(steps=1), tasks, seed=seed, profile=with_speeds).advance(5)
-    assert [record["clients"] for record in found.history] == [[0], [0], [0], [1], [0]]
-    assert [record["staleness_max"] for record in found.history] == [0, 0, 0, 3, 0]
-    assert [record["simulated_seconds"] for record in found.history] == [1.0, 1.0, 1.0, 0.0, 1.0]
-    assert [record["versions"] for record in found.history] == [1, 1, 1, 0, 1]

@@ -7,30 +7,16 @@ from hansa import HansaError, Key, sample
 from hansa.core.types import Population
 
 TEN = Population((1,) * 10)
-ALL_SAMPLERS = [
-    sample.uniform(0.3),
-    sample.uniform(count=3),
-    sample.everyone(),
-    sample.weighted(participation=0.3),
-    sample.weighted(tuple(range(10)), count=3),
-    sample.explore(0.3),
-    sample.explore(count=4, then="uniform"),
-    sample.availability([[0, 1, 2, 3], [7]], count=2),
-    sample.replay([[3, 1], [9]]),
-]
 
 
-@pytest.mark.parametrize("sampler", ALL_SAMPLERS, ids=repr)
-def test_a_selection_is_distinct_clients_in_order_and_a_function_of_the_address(sampler):
-    sampler.check(10)
-    for round in range(12):
-        chosen = sampler.select(round, TEN, Key(4))
-        assert list(chosen) == sorted(set(chosen))
-        assert all(0 <= client < 10 for client in chosen)
-        assert chosen == sampler.select(round, TEN, Key(4))
-
-
-@pytest.mark.parametrize("sampler", ALL_SAMPLERS[:2] + ALL_SAMPLERS[3:6], ids=repr)
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        sample.uniform(0.3), sample.uniform(count=3), sample.weighted(participation=0.3),
+        sample.weighted(tuple(range(10)), count=3), sample.explore(0.3),
+    ],
+    ids=repr,
+)  # fmt: skip
 def test_seeds_and_rounds_differ(sampler):
     draws = {tuple(sampler.select(r, TEN, Key(s)) for r in range(6)) for s in range(4)}
     assert len(draws) == 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import reprlib
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
@@ -78,23 +78,6 @@ class Compressor(Protocol):
 require_compressor = partial(
     check_component, protocol=Compressor, noun="a compressor", example="hansa.compress.sign() is one."
 )
-
-
-@runtime_checkable
-class Mergeable(Compressor, Protocol):
-    """A compressor whose packets can be summed exactly and sent as one."""
-
-    def encode_above(self, x: Tensor, finest: int) -> Packet:
-        """Encode C(x) in multiples of 2^finest; the packet records the exponent."""
-        ...
-
-    def merge_latest(self, packets: Sequence[Packet], counts: Iterable[int]) -> dict[int, Packet]:
-        """Return, for each count n, one packet with the sum of the last n."""
-        ...
-
-    def finest(self, packet: Packet) -> int:
-        """Return the exponent of the grid of the vectors that this packet is added to."""
-        ...
 
 
 class Coder(Checked):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import torch
 
-from hansa.compress.base import Compressor, DenseValues, Mergeable, ParsedPayload, packet_kind, require_compressor
+from hansa.compress.base import Compressor, DenseValues, ParsedPayload, packet_kind, require_compressor
 from hansa.compress.dense import cast, identity, sign
 from hansa.compress.grid import exceeds_grid, finest_exponent, grid, round_to_grid
 from hansa.compress.packet import Buffer, Packet, PacketError, check_all_finite, flat_array, floats
@@ -167,7 +167,7 @@ class memoryless(Checked):
         return decode(packet, self.compressor, dim=dim, dtype=dtype)
 
 
-#: Mergeable increments are kept while their total size is below this many whole replicas: their sum can be worth
+#: Increments of `grid` are kept while their total size is below this many whole replicas: their sum can be worth
 #: sending when they are not.
 MERGED = 4
 
@@ -261,7 +261,7 @@ class replica(Checked):
     client's first message is the whole replica. ``every`` updates the replica only once in that many rounds: clients
     train from a slightly older model, and absent clients miss fewer increments.
 
-    `Mergeable` increments, such as those of `grid`, are sent as one packet with their sum. The replica then changes in
+    Increments of `grid` are sent as one packet with their sum. The replica then changes in
     multiples of 2^grain, so sums are not rounded and all paths to a version give the same bits; a replica that exceeds
     its grain is sent whole. A client whose last report was dropped starts from its previous vector.
 
@@ -300,7 +300,7 @@ class replica(Checked):
                 version += 1
                 log.append(torch.frombuffer(bytearray(moved.packet.bytes), dtype=torch.uint8))
         full = Packet.of(vector, "whole")
-        size, limit = sum(map(len, log)), full.nbytes * (MERGED if isinstance(self.compressor, Mergeable) else 1)
+        size, limit = sum(map(len, log)), full.nbytes * (MERGED if isinstance(self.compressor, grid) else 1)
         while size >= limit:
             size -= len(log.pop(0))
         oldest = version - len(log)
@@ -320,7 +320,7 @@ class replica(Checked):
 
     def _increment(self, x: Tensor, vector: Tensor, grain: int | None, key: Key) -> _Increment:
         """Return the increment towards x, on the replica's grid or on a coarser one if it exceeds that."""
-        if not isinstance(self.compressor, Mergeable):
+        if not isinstance(self.compressor, grid):
             return _Increment(self.compressor.encode(x - vector, key), vector, None)
         check_all_finite(flat_array(x, "replica.broadcast"), "replica.broadcast")
         highest = max(float(x.abs().max()), float(vector.abs().max()))
@@ -332,7 +332,7 @@ class replica(Checked):
 
     def _latest(self, increments: list[Packet], counts: set[int]) -> dict[int, tuple[Packet, ...]]:
         """Return the last n increments for each count n, separate or merged."""
-        if not isinstance(self.compressor, Mergeable):
+        if not isinstance(self.compressor, grid):
             return {n: tuple(increments[len(increments) - n :]) for n in counts}
         merged = self.compressor.merge_latest(increments, counts - {0})
         return {n: (merged[n],) if n else () for n in counts}
@@ -355,7 +355,7 @@ class replica(Checked):
         vector = previous.clone() if packets else previous
         for packet in packets:
             packet.check(kind=packet_kind(self.compressor), dim=dim, dtype=dtype)
-            if isinstance(self.compressor, Mergeable):
+            if isinstance(self.compressor, grid):
                 vector = round_to_grid(vector, self.compressor.finest(packet))
             accumulate(packet, vector, 1.0, self.compressor)
         return vector

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hansa.core.errors import HansaError, check_integer, invalid_argument, suggestion
+from hansa.core.bounds import one_of
+from hansa.core.errors import HansaError, argument_error, check_decay, check_integer, invalid_argument
 from hansa.core.keys import Key
 from hansa.gossip.clusters import Clustering, resolve
 from hansa.gossip.spectral import cluster_rho, edge_count, messages, rho_max
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 CIRCLE_UP_TO = 64  # clients: above this, the pattern of the matrix is drawn
 CLOSE = 0.005  # within this distance, prefer the graph with fewer messages
 SEEDS = 10
+TENTHS = [tenth / 10 for tenth in range(1, 11)]
 ALIKE = 200  # clients: larger random graphs have nearly the same rho for every seed
 FIXED: dict[str, Topology] = {
     type(graph).__name__: graph for graph in (ring(), torus(), star(), hypercube(), exponential(), complete())
@@ -144,35 +146,20 @@ def with_rho(target: float, sizes: Sequence[int], kind: str | None = None) -> Ma
     >>> match.topology, round(match.rho, 3)
     (erdos_renyi(p=0.68, seed=9), 0.605)
     """
-    if isinstance(target, bool) or not isinstance(target, (int, float)) or not 0 <= target < 1:
-        raise invalid_argument(
-            "with_rho", "target", target, "0 <= target < 1", "0 is the complete graph, 1 would be no graph."
-        )
+    check_decay("with_rho", "target", target, "0 is the complete graph, 1 would be no graph.")
     if not sizes:
         raise invalid_argument("with_rho", "sizes", sizes, "at least one cluster size")
     for n in sizes:
         check_integer("with_rho", "sizes", n)
-    name_wanted = None if kind is None else kind.strip().lower().replace("-", "_")
-    known = {*FIXED, *RANDOM}
-    if name_wanted is not None and name_wanted not in known:
-        raise HansaError(
-            f"with_rho(kind={kind!r}): no graph to choose from. {suggestion(name_wanted, known)}",
-            component="with_rho",
-            argument="kind",
-        )
-    candidates: list[tuple[float, int, float, Match]] = []
-    for name, graph in FIXED.items():
-        if name_wanted in (None, name):
-            candidates += _evaluate([graph], sizes, target)
+    if kind is not None:
+        kind = kind.replace("-", "_")
+        one_of("with_rho", "kind", kind, *FIXED, *RANDOM)
+    candidates = _evaluate([graph for name, graph in FIXED.items() if kind in (None, name)], sizes, target)
     for name, make in RANDOM.items():
-        if name_wanted in (None, name):
+        if kind in (None, name):
             candidates += _random(make, sizes, target)
     if not candidates:
-        raise HansaError(
-            f"with_rho(kind={kind!r}): does not come in the sizes {sorted(set(sizes))}.",
-            component="with_rho",
-            argument="kind",
-        )
+        raise argument_error("with_rho", "kind", kind, f"does not come in the sizes {sorted(set(sizes))}.")
     return min(candidates, key=lambda entry: entry[:3])[3]
 
 
@@ -194,17 +181,10 @@ def _random(
     make: Callable[[float, int], Topology], sizes: Sequence[int], target: float
 ) -> list[tuple[float, int, float, Match]]:
     """Search the option in tenths with seed 0, then finer around the nearest value and with other seeds."""
-    options = [tenth / 10 for tenth in range(1, 11)]
-    coarse = [(option, tried[0]) for option in options if (tried := _evaluate([make(option, 0)], sizes, target))]
+    coarse = [(size, tried[0]) for size in TENTHS if (tried := _evaluate([make(size, 0)], sizes, target))]
     if not coarse:
         return []
     nearest = min(coarse, key=lambda pair: pair[1][2])[0]
-    seeds = SEEDS if max(sizes) <= ALIKE else 1
-    return [entry for _, entry in coarse] + _evaluate(list(_bisect(make, nearest, seeds)), sizes, target)
-
-
-def _bisect(make: Callable[[float, int], Topology], option: float, seeds: int) -> Iterator[Topology]:
-    for hundredths in range(-8, 9, 2):
-        finer = round(option + hundredths / 100, 2)
-        if 0 < finer <= 1:
-            yield from (make(finer, seed) for seed in range(seeds))
+    finer = [size for part in range(-8, 9, 2) if 0 < (size := round(nearest + part / 100, 2)) <= 1]
+    graphs = [make(size, seed) for size in finer for seed in range(SEEDS if max(sizes) <= ALIKE else 1)]
+    return [entry for _, entry in coarse] + _evaluate(graphs, sizes, target)

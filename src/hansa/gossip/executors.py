@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy
@@ -39,7 +39,7 @@ from hansa.core.vectors.kernels import CsrWeights
 from hansa.gossip.cohort import Cohort, CohortOutcome
 from hansa.gossip.rows import DenseRows, LazyRows, Mixer
 from hansa.gossip.topology import Topology
-from hansa.local.trainer import BaseTrainer, ClientJobs, DrawRows, LocalResults, Trainer, take_step
+from hansa.local.trainer import BaseTrainer, ClientJobs, DrawRows, Trainer, take_step
 from hansa.local.work import Work
 from hansa.rounds.messages import DroppedClient, Report, Trained, WorkOrder
 
@@ -65,11 +65,12 @@ def train_cohorts(
     for cohort, (order, got), trained in zip(cohorts, pairs, outcomes, strict=True):
         outcome = trained if together else train_natively([cohort], trainer)[0]
         if outcome is None and defers_checks(trainer.y.device):
-            outcome = _DeferredExecutor(cohort, trainer).run_if_finite()
+            outcome = _EagerExecutor(cohort, trainer, deferred=True).run()
         if outcome is None:
             if cohort.started:  # a model became non-finite: once more, to drop its client at the step where it did
                 cohort = Cohort(phase, order, got, trainer, samples)
             outcome = _EagerExecutor(cohort, trainer).run()
+            assert outcome is not None
         results.append(_result(cohort, outcome))
     return results
 
@@ -113,17 +114,34 @@ def defers_checks(device: torch.device) -> bool:
 
 
 class _EagerExecutor:
-    """Runs a schedule one step and one client at a time, and drops clients whose models become non-finite."""
+    """Runs a schedule one step and one client at a time, and drops clients whose models become non-finite.
 
-    def __init__(self, cohort: Cohort, trainer: Trainer) -> None:
-        self.cohort, self.trainer, self.fast = cohort, trainer, with_defaults(trainer, BaseTrainer)
+    With ``deferred`` it runs as if no model became non-finite; losses and checks stay on the device until the end.
+    """
+
+    def __init__(self, cohort: Cohort, trainer: Trainer, deferred: bool = False) -> None:
+        self.cohort, self.trainer, self.deferred = cohort, trainer, deferred
+        self.fast = with_defaults(trainer, BaseTrainer)
         self.outcome = cohort.new_rows()
         cohort.started = True
         self.batches: dict[int, Any] = {}
-        self.taken: Counter[int] = Counter()
+        self.taken = self.outcome.taken
+        self.losses: list[torch.Tensor] = []
+        self.finite: list[torch.Tensor] = []
 
-    def run(self) -> CohortOutcome:
-        self.outcome.taken = self.taken
+    def run(self) -> CohortOutcome | None:
+        """Return the outcome; None if a deferred check failed, also if that was the cause of an error."""
+        try:
+            self._run_steps()
+        except Exception:
+            if self._all_finite():
+                raise
+        if not self._all_finite():
+            return None
+        self.outcome.losses += torch.stack(self.losses).tolist() if self.losses else []
+        return self.outcome
+
+    def _run_steps(self) -> None:
         for step in range(self.cohort.steps):
             moves = self._take_steps(step)
             if not self.cohort.mixer.positions:
@@ -131,7 +149,9 @@ class _EagerExecutor:
             self.cohort.exchange(self.outcome, step)
             for position, before, after in moves:
                 self.outcome.rows.shift(position, before, after)
-        return self.outcome
+
+    def _all_finite(self) -> bool:
+        return not self.finite or bool(torch.stack(self.finite).all())
 
     def _take_steps(self, step: int) -> list[tuple[int, Vector, Vector]]:
         """Take the active clients' steps; return those that are added only after the exchange."""
@@ -159,13 +179,14 @@ class _EagerExecutor:
 
     def _accept(self, loss: float | torch.Tensor, after: Vector) -> bool:
         """Record the loss of a step; return False, with nothing recorded, if the new model is not finite."""
+        if self.deferred:
+            self.losses.append(torch.as_tensor(loss))
+            self.finite.append(torch.isfinite(after).all())
+            return True
         finite = all_finite(after)
         if finite:
             self.outcome.losses.append(float(loss))
         return finite
-
-    def _train_natively(self, jobs: ClientJobs) -> LocalResults | None:
-        return self.fast.train_clients(jobs)
 
     def _take_step(self, client: int, row: Vector) -> tuple[float | torch.Tensor, Vector]:
         """Take one client's next step from its row, natively where the trainer can; return the loss and the new row."""
@@ -175,52 +196,19 @@ class _EagerExecutor:
         rows, step, taken = self.batches[client], cohort.local_step(client), self.taken[client]
         self.taken[client] += 1
         model, buffers = row[:dim], row[dim:] if row.numel() > dim else None
-        if rows is not None:
+        if rows is not None and not self.deferred:  # native results are on the host
             columns = {} if buffers is None else {"buffers": (buffers,)}
             jobs = ClientJobs.of(
                 model, client, Work(1, 1), step, cohort.key, batches=(rows[taken : taken + 1],), keep_models=True,
                 first_step=taken, **columns,
             )  # fmt: skip
-            if (results := self._train_natively(jobs)) is not None:
+            if (results := self.fast.train_clients(jobs)) is not None:
                 return results.losses[0], torch.cat([*results.models, *results.buffers])
         trainer.load(model, buffers)
         batch = None if rows is None else rows[taken]
         loss = take_step(trainer, client, batch, step, cohort.key.child(client, "noise", taken))
         buffers = trainer.read_buffers()
         return loss, trainer.y.clone() if buffers is None else torch.cat([trainer.y, buffers])
-
-
-class _DeferredExecutor(_EagerExecutor):
-    """Runs a schedule as if no model became non-finite; losses and checks stay on the device until the end."""
-
-    def __init__(self, cohort: Cohort, trainer: Trainer) -> None:
-        super().__init__(cohort, trainer)
-        self._losses: list[torch.Tensor] = []
-        self._finite: list[torch.Tensor] = []
-
-    def run_if_finite(self) -> CohortOutcome | None:
-        """Return the outcome; None if a model became non-finite, also if that was the cause of an error."""
-        try:
-            outcome = self.run()
-        except Exception:
-            if self._all_finite():
-                raise
-            return None
-        if not self._all_finite():
-            return None
-        outcome.losses = torch.stack(self._losses).tolist() if self._losses else []
-        return outcome
-
-    def _all_finite(self) -> bool:
-        return not self._finite or bool(torch.stack(self._finite).all())
-
-    def _accept(self, loss: float | torch.Tensor, after: Vector) -> bool:
-        self._losses.append(torch.as_tensor(loss))
-        self._finite.append(torch.isfinite(after).all())
-        return True
-
-    def _train_natively(self, jobs: ClientJobs) -> LocalResults | None:
-        return None  # its results are on the host
 
 
 def _forwarded_bytes(order: WorkOrder, alive: int, start: Vector) -> Counter[int]:
@@ -262,12 +250,12 @@ def train_natively(cohorts: Sequence[Cohort], trainer: Trainer) -> list[CohortOu
     it from the cache. Cohorts that keep no rows run in the same memory, one after the other.
     """
     native = with_defaults(trainer, BaseTrainer).native_steps()
-    if native is None or not all(_steps_natively(cohort) for cohort in cohorts):
+    if native is None:
         return [None] * len(cohorts)
     planned = {id(cohort): _TurnBatches(cohort) for cohort in cohorts if _runs_natively(cohort)}
     if native.draw_rows is not None:
         _draw_all(planned.values(), native.draw_rows)
-    memory: dict[int, _RowMemory] = {}
+    memory: Memory = {}
     runs: list[_DenseRun | _LazyRun] = []
     for batches in planned.values():
         batches.cohort.started = True
@@ -281,17 +269,13 @@ def train_natively(cohorts: Sequence[Cohort], trainer: Trainer) -> list[CohortOu
     return [outcomes.get(id(cohort)) for cohort in cohorts]
 
 
-def _steps_natively(cohort: Cohort) -> bool:
-    return cohort.start.numel() == cohort.dim and native_fits(cohort.start) and cohort.common_step.is_affine
-
-
 def _runs_natively(cohort: Cohort) -> bool:
-    if cohort.judges_messages:
+    plain = cohort.start.numel() == cohort.dim and native_fits(cohort.start)
+    if not plain or not cohort.common_step.is_affine or cohort.judges_messages:
         return False
     storage = cohort.storage(native=True)
-    if storage == "dense":
-        return not cohort.steps_after_exchange or _exchanges_natively(cohort)
-    return storage == "lazy"
+    late = storage == "dense" and cohort.steps_after_exchange
+    return storage != "separate" and (not late or _exchanges_natively(cohort))
 
 
 class _TurnBatches:
@@ -368,35 +352,29 @@ def _velocities(cohort: Cohort, positions: Sequence[int]) -> dict[int, Vector]:
     return {position: cohort.local_step(cohort.clients[position]).init_velocity() for position in positions}
 
 
-class _RowMemory(NamedTuple):
-    """The rows, and the public copies of compressed gossip, in which cohorts run one after the other."""
-
-    rows: torch.Tensor
-    copies: torch.Tensor | None
+Memory: TypeAlias = dict[int, tuple[torch.Tensor, torch.Tensor | None]]
+"""The rows and public copies in which cohorts run one after the other, by their number of clients."""
 
 
 class _DenseRun:
-    """Runs all turns in one call, or one call per step if the exchange is not native.
+    """Runs all turns in one call, or one call per step if the exchange is not native."""
 
-    ``memory`` has the memory of cohorts that keep no rows, by their number of clients.
-    """
-
-    def __init__(self, batches: _TurnBatches, clients: ClientKernel, memory: dict[int, _RowMemory]) -> None:
+    def __init__(self, batches: _TurnBatches, clients: ClientKernel, memory: Memory) -> None:
         cohort = self.cohort = batches.cohort
         self.batches = batches
         start = None if cohort.mixing.keep_local_models or not cohort.steps else cohort.start
-        own = None if start is None or cohort.keeps_rows else memory.get(len(cohort.clients))
-        if own is None:
-            own = _RowMemory(*cohort.dense_rows())
+        shares = start is not None and not cohort.keeps_rows
+        own = memory.get(len(cohort.clients)) if shares else None
+        rows, copies = own or cohort.dense_rows()
         if start is None:
-            cohort.fill(*own)
-        elif not cohort.keeps_rows:
-            memory[len(cohort.clients)] = own
-        self.rows = DenseRows(own.rows)
-        self.outcome = CohortOutcome(self.rows, own.copies)
+            cohort.fill(rows, copies)
+        elif shares:
+            memory[len(cohort.clients)] = rows, copies
+        self.rows = DenseRows(rows)
+        self.outcome = CohortOutcome(self.rows, copies)
         self.step = cohort.common_step
         late = self.cohort.steps_after_exchange
-        self.kernel = CohortKernel(clients, own.rows, self.step, after_exchange=late, start=start)
+        self.kernel = CohortKernel(clients, rows, self.step, after_exchange=late, start=start)
         self._deltas: dict[int, Vector] = {}
         self._native = _exchanges_natively(cohort)
         if self._native:
@@ -464,11 +442,9 @@ class _DenseRun:
 
     def _exchange_codes(self) -> dict[str | None, int]:
         """Return the native code of each kind of exchange."""
-        codes: dict[str | None, int] = {"average": abi.AVERAGE}
-        if self.cohort.mixing.compressor is not None:
-            codes["gossip"] = abi.SIGNS
-        else:
-            codes["gossip"] = abi.AVERAGE if self.cohort.mixer.weights is None else abi.MIX
+        mixing = abi.AVERAGE if self.cohort.mixer.weights is None else abi.MIX
+        gossip = mixing if self.cohort.mixing.compressor is None else abi.SIGNS
+        codes: dict[str | None, int] = {"average": abi.AVERAGE, "gossip": gossip}
         return {**codes, None: abi.SETTLE} if self.cohort.steps_after_exchange else codes
 
     def _pull(self) -> None:

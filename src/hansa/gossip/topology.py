@@ -14,7 +14,7 @@ import scipy
 import torch
 
 from hansa.core.bounds import Checked, bound
-from hansa.core.errors import HansaError, check_fraction, check_integer, invalid_argument
+from hansa.core.errors import HansaError, argument_error, check_fraction, check_integer, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.protocols import not_a_component
 from hansa.gossip.weights import (
@@ -181,9 +181,7 @@ class torus(Topology):
     def weights(self, n: int) -> WeightMatrix:
         rows = self.rows or max(r for r in range(1, math.isqrt(n) + 1) if n % r == 0)
         if n % rows:
-            raise invalid_argument(
-                "torus", "rows", rows, f"a divisor of the {n} clients", "torus() finds one by itself."
-            )
+            raise invalid_argument("torus", "rows", rows, f"a divisor of the {n} clients")
         at = np.arange(n).reshape(rows, -1)
         down, right = np.roll(at, -1, axis=0), np.roll(at, -1, axis=1)
         return metropolis(n, np.stack([np.tile(at.ravel(), 2), np.concatenate([down.ravel(), right.ravel()])], axis=1))
@@ -225,10 +223,7 @@ class hypercube(Topology):
 
     def weights(self, n: int) -> WeightMatrix:
         if n & (n - 1):
-            low = 1 << (n.bit_length() - 1)
-            raise invalid_argument(
-                "hypercube", "n", n, f"a power of two, such as {low} or {2 * low}", "exponential() takes any n."
-            )
+            raise invalid_argument("hypercube", "n", n, "a power of two", "exponential() takes any n.")
         corners = np.arange(n)
         pairs = [np.stack([corners, corners ^ (1 << bit)], axis=1) for bit in range(n.bit_length() - 1)]
         return metropolis(n, np.concatenate(pairs) if pairs else [])
@@ -337,12 +332,8 @@ class by_cluster(Topology):
     def check_clusters(self, count: int) -> None:
         """Raise unless there is one topology for each cluster."""
         if count != len(self.topologies):
-            raise HansaError(
-                f"{self}: {len(self.topologies)} topologies for {count} clusters. Give one topology per cluster, or "
-                "one for all.",
-                component="Mixing",
-                argument="topology",
-            )
+            problem = f"{len(self.topologies)} topologies for {count} clusters. Give one per cluster, or one for all."
+            raise argument_error("Mixing", "topology", self, problem)
 
     def weights(self, n: int) -> WeightMatrix:
         return self.topologies[0].weights(n)
@@ -405,14 +396,8 @@ def _pair(pair: object) -> tuple[int, int]:
         first, second = (index(end) for end in pair)  # type: ignore[attr-defined]
     except (TypeError, ValueError):
         first = second = -1
-    if min(first, second) < 0:
-        raise invalid_argument(
-            "edges", "pair", pair, "two whole numbers >= 0, the places of two clients in their cluster"
-        )
-    if first == second:
-        raise invalid_argument(
-            "edges", "pair", pair, "two different clients", "Everyone keeps a weight of its own anyway."
-        )
+    if min(first, second) < 0 or first == second:
+        raise invalid_argument("edges", "pair", pair, "the places of two different clients, from 0, in their cluster")
     return first, second
 
 
@@ -448,7 +433,7 @@ def over_survivors(topology: Topology | Matrix, alive: Sequence[bool]) -> Weight
         return reroute(topology, alive)
     n, left = len(alive), sum(map(bool, alive))
     if left == 0:
-        raise HansaError(f"over_survivors: none of {n} clients is alive. A graph needs at least one.")
+        raise invalid_argument("over_survivors", "alive", alive, "at least one client")
     try:
         return topology.sparse(left)
     except HansaError:  # a fixed graph, a hypercube of seven, or a random graph too sparse to be connected

@@ -9,7 +9,7 @@ import numpy as np
 import scipy
 import torch
 
-from hansa.core.errors import HansaError
+from hansa.core.errors import HansaError, invalid_argument
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -191,9 +191,8 @@ def sinkhorn(A: Matrix, sweeps: int = 10_000) -> Tensor:
         if off < 1e-13:
             return torch.from_numpy(P)
         if off < 1e-3 and sweep % 50 == 0:
-            P = _newton_scaling(
-                P
-            )  # sweeps converge at rate rho^2, slowly on a long ring; near the solution Newton is quadratic
+            # sweeps converge at rate rho^2, slowly on a long ring; near the solution Newton is quadratic
+            P = _newton_scaling(P)
     raise HansaError(
         f"sinkhorn: rows are still off by {off:.2g} after {sweeps} sweeps: the zeros of the matrix leave no doubly "
         "stochastic matrix of that pattern. Fill some of them, or use Metropolis weights: gossip.edges([...])."
@@ -223,10 +222,8 @@ def reroute(W: Matrix, alive: Sequence[bool]) -> WeightMatrix:
     check_mixing_matrix(W)
     keep = np.flatnonzero(np.asarray(alive, dtype=bool))
     if len(alive) != S.shape[0] or len(keep) == 0:
-        raise HansaError(
-            f"over_survivors: {len(keep)} alive of {len(alive)} given, for a graph of {S.shape[0]} clients. "
-            "Give one True or False a client, at least one True."
-        )
+        expected = f"one True or False for each of {S.shape[0]} clients, at least one True"
+        raise invalid_argument("over_survivors", "alive", alive, expected)
     lost = np.setdiff1d(np.arange(len(alive)), keep)
     W_ss, W_sd, W_ds = S[keep][:, keep], S[keep][:, lost], S[lost][:, keep]
     if len(lost) == 0 or W_ds.nnz == 0:
