@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -65,7 +65,7 @@ class BaseUplink(Uplink):
         return False
 
 
-require_uplink = partial(
+require_uplink = functools.partial(
     check_component, protocol=Uplink, noun="a link", example="error_feedback(sign()) is one, direct() another."
 )
 
@@ -243,7 +243,7 @@ class Downlink(Protocol):
         """Return the vector that a client holds after a message, from the previous one."""
 
 
-require_downlink = partial(
+require_downlink = functools.partial(
     check_component, protocol=Downlink, noun="a downlink", example="replica(sign()) is one, direct() another."
 )
 
