@@ -158,7 +158,7 @@ def test_any_preset_gossips():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("uplink: sign", "run.yaml:1: uplink.kind: no uplink 'sign'. Known: direct, error_feedback"),
+        ("uplink: sign", "run.yaml:1: uplink: no uplink 'sign'. Known: direct, error_feedback"),
         ("server: {kind: adam}", "run.yaml:1: server.kind: no such key. Known: .*optimizer"),
         ("server: {optimizer: adam, b1: 0.5}", "run.yaml:1: server.b1: server.optimizer replaces the preset's server"),
         ("server: {optimizer: [adam, {kind: scal}]}", "server.optimizer.1.kind: no server transform 'scal'"),

@@ -61,11 +61,11 @@ def test_a_typo_on_the_command_line_names_the_option():
         ("local: 3", "local: expected keys such as lr, steps, epochs, found 3"),
         ("local: {steps: 3, epochs: 1}", "steps and epochs: expected one of the two"),
         ("local: {lr: -0.1}", "local.lr: .*expected lr > 0"),
-        ("local: {lr: fast}", r"local.lr.kind: no schedule 'fast'\. Known"),
+        ("local: {lr: fast}", r"local.lr: no schedule 'fast'\. Known"),
         ("local: {lr: true}", "local.lr: expected a number or a schedule .*, found True.$"),
         (
             "compress: {two_way: 3}",
-            "compress.two_way: expected true or false or a compressor or downlink .*, found 3.$",
+            "compress.two_way: expected true or false or a compressor .* or a downlink .*, found 3.$",
         ),
         ("local: {lr: {kind: cosine, lr: 0.1}}", "local.lr: cosine needs rounds"),
         ("local: {lr: {lr: 0.1}}", "which schedule\\? Add kind"),
@@ -76,7 +76,7 @@ def test_a_typo_on_the_command_line_names_the_option():
         ("server: {b1: 0.9}", "server.b1: fedavg has no such argument."),
         ("algorithm: fedams\nserver: {b1: 2}", "run.yaml:2: server.b1: ams\\(b1=2.0\\): expected 0 <= b1 < 1"),
         ("uplink: {kind: error_feedback, compressor: {kind: topk, ratio: 0.1}}", "no compressor 'topk'.*top_k"),
-        ("algorithm: cafga\ngossip: {topology: rin}", "gossip.topology.kind: no topology 'rin'. Did you mean ring"),
+        ("algorithm: cafga\ngossip: {topology: rin}", "gossip.topology: no topology 'rin'. Did you mean ring"),
         ("algorithm: feddyn\nserver: {weights: samples}", "uniform"),
         ("faults: {before: 0.8, nan: 0.4}", "faults: .*chances sum to 1.2"),
         *((f"{section}: {{name: mlp, factory: 'a:b'}}", "name and factory: expected one of the two")

@@ -8,7 +8,8 @@ import pytest
 
 from hansa import gossip
 from hansa.config import json_schema
-from hansa.config.components import KINDS, ConfigValueError, component_field, unknown_plugins
+from hansa.config.components import KINDS, ConfigValueError, unknown_plugins
+from hansa.config.fields import ComponentField
 from hansa.config.import_path import installed_plugins, warn_once
 from hansa.server import ServerTransform
 
@@ -60,13 +61,13 @@ def warned(caplog):
 
 def test_a_plug_in_is_named_listed_and_suggested_like_a_part_of_hansa(installed):
     installed("halves", "server.half = plugged_in_parts:half")
-    made = component_field(ServerTransform).build([{"kind": "half", "by": 4.0}, "scale"])
+    made = ComponentField(ServerTransform).build([{"kind": "half", "by": 4.0}, "scale"])
     assert repr(made) == "chain(half(by=4.0), scale(lr=1.0))"
     assert "half" in KINDS["server"].names
     with pytest.raises(ConfigValueError, match=r"no server transform 'halff'. Did you mean half\?"):
-        component_field(ServerTransform).build("halff")
+        ComponentField(ServerTransform).build("halff")
     with pytest.raises(ConfigValueError, match=r"half has no 'bye'. Did you mean by\?"):
-        component_field(ServerTransform).build({"kind": "half", "bye": 4.0})
+        ComponentField(ServerTransform).build({"kind": "half", "bye": 4.0})
     definition = next(part for part in json_schema()["$defs"]["server"]["anyOf"] if part.get("title") == "half")
     assert definition["properties"]["by"]["default"] == 2.0
     assert definition["description"] == "step = delta / by."
@@ -76,10 +77,10 @@ def test_of_equal_names_hansa_has_the_first_and_then_the_first_package_and_it_is
     installed("shadow", "topology.ring = plugged_in_parts:half")
     installed("beta", "server.half = nowhere:x")
     installed("alpha", "server.half = plugged_in_parts:half")
-    assert component_field(gossip.Topology).build("ring") == gossip.ring()
+    assert ComponentField(gossip.Topology).build("ring") == gossip.ring()
     assert KINDS["topology"].names.count("ring") == 1
     assert "topology.ring of the package shadow 1.0: Hansa has a topology of that name" in warned()[0]
-    assert type(component_field(ServerTransform).build("half")).__name__ == "half"
+    assert type(ComponentField(ServerTransform).build("half")).__name__ == "half"
     assert "server.half of the package beta 1.0: alpha 1.0 has a component of that name" in warned()[1]
 
 
@@ -98,7 +99,7 @@ def test_a_broken_package_is_told_by_its_name_and_breaks_nothing_else(installed,
         ("leave", r"cannot be loaded \(SystemExit"),
     ):
         with pytest.raises(ConfigValueError, match=rf"server.{name} of the package rotten 1.0:? ?{reason}"):
-            component_field(ServerTransform).build(name)
+            ComponentField(ServerTransform).build(name)
 
 
 def test_a_kind_that_is_not_known_is_told_with_what_was_meant(installed):

@@ -144,7 +144,7 @@ def test_deep_nesting_is_refused():
         ("seed: !!bool maybe", "run.yaml:1: a value that does not match its tag"),
         ("a: 1\nb: !!set {x, y}", "run.yaml:2: a value of type 'tag:yaml.org,2002:set': expected strings"),
         ("? [a, b]\n: 1", "run.yaml:1: not YAML: a key that is a list or a mapping"),
-        ("local: {lr: " + "x" * 5000 + "}", "run.yaml:1: local.lr.kind: no schedule 'xxx"),
+        ("local: {lr: " + "x" * 5000 + "}", "run.yaml:1: local.lr: no schedule 'xxx"),
         ("x" * 1000 + ": 1", "no such key"),
         ("sample: {count: " + "[1, " * 30 + "]" * 30 + "}", "run.yaml:1: "),
     ],

@@ -274,7 +274,8 @@ def topology(
 def _find_topology(name: str | None, target: float | None, clients: int, clusters: int) -> Topology:
     """The named topology, or the one whose rho is nearest to the target."""
     from hansa import gossip
-    from hansa.config.components import KINDS, ConfigValueError, component_field
+    from hansa.config.components import KINDS, ConfigValueError
+    from hansa.config.fields import ComponentField
     from hansa.config.yaml_text import parse_value
     from hansa.core.keys import Key
 
@@ -285,7 +286,7 @@ def _find_topology(name: str | None, target: float | None, clients: int, cluster
         raise HansaError(f"expected a topology ({', '.join(KINDS['topology'].names)}) or --target-rho.")
     try:
         with _named_here(name):
-            graph: Topology = component_field(gossip.Topology).build(parse_value(name, "topology"))
+            graph: Topology = ComponentField(gossip.Topology).build(parse_value(name, "topology"))
     except ConfigValueError as error:
         raise HansaError(error.message) from error
     return graph

@@ -1,24 +1,19 @@
-"""The kinds of components, the methods that each kind requires, and the values of a file that describe components.
+"""The kinds of components, and the methods that each kind requires.
 
 A component is found in one of three ways: by its name in Hansa, by its name in an installed package, or as MODULE:NAME
-in user code; `hansa.config.import_path` has the last two. What an argument takes follows from its annotation:
-``compressor: Compressor`` takes a compressor, ``lr: Rate`` a number or a schedule, of Hansa or of a user.
+in user code; `hansa.config.import_path` has the last two.
 """
 
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import Any, Literal, NamedTuple, TypeAlias, Union
-
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic_core import CoreSchema, core_schema
+from typing import Any, NamedTuple, TypeAlias
 
 from hansa import aggregate, compress, data, gossip, local, pace, presets, sample, server
 from hansa.algorithm import Algorithm
@@ -26,7 +21,7 @@ from hansa.config import import_path
 from hansa.config.import_path import Plugin, is_import_path, normalize_name, warn_once
 from hansa.config.yaml_text import Keys
 from hansa.core import schedule
-from hansa.core.errors import HansaError, quotes_hint, short_repr, suggestion
+from hansa.core.errors import HansaError, short_repr, suggestion
 from hansa.core.lazy_imports import exports
 from hansa.gossip.topology import cluster_topologies
 from hansa.rounds import ledger
@@ -320,216 +315,3 @@ KINDS = {
 """Every kind by name; entry points begin with these names."""
 PROTOCOLS: dict[str, Any] = {kind.protocol.__name__: kind.protocol for kind in KINDS.values()}
 """Protocols of components, which an annotation may name even if they were imported for type checkers only."""
-
-PLAIN_VALUES = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a word",
-    list: "a list",
-    dict: "keys",
-}
-"""Types of plain values, and their names in messages."""
-FRACTION = re.compile("([0-9]{1,18})/([0-9]{1,18})")
-
-
-@dataclass(frozen=True, slots=True)
-class ComponentField:
-    """The values that a key of a file accepts: components of some kinds, plain values, literals.
-
-    A component is ``{kind: NAME, ...}`` with its arguments, or the bare ``NAME``.
-
-    Args:
-        kinds: The kinds of components.
-        plain_types: The types of plain values.
-        literals: Single values.
-        items: The field of each entry of a list.
-        accepts_any: Whether any other value is accepted unchanged.
-        as_tuple: Whether a list is built as a tuple.
-    """
-
-    kinds: tuple[Kind, ...] = ()
-    plain_types: tuple[type, ...] = ()
-    literals: tuple[Any, ...] = ()
-    items: ComponentField | None = None
-    accepts_any: bool = False
-    as_tuple: bool = False
-
-    def build(self, value: Any, at: Keys = ()) -> Any:
-        """Build the object that the value describes, or raise `ConfigValueError`.
-
-        Args:
-            value: A value of a file.
-            at: The keys that lead to it, for errors.
-        """
-        value = self._parse_fraction(value)
-        if value is None or self._is_plain(value):
-            if not isinstance(value, list):
-                return value
-            items = value if self.items is None else [self.items.build(x, (*at, i)) for i, x in enumerate(value)]
-            return tuple(items) if self.as_tuple else list(items)
-        from_list = next((kind.from_list for kind in self.kinds if kind.from_list is not None), None)
-        if isinstance(value, list) and from_list is not None:
-            return from_list(*field_of_list(from_list).build(value, at))
-        described = self.normalize(value)
-        if self.kinds and isinstance(described, Mapping):
-            if "kind" not in described:
-                message = f"which {self.title}? Add kind: one of {', '.join(self.names)}, or MODULE:NAME of yours."
-                raise ConfigValueError(at, message)
-            return self._build_component(described["kind"], {k: x for k, x in described.items() if k != "kind"}, at)
-        if self.accepts_any:
-            return value
-        raise ConfigValueError(at, f"expected {self.expected}, found {short_repr(value)}.{self._quotes_hint(value)}")
-
-    def _build_component(self, name: str, arguments: Mapping[str, Any], at: Keys) -> Any:
-        """Build the component of that name; each argument is built according to its annotation."""
-        kind = next((kind for kind in self.kinds if kind.knows(name)), self.kinds[0])
-        factory = kind.find(name, (*at, "kind"))
-        signature, built, starred = signature_of(factory), {}, ()
-        for key, value in arguments.items():
-            if key not in signature.arguments and not signature.accepts_any:
-                takes = suggestion(key, signature.arguments) if signature.arguments else "It takes none."
-                raise ConfigValueError((*at, key), f"{name} has no {short_repr(key)}. {takes}")
-            argument = signature.arguments.get(key, Argument(key))
-            made = field_for_argument(argument).build(list(value) if argument.starred else value, (*at, key))
-            if argument.starred:
-                starred = made
-            else:
-                built[key] = made
-        for argument in signature.arguments.values():
-            if argument.required and argument.name not in arguments:
-                raise ConfigValueError(at, f"{name} needs {argument.name}.")
-        try:
-            component = factory(*starred, **built)
-        except HansaError as error:
-            raise ConfigValueError((*at, error.argument) if error.argument in arguments else at, str(error)) from error
-        except (TypeError, ValueError) as error:
-            raise ConfigValueError(at, f"{name}: {error}.") from error
-        mismatches = [kind.mismatch(component) for kind in self.kinds]
-        if all(mismatches):
-            message = f"{name} makes no {self.title}: {mismatches[0]}. It made {component!r}."
-            raise ConfigValueError((*at, "kind"), message)
-        return component
-
-    def normalize(self, value: Any) -> Any:
-        """Return the value as a saved file has it: a bare name as ``{kind: name}``."""
-        if not self.kinds or self._is_plain(self._parse_fraction(value)):
-            return value
-        if isinstance(value, str) and not self._quotes_hint(value):
-            value = {"kind": value}
-        default = next((kind.default for kind in self.kinds if kind.default), None)
-        if not isinstance(value, Mapping) or (name := value.get("kind", default)) is None:
-            return value
-        named = name if is_import_path(name) else normalize_name(str(name))
-        return {"kind": named, **{str(key): inner for key, inner in value.items() if key != "kind"}}
-
-    @property
-    def title(self) -> str:
-        """The name in messages."""
-        return " or ".join(kind.title for kind in self.kinds)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all components that it takes."""
-        return [name for kind in self.kinds for name in kind.names]
-
-    @property
-    def expected(self) -> str:
-        """The expected values, for messages."""
-        expected = [PLAIN_VALUES[each] for each in self.plain_types] + [repr(literal) for literal in self.literals]
-        if self.kinds:
-            expected.append(f"{'an' if self.title[0] in 'aeu' else 'a'} {self.title} ({', '.join(self.names)})")
-        return " or ".join(dict.fromkeys(expected)) or "nothing"
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self.normalize)
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        from hansa.config.schema import field_schema
-
-        return field_schema(self)
-
-    def _quotes_hint(self, value: Any) -> str:
-        return quotes_hint(value) if {int, float} & set(self.plain_types) else ""
-
-    def _is_plain(self, value: Any) -> bool:
-        if isinstance(value, bool):
-            return bool in self.plain_types or value in self.literals
-        if isinstance(value, int) and float in self.plain_types:
-            return True
-        return isinstance(value, self.plain_types) or (isinstance(value, (str, int)) and value in self.literals)
-
-    def _parse_fraction(self, value: Any) -> Any:
-        """Return a fraction such as "1/64" as a number; other values as they are."""
-        if not isinstance(value, str) or (float not in self.plain_types and not self.accepts_any):
-            return value
-        match = FRACTION.fullmatch(value)
-        return int(match[1]) / int(match[2]) if match and int(match[2]) else value
-
-
-def field_of_list(factory: Factory) -> ComponentField:
-    """Return the field of the list that a factory takes as its first argument."""
-    return field_for_argument(next(iter(signature_of(factory).arguments.values())))
-
-
-def field_for_argument(argument: Argument) -> ComponentField:
-    """Return the field of an argument. Without annotation it takes anything, also components if named as a kind."""
-    if argument.hint is not EMPTY:
-        field = component_field(argument.hint)
-        return ComponentField(plain_types=(list,), items=field, as_tuple=True) if argument.starred else field
-    kind = KINDS.get(argument.name)
-    return ComponentField((kind,) if kind is not None else (), (bool, int, float), accepts_any=True)
-
-
-def component_field(hint: Any) -> ComponentField:
-    """Return the field of a type annotation.
-
-    >>> from hansa.core.schedule import Rate
-    >>> component_field(Rate).build({"kind": "cosine", "lr": 0.1, "rounds": 5})
-    cosine(lr=0.1, rounds=5, floor=0.0)
-    >>> component_field(Rate).build("1/4")
-    0.25
-    """
-    kinds: list[Kind] = []
-    plain_types: list[type] = []
-    literals: list[Any] = []
-    items: ComponentField | None = None
-    accepts_any = as_tuple = False
-    for member in _union_members(hint):
-        origin = typing.get_origin(member) or member
-        if origin is Literal:
-            literals += typing.get_args(member)
-        elif origin in (bool, int, float, str):
-            plain_types.append(origin)
-        elif isinstance(origin, type) and issubclass(origin, Mapping):
-            plain_types.append(dict)
-        elif isinstance(origin, type) and issubclass(origin, Iterable) and not _kind_of_class(origin):
-            plain_types.append(list)
-            as_tuple = as_tuple or issubclass(origin, tuple)
-            inner = component_field(typing.get_args(member)[0]) if typing.get_args(member) else ComponentField()
-            items = inner if inner.kinds else items
-        elif (kind := _kind_of_class(origin)) is not None:
-            kinds.append(kind)
-        else:
-            accepts_any = True
-    return ComponentField(
-        tuple(kinds), tuple(dict.fromkeys(plain_types)), tuple(literals), items, accepts_any, as_tuple
-    )
-
-
-def _union_members(hint: Any) -> Iterator[Any]:
-    """Yield the members of a union without None, unwrapped."""
-    origin = typing.get_origin(hint)
-    if origin in (Union, types.UnionType):
-        for member in typing.get_args(hint):
-            yield from _union_members(member)
-    elif origin in (typing.Annotated, typing.Required, typing.NotRequired):
-        yield from _union_members(typing.get_args(hint)[0])
-    elif hint is not type(None) and hint is not None:
-        yield hint
-
-
-def _kind_of_class(origin: Any) -> Kind | None:
-    """Return the kind that a class belongs to: as its protocol, or as a class that makes such components."""
-    exact = (kind for kind in KINDS.values() if origin is kind.protocol)
-    return next(exact, None) or next((kind for kind in KINDS.values() if kind.is_factory(origin)), None)

@@ -10,15 +10,8 @@ from pydantic import BaseModel
 
 from hansa import presets
 from hansa.algorithm import Algorithm, Mixing
-from hansa.config.components import (
-    KINDS,
-    Argument,
-    ComponentField,
-    ConfigValueError,
-    component_field,
-    field_for_argument,
-    signature_of,
-)
+from hansa.config.components import KINDS, Argument, ConfigValueError, signature_of
+from hansa.config.fields import ComponentField, field_for_argument
 from hansa.config.import_path import is_import_path, named_code, normalize_name
 from hansa.config.sections import LOSS, CompressSection, Config, GossipSection, LocalSection, ServerSection
 from hansa.config.yaml_text import Keys
@@ -248,7 +241,7 @@ def _channels(config: Config, built: Mapping[Keys, Any]) -> dict[str, dict[str, 
     if optimizer is not None:
         model["server"] = optimizer
         if config.server.lr is not None:
-            rate = component_field(ServerTransform).build({"kind": "scale", "lr": config.server.lr}, ("server",))
+            rate = ComponentField(ServerTransform).build({"kind": "scale", "lr": config.server.lr}, ("server",))
             parts = optimizer.transforms if isinstance(optimizer, chain) else (optimizer,)
             model["server"] = chain(*parts, rate)
     return channels | ({MODEL: channels.get(MODEL, {}) | model} if model else {})

@@ -12,11 +12,12 @@ from pydantic import BaseModel, ValidationError
 
 from hansa.algorithm import Algorithm
 from hansa.config.compose import compose
+from hansa.config.fields import describe_error, explain
 from hansa.config.import_path import may_import
 from hansa.config.sections import Config
-from hansa.config.yaml_text import ConfigError, Document, Keys, Problem, dump, has_key, parse_document, read_document
+from hansa.config.yaml_text import ConfigError, Document, Keys, Problem, dump, parse_document, read_document
 from hansa.core.citations import citations
-from hansa.core.errors import quotes_hint, short_repr, suggestion
+from hansa.core.errors import suggestion
 
 
 def load(path: Path | str, changes: Iterable[str] = (), *, building: bool = True) -> Config:
@@ -52,13 +53,17 @@ def validate(document: Document, changes: Iterable[str] = (), *, building: bool 
     try:
         config = Config.model_validate(document.data)
     except ValidationError as error:
-        raise ConfigError(_problems(document, error)) from error
+        raise _refusal(document, explain(document.data, error, _describe)) from error
     if building and config.python is None:
         _, errors = compose(config, checking=not may_import())
         if errors:
-            problems = [document.problem(error.keys, error.message) for error in errors]
-            raise ConfigError(sorted(problems, key=lambda problem: problem.line))
+            raise _refusal(document, [(error.keys, error.message) for error in errors])
     return config
+
+
+def _refusal(document: Document, problems: Iterable[tuple[Keys, str]]) -> ConfigError:
+    """Return the error for some problems of a document, in the order of its lines."""
+    return ConfigError(sorted((document.problem(*each) for each in problems), key=lambda problem: problem.line))
 
 
 def build_algorithm(config: Config) -> Algorithm:
@@ -91,50 +96,13 @@ def to_yaml(config: Config, comments: Sequence[str] = ()) -> str:
     return "".join(f"# {line}\n" for line in comments) + dump(to_dict(config))
 
 
-def _problems(document: Document, error: ValidationError) -> list[Problem]:
-    """Return a problem for each key; what the members of a union expect is joined."""
-    messages: dict[Keys, list[str]] = {}
-    inputs: dict[Keys, Any] = {}
-    for item in error.errors():
-        keys = _existing_keys(document.data, item["loc"])
-        messages.setdefault(keys, []).append(_message(item, keys))
-        inputs[keys] = item.get("input")
-    problems = []
-    for keys, texts in messages.items():
-        expected = dict.fromkeys(text.removeprefix("expected ") for text in texts if text.startswith("expected "))
-        sentences = [text for text in dict.fromkeys(texts) if not text.startswith("expected ")]
-        if expected:
-            remedy = quotes_hint(inputs[keys]) if "number" in " ".join(expected) else ""
-            sentences.append(f"expected {' or '.join(expected)}, found {short_repr(inputs[keys])}.{remedy}")
-        problems.append(document.problem(keys, " ".join(sentences)))
-    return sorted(problems, key=lambda problem: problem.line)
-
-
-def _existing_keys(data: Any, location: Sequence[str | int]) -> Keys:
-    """Return the part of pydantic's location that is in the file; the rest names members of unions."""
-    keys: list[str | int] = []
-    for key in location:
-        if not has_key(data, key):
-            break
-        data = data[key]
-        keys.append(key)
-    return tuple(keys)
-
-
-def _message(item: Mapping[str, Any], keys: Keys) -> str:
-    """Return pydantic's message in the words of a file."""
+def _describe(item: Mapping[str, Any], keys: Keys) -> str:
+    """Return the message of one of pydantic's errors, with the keys of its section."""
     if item["type"] == "extra_forbidden":
         return f"no such key. {_suggest_key(keys)}"
     if item["type"] in ("model_type", "model_attributes_type"):
         return f"expected keys such as {', '.join(list(_section_keys(keys))[:3])}"
-    if item["type"] == "value_error":
-        return str(item["ctx"]["error"])
-    return (
-        str(item["msg"])
-        .replace("Input should be", "expected")
-        .replace("valid integer", "whole number")
-        .replace("valid ", "")
-    )
+    return describe_error(item, keys)
 
 
 def _section_keys(keys: Keys) -> Mapping[str, Any]:

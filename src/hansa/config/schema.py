@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import math
 from typing import Any, cast
 
 from hansa.config import sections
-from hansa.config.components import (
-    KINDS,
-    Argument,
-    ComponentField,
-    Factory,
-    Kind,
-    field_for_argument,
-    field_of_list,
-    signature_of,
-    summary_line,
-)
+from hansa.config.components import KINDS, Argument, Factory, Kind, signature_of, summary_line
 from hansa.config.compose import own_arguments
+from hansa.config.fields import field_for_argument
 from hansa.config.sections import Config
 
 IMPORT_PATH = {
@@ -27,7 +19,6 @@ IMPORT_PATH = {
     "pattern": "^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$",
     "description": "Your MODULE:NAME; the commands that train import it.",
 }
-TYPES = {int: "integer", float: "number", list: "array", str: "string", bool: "boolean", dict: "object"}
 
 
 def json_schema() -> dict[str, Any]:
@@ -52,10 +43,10 @@ def json_schema() -> dict[str, Any]:
     section["properties"].update(arguments)
     section["additionalProperties"] = True  # user-defined presets have their own arguments
     short_forms = {name: {"type": "string"} for name in ("model", "data", "engine")}
-    for name, short_form in {**short_forms, "algorithm": preset_schema, "server": {"part": "server"}}.items():
+    for name, short_form in {**short_forms, "algorithm": preset_schema, "server": {"$part": "#/$defs/server"}}.items():
         schema["properties"][name] = {"anyOf": [short_form, schema["properties"][name]]}
     schema["$defs"].update({kind.name: kind_schema(kind) for kind in KINDS.values() if kind.name != "preset"})
-    return cast(dict[str, Any], _resolve_references(schema))
+    return cast(dict[str, Any], json.loads(json.dumps(schema).replace('"$part"', '"$ref"')))
 
 
 def key_descriptions() -> dict[str, dict[str, str]]:
@@ -76,27 +67,9 @@ def key_descriptions() -> dict[str, dict[str, str]]:
     return descriptions
 
 
-def field_schema(field: ComponentField) -> dict[str, Any]:
-    """Return the schema of a field; kinds are marked for `_resolve_references`."""
-    choices: list[dict[str, Any]] = [{"type": TYPES[each]} for each in field.plain_types]
-    if float in field.plain_types:
-        choices.append({"type": "string", "pattern": "^[0-9]+/[0-9]+$"})
-    if field.literals:
-        choices.append({"enum": list(field.literals)})
-    for kind in field.kinds:
-        choices.append({"part": kind.name})
-        if kind.from_list is not None:
-            items = field_of_list(kind.from_list).items
-            inner = field_schema(items) if items and kind not in items.kinds else {"part": kind.name}
-            choices.append({"type": "array", "items": inner})
-    if field.accepts_any or not choices:
-        return {}
-    return choices[0] if len(choices) == 1 else {"anyOf": choices}
-
-
 def argument_schema(argument: Argument) -> dict[str, Any]:
     """Return the schema of an argument."""
-    schema = field_schema(field_for_argument(argument))
+    schema = field_for_argument(argument).adapter.json_schema()
     if isinstance(argument.default, (bool, int, float, str)) and argument.default != math.inf:
         return {**schema, "default": argument.default}
     return schema
@@ -131,13 +104,3 @@ def kind_schema(kind: Kind) -> dict[str, Any]:
 
 def _required(factory: Factory) -> list[str]:
     return [argument.name for argument in signature_of(factory).arguments.values() if argument.required]
-
-
-def _resolve_references(value: Any) -> Any:
-    """Replace the marks of `field_schema` by references."""
-    if isinstance(value, dict):
-        if isinstance(value.get("part"), str):
-            rest = {key: inner for key, inner in value.items() if key != "part"}
-            return {"$ref": f"#/$defs/{value['part']}", **rest}
-        return {key: _resolve_references(inner) for key, inner in value.items()}
-    return [_resolve_references(inner) for inner in value] if isinstance(value, list) else value

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from hansa.aggregate import Aggregator
 from hansa.compress import Compressor, Downlink, Uplink
-from hansa.config.components import component_field
+from hansa.config.fields import ComponentField
 from hansa.config.yaml_text import BARE_WORD_KEYS
 from hansa.core.schedule import Rate
 from hansa.data import Partition
@@ -27,12 +27,12 @@ from hansa.training.losses import Loss
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
 NonNegative: TypeAlias = Annotated[int, Field(ge=0)]
 
-AUGMENT = component_field(Augmentation | Sequence[Augmentation])
-FAULTS = component_field(faults)
-LINKS = component_field(LinkModel)
-LOSS = component_field(Loss)
-PARTITION = component_field(Partition)
-PROFILE = component_field(Profile)
+AUGMENT = ComponentField(Augmentation | Sequence[Augmentation])
+FAULTS = ComponentField(faults)
+LINKS = ComponentField(LinkModel)
+LOSS = ComponentField(Loss)
+PARTITION = ComponentField(Partition)
+PROFILE = ComponentField(Profile)
 
 
 class ConfigSection(BaseModel):
@@ -147,15 +147,15 @@ class LocalSection(ConfigSection):
     """The local training of a client in a round."""
 
     alternatives = ("steps", "epochs")
-    lr: Annotated[Any, component_field(Rate)] = None
+    lr: Annotated[Any, ComponentField(Rate)] = None
     """The local learning rate, or a schedule."""
-    steps: Annotated[Any, component_field(int | Sequence[int] | LocalWork)] = None
+    steps: Annotated[Any, ComponentField(int | Sequence[int] | LocalWork)] = None
     """Gradient steps per round: a number, a list with one per client, or a component."""
     epochs: Annotated[float, Field(gt=0)] | None = None
     """Epochs over a client's data per round, instead of steps."""
     batch_size: Positive | Literal["all"] | None = None
     """The batch size; `all` uses all samples of a client."""
-    batches: Annotated[Any, component_field(Batches)] = None
+    batches: Annotated[Any, ComponentField(Batches)] = None
     """Batches at the end of a pass: full, short (smaller) or drop; continued passes across rounds; or a component."""
     momentum: float | None = None
     """Momentum of the local steps."""
@@ -163,24 +163,24 @@ class LocalSection(ConfigSection):
     """Weight decay of the local steps."""
     max_grad_norm: float | None = None
     """Gradients with a larger norm are clipped to this norm."""
-    solver: Annotated[Any, component_field(Solver)] = None
+    solver: Annotated[Any, ComponentField(Solver)] = None
     """The local solver, instead of the preset's: sgd, {kind: prox, mu: 0.1}, ..."""
-    optimizer: Annotated[Any, component_field(ServerTransform)] = None
+    optimizer: Annotated[Any, ComponentField(ServerTransform)] = None
     """A local optimizer such as adam, instead of plain SGD steps."""
     optimizer_state: Literal["fresh", "kept"] | dict[str, str] | None = None
     """The optimizer's state at the start of a round: fresh, kept by the client, or received: {m: CHANNEL}."""
     decoupled_weight_decay: bool | None = None
     """Whether weight decay bypasses the optimizer (AdamW)."""
-    private_blocks: Annotated[Any, component_field(blocks)] = None
+    private_blocks: Annotated[Any, ComponentField(blocks)] = None
     """Parameter blocks that stay on their client, by name patterns: [bn*] is FedBN."""
-    frozen_blocks: Annotated[Any, component_field(blocks)] = None
+    frozen_blocks: Annotated[Any, ComponentField(blocks)] = None
     """Parameter blocks that are not trained, by name patterns."""
 
 
 class ServerSection(ConfigSection):
     """The server's step with the aggregate. A bare name stands for the optimizer: `server: adam`."""
 
-    lr: Annotated[Any, component_field(Rate)] = None
+    lr: Annotated[Any, ComponentField(Rate)] = None
     """The server's learning rate, or a schedule."""
     weights: Literal["uniform", "samples", "clusters"] | list[float] | None = None
     """The weights of clients in the aggregate."""
@@ -198,7 +198,7 @@ class ServerSection(ConfigSection):
     """Whether Adam's bias correction is applied."""
     eps_inside: bool | None = None
     """Whether eps is added inside the square root."""
-    optimizer: Annotated[Any, component_field(ServerTransform)] = None
+    optimizer: Annotated[Any, ComponentField(ServerTransform)] = None
     """The server optimizer, instead of the preset's: adam, or a list of transforms; lr, if set, scales the result.
     Short for channels.model.server."""
 
@@ -206,13 +206,13 @@ class ServerSection(ConfigSection):
 class ChannelSection(ConfigSection):
     """Components of a channel, instead of the preset's."""
 
-    downlink: Annotated[Any, component_field(Downlink)] = None
+    downlink: Annotated[Any, ComponentField(Downlink)] = None
     """The downlink from the server to the clients."""
-    uplink: Annotated[Any, component_field(Uplink)] = None
+    uplink: Annotated[Any, ComponentField(Uplink)] = None
     """The uplink from the clients to the server."""
-    aggregate: Annotated[Any, component_field(Aggregator)] = None
+    aggregate: Annotated[Any, ComponentField(Aggregator)] = None
     """The aggregator of the clients' vectors."""
-    server: Annotated[Any, component_field(ServerTransform)] = None
+    server: Annotated[Any, ComponentField(ServerTransform)] = None
     """The server's transform of the aggregate, or a list of transforms."""
     follows: str | None = None
     """Another channel whose aggregate this channel's server uses; this one is broadcast only (FedCM)."""
@@ -221,13 +221,13 @@ class ChannelSection(ConfigSection):
 class GossipSection(ConfigSection):
     """Gossip between local steps. A preset without gossip of its own uses a ring by default."""
 
-    topology: Annotated[Any, component_field(Topology)] = None
+    topology: Annotated[Any, ComponentField(Topology)] = None
     """The communication graph inside a cluster, or a list with one for each cluster."""
-    clusters: Annotated[Any, component_field(Clusters)] = None
+    clusters: Annotated[Any, ComponentField(Clusters)] = None
     """The number of clusters, the clients of each, or a clustering."""
-    reporters: Annotated[Any, component_field(int | float | Sampler)] = None
+    reporters: Annotated[Any, ComponentField(int | float | Sampler)] = None
     """How many clients of a cluster report to the server."""
-    active: Annotated[Any, component_field(float | Activity)] = None
+    active: Annotated[Any, ComponentField(float | Activity)] = None
     """Which clients compute at a step."""
     gossip_every: Positive | None = None
     """Local steps between gossip exchanges."""
@@ -239,20 +239,20 @@ class GossipSection(ConfigSection):
     """Steps between exact averages instead of gossip (Gossip-PGA)."""
     order: Literal["adapt-then-combine", "combine-then-adapt"] | None = None
     """Whether models are mixed after the local step or before it."""
-    compressor: Annotated[Any, component_field(Compressor)] = None
+    compressor: Annotated[Any, ComponentField(Compressor)] = None
     """The compressor of messages between neighbours."""
     consensus_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     """The step size towards the neighbours' models, with a compressor."""
-    robust: Annotated[Any, component_field(MixingRule)] = None
+    robust: Annotated[Any, ComponentField(MixingRule)] = None
     """The rule against malicious neighbours: {kind: clipped, radius: 1.0} or {kind: trimmed, count: 1}."""
 
 
 class CompressSection(ConfigSection):
     """Compression with error feedback between clients and server."""
 
-    compressor: Annotated[Any, component_field(Compressor)] = None
+    compressor: Annotated[Any, ComponentField(Compressor)] = None
     """The compressor of updates: sign, {kind: top_k, ratio: 1/64}, ..."""
-    two_way: Annotated[Any, component_field(bool | Compressor | Downlink)] = None
+    two_way: Annotated[Any, ComponentField(bool | Compressor | Downlink)] = None
     """Compression of the broadcast: true for the same compressor, or another compressor or downlink."""
 
 
@@ -362,9 +362,9 @@ class Config(ConfigSection):
     algorithm: AlgorithmSection = AlgorithmSection()
     local: LocalSection = LocalSection()
     server: ServerSection = ServerSection()
-    sample: Annotated[Any, component_field(Sampler)] = None
+    sample: Annotated[Any, ComponentField(Sampler)] = None
     """The sampler of participants: {participation: 0.1}, {count: 10}, or another one."""
-    pace: Annotated[Any, component_field(Pace)] = None
+    pace: Annotated[Any, ComponentField(Pace)] = None
     """Which updates a server step waits for: {kind: deadline, seconds: 60}, {kind: overselect, factor: 1.3},
     {kind: buffered, size: 10, concurrency: 100}; by default that of the preset."""
     profile: Annotated[Any, PROFILE] = None
@@ -372,11 +372,11 @@ class Config(ConfigSection):
     each a number or a distribution; {kind: tiers, ...}; or {kind: device_table, path: devices.csv}."""
     gossip: GossipSection = GossipSection()
     compress: CompressSection = CompressSection()
-    uplink: Annotated[Any, component_field(Uplink)] = None
+    uplink: Annotated[Any, ComponentField(Uplink)] = None
     """The uplink, instead of the preset's. Short for channels.model.uplink."""
-    downlink: Annotated[Any, component_field(Downlink)] = None
+    downlink: Annotated[Any, ComponentField(Downlink)] = None
     """The downlink, instead of the preset's. Short for channels.model.downlink."""
-    aggregate: Annotated[Any, component_field(Aggregator)] = None
+    aggregate: Annotated[Any, ComponentField(Aggregator)] = None
     """The aggregator, instead of the preset's. Short for channels.model.aggregate."""
     channels: dict[str, ChannelSection] = {}
     """Components replaced on channels, by channel: model, or another that the solver reports on, such as control."""
