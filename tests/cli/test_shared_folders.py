@@ -44,10 +44,11 @@ def test_a_point_under_way_in_another_process_is_not_started_again(folder):
     config = from_yaml((folder / "small.yaml").read_text())
     (planned,) = plan_reusable(config, folder / "out", "x")
     first = planned.open()
+    (other,) = plan_reusable(config, folder / "out", "x")
     with pytest.raises(InUseError, match="in use by process"):
-        planned.open()
+        other.open()
     first.execute()
-    assert planned.open() is None  # finished
+    assert other.open() is None  # finished
     assert [path.name for path in (folder / "out").iterdir() if path.is_dir()] == [first.folder.path.name]
 
 

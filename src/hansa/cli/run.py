@@ -132,14 +132,14 @@ def run_and_show(
     try:
         with session(quiet, track) as running:
             jobs = plan()
-            finished = running.run_jobs(jobs, parallel)
+            running.run_jobs(jobs, parallel)
     except Interrupted as stop:
         if stop.folder is not None:
             show_numbers(rank_one(ReportEntry.from_folder(stop.folder)), as_json)
         raise
-    members = [ReportEntry.from_folder(path) for path in finished.folders]
-    if jobs[0].group is None and finished.repeated:
-        done = jobs[0].rounds
+    members = [ReportEntry.from_folder(job.path) for job in jobs]
+    opened, done = jobs[0].opened, jobs[0].rounds
+    if jobs[0].group is None and (opened is None or opened.began == opened.config.rounds):
         note(f"{members[0].folder}: already finished at round {done}. Pass --rounds {2 * done} to continue.")
     show_numbers(rank_one(ReportEntry.from_seeds(jobs[0].config.title, members)), as_json)
 

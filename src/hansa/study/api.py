@@ -140,8 +140,8 @@ def run(
     kept: dict[str, Any] = {"store": store} if out is None else {"rounds": rounds, "accept": accept}
     with Session(progress, saved=out is not None) as session:
         jobs = plan_jobs(config, out, "replace" if overwrite else "resume", python=python, **kept)
-        runs = session.run_jobs(jobs, parallel).runs
-    return runs[0] if several is None else Runs(config.title, runs)
+        session.run_jobs(jobs, parallel)
+        return jobs[0].run if several is None else Runs(config.title, [job.run for job in jobs])
 
 
 def compare(
@@ -210,7 +210,8 @@ def compare(
             folder = None if out is None else Path(out) / slugs[name]
             how: IfExists = "replace" if name in again else "resume"
             jobs += plan_jobs(config, folder, how, python=python, rounds=rounds, accept=accept)
-        runs = iter(session.run_jobs(jobs, parallel).runs)
+        session.run_jobs(jobs, parallel)
+        runs = iter([job.run for job in jobs])
         return Comparison({name: Runs(name, [next(runs) for _ in all_seeds]) for name in methods})
 
 
@@ -342,7 +343,8 @@ def resume(
     with Session(progress) as session:
         how: dict[str, Any] = {"trust": trust, "fallback": fallback, "accept": accept}
         jobs = plan_resumed(folder, python, settings, chosen.callbacks, **how)
-        return session.run_jobs(jobs, parallel).as_runs()
+        session.run_jobs(jobs, parallel)
+        return _runs_of(jobs)
 
 
 def run_config(
@@ -376,4 +378,12 @@ def run_config(
     with Session(progress) as session:
         how: IfExists = "replace" if overwrite else "resume"
         jobs = plan_jobs(config, out, how, callbacks=callbacks, rounds=config.rounds)
-        return session.run_jobs(jobs).as_runs()
+        session.run_jobs(jobs)
+        return _runs_of(jobs)
+
+
+def _runs_of(jobs: Sequence[Job]) -> Run | Runs:
+    """Return the only run, or those of all seeds."""
+    from hansa.study.report.results import Runs
+
+    return jobs[0].run if jobs[0].group is None else Runs(jobs[0].config.title, [job.run for job in jobs])

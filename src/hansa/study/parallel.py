@@ -55,7 +55,6 @@ from hansa.runs.store.io import InUseError
 from hansa.study.report.progress import ProgressDisplay, RunProgress
 
 if TYPE_CHECKING:
-    from hansa.runs.experiment import Experiment
     from hansa.study.session import Job, Session
 
 log = logging.getLogger("hansa")
@@ -112,7 +111,7 @@ def warn_sequential(reason: str) -> None:
 
 
 class StudyScheduler:
-    """Executes the runs of a study; `run` returns their results in the order of the jobs.
+    """Executes the runs of a study.
 
     If a run fails, the runs after it end with their current round and no others are started; those before it are
     finished, as if one had been executed after the other. Then its error is raised. A shared run that another process
@@ -125,17 +124,14 @@ class StudyScheduler:
         parallel: How many runs are under way at once, from `choose_parallel`; one is executed in this process.
     """
 
-    def __init__(
-        self, session: Session, jobs: Sequence[Job], run_here: Callable[[Job], Experiment | None], parallel: int
-    ) -> None:
+    def __init__(self, session: Session, jobs: Sequence[Job], run_here: Callable[[Job], None], parallel: int) -> None:
         self.jobs, self._session, self._run_here, self._parallel = list(jobs), session, run_here, parallel
         self._queue = deque(range(len(self.jobs)))
         self._in_use: dict[int, float] = {}  # jobs that another process executes, each with when to ask again
         self._failed: tuple[int, BaseException] | None = None
         self._workers: list[Worker] = []
-        self._results: dict[int, Experiment | None] = {}
 
-    def run(self) -> list[Experiment | None]:
+    def run(self) -> None:
         """Execute all jobs."""
         try:
             if self._parallel > 1:
@@ -158,7 +154,6 @@ class StudyScheduler:
             for worker in self._workers:
                 worker.process.kill()
                 worker.end()
-        return [self._results[index] for index in range(len(self.jobs))]
 
     @property
     def _busy(self) -> list[Worker]:
@@ -174,7 +169,7 @@ class StudyScheduler:
 
     def _execute_here(self, index: int) -> None:
         try:
-            self._results[index] = self._run_here(self.jobs[index])
+            self._run_here(self.jobs[index])
         except Exception as error:
             if self._session.interrupt.received is not None:
                 raise
@@ -230,7 +225,7 @@ class StudyScheduler:
             worker.progress.update(*content)
         elif kind == DONE:
             worker.job = None
-            self._results[index] = job.collect(*content)
+            job.collect(*content)
         elif kind == FAILED:
             worker.job = None
             if worker.progress is not None:

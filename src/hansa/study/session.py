@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, Self
 
 from rich.console import Console
 
@@ -41,9 +40,6 @@ from hansa.study.report.entries import ReportEntry
 from hansa.study.report.progress import InterruptHandler, ProgressDisplay, progress_display
 from hansa.training.execution_mode import describe_kernels
 
-if TYPE_CHECKING:
-    from hansa.study.report.results import Runs
-
 log = logging.getLogger("hansa")
 
 
@@ -61,7 +57,7 @@ class Interrupted(KeyboardInterrupt):
         self.exit_code, self.folder = 128 + number, folder
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Job:
     """A run of a study: in memory, or in a folder.
 
@@ -75,7 +71,7 @@ class Job:
         callbacks: Called after each round, before its record is written.
         shared: Whether other studies may plan the same run: while one executes it, the others wait.
         group: The folder of all seeds, if it is one of several.
-        opened: The run, if it has been opened before.
+        opened: The run, while and after it is executed in this process; None if its folder holds the finished one.
     """
 
     config: Config
@@ -109,7 +105,7 @@ class Job:
         return ""
 
     def open(self) -> Experiment | None:
-        """Return the run before its next round; None if its folder holds the finished one.
+        """Open the run before its next round, unless its folder holds the finished one.
 
         It is an `InUseError` while another process executes the run.
         """
@@ -117,42 +113,36 @@ class Job:
             return self.opened
         if self.folder is None:
             assert self.python is not None
-            return Experiment(self.config, self.python(self.config, self.options.get("store")))
+            self.opened = Experiment(self.config, self.python(self.config, self.options.get("store")))
+            return self.opened
         found = RunFolder(self.folder)
         if self.if_exists == "resume" and found.exists:
             saved = found.config
             if saved.rounds >= self.rounds and found.summary["status"] == FINISHED:
                 refuse_other_settings(found.path, saved, self.config)
                 return None
-        return open_run(self.config, self.folder, self.if_exists, run_factory=self.python, **self.options)
+        self.opened = open_run(self.config, self.folder, self.if_exists, run_factory=self.python, **self.options)
+        return self.opened
 
-    def execute(
-        self,
-        opened: Experiment | None,
-        display: ProgressDisplay,
-        callbacks: Sequence[Callback] = (),
-        *,
-        stopped: bool = False,
-    ) -> Experiment | None:
-        """Run to the last round, or until a callback stops the run; return what was opened.
+    def execute(self, display: ProgressDisplay, callbacks: Sequence[Callback] = (), *, stopped: bool = False) -> None:
+        """Execute the run, if it has been opened, to its last round or until a callback stops it.
 
         Args:
-            opened: The run, or None for a finished one.
             display: Shows its progress.
             callbacks: Called after each round, when its record has been written.
             stopped: Whether a callback has stopped the run before: then it is only saved.
         """
-        if opened is None:
+        if (opened := self.opened) is None:
             display.skip(self.rounds)
         else:
             display.print_once(describe_kernels(opened.run.task))
             progress = display.follow(self.title, opened.config.rounds, opened.began)
             opened.execute([progress, *callbacks], self.callbacks, stopped=stopped)
-        return opened
 
     def work(self, display: ProgressDisplay) -> Any:
         """Execute it in a worker process; return what a run in memory holds."""
-        opened = self.execute(self.open(), display)
+        opened = self.open()
+        self.execute(display)
         if opened is not None and opened.rounds_left > 0:
             raise JobStopped
         if opened is None or self.folder is not None:
@@ -161,35 +151,36 @@ class Job:
         saved = run.checkpoint_state(), list(run.history), list(run.trajectory) if run.options.keep_params else None
         return saved, run.store, run.client_record, run.dropped_clients
 
-    def collect(self, answer: Any) -> Experiment | None:
-        """Return the run that a worker process has executed, from what `work` has returned."""
-        if answer is None:
-            return None
-        opened = self.open()
-        assert opened is not None
-        run = opened.run
-        saved, run.store, run.client_record, dropped = answer
-        run.restore(*saved)
-        run.dropped_clients = dropped  # a checkpoint has the last of them only
-        run.release_data()
-        return opened
+    def collect(self, answer: Any) -> None:
+        """Take the run in memory that a worker process has executed, from what `work` has returned."""
+        if answer is not None and (opened := self.open()) is not None:
+            run = opened.run
+            saved, run.store, run.client_record, dropped = answer
+            run.restore(*saved)
+            run.dropped_clients = dropped  # a checkpoint has the last of them only
+            run.release_data()
 
-    def as_run(self, opened: Experiment | None) -> Run:
-        """Return an executed run as a `Run`; one that is only a folder here is restored from it."""
-        if opened is None:
+    @property
+    def run(self) -> Run:
+        """The executed run; one that is only a folder here is restored from it."""
+        if self.opened is None:
             assert self.folder is not None
             options = {**self.options, "fallback": False}
-            opened = open_run(self.config, self.folder, "resume", run_factory=self.python, **options)
-            opened.execute()
-            opened.run.release_data()
-        return opened.run
+            self.opened = open_run(self.config, self.folder, "resume", run_factory=self.python, **options)
+            self.opened.execute()
+            self.opened.run.release_data()
+        return self.opened.run
 
-    def history(self, opened: Experiment | None) -> Sequence[Record]:
-        """Return the records of all closed rounds of a run that was opened."""
-        if opened is not None:
-            return opened.run.history
+    @property
+    def path(self) -> Path:
+        """The folder of the executed run, which may have got a number."""
         assert self.folder is not None
-        return RunFolder(self.folder).history
+        return self.folder if self.opened is None else self.opened.folder.path
+
+    @property
+    def history(self) -> Sequence[Record]:
+        """The records of all closed rounds."""
+        return RunFolder(self.path).history if self.opened is None else self.opened.run.history
 
 
 def plan_jobs(
@@ -298,38 +289,6 @@ def opened_job(experiment: Experiment, callbacks: Sequence[Callback] = ()) -> Jo
     return Job(config, config.title, experiment.folder.path, callbacks=callbacks, opened=experiment)
 
 
-class Finished(NamedTuple):
-    """Executed jobs, and what each has opened."""
-
-    jobs: Sequence[Job]
-    opened: Sequence[Experiment | None]
-
-    @property
-    def runs(self) -> list[Run]:
-        """The runs, without the data that their seeds drew."""
-        return [job.as_run(opened) for job, opened in zip(self.jobs, self.opened, strict=True)]
-
-    def as_runs(self) -> Run | Runs:
-        """Return the run, or those of all seeds."""
-        if self.jobs[0].group is None:
-            return self.runs[0]
-        from hansa.study.report.results import Runs
-
-        return Runs(self.jobs[0].config.title, self.runs)
-
-    @property
-    def repeated(self) -> bool:
-        """Whether the first run had finished before."""
-        first = self.opened[0]
-        return first is None or first.began == first.config.rounds
-
-    @property
-    def folders(self) -> list[Path]:
-        """The folders of the runs."""
-        pairs = zip(self.jobs, self.opened, strict=True)
-        return [job.folder or Path() if each is None else each.folder.path for job, each in pairs]
-
-
 class Session(ExitStack):
     """A context in which runs are executed, shown and stopped by signals.
 
@@ -361,37 +320,35 @@ class Session(ExitStack):
         self.enter_context(self.display)
         return super().__enter__()
 
-    def run_jobs(self, jobs: Sequence[Job], parallel: int | None = None) -> Finished:
+    def run_jobs(self, jobs: Sequence[Job], parallel: int | None = None) -> None:
         """Execute runs, side by side where that saves time; ``parallel`` says how many at once, None chooses it."""
         if len(jobs) > 1 or jobs[0].group is not None:
             self.display.expect(sum(job.rounds for job in jobs))
-        return self._run(jobs, parallel)
+        self._run(jobs, parallel)
 
-    def _run(self, jobs: Sequence[Job], parallel: int | None = None, trial: RunningTrial | None = None) -> Finished:
+    def _run(self, jobs: Sequence[Job], parallel: int | None = None, trial: RunningTrial | None = None) -> None:
         """Execute runs; a trial stops a run that is pruned."""
         group = jobs[0].group if len({job.group for job in jobs}) == 1 and jobs[0].python is None else None
         alone = len(jobs) == 1 and group is None
 
-        def run_here(job: Job) -> Experiment | None:
+        def run_here(job: Job) -> None:
             opened = job.open()
-            path = None if opened is None or job.folder is None else opened.folder.path
+            path = None if opened is None or job.folder is None else job.path
             watching: list[Callback] = [*([] if trial is None else [trial]), self.interrupt]
             if opened is not None and path is not None:
                 watching = [*build_trackers(self.track, opened), *watching]
             try:
-                stopped = trial is not None and trial.report(job.history(opened))
-                job.execute(opened, self.display, watching, stopped=stopped)
+                job.execute(self.display, watching, stopped=trial is not None and trial.report(job.history))
                 if self.interrupt.received is not None:
                     raise KeyboardInterrupt
             except KeyboardInterrupt:
                 raise self._interrupted(path, path if alone and job.config.python is None else group) from None
             if opened is not None and not alone:
                 opened.run.release_data()
-            return opened
 
         count = choose_parallel(parallel, jobs, "trackers are called in this process" if self.track else "")
         try:
-            return Finished(jobs, StudyScheduler(self, jobs, run_here, count).run())
+            StudyScheduler(self, jobs, run_here, count).run()
         except Interrupted:
             raise
         except KeyboardInterrupt:
@@ -429,27 +386,19 @@ class Session(ExitStack):
         """
         self.display.expect(sum(each.rounds * len(expand_seeds(each)) for each in configs.values()))
         entries: dict[str, ReportEntry] = {}
-        waves: list[dict[str, Config]] = []  # those that share a folder are in different ones
-        seen: Counter[str] = Counter()
-        for name, config in configs.items():
-            key = digest_name("one run" if config.seeds is None else "seeds", config)
-            waves += [{}] * (seen[key] == len(waves))
-            waves[seen[key]][name] = config
-            seen[key] += 1
-        for wave in waves:
-            jobs = {
-                name: plan_reusable(
-                    config.model_copy(update={"name": name}),
-                    parent,
-                    (folder_names or {}).get(name, name),
-                    overwrite=overwrite,
-                    extend=extend,
-                )
-                for name, config in wave.items()
-            }
-            folders = iter(self._run([job for listed in jobs.values() for job in listed], parallel).folders)
-            for name, listed in jobs.items():  # before the next wave continues these runs
-                entries[name] = ReportEntry.from_seeds(name, [ReportEntry.from_folder(next(folders)) for _ in listed])
+        left = dict(configs)
+        while left:
+            first: dict[str, str] = {}  # of those that share a folder
+            for name, config in left.items():
+                first.setdefault(digest_name("one run" if config.seeds is None else "seeds", config), name)
+            jobs = {}
+            for name in first.values():
+                config = left.pop(name).model_copy(update={"name": name})
+                begins = (folder_names or {}).get(name, name)
+                jobs[name] = plan_reusable(config, parent, begins, overwrite=overwrite, extend=extend)
+            self._run([job for listed in jobs.values() for job in listed], parallel)
+            for name, listed in jobs.items():  # before others continue these runs
+                entries[name] = ReportEntry.from_seeds(name, [ReportEntry.from_folder(job.path) for job in listed])
         return {name: entries[name] for name in configs}
 
     def run_trials(
@@ -470,17 +419,19 @@ class Session(ExitStack):
         self.display.expect(search.rounds * search.seeds * (trials - len(search.trials)))
         for trial in search.ask(trials):
             jobs = plan(trial.point)
-            finished: Sequence[Experiment | None] = ()
+            finished = False
             if not search.prune and len(jobs) > 1 and parallel != 1:
                 with suppress(HansaError):  # it is raised again below, by the run that failed
-                    finished = self._run(jobs, parallel).opened
+                    self._run(jobs, parallel)
+                    finished = True
             failed = False
-            for place, job in enumerate(jobs):
+            for job in jobs:
                 trial.next_seed()
                 try:
                     if finished:
-                        trial.report(job.history(finished[place]))
+                        trial.report(job.history)
                     else:
+                        job.opened = None
                         self._run([job], 1, trial)
                 except DamagedFileError:
                     raise
