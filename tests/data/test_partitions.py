@@ -231,9 +231,9 @@ def test_more_clients_than_can_be_served_are_refused_with_the_largest_feasible_n
     [
         (
             lambda: shards(4, 1).split(torch.randn(40), 4, Key(0)),
-            "partitions by label, but these targets are torch.float",
+            "expected a label per row, found torch.float",
         ),
-        (lambda: dirichlet(0.5).split(torch.randn(40), 4, Key(0)), "partitions by label"),
+        (lambda: dirichlet(0.5).split(torch.randn(40), 4, Key(0)), "expected a label per row"),
         (lambda: natural().split(torch.zeros(4), None, Key(0)), r"no natural owners\. Use iid, shards"),
         (lambda: labels_per_client(4).split(balanced(3, 10), 2, Key(0)), "at most the labels, 3"),
         (lambda: labels_per_client(1).split(balanced(2, 3), 50, Key(0)), "no rows of its labels"),
@@ -268,8 +268,8 @@ def test_rows_that_are_nobodys_are_never_dealt_by_any_partition() -> None:
 @pytest.mark.parametrize(
     ("index", "offsets", "message"),
     [
-        (torch.arange(3), [0, 2], "increasing values from 0 to 3"),
-        (torch.arange(3), [0, 4, 3], "increasing values from 0"),
+        (torch.arange(3), [0, 2], "increasing values to 3"),
+        (torch.arange(3), [0, 4, 3], "increasing values to 3"),
         (torch.zeros(3), [0, 3], "int64"),
     ],
 )

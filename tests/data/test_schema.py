@@ -203,7 +203,7 @@ def test_frames_of_all_kinds_are_one_table():
     for frame in frames:
         assert torch.equal(TableEncoding(SCHEMA).inputs(frame), expected)
     assert TableEncoding(SCHEMA).targets({"age": [1]}) is None
-    with pytest.raises(hansa.HansaError, match="expected the path of a CSV file"):
+    with pytest.raises(hansa.HansaError, match="expected a CSV file"):
         as_table(3)
 
 

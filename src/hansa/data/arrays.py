@@ -164,9 +164,7 @@ def assign_clients(data: Dataset, clients: Clients, partition: Partition | None,
         clients = int(clients)
         return partition_dataset(data, iid() if partition is None else partition, clients, seed)
     if partition is not None:
-        raise HansaError(
-            f"{data.name}: clients already assign the rows; give a number of clients to use {partition!r}."
-        )
+        raise HansaError(f"{data.name}: clients already assign the rows: leave out {partition!r}.")
     if isinstance(clients, Split):
         return apply_split(data, clients)
     federated = apply_split(data, parse_clients(data.name, clients, data.rows))
@@ -246,10 +244,8 @@ def stack_rows(name: str, values: Iterable[Any]) -> torch.Tensor:
     rows = [_row(name, position, value) for position, value in enumerate(values)]
     for position, row in enumerate(rows):
         if row.shape != rows[0].shape:
-            raise HansaError(
-                f"{name}: input {position} has shape {tuple(row.shape)}, the first {tuple(rows[0].shape)}: "
-                "expected one shape. Resize or pad first."
-            )
+            shape, first = tuple(row.shape), tuple(rows[0].shape)
+            raise HansaError(f"{name}: input {position} has shape {shape}, the first {first}: resize or pad.")
     return torch.stack(rows)
 
 
@@ -462,9 +458,7 @@ class GeneratedData:
         inputs, targets = as_tensors(title, "x", pair[0]), as_tensors(title, "y", pair[1], targets=True)
         for leaf in torch.utils._pytree.tree_leaves((inputs, targets)):
             if len(leaf) != self.samples(client):
-                raise HansaError(
-                    f"{title}: make_client returned {len(leaf)} rows, but samples is {self.samples(client)}."
-                )
+                raise HansaError(f"{title}: {len(leaf)} rows, but samples is {self.samples(client)}.")
         return inputs, targets
 
     def identity(self) -> list[Any]:
@@ -504,9 +498,7 @@ def from_function(
     else:
         sizes = torch.as_tensor(samples, dtype=torch.int64)
     if sizes.shape != (clients,) or int(sizes.min()) < 1:
-        raise HansaError(
-            f"from_function(samples): expected {clients} numbers of at least 1, found {short_repr(samples)}."
-        )
+        raise HansaError(f"from_function(samples): expected {clients} numbers >= 1, found {short_repr(samples)}.")
     data = GeneratedData(make_client, sizes, test, name)
     first, again = (torch.utils._pytree.tree_leaves(data.generate(0)) for _ in range(2))
     if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):

@@ -135,8 +135,7 @@ class FederatedData:
         rows = self.split.index
         if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < count_rows(self.inputs)):
             raise HansaError(
-                f"{self.name}: clients have rows {int(rows.min())} to {int(rows.max())}, "
-                f"but the data has rows 0 to {count_rows(self.inputs) - 1}."
+                f"{self.name}: clients have rows {rows.min()} to {rows.max()}, the data has {count_rows(self.inputs)}."
             )
 
     def __repr__(self) -> str:
@@ -330,8 +329,7 @@ def _check_owners(name: str, owners: torch.Tensor | None, targets: Any, populati
     rows = 0 if targets is None else count_rows(targets)
     if owners.dtype != torch.int64 or owners.shape != (rows,):
         raise HansaError(
-            f"{name}: owners of test rows are {owners.dtype} of shape {tuple(owners.shape)}: expected int64, one for "
-            f"each of {rows} test rows."
+            f"{name}: owners of test rows: expected int64 [{rows}], found {owners.dtype} {tuple(owners.shape)}."
         )
     low, high = (int(owners.min()), int(owners.max())) if rows else (-1, -1)
     if low < -1 or (population is not None and high >= population):
@@ -412,9 +410,7 @@ def label_counts(split: Split, labels: torch.Tensor, classes: int) -> torch.Tens
     [[0, 2], [1, 0]]
     """
     if labels.ndim != 1 or labels.is_floating_point():
-        raise HansaError(
-            f"label_counts: expected one class number per row, found {labels.dtype} {tuple(labels.shape)}."
-        )
+        raise HansaError(f"label_counts: expected a class number per row, found {labels.dtype} {tuple(labels.shape)}.")
     cells = split.owners() * classes + labels[split.index]
     return torch.bincount(cells, minlength=split.population * classes).view(split.population, classes)
 
@@ -460,9 +456,7 @@ def with_test_clients(data: FederatedData, test_clients: TestClients, seed: int 
             raise invalid_argument("data", "test_clients", test_clients, "'labels' or a fraction", hint)
         return _assign_by_label(data, key)
     if isinstance(test_clients, bool) or not isinstance(test_clients, (int, float)) or not 0 < test_clients < 1:
-        raise invalid_argument(
-            "data", "test_clients", test_clients, "'labels', or a fraction between 0 and 1 of each client's rows"
-        )
+        raise invalid_argument("data", "test_clients", test_clients, "'labels', or a fraction between 0 and 1")
     split, rows, owners = _take_out(data, float(test_clients), key, minimum=2)
     inputs, targets = take_rows(data.inputs, rows), take_rows(data.targets, rows)
     return replace(data, index=split.index, offsets=split.offsets, test_inputs=inputs, test_targets=targets,
@@ -489,8 +483,7 @@ def with_validation(data: FederatedData, fraction: float, seed: int | None = Non
         raise invalid_argument("with_validation", "fraction", fraction, "a fraction between 0 and 1", "0.1 is common.")
     if not isinstance(data, FederatedData):
         raise HansaError(
-            f"with_validation: {type(data).__name__} has no rows to take. Pass a test set of its own: "
-            "Task(test={'validation': (inputs, targets)})."
+            f"with_validation: {type(data).__name__} has no rows to take: pass Task(test={{'validation': ...}})."
         )
     if seed is None:
         return with_validation(data, fraction, 0).following(partial(_redraw, with_validation, data, fraction))
@@ -518,9 +511,7 @@ def test_owner_numbers(name: str, clients: Any, test_clients: Any, rows: int) ->
     if test_owners.dtype.kind != "U":
         return torch.from_numpy(test_owners.astype(np.int64))
     if train_owners is None or train_owners.dtype.kind != "U":
-        raise HansaError(
-            f"{name}: test rows have client names, such as {str(test_owners[0])!r}, training rows have numbers."
-        )
+        raise HansaError(f"{name}: test rows have client names ({str(test_owners[0])!r}), training rows have numbers.")
     names = np.unique(train_owners)
     position = np.minimum(np.searchsorted(names, test_owners), len(names) - 1)
     if (unknown := test_owners[names[position] != test_owners]).size:

@@ -88,10 +88,7 @@ def ensure_writable(folder: Path) -> Path:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise DataError(
-            f"{folder}: the data folder is read-only or cannot be created ({error.strerror or error}). "
-            "Set HANSA_DATA to a folder you may write to."
-        ) from error
+        raise DataError(f"{folder}: is not writable ({error.strerror or error}). Set HANSA_DATA to another.") from error
     return folder
 
 

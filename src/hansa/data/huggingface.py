@@ -68,8 +68,9 @@ def from_hf(
     client_names: tuple[str, ...] = ()
     if hasattr(type(clients), "load_partition"):
         if partition is not None or client_column is not None:
-            raise HansaError(f"{name}: {type(clients).__name__} already assigns the rows: leave out partition= and "
-                             "client_column=.")  # fmt: skip
+            raise HansaError(
+                f"{name}: {type(clients).__name__} assigns the rows: leave out partition= and client_column=."
+            )
         clients, client_names = _partition_rows(name, data, clients)
     groups, test_groups, owners = _owners(name, data, test, client_column)
     if groups is None and clients is None:
@@ -159,9 +160,7 @@ def _inputs(name: str, data: Any, columns: str | Sequence[str], dtype: torch.dty
 def _labels(name: str, data: Any, column: str) -> np.ndarray[Any, Any]:
     labels = np.asarray(_column(name, data, column))
     if labels.dtype.kind in "UO":
-        raise HansaError(
-            f"{name}: column {column!r} contains {str(labels[0])!r}: expected numbers. Use class_encode_column first."
-        )
+        raise HansaError(f"{name}: {column!r} has {str(labels[0])!r}: expected numbers. Use class_encode_column first.")
     return labels
 
 

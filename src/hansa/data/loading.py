@@ -149,8 +149,7 @@ def image_scaling(info: DatasetInfo, normalize: bool = True, downsample: int = 1
     height, width = info.shape[1:]
     if type(downsample) is not int or downsample < 1 or height % downsample or width % downsample:
         raise HansaError(
-            f"{info.name}: downsample: {downsample!r}: expected a number that divides {height} and {width}. "
-            "2 averages blocks of 2 x 2 pixels."
+            f"{info.name}: downsample: {downsample!r}: expected a number that divides {height} and {width}."
         )
     if not normalize:
         return ImageScaling((0.0,) * len(info.mean), (1.0,) * len(info.std), downsample)
@@ -183,9 +182,7 @@ def federate(
     """
     if name in SYNTHETIC_DATASETS or name == CSV_FOLDER:
         if (partition is not None and not isinstance(partition, natural)) or (name == CSV_FOLDER and clients):
-            raise HansaError(
-                f"{name}: has its own clients and cannot be partitioned: leave out {partition or clients}."
-            )
+            raise HansaError(f"{name}: has its own clients: leave out {partition or clients}.")
         try:
             if name == CSV_FOLDER:
                 if folder is None:

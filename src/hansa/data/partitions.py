@@ -155,10 +155,7 @@ class quantity_skew:
 
     def __post_init__(self) -> None:
         if (self.alpha is None) == (self.power is None):
-            raise HansaError(
-                f"quantity_skew(alpha={self.alpha!r}, power={self.power!r}): expected one of the two. "
-                "alpha=0.5 draws the sizes, power=1.0 makes them fall as 1/rank."
-            )
+            raise HansaError(f"quantity_skew(alpha={self.alpha!r}, power={self.power!r}): expected one of the two.")
         if self.alpha is not None:
             check_positive("quantity_skew", "alpha", self.alpha)
         if self.power is not None:
@@ -282,7 +279,7 @@ class natural:
         eligible = np.flatnonzero(sizes >= self.min_size)
         if not len(eligible):
             raise invalid_argument(
-                "natural", "min_size", self.min_size, f"at most {sizes.max(initial=0)}, the size of the largest owner"
+                "natural", "min_size", self.min_size, f"at most {sizes.max(initial=0)}, the largest owner"
             )
         number = len(eligible) if clients is None else _check_clients("natural", clients)
         _check_feasible(
@@ -314,8 +311,7 @@ def _check_sizes(part: str, clients: int, rows: int, min_size: int) -> None:
 def _classes(part: str, labels: torch.Tensor) -> Integers:
     if labels.ndim != 1 or labels.is_floating_point():
         raise HansaError(
-            f"{part}: partitions by label, but these targets are {labels.dtype} of shape {tuple(labels.shape)}. "
-            "Use iid, quantity_skew or natural."
+            f"{part}: expected a label per row, found {labels.dtype} {tuple(labels.shape)}. Use iid or natural."
         )
     return np.asarray(labels.numpy(), np.int64)
 

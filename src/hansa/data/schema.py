@@ -259,10 +259,7 @@ class SplitColumn:
                 texts = value if isinstance(value, (list, tuple)) else (value,)
                 object.__setattr__(self, argument, tuple(map(category_text, texts)))
         if not isinstance(self.column, str) or not self.column or set(self.test) & set(self.train or ()):
-            raise DataError(
-                f"schema: split: column={short_repr(self.column)}, test={short_repr(self.test)}, "
-                f"train={short_repr(self.train)}: expected the name of a column, and different values of both."
-            )
+            raise DataError(f"schema: {self}: expected the name of a column, and different values of train and test.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -566,10 +563,7 @@ def as_table(frame: Any, schema: Schema | None = None, name: str = "frame") -> T
         frame = {column: [row.get(column) for row in frame] for column in names}
     columns = list(frame) if isinstance(frame, Mapping) else getattr(frame, "columns", None)
     if columns is None or not len(columns):
-        raise DataError(
-            f"{name}: {short_repr(frame)}: expected the path of a CSV file, a data frame, a dict of columns or a list "
-            "of dicts."
-        )
+        raise DataError(f"{name}: {short_repr(frame)}: expected a CSV file, a data frame, or dicts of columns or rows.")
     mark = "." if schema is None else schema.decimal
     texts = {str(column): [_text(value, mark) for value in frame[column]] for column in columns}
     sizes = {len(cells) for cells in texts.values()}
@@ -904,9 +898,7 @@ def _places(column: TableColumn) -> dict[str, int]:
 def _cells(name: str, table: Table) -> Sequence[str]:
     if name not in table.columns:
         hint = suggestion(name, table.columns)
-        raise SchemaMisfitError(
-            f"{table.source}: no column {name!r}, which the schema has. {hint}", "column-missing", name
-        )
+        raise SchemaMisfitError(f"{table.source}: no column {name!r}. {hint}", "column-missing", name)
     return table.columns[name]
 
 

@@ -46,14 +46,10 @@ class Split:
     def __post_init__(self) -> None:
         for name, tensor in (("index", self.index), ("offsets", self.offsets)):
             if tensor.dtype != torch.int64 or tensor.ndim != 1:
-                raise HansaError(
-                    f"Split({name}): expected int64 with one axis, found {tensor.dtype} with {tensor.ndim}."
-                )
+                raise HansaError(f"Split({name}): expected int64 with one axis, found {tensor.dtype}, {tensor.ndim}.")
         ends = self.offsets
         if len(ends) < 2 or int(ends[0]) != 0 or int(ends[-1]) != len(self.index) or bool((ends[1:] < ends[:-1]).any()):
-            raise HansaError(
-                f"Split(offsets): expected increasing values from 0 to {len(self.index)}, found {_short(ends)}."
-            )
+            raise HansaError(f"Split(offsets): expected increasing values to {len(self.index)}, found {_short(ends)}.")
 
     @property
     def population(self) -> int:
@@ -262,8 +258,7 @@ def parse_clients(name: str, clients: Any, rows: int) -> Split:
         return Split.of_rows([_row_numbers(name, client, part) for client, part in enumerate(clients)])
     if owners.shape != (rows,) or owners.dtype.kind not in "iuU" or not rows:
         raise HansaError(
-            f"{name}: owners are {owners.dtype} of shape {owners.shape}: "
-            f"expected one integer or name per row, ({rows},)."
+            f"{name}: owners are {owners.dtype} of shape {owners.shape}: expected a number or name per row."
         )
     if owners.dtype.kind == "U":
         names, numbers = np.unique(owners, return_inverse=True)
@@ -271,8 +266,7 @@ def parse_clients(name: str, clients: Any, rows: int) -> Split:
     low, high, known = int(owners.min()), int(owners.max()), len(np.unique(owners[owners >= 0]))
     if low < -1 or high < 0 or known != high + 1:
         raise HansaError(
-            f"{name}: owners run from {low} to {high}, and {known} clients have rows. Number clients from 0 without "
-            "gaps, with -1 for no client, or use names (strings), which are numbered automatically."
+            f"{name}: owners run from {low} to {high}, and {known} have rows: expected 0, 1, ..., or names."
         )
     return Split.of_owners(owners.astype(np.int64), high + 1)
 
@@ -286,8 +280,7 @@ def owner_column(name: str, clients: Any, argument: str) -> npt.NDArray[Any] | N
     if not hasattr(clients, "__array__") and not hasattr(clients, "to_numpy"):  # neither NumPy, torch nor pandas
         if isinstance(clients, (str, bytes)) or not isinstance(clients, Sequence):
             raise HansaError(
-                f"{name}: {argument}={reprlib.repr(clients)}: expected a number of clients, the owner of every row, or "
-                "one list of row numbers per client."
+                f"{name}: {argument}={reprlib.repr(clients)}: expected a number, owners of rows, or lists of rows."
             )
         single = [np.isscalar(item) or item is None for item in clients]
         if not any(single):
@@ -310,7 +303,5 @@ def owner_column(name: str, clients: Any, argument: str) -> npt.NDArray[Any] | N
 def _row_numbers(name: str, client: int, part: Any) -> npt.NDArray[np.int64]:
     column = np.asarray(part.detach().cpu().numpy() if isinstance(part, torch.Tensor) else part)
     if column.ndim != 1 or (len(column) and column.dtype.kind not in "iu"):
-        raise HansaError(
-            f"{name}: client {client}'s rows are {reprlib.repr(part)}: expected a list of row numbers (whole, from 0)."
-        )
+        raise HansaError(f"{name}: client {client}'s rows are {reprlib.repr(part)}: expected a list of row numbers.")
     return column.astype(np.int64)

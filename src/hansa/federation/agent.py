@@ -306,9 +306,7 @@ class Agent:
         source = self.source
         if not text:
             if source.tables is not None:
-                raise ProtocolError(
-                    "no-schema", "the server's configuration has no data.options.schema, which tables need"
-                )
+                raise ProtocolError("no-schema", "tables need data.options.schema in the server's configuration")
             return source.load(config)
         schema = Schema.from_json(text)
         if source.tables is not None:

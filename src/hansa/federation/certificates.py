@@ -35,10 +35,7 @@ class SiteKeys:
         try:
             return load(path.read_bytes(), None)
         except Exception as error:  # cryptography has many: no key, another format, a passphrase
-            raise HansaError(
-                f"{path}: is not a private key of OpenSSH without a passphrase ({error}). `ssh-keygen -p -f FILE` "
-                "removes a passphrase."
-            ) from error
+            raise HansaError(f"{path}: is not a private key of OpenSSH without a passphrase ({error}).") from error
 
     def _existing(self, name: str) -> Path:
         path = self.folder.absolute() / name

@@ -626,10 +626,7 @@ def _pull(client: Any, node: Any, run: int, tree: Any, limit: int | None = None)
 def require_posix() -> None:
     """Refuse a system on which federations are not supported: Windows."""
     if not hasattr(os, "killpg"):
-        raise HansaError(
-            "a federation over Flower is not supported on this system. "
-            "Use Linux, macOS, the Windows Subsystem for Linux or a container."
-        )
+        raise HansaError("a federation over Flower needs Linux, macOS, the Windows Subsystem for Linux or a container.")
 
 
 def free_port() -> int:

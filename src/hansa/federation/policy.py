@@ -87,9 +87,7 @@ class Policy(ConfigSection):
             raise ProtocolError("config", str(error)) from error
         for key, text in _strings({name: value for name, value in settings.items() if name != "name"}):
             if ":" in text and text not in self.factories:
-                raise ProtocolError(
-                    "code", f"{key} names {text!r}, which the site's policy does not list under factories"
-                )
+                raise ProtocolError("code", f"{key} names {text!r}, which the policy does not list under factories")
         if "python" in settings:
             raise ProtocolError("config", "the run was made in Python and has no complete configuration")
         for name in _SERVER_SECTIONS:
@@ -110,9 +108,7 @@ class Policy(ConfigSection):
             words = key.split(".")
             named = words[-1] in _FILE_KEYS or any(letter in text for letter in "/\\~")
             if named and text not in (self.data or ()) and text not in self.factories:
-                raise ProtocolError(
-                    "paths", f"data.{key} names {text!r}, which the site's policy does not list under data"
-                )
+                raise ProtocolError("paths", f"data.{key} names {text!r}, which the policy does not list under data")
 
 
 USAGE = "usage.sqlite"
@@ -147,8 +143,7 @@ class Usage:
             )
         except sqlite3.Error as error:
             raise HansaError(
-                f"{path}: the counts of trainings and evaluations are damaged ({error}). Restore the file from a "
-                "backup; without it, the budgets of the policy begin anew."
+                f"{path}: the counts of the budgets are damaged ({error}). Restore them from a backup."
             ) from error
 
     def charge(

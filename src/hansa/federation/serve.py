@@ -73,8 +73,7 @@ class ServerData(FederatedData):
     def label_counts(self) -> torch.Tensor:
         if self.labels is None:
             raise HansaError(
-                f"{self.name}: the sites have not sent label counts. Give the clusters as lists, or set "
-                "label_counts: true in every site's policy."
+                f"{self.name}: no label counts: list the clusters, or set label_counts: true in all policies."
             )
         return self.labels
 
@@ -177,16 +176,12 @@ class Server:
         if reply.version != __version__:
             raise HansaError(f"site {site} has hansa {reply.version}, the server {__version__}")
         if set(reply.samples) != set(clients) or min(reply.samples.values(), default=0) < 1:
-            raise HansaError(
-                f"site {site} reports clients {sorted(reply.samples)}, expected {list(clients)} with samples"
-            )
+            raise HansaError(f"site {site} reports clients {sorted(reply.samples)}, expected {list(clients)}")
         if reply.labels is not None and (
             any(sum(reply.labels.get(client, ())) != reply.samples[client] for client in clients)
             or len({len(counts) for counts in reply.labels.values()} | self._label_numbers()) > 1
         ):
-            raise HansaError(
-                f"site {site} reports label counts that do not add up to its samples, or of other numbers of labels"
-            )
+            raise HansaError(f"site {site} reports label counts that do not add up to its samples, or of other labels")
         self._check_schema(site, reply.schema)
         known = self.enrolled.get(site)
         if known is not None and (dict(known.samples), known.model) != (dict(reply.samples), reply.model):
@@ -367,9 +362,7 @@ def replay_run(path: Path | str, *, trust: bool = False) -> Replay:
     folder.require_trust(trust=trust)
     config, history = folder.config, list(folder.history)
     if not history or any("arrivals" not in record for record in history):
-        raise HansaError(
-            f"{folder}: no recorded arrivals. `hansa replay` needs a run of `hansa serve` with pace: buffered."
-        )
+        raise HansaError(f"{folder}: no recorded arrivals, as `hansa serve` with pace: buffered makes.")
     state, meta = folder.load_checkpoint()
     steps = int(meta["round"])
     arrivals: dict[tuple[int, int], float] = {}
@@ -386,8 +379,7 @@ def replay_run(path: Path | str, *, trust: bool = False) -> Replay:
     run.one_by_one = True  # as the sites did
     if run.task.population.count != len(site_of):
         raise HansaError(
-            f"{folder}: the data here has {run.task.population.count} clients, the federation {len(site_of)}. A replay "
-            "needs the data of all sites."
+            f"{folder}: {run.task.population.count} clients here, {len(site_of)} at all sites: all data is needed."
         )
     run.clock = RecordedClock(arrivals, site_of.__getitem__, run.task.population.samples, run.key)
     run.options = replace(run.options, faults=_RecordedLosses(frozenset(lost)))  # type: ignore[arg-type]

@@ -292,7 +292,7 @@ class Federation:
         uploaded = {sender_of(client) for report in answer.reports for client in report.clients}
         if answer.updated - uploaded:
             raise ProtocolError(
-                "kept", f"site {site} updated the memory of client {min(answer.updated - uploaded)} without an upload"
+                "kept", f"site {site} updated memory of clients {answer.updated - uploaded} without uploads"
             )
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
@@ -438,10 +438,7 @@ def check_pace(config: Config, algorithm: Algorithm) -> None:
     if config.profile is not None:
         raise HansaError("profile: sites have their own speed. Leave it out.")
     if config.evaluate.where != "server":
-        raise HansaError(
-            f"evaluate.where: {config.evaluate.where}: asynchronous sites are at work when the model changes. "
-            "Use server."
-        )
+        raise HansaError("evaluate.where: asynchronous sites are at work when the model changes. Use server.")
 
 
 def _lost(client: int, detail: str) -> Report:
@@ -480,9 +477,7 @@ def _check_report(site: str, report: Report, order: WorkOrder) -> None:
     named = [*senders, *(dropped.client for dropped in report.dropped)]
     unknown = sorted({*named, *report.peer_bytes} - set(order.clients))
     if unknown:
-        raise ProtocolError(
-            "clients", f"site {site} reports client {unknown[0]}, which is not in cohort {order.cohort}"
-        )
+        raise ProtocolError("clients", f"site {site} reports client {unknown[0]} beside cohort {order.cohort}")
     if len(named) > len(set(named)):
         raise ProtocolError("clients", f"site {site} reports a client of cohort {order.cohort} twice")
     peer_bytes = sum(report.peer_bytes.values())

@@ -232,7 +232,7 @@ class Site:
     def _check(self, request: RoundOrders) -> None:
         if set(request.broadcasts) != set(self.algorithm.channels):
             raise ProtocolError(
-                "channels", f"broadcasts on {sorted(request.broadcasts)}, expected {sorted(self.algorithm.channels)}"
+                "channels", f"broadcasts on {[*request.broadcasts]}, expected {[*self.algorithm.channels]}"
             )
         if request.keep_from > request.round:
             raise ProtocolError("round", f"round {request.round} releases memory up to round {request.keep_from}")
@@ -269,9 +269,7 @@ class Site:
         if not {*order.reporters, *order.absent} <= set(order.clients) or not order.reporters:
             raise ProtocolError("clients", f"cohort {order.cohort}: reporters {order.reporters} of {order.clients}")
         if order.attack is not None or order.absent:
-            raise ProtocolError(
-                "clients", f"cohort {order.cohort}: an attack or a failure, which only simulations have"
-            )
+            raise ProtocolError("clients", f"cohort {order.cohort}: an attack or a failure is of simulations only")
         if order.clients != self._cohort(order):
             raise ProtocolError("clients", f"cohort {order.cohort}: clients {order.clients}, expected a whole cluster")
         repeated = seen.intersection(order.clients)

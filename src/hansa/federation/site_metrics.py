@@ -93,9 +93,7 @@ def check_reply(site: str, reply: SiteEvaluationReply, task: Any) -> None:
     metrics = getattr(task, "metrics", {})
     unasked = sorted({*reply.metrics, *reply.sketches} - set(metrics))
     if unasked or (reply.metrics and not reply.rows):
-        raise ProtocolError(
-            "marks", f"site {site} sends metrics {unasked or sorted(reply.metrics)}, which was not asked"
-        )
+        raise ProtocolError("marks", f"site {site} sends metrics {unasked or sorted(reply.metrics)}: not asked")
     if not all(map(math.isfinite, reply.metrics.values())):
         raise ProtocolError("marks", f"site {site} sends a metric that is not finite")
     for name, sketch in reply.sketches.items():
