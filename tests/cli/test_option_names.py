@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 import hansa
-from hansa.cli import compare, options, report, run, sweep
+from hansa.cli import compare, options, run, show
 from hansa.runs.export import export
 from hansa.runs.options import RunOptions
 
@@ -26,7 +26,7 @@ PAIRS = {
     "run": (run.run, hansa.run),
     "resume": (run.resume, hansa.resume),
     "compare": (compare.compare, hansa.compare),
-    "sweep": (sweep.sweep, hansa.search),
+    "sweep": (compare.sweep, hansa.search),
 }
 
 
@@ -41,7 +41,7 @@ def test_an_option_and_an_argument_have_one_name(name):
 
 def test_results_take_the_same_words_as_the_commands():
     words = {"metric", "window", "target"}
-    for command in (compare.compare, report.report, sweep.sweep):
+    for command in (compare.compare, show.report, compare.sweep):
         assert words | {"latex"} <= set(inspect.signature(command).parameters)
     for method in (hansa.Comparison.ranking, hansa.Comparison.table, hansa.Comparison.report, hansa.Comparison.latex):
         assert words <= set(inspect.signature(method).parameters)

@@ -67,13 +67,16 @@ def small(folder):
     return (folder / "small.yaml").read_text("utf-8").replace("rounds: 3\n", "")
 
 
-def test_ctrl_c_stops_after_the_round_with_everything_saved_and_the_run_goes_on_exactly(folder, small, process, cli):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_stops_after_the_round_with_everything_saved_and_the_run_goes_on_exactly(
+    folder, small, process, cli, number, code
+):
     (folder / "long.yaml").write_text(LONG + small)
     child = process("run", "long.yaml", "-o", "out")
     wait_for_rounds(folder / "out", 3, child)
-    child.send_signal(signal.SIGINT)
+    child.send_signal(number)
     _, message = child.communicate(timeout=60)
-    assert child.returncode == 130
+    assert child.returncode == code
     assert "interrupted and saved. To resume: hansa resume out" in message
     found = RunFolder(folder / "out")
     done = found.summary["rounds"]
@@ -84,19 +87,6 @@ def test_ctrl_c_stops_after_the_round_with_everything_saved_and_the_run_goes_on_
     assert cli("run", "long.yaml", "-o", "whole", "-q", "--rounds", done + 5).exit_code == 0
     assert same_model(folder / "out", folder / "whole")
     assert without_time(found.history) == without_time(RunFolder(folder / "whole").history)
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_polite_end_of_the_process_saves_everything_too(folder, small, process, number, code):
-    (folder / "long.yaml").write_text(LONG + small)
-    child = process("run", "long.yaml", "-o", "out", "-q")
-    wait_for_rounds(folder / "out", 3, child)
-    child.send_signal(number)
-    child.communicate(timeout=60)
-    assert child.returncode == code
-    summary = RunFolder(folder / "out").summary
-    assert summary["status"] == "stopped"
-    assert Experiment.resume(folder / "out").run.state.round == summary["rounds"]
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint_to_the_same_model(folder, small, process, cli):
@@ -124,15 +114,6 @@ def test_stopped_and_resumed_equals_never_stopped_for_every_kind_of_state(preset
     whole, parts = RunFolder(folder / "whole"), RunFolder(folder / "parts")
     assert without_time(whole.history) == without_time(parts.history)
     assert parts.summary["status"] == "finished"
-
-
-def test_a_finished_run_goes_on_to_more_rounds_but_not_back(cli, folder):
-    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
-    assert cli("resume", "out", "-q", "-r", "5").exit_code == 0
-    assert RunFolder(folder / "out").config.rounds == 5
-    refused = cli("resume", "out", "-q", "-r", "4")
-    assert refused.exit_code == 2
-    assert "is already at round 5, past the requested 4" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -196,6 +177,11 @@ def test_a_finished_run_stays_and_says_how_to_go_on(cli, folder):
     assert result.exit_code == 0
     assert "already finished at round 3. Pass --rounds 6 to continue" in result.stderr
     assert (folder / "out" / "model.safetensors").read_bytes() == before
+    assert cli("resume", "out", "-q", "-r", "5").exit_code == 0
+    assert RunFolder(folder / "out").config.rounds == 5
+    refused = cli("resume", "out", "-q", "-r", "4")
+    assert refused.exit_code == 2
+    assert "is already at round 5, past the requested 4" in refused.stderr
 
 
 def test_resume_with_other_settings_is_refused_key_by_key(cli, folder):

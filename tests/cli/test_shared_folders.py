@@ -12,7 +12,7 @@ import pytest
 from cli.conftest import SLOW, wait_for
 from hansa.config import from_yaml
 from hansa.runs.experiment import Experiment, digest_name, open_run
-from hansa.runs.folder import CONFIG, RunFolder, SeedGroupFolder
+from hansa.runs.folder import RunFolder, SeedGroupFolder
 from hansa.runs.store.io import InUseError
 from hansa.study.session import plan_reusable
 
@@ -112,23 +112,6 @@ def test_what_a_search_waits_for_can_be_interrupted(folder, process):
     timer.cancel()
     assert child.returncode == 143, errors
     held.execute()
-
-
-@pytest.mark.parametrize("if_exists", ["resume", "replace", "new", "refuse"])
-def test_one_place_decides_what_happens_to_a_run_that_a_folder_holds(folder, if_exists):
-    config = from_yaml((folder / "small.yaml").read_text())
-    open_run(config, folder / "out", if_exists).execute()
-    before = (folder / "out" / "metrics.jsonl").read_text()
-    if if_exists == "refuse":
-        with pytest.raises(Exception, match="already holds a run"):
-            open_run(config, folder / "out", if_exists)
-        return
-    again = open_run(config, folder / "out", if_exists)
-    assert again.rounds_left == (0 if if_exists == "resume" else 3)
-    assert again.folder.path.name == ("out-2" if if_exists == "new" else "out")
-    again.execute()
-    assert ((folder / "out" / "metrics.jsonl").read_text() == before) is (if_exists != "replace")
-    assert (again.folder / CONFIG).is_file()
 
 
 def test_results_as_json(cli, folder):

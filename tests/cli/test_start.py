@@ -54,57 +54,23 @@ def made(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def loads(made):
-    """Which of some modules a command loads; every command is run once, however many tests ask about it."""
-    known = {}
-
-    def among(command, modules):
-        if command not in known:
-            known[command] = loaded(command.split(), made, among=(*SLOW, *NUMBERS, *FILES))
-        return [name for name in known[command] if name in modules]
-
-    return among
-
-
-@pytest.mark.parametrize(
-    "command", ["--help", "presets", "parts", "config show cafga", "config show small.yaml", "show out"]
-)
-def test_a_command_that_computes_nothing_ends_without_numpy(loads, command):
-    assert loads(command, NUMBERS) == []
+NOTHING_SLOW = (
+    "run --help", "data --help", "watch --help", "--version", "presets fedaware --json", "parts compressor",
+    "cite fedcams", "cite out", "config example", "config schema", "report out", "compare out --report other.html",
+)  # fmt: skip
+COMMANDS = {
+    **dict.fromkeys(NOTHING_SLOW, SLOW),
+    **dict.fromkeys(("--help", "config show cafga", "config show small.yaml", "show out"), (*SLOW, *NUMBERS)),
+    **dict.fromkeys(("presets", "parts"), (*SLOW, *NUMBERS, *FILES)),
+    **dict.fromkeys(("presets --json", "data list"), (*SLOW, *FILES)),
+}
+"""Commands, and what they must not import: torch if they do not train, numpy if they compute nothing, pydantic if they
+read no file."""
 
 
-@pytest.mark.parametrize("command", ["presets", "presets --json", "parts", "data list"])
-def test_a_command_that_reads_no_file_ends_without_pydantic(loads, command):
-    assert loads(command, FILES) == []
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "--help",
-        "--version",
-        "run --help",
-        "data --help",
-        "watch --help",
-        "presets",
-        "presets fedaware --json",
-        "parts",
-        "parts compressor",
-        "cite fedcams",
-        "cite out",
-        "config example",
-        "config show small.yaml",
-        "config show cafga",
-        "config schema",
-        "data list",
-        "show out",
-        "report out",
-        "compare out --report other.html",
-    ],
-)
-def test_a_command_that_does_not_train_ends_without_torch(loads, command):
-    assert loads(command, SLOW) == []
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_imports_only_what_it_needs(made, command):
+    assert loaded(command.split(), made, among=COMMANDS[command]) == []
 
 
 def test_a_graph_is_described_without_torch(made):

@@ -8,8 +8,6 @@ import statistics
 
 import pytest
 
-from hansa.runs.folder import RunFolder
-
 GRID = ["local.lr=1e-3..1:log", "local.steps=1,3", "--seeds", "0,1"]
 
 
@@ -95,38 +93,6 @@ def test_seeds_in_a_sweep_are_averaged_not_chosen_among(cli, folder, message):
 def table(path):
     with open(path) as file:
         return list(csv.DictReader(file))
-
-
-def test_a_sweep_by_a_loss_ranks_the_smallest_first(cli, folder):
-    assert cli("sweep", "small.yaml", "local.lr=0.001,0.2", "-q", "-o", "g", "--metric", "test_loss").exit_code == 0
-    with open(folder / "g" / "results.csv") as file:
-        losses = [float(row["final_test_loss"]) for row in csv.DictReader(file)]
-    assert losses == sorted(losses)
-
-
-def test_a_sweep_done_before_is_not_run_again_but_a_changed_one_is(cli, folder):
-    arguments = ["sweep", "small.yaml", "local.lr=0.1,0.2", "-q", "-o", "grid"]
-    assert cli(*arguments).exit_code == 0
-    stamps = {path: path.stat().st_mtime_ns for path in (folder / "grid").glob("*/summary.json")}
-    assert len(stamps) == 2
-    assert cli(*arguments).exit_code == 0
-    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-    assert cli(*arguments, "--rounds", "4").exit_code == 0
-    assert all(path.stat().st_mtime_ns != stamp for path, stamp in stamps.items())
-
-
-def test_a_sweep_that_was_stopped_goes_on_with_the_run_it_was_in(cli, folder):
-    from hansa.config import from_yaml
-    from hansa.runs.experiment import Experiment, digest_name
-
-    config = from_yaml((folder / "small.yaml").read_text("utf-8"), ["local.lr=0.1"])
-    place = folder / "grid" / digest_name("local.lr=0.1", config)
-    half = Experiment.new(config.model_copy(update={"name": "local.lr=0.1"}), place)
-    half.execute([lambda run, record: record["round"] == 2])
-    first = (place / "metrics.jsonl").read_text("utf-8")
-    assert cli("sweep", "small.yaml", "local.lr=0.1", "-q", "-o", "grid").exit_code == 0
-    assert (place / "metrics.jsonl").read_text("utf-8").startswith(first)
-    assert RunFolder(place).summary["rounds"] == 3
 
 
 @pytest.mark.parametrize(

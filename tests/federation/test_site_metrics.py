@@ -22,9 +22,8 @@ from hansa.runs.metrics import combined_by, round_seconds
 from hansa.runs.trackers import finite_numbers
 from hansa.study.recipes.flamby import cox_loss
 from hansa.study.report import ReportEntry
-from hansa.study.report.page import render_page
+from hansa.study.report.page import render_page, site_table
 from hansa.study.report.progress import LatestNumbers
-from hansa.study.report.tables import site_table
 from hansa.training.metrics import Bounded, c_index, roc_auc
 
 ROWS = {"north": 80, "south": 130}

@@ -383,7 +383,7 @@ def test_files_and_the_command_line_name_the_servers_device_and_records_say_it(d
     from command_line import CliRunner  # after hansa.cli, which silences a warning of its import
 
     words = ["--preset", "fedams", "--rounds", "2", "-s", "data.clients=4", "-s", "model=logistic", "--quiet"]
-    run = CliRunner().invoke(app, ["run", *words, "--server-device", "simulated", "--out", str(tmp_path / "run")])
+    run = CliRunner().invoke(app, ["run", *words, "-s", "server_device=simulated", "--out", str(tmp_path / "run")])
     assert run.exit_code == 0, run.output
     assert RunFolder(tmp_path / "run").config.server_device == "simulated"
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

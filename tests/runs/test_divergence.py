@@ -66,17 +66,13 @@ def test_it_is_last_named_and_never_bold(seeds):
     assert all(tile.ranked.entry.name != "bad" for tile in ranking.tiles())
 
 
-def test_show_says_it():
-    from io import StringIO
+def test_show_says_it(capsys):
+    from hansa.cli.show import show_numbers
 
-    from hansa.cli.show import summary_table
-    from hansa.core.terminal import Terminal
-
-    output = StringIO()
-    console = Terminal(file=output, width=80)
-    console.print(summary_table(rank([ReportEntry("a", BAD)])))
-    assert "accuracy, final  diverged" in output.getvalue()
-    assert "accuracy, best   90.0%" in output.getvalue()
+    show_numbers(rank([ReportEntry("a", BAD)]))
+    text = capsys.readouterr().out
+    assert "accuracy, final  diverged" in text
+    assert "accuracy, best   90.0%" in text
 
 
 def test_a_search_does_not_choose_a_rate_that_diverges():

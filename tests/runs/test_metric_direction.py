@@ -136,7 +136,7 @@ def test_folders_know_the_metrics_without_their_code(compared):
     folder = compared[1] / "good" / "seed-1"
     facts = RunFolder(folder).history.facts
     assert facts == MetricFacts("test_rmse", {"rmse": "lower", "margin": "higher", "delay": "lower"}, None)
-    entries = [ReportEntry.from_group(compared[1] / name) for name in ("bad", "good")]
+    entries = [ReportEntry.from_folder(compared[1] / name) for name in ("bad", "good")]
     assert [ranked.entry.name for ranked in rank(entries)] == ["good", "bad"]
     assert choose_metric(entries)[0] == "test_rmse"
     summary = RunFolder(folder).summary

@@ -119,7 +119,7 @@ def test_runs_on_different_data_are_not_ranked_without_a_word(tmp_path):
     for name, task in tasks.items():
         hansa.run(METHOD, task, rounds=1, out=tmp_path / name, workers=1)
     hansa.run(METHOD, tasks["first"], rounds=1, out=tmp_path / "third", name="third", workers=1)
-    entries = [ReportEntry.from_folder(tmp_path / name, name) for name in ("first", "second", "third")]
+    entries = [replace(ReportEntry.from_folder(tmp_path / name), name=name) for name in ("first", "second", "third")]
     (warning,) = comparability_warnings(entries)
     assert "different data" in warning
     assert "first, third" in warning
@@ -127,7 +127,7 @@ def test_runs_on_different_data_are_not_ranked_without_a_word(tmp_path):
     x, y = arrays()
     moved = task_of(hansa.data.from_arrays(x, y, clients=5, seed=7, test=arrays(9, 30)))
     hansa.run(METHOD, moved, rounds=1, out=tmp_path / "moved", workers=1)
-    (warning,) = comparability_warnings([entries[0], ReportEntry.from_folder(tmp_path / "moved", "moved")])
+    (warning,) = comparability_warnings([entries[0], ReportEntry.from_folder(tmp_path / "moved")])
     assert "divide the data differently" in warning
     mixed = hansa.Comparison({
         name: hansa.Runs(name, [hansa.run(METHOD, task, rounds=1, workers=1)]) for name, task in tasks.items()

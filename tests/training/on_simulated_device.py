@@ -60,7 +60,7 @@ def test_an_operation_without_a_deterministic_form_is_an_error_that_names_the_re
             hansa.HansaError, match=r"round 0, client \d, step 0: .*put_.*deterministic=False"
         ) as caught:
             Run(METHOD, mine, device=device).advance(1)
-        assert "--no-deterministic" in str(caught.value)
+        assert "deterministic: false" in str(caught.value)
         assert Run(METHOD, mine, device=device, deterministic=False).advance(1).state.round == 1
 
 

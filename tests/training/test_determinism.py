@@ -11,7 +11,6 @@ from torch import nn
 
 import hansa
 from engine import problems
-from hansa.cli.options import changes
 from hansa.engine.requests import NumericSettings
 from hansa.runs.driver import Run
 from hansa.training.random_state import CUBLAS, DeterminismSettings, deterministic_algorithms
@@ -95,9 +94,7 @@ def test_workers_copy_the_settings():
         torch.set_num_threads(threads)
 
 
-def test_it_is_an_option_of_the_command_line_and_of_files():
-    assert changes([], deterministic=False) == ["deterministic=false"]
-    assert changes([], deterministic=None) == []
+def test_it_is_an_option_of_files_and_of_runs():
     assert hansa.config.from_yaml("deterministic: false").deterministic is False
     assert hansa.config.from_yaml("rounds: 3").deterministic is True
     with pytest.raises(hansa.HansaError, match=r"run\(deterministic='no'\): expected True or False"):

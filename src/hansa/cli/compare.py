@@ -1,32 +1,28 @@
-"""``hansa compare``: run and rank several methods."""
+"""``hansa compare``, ``sweep`` and ``demo``: run and rank several methods or settings."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hansa.cli import options as opt
-from hansa.cli.console import note, report_errors
-from hansa.cli.report import print_and_write, read_entries
-from hansa.cli.run import run_entries
-from hansa.core.errors import HansaError, suggestion
+from hansa.cli.console import note, report_errors, say
+from hansa.cli.run import run_entries, session
+from hansa.cli.show import print_and_write, read_entries
+from hansa.core.errors import HansaError, invalid_argument
 from hansa.runs.columns import WINDOW
 
 if TYPE_CHECKING:
     from hansa.config import Config
-    from hansa.config.yaml_text import Document
     from hansa.study.report import ReportEntry
 
-COMPONENTS = ("uplink", "downlink", "aggregate", "channels")
-"""Sections that replace components of one method."""
-OWN_LOCAL_KEYS = ("solver", "optimizer", "optimizer_state", "decoupled_weight_decay", "private_blocks")
-"""Keys of the section local that belong to one method."""
-KEYED, WHOLE = ("compress", "gossip", "server", "local"), ("sample", "pace")
-"""Further sections that a method may not take: in part, or as a whole."""
+OF_METHOD = ("server", "gossip", "compress", "uplink", "downlink", "aggregate", "channels", "pace")
+"""Sections of a shared file that belong to its own method; of ``server``, all but the weights do."""
+OF_METHOD_LOCAL = ("solver", "optimizer", "optimizer_state", "decoupled_weight_decay", "private_blocks")
+"""Keys of the section local that belong to the file's own method."""
 
 
 @report_errors
@@ -44,8 +40,6 @@ def compare(
     workers: opt.Workers = None,
     parallel: opt.Parallel = None,
     device: opt.Device = None,
-    deterministic: opt.Deterministic = None,
-    server_device: opt.ServerDevice = None,
     folder: Annotated[Path, opt.output("--out", "-o", help="Folder for new runs.")] = Path("runs/compare"),
     report: opt.Report = Path("report.html"),
     metric: opt.Metric = None,
@@ -60,11 +54,10 @@ def compare(
 
     Finished runs are not repeated.
     """
-    from hansa.runs.folder import RunFolder, SeedGroupFolder
     from hansa.study.report.entries import unique_name
 
-    overrides = opt.changes(sets, rounds, seed, workers, seeds, device, deterministic, server_device)
-    folders = [name for name in runs if RunFolder.containing(name).exists or SeedGroupFolder(name).exists]
+    overrides = opt.changes(sets, rounds=rounds, seed=seed, seeds=seeds, workers=workers, device=device)
+    folders = [name for name in runs if opt.run_folder(name) is not None]
     finished, problems = read_entries(folders, alone=len(folders) == len(runs))
     requested: dict[str, Config | ReportEntry] = dict(finished)
     for place, item in enumerate(runs):
@@ -78,86 +71,188 @@ def compare(
 
 
 def _read_item(item: str, base: Path | None, overrides: Sequence[str]) -> Config:
-    """The configuration of a file; or of a preset or MODULE:FUNCTION, alone or on top of a shared file."""
-    from hansa.config import ConfigError, from_preset, load, read_document, validate
-    from hansa.config.components import KINDS
-
-    if Path(item).is_file():
-        opt.check_trust(Path(item))
-        return load(item, overrides)
-    if not KINDS["preset"].knows(item):
-        raise HansaError(f"{item}: not a file, a run folder or a preset. {suggestion(item, KINDS['preset'].names)}")
-    if base is None:
-        return from_preset(item, overrides)
-    opt.check_trust(base)
-    document = read_document(base)
-    options = _options_of_other_methods(document, item)
-    if options is None:  # the file's own preset
-        return validate(document, overrides)
-    dropped, document = options, _without(document, options)
-    for key in ("name", "algorithm"):
-        document.data.pop(key, None)
-    document.set(("algorithm", "preset"), item, f"preset {item}")
-    while True:
-        try:
-            config = validate(copy.deepcopy(document), overrides)
-            break
-        except ConfigError as error:
-            refused = _refused_option(document, overrides, len(error.problems))
-            if not refused:
-                raise
-            document = _without(document, refused)
-            dropped += refused
-    if dropped:
-        note(f"{item}: not taken from {base}: {', '.join(map('.'.join, dropped))}", "dim")
-    return config
-
-
-def _options_of_other_methods(document: Document, method: str) -> list[tuple[str, ...]] | None:
-    """The options of a shared file that are its own method's: arguments of its preset, components, and what belongs to
-    its server unless both servers are adaptive or neither is, since their learning rates are not comparable. None if
-    the method is the file's own."""
+    """The configuration of a file; or of a preset or MODULE:FUNCTION, alone or with the setting of a shared file."""
+    from hansa.config import read_document, validate
     from hansa.config.components import KINDS
     from hansa.config.compose import preset_arguments
     from hansa.config.import_path import normalize_name
 
+    if base is None or Path(item).is_file():
+        return opt.read_config(Path(item), None, overrides)
+    opt.check_trust(base)
+    document = read_document(base)
     data = document.data
     algorithm = data.get("algorithm", "fedavg")
     own = algorithm.get("preset", "fedavg") if isinstance(algorithm, dict) else algorithm
-    if normalize_name(str(own)) == normalize_name(method):
-        return None
-    adaptive = ["eps" in preset_arguments(KINDS["preset"].find(name)) for name in (str(own), method)]
-    keys = {section: list(data[section]) if isinstance(data.get(section), dict) else [] for section in data}
-    options = [("algorithm", key) for key in keys.get("algorithm", ()) if key != "preset"]
-    options += [("server", key) for key in keys.get("server", ()) if key != "weights" and adaptive[0] != adaptive[1]]
-    options += [("local", key) for key in keys.get("local", ()) if key in OWN_LOCAL_KEYS]
-    return [*options, *((section,) for section in COMPONENTS if data.get(section) is not None)]
+    if normalize_name(str(own)) != normalize_name(item):
+        gossips = "reporters" in preset_arguments(KINDS["preset"].find(item))  # these are then the participants
+        weights = data["server"].get("weights") if isinstance(data.get("server"), dict) else None
+        dropped = [name for name in (*OF_METHOD, *["sample"] * gossips) if data.pop(name, None) is not None]
+        if weights is not None:
+            data["server"] = {"weights": weights}
+        local = data["local"] if isinstance(data.get("local"), dict) else {}
+        dropped += [f"local.{key}" for key in OF_METHOD_LOCAL if local.pop(key, None) is not None]
+        data.pop("name", None)
+        data.pop("algorithm", None)
+        document.set(("algorithm", "preset"), item, f"preset {item}")
+        if dropped:
+            note(f"{item}: not taken from {base}: {', '.join(dropped)}", "dim")
+    return validate(document, overrides)
 
 
-def _refused_option(document: Document, overrides: Sequence[str], problems: int) -> list[tuple[str, ...]]:
-    """The option of a shared file without which a method has fewer problems, as a list; empty if there is none."""
-    from hansa.config import ConfigError, validate
+SEARCH = "Search"
 
-    data = document.data
-    options: list[tuple[str, ...]] = [
-        (section, key) for section in KEYED if isinstance(data.get(section), dict) for key in data[section]
+
+@report_errors
+@opt.needs_code
+def sweep(
+    config: Annotated[Path, typer.Argument(help="Configuration file, preset, or MODULE:FUNCTION.")],
+    grid: Annotated[
+        list[str],
+        typer.Argument(metavar="KEY=V1,V2,...", help="Keys and their values; for a search also LOW..HIGH[:log]."),
+    ],
+    metric: opt.Metric = None,
+    window: opt.Window = WINDOW,
+    sets: opt.Sets = None,
+    rounds: opt.Rounds = None,
+    seed: opt.Seed = None,
+    seeds: opt.Seeds = None,
+    workers: opt.Workers = None,
+    parallel: opt.Parallel = None,
+    device: opt.Device = None,
+    folder: Annotated[Path, opt.output("--out", "-o", help="Folder of the sweep.")] = Path("runs/sweep"),
+    report: Annotated[
+        Path | None,
+        opt.output("--report", help="Where to write the report page. By default in that folder."),
+    ] = None,
+    target: opt.Target = None,
+    latex: opt.Latex = None,
+    search: Annotated[
+        str | None, opt.option(SEARCH, "--search", help="Search for the best point with this library: optuna.")
+    ] = None,
+    trials: Annotated[int, opt.option(SEARCH, "--trials", help="Number of points to try.", min=1)] = 20,
+    prune: Annotated[bool, opt.option(SEARCH, "--prune/--no-prune", help="Stop points below the median.")] = True,
+    trust: opt.Trust = False,
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Run every combination of values, or search for the best one.
+
+    Points are ranked by their mean over --seeds. Run the same command again to continue an interrupted sweep.
+
+    With --search optuna, points are proposed from ranges such as local.lr=1e-3..1:log or from the given values.
+    """
+    from hansa.runs.columns import scores_test_rows
+    from hansa.runs.experiment import hold_folder
+    from hansa.runs.metrics import facts_of
+    from hansa.runs.search import DONE
+    from hansa.study import sweep as study
+
+    if search not in (None, "optuna"):
+        raise invalid_argument("sweep", "search", search, "optuna")
+    axes = study.parse_axes(grid)
+    overrides = opt.changes(sets, rounds=rounds, seed=seed, seeds=seeds, workers=workers, device=device)
+
+    def configure(point: Mapping[str, Any]) -> Config:
+        return opt.read_config(config, None, [*overrides, *study.point_changes(point)])
+
+    done, points = None, [] if search else study.grid_points(axes)
+    with session(quiet) as running:
+        if search is not None:
+            how: dict[str, Any] = {"metric": metric, "window": window, "trials": trials, "prune": prune}
+            done = study.run_search(running, configure, axes, folder, parallel=parallel, **how)
+            points = [trial.point for trial in done.trials if trial.status == DONE]
+            if not points:
+                raise HansaError(f"{folder}: {done.counts()}: no point finished. Try other ranges, or --no-prune.")
+        configs = {study.point_name(point): configure(point) for point in points}
+        values_of: dict[str, Mapping[str, Any]] = {study.point_name(point): point for point in points}
+        if "" in configs:  # the only point of no axes
+            configs, values_of = {configs[""].title: configs[""]}, {configs[""].title: {}}
+        entries = list(running.run_reusable(configs, folder, parallel).values())
+    metric = (facts_of(entries[0].histories[0]).tuning or None) if metric is None else metric
+    page = folder / "report.html" if report is None else report
+    ranked: dict[str, Any] = {"metric": metric, "window": window, "target": target, "latex": latex}
+    with hold_folder(folder):
+        ranking = print_and_write(entries, page, title=f"Sweep of {config}", as_json=as_json, **ranked)
+        study.write_results(folder, ranking, values_of)
+    if warning := scores_test_rows(ranking.metric):
+        note(warning, "yellow")
+    best = "  ".join(f"--set {each}" for each in study.point_changes(values_of[ranking[0].entry.name]))
+    message = "" if done is None else f"{done.counts()}\n"
+    if not as_json:
+        say(f"{message}best: {best or 'the only point'}\nresults: {folder / 'results.csv'}")
+
+
+TITLE = "Federated methods on Fashion-MNIST"
+LEAD = (
+    "All methods use the same clients, data and seed. They differ in the local training and in how the server applies "
+    "the updates. Fifty clients hold very different data, and five of them report each round."
+)
+SETTING = """
+rounds: 40
+data: {name: fashion-mini, clients: 50, partition: {kind: dirichlet, alpha: 0.3}}
+model: cnn_29k
+local: {lr: 0.1, steps: 10, batch_size: 50}
+links: {up_bandwidth: 1.25e5, down_bandwidth: 1.25e6, latency: 0.05, peer_bandwidth: 1.25e7, peer_latency: 0.002}
+checkpoint: {every: 0}
+"""
+"""What all methods share. The links: 1 Mbit/s up, 10 down, 50 ms latency; between clients 100 Mbit/s and 2 ms."""
+TENTH = "sample: {participation: 0.1}\n"
+TOP_K = "compress: {compressor: {kind: top_k, ratio: 1/16}}\n"
+METHODS: Mapping[str, str] = {
+    "CAFGA": "algorithm: cafga\ngossip: {clusters: 5, reporters: 1, topology: ring}\nserver: {lr: 0.01, eps: 1e-8}",
+    "FedAvg": TENTH + "algorithm: fedavg",
+    "FedAdam": TENTH + "algorithm: fedadam\nserver: {lr: 0.01, eps: 1e-3}",
+    "FedAMS": TENTH + "algorithm: fedams\nserver: {lr: 0.1, eps: 1e-3}",
+    "FedCAMS": TENTH + "algorithm: fedcams\nserver: {lr: 0.1, eps: 1e-3}\n" + TOP_K,
+    "FedAWARE": TENTH + "algorithm: {preset: fedaware, alpha: 0.5}\nserver: {lr: 1.5}",
+}
+"""The configuration of each method, added to `SETTING`; first that in which all clients train, the longest run."""
+TINY = ("rounds=2", "data.clients=10", "local.steps=2", "local.batch_size=10")
+
+
+@report_errors
+@opt.needs_code
+def demo(
+    tiny: Annotated[bool, typer.Option("--tiny", help="Run two rounds with ten clients, as a test.")] = False,
+    seed: opt.Seed = None,
+    seeds: opt.Seeds = None,
+    workers: opt.Workers = None,
+    parallel: opt.Parallel = None,
+    folder: Annotated[Path, opt.output("--out", "-o", help="Folder for the runs.")] = Path("runs/demo"),
+    page: opt.Report = Path("report.html"),
+    quiet: opt.Quiet = False,
+) -> None:
+    """Compare methods on the embedded data and write a report page.
+
+    This takes a few minutes on two cores.
+    """
+    from hansa.config import build
+    from hansa.data.sources import dataset_info
+    from hansa.study.report import LabelCounts
+
+    configs = demo_configs([*(TINY if tiny else ()), *opt.changes(None, seed=seed, seeds=seeds, workers=workers)])
+    entries = run_entries(dict(configs), folder, quiet, overwrite=True, parallel=parallel)
+    config = next(iter(configs.values()))
+    data, partition = build.load_data(config), config.data.partition
+    facts = [
+        config.data.name,
+        f"{config.data.clients} clients",
+        f"{partition['kind'].title()}({partition['alpha']})",
+        "10% participation",
+        "CNN, 28,938 parameters",
+        f"{config.local.steps} local steps, batch size {config.local.batch_size}",
+        f"{config.rounds} rounds",
+        f"seed {config.seed}",
     ]
-    options += [(section,) for section in (*WHOLE, *KEYED[:-1]) if data.get(section) is not None]
-    for option in options:
-        try:
-            validate(_without(document, [option]), overrides)
-        except ConfigError as error:
-            if len(error.problems) >= problems:
-                continue
-        return [option]
-    return []
+    counts = data.label_counts().tolist()
+    names = dataset_info(config.data.name).class_names
+    distribution = LabelCounts(counts, names, str(data.summary()).replace("\n", "; "))
+    print_and_write(entries, page, title=TITLE, lead=LEAD, facts=facts, partition=distribution)
 
 
-def _without(document: Document, options: Sequence[tuple[str, ...]]) -> Document:
-    document = copy.deepcopy(document)
-    for section, *keys in options:
-        if keys:
-            del document.data[section][keys[0]]
-        else:
-            del document.data[section]
-    return document
+def demo_configs(overrides: Sequence[str] = ()) -> dict[str, Config]:
+    """Return the configurations of the demo by name."""
+    from hansa.config import from_yaml
+
+    return {name: from_yaml(f"{SETTING}{own}\n", overrides, source=f"demo of {name}") for name, own in METHODS.items()}

@@ -8,9 +8,9 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
@@ -18,6 +18,7 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from hansa.core.errors import HansaError
 from hansa.core.terminal import Terminal
@@ -57,42 +58,36 @@ def note(text: str, style: str | None = None) -> None:
 
 def say_json(value: Any) -> None:
     """Print a value as JSON to standard output."""
-    import json
-
     from hansa.runs.record import to_plain_json
 
-    out().print_json(json.dumps(to_plain_json(value), allow_nan=False))
+    out().print_json(data=to_plain_json(value), allow_nan=False)
 
 
-def plain_table(*headings: str, left: tuple[str, ...] = (), no_wrap: bool | tuple[str, ...] = False) -> Table:
-    """Return a borderless table; its columns are right-aligned except for those named in ``left``."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in headings:
-        fixed = no_wrap if isinstance(no_wrap, bool) else heading in no_wrap
-        table.add_column(heading, justify="left" if heading in left else "right", no_wrap=fixed)
-    return table
-
-
-def fitting_table(
-    console: Console, columns: Mapping[str, Sequence[str]], left: tuple[str, ...] = (), keep: int = 1
-) -> Table:
-    """Return a table of the columns that fit a console, by heading; of too many the last ones are left out.
+def print_table(
+    headings: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Collection[str] = (), keep: int = 0
+) -> None:
+    """Print a table without lines; without headings, texts beside their names.
 
     Args:
-        console: Where it is printed.
-        columns: The cells of each column, as markup.
-        left: The headings of left-aligned columns.
-        keep: How many columns are never left out.
+        headings: The headings.
+        rows: The cells of each row, as plain text or with a style.
+        right: The headings of columns that are aligned at the right.
+        keep: Of columns that do not fit the console the last ones are left out, but never the first ``keep``; 0 wraps
+            the text of cells instead.
     """
-    headings = list(columns)
-    while True:
-        table = plain_table(*headings, left=left, no_wrap=True)
-        for row in zip(*(columns[heading] for heading in headings), strict=True):
-            table.add_row(*row)
+    console, body = out(), [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    for count in range(len(headings), keep - 1, -1):
+        table = Table(box=None, pad_edge=False, header_style="dim") if headings else Table.grid(padding=(0, 2))
+        for place, heading in enumerate(headings[:count] or [""]):
+            fixed, style = bool(keep) or place == 0 or heading in right, "" if headings else "dim"
+            justify: Literal["left", "right"] = "right" if heading in right else "left"
+            table.add_column(Text(heading), justify=justify, no_wrap=fixed, style=style)
+        for row in body:
+            table.add_row(*row[:count] if headings else row)
         unbounded = console.options.update(width=10_000)
-        if len(headings) <= keep or Measurement.get(console, unbounded, table).maximum <= console.width:
-            return table
-        headings.pop()
+        if not keep or Measurement.get(console, unbounded, table).maximum <= console.width:
+            break
+    console.print(table)
 
 
 def report_errors(command: Callable[P, R]) -> Callable[P, R]:
@@ -121,11 +116,6 @@ def report_errors(command: Callable[P, R]) -> Callable[P, R]:
         except OSError as error:
             _print_last(f"[bold red]error:[/] {escape(str(error))}")
             raise typer.Exit(FAILED) from error
-        except ValueError as error:
-            if "null byte" not in str(error):
-                raise
-            _print_last(f"[bold red]error:[/] a name contains a NUL byte: {escape(repr(str(error)))}")
-            raise typer.Exit(USAGE_ERROR) from error
 
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     run.__doc__ = "\n\n".join(" ".join(text.split()) for text in paragraphs)  # typer keeps line breaks

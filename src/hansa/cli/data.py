@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 from rich.text import Text
 
-from hansa.cli.console import FAILED, err, out, plain_table, report_errors, say
+from hansa.cli.console import FAILED, err, out, print_table, report_errors, say
 
 app = typer.Typer(no_args_is_help=True, help="List, download, verify and draw data sets; infer schemas of tables.")
 Folder = Annotated[
@@ -37,17 +37,17 @@ def list_sets(
     from hansa.data.loading import CSV_FOLDER
 
     headings = ("name", "present", "input", "classes", "description", *(("licence", "homepage") if long else ()))
-    table = plain_table(*headings, left=headings, no_wrap=("name", "present", "input"))
+    rows: list[tuple[str | Text, ...]] = []
     for name, entry in data.DATASETS.items():
-        present = "[green]yes[/]" if data.is_present(name, folder) else "no"
+        present = Text("yes", style="green") if data.is_present(name, folder) else "no"
         shape = " x ".join(map(str, entry.shape))
         texts = (entry.title, *((entry.licence, entry.homepage) if long else ()))
-        table.add_row(f"[bold]{name}[/]", present, shape, str(entry.classes), *map(escape, texts))
+        rows.append((Text(name, style="bold"), present, shape, str(entry.classes), *texts))
     for name in ("two-gaussians", "synthetic"):
         doc = getattr(data, name.replace("-", "_")).__doc__ or ""
-        table.add_row(f"[bold]{name}[/]", "[green]generated[/]", "", "", escape(doc.split("\n")[0]))
-    table.add_row(f"[bold]{CSV_FOLDER}[/]", "your files", "", "", "A folder of CSV files, one per client")
-    out().print(table)
+        rows.append((Text(name, style="bold"), Text("generated", style="green"), "", "", doc.split("\n")[0]))
+    rows.append((Text(CSV_FOLDER, style="bold"), "your files", "", "", "A folder of CSV files, one per client"))
+    print_table(headings, rows)
     say(f"\ndata folder: {data.data_folder(folder)}", "dim")
 
 
@@ -119,7 +119,6 @@ def show(
     seed: Annotated[int, typer.Option(help="Random seed of the partition.", min=0)] = 0,
     folder: Folder = None,
     option: Options = None,
-    svg: Annotated[Path | None, typer.Option(help="Also write the heat map as an SVG image.")] = None,
 ) -> None:
     """Draw the label distribution over clients and measure its heterogeneity."""
     from hansa.config import allow_code, from_yaml
@@ -140,10 +139,6 @@ def show(
         labels = list(known) or [str(label) for label in range(data.classes)]
         shades = SHADES if console.encoding.startswith("utf") else ASCII_SHADES
         console.print(heat_text(counts, labels, console.width, shades))
-        if svg is not None:
-            from hansa.study.report.figure import draw_partition
-
-            draw_partition(counts, labels, svg)
     say(str(data.summary()))
 
 

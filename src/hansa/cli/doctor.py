@@ -6,17 +6,15 @@ import os
 import platform
 import re
 import sys
-import tempfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from hansa.cli import options as opt
-from hansa.cli.console import out, report_errors, say_json
+from hansa.cli.console import print_table, report_errors, say_json
 
 _REQUIREMENT = re.compile(r"""([\w.-]+).*?;.*extra == ['"](?!dev|docs)([\w-]+)['"]""")
 _NOT_INSTALLED = "not installed as a package"
@@ -32,31 +30,20 @@ class Finding(NamedTuple):
 
 @report_errors
 def doctor(as_json: opt.AsJson = False) -> None:
-    """Describe the machine, versions, native kernels, devices, extras and folders, and how to add what is missing."""
-    parts = {"machine": _machine, "versions": _versions, "kernels": _kernels, "devices": _devices, "extras": _extras,
-             "folders": _folders}  # fmt: skip
-    findings = {name: [each._replace(value=_printable(each.value)) for each in find()] for name, find in parts.items()}
+    """Describe the machine, versions, native kernels, devices and extras, and how to add what is missing."""
+    parts = {"machine": _machine, "versions": _versions, "kernels": _kernels, "devices": _devices, "extras": _extras}
+    findings = {name: list(find()) for name, find in parts.items()}
     if as_json:
         say_json({name: [each._asdict() for each in found] for name, found in findings.items()})
         return
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for section, found in findings.items():
-        for place, (name, value, remedy) in enumerate(found):
-            advice = f"  [yellow]{escape(remedy)}[/]" if remedy else ""
-            table.add_row("" if place else section, name, f"{escape(value)}{advice}")
-    out().print(table)
-
-
-def _printable(text: str) -> str:
-    """Return text with paths as they are stored: in a C locale Python keeps their other bytes as surrogates.
-
-    >>> _printable("/home/gr\\udcc3\\udcb6\\udcc3\\udc9fe")
-    '/home/größe'
-    """
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    print_table(
+        (),
+        [
+            ("" if place else section, each.name, Text.assemble(each.value, (f"  {each.remedy or ''}", "yellow")))
+            for section, found in findings.items()
+            for place, each in enumerate(found)
+        ],
+    )
 
 
 def _machine() -> Iterator[Finding]:
@@ -124,20 +111,3 @@ def _extras() -> Iterator[Finding]:
     for extra, packages in extras.items():
         value = ", ".join(f"{package} {installed or 'missing'}" for package, installed in packages.items())
         yield Finding(extra, value, None if all(packages.values()) else f"pip install 'hansa[{extra}]'")
-
-
-def _folders() -> Iterator[Finding]:
-    from hansa.data.files import data_folder
-    from hansa.runs.trust import list_path
-
-    runs = "Set HANSA_CREATED_RUNS to a file you may write. Or pass --trust to resume runs that name code."
-    for name, path, remedy in (
-        ("data", data_folder(), "Set HANSA_DATA to a folder you may write to."),
-        ("list of created runs", list_path(), runs),
-        ("temporary", Path(tempfile.gettempdir()), "Set TMPDIR to a folder you may write to."),
-    ):
-        nearest = next((each for each in (path, *path.parents) if os.path.exists(each)), path)
-        if os.access(nearest, os.W_OK) and (nearest == path or nearest.is_dir()):
-            yield Finding(name, str(path) if nearest == path else f"{path}, not created yet")
-        else:
-            yield Finding(name, f"{path}, not writable", remedy)

@@ -1,4 +1,4 @@
-"""``hansa serve``, ``hansa join`` and ``hansa keys``: a federation of sites."""
+"""``hansa serve``, ``join``, ``keys`` and ``replay``: a federation of sites."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import typer
 
 from hansa.cli import options as opt
 from hansa.cli.console import note, report_errors, say
-from hansa.cli.report import print_and_write, read_entries
 from hansa.cli.run import run_and_summarize
+from hansa.cli.show import print_and_write, read_entries
 from hansa.core.errors import HansaError
 from hansa.federation.exchange_log import REQUESTED, SENT
 
@@ -85,7 +85,7 @@ def serve(
 
     flower.require_posix()
     check_trackers(track or [])
-    requested = [opt.read_config(path, None, opt.changes(sets, rounds)) for path in configs]
+    requested = [opt.read_config(path, None, opt.changes(sets, rounds=rounds)) for path in configs]
     sites = [clients_by_site(config.engine) for config in requested]
     if any(other != sites[0] for other in sites):
         raise HansaError("serve: the configurations have different engine.sites: expected the same for all.")
@@ -330,3 +330,26 @@ def _check_keys(keys: Path | None, insecure: bool) -> Path | None:
     if insecure:
         note(f"insecure: {INSECURE}", "yellow")
     return keys
+
+
+@report_errors
+@opt.needs_code
+def replay(
+    folder: Annotated[Path, typer.Argument(help="Run folder of the server.")],
+    trust: opt.Trust = False,
+) -> None:
+    """Replay an asynchronous federation in simulation.
+
+    The run folder has the order in which updates arrived and the versions that they started from. With the data of all
+    sites on this machine, the same server steps give the same bits. Exit code 1 if they do not.
+    """
+    from hansa.federation.serve import replay_run
+
+    result = replay_run(folder, trust=trust)
+    steps = result.run.state.round
+    if result.exact:
+        say(f"{folder}: {steps} server steps replayed, equal to the bit")
+        return
+    different = ", ".join(name for name, equal in result.equal.items() if not equal)
+    say(f"{folder}: {steps} server steps replayed, {different} differ from the recorded run")
+    raise typer.Exit(1)

@@ -1,29 +1,28 @@
-"""Commands about methods and configurations: ``presets``, ``parts``, ``models``, ``cite``, ``topology``, ``config``."""
+"""Commands about methods and configurations: presets, parts, models, cite, topology, theory, config."""
 
 from __future__ import annotations
 
 import json
-import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from hansa.cli import options as opt
-from hansa.cli.console import out, plain_table, plugin_names, report_errors, say, say_json
+from hansa.cli.console import note, out, plugin_names, print_table, report_errors, say, say_json
 from hansa.config.import_path import may_import
 from hansa.core.errors import HansaError, suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from hansa.algorithm import Algorithm
+    from hansa.config import Config
     from hansa.config.components import Kind
     from hansa.gossip import Topology
+    from hansa.runs.folder import RunFolder
 
 config = typer.Typer(no_args_is_help=True, help="Check, resolve and describe configurations.")
 
@@ -61,9 +60,9 @@ def presets(
         return
     known = dict(kind.items())
     if as_json:
-        _show_json({each: summary_line(preset) for each, preset in known.items()})
+        out().print_json(data={each: summary_line(preset) for each, preset in known.items()})
         return
-    show_table(("preset", "description"), [(each, _about(kind, each, preset)) for each, preset in known.items()])
+    print_table(("preset", "description"), [(each, _about(kind, each, preset)) for each, preset in known.items()])
     if names := plugin_names():
         say(f"\nPlug-ins provide {names}.")
     say("\n`hansa presets NAME` describes a preset; `hansa parts` lists the components.", "dim")
@@ -81,7 +80,7 @@ def _describe_preset(preset: Callable[..., Algorithm], as_json: bool) -> None:
     }
     name, algorithm = getattr(preset, "__name__", repr(preset)), preset()
     if as_json:
-        _show_json({"name": name, "own": list(own), "sections": sections, "composition": repr(algorithm)})
+        out().print_json(data={"name": name, "own": list(own), "sections": sections, "composition": repr(algorithm)})
         return
     rows = {
         "preset": f"{name}  {summary_line(preset)}",
@@ -93,7 +92,7 @@ def _describe_preset(preset: Callable[..., Algorithm], as_json: bool) -> None:
         "composition": repr(algorithm),
         "cites": ", ".join(citations(algorithm)) or "nothing",
     }
-    show_table((), [(heading, text) for heading, text in rows.items() if text])
+    print_table((), [(heading, text) for heading, text in rows.items() if text])
 
 
 @report_errors
@@ -116,42 +115,34 @@ def parts(
             names = [*KINDS, *(each for kind in KINDS.values() for each in kind.names)]
             raise HansaError(f"{name}: not a kind of component or a component. {suggestion(wanted, set(names))}")
     if as_json:
-        _show_json({kind: {each: summary_line(part) for each, part in known.items()} for kind, known in chosen.items()})
+        out().print_json(
+            data={kind: {each: summary_line(part) for each, part in known.items()} for kind, known in chosen.items()}
+        )
         return
     rows = [
         ("" if place else kind, each, ", ".join(signature_of(part).arguments), _about(KINDS[kind], each, part))
         for kind, known in chosen.items()
         for place, (each, part) in enumerate(known.items())
     ]
-    show_table(("kind", "component", "arguments", "description"), rows)
+    print_table(("kind", "component", "arguments", "description"), rows)
 
 
 @report_errors
-def models(
-    shape: Annotated[
-        str | None,
-        typer.Option("--shape", metavar="C,H,W", help="Shape of one input. By default that of the model's paper."),
-    ] = None,
-    classes: Annotated[int | None, typer.Option("--classes", help="Number of outputs.", min=1)] = None,
-    as_json: opt.AsJson = False,
-) -> None:
+def models(as_json: opt.AsJson = False) -> None:
     """List the built-in models with their input shapes, parameters and sizes."""
     from hansa.config.components import summary_line
     from hansa.training.models import MODELS, describe
 
-    if shape is not None and not re.fullmatch("[1-9][0-9]*(,[1-9][0-9]*)*", shape):
-        raise HansaError(f"--shape {shape}: expected positive sizes that are separated by commas, such as 3,32,32.")
-    sizes = None if shape is None else tuple(map(int, shape.split(",")))
-    described = [describe(name, sizes, classes) for name in MODELS]
+    described = [describe(name) for name in MODELS]
     if as_json:
-        _show_json([each._asdict() for each in described])
+        out().print_json(data=[each._asdict() for each in described])
         return
     rows = []
     for each in described:
-        counts = ["", ""] if each.parameters is None else [f"{each.parameters:,}", f"{each.megabytes:.2f} MB"]
-        about = summary_line(MODELS[each.name]) if each.error is None else each.error
-        rows.append((each.name, " x ".join(map(str, each.shape)), str(each.classes), *counts, about))
-    show_table(("model", "input", "outputs", "parameters", "size", "description"), rows)
+        numbers = (str(each.classes), f"{each.parameters:,}", f"{each.megabytes:.2f} MB")
+        rows.append((each.name, " x ".join(map(str, each.shape)), *numbers, summary_line(MODELS[each.name])))
+    right = ("outputs", "parameters", "size")
+    print_table(("model", "input", *right, "description"), rows, right)
     say("\nIn a file: `model: cnn_29k`, or {name: mlp, options: {hidden: 50}}. `model.factory` names your own.", "dim")
 
 
@@ -161,23 +152,6 @@ def _about(kind: Kind, name: str, factory: Callable[..., Any]) -> str:
 
     package = f" ({kind.plugins[name].package})" if name in kind.plugins else ""
     return summary_line(factory) + package
-
-
-def _show_json(value: Any) -> None:
-    out().print_json(json.dumps(value))
-
-
-def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; without headings, pairs of a name and a text."""
-    if headings:
-        numbers = ("outputs", "parameters", "size")
-        table = plain_table(*headings, left=tuple({*headings} - {*numbers}), no_wrap=(headings[0], *numbers))
-    else:
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="dim")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    out().print(table)
 
 
 @report_errors
@@ -194,15 +168,11 @@ def _citations(item: str) -> list[str]:
     """The citation keys of a run folder as recorded, of a preset, or of a file that names no code."""
     from hansa.config import cited_works, code_names
     from hansa.config.import_path import NOT_LOADED
-    from hansa.runs.folder import RunFolder, SeedGroupFolder
 
-    folder, group = RunFolder.containing(item), SeedGroupFolder(item)
-    if group.exists and group.runs:
-        folder = group.runs[0]
-    if folder.exists:
+    if (folder := opt.run_folder(item)) is not None:
         return folder.citations()
     with _named_here(item):
-        read = group.config if group.exists else opt.read_config(Path(item), None, [])
+        read = opt.read_config(Path(item), None, [])
         if code_names(read) and not may_import():
             raise HansaError(
                 f"{item}: {NOT_LOADED}: {', '.join(code_names(read))}. Only `hansa run` and other commands that train "
@@ -268,7 +238,7 @@ def topology(
         numbers = sorted(set(value)) if isinstance(value, list) else [value]
         texts = (f"{each:.3f}" if isinstance(each, float) else str(each) for each in numbers)
         rows.append((heading.replace("_", " "), ", ".join(texts)))
-    show_table((), [*rows, *(row for result in results for row in result.rows())])
+    print_table((), [*rows, *(row for result in results for row in result.rows())])
 
 
 def _find_topology(name: str | None, target: float | None, clients: int, clusters: int) -> Topology:
@@ -326,3 +296,104 @@ def config_show(
 def config_example() -> None:
     """Print an example configuration."""
     print(EXAMPLE, end="")
+
+
+SETTING, CONSTANTS = "Setting", "Constants"
+
+
+@report_errors
+def theory(
+    item: Annotated[
+        Path | None, typer.Argument(help="Configuration file, preset, or run folder.", show_default=False)
+    ] = None,
+    sets: opt.Sets = None,
+    rounds: opt.Rounds = None,
+    clients: Annotated[
+        int | None, opt.option(SETTING, help="Number of clients, where the file does not say it.", min=1)
+    ] = None,
+    steps: Annotated[
+        int | None, opt.option(SETTING, help="Local steps, where they follow from the clients' data.", min=1)
+    ] = None,
+    parameters: Annotated[float | None, opt.option(SETTING, help="Parameters of the model, such as 11e6.")] = None,
+    constants: Annotated[
+        list[str] | None,
+        opt.option(CONSTANTS, "--constant", metavar="NAME=VALUE", help="A constant, such as L=10. Repeatable."),
+    ] = None,
+    estimate: Annotated[
+        bool,
+        opt.option(CONSTANTS, "--estimate", help="Measure them at the first model, with the code that the file names."),
+    ] = False,
+    trust: opt.Trust = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Show what the papers prove about a method, with its own numbers.
+
+    Conditions, limits on the local rate, orders of the rates and, where the constants are known, the terms of the
+    bounds: FedAMS, FedAMSGrad and FedCAMS (q, gamma), HA-Fed (rho), AFGA and CAFGA, FedAWARE (chi^2, Phi_Hetero). A run
+    folder adds what the run measured. Orders have no constants: only their ratios mean something.
+    """
+    from hansa.config import build, build_algorithm, code_names
+    from hansa.config.import_path import NOT_LOADED, allow_code
+    from hansa.study.theory import recorded_values
+    from hansa.study.theory import theory as report_on
+
+    with allow_code(trust=trust) if estimate else nullcontext():
+        folder, config = _read(item, opt.changes(sets, rounds=rounds))
+        method_only = {name: type(config).model_fields[name].default for name in ("data", "model")}
+        if not estimate and (code := code_names(config.model_copy(update=method_only))):
+            raise HansaError(
+                f"{item}: {NOT_LOADED}: {', '.join(code)}. Only --estimate imports code that a file names."
+            )
+        report = report_on(
+            build_algorithm(config),
+            build.build_task(config, build.load_data(config)) if estimate else None,
+            clients=None if estimate else clients or _clients(config, folder),
+            rounds=config.rounds,
+            steps=steps,
+            parameters=None if parameters is None else int(parameters),
+            constants=dict(map(_constant, constants or [])),
+            estimate=estimate,
+            measured={} if folder is None else recorded_values(folder.history),
+            seed=config.seed,
+        )
+    if as_json:
+        say_json(report.record())
+        return
+    print_table((), report.rows())
+    if not report.problem.known():
+        note("\nBounds need constants: --constant L=10 gives one, --estimate measures them.", "dim")
+
+
+def _read(item: Path | None, overrides: list[str]) -> tuple[RunFolder | None, Config]:
+    folder = None if item is None else opt.run_folder(item)
+    config = opt.read_config(item if folder is None else folder / "config.yaml", None, overrides)
+    if config.python is not None:
+        raise HansaError(f"{item}: started in Python: no file holds its algorithm. Use hansa.theory(algorithm, ...).")
+    return folder, config
+
+
+def _clients(config: Config, folder: RunFolder | None) -> int:
+    """Return the number of clients, without loading data."""
+    from hansa import data
+    from hansa.config.build import CLIENTS
+    from hansa.runs.folder import PARTITION
+
+    if folder is not None and (folder / PARTITION).is_file():
+        return int(data.load_split(folder / PARTITION, None).population)
+    known = data.DATASETS.get(config.data.name) if config.data.factory is None else None
+    if known is not None and known.layout in ("embedded", "idx", "cifar"):
+        return config.data.clients or CLIENTS
+    if config.data.clients is None:
+        raise HansaError(
+            f"{config.data.factory or config.data.name}: the number of clients follows from the data. Give it, "
+            "--clients 100, or load the data with --estimate."
+        )
+    return config.data.clients
+
+
+def _constant(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise HansaError(f"--constant {text}: expected NAME=VALUE, such as L=10.") from None

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
+from hansa.core.errors import HansaError
+
 if TYPE_CHECKING:
     from hansa.config import Config
+    from hansa.runs.folder import RunFolder
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,18 +54,6 @@ Parallel = Annotated[
     ),
 ]
 Device = Annotated[str | None, execution("--device", help="Device: cpu, cuda:0, or several as cuda:0,cuda:1.")]
-Deterministic = Annotated[
-    bool | None,
-    execution(
-        "--deterministic/--no-deterministic",
-        help="Whether accelerators use deterministic algorithms only (default). No effect on CPUs.",
-        show_default=False,
-    ),
-]
-ServerDevice = Annotated[
-    str | None,
-    execution("--server-device", help="Device of aggregation and of the server's optimizer; cpu by default."),
-]
 Quiet = Annotated[bool, output("--quiet", "-q", help="Do not show progress.")]
 Report = Annotated[Path, output("--report", help="Where to write the report page.")]
 Track = Annotated[
@@ -109,43 +100,16 @@ Latex = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def changes(
-    sets: Sequence[str] | None,
-    rounds: int | None = None,
-    seed: int | None = None,
-    workers: int | None = None,
-    seeds: str | None = None,
-    device: str | None = None,
-    deterministic: bool | None = None,
-    server_device: str | None = None,
-) -> list[str]:
+def changes(sets: Sequence[str] | None, **keys: object) -> list[str]:
     """Return the overrides of a configuration that a command line asks for.
 
-    >>> changes(["local.lr=0.1"], rounds=3, seeds="0,5", deterministic=True)
-    ['local.lr=0.1', 'rounds=3', 'seeds=[0,5]', 'deterministic=true']
+    >>> changes(["local.lr=0.1"], rounds=3, seeds="0,5")
+    ['local.lr=0.1', 'rounds=3', 'seeds=[0,5]']
     """
-    if seed is not None and "," in (seeds or ""):
-        from hansa.core.errors import HansaError
-
-        raise HansaError(
-            f"--seed {seed}: expected none beside a list, --seeds {seeds}. A number of seeds counts from it."
-        )
-    short = {"rounds": rounds, "seed": seed, "workers": workers, "seeds": seeds, "device": device}
-    short |= {
-        "deterministic": None if deterministic is None else str(deterministic).lower(),
-        "server_device": server_device,
-    }
-    texts = {key: str(value) for key, value in short.items() if value is not None}
+    texts = {key: str(value) for key, value in keys.items() if value is not None}
+    if "seed" in texts and "," in texts.get("seeds", ""):
+        raise HansaError(f"--seed {texts['seed']}: expected none beside a list, --seeds {texts['seeds']}.")
     return [*(sets or []), *(f"{key}=[{text}]" if "," in text else f"{key}={text}" for key, text in texts.items())]
-
-
-def parse_devices(device: str | None) -> str | list[str] | None:
-    """Return one device, or a list of comma-separated ones.
-
-    >>> parse_devices("cuda:0,cuda:1"), parse_devices("cpu")
-    (['cuda:0', 'cuda:1'], 'cpu')
-    """
-    return device.split(",") if device is not None and "," in device else device
 
 
 def needs_code(command: Callable[P, R]) -> Callable[P, R]:
@@ -159,6 +123,15 @@ def needs_code(command: Callable[P, R]) -> Callable[P, R]:
             return command(*arguments, **options)
 
     return run
+
+
+def run_folder(place: Path | str) -> RunFolder | None:
+    """Return the run folder at a place, or the first run of a folder of several seeds; None if it is neither."""
+    from hansa.runs.folder import RunFolder, SeedGroupFolder
+
+    group = SeedGroupFolder(place)
+    folder = group.runs[0] if group.exists and group.runs else RunFolder.containing(place)
+    return folder if folder.exists else None
 
 
 def check_trust(path: Path) -> None:
@@ -178,16 +151,10 @@ def check_trust(path: Path) -> None:
 def read_config(path: Path | None, preset: str | None, overrides: Sequence[str]) -> Config:
     """Return the configuration of a file, a preset or MODULE:FUNCTION; ``path`` may also be a preset's name."""
     from hansa.config import from_preset, load
-    from hansa.config.components import KINDS
-    from hansa.core.errors import HansaError, suggestion
 
     if (path is None) == (preset is None):
         raise HansaError("expected a configuration file, or --preset NAME. `hansa presets` lists the presets.")
-    if path is None:
-        return from_preset(str(preset), overrides)
-    if not path.exists() and KINDS["preset"].knows(str(path)):
-        return from_preset(str(path), overrides)
-    if not os.path.lexists(path) and not path.suffix and len(path.parts) == 1:
-        raise HansaError(f"{path}: not a file or a preset. {suggestion(str(path).lower(), KINDS['preset'].names)}")
+    if path is None or (not os.path.lexists(path) and path.suffix not in (".yaml", ".yml") and len(path.parts) == 1):
+        return from_preset(str(preset or path), overrides)
     check_trust(path)
     return load(path, overrides)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from hansa.cli import options as opt
-from hansa.cli.console import FAILED, note, out, plain_table, report_errors, say
-from hansa.cli.report import write_latex
+from hansa.cli.console import FAILED, note, print_table, report_errors, say
 from hansa.cli.run import session
+from hansa.cli.show import write_latex
 from hansa.core.errors import HansaError, suggestion
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def reproduce(
         return
     chosen = {recipe.name: recipe for name in names or [] for recipe in find_recipes(name)} or library()
     recipes = [recipe for recipe in chosen.values() if scale in recipe.scales or len(chosen) == 1]
-    overrides = opt.changes(sets, None, None, workers, seeds)
+    overrides = opt.changes(sets, seeds=seeds, workers=workers)
     place = folder / scale
     with only_look():  # all problems of the files are found before anything is trained
         keys = {each.name: run_keys(plan_recipe(each, scale, overrides, building=False)) for each in recipes}
@@ -91,16 +91,14 @@ def reproduce(
             export_result(results[-1], export)
         page = _write_results(results, place, alone=len(recipes) == 1)
     if len(results) > 1:
-        table = plain_table(*(headings := ("recipe", "reference", "verdict")), left=headings)
-        for result in results:
-            table.add_row(result.recipe.name, escape(result.recipe.reference), escape(result.verdict))
-        out().print(table)
+        lines = [(result.recipe.name, result.recipe.reference, result.verdict) for result in results]
+        print_table(("recipe", "reference", "verdict"), lines)
     say(f"\npage: {page.resolve().as_uri()}")
     if latex is not None:
-        from hansa.study.report.ranking import text_latex_table
+        from hansa.study.report.ranking import latex_table
 
         tables = [table for result in results for table in result_tables(result)]
-        write_latex(latex, [text_latex_table(HEADINGS, rows, title) for title, rows in tables])
+        write_latex(latex, [latex_table([title, *HEADINGS[1:]], rows) for title, rows in tables])
     if any(result.failed for result in results):
         raise typer.Exit(FAILED)
 
@@ -153,12 +151,11 @@ def _show_status(keys: Mapping[str, set[str]], finished: set[str], place: Path) 
     """Print which of the runs of each recipe are finished, and the verdict if all are."""
     from hansa.study.recipes.outcome import read_verdict
 
-    headings = ("recipe", "runs done", "result")
-    table = plain_table(*headings, left=("recipe", "result"), no_wrap=headings[:2])
+    rows = []
     for name, needed in keys.items():
         result = read_verdict(place / f"{name}.json") if needed <= finished else ""
-        table.add_row(name, f"{len(needed & finished)} of {len(needed)}", escape(result))
-    out().print(table)
+        rows.append((name, f"{len(needed & finished)} of {len(needed)}", result))
+    print_table(("recipe", "runs done", "result"), rows, right=("runs done",))
 
 
 def _show_result(result: RecipeResult) -> None:
@@ -167,12 +164,8 @@ def _show_result(result: RecipeResult) -> None:
 
     say(f"\n{result.recipe.name}, {result.recipe.reference}", "bold")
     for title, rows in result_tables(result):
-        title = escape(title)
-        table = plain_table(title, *HEADINGS[1:], left=(title, HEADINGS[-1]))
-        for row in rows:
-            style = STYLES.get(row[-1], "dim")
-            table.add_row(*map(escape, row[:-1]), f"[{style}]{escape(row[-1])}[/]")
-        out().print(table)
+        cells = [[*map(Text, row[:-1]), Text(row[-1], style=STYLES.get(row[-1], "dim"))] for row in rows]
+        print_table((title, *HEADINGS[1:]), cells, right=HEADINGS[1:-1])
     for verdict, text in claim_lines(result):
         say(f"{verdict}: {text}")
     for line in (*result.rules, *result.recipe.known_differences):
@@ -180,9 +173,5 @@ def _show_result(result: RecipeResult) -> None:
 
 
 def _list_recipes(recipes: Sequence[Recipe]) -> None:
-    headings = ("recipe", "reference", "summary")
-    table = plain_table(*headings, left=headings, no_wrap=("recipe",))
-    for recipe in recipes:
-        table.add_row(recipe.name, escape(recipe.reference), escape(recipe.summary))
-    out().print(table)
+    print_table(("recipe", "reference", "summary"), [(each.name, each.reference, each.summary) for each in recipes])
     say("\nRun one with `hansa reproduce NAME --scale smoke|cpu|paper`, or all with --all.")

@@ -37,8 +37,6 @@ def run(
     workers: opt.Workers = None,
     parallel: opt.Parallel = None,
     device: opt.Device = None,
-    deterministic: opt.Deterministic = None,
-    server_device: opt.ServerDevice = None,
     engine: Annotated[str | None, opt.execution("--engine", help="Engine: pool, or ray for a cluster.")] = None,
     address: Annotated[
         str | None,
@@ -60,7 +58,7 @@ def run(
     from hansa.runs.folder import CONFIG, GROUP, slug
     from hansa.study.session import plan_jobs
 
-    overrides = opt.changes(sets, rounds, seed, workers, seeds, device, deterministic, server_device)
+    overrides = opt.changes(sets, rounds=rounds, seed=seed, seeds=seeds, workers=workers, device=device)
     overrides += [f"engine.kind={engine}"] if engine else ["engine.kind=ray"] if address else []
     overrides += [f"engine.address={address}"] if address else []
     if resume and overwrite:
@@ -82,8 +80,10 @@ def resume(
     workers: opt.Workers = None,
     parallel: opt.Parallel = None,
     device: opt.Device = None,
-    deterministic: opt.Deterministic = None,
-    server_device: opt.ServerDevice = None,
+    deterministic: Annotated[
+        bool | None, opt.execution("--deterministic/--no-deterministic", help="Algorithms of accelerators.")
+    ] = None,
+    server_device: Annotated[str | None, opt.execution("--server-device", help="Device of the server's part.")] = None,
     fallback: opt.Fallback = False,
     accept: opt.Accept = None,
     trust: opt.Trust = False,
@@ -100,7 +100,7 @@ def resume(
     settings: dict[str, Any] = {
         "rounds": rounds,
         "workers": workers,
-        "device": opt.parse_devices(device),
+        "device": device.split(",") if device is not None and "," in device else device,
         "deterministic": deterministic,
         "server_device": server_device,
     }

@@ -1,4 +1,4 @@
-"""``hansa show``: the summary of a run, of several seeds, or of single clients."""
+"""``hansa show``, ``report`` and ``watch``: runs summarized, ranked, and shown as a page."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from hansa.cli import options as opt
-from hansa.cli.console import fitting_table, out, plain_table, report_errors, say, say_json
+from hansa.cli.console import err, note, out, print_table, report_errors, say, say_json
 from hansa.core.errors import HansaError
 from hansa.runs.columns import WINDOW, base_metric, column_of, lower_is_better, split_metric
 from hansa.runs.metrics import column_names, describe_score, describe_seconds, series, site_names, summarize
@@ -49,11 +49,9 @@ def show(
         name, better = split_metric(facts.main if metric is None else metric, facts.better)
         show_clients(run.by_client(), str(run), as_json, name, better)
         return
-    entry = ReportEntry.from_group(folder) if group.exists else ReportEntry.from_folder(folder)
+    entry = ReportEntry.from_folder(folder)
     ranking = rank_one(entry, metric, window)
     if latex is not None:
-        from hansa.cli.report import write_latex
-
         write_latex(latex, [ranking.latex()])
     show_numbers(ranking, as_json)
     if as_json or group.exists:
@@ -64,18 +62,17 @@ def show(
     names = column_names(history)
     if main in names:
         curve = sparkline([value for _, value in series(history, main)], 60, console.options.ascii_only)
-        label = main.replace("_", " ")
-        console.print(f"\n{escape(label)} [cyan]{curve}[/]")
+        console.print(Text.assemble(f"\n{main.replace('_', ' ')} ", (curve, "cyan")))
     base = base_metric(main)
     of_clients = (f"client_{base}", f"client_{base}_worst", f"personal_{base}")
     of_rounds = dict.fromkeys(["round", main, f"test_{base}", "test_loss", *of_clients, *LAST_ROUNDS])
     shown = [name for name in of_rounds if name in names]
-    table = plain_table(*(name.replace("_", " ") for name in shown))
+    rows = []
     for record in history[-5:]:
         values = [(name, record.get(name)) for name in shown]
-        table.add_row(*("–" if value is None else formats.formatter_of(name)(value) for name, value in values))
-    if shown:
-        console.print(table)
+        rows.append(["–" if value is None else formats.formatter_of(name)(value) for name, value in values])
+    headings = [name.replace("_", " ") for name in shown]
+    print_table(headings, rows, right=headings)
 
 
 def rank_one(entry: ReportEntry, metric: str | None = None, window: int = WINDOW) -> Ranking:
@@ -100,32 +97,29 @@ def show_numbers(ranking: Ranking, as_json: bool = False) -> None:
             content["folder"] = entry.folder
         say_json({**content, "summary": {**entry.summary, **ranked.numbers}})
         return
-    console = out()
-    console.print(summary_table(ranking))
+    print_table((), _summary(ranking))
     if entry.members:
         heading = f"{column_of(ranking.metric).label}, {describe_score(ranking.score)}"
-        table = plain_table("seed", "rounds", heading, "status", left=("status",))
+        rows = []
         for run in entry.runs:
             numbers = summarize(run.history, metric=ranking.stated, window=ranking.window)
             score = formats.formatter_of(ranking.metric)(numbers.get(ranking.score))
-            table.add_row(str(run.seed), str(numbers["rounds"]), score, escape(str(run.summary.get("status", "?"))))
-        console.print(table)
+            rows.append((str(run.seed), str(numbers["rounds"]), score, str(run.summary.get("status", "?"))))
+        print_table(("seed", "rounds", heading, "status"), rows, right=("seed", "rounds", heading))
     elif site_names(history):
-        from hansa.study.report.tables import site_table
+        from hansa.study.report.page import site_table
 
         sites = site_table(history, ranked.numbers, ranking.metric, ranking.better)
         assert sites is not None
-        columns = zip(sites.headings, zip(*sites.rows, strict=True), strict=True)
-        cells = {heading: list(map(escape, column)) for heading, column in columns}
-        console.print()
-        console.print(fitting_table(console, cells, left=("site",)))
+        say("")
+        print_table(sites.headings, sites.rows, right=sites.headings[1:], keep=1)
         for each in sites.notes:
             say(each)
     elif seconds := describe_seconds(history):
         say(seconds)
 
 
-def summary_table(ranking: Ranking) -> Table:
+def _summary(ranking: Ranking) -> list[tuple[str, str | Text]]:
     """Return the numbers of a run, each with what it is: final, best, or mean of the last measurements; with several
     seeds, means and deviations."""
     (ranked,) = ranking
@@ -133,21 +127,15 @@ def summary_table(ranking: Ranking) -> Table:
     first, count = Path(entry.runs[0].folder), len(entry.runs)
     title = f"{first.parent}, {count} seeds" if entry.members else str(first)
     status = ", ".join(dict.fromkeys(str(run.summary.get("status", "?")) for run in entry.runs))
-    rows = [("run", f"[bold]{escape(title)}[/] ({escape(status)})")]
+    rows: list[tuple[str, str | Text]] = [("run", Text.assemble((title, "bold"), f" ({status})"))]
     rows.append(("rounds", ranked.cell("rounds", formats.format_count)))
     for column in ranking.columns(final=True):
-        rows.append((escape(column.title.replace("\n", ", ")), ranked.cell(column.key, column.write)))
+        rows.append((column.title.replace("\n", ", "), ranked.cell(column.key, column.write)))
     if "server_device" in summary:
         devices = ", ".join(summary.get("devices") or ["cpu"])
-        rows.append(("devices", escape(f"clients {devices}; server {summary['server_device']}")))
-    rows += [("accepted change", escape(change)) for change in summary.get("accepted_changes") or []]
-    rows += [("", escape(f"{reason}: {count}")) for reason, count in (summary.get("lost_by_reason") or {}).items()]
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column()
-    for row in rows:
-        table.add_row(*row)
-    return table
+        rows.append(("devices", f"clients {devices}; server {summary['server_device']}"))
+    rows += [("accepted change", str(change)) for change in summary.get("accepted_changes") or []]
+    return rows + [("", f"{reason}: {count}") for reason, count in (summary.get("lost_by_reason") or {}).items()]
 
 
 def show_clients(
@@ -158,14 +146,14 @@ def show_clients(
     better: Mapping[str, Direction] | None = None,
 ) -> None:
     """Show one row for each client, the worst first by the metric of the run; as JSON, all clients."""
-    from hansa.study.report.tables import client_metric, describe_spread, format_client_cell, worst_first
+    from hansa.study.report.page import client_metric, describe_spread, format_client_cell, worst_first
 
     if not columns.rows:
         raise HansaError(f"{title}: no client record: no round has been completed.")
     if as_json:
         say_json({name: values.tolist() for name, values in columns.with_name_column().items()})
         return
-    out().print(f"[bold]{escape(title)}[/]: {len(columns['client'])} clients")
+    out().print(Text.assemble((title, "bold"), f": {len(columns['client'])} clients"), soft_wrap=True)
     for name in (*columns.evaluated, "loss"):
         say(f"  {name.replace('_', ' ')}: {describe_spread(columns, name, better)}")
     personal = f"personal_{(main or 'test_accuracy').removeprefix('test_')}"
@@ -175,15 +163,10 @@ def show_clients(
         rows = [*rows[: MAX_CLIENTS // 2], None, *rows[-MAX_CLIENTS // 2 :]]
     table = columns.with_name_column()
     order = dict.fromkeys([*(name for name in table if name not in LAST_CLIENT_COLUMNS), *LAST_CLIENT_COLUMNS])
-    cells = {
-        name.replace("_", " "): [
-            "..." if row is None else escape(format_client_cell(name, table[name][row])) for row in rows
-        ]
-        for name in order
-        if name in table and (name != "peer_bytes" or table[name].any())
-    }
-    console = out()
-    console.print(fitting_table(console, cells, left=("name",), keep=3))
+    names = [name for name in order if name in table and (name != "peer_bytes" or table[name].any())]
+    cells = [["..." if row is None else format_client_cell(name, table[name][row]) for name in names] for row in rows]
+    headings = [name.replace("_", " ") for name in names]
+    print_table(headings, cells, right=[each for each in headings if each != "name"], keep=3)
     first = "highest" if lower_is_better(metric, better) else "lowest"
     say(f"\nsorted by {metric.replace('_', ' ')}, {first} first. All rounds: hansa export RUN -o clients.csv", "dim")
 
@@ -202,3 +185,146 @@ def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> 
     low, high = min(picked), max(picked)
     scale = (len(blocks) - 1) / (high - low) if high > low else 0.0
     return "".join(blocks[int((value - low) * scale + 0.5)] for value in picked)
+
+
+PORT = 8642
+FIRST = ("rounds_to_target", "bits_to_target", "up_bits", "simulated_total_seconds")
+"""The columns that come after the score; of the others, a narrow terminal shows those that fit."""
+
+
+@report_errors
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    page: Annotated[Path, typer.Option("--out", "-o", help="Where to write the report page.")] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "Federated runs",
+    metric: opt.Metric = None,
+    window: opt.Window = WINDOW,
+    target: opt.Target = None,
+    latex: opt.Latex = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="Also draw the curves of the metric for a paper: .pdf, .svg or .png.", show_default=False),
+    ] = None,
+) -> None:
+    """Write a report page with the curves, numbers and configurations of runs.
+
+    Runs may be unfinished. Runs that differ only in the seed are combined.
+    """
+    entries, problems = read_entries(runs)
+    ranked: dict[str, Any] = {"metric": metric, "window": window, "target": target, "latex": latex}
+    print_and_write(list(entries.values()), page, title=title, problems=problems, **ranked)
+    if figure is not None:
+        from hansa.study.report.figure import draw_curves
+
+        draw_curves(list(entries.values()), figure, metric)
+        say(f"figure: {figure}")
+
+
+@report_errors
+def watch(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Run folders, or folders that contain runs.", show_default="runs"),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port on 127.0.0.1; 0 picks a free one.", min=0, show_default=f"{PORT}, or a free one"),
+    ] = None,
+) -> None:
+    """Serve the report page live while runs are in progress.
+
+    Press Ctrl-C to stop; the runs continue. The page is served on this machine only and needs the token in its address.
+    To open it from another machine: ssh -L 8642:127.0.0.1:8642 HOST.
+    """
+    from hansa.study.report.live import ReportServer, RunWatcher
+
+    folders = runs or [Path("runs")]
+    if missing := [folder for folder in runs or [] if not folder.is_dir()]:
+        raise HansaError(f"{missing[0]}: no such folder. Pass a run folder, or a folder that contains runs.")
+    watcher = RunWatcher(folders)
+    try:
+        server = ReportServer(watcher, PORT if port is None else port)
+    except HansaError:
+        if port is not None:
+            raise
+        server = ReportServer(watcher, 0)
+    say(f"watching {', '.join(map(str, folders))}: {server.address}")
+    say("Press Ctrl-C to stop; the runs continue.", "dim")
+    out().file.flush()
+    try:
+        server.serve_forever(poll_interval=0.2)
+    except KeyboardInterrupt:
+        say("stopped watching", "dim")
+    finally:
+        server.server_close()
+
+
+def read_entries(folders: Sequence[Path | str], alone: bool = True) -> tuple[dict[str, ReportEntry], list[str]]:
+    """Return the entries of readable folders by name, and warnings about the others, which are also printed.
+
+    It is an error if none can be read and there is nothing else to show (``alone``).
+    """
+    from hansa.study.report.entries import read_runs
+
+    entries, problems = read_runs([Path(folder) for folder in folders])
+    if problems and not entries and alone:
+        raise HansaError(problems[0])
+    for problem in problems:
+        err().print(f"[yellow]skipped:[/] {escape(problem)}", soft_wrap=True)
+    return {entry.name: entry for entry in entries}, problems
+
+
+def print_and_write(
+    entries: Sequence[ReportEntry],
+    page: Path,
+    *,
+    metric: str | None = None,
+    window: int = WINDOW,
+    target: float | None = None,
+    latex: Path | None = None,
+    as_json: bool = False,
+    **options: Any,
+) -> Ranking:
+    """Print the ranking, write the report page, and return the ranking; the options are those of `write_page`."""
+    from hansa.study.report import common_target, rank, write_page
+    from hansa.study.report.page import comparability_warnings
+
+    target = common_target(entries, metric) if target is None else target
+    ranking = rank(entries, target, metric=metric, window=window)
+    if not as_json:
+        _print_ranking(ranking)
+        say(f"ranked {ranking.order}", "dim")
+    for warning in comparability_warnings(entries, ranking.metric):
+        err().print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
+    write_page(page, entries, metric=metric, window=window, target=target, **options)
+    if latex is not None:
+        write_latex(latex, [ranking.latex()])
+    if as_json:
+        rows = [{"name": each.entry.name, "seeds": len(each.entry.runs), **each.numbers} for each in ranking]
+        say_json({"ranked_by": ranking.score, "ranking": rows, "report": str(page)})
+    else:
+        say(f"\nreport: {page.resolve().as_uri()}")
+    return ranking
+
+
+def write_latex(path: Path, tables: Sequence[str]) -> None:
+    """Write LaTeX tables to a file, and say where they are."""
+    from hansa.runs.store.io import make_folder, write_file
+
+    make_folder(path.parent.resolve())
+    write_file(path, ("\n\n".join(tables) + "\n").encode())
+    note(f"table: {path}")
+
+
+def _print_ranking(ranking: Ranking) -> None:
+    """Print the ranking, the best of each column in green."""
+    columns = sorted(ranking.columns(), key=lambda column: column.key not in (ranking.score, *FIRST))
+    rows = []
+    for place, ranked in enumerate(ranking, 1):
+        seeds = f" ({len(ranked.entry.runs)} seeds)" * bool(ranked.entry.members)
+        name = Text.assemble((ranked.entry.name, "bold"), (seeds, "dim"))
+        styles = ["green" if column.is_best(ranked) else "" for column in columns]
+        cells = [ranked.cell(column.key, column.write) for column in columns]
+        rows.append([Text(str(place), style="dim"), name, *map(Text, cells, styles)])
+    titles = [column.title for column in columns]
+    print_table(["#", "method", *titles], rows, right=["#", *titles], keep=3)

@@ -194,5 +194,5 @@ def naming_the_remedy() -> Iterator[None]:
         said = str(error).partition(NO_DETERMINISTIC_FORM)[0] + NO_DETERMINISTIC_FORM
         raise HansaError(
             f"{said} on this device, so results would differ from run to run. Replace the operation, or allow it with "
-            "deterministic=False (deterministic: false in a file, --no-deterministic)."
+            "deterministic=False (deterministic: false in a file)."
         ) from error

@@ -93,20 +93,17 @@ def test_a_run_a_folder_and_seeds_have_it_on_their_page(tmp_path) -> None:
     assert "seed 0, the first of 2" in several
 
 
-def test_a_damaged_record_of_clients_is_named_on_the_page(tmp_path) -> None:
-    hansa.run(presets.fedavg(steps=1), owned_task(5), rounds=1, out=tmp_path / "x", name="one")
+def test_damaged_records_of_clients_and_a_summary_that_does_not_agree_are_named_on_the_page(tmp_path) -> None:
+    run = hansa.run(presets.fedavg(steps=1), owned_task(5), rounds=2, out=tmp_path / "x", name="one")
+    assert 'id="timeline"' not in run.report(tmp_path / "page.html").read_text("utf-8")  # no clock
+    path = tmp_path / "x" / "summary.json"
+    path.write_text(path.read_text().replace('"rounds": 2', '"rounds": 7'))
     with closing(sqlite3.connect(tmp_path / "x" / "run.db")) as other, other:
         other.execute("UPDATE rounds SET clients = x'00'")
     page = report.render_page([report.ReportEntry.from_folder(tmp_path / "x")])
     assert 'id="clients"' not in page
     assert "one: clients left out" in page
-
-
-def test_a_summary_that_does_not_agree_is_named_on_the_page(tmp_path) -> None:
-    hansa.run(presets.fedavg(steps=1), owned_task(5), rounds=2, out=tmp_path / "x", name="one")
-    path = tmp_path / "x" / "summary.json"
-    path.write_text(path.read_text().replace('"rounds": 2', '"rounds": 7'))
-    assert re.search(r"<li>one: .*does not agree", report.render_page([report.ReportEntry.from_folder(tmp_path / "x")]))
+    assert re.search(r"<li>one: .*does not agree", page)
 
 
 def jobs_table(jobs):
@@ -144,9 +141,3 @@ def test_the_page_has_every_job_of_the_run(asynchronous) -> None:
     assert len(data["jobs"]) == len(rows["client"]) == 24 + sum(record["lost"] for record in run.history)
     assert sum(job[5] for job in data["jobs"]) == sum(record["lost"] for record in run.history)
     assert data["seconds"] == pytest.approx(run.state.pace["now"], rel=1e-5)
-
-
-def test_a_run_without_a_clock_has_no_timeline(tmp_path) -> None:
-    task = hansa.training.quadratic(torch.eye(3).expand(4, 3, 3), torch.ones(4, 3))
-    path = hansa.run(presets.fedavg(steps=1), task, rounds=2, workers=1).report(tmp_path / "page.html")
-    assert 'id="timeline"' not in path.read_text(encoding="utf-8")

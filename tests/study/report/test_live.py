@@ -36,14 +36,8 @@ class GrowingRun:
     def grow(self, rounds=1, accuracy=0.5):
         for _ in range(rounds):
             self.round += 1
-            record = {
-                "round": self.round,
-                "test_accuracy": accuracy,
-                "up_bytes": 100,
-                "down_bytes": 100,
-                "seconds": 1.0,
-            }
-            add_rounds(self.path, [record])
+            sent = {"up_bytes": 100, "down_bytes": 100, "seconds": 1.0}
+            add_rounds(self.path, [{"round": self.round, "test_accuracy": accuracy, **sent}])
         return self
 
 
@@ -130,33 +124,19 @@ def test_runs_that_come_go_break_and_begin_again(tmp_path):
     assert watch.content["data"]["runs"][0]["series"][0]["test_accuracy"] == [0.25]
 
 
-def fifo(path):
-    (path / "run.db").unlink()
-    os.mkfifo(path / "run.db")
+HARMS = {
+    "a pipe": lambda path: ((path / "run.db").unlink(), os.mkfifo(path / "run.db")),
+    "sparse": lambda path: ((path / "environment.json").touch(), os.truncate(path / "environment.json", 1 << 40)),
+    "nested": lambda path: (path / "environment.json").write_text("[" * 200_000),
+    "endless": lambda path: (path / "summary.json").symlink_to("/dev/zero"),
+    "no text": lambda path: (path / "config.yaml").write_bytes(b"\xff\xfe\x00"),
+}
 
 
-def sparse(path):
-    with (path / "environment.json").open("wb") as file:
-        file.truncate(1 << 40)
-
-
-def nested(path):
-    (path / "environment.json").write_text("[" * 200_000)
-
-
-def endless(path):
-    (path / "summary.json").unlink(missing_ok=True)
-    (path / "summary.json").symlink_to("/dev/zero")
-
-
-def not_text(path):
-    (path / "config.yaml").write_bytes(b"\xff\xfe\x00")
-
-
-@pytest.mark.parametrize("harm", [fifo, sparse, nested, endless, not_text])
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_hostile_folder_is_named_in_one_line_and_does_not_stop_the_page(tmp_path, harm):
     GrowingRun(tmp_path / "runs" / "bad", "bad").grow(2)
-    harm(tmp_path / "runs" / "bad")
+    HARMS[harm](tmp_path / "runs" / "bad")
     good = GrowingRun(tmp_path / "runs" / "good", "good").grow(2)
     watch = RunWatcher([tmp_path / "runs"])
     first = watch.newer_than("", 20)

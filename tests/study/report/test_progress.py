@@ -95,3 +95,10 @@ def test_lines_have_the_numbers_and_the_time_left_of_the_run_and_of_the_study() 
     assert last.startswith("a: round 40/40")
     assert "0 ms left" in last
     assert "all runs: " in last
+
+
+def test_numbers_are_the_newest_measured_and_totals() -> None:
+    numbers, sent = LatestNumbers(), {"up_bytes": 1000, "down_bytes": 250}
+    numbers.add({"round": 1, "test_accuracy": 0.25, "test_loss": 1.5, "lost": 2, **sent})
+    text = numbers.add({"round": 2, "train_loss": 1.25, "lost": 1, **sent})
+    assert text == "accuracy 25.0%  loss 1.25  dropped 3  sent 20 kbit"

@@ -95,13 +95,15 @@ class ReportEntry:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def from_folder(cls, folder: Path | str, name: str | None = None) -> ReportEntry:
-        """Read a run folder."""
+    def from_folder(cls, folder: Path | str) -> ReportEntry:
+        """Read a run folder, or the folder of several seeds of one method."""
+        if (group := SeedGroupFolder(folder)).exists:
+            return cls.from_seeds(group.config.title, [cls.from_folder(run.path) for run in group.runs])
         run = RunFolder.containing(folder)
         with _collected_warnings() as notes:
             config, history = run.config, run.metrics
             return cls(
-                config.title if name is None else name,
+                config.title,
                 history,
                 (run / CONFIG).read_text(encoding="utf-8"),
                 run.environment,
@@ -114,13 +116,6 @@ class ReportEntry:
                 cites=run.citations(),
                 notes=tuple(notes),
             )
-
-    @classmethod
-    def from_group(cls, folder: Path | str, name: str | None = None) -> ReportEntry:
-        """Read the folder of several seeds of one method."""
-        group = SeedGroupFolder(folder)
-        members = [cls.from_folder(run.path) for run in group.runs]
-        return cls.from_seeds(group.config.title if name is None else name, members)
 
     @classmethod
     def from_seeds(cls, name: str, members: Sequence[ReportEntry]) -> ReportEntry:
@@ -181,8 +176,7 @@ def read_entries(folders: Sequence[Path]) -> tuple[list[ReportEntry], list[str]]
     for folder in folders:
         try:
             check_readable(folder)
-            read = ReportEntry.from_group if SeedGroupFolder(folder).exists else ReportEntry.from_folder
-            entry = read(folder)
+            entry = ReportEntry.from_folder(folder)
         except Exception as error:  # whatever a folder of somebody else contains: the others are shown
             text = str(error) if isinstance(error, (HansaError, OSError)) else f"not readable ({error!r:.200})"
             text = " ".join(text.split())[:500]

@@ -1,6 +1,4 @@
-"""Figures for papers by matplotlib, as PDF, SVG or PNG: curves with bands over seeds, and label distributions. Needs
-``hansa[plot]``.
-"""
+"""Figures for papers by matplotlib, as PDF, SVG or PNG: curves with bands over seeds. Needs ``hansa[plot]``."""
 
 from __future__ import annotations
 
@@ -53,22 +51,6 @@ def draw_curves(
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize="small")
-    return _save(figure, path)
-
-
-def draw_partition(counts: Sequence[Sequence[int]], labels: Sequence[str], path: Path | str | None = None) -> Any:
-    """Draw how many samples of each label each client holds, as a matplotlib figure.
-
-    Args:
-        counts: ``counts[client][label]``.
-        labels: The names of the labels.
-        path: Where to write the figure, if given; the suffix chooses the format.
-    """
-    figure, axes = _new_figure(7.0, 0.8 + 0.2 * len(labels))
-    image = axes.imshow([list(row) for row in zip(*counts, strict=True)], aspect="auto", cmap="Blues", vmin=0)
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_xlabel("client")
-    figure.colorbar(image, label="samples")
     return _save(figure, path)
 
 

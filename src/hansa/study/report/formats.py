@@ -33,26 +33,17 @@ def format_bits(value: float | None) -> str:
     return f"{value:.3g} Pbit"
 
 
-def format_bytes(value: float | None) -> str:
-    """A number of bytes in bits, which networks are measured in."""
-    return "–" if value is None else format_bits(8 * value)
-
-
-def format_duration(seconds: float | None, digits: int = 3) -> str:
+def format_duration(seconds: float | None) -> str:
     """
     >>> format_duration(0.25), format_duration(75), format_duration(600), format_duration(9000)
     ('250 ms', '75 s', '10 min', '2.5 h')
-    >>> format_duration(2574.0, digits=2)
-    '43 min'
     """
     if seconds is None or not math.isfinite(seconds):
         return "–"
-    if seconds < 1:
-        return f"{1000 * seconds:.{digits}g} ms"
-    for limit, unit, name in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+    for limit, unit, name in ((1, 1e-3, "ms"), (120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
         if seconds < limit:
-            return f"{seconds / unit:.{digits}g} {name}"
-    return f"{seconds / 86_400:.{digits}g} d"
+            return f"{seconds / unit:.3g} {name}"
+    return f"{seconds / 86_400:.3g} d"
 
 
 def format_number(value: float | None) -> str:
@@ -74,7 +65,7 @@ def format_count(value: float | None) -> str:
 _FORMATTERS: dict[str, Formatter] = {
     "fraction": format_percent,
     "bits": format_bits,
-    "bytes": format_bytes,
+    "bytes": lambda value: "–" if value is None else format_bits(8 * value),  # networks are measured in bits
     "seconds": format_duration,
     "count": format_count,
 }

@@ -9,6 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,8 @@ class RunWatcher:
         self.folders = list(folders)
         self.version, self.status, self.lost = "", "starting", False
         self.content: dict[str, Any] = empty_content()
-        self._entries: dict[Path, tuple[object, list[ReportEntry], list[str]]] = {}
         self._seen: dict[Path, None] = {}
         self._stamp: object = None
-        self._start, self._count = secrets.token_hex(4), 0
         self._lock, self._next_look = threading.Lock(), 0.0
 
     def newer_than(self, version: str, seconds: float = HOLD_SECONDS) -> dict[str, Any]:
@@ -72,37 +71,32 @@ class RunWatcher:
         """Read what has changed since the last call; return whether anything has."""
         runs = list(dict.fromkeys(run for folder in self.folders for run in find_runs(folder)))
         self._seen.update(dict.fromkeys(runs))
-        deleted = [run for run in self._seen if run not in set(runs)]
-        stamps = {run: change_stamp(run) for run in runs}
-        stamp = (tuple(stamps.items()), tuple(deleted))
+        problems = [f"{run}: deleted since it was last read." for run in self._seen if run not in set(runs)]
+        stamp = [(run, change_stamp(run)) for run in runs], problems
         if stamp == self._stamp:
             return False
-        for run in runs:
-            if run not in self._entries or self._entries[run][0] != stamps[run]:
-                self._entries[run] = (stamps[run], *read_entries([run]))
-        self._entries = {run: self._entries[run] for run in runs}
-        problems = [problem for _, _, messages in self._entries.values() for problem in messages]
-        problems += [f"{run}: deleted since it was last read." for run in deleted]
-        entries = merge_seeds([entry for _, read, _ in self._entries.values() for entry in read])
+        read = [_read_run(*each) for each in stamp[0]]
+        problems = [problem for _, messages in read for problem in messages] + problems
+        entries = merge_seeds([entry for found, _ in read for entry in found])
         waiting = f"No run in {', '.join(map(str, self.folders))} yet. Runs appear here when they start."
         self.content = _content(entries, problems) if entries else empty_content(problems or [waiting])
         rounds = sum(len(history) for entry in entries for history in entry.histories)
         self.status, self.lost = f"live \u00b7 {rounds} rounds \u00b7 {time.strftime('%H:%M:%S')}", False
-        self._count += 1
-        self.version, self._stamp = f"{self._start}-{self._count}", stamp
+        self.version, self._stamp = secrets.token_hex(8), stamp
         return True
 
     def page(self) -> str:
         """Return the current page as HTML."""
         self.look()
         live = {"version": self.version, "status": self.status}  # before the content, which may be newer
-        return fill_template(
-            self.content,
-            title=TITLE,
-            facts=list(map(str, self.folders)),
-            footer="Served from this machine only, to those who have its address.",
-            live=live,
-        )
+        footer = "Served from this machine only, to those who have its address."
+        return fill_template(self.content, title=TITLE, facts=list(map(str, self.folders)), footer=footer, live=live)
+
+
+@lru_cache(maxsize=1000)
+def _read_run(run: Path, stamp: object) -> tuple[list[ReportEntry], list[str]]:
+    """Read a run folder, once for each state of its files."""
+    return read_entries([run])
 
 
 def _content(entries: Sequence[ReportEntry], problems: Sequence[str]) -> dict[str, Any]:

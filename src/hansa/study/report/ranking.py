@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hansa.core.errors import HansaError, suggestion
@@ -26,7 +26,7 @@ from hansa.runs.columns import (
     plain_name,
     split_metric,
 )
-from hansa.runs.metrics import MIN_SEEDS, SeedStatistics, facts_of, is_finite, paired_interval
+from hansa.runs.metrics import MIN_SEEDS, SeedStatistics, facts_of, paired_interval
 from hansa.study.report import formats
 from hansa.study.report.entries import ReportEntry
 from hansa.training.metric_direction import Direction
@@ -36,10 +36,6 @@ PALETTE = (
 )  # fmt: skip
 """Colours that colour-blind readers can tell apart on white and on dark, after Okabe and Ito."""
 TO_TARGET = ("rounds_to_target", "bits_to_target")
-_ESCAPES = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--", "−": "$-$",
-}  # fmt: skip
 
 
 class RankedEntry(NamedTuple):
@@ -275,50 +271,47 @@ class Ranking(list[RankedEntry]):
             raise HansaError(f"latex(reference={reference!r}): no such method. {suggestion(reference, by_name)}")
         base = self[0] if reference is None else by_name[reference]
         percent, write = column_of(self.metric).unit == "fraction", formats.formatter_of(self.metric)
-        label = escape_latex(f"{column_of(self.metric).label}, {metrics.describe_score(self.score)}")
-        scores = [escape_latex(ranked.cell(self.score, write).replace("%", "")) for ranked in self]
+        label = f"{column_of(self.metric).label}, {metrics.describe_score(self.score)}" + " (%)" * percent
         columns = {
-            "method": [escape_latex(ranked.entry.name) for ranked in self],
-            label + (r" (\%)" if percent else ""): self._bold(scores, self.score, "lower" if self.falls else "higher"),
+            "method": [ranked.entry.name for ranked in self],
+            label: [ranked.cell(self.score, write).replace("%", "") for ranked in self],
         }
+        keys: dict[str, Direction] = {self.score: "lower" if self.falls else "higher"}
         if self.target is not None:
-            shown = escape_latex(f"{100 * self.target:g}%" if percent else f"{self.target:g}")
+            shown = f"{100 * self.target:g}%" if percent else f"{self.target:g}"
             for key, write_cost in zip(TO_TARGET, (formats.format_count, formats.format_bits), strict=True):
-                costs = [escape_latex(ranked.cell(key, write_cost)) for ranked in self]
-                columns[f"{key.partition('_')[0]} to {shown}"] = self._bold(costs, key, "lower")
+                columns[f"{key.partition('_')[0]} to {shown}"] = [ranked.cell(key, write_cost) for ranked in self]
+                keys[key] = "lower"
+        bold = set()
+        for place, (key, better) in enumerate(keys.items(), 1):
+            cells, best = list(zip(self, list(columns.values())[place], strict=True)), self._best(key, better)
+            printed = {text for ranked, text in cells if best is not None and ranked.numbers.get(key) == best}
+            bold |= {(row, place) for row, (r, text) in enumerate(cells) if text in printed and not r.diverged}
         differences = [self._difference(ranked, base, write, confidence) for ranked in self]
         if any(differences):
-            origin = "" if reference is None else f" from {escape_latex(reference)}"
-            heading = rf"difference{origin}, {100 * confidence:g}\% interval ($^*$: without 0)"
-            columns[heading] = ["" if r is base else text or "--" for r, text in zip(self, differences, strict=True)]
-        return _tabular(list(columns), list(zip(*columns.values(), strict=True)))
-
-    def _bold(self, texts: Sequence[str], key: str, better: Direction) -> list[str]:
-        """Mark the best value of a column, and those that are printed like it."""
-        best = self._best(key, better)
-        pairs = list(zip(self, texts, strict=True))
-        printed = {text for ranked, text in pairs if best is not None and ranked.numbers.get(key) == best}
-        return [rf"\textbf{{{t}}}" if t in printed and not ranked.diverged else t for ranked, t in pairs]
+            origin = "" if reference is None else f" from {reference}"
+            heading = f"difference{origin}, {100 * confidence:g}% interval ($^*$: without 0)"
+            columns[heading] = ["" if r is base else text or "–" for r, text in zip(self, differences, strict=True)]
+        return latex_table(list(columns), list(zip(*columns.values(), strict=True)), bold)
 
     def _difference(self, ranked: RankedEntry, base: RankedEntry, write: formats.Formatter, confidence: float) -> str:
         """The mean of a method's paired differences from the reference, with its interval; "" with fewer than three
         seeds in common, or if one of the two diverged."""
-        scores, other = (self._seed_scores(each) for each in (ranked, base))
-        common = [seed for seed in scores if seed in other]
+        own, other = (
+            {
+                run.seed: metrics.summarize(run.history, metric=self.stated, window=self.window).get(self.score)
+                for run in each.entry.runs
+            }
+            for each in (ranked, base)
+        )
+        common = [seed for seed in own if own[seed] is not None and other.get(seed) is not None]
         if ranked is base or len(common) < MIN_SEEDS or ranked.diverged or base.diverged:
             return ""
-        interval = paired_interval([scores[seed] for seed in common], [other[seed] for seed in common], confidence)
+        first, second = ([float(scores[seed] or 0.0) for seed in common] for scores in (own, other))
+        interval = paired_interval(first, second, confidence)
         ends = (interval.mean + sign * interval.half for sign in (0, -1, 1))
         mean, low, high = (f"${write(end).removesuffix('%')}$" for end in ends)
         return f"{mean} [{low}, {high}]{'$^*$' if interval.sign else ''}"
-
-    def _seed_scores(self, ranked: RankedEntry) -> dict[int | None, float]:
-        """Return the score of each seed of a method that did not diverge."""
-        values = {
-            run.seed: metrics.summarize(run.history, metric=self.stated, window=self.window).get(self.score)
-            for run in ranked.entry.runs
-        }
-        return {seed: float(value) for seed, value in values.items() if value is not None and is_finite(value)}
 
 
 def rank(
@@ -451,24 +444,15 @@ def format_target(target: float, metric: str = ACCURACY) -> str:
     return f"{formats.formatter_of(metric)(target)} {column.label}"
 
 
-def escape_latex(text: str) -> str:
-    r"""Return text such that LaTeX prints it.
-
-    >>> escape_latex("top_k, 50%")
-    'top\\_k, 50\\%'
-    """
-    return "".join(_ESCAPES.get(letter, letter) for letter in text)
-
-
-def text_latex_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> str:
+def latex_table(headings: Sequence[str], rows: Sequence[Sequence[str]], bold: Collection[tuple[int, int]] = ()) -> str:
     r"""Return rows of text as a LaTeX table for the package booktabs.
 
     Args:
         headings: One heading per column.
-        rows: The rows.
-        title: The heading of the first column.
+        rows: The rows; what stands between dollars is mathematics, but not in the first column.
+        bold: The cells in bold: row and column.
 
-    >>> print(text_latex_table(["", "ours"], [["FedAvg", "50.0 ± 1.2"]], "CIFAR-10, accuracy (%)"))
+    >>> print(latex_table(["CIFAR-10, accuracy (%)", "ours"], [["FedAvg", "50.0 ± 1.2"]]))
     \begin{tabular}{lr}
     \toprule
     CIFAR-10, accuracy (\%) & ours \\
@@ -477,12 +461,14 @@ def text_latex_table(headings: Sequence[str], rows: Sequence[Sequence[str]], tit
     \bottomrule
     \end{tabular}
     """
-    escaped = [list(map(escape_latex, row)) for row in rows]
-    return _tabular([escape_latex(title), *map(escape_latex, headings[1:])], escaped)
-
-
-def _tabular(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     from pandas import DataFrame
 
+    signs = str.maketrans({"±": r"$\pm$", "−": "$-$"})
+    table = DataFrame([[row[0], *(cell.translate(signs) for cell in row[1:])] for row in rows], columns=list(headings))
+    marks = DataFrame("", index=table.index, columns=table.columns)
+    for place in bold:
+        marks.iloc[place] = "textbf:--rwrap"
+    style = table.style.hide(axis="index").format(escape="latex-math").format(escape="latex", subset=[headings[0]])
+    style = style.format_index(escape="latex-math", axis="columns").apply(lambda _: marks, axis=None)
     layout = "l" + "r" * (len(headings) - 1)
-    return str(DataFrame(rows, columns=headings).to_latex(index=False, escape=False, column_format=layout)).strip()
+    return str(style.to_latex(hrules=True, column_format=layout)).strip()
