@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.native.network import check_tensor
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, Any]
 
 MAX_DRAWN = 64  # numbers drawn natively; NumPy uses another algorithm for populations above 10,000
 MAX_POPULATION = 10_000
@@ -45,7 +45,7 @@ def _draw_with_numpy(key: bytes, many: int, some: int) -> list[int]:
     return drawn
 
 
-def shuffled_batches(key: bytes, samples: int, length: int, isa: str = "", own: Tensor | None = None) -> Array:
+def shuffled_batches(key: bytes, samples: int, length: int, isa: str = "", own: torch.Tensor | None = None) -> Array:
     """Return ``length`` positions from consecutive permutations of 0..samples-1, shuffled as by NumPy's Philox with
     this key; or the entries of ``own``, int64 [samples], at these positions.
 
@@ -58,7 +58,7 @@ def shuffled_batches(key: bytes, samples: int, length: int, isa: str = "", own: 
     return _shuffled([key], first, np.array([samples]), np.array([length]), isa)
 
 
-def shuffled_rows(keys: Sequence[bytes], index: Tensor, spans: Array, lengths: Array, isa: str = "") -> Array:
+def shuffled_rows(keys: Sequence[bytes], index: torch.Tensor, spans: Array, lengths: Array, isa: str = "") -> Array:
     """Return `shuffled_batches` of several clients, one after the other: ``lengths`` entries of each one's range
     ``spans`` [clients, 2] of the index.
 
