@@ -94,7 +94,7 @@ fuzz: $(VENV)/.ready
 	$(BIN)/python tests/fuzz/fuzz_decode.py --inputs $(INPUTS)
 	PYTHONPATH=tests $(BIN)/python tests/fuzz/fuzz_readers.py --inputs $(INPUTS)
 	PYTHONPATH=tests $(BIN)/python tests/fuzz/fuzz_frames.py
-	PYTHONPATH=tests $(BIN)/python tests/fuzz/fuzz_evaluation.py --inputs $(TASKS)
+	HANSA_TASKS=$(TASKS) $(BIN)/python -m pytest -q tests/training/test_evaluation.py -k plain_loop
 
 # N federations whose processes are killed or stopped; then Flower's programs, and a Ray cluster, in a separate network
 # namespace where possible

@@ -175,31 +175,3 @@ def test_data_that_does_not_fit_is_told_with_shapes_before_any_round():
     rare = from_arrays(np.zeros((90, 5)), (np.arange(90) == 1) * 2, clients=2)  # no row that is looked at
     with pytest.raises(HansaError, match=r"targets go up to 2, the model has 2 outputs"):
         hansa.Task(lambda: nn.Linear(5, 2), F.cross_entropy, rare)
-
-
-class Upper(nn.Module):
-    """A frozen block under a trained one."""
-
-    def __init__(self, wander=False):
-        super().__init__()
-        self.lower, self.upper, self.wander = nn.Linear(5, 40).requires_grad_(False), nn.Linear(40, 3), wander
-
-    def forward(self, x):
-        if self.wander and self.training:
-            with torch.no_grad():
-                self.lower.weight.mul_(0.9)
-        return self.upper(torch.tanh(self.lower(x)))
-
-
-def test_frozen_parameters_are_one_for_all_workers():
-    data = from_arrays(np.random.default_rng(1).normal(size=(20, 5)), np.arange(20) % 3, clients=[0] * 6 + [1] * 14)
-    task = hansa.Task(Upper, F.cross_entropy, data)
-    trainers = [task.trainer(torch.float32, torch.device("cpu")) for _ in range(2)]
-    first, second = (trainer.module.lower.weight for trainer in trainers)
-    assert first.data_ptr() == second.data_ptr() == task.frozen["lower.weight"].data_ptr()
-    assert trainers[0].module.upper.weight.data_ptr() != trainers[1].module.upper.weight.data_ptr()
-    wide = task.trainer(torch.float64, torch.device("cpu")).module.lower.weight
-    assert torch.equal(wide, first.double())
-    assert torch.equal(trained(task).params, trained(task, workers=2).params)
-    with pytest.raises(HansaError, match=r"lower.weight was left unchanged .*or is frozen"):
-        trained(hansa.Task(lambda: Upper(wander=True), F.cross_entropy, data))

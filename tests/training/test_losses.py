@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ X = torch.randn(1300, 4, generator=DRAW)  # more than two evaluation batches, mo
 Y = torch.randint(0, 3, (1300,), generator=DRAW).sort().values  # sorted: batches have other classes and weights
 OWNERS = torch.arange(1300).remainder(7).clamp(max=2)
 DATA = from_arrays(X, Y, clients=OWNERS, test=(X, Y))
-WEIGHT = torch.tensor([0.1, 1.0, 7.0])
 OPTIONS = {"local_lr": 0.05, "steps": 2, "batch_size": 8}
 
 
@@ -38,45 +36,6 @@ def outcome(loss, data=DATA, model=Net, **options):
     run = hansa.run(presets.fedavg(**OPTIONS), task, rounds=1, workers=1)
     with torch.no_grad():
         return run.history[-1], run.model.eval()(data.test_inputs)
-
-
-def mine(output, target):
-    return ((output.softmax(1) - F.one_hot(target, 3)) ** 2).sum(1).mean()
-
-
-@pytest.mark.parametrize(
-    ("loss", "divided"),
-    [
-        (F.cross_entropy, 1),
-        (partial(F.cross_entropy, reduction="sum"), 1300),
-        (nn.CrossEntropyLoss(reduction="sum"), 1300),
-        (lambda output, target: F.cross_entropy(output, target, reduction="sum"), 1300),
-        (nn.CrossEntropyLoss(weight=WEIGHT), 1),
-        (nn.CrossEntropyLoss(weight=WEIGHT, label_smoothing=0.1), 1),
-        (partial(F.cross_entropy, weight=WEIGHT), 1),
-        (nn.CrossEntropyLoss(ignore_index=1), 1),
-        (nn.CrossEntropyLoss(weight=WEIGHT, ignore_index=0), 1),
-        (mine, 1),
-        (lambda output, target: 1300 * mine(output, target) / len(target) * len(target), 1),
-    ],
-)
-def test_the_test_loss_is_the_loss_of_all_rows_at_once(loss, divided):
-    record, output = outcome(loss, reduction="sum" if divided > 1 else None)
-    assert record["test_loss"] == pytest.approx(float(loss(output, Y)) / divided, rel=1e-4)
-
-
-def test_a_mean_weighted_by_a_column_of_the_targets_is_one_over_all_rows():
-    """On rows of equal weight it is a plain mean."""
-    weight = 0.1 + torch.arange(1300) // 400
-    targets = {"label": Y, "weight": weight.float()}
-    data = from_arrays(X, targets, clients=OWNERS, test=(X, targets))
-
-    def weighted(output, target):
-        value = F.cross_entropy(output, target["label"], reduction="none")
-        return (target["weight"] * value).sum() / target["weight"].sum()
-
-    record, output = outcome(weighted, data)
-    assert record["test_loss"] == pytest.approx(float(weighted(output, targets)), rel=1e-5)
 
 
 class Arc(nn.Module):
@@ -133,20 +92,6 @@ class Opaquely(Record):
 
 def truth(output):
     return float((output.argmax(1) == Y).double().mean())
-
-
-@pytest.mark.parametrize(
-    "metric",
-    [
-        lambda output, target: (output.argmax(1) == target).float().mean(),
-        lambda output, target: output.argmax(1) == target,
-        lambda output, target: float((output.argmax(1) == target).double().mean()),
-    ],
-    ids=["mean", "a value a row", "float mean"],
-)
-def test_a_metric_may_average_or_answer_for_every_row(metric):
-    record, output = outcome(F.cross_entropy, metric=metric)
-    assert record["test_accuracy"] == pytest.approx(truth(output), abs=1e-6)
 
 
 def test_a_metric_that_counts_is_refused_with_the_remedy():
@@ -231,17 +176,6 @@ def test_outputs_that_are_not_finite_make_every_metric_nan(worst):
     assert all(math.isnan(record[f"test_{name}"]) for name in ("accuracy", "ones", "share"))
 
 
-def test_metrics_are_computed_of_all_test_rows_at_once():
-    record, output = outcome(F.cross_entropy, metrics={"auc": auc, "spread": hansa.lower(spread)})
-    assert record["test_auc"] == pytest.approx(float(auc(output, Y)), abs=1e-9)
-    assert record["test_spread"] == pytest.approx(float(output.max() - output.min()), rel=1e-6)
-    assert record["test_accuracy"] == pytest.approx(truth(output))
-
-
-def spread(output, target):
-    return output.max() - output.min()
-
-
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
@@ -274,25 +208,6 @@ class One(nn.Module):
 
     def forward(self, x):
         return self.last(self.layer(x))
-
-
-@pytest.mark.parametrize(
-    ("model", "loss", "threshold"),
-    [
-        (One, losses.bce(), 0.0),
-        (One, losses.bce(pos_weight=4.0), 0.0),
-    ],
-    ids=["logit", "weighted logit"],
-)
-def test_one_output_a_row_is_judged_by_its_threshold(model, loss, threshold):
-    data = from_arrays(X, LABELS, clients=OWNERS, test=(X, LABELS))
-    task = hansa.Task(model, loss, data)
-    run = hansa.run(presets.fedavg(local_lr=0.5, steps=30, batch_size=20, participation=1.0), task, rounds=3)
-    with torch.no_grad():
-        output = run.model.eval()(X).reshape(-1)
-    accuracy = float(((output > threshold).long() == LABELS).double().mean())
-    assert run.history[-1]["test_accuracy"] == pytest.approx(accuracy)
-    assert accuracy > 0.9
 
 
 def test_one_output_of_an_unknown_loss_has_no_guessed_accuracy(caplog):

@@ -67,17 +67,6 @@ def test_a_gradient_is_that_of_products_of_bfloat16_numbers():
     assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
 
 
-def test_a_run_learns_near_one_in_float32_with_the_same_bits_for_threads():
-    method = hansa.presets.fedprox(mu=0.1, **WORK)
-    plain, mixed = (hansa.Run(method, task(autocast)).advance(3).params for autocast in (None, "bfloat16"))
-    distance = (mixed - plain).norm() / plain.norm()
-    assert 1e-6 < distance < 2e-2
-    threads = hansa.Run(
-        method, task("bfloat16"), engine=lambda *each: hansa.engine.Pool(*each, workers=2, kind="thread")
-    )
-    assert torch.equal(threads.advance(3).params, mixed)
-
-
 class Mixed(nn.Module):
     """As users write them: BatchNorm, LayerNorm, dropout, a constant of its own, a tied layer, one that is frozen."""
 

@@ -156,20 +156,6 @@ def test_workers_agree_with_the_serial_engine_bit_for_bit():
         assert runs[0].history[-1][name] == runs[1].history[-1][name]
 
 
-def test_first_weights_may_come_from_any_generator():
-    class Made(Base):
-        def begin(self):
-            self.layer.weight.data.fill_(random.random() + np.random.rand())  # noqa: NPY002
-
-        def forward(self, x):
-            return self.layer(x)
-
-    task = hansa.Task(Made, cross_entropy, DATA)
-    first = [task.start(hansa.Key(seed), torch.float32)["model"] for seed in (1, 1, 2)]
-    assert torch.equal(first[0], first[1])
-    assert not torch.equal(first[0], first[2])
-
-
 def test_a_run_leaves_every_generator_as_it_was():
     task = hansa.Task(Drawing, cross_entropy, DATA)
 

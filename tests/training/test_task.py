@@ -103,58 +103,6 @@ def test_a_module_without_buffers_has_no_channel_for_them():
     assert list(run.algorithm.channels) == ["model"]
 
 
-def test_float64_runs_through_everything():
-    run = hansa.run(
-        presets.fedams(steps=1), hansa.Task(normalised, cross_entropy, images()), rounds=1, dtype=torch.float64
-    )
-    assert {v.dtype for v in run.state.vectors.values()} == {torch.float64}
-    assert run.state.server["model"]["0"]["vhat"].dtype == torch.float64
-
-
-def test_the_trained_model_comes_back_as_a_module():
-    data = images()
-    task = hansa.Task(normalised, cross_entropy, data)
-    run = hansa.run(presets.fedavg(local_lr=0.1, steps=4), task, rounds=3)
-    module = run.model.eval()
-    with torch.no_grad():
-        output = module(data.test_inputs)
-    assert run.history[-1]["test_loss"] == pytest.approx(float(cross_entropy(output, data.test_targets)), rel=1e-4)
-    hits = float((output.argmax(1) == data.test_targets).float().mean())
-    assert run.history[-1]["test_accuracy"] == pytest.approx(hits)
-
-
-class Output:
-    def __init__(self, logits):
-        self.logits = logits
-
-
-class Wrapped(nn.Module):
-    """A model that answers with a record, as those of transformer libraries do."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = convolutional()
-
-    def forward(self, x):
-        return Output(self.inner(x))
-
-
-@pytest.mark.parametrize("choice", ["auto", "eager"], ids=["native if it can", "eager"])
-def test_a_model_that_answers_with_a_record_works_through_its_loss_and_metric(choice):
-    data = images()
-    wrapped = hansa.Task(
-        Wrapped,
-        lambda out, y: cross_entropy(out.logits, y),
-        data,
-        metric=lambda out, y: out.logits.argmax(1) == y,
-        reduction="mean",
-        execution=choice,
-    )
-    algorithm = presets.fedavg(local_lr=0.1, steps=3)
-    plain = hansa.run(algorithm, hansa.Task(convolutional, cross_entropy, data, execution=choice), rounds=2)
-    assert torch.equal(hansa.run(algorithm, wrapped, rounds=2).params, plain.params)
-
-
 def test_unused_parameters_are_left_where_they_are():
     class Idle(nn.Module):
         def __init__(self):
