@@ -205,40 +205,9 @@ class weighted(_Sized):
     def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
         size = self.size(population.count)
         weights = population.samples if isinstance(self.weights, str) else self.weights
-        return _draw_weighted(key.child("sample", round).numpy(), weights, size)
-
-
-def _draw_weighted(draw: np.random.Generator, weights: tuple[float, ...], size: int) -> tuple[int, ...]:
-    """Draw ``size`` indices without replacement, with probabilities proportional to the weights.
-
-    The result equals that of `Generator.choice`, in time independent of the number of weights unless an index repeats.
-    """
-    shares, steps = _cumulative_weights(weights)
-    chosen = np.unique(steps.searchsorted(draw.random(size), side="right"))
-    while len(chosen) < size:  # exclude those already chosen and draw the rest again
-        left = shares.copy()
-        left[chosen] = 0.0
-        steps = np.cumsum(left)
-        steps /= steps[-1]
-        more = steps.searchsorted(draw.random(size - len(chosen)), side="right")
-        chosen = np.union1d(chosen, more)
-    return tuple(chosen.tolist())
-
-
-_last_chances: list[tuple[tuple[float, ...], tuple[Any, Any]]] = []
-
-
-def _cumulative_weights(weights: tuple[float, ...]) -> tuple[Any, Any]:
-    """Return the normalized weights and their cumulative sums, cached for a run."""
-    for known, result in _last_chances:
-        if known is weights:
-            return result
-    raw = np.asarray(weights, dtype=np.float64)
-    shares = raw / raw.sum()
-    steps = np.cumsum(shares)
-    steps /= steps[-1]
-    _last_chances[:] = [(weights, (shares, steps)), *_last_chances[:1]]
-    return _last_chances[0][1]
+        shares = np.asarray(weights, dtype=np.float64)
+        drawn = key.child("sample", round).numpy().choice(len(shares), size, replace=False, p=shares / shares.sum())
+        return tuple(sorted(drawn.tolist()))
 
 
 @dataclass(frozen=True, slots=True)

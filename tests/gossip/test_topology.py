@@ -1,6 +1,8 @@
-"""Topologies: doubly stochastic at every size, the papers' weights, errors, and what is left when clients are lost."""
+"""Topologies, mixing matrices and their rates against textbook weights, networkx and dense algebra."""
 
 from __future__ import annotations
+
+import math
 
 import networkx as nx
 import numpy as np
@@ -8,11 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.sparse import coo_array, csr_array
 
 from hansa import gossip
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
+from hansa.gossip import spectral
 from hansa.gossip.topology import _random_pairs
+from hansa.gossip.weights import as_sparse, circulant, sparse_identity
 
 ANY_SIZE = [
     gossip.ring(),
@@ -258,3 +263,220 @@ def test_the_stochastic_complement_is_the_sum_over_detours_and_forgets_the_order
 def test_survivors_of_nothing_are_refused(topology: object, alive: list[bool], message: str) -> None:
     with pytest.raises(HansaError, match=message):
         gossip.over_survivors(topology, alive)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("W", "message"),
+    [
+        ([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0]], "W has shape 2 x 3: expected a square matrix"),
+        (torch.ones(3), "W has shape 3: expected a square"),
+        ([[1.0], [0.5, 0.5]], "rows of equal length"),
+        ([["a"]], "matrix of numbers"),
+        (torch.zeros(0, 0), "W has shape 0 x 0"),
+        (torch.zeros(2, 2), "row 0 sums to 0"),
+        ([[1.5, -0.5], [-0.5, 1.5]], r"W\[0, 1\] = -0.5: expected non-negative weights"),
+        ([[0.5, float("nan")], [0.5, 0.5]], r"W\[0, 1\] = nan: expected finite weights"),
+        ([[1.0, 0.0], [float("inf"), 0.0]], r"W\[1, 0\] = inf"),
+        ([[0.5, 0.5], [0.3, 0.5]], "row 1 sums to 0.8, expected 1"),
+        ([[0.9, 0.1], [0.5, 0.5]], "column 0 sums to 1.4, expected 1"),
+        ([[0.5, 0.5], [0.5, 0.5 + 1e-8]], "row 1 sums to 1.00000001"),
+        (torch.eye(3), "W is disconnected: 3 parts, client 1 never hears client 0"),
+        (torch.block_diag(torch.full((2, 2), 0.5), torch.full((2, 2), 0.5)), "2 parts, client 2 never hears"),
+        ([[0.0, 1.0], [1.0, 0.0]], "W is periodic"),
+        (torch.roll(torch.eye(5), 1, 0), "W is periodic"),
+    ],
+)
+def test_check_names_what_is_wrong_and_where(W: object, message: str) -> None:
+    with pytest.raises(HansaError, match=message):
+        gossip.check_mixing_matrix(W)  # type: ignore[arg-type]
+
+
+def test_check_takes_every_form_of_matrix() -> None:
+    W = gossip.ring()(6)
+    for form in (W, W.float(), W.to_sparse(), W.numpy(), W.tolist(), csr_array(W.numpy()), coo_array(W.numpy())):
+        gossip.check_mixing_matrix(form)
+    gossip.check_mixing_matrix(torch.eye(4), connected=False)
+    gossip.check_mixing_matrix([[1.0]])
+
+
+def test_tolerance_follows_the_dtype() -> None:
+    W = gossip.ring()(6)
+    off = W + 1e-7
+    gossip.check_mixing_matrix(off.float())
+    gossip.check_mixing_matrix(W.to(torch.bfloat16))
+    with pytest.raises(HansaError, match=r"row 0 sums to 1.0000006"):
+        gossip.check_mixing_matrix(off)
+
+
+def test_connected_without_self_weight_is_fine_when_cycles_of_coprime_length_meet() -> None:
+    triangle = [[0.0, 0.5, 0.5], [0.5, 0.0, 0.5], [0.5, 0.5, 0.0]]  # cycles of two and three
+    gossip.check_mixing_matrix(triangle)
+    assert gossip.rho(triangle) == pytest.approx(0.5)
+
+
+def test_checking_does_not_change_the_matrix_given() -> None:
+    W = csr_array(([0.5, 0.25, 0.25, 0.5, 0.5, 0.0], ([0, 0, 0, 1, 1, 1], [0, 1, 1, 0, 1, 1])), shape=(2, 2))
+    W = csr_array((W.data.copy(), W.indices.copy(), W.indptr.copy()), shape=(2, 2))
+    before = (W.data.copy(), W.indices.copy(), W.indptr.copy())
+    gossip.check_mixing_matrix(W)
+    assert as_sparse(W).nnz == 4
+    for kept, now in zip(before, (W.data, W.indices, W.indptr), strict=True):
+        assert np.array_equal(kept, now)
+
+
+def test_circulant_counts_coinciding_offsets_once() -> None:
+    assert circulant(2, (1, -1)).toarray().tolist() == [[0.5, 0.5], [0.5, 0.5]]
+    assert circulant(1, (1, -1)).toarray().tolist() == [[1.0]]
+    assert circulant(4, (2,)).toarray()[3].tolist() == [0.0, 0.5, 0.0, 0.5]
+
+
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(1, 20), seed=st.integers(0, 10**6))
+def test_sinkhorn_scales_rows_and_columns_only(n: int, seed: int) -> None:
+    A = np.random.default_rng(seed).random((n, n)) + 0.01
+    P = gossip.sinkhorn(A).numpy()
+    assert np.abs(P.sum(0) - 1).max() < 1e-12
+    assert np.abs(P.sum(1) - 1).max() < 1e-12
+    # D1 A D2: every 2 x 2 cross ratio of A survives
+    ratio = P / A
+    np.testing.assert_allclose(ratio * ratio[0, 0], np.outer(ratio[:, 0], ratio[0]), rtol=1e-9)
+
+
+def test_sinkhorn_finishes_on_slowly_mixing_patterns() -> None:
+    # plain sweeps gain a factor rho^2 = 0.9997 each here: 1e5 of them for this accuracy
+    noisy = gossip.ring()(120).numpy() * (1 + 1e-4 * np.random.default_rng(0).standard_normal((120, 120)))
+    P = gossip.sinkhorn(noisy, sweeps=500)
+    assert (P.sum(1) - 1).abs().max() < 1e-12
+    assert (P.sum(0) - 1).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("A", "message"),
+    [
+        (
+            [[1.0, 1.0], [0.0, 1.0]],
+            "still off by .* after 200 sweeps",
+        ),  # no second diagonal: [0, 1] can never carry weight
+        ([[1.0, -1.0], [1.0, 1.0]], "finite numbers >= 0"),
+        ([[1.0, 0.0], [1.0, 0.0]], "a positive one in every row and column"),
+        ([[1.0, float("nan")], [1.0, 1.0]], "finite"),
+    ],
+)
+def test_sinkhorn_refuses_what_has_no_doubly_stochastic_scaling(A: list[list[float]], message: str) -> None:
+    with pytest.raises(HansaError, match=message):
+        gossip.sinkhorn(A, sweeps=200)
+
+
+TOPOLOGIES = [
+    gossip.ring(),
+    gossip.complete(),
+    gossip.unbalanced_complete(seed=5),
+    gossip.erdos_renyi(0.6, seed=5),
+    gossip.torus(),
+    gossip.star(),
+    gossip.exponential(),
+]
+
+
+@pytest.mark.parametrize(("n", "published"), [(8, 0.805), (10, 0.873), (50, 0.995)])
+def test_ring_has_the_published_rho(n: int, published: float) -> None:
+    assert round(gossip.rho(gossip.ring()(n)), 3) == published
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 50, 1500])
+def test_complete_graph_has_rho_zero(n: int) -> None:
+    assert gossip.rho(gossip.complete().sparse(n)) == 0
+
+
+@pytest.mark.parametrize("n", [4, 5, 8, 10, 33, 50, 200])
+def test_rho_matches_closed_forms(n: int) -> None:
+    assert gossip.rho(gossip.ring()(n)) == pytest.approx((1 + 2 * math.cos(2 * math.pi / n)) / 3, abs=1e-12)
+    assert gossip.rho(gossip.star()(n)) == pytest.approx(1 - 1 / n, abs=1e-12)
+    exponential, bound = gossip.rho(gossip.exponential()(n)), 1 - 2 / (1 + math.ceil(math.log2(n)))
+    if n % 2 == 0:  # Ying et al. 2021, Proposition 1
+        assert exponential == pytest.approx(bound, abs=1e-12)
+    else:
+        assert exponential < bound
+
+
+@pytest.mark.parametrize("power", [1, 2, 3, 5])
+def test_hypercube_has_rho_one_minus_two_over_neighbours_and_self(power: int) -> None:
+    assert gossip.rho(gossip.hypercube()(2**power)) == pytest.approx(1 - 2 / (1 + power), abs=1e-12)
+
+
+def test_nobody_talking_has_rho_one() -> None:
+    assert gossip.rho(gossip.isolated()(5)) == pytest.approx(1, abs=1e-12)
+    assert gossip.rho(gossip.isolated().sparse(2000)) == pytest.approx(1, abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(topology=st.sampled_from(TOPOLOGIES), n=st.integers(3, 40), seed=st.integers(0, 10**6))
+def test_a_gossip_step_keeps_the_mean_and_contracts_by_rho_reached_by_the_singular_vector(
+    topology: gossip.Topology, n: int, seed: int
+) -> None:
+    W = topology(n)
+    rho = gossip.rho(W)
+    X = torch.randn(n, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    mean = X.mean(0, keepdim=True)
+    torch.testing.assert_close((W @ X).mean(0, keepdim=True), mean, rtol=0, atol=1e-12)
+    assert (W @ X - mean).norm() <= rho * (X - mean).norm() + 1e-12
+    worst = torch.linalg.svd(W - 1 / n)[2][0]
+    worst = worst - worst.mean()
+    assert (W @ worst).norm() == pytest.approx(rho * worst.norm().item(), abs=1e-9)
+
+
+@pytest.mark.parametrize("topology", [*TOPOLOGIES, gossip.hypercube()])
+@pytest.mark.parametrize("n", [64, 128])
+def test_lanczos_finds_what_singular_values_find(
+    topology: gossip.Topology, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = torch.linalg.matrix_norm(topology(n) - 1 / n, ord=2).item()
+    monkeypatch.setattr(spectral, "DENSE_UP_TO", 0)
+    assert gossip.rho(topology(n)) == pytest.approx(exact, abs=1e-9)
+
+
+def test_rho_of_ten_thousand_clients_matches_closed_forms() -> None:
+    n = 10_000
+    assert gossip.rho(gossip.ring().sparse(n)) == pytest.approx((1 + 2 * math.cos(2 * math.pi / n)) / 3, abs=1e-12)
+    assert gossip.rho(gossip.exponential().sparse(n)) == pytest.approx(1 - 2 / 15, abs=1e-10)
+    assert gossip.rho(gossip.torus().sparse(n)) == pytest.approx((3 + 2 * math.cos(2 * math.pi / 100)) / 5, abs=1e-10)
+    path = gossip.edges([(i, i + 1) for i in range(n - 1)]).sparse(n)
+    assert gossip.rho(path) == pytest.approx(1 - 2 / 3 * (1 - math.cos(math.pi / n)), abs=1e-12)
+
+
+def test_rho_sees_the_negative_end_of_the_spectrum() -> None:
+    n, keep = 3000, 1e-8  # neighbours all but swap: the smallest eigenvalue is -1 + 2 keep
+    W = csr_array(keep * sparse_identity(n) + (1 - keep) / 2 * (3 * gossip.ring().sparse(n) - sparse_identity(n)))
+    assert gossip.rho(W) == pytest.approx(1 - 2 * keep, abs=1e-12)
+
+
+def test_rho_max_is_that_of_the_sparsest_cluster() -> None:
+    assert gossip.rho_max(gossip.ring(), [3, 8, 10, 8]) == gossip.rho(gossip.ring()(10))
+    with pytest.raises(HansaError, match="at least one cluster"):
+        gossip.rho_max(gossip.ring(), [])
+
+
+def test_rho_refuses_what_is_no_mixing_matrix() -> None:
+    with pytest.raises(HansaError, match="row 0 sums to 2"):
+        gossip.rho(torch.ones(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("topology", "n", "edges", "messages"),
+    [
+        (gossip.ring(), 1, 0, 0),
+        (gossip.ring(), 2, 1, 2),
+        (gossip.ring(), 8, 8, 16),
+        (gossip.complete(), 5, 10, 20),
+        (gossip.star(), 5, 4, 8),
+        (gossip.torus(rows=3), 12, 24, 48),
+        (gossip.hypercube(), 8, 12, 24),
+        (gossip.exponential(), 8, 20, 24),  # 1 and 2 ahead are one way, 4 ahead is mutual
+        (gossip.isolated(), 5, 0, 0),
+    ],
+)
+def test_edges_messages_and_bytes_are_counted(topology: gossip.Topology, n: int, edges: int, messages: int) -> None:
+    W = topology(n)
+    assert (gossip.edge_count(W), gossip.messages(W)) == (edges, messages)
+    assert gossip.step_bytes(W, 29_034) == messages * 29_034 * 4
+    assert gossip.step_bytes(W, 10, itemsize=8) == messages * 80

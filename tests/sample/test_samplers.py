@@ -87,19 +87,6 @@ def test_wrong_arguments_are_named(make, message):
         make()
 
 
-@pytest.mark.parametrize("size", [1, 4, 30, 60])
-def test_weighted_draws_what_numpy_does_and_prepares_its_weights_once(size):
-    """Many are drawn twice here, so that what is left must be drawn anew."""
-    samples = tuple(int(n) for n in Key(3).numpy().integers(1, 40, 60))
-    raw, population = np.asarray(samples, dtype=np.float64), Population(samples)
-    prepared = sample._cumulative_weights(samples)
-    for round in range(40):
-        drawn = Key(5).child("sample", round).numpy().choice(60, size, replace=False, p=raw / raw.sum())
-        chosen = sample.weighted(count=size).select(round, population, Key(5))
-        assert chosen == tuple(sorted(drawn.tolist()))
-    assert sample._cumulative_weights(samples) is prepared
-
-
 def test_a_share_of_clients_is_the_decimal_that_was_written():
     hundred = Population((1,) * 100)  # 0.145 * 100 is 14.499999999999998
     for share, count in ((0.29, 29), (0.145, 15), (0.144, 14), (1 / 3, 33)):

@@ -52,7 +52,6 @@ class Arrivals(NamedTuple):
 
     jobs: tuple[TimedJob, ...]
     refused: tuple[TimedJob, ...]
-    started: tuple[TimedJob, ...]
     begin: float
     end: float
     occupied: float
@@ -110,15 +109,12 @@ def collect_arrivals(
     slots = _Slots(queue, heap, population, select, device, group)
     jobs: list[TimedJob] = []
     refused: list[TimedJob] = []
-    started: list[TimedJob] = []
     now = begin = float(queue["now"])
     occupied = 0.0
     while len(jobs) < size:
         if slots.vacant and (not heap or heap[0][0] > now):
             for client, at in slots.fill(now):
-                job = start(client, at)
-                started.append(job)
-                heapq.heappush(heap, list(job))
+                heapq.heappush(heap, list(start(client, at)))
             if heap and heap[0][0] <= now:  # a job that takes no time
                 continue
         if not heap:
@@ -140,7 +136,7 @@ def collect_arrivals(
         "now": now, "vacant": slots.vacant, "wave": slots.wave, "candidates": slots.candidates, "jobs": heap,
         "oldest": [*queue["oldest"], [version, at_start]][-_MAX_OLDEST:],
     }  # fmt: skip
-    return Arrivals(tuple(jobs), tuple(refused), tuple(started), begin, now, occupied, after)
+    return Arrivals(tuple(jobs), tuple(refused), begin, now, occupied, after)
 
 
 def _arrived(heap: list[list[float | int]], now: float, client: int, at: float) -> TimedJob:

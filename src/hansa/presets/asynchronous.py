@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Unpack
+from dataclasses import fields
+from typing import Any, Literal, TypedDict, Unpack
 
 from hansa.aggregate import Discount, calibrated, discounted, mixed_models, polynomial
 from hansa.algorithm import Algorithm
@@ -16,41 +17,40 @@ from hansa.server import amsgrad, chain, delay_adaptive
 POLYNOMIAL = polynomial(0.5)
 
 
-class Asynchronous(Common, total=False):
-    """The arguments of asynchronous presets.
+class Paced(TypedDict, total=False):
+    """The arguments of a server that does not wait.
 
     Args:
         size: Updates per server step: a number, or a fraction of the concurrency.
         concurrency: Clients that train at the same time; by default as many as the sampler selects.
         max_staleness: Updates of versions more than this many steps old are refused.
+
+    >>> sorted(Paced.__annotations__)
+    ['concurrency', 'max_staleness', 'size']
+    """
+
+    size: int | float
+    concurrency: int
+    max_staleness: int
+
+
+class Asynchronous(Common, Paced, total=False):
+    """The arguments of asynchronous presets: `Common` and ``size``, ``concurrency``, ``max_staleness``.
 
     >>> "size" in Asynchronous.__annotations__
     True
     """
 
-    size: int | float
-    concurrency: int
-    max_staleness: int
 
-
-class AsynchronousAdaptive(AdaptiveEps, total=False):
-    """The arguments of asynchronous presets with an adaptive server.
-
-    Args:
-        size: Updates per server step: a number, or a fraction of the concurrency.
-        concurrency: Clients that train at the same time; by default as many as the sampler selects.
-        max_staleness: Updates of versions more than this many steps old are refused.
+class AsynchronousAdaptive(AdaptiveEps, Paced, total=False):
+    """The arguments of asynchronous presets with an adaptive server: `AdaptiveEps` and those of `Asynchronous`.
 
     >>> "concurrency" in AsynchronousAdaptive.__annotations__
     True
     """
 
-    size: int | float
-    concurrency: int
-    max_staleness: int
 
-
-document_arguments(Asynchronous, AsynchronousAdaptive)
+document_arguments(Paced)
 PACE: dict[str, Any] = {"size": 0.2, "concurrency": None, "max_staleness": None}
 
 
@@ -115,8 +115,8 @@ def fadas(
     >>> fadas(server_lr=0.01, tau_c=4).channels["model"].server.transforms[1]
     delay_adaptive(lr=0.01, threshold=4, rule='paper')
     """
-    own = ("b1", "b2", "eps", "bias_correction", "v0", "eps_inside")
-    moments: Any = {name: options[name] for name in own}  # type: ignore[literal-required]
+    own = {field.name for field in fields(amsgrad)}
+    moments: Any = {name: value for name, value in options.items() if name in own}
     common: Any = {name: value for name, value in options.items() if name not in own}
     rate = delay_adaptive(common["server_lr"], tau_c, delay_rule)
     return _compose_paced("fadas", common).with_server(chain(amsgrad(**moments), rate))
