@@ -15,7 +15,8 @@ from torch import nn
 import hansa
 from engine import problems
 from hansa import presets
-from hansa.engine.auto import AutoEngine, auto_engine, available_cores
+from hansa.core.devices import available_cores
+from hansa.engine.auto import AutoEngine, auto_engine
 from hansa.engine.serial import Serial
 from hansa.runs.driver import Run
 

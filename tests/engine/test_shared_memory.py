@@ -50,7 +50,7 @@ def same(left, right) -> bool:
 @given(trees, st.integers(0, 100), st.booleans())
 def test_anything_comes_back_as_it_was_with_its_strides(tree, start, copy):
     memory = SharedMemory()
-    found = unpack_object(Packer(memory, start=start).pack(tree), [SharedMemory(memory.handle())], copy=copy)
+    found = unpack_object(Packer(memory, start=start).pack(tree), [SharedMemory(os.dup(memory.fd))], copy=copy)
     assert same(tree, found)
 
 
@@ -98,7 +98,7 @@ def test_a_tensor_that_is_met_twice_is_laid_once():
 def test_views_see_what_the_other_side_writes_and_copies_do_not():
     memory = SharedMemory()
     packed = Packer(memory).pack(torch.zeros(3))
-    view, copy = (unpack_object(packed, [SharedMemory(memory.handle())], copy=copy) for copy in (False, True))
+    view, copy = (unpack_object(packed, [SharedMemory(os.dup(memory.fd))], copy=copy) for copy in (False, True))
     unpack_object(packed, [memory], copy=False).fill_(7)
     assert view.tolist() == [7, 7, 7]
     assert copy.tolist() == [0, 0, 0]
@@ -106,7 +106,7 @@ def test_views_see_what_the_other_side_writes_and_copies_do_not():
 
 def test_a_memory_grows_and_earlier_views_stay_valid():
     memory = SharedMemory()
-    reader = SharedMemory(memory.handle())
+    reader = SharedMemory(os.dup(memory.fd))
     first = unpack_object(Packer(memory).pack(torch.arange(4)), [reader], copy=False)
     large = unpack_object(Packer(memory, start=4096).pack(torch.ones(10**6)), [reader], copy=False)
     assert large.sum() == 10**6
@@ -118,7 +118,7 @@ def test_the_data_of_a_task_are_shared_and_no_worker_copies_them():
     task = problems.task(problems.convolution)
     memory = SharedMemory()
     packed = Packer(memory).pack(task)
-    worker = unpack_object(packed, [SharedMemory(memory.handle(), private=True)], copy=False)
+    worker = unpack_object(packed, [SharedMemory(os.dup(memory.fd), private=True)], copy=False)
     assert torch.equal(worker.data.inputs, task.data.inputs)
     assert worker.data.inputs.stride() == task.data.inputs.stride()
     assert (
@@ -141,7 +141,7 @@ def region(address: int) -> str:
 def test_what_a_worker_writes_into_the_data_is_seen_by_nobody_else():
     memory = SharedMemory()
     packed = Packer(memory).pack(torch.zeros(4))
-    mine, other = (unpack_object(packed, [SharedMemory(memory.handle(), private=True)], copy=False) for _ in range(2))
+    mine, other = (unpack_object(packed, [SharedMemory(os.dup(memory.fd), private=True)], copy=False) for _ in range(2))
     mine.fill_(1)
     assert other.tolist() == [0, 0, 0, 0]
 

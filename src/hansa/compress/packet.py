@@ -35,7 +35,7 @@ import torch
 from hansa.core import native
 from hansa.core.errors import HansaError, invalid_argument
 from hansa.core.vectors import allocator, kernels
-from hansa.core.vectors.fingerprint import checksum
+from hansa.core.vectors.kernels import crc32
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -124,7 +124,7 @@ class Packet:
         """Return the bytes after the header and the kind's name, after verifying the checksum."""
         view = byte_view(self.bytes)
         _, _, what, _, _, crc = HEADER.unpack_from(view)
-        if checksum(view[HEADER.size :], zlib.crc32(view[: HEADER.size - 4])) != crc:
+        if crc32(view[HEADER.size :], zlib.crc32(view[: HEADER.size - 4])) != crc:
             raise PacketError("packet: the checksum does not match: the bytes were damaged on the way.")
         return read_kind(what & 0x7F, view[HEADER.size :])[1]
 
@@ -155,7 +155,7 @@ def make_packet(kind: str, x: Array, parts: Sequence[Buffer | Array]) -> Packet:
         for piece in pieces:
             data[place : place + len(piece)] = piece
             place += len(piece)
-        data[: HEADER.size] = start + struct.pack("<I", checksum(data[HEADER.size :], zlib.crc32(start)))
+        data[: HEADER.size] = start + struct.pack("<I", crc32(data[HEADER.size :], zlib.crc32(start)))
     return Packet(kind, x.size, dtype, HEADER.size + length, data)
 
 

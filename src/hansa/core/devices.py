@@ -6,7 +6,9 @@ aggregation, run folders and exact resume do not depend on the device.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -16,6 +18,16 @@ from hansa.core.errors import HansaError, argument_error, invalid_argument
 Device: TypeAlias = "str | torch.device | Sequence[str | torch.device]"
 PINNED_DEVICES = frozenset({"cuda", "xpu"})
 """Types of devices that copy from pinned memory of the host while the host continues."""
+
+
+def available_cores() -> int:
+    """Return the number of cores this process may use: its affinity, limited by the quota of its container."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return max(1, min(count, round(int(quota) / int(period))))
+    except (OSError, ValueError):  # no quota ("max"), or no control groups
+        return count
 
 
 def available_devices() -> dict[torch.device, str]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 
 from hansa.algorithm import Algorithm
-from hansa.core.devices import release_cached_memory
+from hansa.core.devices import available_cores, release_cached_memory
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.protocols import with_defaults
 from hansa.core.types import Vectors
@@ -254,13 +252,3 @@ class AutoEngine(BaseEngine):
 def _warn_once(message: str) -> None:
     """Log each distinct warning once."""
     log.warning("%s", message)
-
-
-def available_cores() -> int:
-    """Return the number of cores this process may use: its affinity, limited by the quota of its container."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        return max(1, min(count, round(int(quota) / int(period))))
-    except (OSError, ValueError):  # no quota ("max"), or no control groups
-        return count

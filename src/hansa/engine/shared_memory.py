@@ -62,7 +62,7 @@ class SharedMemory:
 
     >>> memory = SharedMemory()
     >>> memory.write(64, "Lübeck".encode())
-    >>> SharedMemory(memory.handle()).mapped(71)[64:71].decode()
+    >>> SharedMemory(os.dup(memory.fd)).mapped(71)[64:71].decode()
     'Lübeck'
     """
 
@@ -72,10 +72,6 @@ class SharedMemory:
         self.fd = _anonymous_file() if descriptor is None else descriptor
         self._access = mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE
         self._map: mmap.mmap | None = None
-
-    def handle(self) -> int:
-        """Return another descriptor of the same memory."""
-        return os.dup(self.fd)
 
     def mapped(self, size: int) -> mmap.mmap:
         """Map at least the first ``size`` bytes; the file grows if needed."""

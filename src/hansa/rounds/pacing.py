@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 from hansa.algorithm import Algorithm, check_enough_updates
 from hansa.compress import Packet
@@ -29,35 +29,6 @@ from hansa.rounds.messages import Broadcast, DroppedClient, WorkOrder
 from hansa.rounds.round import OpenedRound, open_round
 
 
-@runtime_checkable
-class ArrivalEngine(Protocol):
-    """An engine whose jobs run on real machines: asynchronous rounds start them one by one, and wait for arrivals."""
-
-    def begin_step(self, state: ServerState, load_memory: Callable[[WorkOrder], WorkOrder], oldest: int) -> None:
-        """Prepare for a server step; ``oldest`` is the oldest round that the server could resume from."""
-        ...
-
-    def start_job(self, order: WorkOrder) -> None:
-        """Send the order of one client."""
-        ...
-
-    def has_job(self, client: int) -> bool:
-        """Whether this engine has started the client's job; those of an earlier process are sent again."""
-        ...
-
-    def lose_job(self, client: int) -> None:
-        """Let the client's job end without an update."""
-        ...
-
-    def next_arrival(self) -> tuple[int, float]:
-        """Wait for a job to end, and return its client and the time."""
-        ...
-
-    def group_of(self, client: int) -> Hashable:
-        """Return the site of a client, which executes one job at a time."""
-        ...
-
-
 def open_paced_round(
     algorithm: Algorithm,
     state: ServerState,
@@ -65,7 +36,7 @@ def open_paced_round(
     run: str,
     key: Key,
     clock: VirtualClock | None = None,
-    machines: ArrivalEngine | None = None,
+    machines: Any = None,
 ) -> OpenedRound:
     """Open a round of any pace. Without a clock it is that of `open_round`.
 
@@ -76,7 +47,7 @@ def open_paced_round(
         run: The run's identifier.
         key: The run's key.
         clock: The virtual clock; asynchronous paces need one.
-        machines: Real machines, instead of the clock.
+        machines: An engine whose jobs run on real machines, instead of the clock: `hansa.federation.server.Federation`.
     """
     if isinstance(algorithm.pace, buffered):
         clock = VirtualClock(None, population.samples, key) if clock is None else clock
@@ -125,7 +96,7 @@ class _ServerStep:
     run: str
     key: Key
     clock: VirtualClock
-    machines: ArrivalEngine | None
+    machines: Any
     versions: State = field(default_factory=dict)
     """The digest and the vectors of each version in flight, and of the present one."""
     _sent: dict[int, tuple[bytes, Mapping[str, Broadcast]]] = field(default_factory=dict)
@@ -203,7 +174,7 @@ class _ServerStep:
         self.machines.start_job(self._order(job))
         return job
 
-    def _restart(self, queue: State, machines: ArrivalEngine) -> None:
+    def _restart(self, queue: State, machines: Any) -> None:
         """Send the jobs again that an earlier process had in flight."""
         for job in map(TimedJob._make, queue["jobs"]):
             if machines.has_job(job.client):

@@ -40,7 +40,7 @@ from hansa.rounds import (
 from hansa.rounds.ledger import Ledger
 from hansa.rounds.measures import wants_mean
 from hansa.rounds.messages import DroppedClient, Report, WorkOrder, joined_orders
-from hansa.rounds.pacing import ArrivalEngine, check_profile
+from hansa.rounds.pacing import check_profile
 from hansa.runs.client_columns import Array, ClientColumns
 from hansa.runs.columns import MetricFacts, main_metric
 from hansa.runs.metrics import RunHistory, report_dropped_clients, text_table
@@ -279,7 +279,7 @@ class Run:
 
     def _round(self, engine: Engine, final: bool) -> Record:
         start, traits = time.perf_counter(), with_defaults(engine, BaseEngine)
-        machines = engine if self.algorithm.pace.asynchronous and isinstance(engine, ArrivalEngine) else None
+        machines: Any = engine if self.algorithm.pace.asynchronous and hasattr(engine, "next_arrival") else None
         if machines is not None:
             machines.begin_step(self.state, self._with_memory, self.oldest_resumable_round)
         opened = open_paced_round(

@@ -42,10 +42,9 @@ import torch
 
 from hansa.config import allow_code
 from hansa.config.import_path import is_trusted, may_import
-from hansa.core.devices import resolve_devices
+from hansa.core.devices import available_cores, resolve_devices
 from hansa.core.errors import check_integer
 from hansa.engine import workers as worker_block
-from hansa.engine.auto import available_cores
 from hansa.engine.processes import current_workers
 from hansa.engine.requests import NumericSettings
 from hansa.engine.shared_memory import CodeChecker, PackedObject, Packer, SharedMemory, unpack_object

@@ -142,7 +142,7 @@ def test_inner_products_do_not_depend_on_the_threads_that_share_them(monkeypatch
     rows, vectors = torch.randn(13, 4001), torch.randn(3, 4001)
     one = arithmetic.inner_products(rows, vectors)
     monkeypatch.setattr(arithmetic, "PARALLEL_PRODUCTS", 1)
-    monkeypatch.setattr(arithmetic, "cores", lambda: 2)
+    monkeypatch.setattr(arithmetic, "available_cores", lambda: 2)
     assert torch.equal(arithmetic.inner_products(rows, vectors), one)
     monkeypatch.setenv("HANSA_NATIVE", "off")
     assert torch.allclose(arithmetic.inner_products(rows, vectors), one, rtol=1e-12, atol=1e-9)

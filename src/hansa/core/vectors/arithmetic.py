@@ -6,7 +6,6 @@ The choice depends only on the machine and the vector, so equal runs stay bit-id
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 from hansa.core import native
-from hansa.core.devices import has_float64
+from hansa.core.devices import available_cores, has_float64
 from hansa.core.types import Vector, Vectors
 from hansa.core.vectors import kernels
 
@@ -76,7 +75,7 @@ def inner_products(rows: Vector, vectors: Vector) -> Vector:
     """
     if rows.dtype == torch.float32 and native_fits(rows, vectors):
         half = len(rows) // 2
-        if half * rows.shape[1] * len(vectors) < PARALLEL_PRODUCTS or cores() < 2:
+        if half * rows.shape[1] * len(vectors) < PARALLEL_PRODUCTS or available_cores() < 2:
             return kernels.native_inner_products(rows, vectors)
         with ThreadPoolExecutor(1) as other:
             job = other.submit(kernels.native_inner_products, rows[half:], vectors)
@@ -87,11 +86,6 @@ def inner_products(rows: Vector, vectors: Vector) -> Vector:
         span = slice(start, start + SPAN)
         total.addmm_(rows[:, span].to(torch.float64), vectors[:, span].to(torch.float64).T)
     return total
-
-
-def cores() -> int:
-    """Return the number of cores available to this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def weighted_sum(rows: Sequence[Vector], weights: Sequence[float]) -> Vector:

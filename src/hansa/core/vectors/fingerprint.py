@@ -6,7 +6,6 @@ They are not cryptographic: collisions can be constructed.
 from __future__ import annotations
 
 import hashlib
-import zlib
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -16,7 +15,6 @@ import torch
 from hansa.core import native
 from hansa.core.devices import copy_to_device
 from hansa.core.types import Vector
-from hansa.core.vectors import kernels
 
 Words: TypeAlias = "np.ndarray[Any, np.dtype[np.uint32]]"
 Sums: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
@@ -40,15 +38,6 @@ def fingerprint(vector: Vector, isa: str = "") -> bytes:
     state = hashlib.blake2b(length.to_bytes(8, "little"), digest_size=16)
     state.update(sums.astype("<u8").data)
     return state.digest()
-
-
-def checksum(data: bytes | bytearray | memoryview, crc: int = 0) -> int:
-    """Return zlib's CRC-32 of bytes, continued from ``crc``; native if available and faster.
-
-    >>> checksum(b"ab", checksum(b"c")) == checksum(b"cab") == zlib.crc32(b"cab")
-    True
-    """
-    return kernels.crc32(np.frombuffer(data, np.uint8), crc) if native.available() else zlib.crc32(data, crc)
 
 
 @cache

@@ -57,25 +57,20 @@ def server_step(
     t: int = 1,
     rate: float = 1.0,
     x: Tensor | None = None,
-    out: ServerStep | None = None,
     isa: str = "",
 ) -> ServerStep:
     """Compute one step of ``momentum``, ``adagrad``, ``adam``, ``yogi``, ``amsgrad`` or ``ams`` of `hansa.server`.
 
     ``t`` counts from 1 and is used only with ``bias_correction``. The step is multiplied by ``rate`` and added to ``x``
-    if given. Without ``out`` the inputs are unchanged; ``out=ServerStep(delta, m, v, vhat)`` updates in place. float32
-    or float64.
+    if given. float32 or float64.
     """
     if kind not in abi.SERVER_KINDS:
         raise invalid_argument("server_step", "kind", kind, f"one of {', '.join(abi.SERVER_KINDS)}")
     moments, maximum = kind != "momentum", kind in ("amsgrad", "ams")
     if (v is None) == moments or (vhat is None) == maximum:
         raise HansaError(f"server_step({kind!r}): v goes with all rules but momentum, vhat with amsgrad and ams only.")
-    if out is None:
-        fresh = [allocator.empty_like(moment) if moment is not None else None for moment in (v, vhat)]
-        out = ServerStep(allocator.empty_like(delta), allocator.empty_like(m), *fresh)
-    if (out.v is None) == moments or (out.vhat is None) == maximum:
-        raise HansaError(f"server_step({kind!r}): out must hold the same moments as the input.")
+    fresh = [allocator.empty_like(moment) if moment is not None else None for moment in (v, vhat)]
+    out = ServerStep(allocator.empty_like(delta), allocator.empty_like(m), *fresh)
     named = {"delta": delta, "m": m, "v": v, "vhat": vhat}
     named |= {"out.step": out.step, "out.m": out.m, "out.v": out.v, "out.vhat": out.vhat, "x": x}
     dtype = torch.float64 if delta.dtype == torch.float64 else torch.float32
@@ -96,9 +91,7 @@ def server_step(
     return out
 
 
-def native_weighted_sum(
-    rows: Tensor | Sequence[Tensor], weights: Sequence[float], out: Tensor | None = None, isa: str = ""
-) -> Tensor:
+def native_weighted_sum(rows: Tensor | Sequence[Tensor], weights: Sequence[float], isa: str = "") -> Tensor:
     """Return sum_i w_i row_i, folded left to right for each entry.
 
     w_0 row_0 is rounded once, then there is one multiply-add per row (fused if the machine supports it). Rows are those
@@ -109,19 +102,16 @@ def native_weighted_sum(
             f"native_weighted_sum: {len(rows)} rows and {len(weights)} weights, expected as many, at least one."
         )
     first = rows[0]
-    out = allocator.empty_like(first) if out is None else out
     dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
     pointers = [address_of("native_weighted_sum", f"row {i}", row, dtype, first.numel()) for i, row in enumerate(rows)]
-    target = address_of("native_weighted_sum", "out", out, dtype, first.numel())
-    if target in pointers:
-        raise HansaError("native_weighted_sum: out is one of the rows; it must be apart from them.")
+    out = allocator.empty_like(first)
     table = native.load(isa)
     (table.mean64 if dtype == torch.float64 else table.mean32)(
         (ctypes.c_void_p * len(pointers))(*pointers),
         (ctypes.c_double * len(pointers))(*weights),
         len(pointers),
         first.numel(),
-        target,
+        out.data_ptr(),
     )
     return out
 
@@ -284,13 +274,17 @@ def indices_reaching(
         capacity = count
 
 
-def crc32(data: Bytes, crc: int = 0, isa: str = "") -> int:
-    """Return zlib's CRC-32 of bytes, continued from ``crc``."""
-    whole = data.size & ~15
-    kernel = native.load(isa).crc32
+def crc32(data: bytes | bytearray | memoryview | Bytes, crc: int = 0, isa: str = "") -> int:
+    """Return zlib's CRC-32 of bytes, continued from ``crc``; native if available and faster.
+
+    >>> crc32(b"ab", crc32(b"c")) == crc32(b"cab") == zlib.crc32(b"cab")
+    True
+    """
+    found = np.frombuffer(data, np.uint8)
+    whole, kernel = found.size & ~15, native.load(isa).crc32 if native.available() else None
     if whole < 64 or not kernel:
-        return zlib.crc32(data.data, crc)
-    return zlib.crc32(data[whole:].data, kernel(address_of("crc32", "data", data, torch.uint8), whole, crc))
+        return zlib.crc32(found.data, crc)
+    return zlib.crc32(found[whole:].data, kernel(address_of("crc32", "data", found, torch.uint8), whole, crc))
 
 
 def max_magnitude(x: Array, isa: str = "") -> float:

@@ -38,7 +38,7 @@ import torch
 
 from hansa.core.errors import HansaError
 from hansa.core.vectors import kernels
-from hansa.core.vectors.fingerprint import checksum
+from hansa.core.vectors.kernels import crc32
 from hansa.runs.store import io
 from hansa.runs.store.io import DamagedFileError
 
@@ -490,7 +490,7 @@ class Database:
         large = len(data) >= LARGE
         place = self.rows.put(data) if large else None
         digest = bytes.fromhex(row_digest(row) if sha is None else sha)
-        entry = RowEntry(0, kind, client, name, born, dtype, shape, place, checksum(data), digest).sealed(self.identity)
+        entry = RowEntry(0, kind, client, name, born, dtype, shape, place, crc32(data), digest).sealed(self.identity)
         values = (*entry[1:6], json.dumps(shape), *entry[7:], None if large else bytes(data))
         cursor = self.execute(
             "INSERT INTO vectors (kind, client, name, born, dtype, shape, place, crc, sha, seal, content) "
@@ -542,7 +542,7 @@ class Database:
             if sha is not None:
                 sha.update(piece)
             else:
-                crc = checksum(piece, crc)
+                crc = crc32(piece, crc)
         if sha is not None and sha.digest() != entry.sha:
             raise self._damaged(entry, "its SHA-256 does not match")
         if sha is None and crc != entry.crc:
