@@ -11,11 +11,7 @@ from hansa.aggregate.base import Weights, require_aggregator
 from hansa.compress import Downlink, Uplink, direct
 from hansa.compress.links import partial, require_downlink, require_uplink
 from hansa.core.citations import check_citations
-from hansa.core.errors import (
-    HansaError,
-    invalid_argument,
-    suggestion,
-)
+from hansa.core.errors import HansaError, argument_error, invalid_argument, suggestion
 from hansa.core.keys import Key
 from hansa.core.protocols import HtmlRepr, walk_components, with_defaults
 from hansa.core.types import BUFFERS, MODEL
@@ -100,14 +96,12 @@ class Algorithm(HtmlRepr):
     def __post_init__(self) -> None:
         require_sampler("Algorithm", "sampler", self.sampler)
         if not isinstance(self.local, LocalPhase):
-            raise invalid_argument(
-                "Algorithm", "local", self.local, "a local phase", "LocalPhase(steps=fixed(5)) is one."
-            )
+            example = "LocalPhase(steps=fixed(5)) is one."
+            raise invalid_argument("Algorithm", "local", self.local, "a local phase", example)
         require_pace("Algorithm", "pace", self.pace)
         if not isinstance(self.channels, Mapping):
-            raise invalid_argument(
-                "Algorithm", "channels", self.channels, "channels by name", "{'model': Channel(...)}."
-            )
+            example = "{'model': Channel(...)}."
+            raise invalid_argument("Algorithm", "channels", self.channels, "channels by name", example)
         for name, channel in self.channels.items():
             if not isinstance(channel, Channel):
                 expected = f"a channel, Channel(...), on {name!r}"
@@ -118,61 +112,42 @@ class Algorithm(HtmlRepr):
     def validate(self) -> None:
         """Raise for compositions that would silently compute something else."""
         check_citations(self.components())
-        if MODEL not in self.channels:
-            raise HansaError(f"{self.name}: channels {sorted(self.channels)} lack {MODEL!r}, the one that is trained.")
-        if self.channels[MODEL].follows is not None:
-            raise HansaError(
-                f"{self.name}: channel {MODEL!r} follows {self.channels[MODEL].follows!r}, but clients train the model "
-                "and report on it. Leave out follows, or let the other channel follow the model.",
-                component="channels",
-                argument=MODEL,
-            )
-        solver = self.local.solver
-        reports: tuple[str, ...] = with_defaults(solver, BaseSolver).channels
-        for name in reports:
-            if name not in self.channels:
-                raise HansaError(
-                    f"{self.name}: the solver {solver!r} reports on channel {name!r}, which is not there. "
-                    f"Add channels={{{name!r}: Channel(...)}}.",
-                    component="solver",
-                    argument=name,
-                )
-        for name, channel in self.channels.items():
-            followed = self.channels.get(channel.follows) if channel.follows is not None else None
-            if channel.follows is not None and (followed is None or followed.follows is not None):
-                raise HansaError(
-                    f"{self.name}: channel {name!r} follows {channel.follows!r}, on which nothing is reported. "
-                    f"{suggestion(channel.follows, [n for n, c in self.channels.items() if c.follows is None])}",
-                    component="channels",
-                    argument=name,
-                )
-        for name in self.local.receives:
-            if name not in self.channels:
-                raise HansaError(
-                    f"{self.name}: clients receive channel {name!r}, which is not there. "
-                    f"Add channels={{{name!r}: Channel(follows='model', ...)}}."
-                )
-        known = {MODEL, BUFFERS, *reports, *self.local.receives}
-        for name in self.channels:
-            if name not in known:
-                raise HansaError(
-                    f"{self.name}: nothing reports on channel {name!r}. {suggestion(name, known)}",
-                    component="channels",
-                    argument=name,
-                )
-        weights = with_defaults(self.channels[MODEL].aggregate, BaseAggregator).weights
-        if with_defaults(solver, BaseSolver).uniform_only and weights != "uniform":
-            raise invalid_argument(
-                self.name,
-                "weights",
-                weights,
-                "'uniform'",
-                f"{type(solver).__name__} is defined for equal weights only.",
-            )
-        with_defaults(solver, BaseSolver).check_composition(self.name, self.local, self.channels)
+        channels, solver = self.channels, with_defaults(self.local.solver, BaseSolver)
+        if MODEL not in channels:
+            raise self._refusal(MODEL, f"channels {sorted(channels)} lack {MODEL!r}, the one that is trained.")
+        if channels[MODEL].follows is not None:
+            raise self._refusal(
+                MODEL, f"channel {MODEL!r} follows {channels[MODEL].follows!r}, but clients train the model and report "
+                "on it. Leave out follows, or let the other channel follow the model."
+            )  # fmt: skip
+        needed = {
+            **dict.fromkeys(self.local.receives, ("clients receive", "follows='model', ...")),
+            **dict.fromkeys(solver.channels, (f"the solver {self.local.solver!r} reports on", "...")),
+        }
+        for name, (who, arguments) in needed.items():
+            if name not in channels:
+                remedy = f"Add channels={{{name!r}: Channel({arguments})}}."
+                component = "solver" if name in solver.channels else "channels"
+                raise self._refusal(name, f"{who} channel {name!r}, which is not there. {remedy}", component)
+        reported = [name for name, channel in channels.items() if channel.follows is None]
+        for name, channel in channels.items():
+            if channel.follows is not None and channel.follows not in reported:
+                hint = suggestion(channel.follows, reported)
+                problem = f"channel {name!r} follows {channel.follows!r}, on which nothing is reported. {hint}"
+                raise self._refusal(name, problem)
+            if name not in (known := {MODEL, BUFFERS, *needed}):
+                raise self._refusal(name, f"nothing reports on channel {name!r}. {suggestion(name, known)}")
+        weights = with_defaults(channels[MODEL].aggregate, BaseAggregator).weights
+        if solver.uniform_only and weights != "uniform":
+            remedy = f"{type(self.local.solver).__name__} is defined for equal weights only."
+            raise invalid_argument(self.name, "weights", weights, "'uniform'", remedy)
+        solver.check_composition(self.name, self.local, channels)
         if self.serverless:
             self._validate_serverless()
-        check_pace_composition(self.name, self.pace, self.local, self.channels)
+        check_pace_composition(self.name, self.pace, self.local, channels)
+
+    def _refusal(self, channel: str, problem: str, component: str = "channels") -> HansaError:
+        return HansaError(f"{self.name}: {problem}", component=component, argument=channel)
 
     @property
     def serverless(self) -> bool:
@@ -182,13 +157,8 @@ class Algorithm(HtmlRepr):
     @property
     def needs_client_stats(self) -> bool:
         """Whether the sampler or an aggregator needs client statistics."""
-        aggregators = (
-            with_defaults(channel.aggregate, BaseAggregator).needs_client_stats for channel in self.channels.values()
-        )
-        declared_needs = (with_defaults(self.sampler, BaseSampler).needs_client_stats, *aggregators)
-        return any(declared_needs) or any(
-            getattr(part, "needs_client_stats", False) is True for part in self.components() if part is not self
-        )
+        parts = (self.sampler, *(channel.aggregate for channel in self.channels.values()), *self.components())
+        return any(getattr(part, "needs_client_stats", False) is True for part in parts if part is not self)
 
     def bind_layout(self, layout: Layout | None) -> Algorithm:
         """Return the algorithm for a given model, with named blocks resolved to ranges of its flat vector, and links
@@ -203,21 +173,14 @@ class Algorithm(HtmlRepr):
     def _validate_serverless(self) -> None:
         """Raise unless all clients participate and the server only averages, as serverless methods require."""
         model = self.channels[MODEL]
-        wanted = {
-            "sampler": (self.sampler, uniform(1.0)),
-            "aggregate": (model.aggregate, mean()),
-            "server": (model.server, scale(1.0)),
-            "uplink": (model.uplink, direct()),
-            "downlink": (model.downlink, direct()),
-        }
-        for argument, (component, allowed) in wanted.items():
-            if component != allowed:
-                raise HansaError(
-                    f"{self.name}({argument}={component!r}): with Mixing(keep_local_models=True) there is no server "
-                    f"and everyone takes part: expected {allowed!r}. Leave out keep_local_models to use a server.",
-                    component=self.name,
-                    argument=argument,
-                )
+        allowed = {"sampler": uniform(1.0), **{item.name: getattr(Channel(), item.name) for item in fields(Channel)}}
+        for argument, expected in allowed.items():
+            component = self.sampler if argument == "sampler" else getattr(model, argument)
+            if component != expected:
+                raise argument_error(
+                    self.name, argument, component, "with Mixing(keep_local_models=True) there is no server and "
+                    f"everyone takes part: expected {expected!r}. Leave out keep_local_models to use a server.",
+                )  # fmt: skip
 
     def bind(self, population: int, key: Key, labels: Any = None) -> Algorithm:
         """Return the algorithm for a given population, with clusters resolved to lists of clients.
@@ -261,11 +224,8 @@ class Algorithm(HtmlRepr):
                     self.name, "weights", "clusters", "'uniform' or 'samples'", f"On {name!r} nobody has a cluster."
                 )
         if has_shared_state(self.local.optimizer):
-            raise HansaError(
-                f"{self.name}(optimizer={self.local.optimizer!r}): nobody gossips. Use hansa.server.amsgrad().",
-                component=self.name,
-                argument="optimizer",
-            )
+            problem = "nobody gossips. Use hansa.server.amsgrad()."
+            raise argument_error(self.name, "optimizer", self.local.optimizer, problem)
 
     def on(self, name: str, **changes: Any) -> Algorithm:
         """Return the algorithm with components of one channel replaced: ``algo.on("model", uplink=...)``."""
@@ -327,14 +287,7 @@ class Algorithm(HtmlRepr):
 
 
 def check_pace_composition(name: str, pace: Pace, local: LocalPhase, channels: Mapping[str, Any]) -> None:
-    """Raise for components that would silently compute something else with this pace.
-
-    Args:
-        name: Name of the algorithm.
-        pace: Its pace.
-        local: Its local phase.
-        channels: Its channels.
-    """
+    """Raise for components that would silently compute something else with this pace."""
     if local.mixing is not None and pace != synchronous():
         raise _refusal(
             name, pace, "clients that gossip exchange after every step and finish together, from one version. "
@@ -358,14 +311,7 @@ def check_pace_composition(name: str, pace: Pace, local: LocalPhase, channels: M
 
 
 def check_enough_updates(name: str, pace: Pace, channels: Mapping[str, Any], size: int) -> None:
-    """Raise for aggregators that need more updates than a server step has.
-
-    Args:
-        name: Name of the algorithm.
-        pace: Its pace.
-        channels: Its channels.
-        size: Updates of a server step.
-    """
+    """Raise for aggregators that need more updates than a server step has."""
     for channel in channels.values():
         least = with_defaults(channel.aggregate, BaseAggregator).min_updates
         if least > size:

@@ -140,6 +140,8 @@ class Network:
         """Return the C structure of batches, whose rows are ``index`` [steps, batch], and their dropout factors."""
         index = index.contiguous()
         check_tensor("index", index, torch.int64, -1, -1)
+        if not index.numel():
+            raise HansaError("native: index is empty.")
         batches = abi.BatchIndex(index.data_ptr(), None, *index.shape)
         if self.dropout_numbers:
             keep = torch.empty(0) if keep is None else keep
@@ -183,9 +185,9 @@ class Network:
 
 
 def check_tensor(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> None:
-    """Raise unless a tensor is contiguous on the CPU and has this dtype and shape; -1 is any size above 0."""
+    """Raise unless a tensor is contiguous on the CPU and has this dtype and shape; -1 is any size."""
     fits = tensor.dtype == dtype and tensor.is_contiguous() and tensor.is_cpu and tensor.ndim == len(shape)
-    if not fits or any(size != own and (size >= 0 or not own) for size, own in zip(shape, tensor.shape, strict=True)):
+    if not fits or any(size not in (own, -1) for size, own in zip(shape, tensor.shape, strict=True)):
         wanted = ", ".join("n" if size < 0 else str(size) for size in shape)
         raise HansaError(
             f"native: {name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}, expected contiguous {dtype} "
