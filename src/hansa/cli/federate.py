@@ -271,8 +271,7 @@ def keys(
 
 def data_source(value: str) -> DataSource:
     """Return the data source that ``--data`` describes."""
-    from hansa.config import build, from_yaml, import_path, load
-    from hansa.config.yaml_text import dump
+    from hansa.config import Document, build, import_path, load, validate
     from hansa.data.csv_folder import read_tables
     from hansa.federation.agent import DataSource
 
@@ -287,7 +286,7 @@ def data_source(value: str) -> DataSource:
         section = load(value).data.model_dump(exclude_defaults=True)
     else:
         section = {"name": value}
-    config = from_yaml(dump({"data": section}), source="--data")
+    config = validate(Document({"data": section}, "--data"))
     return DataSource(lambda _: build.load_data(config))
 
 

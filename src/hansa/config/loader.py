@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import BaseModel, ValidationError
 
 from hansa.algorithm import Algorithm
@@ -15,7 +16,7 @@ from hansa.config.compose import compose
 from hansa.config.fields import describe_error, explain
 from hansa.config.import_path import may_import
 from hansa.config.sections import Config
-from hansa.config.yaml_text import ConfigError, Document, Keys, Problem, dump, parse_document, read_document
+from hansa.config.yaml_text import ConfigError, Document, Keys, Problem, parse_document, read_document
 from hansa.core.citations import citations
 from hansa.core.errors import suggestion
 
@@ -93,7 +94,8 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 def to_yaml(config: Config, comments: Sequence[str] = ()) -> str:
     """Return the resolved configuration as YAML, with comments on top."""
-    return "".join(f"# {line}\n" for line in comments) + dump(to_dict(config))
+    text = yaml.safe_dump(to_dict(config), default_flow_style=None, sort_keys=False, width=110, allow_unicode=True)
+    return "".join(f"# {line}\n" for line in comments) + text
 
 
 def _describe(item: Mapping[str, Any], keys: Keys) -> str:

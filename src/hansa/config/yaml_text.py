@@ -223,25 +223,6 @@ _Reader.yaml_implicit_resolvers = {
 _Reader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
-def dump(data: Mapping[str, Any]) -> str:
-    """Return plain data as YAML, in the given order, with small mappings on one line.
-
-    >>> print(dump({"seed": 0, "local": {"lr": 0.1, "max_grad_norm": None}}), end="")
-    seed: 0
-    local: {lr: 0.1, max_grad_norm: null}
-    """
-    return "".join(_dump_entry(key, value) for key, value in data.items())
-
-
-def _dump_entry(key: str, value: Any) -> str:
-    if isinstance(value, dict):
-        line = yaml.safe_dump({key: value}, default_flow_style=True, sort_keys=False, width=10**9, allow_unicode=True)
-        short = line.strip()[1:-1]  # without the outer braces
-        if len(short) <= 110:
-            return short + "\n"
-    return yaml.safe_dump({key: value}, default_flow_style=False, sort_keys=False, width=110, allow_unicode=True)
-
-
 def has_key(container: Any, key: Any) -> bool:
     """Return whether a mapping has a key, or a list an index."""
     if isinstance(container, dict):
