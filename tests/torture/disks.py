@@ -6,9 +6,9 @@ import errno
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,18 +127,15 @@ class PowerCut(Counting):
     """The power goes before the n-th call; what was not synced is then lost, all or any part of it.
 
     Data is safe after ``sync`` of its file, a name after ``sync_folder`` of its folder, a transaction after its commit,
-    which `torture.faults` proves by cutting its log. `cut` undoes the rest: each
-    unsynced write or not, as drawn; of the unsynced names of a folder, the last ones.
+    which `torture.faults` proves by cutting its log. `cut` undoes the rest: each unsynced write or not, as drawn; of
+    the unsynced names of a folder, the last ones.
     """
 
     def __init__(self, at: int | None, draw: np.random.Generator) -> None:
         super().__init__()
         self.at, self.draw = at, draw
         self.dead = False
-        self._files: dict[int, int] = {}  # descriptor -> inode
-        self._paths: dict[int, Path] = {}  # inode -> where it is now
-        self._writes: list[tuple[int, int, int, bytes]] = []  # inode, offset, length, what was there before
-        self._names: list[tuple[Path, Callable[[], object]]] = []
+        self._unsynced: list[tuple[int | Path, Callable[[], object]]] = []  # inode or folder, and how to undo it
         self._trash = Path(tempfile.mkdtemp(prefix="trash"))
 
     def before(self, call: str) -> None:
@@ -148,107 +145,80 @@ class PowerCut(Counting):
             raise Dead
 
     def open(self, path: Path, fresh: bool = False) -> int:
-        absent = not path.exists()
-        old = path.read_bytes() if fresh and not absent else b""
+        old = path.read_bytes() if path.exists() else None
         file = super().open(path, fresh)
         inode = os.fstat(file).st_ino
-        self._files[file], self._paths[inode] = inode, path
-        if absent:
-            self._names.append((path.parent, partial(self._unmake, inode)))
-        elif old:
-            self._writes.append((inode, 0, 0, old))
+        if old is None:
+            self._unsynced.append((path.parent, lambda: [found.unlink() for found in _named(path.parent, inode)]))
+        elif fresh:
+            undo = lambda: [found.write_bytes(old) for found in _named(path.parent, inode)]  # noqa: E731
+            self._unsynced.append((inode, undo))
         return file
 
     def write(self, file: int, offset: int, data: Bytes) -> int:
         old = os.pread(file, len(memoryview(data)), offset)
-        done = super().write(file, offset, data)
-        self._writes.append((self._inode(file), offset, done, old))
+        done: int = super().write(file, offset, data)
+        inode, folder = os.fstat(file).st_ino, Path(os.readlink(f"/proc/self/fd/{file}")).parent
+
+        def undo() -> None:
+            for path in _named(folder, inode):
+                with path.open("r+b") as found:
+                    last = path.stat().st_size == offset + done
+                    found.seek(offset)
+                    found.write(old if last else old.ljust(done, b"\0"))
+                    if last:
+                        found.truncate(offset + len(old))
+
+        self._unsynced.append((inode, undo))
         return done
 
     def sync(self, file: int) -> None:
         super().sync(file)
-        inode = self._inode(file)
-        self._writes = [write for write in self._writes if write[0] != inode]
+        self._safe(os.fstat(file).st_ino)
+
+    def sync_folder(self, path: Path) -> None:
+        super().sync_folder(path)
+        self._safe(path)
 
     def rename(self, source: Path, target: Path) -> None:
         saved = self._save(target) if target.exists() else None
         super().rename(source, target)
-        self._gone(target)
-        self._moved(source, target)
 
         def undo() -> None:
             if target.exists():
                 os.replace(target, source)
-                self._moved(target, source)
             if saved is not None:
                 shutil.move(saved, target)
 
-        self._names.append((target.parent, undo))
+        self._unsynced.append((target.parent, undo))
 
     def remove(self, path: Path) -> None:
         saved = self._save(path)
         super().remove(path)
-        self._gone(path)
-        self._names.append((path.parent, lambda: path.parent.exists() and shutil.move(saved, path)))
-
-    def make_folder(self, path: Path) -> None:
-        super().make_folder(path)
-        self._names.append((path.parent, lambda: shutil.rmtree(path, ignore_errors=True)))
-
-    def sync_folder(self, path: Path) -> None:
-        super().sync_folder(path)
-        self._names = [name for name in self._names if name[0] != path]
+        self._unsynced.append((path.parent, lambda: path.parent.exists() and shutil.move(saved, path)))
 
     def cut(self) -> None:
         """The state of the disk when the power is back."""
         self.dead = True
-        keep = {folder: int(self.draw.integers(0, 4)) for folder in {folder for folder, _ in self._names}}
-        for inode, offset, length, old in reversed(self._writes):
-            path = self._paths[inode]
-            if self.draw.random() < 0.7 and path.is_file():
-                with path.open("r+b") as file:
-                    last = path.stat().st_size == offset + length
-                    file.seek(offset)
-                    file.write(old if last else old.ljust(length, b"\0"))
-                    if last:
-                        file.truncate(offset + len(old))
-        survivors: set[int] = set()
-        for position, (folder, _) in enumerate(self._names):
-            if keep[folder] > 0:
-                keep[folder] -= 1
-                survivors.add(position)
-        for position in reversed(range(len(self._names))):
-            if position not in survivors:
-                self._names[position][1]()
+        folders = dict.fromkeys(of for of, _ in self._unsynced if isinstance(of, Path))
+        kept = Counter({folder: int(self.draw.integers(3)) for folder in folders})
+        lost = []
+        for of, undo in self._unsynced:
+            if isinstance(of, Path):
+                kept[of] -= 1
+            if kept[of] < 0 if isinstance(of, Path) else self.draw.random() < 0.7:
+                lost.append(undo)
+        for undo in reversed(lost):
+            undo()
         shutil.rmtree(self._trash, ignore_errors=True)
 
-    def _inode(self, file: int) -> int:
-        """Also of a file that was opened before this disk took over."""
-        if file not in self._files:
-            inode = os.fstat(file).st_ino
-            self._files[file], self._paths[inode] = inode, Path(os.readlink(f"/proc/self/fd/{file}"))
-        return self._files[file]
+    def _safe(self, what: int | Path) -> None:
+        self._unsynced = [each for each in self._unsynced if each[0] != what]
 
     def _save(self, path: Path) -> str:
-        place = self._trash / str(len(self.calls))
-        if path.is_dir():
-            shutil.copytree(path, place)
-        else:
-            shutil.copy2(path, place)
-        return str(place)
+        return str(shutil.copy2(path, self._trash / str(len(self.calls))))
 
-    def _unmake(self, inode: int) -> None:
-        if inode in self._paths:
-            self._paths[inode].unlink(missing_ok=True)
 
-    def _gone(self, path: Path) -> None:
-        for inode in [inode for inode, where in self._paths.items() if where == path]:
-            del self._paths[inode]
-            self._writes = [write for write in self._writes if write[0] != inode]
-
-    def _moved(self, source: Path, target: Path) -> None:
-        for inode, path in self._paths.items():
-            if path == source:
-                self._paths[inode] = target
-            elif source in path.parents:
-                self._paths[inode] = target / path.relative_to(source)
+def _named(folder: Path, inode: int) -> list[Path]:
+    """The file of an inode in a folder, under the name that it has now."""
+    return [path for path in folder.iterdir() if path.stat().st_ino == inode] if folder.exists() else []
