@@ -32,17 +32,12 @@ def test_the_noise_is_a_function_of_the_seed_and_leaves_the_data_alone() -> None
     assert torch.equal(first.inputs, again.inputs)
     assert torch.equal(first.test_inputs, again.test_inputs)
     assert not torch.equal(first.inputs, other.inputs)
+    following = with_feature_noise(from_arrays(data.inputs, data.targets, clients=3, partition=iid()), 0.1)
+    assert not torch.equal(following.for_seed(1).inputs, following.inputs)
+    assert not torch.equal(following.for_seed(1).index, following.index)  # and so does the partition
     assert not data.inputs.any()
     assert torch.equal(first.targets, data.targets)
     assert torch.equal(first.index, data.index)
-
-
-def test_without_a_seed_it_follows_the_run() -> None:
-    x, y = torch.zeros(300, 4), torch.zeros(300).long()
-    data = with_feature_noise(from_arrays(x, y, clients=3, partition=iid()), 0.1)
-    assert not torch.equal(data.for_seed(1).inputs, data.inputs)
-    assert torch.equal(data.for_seed(1).inputs, data.for_seed(1).inputs)
-    assert not torch.equal(data.for_seed(1).index, data.index)  # and so does the partition
 
 
 def test_test_rows_with_clients_have_their_noise() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from data.official_files import idx_bytes, write_idx
-from hansa.data import DataError, MissingFileError
+from hansa.data import DataError
 from hansa.data.readers import read_idx
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 4, 3), dtype=np.uint8)
@@ -25,16 +25,6 @@ def test_an_idx_file_is_read_plain_or_gzipped(tmp_path: Path, packed: bool) -> N
     found, sha = read_idx(tmp_path / "images", axes=3)
     np.testing.assert_array_equal(found, IMAGES)
     assert sha == digest == hashlib.sha256(idx_bytes(IMAGES)).hexdigest()
-
-
-def test_the_head_of_the_official_label_file_is_understood(tmp_path: Path) -> None:
-    (tmp_path / "labels").write_bytes(bytes.fromhex("00000801 00000003 090002"))
-    assert read_idx(tmp_path / "labels", axes=1)[0].tolist() == [9, 0, 2]
-
-
-def test_a_missing_file_is_named_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(MissingFileError, match=r"images: no such file\. Run it\."):
-        read_idx(tmp_path / "images", axes=3, remedy="Run it.")
 
 
 @pytest.mark.parametrize(

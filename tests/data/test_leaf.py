@@ -106,18 +106,6 @@ def test_a_wrong_npz_is_refused(tmp_path: Path, changes: dict[str, Any], message
     assert str(tmp_path / "some.npz") in str(caught.value)
 
 
-def test_an_npz_that_lacks_arrays_or_its_end_is_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "some.npz", x_train=np.zeros(3))
-    with pytest.raises(DataError, match=r"a whole \.npz of the plain arrays x_train, y_train"):
-        read_femnist(tmp_path)
-    npz(tmp_path / "some.npz")
-    whole = (tmp_path / "some.npz").read_bytes()
-    for cut in (0, 10, len(whole) // 2, len(whole) - 1):
-        (tmp_path / "some.npz").write_bytes(whole[:cut])
-        with pytest.raises(DataError, match=r"some\.npz: expected a whole \.npz"):
-            read_femnist(tmp_path)
-
-
 ONE = {"a": ([image(1)], [0])}
 COUNTS = "num_samples of x and y of user 'a', found "
 NUMBERS = "images of 784 numbers of user 'a'"
@@ -201,6 +189,10 @@ def test_an_npz_that_claims_what_it_has_not_takes_no_memory(tmp_path: Path, shap
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 10_000_000
+    npz(tmp_path / "some.npz")
+    (tmp_path / "some.npz").write_bytes((tmp_path / "some.npz").read_bytes()[: 10 if min(shape) < 0 else -1])
+    with pytest.raises(DataError, match=r"some\.npz: expected a whole \.npz"):
+        read_femnist(tmp_path)
 
 
 def test_a_zip_bomb_is_refused_by_the_sizes_that_it_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +215,9 @@ def test_missing_folders_are_named_with_the_way_to_get_them(tmp_path: Path) -> N
         load("femnist", tmp_path)
     with pytest.raises(MissingFileError, match=r"shakespeare\.json: no such file\. It has no official"):
         load("shakespeare", tmp_path)
+    write_leaf(tmp_path / "train" / "t.json", {"HAMLET": ([spoken(80)], ["a"])})
+    with pytest.raises(MissingFileError, match=r"test/\*\.json: no such file"):
+        read_shakespeare(tmp_path)
 
 
 def test_the_alphabet_is_leafs_eighty_characters() -> None:
@@ -307,10 +302,4 @@ def test_leafs_ready_windows(tmp_path: Path) -> None:
     assert found.groups.tolist() == [0] * 8
     write_leaf(tmp_path / "train" / "t.json", {"HAMLET": ([windows[0][:-1]], ["a"])})
     with pytest.raises(DataError, match="windows of 80 characters and the next one of role 'HAMLET'"):
-        read_shakespeare(tmp_path)
-
-
-def test_leafs_windows_without_a_test_folder_are_refused(tmp_path: Path) -> None:
-    write_leaf(tmp_path / "train" / "t.json", {"HAMLET": ([spoken(80)], ["a"])})
-    with pytest.raises(MissingFileError, match=r"test/\*\.json: no such file"):
         read_shakespeare(tmp_path)

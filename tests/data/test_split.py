@@ -28,25 +28,21 @@ def labels() -> torch.Tensor:
     return torch.arange(5).repeat(40)
 
 
-def test_a_saved_partition_comes_back_bit_for_bit(tmp_path: Path, labels: torch.Tensor) -> None:
-    split = dirichlet(0.2).split(labels, 8, Key(1))
-    save_split(tmp_path / "deep" / "split.safetensors", split, labels, "dirichlet(alpha=0.2)")
-    back = load_split(tmp_path / "deep" / "split.safetensors", labels)
-    assert torch.equal(back.index, split.index)
-    assert torch.equal(back.offsets, split.offsets)
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["split.safetensors"]
-
-
-def test_the_same_partition_is_the_same_bytes(tmp_path: Path, labels: torch.Tensor) -> None:
+def test_a_saved_partition_comes_back_and_is_the_same_bytes(tmp_path: Path, labels: torch.Tensor) -> None:
     """safetensors orders metadata by chance: a run side by side would have another file than one alone."""
     split = dirichlet(0.2).split(labels, 8, Key(1))
     files = [tmp_path / str(number) for number in range(5)]
     for path in files:
         save_split(path, split, labels, 'Grüße \x01 "quoted"', [[1, 2], [3, 4]])
     assert len({path.read_bytes() for path in files}) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == list("01234")
     with safe_open(files[0], framework="pt") as file:
         assert json.loads(file.metadata()["hansa"])["made_by"] == 'Grüße \x01 "quoted"'
-    assert torch.equal(load_split(files[0], labels).index, split.index)
+    back = load_split(files[0], labels)
+    assert torch.equal(back.index, split.index)
+    assert torch.equal(back.offsets, split.offsets)
+    with pytest.raises(MissingFileError, match="nowhere: no such file"):
+        load_split(tmp_path / "nowhere", labels)
 
 
 def test_a_partition_of_other_labels_is_refused(tmp_path: Path, labels: torch.Tensor) -> None:
@@ -77,11 +73,6 @@ def test_a_truncated_file_is_refused_by_name(tmp_path: Path, labels: torch.Tenso
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(DataError, match="split: expected a 'hansa partition 2' file"):
         load_split(path, labels)
-
-
-def test_a_missing_file_is_refused_by_name(tmp_path: Path, labels: torch.Tensor) -> None:
-    with pytest.raises(MissingFileError, match="nowhere: no such file"):
-        load_split(tmp_path / "nowhere", labels)
 
 
 def test_the_saved_part_repeats_a_run_whatever_its_seed(tmp_path: Path, labels: torch.Tensor) -> None:
