@@ -80,7 +80,7 @@ def test_what_people_write_is_recognised_and_native_equals_eager_to_rounding(nam
     "name",
     [
         *("layers in a loop", "LeNet-5", "LEAF's FEMNIST CNN", "weights of its own", "LeNet-5 with means"),
-        *("all convolutional", "FEMNIST CNN with dropout", "the old MNIST example", "drops everywhere"),
+        *("all convolutional", "the old MNIST example", "drops everywhere"),
         *("residual block behind a convolution", "convolutions with SiLU", "averages of words", "bag of words"),
         *("small ResNet", "ResNet with group norms", "pre-activation of images"),
     ],
@@ -109,7 +109,7 @@ def test_a_recognised_model_trains_on_after_a_resume_as_if_nothing_had_been(name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["layers in a loop", "LeNet-5", "FedAWARE's CNN"])
+@pytest.mark.parametrize("name", ["layers in a loop", "LeNet-5", "McMahan's CIFAR CNN"])
 def test_a_view_after_a_convolution_runs_eagerly_as_plain_pytorch_does(name, dtype):
     task = made(name, execution="eager")
     assert not task.layout.channels_last
@@ -387,9 +387,7 @@ def test_targets_that_the_loss_leaves_out_keep_to_eager():
 
 
 @WITH_NATIVE
-@pytest.mark.parametrize(
-    "name", ["FEMNIST CNN with dropout", "the old MNIST example", "drops everywhere", "pre-activation of images"]
-)
+@pytest.mark.parametrize("name", ["the old MNIST example", "drops everywhere", "pre-activation of images"])
 def test_native_dropout_keeps_the_very_values_that_eager_dropout_keeps(name, monkeypatch):
     """Of ones, dropout leaves what it multiplies by: as a worker draws it for its third step, as torch draws it."""
     task, key = made(name, execution="native"), hansa.Key(3).child("noise", 2)

@@ -8,18 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from core.native.written_residual import GroupNormResNet, PreActivationImages, SmallResNet
-
 Shape = tuple[int, ...]
-
-
-class LogisticRegression(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(784, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x.view(-1, 28 * 28))
 
 
 class TwoNN(nn.Module):
@@ -48,21 +37,6 @@ class LayersInALoop(nn.Module):
         for layer in self.layers:
             x = self.drop(torch.relu(layer(x)))
         return self.last(x)
-
-
-class McMahanMnist(nn.Module):
-    """The CNN of McMahan et al. for MNIST: 1,663,370 parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(1, 32, 5, padding=2), nn.Conv2d(32, 64, 5, padding=2)
-        self.fc1, self.fc2 = nn.Linear(3136, 512), nn.Linear(512, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), (2, 2), stride=2)
-        x = x.view(x.shape[0], -1)
-        return F.log_softmax(self.fc2(F.relu(self.fc1(x))), dim=-1)
 
 
 class McMahanCifar(nn.Module):
@@ -119,22 +93,6 @@ class LeNet5(nn.Module):
         return features
 
 
-class AwareCnn(nn.Module):
-    """The CIFAR CNN of FedAWARE."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2, self.conv3 = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 64, 3), nn.Conv2d(64, 64, 3)
-        self.pool, self.fc1, self.fc2 = nn.MaxPool2d(2, 2), nn.Linear(64 * 4 * 4, 64), nn.Linear(64, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.pool(F.relu(self.conv1(x)))
-        x = self.pool(F.relu(self.conv2(x)))
-        x = F.relu(self.conv3(x))
-        x = F.relu(self.fc1(x.view(-1, 64 * 4 * 4)))
-        return self.fc2(x)
-
-
 class OwnWeights(nn.Module):
     """Parameters without layers, images without a channel axis, a float() and a contiguous() that do nothing."""
 
@@ -177,21 +135,6 @@ class AllConvolutional(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.down(F.relu(self.stem(x))))
         return self.head(F.relu(self.last(x)).mean(dim=(2, 3)))
-
-
-class FemnistDropout(nn.Module):
-    """The FEMNIST CNN of Reddi et al. (2021), with its two dropouts; its dense layer narrowed to 32."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(1, 32, 3), nn.Conv2d(32, 64, 3)
-        self.dropout1, self.dropout2 = nn.Dropout(0.25), nn.Dropout(0.5)
-        self.fc1, self.fc2 = nn.Linear(9216, 32), nn.Linear(32, 62)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(x)))), 2)
-        x = torch.flatten(self.dropout1(x), 1)
-        return F.log_softmax(self.fc2(self.dropout2(F.relu(self.fc1(x)))), dim=1)
 
 
 class OldMnist(nn.Module):
@@ -342,23 +285,89 @@ class BagOfWords(nn.Module):
         return self.fc(self.embedding(text))
 
 
+class SmallResNet(nn.Module):
+    """Residual sums, group normalisation, strides with a shortcut and a mean over the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8)
+        self.conv1, self.conv2 = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, stride=2, padding=1)
+        self.short, self.head = nn.Conv2d(8, 8, 1, stride=2), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.stem(x)))
+        x = F.relu(x + self.conv1(x))
+        return self.head(F.relu(self.short(x) + self.conv2(x)).mean((2, 3)))
+
+
+class BasicBlock(nn.Module):
+    """The block of ResNet (He et al. 2016) as torchvision writes it, with sums in place and its own downsampling."""
+
+    def __init__(self, channels: int, planes: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, planes, 3, stride, 1, bias=False)
+        self.conv2 = nn.Conv2d(planes, planes, 3, 1, 1, bias=False)
+        self.norm1, self.norm2 = nn.GroupNorm(2, planes), nn.GroupNorm(2, planes)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or channels != planes:
+            self.downsample = nn.Sequential(nn.Conv2d(channels, planes, 1, stride, bias=False), nn.GroupNorm(2, planes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        identity = x
+        out = self.relu(self.norm1(self.conv1(x)))
+        out = self.norm2(self.conv2(out))
+        if self.downsample is not None:
+            identity = self.downsample(x)
+        out += identity
+        return self.relu(out)
+
+
+class GroupNormResNet(nn.Module):
+    """A ResNet for CIFAR-10 with group normalisation (Hsieh et al. 2020), made small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.GroupNorm(4, 8)
+        self.layers = nn.Sequential(BasicBlock(8, 8), BasicBlock(8, 12, 2), BasicBlock(12, 18, 2))
+        self.pool, self.fc = nn.AdaptiveAvgPool2d((1, 1)), nn.Linear(18, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers(F.relu(self.norm1(self.conv1(x))))
+        return self.fc(torch.flatten(self.pool(x), 1))
+
+
+class PreActivationImages(nn.Module):
+    """A pre-activation block with channels that are dropped, and a maximum, in the order of images that views need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm, self.conv = (
+            nn.Conv2d(1, 6, 5, padding=2),
+            nn.GroupNorm(3, 6),
+            nn.Conv2d(6, 6, 3, padding=1),
+        )
+        self.drop, self.head = nn.Dropout2d(0.2), nn.Linear(96, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.stem(x), 2)
+        x = x + self.drop(self.conv(F.silu(self.norm(x))))
+        return self.head(F.dropout(F.max_pool2d(x, 2), 0.1, self.training).view(x.size(0), -1))
+
+
 def own_loss(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output, target)
 
 
 Case = tuple[Callable[[], nn.Module], Callable[[Tensor, Tensor], Tensor], Shape, int]
 WRITTEN: dict[str, Case] = {
-    "logistic regression": (LogisticRegression, F.cross_entropy, (1, 28, 28), 10),
     "2NN": (TwoNN, nn.CrossEntropyLoss(), (1, 28, 28), 10),
     "layers in a loop": (LayersInALoop, own_loss, (3, 5, 5), 5),
-    "McMahan's MNIST CNN": (McMahanMnist, F.nll_loss, (1, 28, 28), 10),
     "McMahan's CIFAR CNN": (McMahanCifar, own_loss, (3, 32, 32), 10),
     "LEAF's FEMNIST CNN": (LeafFemnist, F.cross_entropy, (784,), 62),
     "LeNet-5": (LeNet5, nn.CrossEntropyLoss(), (3, 32, 32), 10),
-    "FedAWARE's CNN": (AwareCnn, F.cross_entropy, (3, 32, 32), 10),
     "LeNet-5 with means": (LeNet5Mean, nn.CrossEntropyLoss(), (1, 28, 28), 10),
     "all convolutional": (AllConvolutional, F.cross_entropy, (3, 16, 16), 10),
-    "FEMNIST CNN with dropout": (FemnistDropout, F.nll_loss, (1, 28, 28), 62),
     "the old MNIST example": (OldMnist, F.nll_loss, (1, 28, 28), 10),
     "drops everywhere": (DropsEverywhere, F.cross_entropy, (3, 12, 12), 4),
     "drops and views": (DropsAndViews, own_loss, (3, 12, 12), 4),
