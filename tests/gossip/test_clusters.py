@@ -1,16 +1,24 @@
-"""Clusters: disjoint and covering by every rule, label clustering against planted answers, errors with the id."""
+"""Who gossips with whom and who computes: clusterings, topologies by cluster, activities."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hansa import gossip
+import hansa
+from exactness.laboratory import assert_agree
+from hansa import gossip, presets
+from hansa.config import build_algorithm, from_yaml
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
+from hansa.gossip import by_cluster, complete, erdos_renyi, matrix, ring
+from hansa.gossip.activity import count_of
+from oracle import gossip as oracle
+from oracle.quadratic import heterogeneous
 
 
 def dirichlet(clients: int, classes: int, seed: int, alpha: float = 0.3) -> np.ndarray:
@@ -146,3 +154,196 @@ def test_common_size_names_the_cluster_that_differs() -> None:
         HansaError, match="ha_fed needs clusters of equal size: cluster 0 has 2 clients, cluster 1 has 3"
     ):
         gossip.common_size([[0, 1], [2, 3, 4]], "ha_fed")
+
+
+GROUPS = [[6, 0, 3, 1, 5], [2, 7, 4]]
+UNEVEN = [[0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [0.3, 0.2, 0.5]]
+N, DIM, ROUNDS, STEPS = 8, 5, 15, 4
+
+
+def lab():
+    return heterogeneous(11, N, [3, 5, 4, 6, 8, 4, 7, 5], DIM)
+
+
+@pytest.mark.parametrize("name", ["ha_fed", "dsgd"])
+def test_each_cluster_mixes_by_its_own_matrix(name):
+    graphs = [ring(), matrix(UNEVEN)]
+    W = [oracle.ring(5), np.array(UNEVEN)]
+    task = hansa.training.quadratic([torch.from_numpy(a) for a in lab().A], [torch.from_numpy(b) for b in lab().b])
+    if name == "ha_fed":
+        reporters = [[0, 3, 7, 2], [6, 5, 4, 7], [1, 0, 2, 4]] * 5
+        common = {"b1": 0.8, "b2": 0.95, "eps": 1e-4}
+        algorithm = presets.ha_fed(
+            clusters=GROUPS, topology=graphs, reporters=hansa.sample.replay(reporters), local_lr=0.05, steps=STEPS,
+            server_lr=0.05, **common,
+        )  # fmt: skip
+        expected, _ = oracle.ha_fed(lab(), np.zeros(DIM), GROUPS, W, reporters, STEPS, 0.05, eta=0.05, **common)
+    else:
+        algorithm = presets.dsgd(clusters=GROUPS, topology=graphs, local_lr=0.05, steps=STEPS)
+        expected, _ = oracle.dsgd(lab(), np.zeros(DIM), oracle.block(GROUPS, W), ROUNDS, STEPS, 0.05)
+    run = hansa.run(algorithm, task, rounds=ROUNDS, dtype=torch.float64, keep_params=True)
+    assert_agree(run, expected)
+
+
+def test_a_list_in_a_configuration():
+    document = {
+        "algorithm": {"preset": "cafga"},
+        "gossip": {"clusters": 3, "reporters": 1, "topology": ["ring", {"kind": "erdos_renyi", "p": 0.5}, "complete"]},
+        "local": {"lr": 0.1, "steps": 2},
+    }
+    algorithm = build_algorithm(from_yaml(yaml.safe_dump(document)))
+    mixing = algorithm.bind(12, Key(0)).local.mixing
+    assert mixing is not None
+    assert mixing.topology == by_cluster([ring(), erdos_renyi(0.5), complete()])
+    document["gossip"]["topology"] = {"kind": "by_cluster", "topologies": ["ring", "ring", "ring"]}
+    again = build_algorithm(from_yaml(yaml.safe_dump(document))).local.mixing
+    assert again is not None
+    assert again.topology == by_cluster([ring()] * 3)
+
+
+def test_a_wrong_number_of_topologies():
+    algorithm = presets.ha_fed(clusters=4, reporters=1, topology=[ring(), ring()])
+    with pytest.raises(HansaError, match="2 topologies for 4 clusters"):
+        algorithm.bind(16, Key(0))
+    with pytest.raises(HansaError, match="one topology per cluster"):
+        by_cluster([])
+    with pytest.raises(HansaError, match="a topology"):
+        by_cluster([ring(), "ring"])
+
+
+RULES = [
+    gossip.everyone(),
+    gossip.selected(),
+    gossip.resample(2),
+    gossip.resample(0.4),
+    gossip.bernoulli(0.5),
+    gossip.replay([[[0, 3, 7]]]),
+]
+
+
+@pytest.mark.parametrize(("m", "expected"), [(1, 1), (3, 3), (10, 10), (0.25, 3), (0.2, 2), (0.01, 1), (1.0, 10)])
+def test_resample_takes_a_count_or_a_share(m: float, expected: int) -> None:
+    assert len(gossip.resample(m).draw(0, 0, range(10), Key(0))) == expected
+    assert count_of("resample", "m", m, 10) == expected
+
+
+def test_resample_is_afresh_at_every_step_round_and_cluster_and_fair() -> None:
+    rule, key = gossip.resample(2), Key(7)
+    drawn = {(r, s): tuple(rule.draw(r, s, range(8), key)) for r in range(40) for s in range(20)}
+    assert len(set(drawn.values())) == 28  # all pairs of eight occur
+    counts = np.bincount([client for pair in drawn.values() for client in pair], minlength=8)
+    assert np.abs(counts - 200).max() < 5 * np.sqrt(800 * 0.25 * 0.75)
+    steps = [drawn[0, s] for s in range(20)]
+    assert steps != [drawn[1, s] for s in range(20)]
+    neighbours = [tuple(c - 8 for c in rule.draw(0, s, range(8, 16), key)) for s in range(20)]
+    assert steps != neighbours
+    assert steps == [tuple(rule.draw(0, s, range(8), key)) for s in range(20)]
+
+
+def test_resample_uses_the_address_of_the_cohorts_first_client() -> None:
+    chance = Key(5).child("active", 3, 4, 2).numpy()
+    expected = sorted(4 + i for i in chance.choice(6, 2, replace=False, shuffle=False).tolist())
+    assert gossip.resample(2).draw(3, 2, range(4, 10), Key(5)) == expected
+
+
+def test_resample_takes_all_where_losses_left_no_more_than_m() -> None:
+    assert gossip.resample(3).draw(0, 0, [4, 2], Key(0)) == [2, 4]
+    assert gossip.resample(3).draw(0, 0, [], Key(0)) == []
+    assert gossip.bernoulli(0.5).draw(0, 0, [], Key(0)) == []
+
+
+def test_bernoulli_is_a_coin_for_each_client() -> None:
+    rule = gossip.bernoulli(0.25)
+    drawn = [set(rule.draw(0, step, range(6), Key(1))) for step in range(4000)]
+    sigma = np.sqrt(4000 * 0.25 * 0.75)
+    for i in range(6):
+        assert abs(sum(i in computing for computing in drawn) - 1000) < 5 * sigma
+        for j in range(i):  # independent: both with chance 1/16
+            both = sum({i, j} <= computing for computing in drawn)
+            assert abs(both - 250) < 5 * np.sqrt(4000 * (1 / 16) * (15 / 16))
+    assert set() in drawn
+    assert gossip.bernoulli(1.0).draw(0, 0, range(4), Key(0)) == [0, 1, 2, 3]
+
+
+def test_replay_gives_each_cluster_its_own_and_starts_again() -> None:
+    rule = gossip.replay([[[4, 0], [1, 5]], [[2], [3, 7]]])
+    rule.check([[0, 1, 2, 3], [4, 5, 6, 7]], steps=2)
+    assert [rule.draw(0, 0, c, Key(0)) for c in ([0, 1, 2, 3], [4, 5, 6, 7])] == [[0], [4]]
+    assert [rule.draw(5, 1, c, Key(0)) for c in ([0, 1, 2, 3], [4, 5, 6, 7])] == [[3], [7]]
+    assert rule.draw(1, 0, [4, 5, 6, 7], Key(0)) == []
+
+
+def test_numbers_become_rules() -> None:
+    assert gossip.as_activity(3) == gossip.resample(3)
+    assert gossip.as_activity(0.5) == gossip.bernoulli(0.5)
+    assert gossip.as_activity(1.0) == gossip.everyone()
+    assert gossip.as_activity(gossip.resample(0.5)) == gossip.resample(0.5)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: gossip.resample(0), r"resample\(m=0\): expected a whole number >= 1"),
+        (lambda: gossip.resample(1.5), r"resample\(m=1.5\): expected 0 < m <= 1. .* for a count give a whole number"),
+        (lambda: gossip.resample(True), r"resample\(m=True\)"),
+        (lambda: gossip.bernoulli(0.0), r"bernoulli\(p=0.0\): expected 0 < p <= 1"),
+        (lambda: gossip.bernoulli(2), r"bernoulli\(p=2\)"),
+        (lambda: gossip.replay([]), r"replay\(rounds=\[\]\): expected for each round, for each step, a list"),
+        (lambda: gossip.replay([[[0]], []]), "for each round"),
+        (lambda: gossip.replay([[[0.5]]]), "a list of different client ids"),
+        (lambda: gossip.replay([[[0], [2, 1, 2]]]), "a list of different client ids"),
+        (lambda: gossip.replay([[[0], [9]]]).check([[0, 1], [2, 3]]), "step 1 names client 9, which is in no cluster"),
+        (
+            lambda: gossip.replay([[[0], [1]], [[0]]]).check([[0, 1]], steps=2),
+            "round 1 has 1 steps",
+        ),
+        (lambda: gossip.replay([[[0]]]).draw(3, 1, [0], Key(0)), "round 0 has 1 steps, step 1 was asked for"),
+        (lambda: gossip.resample(3).check([[0, 1, 2], [3, 4]]), r"resample\(m=3\): expected .* <= 2"),
+        (lambda: gossip.as_activity("all"), r"gossip\(active='all'\): expected a count, a probability or an activity"),
+        (lambda: gossip.as_activity(True), r"gossip\(active=True\)"),
+        (
+            lambda: count_of("ha_fed", "reporters", 9, 8),
+            r"ha_fed\(reporters=9\): .* <= 8",
+        ),
+    ],
+)
+def test_bad_activity_is_refused_with_the_offending_number(make: object, message: str) -> None:
+    with pytest.raises(HansaError, match=message):
+        make()  # type: ignore[operator]
+
+
+def test_resampling_among_those_available_never_draws_others_and_is_fair() -> None:
+    rule = gossip.available([[0, 2, 4, 6], [1, 3]], gossip.resample(2))
+    drawn = [rule.draw(0, step, range(8), Key(3)) for step in range(400)]
+    counts = {client: sum(client in step for step in drawn) for client in range(8)}
+    assert all(len(step) == 2 for step in drawn)
+    assert {client for client, count in counts.items() if count} == {0, 2, 4, 6}
+    assert all(abs(counts[client] - 200) < 50 for client in (0, 2, 4, 6))
+    assert rule.draw(1, 0, range(8), Key(3)) == [1, 3]
+    assert rule.draw(2, 0, [5, 7], Key(3)) == []
+    assert rule.draw(2, 0, [4, 5, 7], Key(3)) == [4]  # after dropouts
+    assert gossip.available([[0, 1, 2]]).among([5]).draw(0, 0, range(4), Key(0)) in ([0], [1], [2])
+
+
+def test_traces_of_unknown_clients_and_empty_ones_are_refused() -> None:
+    with pytest.raises(HansaError, match="names client 9"):
+        gossip.available([[0], [9]]).check([[0, 1], [2, 3]])
+    for trace in ([], [["a"]]):
+        with pytest.raises(HansaError, match="trace"):
+            gossip.available(trace)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_draws_of_several_steps_are_those_of_each(rule):
+    clients = [9, 3, 7, 0, 5]
+    steps = range(1) if isinstance(rule, gossip.replay) else range(2, 9)
+    expected = [rule.draw(4, step, clients, Key(1)) for step in steps]
+    assert rule.draw_steps(4, steps, clients, Key(1)) == expected
+
+
+def test_a_subclass_that_draws_otherwise_is_asked_at_every_step():
+    class first(gossip.resample):
+        def draw(self, round, step, clients, key):
+            return sorted(clients)[: 1 + step]
+
+    assert first(2).draw_steps(0, range(3), [5, 4, 6], Key(0)) == [[4], [4, 5], [4, 5, 6]]
