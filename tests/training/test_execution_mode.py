@@ -109,7 +109,7 @@ def test_a_recognised_model_trains_on_after_a_resume_as_if_nothing_had_been(name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["layers in a loop", "LeNet-5", "McMahan's CIFAR CNN"])
+@pytest.mark.parametrize("name", ["layers in a loop", "LeNet-5"])
 def test_a_view_after_a_convolution_runs_eagerly_as_plain_pytorch_does(name, dtype):
     task = made(name, execution="eager")
     assert not task.layout.channels_last
