@@ -338,8 +338,7 @@ def _draw_all(planned: Iterable[_TurnBatches], draw_rows: DrawRows) -> None:
 
 def _widths_and_addresses(batches: Any) -> list[tuple[int, int]]:
     """Return the size and the address of each batch."""
-    runs = [batches] if isinstance(batches, torch.Tensor) else batches.runs
-    return [(run.shape[1], run.data_ptr() + 8 * run.shape[1] * step) for run in runs for step in range(len(run))]
+    return [(len(rows), rows.data_ptr()) for rows in batches]
 
 
 def _as_array(turns: Sequence[Turn]) -> Array:

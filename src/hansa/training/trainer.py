@@ -26,11 +26,10 @@ from hansa.local.work import Work
 from hansa.training import random_state
 from hansa.training.batch_sources import (
     Batch,
+    Batches,
     BatchSource,
     KeyedBatches,
-    Run,
     TensorSource,
-    UnequalBatches,
     client_row_index,
     train_source,
 )
@@ -123,18 +122,12 @@ class ModuleTrainer(BaseTrainer):
         rows = copy_to_device(drawn.view(work.steps, work.batch_size), self.source.index_device)
         return rows if self._direct else KeyedBatches(client, rows, key)
 
-    def batches_at(
-        self, client: int, positions: Sequence[Positions], key: Key
-    ) -> torch.Tensor | KeyedBatches | UnequalBatches:
-        """Return batches of the client's rows at these positions; consecutive ones of a size are one tensor."""
-        own = self.task.data.rows(client).to(torch.int64)
-        runs: list[Run] = []
-        first = 0
-        for _, same in groupby(positions, key=len):
-            rows = copy_to_device(own[torch.from_numpy(np.stack(list(same)))], self.source.index_device)
-            runs.append(rows if self._direct else KeyedBatches(client, rows, key, first))
-            first += len(rows)
-        return runs[0] if len(runs) == 1 else UnequalBatches(runs)
+    def batches_at(self, client: int, positions: Sequence[Positions], key: Key) -> Batches:
+        """Return batches of the client's rows at these positions, one tensor if they have one size."""
+        own, sizes = self.task.data.rows(client).to(torch.int64), list(map(len, positions))
+        drawn = copy_to_device(own[torch.from_numpy(np.concatenate(positions))], self.source.index_device)
+        rows = drawn.view(len(sizes), -1) if len(set(sizes)) == 1 else list(torch.split(drawn, sizes))
+        return rows if self._direct else KeyedBatches(client, rows, key)
 
     def seed(self, key: Key) -> None:
         """Seed the generators that a model may draw from; native code has its own generator for dropout."""
@@ -149,6 +142,7 @@ class ModuleTrainer(BaseTrainer):
         if not isinstance(rows, KeyedBatches):
             batch = self.source.batch(client, rows)
             return batch if self._direct else self.prepare_test_batch(batch)
+        assert isinstance(rows.rows, torch.Tensor)
         batch = self.source.batch(client, rows.rows)
         if not self.task.augment:
             return batch
@@ -203,38 +197,45 @@ class ModuleTrainer(BaseTrainer):
             if rows is None:
                 rows = self.batches(jobs.clients[place], jobs.works[place], key.child("batch"))
             taken = jobs.first_step
-            for run in rows.runs if isinstance(rows, UnequalBatches) else [rows]:
-                for piece in self._pieces(kernel, run):
-                    losses.append(self._take_steps(kernel, piece, step, key, taken))
-                    taken += len(piece)
+            for piece in self._pieces(kernel, rows):
+                losses.append(self._take_steps(kernel, piece, step, key, taken))
+                taken += len(piece)
             results.add_model(x, self.y, torch.cat(losses).tolist(), keep_model=jobs.keep_models)
         return results
 
-    def _pieces(self, kernel: ClientKernel, run: Run) -> Iterator[Run]:
-        """Yield the batches of a run, as many at a time as fit into memory with their dropout or augmentation."""
-        width, most = (run.rows if isinstance(run, KeyedBatches) else run).shape[1], len(run)
-        if kernel.network.dropout_numbers:
-            most = min(most, max(1, _DROPOUT_NUMBERS // (width * kernel.network.dropout_numbers)))
-        if isinstance(run, KeyedBatches):
-            most = min(most, max(1, _BATCH_NUMBERS // max(1, width * self.task.example[0][0].numel())))
-        yield from (run[first : first + most] for first in range(0, len(run), most))
+    def _pieces(self, kernel: ClientKernel, batches: Batches) -> Iterator[Batches]:
+        """Yield consecutive batches of one size, as many at a time as fit into memory with dropout or augmentation."""
+        rows, first = batches.rows if isinstance(batches, KeyedBatches) else batches, 0
+        if isinstance(rows, torch.Tensor):
+            runs = [(rows.shape[1], len(rows))]
+        else:
+            runs = [(width, len(list(same))) for width, same in groupby(map(len, rows))]
+        for width, count in runs:
+            most = count
+            if kernel.network.dropout_numbers:
+                most = min(most, max(1, _DROPOUT_NUMBERS // (width * kernel.network.dropout_numbers)))
+            if isinstance(batches, KeyedBatches):
+                most = min(most, max(1, _BATCH_NUMBERS // max(1, width * self.task.example[0][0].numel())))
+            for at in range(first, first + count, most):
+                yield batches[at : min(at + most, first + count)]
+            first += count
 
-    def _take_steps(self, kernel: ClientKernel, run: Run, step: LocalStep, key: Key, first: int) -> torch.Tensor:
+    def _take_steps(self, kernel: ClientKernel, run: Batches, step: LocalStep, key: Key, first: int) -> torch.Tensor:
         """Take steps on batches of one size; return the losses. ``first`` is the number of the first step."""
         keep, numbers = None, kernel.network.dropout_numbers
         if numbers:
-            width = (run.rows if isinstance(run, KeyedBatches) else run).shape[1]
+            width = len((run.rows if isinstance(run, KeyedBatches) else run)[0])
             keep = torch.empty(len(run), width * numbers)
             for t in range(len(run)):
                 self.seed(key.child("noise", first + t))
                 kernel.network.draw(width, self._noise, keep[t])
-        if isinstance(run, torch.Tensor):
-            return kernel.steps(self.y, run, step, keep)
+        if not isinstance(run, KeyedBatches):
+            return kernel.steps(self.y, torch.stack(run) if isinstance(run, list) else run, step, keep)
         batches = []
-        for t in range(len(run)):
+        for each in (run[t] for t in range(len(run))):
             if self.task.augment.has_user_code:
-                self.seed(run.address(t))
-            batches.append(self.batch(run.client, run[t]))
+                self.seed(each.address())
+            batches.append(self.batch(run.client, each))
         if any(_has_ignored_labels(batch) for batch in batches):
             losses = []
             for batch in batches:

@@ -206,7 +206,9 @@ class _GroupBatches:
         self._trainer, self._jobs = trainer, jobs
         self._rows: torch.Tensor | None = None
         if isinstance(trainer.source, TensorSource) and not trainer.task.augment:
-            rows = [job.batches.rows if isinstance(job.batches, KeyedBatches) else job.batches for job in jobs]
+            rows: list[Any] = [
+                job.batches.rows if isinstance(job.batches, KeyedBatches) else job.batches for job in jobs
+            ]
             self._rows = nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
     def __getitem__(self, place: tuple[int, int]) -> Batch:
