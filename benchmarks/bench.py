@@ -63,14 +63,8 @@ class Bench:
         self.contenders = [c for c in CONTENDERS if c.name in names]
         self.workloads = [WORKLOADS[name] for name in options.workloads]
         self.notes: list[str] = []
-        self.results: dict[str, Any] = {
-            "machine": page.machine(),
-            "runs": {},
-            "accuracy": {},
-            "loss": {},
-            "agreement": {},
-            "missing": {},
-        }
+        self.results: dict[str, Any] = {name: {} for name in ("runs", "accuracy", "loss", "agreement", "missing")}
+        self.results["machine"] = page.machine()
 
     def say(self, text: str) -> None:
         print(f"[{time.monotonic() - self.began:5.0f} s] {text}", flush=True)
@@ -122,7 +116,8 @@ class Bench:
         self.keep()
         if self.options.agreement:
             return
-        repeats = {workload.name: self.repeats(workload) for workload in self.workloads}
+        asked = self.options.repeats or (1 if self.options.quick else 0)
+        repeats = {workload.name: int(asked or workload.repeats) for workload in self.workloads}
         for repeat in range(1, max(repeats.values()) + 1):
             turn = repeat % len(able)
             for contender in able[turn:] + able[:turn]:  # another one begins each time
@@ -133,26 +128,14 @@ class Bench:
         for workload in self.workloads:
             self.judge(workload)
 
-    def repeats(self, workload: Workload) -> int:
-        return int(self.options.repeats or (1 if self.options.quick else workload.repeats))
-
-    def rounds(self, workload: Workload) -> int:
-        return int(self.options.rounds or (min(4, workload.rounds) if self.options.quick else workload.rounds))
-
     def one(self, contender: Contender, workload: Workload, python: Path | None, repeat: int) -> None:
         runs = self.results["runs"].setdefault(workload.name, {}).setdefault(contender.name, [])
         if any(run["reason"] for run in runs):
             return  # what failed once is not waited for again
         try:
-            run = compete(
-                contender,
-                workload,
-                self.root,
-                python=python,
-                rounds=self.rounds(workload),
-                repeat=repeat,
-                timeout=self.options.timeout,
-            )
+            rounds = int(self.options.rounds or (min(4, workload.rounds) if self.options.quick else workload.rounds))
+            words: dict[str, Any] = {"python": python, "repeat": repeat, "timeout": self.options.timeout}
+            run = compete(contender, workload, self.root, rounds=rounds, **words)
         except (OSError, ValueError, KeyError) as problem:  # an answer that is not one does not stop the rest
             run = {"reason": f"{type(problem).__name__}: {problem}", "wall": 0.0, "peak": 0}
         runs.append(run)
@@ -193,23 +176,15 @@ def main() -> int:
             bench.run()
     if not options.agreement:
         tell(bench, options)
-    failed = [
-        f"{workload} {name}"
-        for workload, found in bench.results["runs"].items()
-        for name, runs in found.items()
-        if name.startswith("hansa") and runs[-1]["reason"]
-    ]
-    if failed:
-        bench.say(f"Hansa itself failed: {', '.join(failed)}")
-    apart = [
-        f"{workload} {name}"
-        for workload, found in bench.results.get("agreement", {}).items()
-        for name, told in found.items()
-        if not agrees(told)
-    ]
-    if apart:
-        bench.say(f"not the model of the reference: {', '.join(apart)}")
-    return 1 if failed or apart else 0
+    wrong = 0
+    for part, text in (("runs", "Hansa itself failed"), ("agreement", "not the model of the reference")):
+        for workload, found in bench.results.get(part, {}).items():
+            for name, told in found.items():
+                failed = name.startswith("hansa") and told[-1]["reason"] if part == "runs" else not agrees(told)
+                if failed:
+                    bench.say(f"{text}: {workload} {name}")
+                    wrong = 1
+    return wrong
 
 
 def tell(bench: Bench, options: argparse.Namespace) -> None:

@@ -120,12 +120,11 @@ def measure(case: Case, turns: int, **task: Any) -> dict[str, float]:
     run = hansa.Task(case.model, cross_entropy, held, **task)
     mark[0] = time.process_time()
     hansa.run(algorithm, run, rounds=turns + 1, workers=1, evaluate_every=0, callbacks=[ended])
-    pairs = [(case.steps / own, case.steps / other) for own, other in zip(ours[1:], theirs[1:], strict=True)]
-    return {
-        "hansa": statistics.median(own for own, _ in pairs),
-        "plain": statistics.median(other for _, other in pairs),
-        "ratio": statistics.median(own / other for own, other in pairs),
+    rates = {
+        name: [case.steps / seconds for seconds in taken[1:]] for name, taken in (("hansa", ours), ("plain", theirs))
     }
+    ratios = [own / other for own, other in zip(rates["hansa"], rates["plain"], strict=True)]
+    return {name: statistics.median(values) for name, values in {**rates, "ratio": ratios}.items()}
 
 
 def main() -> None:

@@ -37,10 +37,6 @@ class Point:
     workers: int | None = None
     images: str = ""  # an .npz with inputs and targets; without one, noise of CIFAR's shape
 
-    @classmethod
-    def given(cls) -> Point:
-        return cls(**json.loads(Path(sys.argv[1]).read_text()))
-
 
 def federated(point: Point) -> data.FederatedData:
     if point.images:
@@ -70,7 +66,7 @@ def measure(algorithm: hansa.Algorithm, task: hansa.Task, point: Point) -> dict[
 
 
 def main() -> None:
-    point = Point.given()
+    point = Point(**json.loads(Path(sys.argv[1]).read_text()))
     dealt = federated(point)
     factory = partial(models.build, point.model, classes=10, shape=dealt.shape)
     task = hansa.Task(factory, cross_entropy, dealt)

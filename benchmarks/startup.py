@@ -29,14 +29,12 @@ LOOKING = (
     "show first",
     "report first",
 )
+FIRST_ROUND = [*HANSA, "run", "fedavg", "--rounds", "1", "--out", "new"]
 CASES = {
     **{f"`hansa {words}`": ([*HANSA, *words.split()], 0.4) for words in LOOKING},
     "`import torch` alone": ([sys.executable, "-c", "import torch"], None),
     "`import hansa`": ([sys.executable, "-c", "import hansa"], 0.5),
-    "first round of `hansa run fedavg` on embedded data": (
-        [*HANSA, "run", "fedavg", "--rounds", "1", "--out", "new"],
-        3.0,
-    ),
+    "first round of `hansa run fedavg` on embedded data": (FIRST_ROUND, 3.0),
 }
 
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
@@ -89,13 +90,9 @@ def _wire(x: torch.Tensor) -> dict[str, Call]:
     return found
 
 
+@patch.dict(os.environ, {"HANSA_NATIVE": "off"})
 def _without_native(call: Call) -> object:
-    chosen = os.environ.get("HANSA_NATIVE", "")
-    os.environ["HANSA_NATIVE"] = "off"
-    try:
-        return call()
-    finally:
-        os.environ["HANSA_NATIVE"] = chosen
+    return call()
 
 
 def measure(dim: int, repeats: int) -> dict[str, float]:

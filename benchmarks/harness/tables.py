@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 MEGABYTE = 1 << 20
+Cell: TypeAlias = Callable[[Mapping[str, Any]], str]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -14,8 +15,20 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
-def _cell(row: Mapping[str, Any], name: str, form: str, scale: float = 1.0) -> str:
-    return format(row[name] / scale, form) if name in row else ""
+def _number(name: str, form: str, unit: float = 1.0) -> Cell:
+    return lambda row: format(row[name] / unit, form) if name in row else ""
+
+
+def _or_reason(cell: Cell) -> Cell:
+    """The cell that shows why a row has no numbers."""
+    return lambda row: row["reason"] or cell(row)
+
+
+def _table(title: str, text: str, columns: Mapping[str, Cell]) -> Callable[[Sequence[Mapping[str, Any]]], list[str]]:
+    def render(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        return [f"## {title}", text, table(list(columns), [[cell(row) for cell in columns.values()] for row in rows])]
+
+    return render
 
 
 def _listed(title: str, text: str, columns: Mapping[str, tuple[str, str, float]], wanted: str = "") -> Any:
@@ -24,81 +37,59 @@ def _listed(title: str, text: str, columns: Mapping[str, tuple[str, str, float]]
     ``columns`` are heads with an entry, its format and its unit; the first also shows why there is no row. ``wanted``
     begins the last column's bounds, if there is one.
     """
-
-    def render(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        body = []
-        for row in rows:
-            cells = [_cell(row, name, form, scale) for name, form, scale in columns.values()]
-            bound = [f"{wanted} {row['target']:g}" if row.get("target") else ""] if wanted else []
-            body.append([row["what"], row["reason"] or cells[0], *cells[1:], *bound])
-        return [f"## {title}", text, table(["", *columns, *(["wanted"] if wanted else [])], body)]
-
-    return render
-
-
-def _overhead(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    body = [
-        [
-            f"{row['workload']}, {row['contender'].replace('**', '')}",
-            _cell(row, "round", ".1f", 1e-3),
-            _cell(row, "steps", ".1f", 1e-3),
-            row["reason"] or _cell(row, "share", ".1%"),
-        ]
-        for row in rows
-    ]
-    text = (
-        "A round, and after it the same steps on the same batches without the engine, in plain threads that take the "
-        "next client when they are done with one; medians of rounds, and of the share in each (wanted: under 5% on W1, "
-        "under 15% on W2)."
-    )
-    return ["## What the engine adds", text, table(["", "round ms", "its steps ms", "overhead"], body)]
+    (first, entry), *others = columns.items()
+    cells: dict[str, Cell] = {"": lambda row: row["what"], first: _or_reason(_number(*entry))}
+    cells |= {name: _number(*entry) for name, entry in others}
+    if wanted:
+        cells["wanted"] = lambda row: f"{wanted} {row['target']:g}" if row.get("target") else ""
+    return _table(title, text, cells)
 
 
 def _scaled(title: str, text: str, *, ratio: bool) -> Any:
     """A table of points; ``ratio`` adds the processor time of a round in those of the first row."""
+    columns: dict[str, Cell] = {
+        "": lambda row: row["model"],
+        "d": _number("dim", ",.0f"),
+        "clients": _number("clients", ",.0f"),
+        "a round": lambda row: str(row["cohort"]),
+        "steps": lambda row: f"{row['steps']} of {row['batch']}",
+        "ms a round": _or_reason(_number("round", ".0f", 1e-3)),
+        "client-steps/s": lambda row: _number("rate", ".3g" if row.get("rate", 0) < 100 else ".0f")(row),
+        "MB": _number("peak", ".0f", MEGABYTE),
+    }
+    return _table(title, text, columns | ({"x first, processor time": _number("ratio", ".2f")} if ratio else {}))
 
-    def render(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        last = ["x first, processor time"] * ratio
-        head = ["", "d", "clients", "a round", "steps", "ms a round", "client-steps/s", "MB", *last]
-        body = [
-            [
-                row["model"],
-                _cell(row, "dim", ",.0f"),
-                f"{row['clients']:,}",
-                str(row["cohort"]),
-                f"{row['steps']} of {row['batch']}",
-                row["reason"] or _cell(row, "round", ".0f", 1e-3),
-                _cell(row, "rate", ".3g" if row.get("rate", 0) < 100 else ".0f"),
-                _cell(row, "peak", ".0f", MEGABYTE),
-                *[_cell(row, "ratio", ".2f")] * ratio,
-            ]
-            for row in rows
-        ]
-        return [f"## {title}", text, table(head, body)]
 
-    return render
+_overhead = _table(
+    "What the engine adds",
+    "A round, and after it the same steps on the same batches without the engine, in plain threads that take the next "
+    "client when they are done with one; medians of rounds, and of the share in each (wanted: under 5% on W1, under "
+    "15% on W2).",
+    {
+        "": lambda row: f"{row['workload']}, {row['contender'].replace('**', '')}",
+        "round ms": _number("round", ".1f", 1e-3),
+        "its steps ms": _number("steps", ".1f", 1e-3),
+        "overhead": _or_reason(_number("share", ".1%")),
+    },
+)
 
 
 def _aware(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     base = next((row.get("round") for row in rows if row["form"] == "naive"), None)
-    body = [
-        [
-            {"naive": "all in memory, naive", "disk": "rows on disk"}[row["form"]],
-            f"{row['clients']:,}",
-            row["reason"] or _cell(row, "round", ".0f", 1e-3),
-            f"{row['round'] / base:.2f}" if base and "round" in row else "",
-            f"{1e3 * statistics.median(row['cpu']):.0f}" if row.get("cpu") else "",
-            _cell(row, "peak", ".0f", MEGABYTE),
-        ]
-        for row in rows
-    ]
+    columns: dict[str, Cell] = {
+        "form": lambda row: {"naive": "all in memory, naive", "disk": "rows on disk"}[row["form"]],
+        "clients": _number("clients", ",.0f"),
+        "ms a round": _or_reason(_number("round", ".0f", 1e-3)),
+        "x naive": _number("round", ".2f", base) if base else lambda row: "",
+        "processor ms": lambda row: f"{1e3 * statistics.median(row['cpu']):.0f}" if row.get("cpu") else "",
+        "MB": _number("peak", ".0f", MEGABYTE),
+    }
     text = (
         "`hansa.aggregate.aware` on synthetic updates of 1,000,000 parameters, 20 participants a round, every client "
         "seen before. The naive form holds all rows and makes the whole Gram matrix anew, on one thread (wanted: 2,000 "
         "clients under 1.5 GB and in at most 3,000 ms a round)."
     )
-    head = ["form", "clients", "ms a round", "x naive", "processor ms", "MB"]
-    return ["## FedAWARE's rows on disk", text, table(head, body)]
+    return _table("FedAWARE's rows on disk", text, columns)(rows)
 
 
 TABLES = {

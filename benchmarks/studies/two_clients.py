@@ -12,7 +12,6 @@ import argparse
 import functools
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,24 +33,15 @@ TITLES = {"fedamsgrad": "FedAMSGrad", "ha_fed": "HA-Fed"}
 COLOURS = {2: "#4c78a8", 10: "#e45756"}
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """What both methods and both numbers of local steps share."""
-
-    local_lr: float
-    server_lr: float
-    rounds: int
-    eps: float = 1e-8
-
-
-CHOSEN = Rates(1.5, 0.15, rounds=50)
+CHOSEN = {"local_lr": 1.5, "server_lr": 0.15, "rounds": 50, "eps": 1e-8}
+"""What both methods and both numbers of local steps share."""
 
 
 def network(hidden: int) -> nn.Module:
     return nn.Sequential(nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, 2))
 
 
-def curves(method: str, group: int, steps: int, seed: int, rates: Rates) -> tuple[list[float], list[float]]:
+def curves(method: str, group: int, steps: int, seed: int) -> tuple[list[float], list[float]]:
     """Local loss on the way, and the global loss of the averaged local models, round by round."""
     held = data.two_gaussians(study=group, seed=seed)
     task = hansa.Task(functools.partial(network, HIDDEN[group]), cross_entropy, held, execution="eager")
@@ -64,28 +54,11 @@ def curves(method: str, group: int, steps: int, seed: int, rates: Rates) -> tupl
         with torch.no_grad():
             return {"global_loss": float(cross_entropy(shell.module(inputs), targets))}
 
-    common: dict[str, Any] = {
-        "local_lr": rates.local_lr,
-        "steps": steps,
-        "batch_size": None,
-        "server_lr": rates.server_lr,
-        "eps": rates.eps,
-    }
-    algorithm = (
-        presets.fedamsgrad(participation=1.0, **common)
-        if method == "fedamsgrad"
-        else presets.ha_fed(clusters=1, reporters=2, **common)
-    )
-    run = hansa.run(
-        algorithm,
-        task,
-        rounds=rates.rounds,
-        seed=seed,
-        dtype=torch.float64,
-        evaluate_every=0,
-        measures=[global_loss],
-        workers=1,
-    )
+    own = {"participation": 1.0} if method == "fedamsgrad" else {"clusters": 1, "reporters": 2}
+    words: dict[str, Any] = {name: value for name, value in CHOSEN.items() if name != "rounds"}
+    algorithm = presets.get(method, steps=steps, batch_size=None, **words, **own)
+    options: dict[str, Any] = {"rounds": CHOSEN["rounds"], "seed": seed, "dtype": torch.float64, "workers": 1}
+    run = hansa.run(algorithm, task, evaluate_every=0, measures=[global_loss], **options)
     return [r["train_loss"] for r in run.history], [r["global_loss"] for r in run.history]
 
 
@@ -94,13 +67,13 @@ def digits(values: np.ndarray) -> list[float]:
     return [float(f"{value:.7g}") for value in values]
 
 
-def runs(seeds: Sequence[int], rates: Rates) -> dict[str, Any]:
+def runs(seeds: Sequence[int]) -> dict[str, Any]:
     """Every combination over the seeds: mean curves, their quartiles, and one summary a seed."""
     found = {}
     for group in HIDDEN:
         for method in CLAIMS:
             for steps in STEPS:
-                pairs = np.array([curves(method, group, steps, seed, rates) for seed in seeds])
+                pairs = np.array([curves(method, group, steps, seed) for seed in seeds])
                 local, total = pairs[:, 0], pairs[:, 1]
                 found[f"group {group}, {method}, tau {steps}"] = {
                     "local": local.mean(axis=0).round(5).tolist(),
@@ -131,9 +104,9 @@ def verdicts(found: dict[str, Any], measure: str) -> dict[str, Any]:
 
 
 def study_all(seeds: int) -> dict[str, Any]:
-    found = runs(range(seeds), CHOSEN)
+    found = runs(range(seeds))
     verdict = {"mean over the run": verdicts(found, "mean_global"), "last round": verdicts(found, "final_global")}
-    return {"seeds": seeds, "rates": asdict(CHOSEN), **verdict, "runs": found}
+    return {"seeds": seeds, "rates": CHOSEN, **verdict, "runs": found}
 
 
 def draw(found: dict[str, Any], target: Path) -> None:
