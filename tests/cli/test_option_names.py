@@ -9,8 +9,8 @@ import pytest
 
 import hansa
 from hansa.cli import compare, options, run, show
+from hansa.runs.driver import RunOptions
 from hansa.runs.export import export
-from hansa.runs.options import RunOptions
 
 ONLY_COMMANDS = {"as_json",
     "config", "sets", "base",  # a configuration file and changes to it

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import hansa
-from hansa.runs.driver import Run
-from hansa.runs.options import RunOptions, RunOptionsDict
+from hansa.runs.driver import Run, RunOptions, RunOptionsDict
 from hansa.study.api import compare, resume, run, search
 
 TASK = hansa.training.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))

@@ -8,26 +8,27 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
 import torch
 from torch import nn
 
 from hansa.aggregate import BaseAggregator, mean
 from hansa.algorithm import Algorithm
-from hansa.core.devices import check_dtype, device_name, resolve_server_device
-from hansa.core.errors import HansaError, check_integer, invalid_argument
+from hansa.core.devices import Device, check_dtype, device_name, resolve_devices, resolve_server_device
+from hansa.core.errors import HansaError, check_integer, check_positive, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, State, Vector, Vectors
 from hansa.core.vectors.arithmetic import vectors_to
 from hansa.engine import BaseEngine, Engine, Serial
-from hansa.pace import synchronous
+from hansa.pace import Profile, synchronous
 from hansa.pace.events import VirtualClock
+from hansa.pace.profiles import require_profile
 from hansa.rounds import (
     ClosedRound,
     OpenedRound,
@@ -37,14 +38,14 @@ from hansa.rounds import (
     diagnose,
     open_paced_round,
 )
+from hansa.rounds.faults import faults
 from hansa.rounds.ledger import Ledger
-from hansa.rounds.measures import wants_mean
+from hansa.rounds.measures import Measure, wants_mean
 from hansa.rounds.messages import DroppedClient, Report, WorkOrder, joined_orders
 from hansa.rounds.pacing import check_profile
 from hansa.runs.client_columns import Array, ClientColumns
 from hansa.runs.columns import MetricFacts, main_metric
 from hansa.runs.metrics import RunHistory, report_dropped_clients, text_table
-from hansa.runs.options import Callback, Record, RunOptions, RunOptionsDict
 from hansa.runs.per_client import (
     ClientEvaluationPlan,
     aggregate_client_metrics,
@@ -56,16 +57,99 @@ from hansa.runs.per_client import (
 )
 from hansa.runs.record import ClientRecord
 from hansa.runs.store import ClientStore, DiskStore, RamStore
-from hansa.training import TaskLike, random_state
+from hansa.training import TaskLike, personalise, random_state
 from hansa.training.evaluation import EvaluationJob
 from hansa.training.vmap import with_vmap
 
 if TYPE_CHECKING:
     import pandas
 
+Record: TypeAlias = dict[str, Any]
+"""The numbers of one round, by the names of `hansa.runs.columns`."""
+Callback: TypeAlias = Callable[["Run", Record], bool | None]
+"""Called after every round with the run and its newest record; a true result stops the run."""
+
 
 MAX_DROPPED_IN_CHECKPOINT = 100
 """Maximum number of dropped clients that a checkpoint lists with their reasons; the history has the counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """The options of a run as one value; `hansa.run` takes and documents each as a keyword argument.
+
+    >>> RunOptions(quorum=2).changed()
+    {'quorum': 2}
+    """
+
+    dtype: torch.dtype | None = None
+    device: Device | None = None
+    deterministic: bool | None = None
+    server_device: str | torch.device | None = None
+    workers: int | None = None
+    quorum: int = 1
+    keep_params: bool = False
+    evaluate_every: int = 1
+    callbacks: Sequence[Callback] = ()
+    faults: faults | None = None
+    max_norm: float = 1e12
+    measures: Sequence[Measure] = ()
+    per_client: bool | int | None = None
+    personalise: personalise | Mapping[str, Any] | None = None
+    profile: Profile | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("run", "quorum", self.quorum)
+        check_positive("run", "max_norm", self.max_norm, "Updates with a larger norm are refused.")
+        check_integer("run", "evaluate_every", self.evaluate_every, "0 evaluates after the last round only.", minimum=0)
+        if self.dtype not in (None, torch.float32, torch.float64):
+            raise invalid_argument("run", "dtype", self.dtype, "torch.float32 or torch.float64")
+        if self.deterministic not in (None, False, True):
+            raise invalid_argument("run", "deterministic", self.deterministic, "True or False")
+        object.__setattr__(self, "measures", tuple(self.measures))
+        if self.profile is not None:
+            require_profile("run", "profile", self.profile)
+        object.__setattr__(self, "personalise", _as_personalise(self.personalise))
+
+    def changed(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        defaults = {field.name: field.default for field in fields(self)}
+        return {name: value for name, value in values.items() if value != defaults[name]}
+
+    def resolve_devices(self, task: TaskLike) -> tuple[torch.device, ...]:
+        """Return the training devices: those of the options, else of the task, else the CPU."""
+        return resolve_devices(self.device if self.device is not None else getattr(task, "device", None) or "cpu")
+
+
+class RunOptionsDict(TypedDict, total=False):
+    """The same options as keyword arguments, for type checkers; `RunOptions` documents them."""
+
+    dtype: torch.dtype | None
+    device: Device | None
+    deterministic: bool | None
+    server_device: str | torch.device | None
+    workers: int | None
+    quorum: int
+    keep_params: bool
+    evaluate_every: int
+    callbacks: Sequence[Callback]
+    faults: faults | None
+    max_norm: float
+    measures: Sequence[Measure]
+    per_client: bool | int | None
+    personalise: personalise | Mapping[str, Any] | None
+    profile: Profile | None
+
+
+def device_names(device: Device) -> str | list[str]:
+    """Return devices as a configuration names them.
+
+    >>> device_names(["cpu", "cpu"]), device_names("cpu")
+    (['cpu', 'cpu'], 'cpu')
+    """
+    names = [str(each) for each in resolve_devices(device)]
+    return names if len(names) > 1 else names[0]
 
 
 class Run:
@@ -78,7 +162,7 @@ class Run:
         store: Where client memory is kept; by default in memory, or in a temporary folder if a component requires it.
         engine: Builds the engine that executes client work.
         options: The options of the run.
-        changes: Individual options, which override ``options``; see `hansa.runs.options.RunOptions`.
+        changes: Individual options, which override ``options``; see `RunOptions`.
 
     >>> import torch
     >>> import hansa
@@ -473,3 +557,16 @@ def requires_disk(algorithm: Algorithm) -> bool:
 def _close_temporary_store(store: DiskStore, folder: TemporaryDirectory[str]) -> None:
     store.close()
     folder.cleanup()
+
+
+def _as_personalise(value: object) -> personalise | None:
+    if value is None or isinstance(value, personalise):
+        return value
+    if not isinstance(value, Mapping):
+        raise invalid_argument(
+            "run", "personalise", value, "{'steps': 5, 'lr': 0.01}, or hansa.training.personalise(...)"
+        )
+    try:
+        return personalise(**value)
+    except TypeError as error:
+        raise invalid_argument("run", "personalise", dict(value), "steps, lr and batch_size") from error

@@ -28,7 +28,7 @@ from hansa.core.types import State
 from hansa.engine import EngineFactory, auto_engine, build_engine
 from hansa.rounds.ledger import Ledger
 from hansa.rounds.measures import Measure, compression, local_mean_loss, track_heterogeneity
-from hansa.runs.driver import Run
+from hansa.runs.driver import Callback, Record, Run, RunOptions, device_names
 from hansa.runs.folder import (
     FAILED,
     FINISHED,
@@ -41,7 +41,6 @@ from hansa.runs.folder import (
     expand_seeds,
     slug,
 )
-from hansa.runs.options import Callback, Record, RunOptions, device_names
 from hansa.runs.provenance import Provenance, changed_kinds, parse_accepted_changes, provenance_of
 from hansa.runs.record import ClientRecord, Meta, RunRecord
 from hansa.runs.store import ClientStore, DamagedFileError, io

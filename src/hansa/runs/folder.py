@@ -59,8 +59,7 @@ from hansa.runs.store.io import FileLock
 if TYPE_CHECKING:
     import torch
 
-    from hansa.runs.driver import Run
-    from hansa.runs.options import Record
+    from hansa.runs.driver import Record, Run
 
 log = logging.getLogger("hansa")
 T = TypeVar("T")

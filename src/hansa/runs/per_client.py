@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,11 +20,13 @@ from hansa.pace.events import RoundTiming
 from hansa.rounds import OpenedRound, Outcome
 from hansa.runs.client_columns import Array, summarize_clients
 from hansa.runs.columns import direction_of
-from hansa.runs.options import RunOptions
 from hansa.runs.store import ClientStore
 from hansa.training import TaskLike, personalise
 from hansa.training.evaluation import ClientMetrics, EvaluationJob, client_model, split_job
 from hansa.training.metric_direction import Direction
+
+if TYPE_CHECKING:
+    from hansa.runs.driver import RunOptions
 
 OWN_MODEL = ("local/private", "local/private_buffers", "local/row")
 """The rows of client memory that hold a client's own model."""

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple, TypeAlias
 from hansa.core.errors import HansaError, check_integer, invalid_argument, short_repr
 from hansa.core.keys import Key
 from hansa.runs.columns import WINDOW, MetricFacts, lower_is_better, split_metric
-from hansa.runs.driver import Run
+from hansa.runs.driver import Record, Run
 from hansa.runs.metrics import last, score, text_table
-from hansa.runs.options import Record
 from hansa.runs.store import io
 
 SEARCH = "search.json"

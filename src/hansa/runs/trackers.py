@@ -14,9 +14,8 @@ from hansa.core.errors import HansaError, suggestion
 from hansa.runs.metrics import is_finite
 
 if TYPE_CHECKING:
-    from hansa.runs.driver import Run
+    from hansa.runs.driver import Callback, Run
     from hansa.runs.experiment import Experiment
-    from hansa.runs.options import Callback
 
 MODULES = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow", "wandb": "wandb", "trackio": "trackio"}
 """The trackers of ``--track``, and the modules that they need."""

@@ -11,8 +11,7 @@ from hansa.algorithm import Algorithm
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.engine import auto_engine
 from hansa.runs.columns import WINDOW, scores_test_rows
-from hansa.runs.driver import Run
-from hansa.runs.options import Callback, RunOptions, RunOptionsDict, device_names
+from hansa.runs.driver import Callback, Run, RunOptions, RunOptionsDict, device_names
 from hansa.runs.store import ClientStore
 from hansa.training import TaskLike
 

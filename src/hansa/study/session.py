@@ -19,7 +19,7 @@ from rich.console import Console
 from hansa.config import Config
 from hansa.core.errors import HansaError
 from hansa.engine import reuse_workers
-from hansa.runs.driver import Run, requires_disk
+from hansa.runs.driver import Callback, Record, Run, requires_disk
 from hansa.runs.experiment import (
     Experiment,
     IfExists,
@@ -31,7 +31,6 @@ from hansa.runs.experiment import (
     refuse_other_settings,
 )
 from hansa.runs.folder import FINISHED, RunFolder, SeedGroupFolder, expand_seeds, slug
-from hansa.runs.options import Callback, Record
 from hansa.runs.search import RunningTrial, Search
 from hansa.runs.store import DamagedFileError
 from hansa.runs.trackers import build_trackers
