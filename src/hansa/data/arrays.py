@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+import torch.utils._pytree
 from torch.utils.data import TensorDataset
 
 from hansa.core.errors import HansaError, check_integer, short_repr

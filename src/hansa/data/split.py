@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.utils._pytree
 from safetensors import SafetensorError, safe_open
 
 from hansa.core.errors import HansaError
