@@ -19,16 +19,8 @@ import tempfile
 from pathlib import Path
 
 HANSA = [sys.executable, "-c", "import sys; from hansa_command import main; sys.exit(main())"]  # what `hansa` is
-LOOKING = (
-    "--help",
-    "presets",
-    "parts",
-    "config show fedavg",
-    "cite fedcams",
-    "data list",
-    "show first",
-    "report first",
-)
+LISTS = ("--help", "presets", "parts", "data list")
+LOOKING = (*LISTS, "config show fedavg", "cite fedcams", "show first", "report first")
 FIRST_ROUND = [*HANSA, "run", "fedavg", "--rounds", "1", "--out", "new"]
 CASES = {
     **{f"`hansa {words}`": ([*HANSA, *words.split()], 0.4) for words in LOOKING},
