@@ -13,7 +13,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import signature
 from typing import Any
 
@@ -145,25 +145,23 @@ def _check_vector(what: str, value: Any, dim: int, dtype: torch.dtype) -> None:
     _expect(torch.isfinite(value).all(), f"{what} gives NaN or infinity for finite numbers")
 
 
-def _call_twice(name: str, call: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of a call, after checking that it is pure: it modifies no argument, draws no global random
-    numbers, and gives the same result again."""
-    before = copy.deepcopy(arguments)
-    with _no_global_draws(name):
-        first = call(*arguments)
-        second = call(*copy.deepcopy(before))
-    _expect(_same_bits(arguments, before), f"{name} changes what it is given")
-    _expect(_same_bits(first, second), f"{name} gives another result the second time: state goes in and comes out")
-    return first
-
-
 @contextmanager
-def _no_global_draws(name: str) -> Iterator[None]:
-    """Raise if the block draws from the global generators, because results would depend on earlier draws."""
-    before = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002
+def _pure(name: str, *given: Any) -> Iterator[None]:
+    """Check that the block changes nothing that it is given, and draws nothing from the global generators, because
+    results would depend on earlier draws."""
+    before, drawn = copy.deepcopy(given), (torch.get_rng_state(), np.random.get_state())  # noqa: NPY002
     yield
     after = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002
-    _expect(_same_bits(after, before), f"{name} draws from a global generator: draw from the key it is given")
+    _expect(_same_bits(after, drawn), f"{name} draws from a global generator: draw from the key it is given")
+    _expect(_same_bits(given, before), f"{name} changes what it is given")
+
+
+def _call_twice(name: str, call: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of a call, after checking that it is pure and gives the same result again."""
+    with _pure(name, *arguments):
+        first, second = call(*arguments), call(*copy.deepcopy(arguments))
+    _expect(_same_bits(first, second), f"{name} gives another result the second time: state goes in and comes out")
+    return first
 
 
 def _check_refused(text: str, error: type[Exception], call: Any, *arguments: Any, **options: Any) -> None:
@@ -211,10 +209,8 @@ def _check_aggregator(component: Aggregator, dim: int = 29) -> None:
                 vector = _vector(dim, 100 * round + place, dtype)
                 updates.append(Update(client, place % 3, vector, people.samples[client], 1.0 + place, loss))
             ctx = RoundContext(round, _with_client_stats(declared, people), clients, store)
-            before = copy.deepcopy([update.vector for update in updates]), copy.deepcopy(state)
-            combined = component.combine(updates, state, ctx)
-            given = [update.vector for update in updates], state
-            _expect(_same_bits(given, before), "combine changes what it is given")
+            with _pure("combine", [update.vector for update in updates], state):
+                combined = component.combine(updates, state, ctx)
             _expect(
                 isinstance(combined, Combined), f"combine gives a {type(combined).__name__}, expected Combined(...)"
             )
@@ -326,17 +322,6 @@ def _check_contraction(component: Compressor, q: float) -> None:
         _expect(errors.mean() <= q * q + slack, f"E|C(x)-x|^2 = {errors.mean():.3g} |x|^2, declared {q * q:.3g}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Stranger(Coder):
-    """A compressor whose packets no link accepts."""
-
-    def payload(self, x: Any, key: Key) -> list[Any]:
-        return [x[:1]]
-
-    def max_payload(self, dim: int, itemsize: int) -> int:
-        return itemsize
-
-
 def _check_uplink(component: Uplink, dim: int = 97) -> None:
     """``send`` is pure and returns the declared rows; ``receive`` decodes its packets and rejects those of another size
     or kind."""
@@ -345,10 +330,9 @@ def _check_uplink(component: Uplink, dim: int = 97) -> None:
         memory: dict[str, Tensor] = {}
         for turn in range(3):
             x = _vector(dim, turn, dtype)
-            before = copy.deepcopy((x, memory))
-            packet, rows = component.send(x, memory, _KEY.child(turn))
-            again, same_rows = component.send(x, memory, _KEY.child(turn))
-            _expect(_same_bits((x, memory), before), "send changes what it is given")
+            with _pure("send", x, memory):
+                packet, rows = component.send(x, memory, _KEY.child(turn))
+                again, same_rows = component.send(x, memory, _KEY.child(turn))
             _expect(set(rows) == set(names), f"keeps the rows {sorted(rows)}, declares {sorted(names)}")
             equal = bytes(packet.bytes) == bytes(again.bytes) and _same_bits(rows, same_rows)
             _expect(equal, "send gives another result the second time: all memory is in its rows")
@@ -358,7 +342,8 @@ def _check_uplink(component: Uplink, dim: int = 97) -> None:
             _expect(_same_bits(received, carried), "receives another vector once the packet has travelled as bytes")
             _check_vector("receive", received, dim, dtype)
             memory = dict(rows)
-        for sent, size, what in ((packet, dim + 1, "another size"), (_Stranger().encode(x, _KEY), dim, "another kind")):
+        stranger = make_packet("stranger", x.numpy(), [x.numpy()[:1]])
+        for sent, size, what in ((packet, dim + 1, "another size"), (stranger, dim, "another kind")):
             _check_refused(f"receives a packet of {what}", PacketError, component.receive, sent, dim=size, dtype=dtype)
 
 
@@ -376,10 +361,9 @@ def _check_downlink(component: Downlink, dim: int = 64, clients: int = 4, rounds
         for round in range(rounds):
             x = x + (0.1 * _vector(dim, round + 1, dtype) if round % 5 else 0.0)
             participants = [client for client in range(clients) if draw.random() < 0.6] or [round % clients]
-            before = copy.deepcopy((x, state))
-            broadcast, after = component.broadcast(x, state, participants, round, _KEY.child(round))
-            again, _ = component.broadcast(x, state, participants, round, _KEY.child(round))
-            _expect(_same_bits((x, state), before), "broadcast changes what it is given")
+            with _pure("broadcast", x, state):
+                broadcast, after = component.broadcast(x, state, participants, round, _KEY.child(round))
+                again, _ = component.broadcast(x, state, participants, round, _KEY.child(round))
             _expect(_same_bits(again.vector, broadcast.vector), "broadcast gives another vector the second time")
             _check_state(after)
             for client in participants:
@@ -413,10 +397,11 @@ def _check_solver(component: Solver, dim: int = 23) -> None:
             change = _vector(dim, 10 + round, dtype)
             finished = _call_twice("finish", component.finish, change, 3 + round, 0.05, got, memory)
             _expect(isinstance(finished, SolverResult), "finish returns no SolverResult(reports, memory)")
-            found, expected = sorted(finished.reports), sorted(declared.channels)
-            _expect(found == expected, f"reports on {found}, declares {expected}")
-            found, expected = sorted(finished.memory), sorted(declared.memory)
-            _expect(found == expected, f"keeps the rows {found}, declares {expected}")
+            for verb, found, expected in (
+                ("reports on", finished.reports, declared.channels),
+                ("keeps the rows", finished.memory, declared.memory),
+            ):
+                _expect(set(found) == set(expected), f"{verb} {sorted(found)}, declares {sorted(expected)}")
             for name, row in {**finished.reports, **finished.memory}.items():
                 _check_vector(f"{name} of finish", row, dim, dtype)
             memory = dict(finished.memory)

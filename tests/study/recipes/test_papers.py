@@ -57,6 +57,41 @@ FedDyn   58.88 0.41 | 56.85 0.28 | 56.13 0.41
 FedAWARE 64.54 0.38 | 61.41 0.20 | 61.28 0.39
 """
 
+OTHERS = """
+hafed-table-1 | accuracy | CIFAR-10, ResNet-18 | FedAMSGrad: 79.72 3.31 | HA-Fed: 84.38 0.33
+hafed-table-1 | accuracy | CIFAR-10, ConvMixer | FedAMSGrad: 73.96 3.02 | HA-Fed: 76.6 2.35
+hafed-table-1 | accuracy | CIFAR-100, ResNet-18 | FedAMSGrad: 56.34 0.79 | HA-Fed: 57.12 0.47
+hafed-table-1 | accuracy | CIFAR-100, ConvMixer | FedAMSGrad: 61.97 0.35 | HA-Fed: 62.4 0.22
+hafed-table-1 | accuracy | Fashion-MNIST, CNN | FedAMSGrad: 88.79 0.16 | HA-Fed: 89.25 0.22
+hafed-table-1 | accuracy | Fashion-MNIST, ConvMixer | FedAMSGrad: 83.54 3.36 | HA-Fed: 84.49 1.57
+hafed-figure-7 | accuracy |  | FedAvg: 70 | FedYogi: 70 | FedAdam: 70 | HA-Fed: 76
+hafed-figure-9 | accuracy |  | p_c = 1, q = 1: 78 | p_c = 1/2, q = 4: 78 | p_c = 1/4, q = 8: 78
+afga-table-4 | accuracy |  | FedAMSGrad: 79.59 0.76 | + gossip: 77.39 0.01 | + re-sampling (AFGA): 80.02 2
+afga-table-4 | accuracy |  | + clusters (CAFGA): 82.1 0.67
+afga-table-5 | accuracy | Setting 1 | AFGA: 78.8 | AFGA (a): 76.59
+afga-table-5 | rounds | Setting 1 | AFGA: 302 | AFGA (a): 419
+afga-table-5 | accuracy | Setting 2 | AFGA: 82.61 | AFGA (a): 81.51
+afga-table-5 | rounds | Setting 2 | AFGA: 152 | AFGA (a): 239
+afga-table-5 | accuracy | Setting 3 | CAFGA: 81.56 | CAFGA (a): 81.15
+afga-table-5 | rounds | Setting 3 | CAFGA: 142 | CAFGA (a): 194
+afga-table-5 | accuracy | Setting 4 | CAFGA: 83.15 | CAFGA (a): 82.99
+afga-table-5 | rounds | Setting 4 | CAFGA: 69 | CAFGA (a): 136
+afga-table-6 | accuracy |  | FedAvg: 70.32 0.44 | FedAdam: 73.8 0.58 | FedAMSGrad: 75.59 0.73 | SCAFFOLD: 74.6 0.67
+afga-table-6 | accuracy |  | FedProx: 70.26 0.45 | FedDyn: 74.15 2.23 | AFGA: 74.72 0.32 | CAFGA: 75.96 0.67
+afga-table-7 | 70% |  | FedAMSGrad: 76 | AFGA: 91.76 | CAFGA: 76.22
+afga-table-7 | 75% |  | FedAMSGrad: 128 | AFGA: 130.98 | CAFGA: 102.86
+afga-table-7 | 78% |  | FedAMSGrad: 194 | AFGA: 223.48 | CAFGA: 172.42
+afga-table-7 | 80% |  | FedAMSGrad: 281 | AFGA: 250.86 | CAFGA: 179.82
+afga-table-8 | accuracy |  | DSGD: 80.23 | DAdam: 70.37 | PGA: 80.93 | AFGA: 82.16 | CAFGA: 83.03
+afga-table-8 | rounds |  | DSGD: 50 | DAdam: 227 | PGA: 210 | AFGA: 152 | CAFGA: 112
+cams-table-3 | accuracy |  | eps = 1e-1: 90.45 | eps = 1e-2: 90.51 | eps = 1e-3: 90.94 | eps = 1e-4: 90.72
+cams-table-3 | accuracy |  | eps = 1e-6: 90.49 | eps = 1e-8: 90.3
+cams-table-2 | bits | one way | uncompressed: 3.58e11 | sign: 1.84e11 | top-k 1/64: 1.84e11 | top-k 1/128: 1.82e11
+cams-table-2 | bits | one way | top-k 1/256: 1.8e11
+cams-table-2 | bits | two ways | uncompressed: 3.58e11 | sign: 1.12e10 | top-k 1/64: 1.12e10 | top-k 1/128: 5.59e09
+cams-table-2 | bits | two ways | top-k 1/256: 2.79e09
+"""
+
 Published = dict[tuple[str, str, str, str], tuple[float, float | None, bool]]
 
 
@@ -77,71 +112,10 @@ def typed() -> Published:
         row, rest = line.split(maxsplit=1)
         for column, cell in zip(("statistical", "hybrid", "hybrid+"), rest.split("|"), strict=True):
             table["aware-table-1", row, column, "accuracy"] = number(*cell.split())
-    hafed = {
-        "CIFAR-10, ResNet-18": ("79.72 3.31", "84.38 0.33"),
-        "CIFAR-10, ConvMixer": ("73.96 3.02", "76.60 2.35"),
-        "CIFAR-100, ResNet-18": ("56.34 0.79", "57.12 0.47"),
-        "CIFAR-100, ConvMixer": ("61.97 0.35", "62.40 0.22"),
-        "Fashion-MNIST, CNN": ("88.79 0.16", "89.25 0.22"),
-        "Fashion-MNIST, ConvMixer": ("83.54 3.36", "84.49 1.57"),
-    }
-    for column, pair in hafed.items():
-        for row, text in zip(("FedAMSGrad", "HA-Fed"), pair, strict=True):
-            table["hafed-table-1", row, column, "accuracy"] = number(*text.split())
-    for row, value in {"FedAvg": "70", "FedYogi": "70", "FedAdam": "70", "HA-Fed": "76"}.items():
-        table["hafed-figure-7", row, "", "accuracy"] = number(value)
-    for row in ("p_c = 1, q = 1", "p_c = 1/2, q = 4", "p_c = 1/4, q = 8"):
-        table["hafed-figure-9", row, "", "accuracy"] = number("78")
-    components = {"FedAMSGrad": "79.59 0.76", "+ gossip": "77.39 0.01", "+ re-sampling (AFGA)": "80.02 2.00"}
-    components["+ clusters (CAFGA)"] = "82.10 0.67"
-    for row, value in components.items():
-        table["afga-table-4", row, "", "accuracy"] = number(*value.split())
-    adapted = {
-        ("AFGA", "Setting 1"): "78.80 302",
-        ("AFGA", "Setting 2"): "82.61 152",
-        ("AFGA (a)", "Setting 1"): "76.59 419",
-        ("AFGA (a)", "Setting 2"): "81.51 239",
-        ("CAFGA", "Setting 3"): "81.56 142",
-        ("CAFGA", "Setting 4"): "83.15 69",
-        ("CAFGA (a)", "Setting 3"): "81.15 194",
-        ("CAFGA (a)", "Setting 4"): "82.99 136",
-    }
-    for (row, column), text in adapted.items():
-        accuracy, rounds = text.split()
-        table["afga-table-5", row, column, "accuracy"] = number(accuracy)
-        table["afga-table-5", row, column, "rounds"] = number(rounds)
-    resnet = "70.32 0.44, 73.80 0.58, 75.59 0.73, 74.60 0.67, 70.26 0.45, 74.15 2.23, 74.72 0.32, 75.96 0.67"
-    for row, value in zip(EIGHT, resnet.split(", "), strict=True):
-        table["afga-table-6", row, "", "accuracy"] = number(*value.split())
-    hours = {"FedAMSGrad": "76.0 128.0 194.0 281.0", "AFGA": "91.76 130.98 223.48 250.86"}
-    hours["CAFGA"] = "76.22 102.86 172.42 179.82"
-    for row, values in hours.items():
-        for target, value in zip(("70%", "75%", "78%", "80%"), values.split(), strict=True):
-            table["afga-table-7", row, "", target] = number(value)
-    serverless = {
-        "DSGD": "80.23 50",
-        "DAdam": "70.37 227",
-        "PGA": "80.93 210",
-        "AFGA": "82.16 152",
-        "CAFGA": "83.03 112",
-    }
-    for row, text in serverless.items():
-        accuracy, rounds = text.split()
-        table["afga-table-8", row, "", "accuracy"] = number(accuracy)
-        table["afga-table-8", row, "", "rounds"] = number(rounds)
-    epsilons = {"1e-1": "90.45", "1e-2": "90.51", "1e-3": "90.94", "1e-4": "90.72", "1e-6": "90.49", "1e-8": "90.30"}
-    for eps, value in epsilons.items():
-        table["cams-table-3", f"eps = {eps}", "", "accuracy"] = number(value)
-    bits = {
-        "uncompressed": "3.58e11 3.58e11",
-        "sign": "1.84e11 1.12e10",
-        "top-k 1/64": "1.84e11 1.12e10",
-        "top-k 1/128": "1.82e11 5.59e9",
-        "top-k 1/256": "1.80e11 2.79e9",
-    }
-    for row, values in bits.items():
-        for column, value in zip(("one way", "two ways"), values.split(), strict=True):
-            table["cams-table-2", row, column, "bits"] = number(value)
+    for line in OTHERS.split("\n")[1:-1]:
+        name, measure, column, *cells = line.split(" | ")
+        for row, _, numbers in (cell.rpartition(": ") for cell in cells):
+            table[name, row, column, measure] = number(*numbers.split())
     return table
 
 
