@@ -6,15 +6,9 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
-from typing import Protocol
+from typing import Any
 
 from hansa.core.errors import HansaError, suggestion
-
-
-class HasComponents(Protocol):
-    """An object composed of components, such as an algorithm."""
-
-    def components(self) -> Iterable[object]: ...
 
 
 @cache
@@ -42,7 +36,7 @@ def check_citations(parts: Iterable[object]) -> None:
                 )
 
 
-def citations(algorithm: HasComponents) -> list[str]:
+def citations(algorithm: Any) -> list[str]:
     """Return the distinct citations (keys or BibTeX entries) of the components in use, outermost component first."""
     return list(dict.fromkeys(citation.strip() for part in algorithm.components() for citation in citations_of(part)))
 
@@ -52,11 +46,11 @@ def bibtex_entries(citations: Iterable[str]) -> str:
     return "\n\n".join(bibliography().get(citation, citation) for citation in dict.fromkeys(citations))
 
 
-def cite(algorithm: HasComponents) -> str:
+def cite(algorithm: Any) -> str:
     """Print and return the BibTeX of the components that an algorithm uses.
 
     Args:
-        algorithm: HasComponents whose components are cited.
+        algorithm: The algorithm whose components are cited.
 
     >>> import contextlib, io
     >>> from hansa import presets

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, runtime_checkable
 
+from hansa.core.bounds import Checked, bound
 from hansa.core.errors import check_integer, check_non_negative, check_positive, invalid_argument
 
 
@@ -32,7 +33,7 @@ def check_rate(component: str, argument: str, rate: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class step_decay:
+class step_decay(Checked):
     """lr * factor ** (round // every).
 
     Args:
@@ -44,21 +45,16 @@ class step_decay:
     0.025
     """
 
-    lr: float
-    every: int
-    factor: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_positive("step_decay", "lr", self.lr)
-        check_integer("step_decay", "every", self.every)
-        check_positive("step_decay", "factor", self.factor)
+    lr: float = field(metadata=bound(check_positive))
+    every: int = field(metadata=bound(check_integer))
+    factor: float = field(default=0.1, metadata=bound(check_positive))
 
     def at(self, round: int) -> float:
         return self.lr * self.factor ** (round // self.every)
 
 
 @dataclass(frozen=True, slots=True)
-class inverse_sqrt:
+class inverse_sqrt(Checked):
     """lr / sqrt(1 + round / scale): the decay usually assumed in the theory of SGD.
 
     Args:
@@ -69,19 +65,15 @@ class inverse_sqrt:
     0.1
     """
 
-    lr: float
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_positive("inverse_sqrt", "lr", self.lr)
-        check_positive("inverse_sqrt", "scale", self.scale)
+    lr: float = field(metadata=bound(check_positive))
+    scale: float = field(default=1.0, metadata=bound(check_positive))
 
     def at(self, round: int) -> float:
         return self.lr / math.sqrt(1 + round / self.scale)
 
 
 @dataclass(frozen=True, slots=True)
-class cosine:
+class cosine(Checked):
     """Half a cosine from lr down to floor over the given rounds, then floor.
 
     Args:
@@ -93,14 +85,12 @@ class cosine:
     0.5
     """
 
-    lr: float
-    rounds: int
-    floor: float = 0.0
+    lr: float = field(metadata=bound(check_positive))
+    rounds: int = field(metadata=bound(check_integer))
+    floor: float = field(default=0.0, metadata=bound(check_non_negative))
 
     def __post_init__(self) -> None:
-        check_positive("cosine", "lr", self.lr)
-        check_integer("cosine", "rounds", self.rounds)
-        check_non_negative("cosine", "floor", self.floor)
+        Checked.__post_init__(self)
         if self.floor > self.lr:
             raise invalid_argument("cosine", "floor", self.floor, f"floor <= lr = {self.lr}")
 
@@ -110,7 +100,7 @@ class cosine:
 
 
 @dataclass(frozen=True, slots=True)
-class warmup:
+class warmup(Checked):
     """Linear increase over the first rounds, then the given rate or schedule.
 
     Args:
@@ -121,12 +111,8 @@ class warmup:
     (0.1, 0.4)
     """
 
-    lr: Rate
-    rounds: int
-
-    def __post_init__(self) -> None:
-        check_rate("warmup", "lr", self.lr)
-        check_integer("warmup", "rounds", self.rounds)
+    lr: Rate = field(metadata=bound(check_rate))
+    rounds: int = field(metadata=bound(check_integer))
 
     def at(self, round: int) -> float:
         return rate_at(self.lr, round) * min((round + 1) / self.rounds, 1.0)

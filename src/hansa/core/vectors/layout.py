@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -41,14 +41,9 @@ class TensorEntry:
     def view(self, flat: Vector) -> torch.Tensor:
         """Return the tensor as a view of the flat vector."""
         piece = flat[self.offset : self.offset + self.size]
-        if not self.channels_last:
-            return piece.view(self.shape)
-        if len(self.shape) == 4:
-            o, i, h, w = self.shape
-            return piece.view(o, h, w, i).permute(0, 3, 1, 2)
-        if len(self.shape) == 5:
-            o, i, t, h, w = self.shape
-            return piece.view(o, t, h, w, i).permute(0, 4, 1, 2, 3)
+        if self.channels_last and len(self.shape) in (4, 5):
+            out, channels, *sides = self.shape
+            return piece.view(out, *sides, channels).movedim(-1, 1)
         return piece.view(self.shape)
 
     def value(self, flat: Vector) -> torch.Tensor:
@@ -93,19 +88,18 @@ class Layout:
                 )
         _refuse_shared_memory(module)
         persistent = module.state_dict(keep_vars=True)
-        buffers = [(name, b) for name, b in module.named_buffers() if name in persistent and _averages(b)]
+        buffers = [
+            (name, buffer)
+            for name, buffer in module.named_buffers()
+            if name in persistent and buffer.is_floating_point() and bool(torch.isfinite(buffer).all())
+        ]
         return cls(_entries(trainable, channels_last), _entries(buffers, channels_last), channels_last)
 
     def without(self, names: Collection[str]) -> Layout:
         """Return the layout without some buffers, which keep their initial value."""
-        if not any(entry.name in names for entry in self.buffers):
-            return self
-        rest, offset = [], 0
-        for entry in self.buffers:
-            if entry.name not in names:
-                rest.append(replace(entry, offset=offset))
-                offset += entry.size
-        return replace(self, buffers=tuple(rest))
+        rest = [entry for entry in self.buffers if entry.name not in names]
+        starts = accumulate((entry.size for entry in rest), initial=0)
+        return replace(self, buffers=tuple(replace(entry, offset=at) for entry, at in zip(rest, starts, strict=False)))
 
     def sending(self, module: nn.Module, names: Collection[str]) -> Layout:
         """Return the layout with further buffers of a module, such as counters."""
@@ -217,11 +211,6 @@ def widen_module(module: Module, dtype: torch.dtype, keep: Collection[str] = ())
 
     module._apply(widen)  # type: ignore[no-untyped-call]
     return module
-
-
-def _averages(buffer: torch.Tensor) -> bool:
-    """Return whether a buffer can be averaged: floating-point and finite."""
-    return buffer.is_floating_point() and bool(torch.isfinite(buffer).all())
 
 
 def _refuse_shared_memory(module: nn.Module) -> None:
