@@ -122,11 +122,6 @@ class SuperLink:
         """The address by which this machine reaches the SuperLink."""
         return "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
 
-    @property
-    def process(self) -> int | None:
-        """The process id of the SuperLink."""
-        return None if self._process is None else self._process.pid
-
     def send(self, site: str, ticket: int, data: bytes, ttl: float) -> None:
         from flwr.app import Message
         from flwr.proto.runtime_pb2 import PushAppMessagesRequest

@@ -196,7 +196,6 @@ class EnrollmentRequest(Message):
     population: int = plain(wire_format.integer)
     run: str = plain(str, default="")
     clusters: tuple[tuple[int, ...], ...] | None = plain(_clusters, default=None)
-    arithmetic: Mapping[str, str] = plain(_facts, default_factory=numeric_platform)
     schema: str = plain(str, default="")
 
 

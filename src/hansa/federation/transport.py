@@ -114,7 +114,6 @@ class EnrollingTransport:
     ) -> None:
         self.connections, self.enrollments, self.on_enrolled = connections, enrollments, on_enrolled
         self.deadline, self.clock = deadline, clock
-        self.sent_bytes, self.received_bytes = dict.fromkeys(enrollments, 0), dict.fromkeys(enrollments, 0)
         self.rejected: dict[str, str] = {}  # what is wrong with the last reply of a site, in the server's words
         self.seconds: dict[str, SiteSeconds] = {}  # of the exchanges with each site, until they are taken
         self._enrolled = set() if on_enrolled is not None else set(enrollments)
@@ -165,7 +164,6 @@ class EnrollingTransport:
             enrollment = [] if site in self._enrolled else [self.enrollments[site]]
             data = pack_batch([*enrollment, *([request.data] if request.data else [])])
             request.sent = True
-            self.sent_bytes[site] += len(data)
             self.connections.send(site, request.ticket, data, min(MAX_TTL, max(1.0, request.deadline - now)))
 
     def _handle(self, reply: Reply) -> list[tuple[str, bytes]]:
@@ -177,7 +175,6 @@ class EnrollingTransport:
                 log.warning("site %s: %s; the message is sent again", site, reply.error)
                 request.sent, request.retry_at = False, self.clock() + RETRY_SECONDS
             return []
-        self.received_bytes[site] += len(reply.data)
         try:
             frames = self._unpack(site, reply.data)
         except _NotEnrolled:
