@@ -44,12 +44,8 @@ class LocalStep(AffineStep):
     @property
     def is_affine(self) -> bool:
         """Whether this is a plain affine step, which native code supports."""
-        return (
-            self.optimizer is None
-            and self.ascent_offset is None
-            and self.frozen_blocks is None
-            and not self.decoupled_weight_decay
-        )
+        others = (self.optimizer, self.ascent_offset, self.frozen_blocks)
+        return not self.decoupled_weight_decay and all(each is None for each in others)
 
     def step(self, y: Vector, parameters: Tensors, gradients: Tensors) -> None:
         """Take one step in place; absent terms cost no pass over y. The parameters are views of y; y and all vectors of

@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
 import torch
 
 from hansa.core.devices import copy_to_device
-from hansa.core.errors import HansaError, check_finite, check_integer, invalid_argument, short_repr
+from hansa.core.errors import HansaError, check_finite, check_fraction, check_integer, invalid_argument, short_repr
 from hansa.core.keys import Key
 
 __all__ = ["Augmentation", "Pipeline", "as_pipeline", "crop", "flip", "normalize"]
@@ -64,15 +64,12 @@ class Pipeline:
             seed = int.from_bytes(key.child("augment", position).digest(8), "little") >> 1
             batch = part(batch, generator.manual_seed(seed))
             if batch is None:
-                raise HansaError(f"augment: {_name(part)} returned None: expected the batch. Does it return it?")
+                raise HansaError(f"augment: {part!r} returned None: expected the batch. Does it return it?")
         return batch
 
 
 def as_pipeline(parts: Sequence[Augment] | Augment) -> Pipeline:
-    """Check a list of augmentations and return it as a `Pipeline`.
-
-    Args:
-        parts: One function of (batch, generator), or a list of them.
+    """Check one augmentation or a list of them and return it as a `Pipeline`.
 
     >>> as_pipeline([crop(padding=4), flip()])
     Pipeline(parts=(crop(padding=4, fill=0.0), flip(p=0.5)))
@@ -83,12 +80,6 @@ def as_pipeline(parts: Sequence[Augment] | Augment) -> Pipeline:
             call = f"{part.__name__}()" if isinstance(part, type) else "augment=[hansa.augment.flip()]"
             raise HansaError(f"augment: {short_repr(part)}: expected functions of (batch, generator), such as {call}.")
     return Pipeline(listed)
-
-
-def _name(part: Any) -> str:
-    while isinstance(part, partial):
-        part = part.func
-    return str(getattr(part, "__name__", type(part).__name__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +141,7 @@ class flip(Augmentation):
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        if isinstance(self.p, bool) or not isinstance(self.p, (int, float)) or not 0 <= self.p <= 1:
-            raise invalid_argument("flip", "p", self.p, "0 <= p <= 1", "0.5 mirrors every other image.")
+        check_fraction("flip", "p", self.p, "0.5 mirrors every other image.", above_zero=False)
 
     def __call__(self, batch: Any, generator: torch.Generator) -> torch.Tensor:
         images = _check_images("flip", batch)

@@ -177,23 +177,23 @@ def check_outputs(facts: ModelFacts, test_rows: int, for_loss: bool, metrics: Ma
     """Raise if the loss or a metric needs the outputs of all test rows, and these have no rows or are too large."""
     if facts.output is None or not test_rows or not (for_loss or metrics):
         return
-    wrong, size = "", facts.output_bytes * test_rows
+    size = facts.output_bytes * test_rows
     if not has_rows(facts.output, count_rows(facts.target)):
         returned = type(facts.output).__name__
         wrong = f"but the model returns {returned} with something else than tensors of one entry per row"
     elif for_loss and size > _OUTPUT_BYTES:
         wrong = f"which take {size / 2**30:.1f} GiB for {test_rows:,} rows"
-    if not wrong:
+    else:
         return
-    if for_loss:
+    if not for_loss:
         raise HansaError(
-            "Task(loss): a loss that is neither torch's nor of hansa.losses is computed from the outputs of all test "
-            f"rows at once, {wrong}. State how it reduces a batch: Task(reduction='mean') over rows, 'sum', or "
-            "'labels' for a mean over labels that count."
+            f"Task(metrics) needs the outputs of all test rows at once, {wrong}. Return a tensor, or tuples or dicts "
+            "of such tensors."
         )
     raise HansaError(
-        f"Task(metrics) needs the outputs of all test rows at once, {wrong}. Return a tensor, or tuples or dicts of "
-        "such tensors."
+        "Task(loss): a loss that is neither torch's nor of hansa.losses is computed from the outputs of all test rows "
+        f"at once, {wrong}. State how it reduces a batch: Task(reduction='mean') over rows, 'sum', or 'labels' for a "
+        "mean over labels that count."
     )
 
 
@@ -426,13 +426,11 @@ def _fine_tune(
     phase: LocalPhase, task: Any, trainer: Any, client: int, model: Vector, buffers: Vector | None, job: EvaluationJob
 ) -> None:
     assert job.personalisation is not None
-    model = model.to(trainer.y.device)
-    step = LocalStep(
-        job.personalisation.lr, model, max_grad_norm=phase.max_grad_norm, frozen_blocks=phase.frozen_blocks
-    )
+    model, rate = model.to(trainer.y.device), job.personalisation.lr
+    step = LocalStep(rate, model, max_grad_norm=phase.max_grad_norm, frozen_blocks=phase.frozen_blocks)
     work = job.personalisation.work(task.population.samples[client])
-    key = job.key.child("personalise", job.round)
     columns = {} if buffers is None else {"buffers": (buffers,)}
+    key = job.key.child("personalise", job.round)
     trained = train(trainer, ClientJobs.of(model, client, work, step, key, keep_models=True, **columns))
     trainer.load(trained.models[0], trained.buffers[0] if trained.buffers else None)
 

@@ -51,23 +51,23 @@ def find_network(task: Task) -> Network:
     """Return the native form of a task's model and loss after a comparison on three batches; raise `NotEligible` if
     there is none, or if PyTorch is faster and native code was not asked for."""
     required, (inputs, targets) = task.execution == "native", task.example
-    if task.execution not in ("auto", "native"):
-        raise NotEligible(f"execution={task.execution!r}")
-    if task.autocast is not None:
-        raise NotEligible(f"it uses autocast={task.autocast!r}")
-    if not required and native.instruction_set() == "base":
-        raise NotEligible("without vector instructions PyTorch is faster")
-    if task.layout.own_dtypes:
-        raise NotEligible("it has frozen weights of fewer bits than float32")
-    if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
-        raise NotEligible("its inputs or targets are several tensors")
-    if (reason := native.unavailable_reason()) is not None:
+    single = isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor)
+    reasons = {
+        f"execution={task.execution!r}": task.execution not in ("auto", "native"),
+        f"it uses autocast={task.autocast!r}": task.autocast is not None,
+        "without vector instructions PyTorch is faster": not required and native.instruction_set() == "base",
+        "it has frozen weights of fewer bits than float32": task.layout.own_dtypes,
+        "its inputs or targets are several tensors": not single,
+        str(native.unavailable_reason()): native.unavailable_reason() is not None,
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
         raise NotEligible(reason)
     tokens = inputs.dtype == torch.int64
     if not (inputs.is_floating_point() or tokens) or targets.dtype != torch.int64 or targets.ndim != 1:
         raise NotEligible(f"its inputs are {inputs.dtype} and its targets {targets.dtype} with {targets.ndim} axes")
-    if any(isinstance(y, torch.Tensor) and _has_negative(y) for y in (targets, getattr(task.data, "targets", None))):
-        raise NotEligible("there are negative targets, which cross-entropy ignores")
+    for labels in (targets, getattr(task.data, "targets", None)):
+        if isinstance(labels, torch.Tensor) and labels.numel() and int(labels.min()) < 0:
+            raise NotEligible("there are negative targets, which cross-entropy ignores")
     with random_state.preserve_rng():
         module = task.example_model()
         stages = stages_of(module, inputs.shape[1:], task.loss, task.layout.channels_last, tokens)
@@ -84,10 +84,6 @@ def find_network(task: Task) -> Network:
     return network
 
 
-def _has_negative(labels: torch.Tensor) -> bool:
-    return not labels.is_floating_point() and bool(labels.numel()) and int(labels.min()) < 0
-
-
 def native_inputs(inputs: torch.Tensor) -> torch.Tensor:
     """Return examples as native code reads them: contiguous, float32 or int64 tokens."""
     return (inputs.float() if inputs.is_floating_point() else inputs).contiguous()
@@ -99,13 +95,13 @@ def describe_kernels(task: object) -> str:
     >>> describe_kernels(None).startswith("kernels: ")
     True
     """
-    used, reason = native.describe(), getattr(task, "eager_reason", None)
+    used = native.describe()
     if native.unavailable_reason() is not None:
         return f"kernels: {used}. PyTorch does all the work, several times slower for small models. {native.remedy()}"
     if getattr(task, "network", None) is not None:
         return f"kernels: {used}, for training, the server and compression"
-    why = "" if reason is None else f": {reason}"
-    return f"kernels: {used}, for the server and compression. PyTorch trains the model{why}"
+    reason = getattr(task, "eager_reason", None)
+    return f"kernels: {used}, for the server and compression. PyTorch trains the model{f': {reason}' if reason else ''}"
 
 
 def _compare_native(network: Network, trial: Trial, inputs: torch.Tensor, targets: torch.Tensor) -> None:

@@ -229,18 +229,18 @@ class Task:
             native.warn_if_missing()
         try:
             network = find_network(self)
+            log.info("%s: trained by native code (%s)", self.name, native.instruction_set())
+            return network
         except NotEligible as reason:
-            if self.execution == "native":
-                raise HansaError(
-                    f"Task(execution='native'): {self.name} has no native form: {reason}. Omit execution to train it "
-                    "by PyTorch."
-                ) from None
-            if self.execution == "auto":
-                log.info("%s: trained by eager PyTorch: %s", self.name, reason)
             self.eager_reason = str(reason)
-            return None
-        log.info("%s: trained by native code (%s)", self.name, native.instruction_set())
-        return network
+        if self.execution == "native":
+            raise HansaError(
+                f"Task(execution='native'): {self.name} has no native form: {self.eager_reason}. Omit execution to "
+                "train it by PyTorch."
+            )
+        if self.execution == "auto":
+            log.info("%s: trained by eager PyTorch: %s", self.name, self.eager_reason)
+        return None
 
     def _describe_scores(self, facts: ModelFacts, metric: Metric | None, metrics: dict[str, Metric]) -> None:
         """Set how test rows are scored: the sums of the loss, accuracy, and metrics of all rows."""
@@ -389,11 +389,8 @@ class Task:
 
     def evaluate(self, trainer: ModuleTrainer, vectors: Vectors) -> dict[str, float]:
         """Return test loss, accuracy and metrics of the given vectors; empty without a test set."""
-        chunks = self.test_chunks()
-        if not chunks:
-            return self.compute_metrics([])
         with random_state.preserve_rng():
-            return self.compute_metrics([trainer.evaluate(vectors, *chunk) for chunk in chunks])
+            return self.compute_metrics([trainer.evaluate(vectors, *chunk) for chunk in self.test_chunks()])
 
     @property
     def client_test_sizes(self) -> dict[int, int]:
@@ -407,12 +404,9 @@ class Task:
         return compute_metrics(scores, len(rows), self.metrics, self._loss_of_all_rows, may_be_undefined=True)
 
     def for_seed(self, seed: int) -> Task:
-        """Return the task with the clients, or validation rows, that a run's seed draws; itself if they are fixed.
+        """Return the task with the clients, or validation rows, that the seed of a run draws; itself if they are fixed.
 
         It is the same object as long as a run or the caller holds it.
-
-        Args:
-            seed: The seed of a run.
         """
         known = _drawn.setdefault(self, WeakValueDictionary())
         if (result := known.get(seed)) is not None:
