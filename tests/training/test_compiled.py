@@ -15,6 +15,7 @@ from hansa.runs.driver import Run
 from hansa.runs.experiment import config_digest
 from hansa.runs.provenance import changed_kinds, provenance_of
 from hansa.training import execution_mode as compiled
+from training.shards import Shards
 
 ALGORITHM = presets.fedavg(
     local_lr=0.05, steps=3, batch_size=4, local_momentum=0.5, weight_decay=0.01, max_grad_norm=1.0
@@ -24,23 +25,10 @@ NEEDS_COMPILER = pytest.mark.skipif(
 )
 
 
-class Clients:
-    """Three of unequal sizes; targets that are no classes."""
-
-    population = 3
-
-    def __init__(self, sizes=(5, 9, 7)):
-        draw = torch.Generator().manual_seed(0)
-        self.inputs = torch.randn(sum(sizes), 6, generator=draw)
-        self.targets = torch.randn(sum(sizes), 2, generator=draw)
-        self.test_inputs, self.test_targets = self.inputs[:8], self.targets[:8]
-        self._rows = torch.arange(sum(sizes)).split(sizes)
-
-    def rows(self, client):
-        return self._rows[client]
-
-    def samples(self, client):
-        return len(self._rows[client])
+def clients():
+    """Targets that are no classes."""
+    draw = torch.Generator().manual_seed(0)
+    return Shards(torch.randn(21, 6, generator=draw), torch.randn(21, 2, generator=draw))
 
 
 class Net(nn.Module):
@@ -67,7 +55,7 @@ class Prints(Net):
 
 
 def task(model=Net, **options):
-    return hansa.Task(model, F.mse_loss, Clients(), **options)
+    return hansa.Task(model, F.mse_loss, clients(), **options)
 
 
 @pytest.fixture

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hansa
-from hansa import HansaError, config, losses, presets
+from hansa import HansaError, losses, presets
 from hansa.core import native
 from hansa.core.keys import Key
 from hansa.core.types import MODEL
@@ -138,58 +136,7 @@ class OwnLoss(Reader):
         return Reply(found["loss"], found["logits"])
 
 
-def pad(items):
-    ids = nn.utils.rnn.pad_sequence([torch.as_tensor(item) for item in items], batch_first=True)
-    labels = nn.utils.rnn.pad_sequence([torch.as_tensor(item) for item in items], True, -100)
-    return {"input_ids": ids}, labels
-
-
 # more than one batch of 500, the last of them with short items
-ITEMS = [
-    np.random.default_rng(i).integers(0, VOCABULARY, 2 + (i * i) % 9 if i < 500 else 2).tolist() for i in range(620)
-]
-SPEAKERS = [i % 2 for i in range(620)]
-
-
-def correct_of(module, items, shift=0):
-    hits = labels = 0
-    loss = []
-    for item in items:
-        ids = torch.tensor(item)
-        scores = module(ids[None])[0]
-        truth = ids[shift:]
-        scores = scores[: len(truth)]
-        hits, labels = hits + int((scores.argmax(-1) == truth).sum()), labels + len(truth)
-        loss += F.cross_entropy(scores, truth, reduction="none").tolist()
-    return hits / labels, math.fsum(loss) / len(loss)
-
-
-@torch.no_grad()
-def test_collated_data_has_metrics_and_clients():
-    data = from_items(ITEMS, pad, clients=SPEAKERS, test=ITEMS, test_clients=SPEAKERS)
-
-    def share_of_zeros(output, target):
-        assert output.shape[:2] == target.shape
-        return ((output.argmax(-1) == 0) & (target >= 0)).double().sum() / (target >= 0).sum()
-
-    task = hansa.Task(
-        Reader, losses.cross_entropy(class_axis="last"), data, metrics={"zeros": hansa.higher(share_of_zeros)}
-    )
-    run = hansa.run(presets.fedavg(local_lr=0.1, steps=1, batch_size=5), task, rounds=1, workers=1)
-    record, module = run.history[-1], run.model.eval()
-
-    def zeros_of(items):
-        picks = [int(pick) for item in items for pick in module(torch.tensor(item)[None])[0].argmax(-1)]
-        return sum(pick == 0 for pick in picks) / len(picks)
-
-    assert record["test_zeros"] == pytest.approx(zeros_of(ITEMS))
-    own = [[item for item, speaker in zip(ITEMS, SPEAKERS, strict=True) if speaker == client] for client in (0, 1)]
-    assert record["client_zeros"] == pytest.approx(sum(map(zeros_of, own)) / 2)
-    assert record["client_accuracy"] == pytest.approx(sum(correct_of(module, items)[0] for items in own) / 2)
-    with pytest.raises(HansaError, match="expected clients 0 to 1"):
-        from_items(ITEMS, pad, clients=SPEAKERS, test=ITEMS[:3], test_clients=[0, 1, 2])
-
-
 @torch.no_grad()
 def test_a_language_model_that_shifts_labels_has_its_loss_and_no_guessed_accuracy(caplog):
     ids = torch.randint(0, VOCABULARY, (60, 6), generator=DRAW)
@@ -251,15 +198,6 @@ def test_the_evaluation_batch_follows_the_size_of_the_outputs():
     assert found["test_loss"] == pytest.approx(float(F.cross_entropy(output, Y)), rel=1e-5)
     with pytest.raises(HansaError, match=r"Task\(evaluation_batch_size=0\)"):
         hansa.Task(lambda: Net(3), F.cross_entropy, narrow, evaluation_batch_size=0)
-
-
-def test_a_file_sets_the_evaluation_batch():
-    text = "data: {name: synthetic, clients: 4, options: {largest: 60}}\nmodel: {evaluation_batch_size: %s}"
-    asked = config.from_yaml(text % 32)
-    task = config.build.build_task(asked, config.build.load_data(asked))
-    assert task.evaluation_batch_size == 32
-    with pytest.raises(HansaError, match=r"model\.evaluation_batch_size"):
-        config.from_yaml(text % 0)
 
 
 def rows_with_ignored_labels(some):
@@ -336,22 +274,3 @@ def test_named_test_sets_are_reported_under_their_names():
 def test_test_sets_unlike_the_data_are_refused(test, message):
     with pytest.raises(HansaError, match=message):
         hansa.Task(lambda: Net(3), F.cross_entropy, from_arrays(X, Y, clients=OWNERS), test=test)
-
-
-def test_the_loop_notices_a_loss_that_is_averaged_over_batches():
-    caught = 0
-
-    @settings(max_examples=8, deadline=None, derandomize=True)
-    @given(problems(kinds=("coupled",)))
-    def compare(problem):
-        nonlocal caught
-        task, problem.pieces = problem.task, []
-        task.evaluation_batch_size = 2
-        task.loss_sums = lambda output, target: (float(task.loss(output, target)) * len(output), len(output))
-        try:
-            check(problem)
-        except AssertionError:
-            caught += 1
-
-    compare()
-    assert caught >= 6

@@ -23,6 +23,7 @@ from hansa.engine.auto import auto_engine
 from hansa.runs.driver import Run
 from hansa.training import execution_mode, random_state
 from hansa.training.trainer import batch_stream
+from training.shards import Shards
 
 pytestmark = pytest.mark.usefixtures("shared_workers")
 
@@ -31,31 +32,9 @@ WITH_NATIVE = pytest.mark.skipif(
 )
 
 
-class Shards:
-    """Clients of unequal sizes."""
-
-    def __init__(self, shape, classes, sizes=(5, 9, 7), seed=0, words=0):
-        draw = torch.Generator().manual_seed(seed)
-        rows = sum(sizes)
-        if words:
-            self.inputs = torch.randint(0, words, (rows, *shape), generator=draw)
-        else:
-            self.inputs = torch.randn(rows, *shape, generator=draw)
-        self.targets = torch.randint(0, classes, (rows,), generator=draw)
-        self.test_inputs, self.test_targets = self.inputs[:10], self.targets[:10]
-        self._rows = torch.arange(rows).split(sizes)
-        self.population = len(sizes)
-
-    def rows(self, client):
-        return self._rows[client]
-
-    def samples(self, client):
-        return len(self._rows[client])
-
-
 def made(name, **options):
     model, loss, shape, classes = WRITTEN[name]
-    return hansa.Task(model, loss, Shards(shape, classes, words=words_of(model())), **options)
+    return hansa.Task(model, loss, Shards.of(shape, classes, words=words_of(model())), **options)
 
 
 ALGORITHM = presets.fedavg(
@@ -133,7 +112,7 @@ def test_a_model_that_works_channels_last_keeps_that_layout():
     assert hansa.Task(
         lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(3600, 10)),
         F.cross_entropy,
-        Shards((3, 32, 32), 10),
+        Shards.of((3, 32, 32), 10),
     ).layout.channels_last
 
 
@@ -280,14 +259,14 @@ REFUSED |= {name: (variant(forward), plain, why) for name, (forward, why) in FOR
 def test_what_native_code_would_do_otherwise_is_eager_bit_for_bit_and_says_why(name, caplog):
     make, loss, why = REFUSED[name]
     with caplog.at_level(logging.INFO, logger="hansa"):
-        task = hansa.Task(make, loss, Shards((12,), 3))
+        task = hansa.Task(make, loss, Shards.of((12,), 3))
     assert task.network is None
     said = [record.message for record in caplog.records if "eager PyTorch" in record.message]
     assert len(said) == 1
     assert why in said[0]
     with pytest.raises(HansaError, match="has no native form"):
-        hansa.Task(make, loss, Shards((12,), 3), execution="native")
-    eager = hansa.Task(make, loss, Shards((12,), 3), execution="eager")
+        hansa.Task(make, loss, Shards.of((12,), 3), execution="native")
+    eager = hansa.Task(make, loss, Shards.of((12,), 3), execution="eager")
     runs = [hansa.run(ALGORITHM, one, rounds=2, workers=1).params for one in (task, eager)]
     assert torch.equal(*runs)
 
@@ -308,7 +287,7 @@ def test_a_wide_residual_network_stays_eager_bit_for_bit_and_says_why(caplog, mo
 @WITH_NATIVE
 @pytest.mark.parametrize("execution", ["native", "eager"])
 def test_a_token_that_the_table_does_not_have_is_an_error_in_training_and_evaluation(execution):
-    data = Shards((11,), 4, sizes=(30, 30, 30), words=300)
+    data = Shards.of((11,), 4, sizes=(30, 30, 30), words=300)
     data.test_inputs, data.test_targets = data.inputs[:40].clone(), data.targets[:40]
     data.test_inputs[33, 2] = 300
     model, loss, _, _ = WRITTEN["bag of words"]
@@ -329,19 +308,19 @@ class OnDemand(Shards):
 
 @WITH_NATIVE
 def test_tokens_whose_length_may_change_are_trained_eagerly():
-    data = OnDemand((11,), 4, words=300)
+    data = OnDemand.of((11,), 4, words=300)
     model, loss, _, _ = WRITTEN["bag of words"]
     task = hansa.Task(model, loss, data)
     assert task.network is None
     assert "may differ in length" in task.eager_reason
     assert hansa.run(ALGORITHM, task, rounds=1).params.isfinite().all()
-    assert hansa.Task(model, loss, Shards((11,), 4, words=300)).network is not None
+    assert hansa.Task(model, loss, Shards.of((11,), 4, words=300)).network is not None
 
 
 @WITH_NATIVE
 @pytest.mark.parametrize("form", [lambda x: x[:, :7].contiguous(), lambda x: x.int()])
 def test_test_rows_of_another_length_or_dtype_are_evaluated_eagerly(form):
-    data, model = Shards((11,), 4, words=300), WRITTEN["bag of words"][0]
+    data, model = Shards.of((11,), 4, words=300), WRITTEN["bag of words"][0]
     data.test_inputs = form(data.test_inputs)
     runs = [
         hansa.run(ALGORITHM, hansa.Task(model, F.cross_entropy, data, execution=n), rounds=1)
@@ -354,7 +333,7 @@ def test_test_rows_of_another_length_or_dtype_are_evaluated_eagerly(form):
 def test_a_wrong_native_form_does_not_pass_the_proof():
     """The forms are compared on real batches: a stack without its ReLU, or with another order of layers, is caught."""
     model, loss, shape, classes = WRITTEN["2NN"]
-    data = Shards(shape, classes)
+    data = Shards.of(shape, classes)
     task = hansa.Task(model, loss, data)
     stages = list(task.network.stages)
     stages[1] = replace(stages[1], relu=False)
@@ -365,7 +344,7 @@ def test_a_wrong_native_form_does_not_pass_the_proof():
 
 @WITH_NATIVE
 def test_a_metric_of_ones_own_is_measured_eagerly_while_training_stays_native():
-    data = Shards((1, 28, 28), 10)
+    data = Shards.of((1, 28, 28), 10)
     within_two = lambda out, y: (out.topk(2).indices == y[:, None]).any(1)  # noqa: E731
     task = hansa.Task(TwoNN, F.cross_entropy, data, metric=within_two)
     assert task.network is not None
@@ -379,7 +358,7 @@ def test_a_metric_of_ones_own_is_measured_eagerly_while_training_stays_native():
 
 @WITH_NATIVE
 def test_targets_that_the_loss_leaves_out_keep_to_eager():
-    data = Shards((3, 32, 32), 10)
+    data = Shards.of((3, 32, 32), 10)
     data.targets[3] = -100
     task = hansa.Task(LeNet5, nn.CrossEntropyLoss(), data)
     assert task.network is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,34 +12,11 @@ from torch.nn.functional import cross_entropy
 import hansa
 from hansa import HansaError, presets
 from hansa.training.trainer import batch_stream
+from training.shards import Shards
 
 
-@dataclass
-class Shards:
-    inputs: torch.Tensor
-    targets: torch.Tensor
-    parts: list[list[int]]
-    test_inputs: torch.Tensor | None = None
-    test_targets: torch.Tensor | None = None
-
-    @property
-    def population(self):
-        return len(self.parts)
-
-    def rows(self, client):
-        return torch.tensor(self.parts[client])
-
-    def samples(self, client):
-        return len(self.parts[client])
-
-
-def images(sizes=(5, 12, 7), seed=0):
-    draw = torch.Generator().manual_seed(seed)
-    n = sum(sizes)
-    inputs = torch.randn(n, 2, 6, 6, generator=draw)
-    targets = torch.randint(0, 3, (n,), generator=draw)
-    parts = [rows.tolist() for rows in torch.arange(n).split(list(sizes))]
-    return Shards(inputs, targets, parts, inputs[:10], targets[:10])
+def images(sizes=(5, 12, 7)):
+    return Shards.of((2, 6, 6), 3, sizes)
 
 
 def convolutional():
@@ -124,7 +100,6 @@ def test_a_module_object_in_place_of_a_factory_is_refused():
 
 
 def test_a_client_without_samples_is_named():
-    data = images()
-    data.parts[1] = []
+    data = images((5, 0, 12))
     with pytest.raises(HansaError, match="client 1 has no samples"):
         hansa.Task(convolutional, cross_entropy, data)
