@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -215,7 +216,7 @@ def test_a_run_with_a_malformed_client_is_bit_for_bit_the_run_without_it(preset)
     rounds = [[0, 2, 3], [1, 3, 5], [3, 4], [0, 1, 2, 3], [2, 3, 5]]
 
     kinds = [
-        malformed.wrong_run, malformed.wrong_round, malformed.wrong_base, malformed.wrong_loss,
+        *(partial(malformed.wrong, name) for name in malformed.FIELDS),
         malformed.wrong_channels, malformed.no_packet, malformed.wrong_numbers, malformed.wrong_dtype,
         malformed.wrong_shape, malformed.wrong_bytes, malformed.duplicated,
     ]  # fmt: skip

@@ -184,3 +184,52 @@ def test_what_cannot_be_is_refused(words: dict[str, object], message: str) -> No
     task = hansa.Task(Net, cross_entropy, hansa.data.from_arrays(x, y, clients=2, test=(x, y)))
     with pytest.raises(hansa.HansaError, match=message):
         hansa.run(method(), task, rounds=1, **words)
+
+
+# --- the model of one client -----------------------------------------------------------------------------------------
+
+COMMON = {"local_lr": 0.1, "steps": 3, "batch_size": 6}
+WITH_MODELS = {
+    "private": hansa.presets.fedavg(**COMMON).with_local(private_blocks=hansa.local.blocks("head*", "norm*")),
+    "dsgd": hansa.presets.dsgd(topology=hansa.gossip.ring(), **COMMON),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", WITH_MODELS)
+def test_a_clients_model_is_the_same_from_memory_and_from_the_folder(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    task = owned_task(4, Moody)
+    method = WITH_MODELS[name]
+    run = hansa.run(method, task, rounds=3, workers=1, dtype=dtype)
+    hansa.run(method, task, rounds=3, workers=1, dtype=dtype, out=tmp_path / "x")
+    server = run.model.state_dict()
+    for client in (0, 3):
+        mine = run.client_model(client).state_dict()
+        loaded = hansa.load_model(tmp_path / "x", client=client, algorithm=method, task=task).module.state_dict()
+        assert all(torch.equal(mine[key], loaded[key]) and mine[key].dtype == loaded[key].dtype for key in mine)
+        assert mine["head.weight"].dtype == dtype
+        rows = run.store.read(client)
+        if name == "dsgd":
+            flat = torch.cat([mine[entry.name].flatten() for entry in task.layout.parameters])
+            assert torch.equal(flat.sort().values, rows["local/row"][: task.layout.dim].sort().values)
+        else:
+            assert torch.equal(mine["inner.weight"], server["inner.weight"])
+            assert not torch.equal(mine["head.weight"], server["head.weight"])
+            assert rows["local/private"].numel() == 6 * 3 + 3 + 12
+            assert not torch.equal(mine["norm.running_mean"], server["norm.running_mean"])
+    ours, theirs = (run.client_model(client).state_dict() for client in (0, 3))
+    assert not torch.equal(ours["head.weight"], theirs["head.weight"])
+
+
+def test_what_there_is_not_is_told(tmp_path: Path) -> None:
+    task = owned_task(4)
+    hansa.run(hansa.presets.fedavg(**COMMON), task, rounds=1, workers=1, out=tmp_path / "x")
+    again = {"algorithm": hansa.presets.fedavg(**COMMON), "task": task}
+    with pytest.raises(hansa.HansaError, match="clients have no models of their own"):
+        hansa.load_model(tmp_path / "x", client=1, **again)
+    with pytest.raises(hansa.HansaError, match=r"client=4\): expected a client's number, from 0 to 3"):
+        hansa.load_model(tmp_path / "x", client=4, **again)
+    with pytest.raises(hansa.HansaError, match="started in Python: load_model"):
+        hansa.load_model(tmp_path / "x", client=1)

@@ -8,7 +8,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -179,28 +179,23 @@ def wrong_sender(scene: Scene, upload: Upload, draw: np.random.Generator) -> Bad
     return Bad((replace(upload, client=one(draw, *named, *strangers)),), {"sender"})
 
 
-def wrong_run(scene: Scene, upload: Upload, draw: np.random.Generator) -> Bad:
-    named = ("", upload.run[:-1], upload.run + " ", upload.run.encode(), None, 0, "x" * 10**6, [upload.run])
-    return Bad((replace(upload, run=one(draw, *named)),), {"run"})
+FIELDS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "run": lambda run: ("", run[:-1], run + " ", run.encode(), None, 0, "x" * 10**6, [run]),
+    "round": lambda now: (
+        now - 1, now + 1, -1, 10**5000, float(now), np.int64(now), math.nan, str(now), None, torch.tensor([now])
+    ),
+    "base": lambda base: (
+        bytes(16), b"", base[:-1], base + b"\0", bytearray(base), base.hex(), None, torch.zeros(16)
+    ),
+    "loss": lambda _: (
+        math.nan, math.inf, -math.inf, 1.7e308, -1.7e308, "0.1", True, 1, 1j, [0.1], torch.tensor(0.1)
+    ),
+}  # fmt: skip
+"""What a field of an upload may not be; it is refused for the field's name."""
 
 
-def wrong_round(scene: Scene, upload: Upload, draw: np.random.Generator) -> Bad:
-    now = upload.round
-    named = (now - 1, now + 1, -1, 10**5000, float(now), np.int64(now), math.nan, str(now), None, torch.tensor([now]))
-    return Bad((replace(upload, round=one(draw, *named)),), {"round"})
-
-
-def wrong_base(scene: Scene, upload: Upload, draw: np.random.Generator) -> Bad:
-    named = (
-        draw.bytes(16),
-        b"",
-        upload.base[:-1],
-        upload.base + b"\0",
-        bytearray(upload.base),
-        upload.base.hex(),
-        None,
-    )
-    return Bad((replace(upload, base=one(draw, *named, torch.zeros(16))),), {"base"})
+def wrong(name: str, scene: Scene, upload: Upload, draw: np.random.Generator) -> Bad:
+    return Bad((replace(upload, **{name: one(draw, *FIELDS[name](getattr(upload, name)))}),), {name})
 
 
 def replayed(scene: Scene, upload: Upload, draw: np.random.Generator) -> Bad:
@@ -215,11 +210,6 @@ def duplicated(scene: Scene, upload: Upload, draw: np.random.Generator) -> Bad:
     """Several answers of one client in a report, equal or not."""
     again = replace(upload, loss=0.5) if draw.random() < 0.5 else upload
     return Bad((upload, again, upload)[: int(draw.integers(2, 4))], {"duplicate"})
-
-
-def wrong_loss(scene: Scene, upload: Upload, draw: np.random.Generator) -> Bad:
-    named = (math.nan, math.inf, -math.inf, 1.7e308, -1.7e308, "0.1", True, 1, 1j, [0.1], torch.tensor(0.1))
-    return Bad((replace(upload, loss=one(draw, *named)),), {"loss"})
 
 
 # --- the channels -----------------------------------------------------------------------------------------------------
@@ -328,13 +318,15 @@ def wrong_bytes(scene: Scene, upload: Upload, draw: np.random.Generator) -> Bad:
 
 def several(scene: Scene, upload: Upload, draw: np.random.Generator) -> Bad:
     """Two things wrong at once: the outer one is named."""
-    inner = one(draw, wrong_loss, wrong_numbers, wrong_shape, wrong_bytes)(scene, upload, draw)
-    outer = one(draw, wrong_sender, wrong_run, wrong_round, wrong_base)(scene, inner.uploads[0], draw)
+    inner = one(draw, partial(wrong, "loss"), wrong_numbers, wrong_shape, wrong_bytes)(scene, upload, draw)
+    outer = one(draw, wrong_sender, *(partial(wrong, name) for name in ("run", "round", "base")))(
+        scene, inner.uploads[0], draw
+    )
     return outer
 
 
 KINDS_OF_BAD = (
-    wrong_sender, wrong_run, wrong_round, wrong_base, replayed, duplicated, wrong_loss, wrong_channels,
+    wrong_sender, *(partial(wrong, name) for name in FIELDS), replayed, duplicated, wrong_channels,
     no_packet, wrong_numbers, wrong_numbers, wrong_dtype, wrong_shape, wrong_bytes, wrong_bytes, several,
 )  # fmt: skip
 
@@ -379,7 +371,7 @@ def check(name: str, trial: int, seed: int = 0) -> str:
     report, upload = found.uploads[int(draw.integers(len(found.uploads)))]
     kind = KINDS_OF_BAD[int(draw.integers(len(KINDS_OF_BAD)))]
     bad = kind(found, upload, draw)
-    told = f"{name}, trial {trial}: {kind.__name__}"
+    told = f"{name}, trial {trial}: {kind}"
     closed, expected = found.with_bad(report, upload.client, bad), found.without(upload.client)
     refused = [lost.reason for lost in closed.outcome.dropped]
     assert len(refused) == len(bad.uploads), told
