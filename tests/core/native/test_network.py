@@ -189,15 +189,6 @@ def test_a_phase_in_two_calls_with_its_velocity_is_the_phase_in_one() -> None:
     assert torch.equal(once, twice)
 
 
-def test_a_step_is_the_gradient_times_the_rate() -> None:
-    stack, _, y, inputs, labels = case("CNN-29k")
-    rows = torch.arange(9)
-    _, gradient = stack.gradient(y, inputs, labels, rows)
-    stepped = y.clone()
-    train(stack, stepped, inputs, labels, rows[None], AffineStep(0.125))
-    torch.testing.assert_close(stepped, y - 0.125 * gradient, rtol=3e-7, atol=1e-9)
-
-
 @pytest.mark.parametrize("name", ["MLP on colour", "CIFAR CNN", "many channels"])
 def test_memory_format_changes_nothing(name: str) -> None:
     stack, _, y, inputs, labels = case(name)

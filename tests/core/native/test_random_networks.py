@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from core.native.models import distance, logits_of, parameters_of, reference, smooth, train, words_of
+from core.native.models import distance, logits_of, parameters_of, reference, smooth, words_of
 from core.native.sets import each_set
 from hansa.core import native
-from hansa.core.native.network import AffineStep, Network
+from hansa.core.native.network import Network
 from hansa.core.native.tracing import stages_of
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
@@ -109,18 +109,6 @@ def test_loss_and_gradient_are_autograds(seed: int, isa: str) -> None:
     eager_loss, eager = reference(module, inputs, labels, torch.float32)
     assert abs(loss - wanted) <= 2e-6 * abs(wanted) + 2 * abs(eager_loss - wanted)
     assert distance(gradient, true) < 2e-6 + 4 * distance(eager, true)
-
-
-@pytest.mark.parametrize("isa", each_set())
-def test_batches_of_other_sizes_leave_nothing_behind(isa: str) -> None:
-    """A workspace that held a larger batch, or another model, gives the bits of a new one."""
-    stack, _, y, inputs, labels = network(3, isa)
-    rows, fresh = torch.arange(4), network(3, isa)[0]
-    stack.gradient(-2 * y, inputs, labels, torch.arange(11))
-    assert torch.equal(stack.gradient(y, inputs, labels, rows)[1], fresh.gradient(y, inputs, labels, rows)[1])
-    stepped = y.clone()
-    train(stack, stepped, inputs, labels, rows[None], AffineStep(0.125))
-    torch.testing.assert_close(stepped, y - 0.125 * stack.gradient(y, inputs, labels, rows)[1], rtol=3e-7, atol=1e-8)
 
 
 ACTIVATIONS: dict[str, nn.Module] = {

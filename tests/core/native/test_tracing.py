@@ -119,7 +119,6 @@ def hooked() -> nn.Module:
 
 NOT_STACKS = {
     "dropout first": lambda: nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, 2)),
-    "dropout twice": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2), nn.Dropout(), nn.Dropout()),
     "dropout of everything": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2), nn.Dropout(1.0)),
     "dropout before a pool": lambda: around(conv(), nn.Dropout(), nn.MaxPool2d(2)),
     "alpha dropout": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2), nn.AlphaDropout()),
@@ -127,7 +126,6 @@ NOT_STACKS = {
     "batch norm": lambda: around(conv(), nn.BatchNorm2d(4), nn.MaxPool2d(2)),
     "other activation": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Softplus(), nn.Linear(3, 2)),
     "long stride": lambda: around(conv(stride=5), side=2),
-    "oblong stride": lambda: nn.Sequential(conv(stride=(1, 2)), nn.Flatten(), nn.Linear(128, 2)),
     "even kernel, padding of the same": lambda: around(nn.Conv2d(1, 4, 4, padding="same"), side=8),
     "dilation": lambda: around(conv(dilation=2), side=6),
     "groups": lambda: nn.Sequential(
@@ -137,13 +135,10 @@ NOT_STACKS = {
     "reflected border": lambda: around(conv(padding_mode="reflect"), side=8),
     "padding beyond the kernel": lambda: around(conv(padding=3), side=12),
     "pool with a border": lambda: around(conv(), nn.MaxPool2d(2, padding=1), side=5),
-    "mean with a border": lambda: around(conv(), nn.AvgPool2d(2, padding=1), side=5),
     "mean by another divisor": lambda: around(conv(), nn.AvgPool2d(2, divisor_override=3)),
-    "mean rounded up": lambda: around(conv(padding=0), nn.AvgPool2d(4, ceil_mode=True), side=2),
     "uneven windows": lambda: around(conv(), nn.AdaptiveAvgPool2d(3), side=3),
     "mean over channels": lambda: MeanOfChannels(conv(), nn.Linear(64, 2)),
     "pool rounded up": lambda: around(conv(padding=0), nn.MaxPool2d(2, ceil_mode=True), side=3),
-    "two pools": lambda: around(conv(), nn.MaxPool2d(2), nn.MaxPool2d(2), side=2),
     "pool first": lambda: nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 2)),
     "ReLU first": lambda: nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)),
     "no flatten": lambda: nn.Sequential(nn.Linear(8, 2)),
@@ -181,7 +176,6 @@ NOT_STACKS = {
     "two convolutions of the input": lambda: TwoStems(),
     "sum with a number": lambda: Calls(lambda layer, x: layer(x.flatten(1)) + 1.0),
     "sum with a weight": lambda: Calls(lambda layer, x: layer(x.flatten(1)) + layer.bias),
-    "sum with a factor": lambda: Calls(lambda layer, x: torch.add(layer(x.flatten(1)), layer(x.flatten(1)), alpha=2)),
     "dropout of one of two uses": lambda: Calls(drops_one_use),
     "a view of what changes in place": lambda: Calls(changes_in_place),
     "a stage that is not used": lambda: Calls(lambda layer, x: (layer(x.flatten(1)), x.flatten(1)[:, :2])[1]),
@@ -191,9 +185,6 @@ NOT_STACKS = {
     "activation first, of an image": lambda: nn.Sequential(nn.Tanh(), nn.Flatten(), nn.Linear(64, 2)),
     "norm of images": lambda: around(conv(), nn.LayerNorm((4, 8, 8)), side=8),
     "norm of a part": lambda: nn.Sequential(nn.LayerNorm(8), nn.Flatten(), nn.Linear(64, 2)),
-    "norm that is shared": lambda: (lambda norm: nn.Sequential(nn.Flatten(), norm, norm, nn.Linear(64, 2)))(
-        nn.LayerNorm(64)
-    ),
     "group norm": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.GroupNorm(2, 8), nn.Linear(8, 2)),
     "a module of its own": lambda: nn.Bilinear(2, 2, 2),
     "parametrised": lambda: nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(64, 2))),

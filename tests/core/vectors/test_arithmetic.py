@@ -100,20 +100,6 @@ def test_a_rule_derived_from_a_known_one_keeps_its_own_equation() -> None:
     torch.testing.assert_close(state["v"], delta.square() / 2)
 
 
-@needs_native
-@pytest.mark.parametrize("part", [sign(), top_k(1 / 64), top_k(1 / 7, values=sign())])
-@pytest.mark.parametrize("size", [1, 63, 1000, 200_003])
-def test_packets_do_not_tell_who_wrote_or_read_them(part: Any, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    x = vector(size)
-    ours = part.encode(x, Key(1))
-    read = decode(ours)
-    with monkeypatch.context() as hidden:
-        hidden.setenv("HANSA_NATIVE", "off")
-        theirs = part.encode(x, Key(1))
-        assert bytes(ours.content) == bytes(theirs.content)
-        assert torch.equal(decode(theirs), read)
-
-
 def test_the_kernels_are_asked_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pass goes through native code where that can be: counted, so that a lost shortcut is noticed."""
     if not native.available():

@@ -15,11 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.native.sets import RUN, each_set
-from hansa import server
 from hansa.compress import chunked as eager_wire
 from hansa.core import native
 from hansa.core.errors import HansaError
-from hansa.core.types import Population, RoundContext
 from hansa.core.vectors import kernels
 from hansa.core.vectors.kernels import ServerStep
 
@@ -93,32 +91,6 @@ def test_server_steps_follow_their_equations_for_five_rounds(
             if found is not None:
                 assert np.abs(found.double().numpy() - true).max() < 2 * tight * np.abs(true).max()
                 assert np.linalg.norm(found.double().numpy() - true) < tight * np.linalg.norm(true)
-
-
-@pytest.mark.parametrize("isa", each_set())
-@pytest.mark.parametrize("kind", KINDS)
-def test_server_steps_are_the_eager_parts_within_a_millionth(
-    kind: str, isa: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    part = getattr(server, kind)() if kind == "momentum" else getattr(server, kind)(bias_correction=True)
-    options: dict[str, Any] = (
-        {"b1": part.beta} if kind == "momentum" else {"b1": part.b1, "b2": part.b2, "eps": part.eps}
-    )
-    ctx = RoundContext(0, Population((1,)), (0,))
-    state = part.init(torch.zeros(3000))
-    m, v, vhat = (state[k].clone() if k in state else None for k in ("m", "v", "vhat"))
-    for t in range(1, 4):
-        delta = torch.tensor(draw(3000, t), dtype=torch.float32)
-        with monkeypatch.context() as hidden:
-            hidden.setenv("HANSA_NATIVE", "off")
-            step, state = part.update(delta, state, ctx)
-        found = kernels.server_step(
-            kind, delta, m, v, vhat, t=t, bias_correction=kind != "momentum", isa=isa, **options
-        )
-        _, m, v, vhat = found
-        pairs = [(found.step, step)] + [(getattr(found, k), state[k]) for k in ("m", "v", "vhat") if k in state]
-        for ours, theirs in pairs:
-            assert float((ours - theirs).norm() / theirs.norm()) < 1e-6
 
 
 @pytest.mark.parametrize("isa", each_set())
@@ -231,12 +203,6 @@ def test_entries_that_reach_a_threshold_are_all_found_in_order(size: int, room: 
     wanted = np.flatnonzero(~(np.abs(x) < threshold))
     assert np.array_equal(index, wanted)
     assert np.array_equal(value, x[wanted], equal_nan=True)
-
-
-def test_instruction_sets_agree_to_the_bit_on_norms_and_signs() -> None:
-    x = draw(70_001).astype(np.float32)
-    assert len({kernels.squared_norm(x, isa=isa) for isa in RUN}) == 1
-    assert len({(kernels.sign_pack(x, isa=isa)[0].tobytes(), kernels.sign_pack(x, isa=isa)[1]) for isa in RUN}) == 1
 
 
 def test_wrong_arguments_are_named() -> None:
