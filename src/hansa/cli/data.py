@@ -1,8 +1,7 @@
-"""``hansa data``: list, download, verify and draw data sets, and infer the schema of tables."""
+"""``hansa data``: list, download, verify and partition data sets, and infer the schema of tables."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ from rich.text import Text
 
 from hansa.cli.console import FAILED, err, out, print_table, report_errors, say
 
-app = typer.Typer(no_args_is_help=True, help="List, download, verify and draw data sets; infer schemas of tables.")
+app = typer.Typer(no_args_is_help=True, help="List, download, verify and partition data sets; infer schemas of tables.")
 Folder = Annotated[
     Path | None,
     typer.Option("--folder", help="Data folder. By default HANSA_DATA, or a folder in the user's cache."),
@@ -22,8 +21,6 @@ Options = Annotated[
     list[str] | None,
     typer.Option("--option", metavar="KEY=VALUE", help="Option, such as target=y or scale=pooled. Repeatable."),
 ]
-SHADES = " ·░▒▓█"
-ASCII_SHADES = " .:+*#"
 
 
 @app.command("list")
@@ -120,7 +117,7 @@ def show(
     folder: Folder = None,
     option: Options = None,
 ) -> None:
-    """Draw the label distribution over clients and measure its heterogeneity."""
+    """Count the labels that clients hold, as many as fit, and measure the heterogeneity of the partition."""
     from hansa.config import allow_code, from_yaml
     from hansa.config.build import load_data
     from hansa.data.sources import DATASETS
@@ -132,13 +129,13 @@ def show(
     overrides += [f"data.options.{each}" for each in option or []]
     with allow_code():  # only the command line can name any
         data = load_data(from_yaml("", overrides))
-    console = out()
     if data.classes is not None and data.targets.ndim == 1:
-        counts = data.label_counts().tolist()
         known = DATASETS[data.name].class_names if data.name in DATASETS else ()
         labels = list(known) or [str(label) for label in range(data.classes)]
-        shades = SHADES if console.encoding.startswith("utf") else ASCII_SHADES
-        console.print(heat_text(counts, labels, console.width, shades))
+        counts = data.label_counts()[: out().width // 3].T.tolist()
+        numbers = [str(client) for client in range(len(counts[0]))]
+        rows = [[label, *map(str, held)] for label, held in zip(labels, counts, strict=True)]
+        print_table(["client", *numbers], rows, right=numbers, keep=1)
     say(str(data.summary()))
 
 
@@ -206,26 +203,3 @@ def _check_tables(folder: Path, schema: Any) -> None:
                 out().print(f"     {escape(column)}: {counts}", soft_wrap=True)
     if not fits:
         raise typer.Exit(FAILED)
-
-
-def heat_text(counts: Sequence[Sequence[int]], labels: Sequence[str], width: int, shades: str = SHADES) -> Text:
-    """Return a heat map as text: one row for each label, one column for each client, as many as fit.
-
-    >>> print(heat_text([[9, 0], [3, 9]], ["cat", "dog"], 40, ASCII_SHADES))
-    cat  #+
-    dog   #
-    clients 0 to 1
-    """
-    name_width = max(map(len, labels)) + 2
-    shown = counts[: max(1, width - name_width)]
-    most = max((count for row in shown for count in row), default=0) or 1
-    text = Text(no_wrap=True)
-    for place, label in enumerate(labels):
-        text.append(label.ljust(name_width), style="dim")
-        for row in shown:
-            level = 0 if row[place] == 0 else 1 + int((len(shades) - 2) * (row[place] / most) ** 0.5 + 0.5)
-            text.append(shades[level], style="cyan")
-        text.append("\n")
-    more = f" of {len(counts)}" if len(shown) < len(counts) else ""
-    text.append(f"clients 0 to {len(shown) - 1}{more}", style="dim")
-    return text

@@ -14,7 +14,7 @@ from hansa.cli import options as opt
 from hansa.cli.console import err, note, out, print_table, report_errors, say, say_json
 from hansa.core.errors import HansaError
 from hansa.runs.columns import WINDOW, base_metric, column_of, lower_is_better, split_metric
-from hansa.runs.metrics import column_names, describe_score, describe_seconds, series, site_names, summarize
+from hansa.runs.metrics import column_names, describe_score, describe_seconds, site_names, summarize
 from hansa.study.report import formats
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from hansa.study.report import Ranking, ReportEntry
     from hansa.training.metric_direction import Direction
 
+PORT = 8642
+FIRST = ("rounds_to_target", "bits_to_target", "up_bits", "simulated_total_seconds")
+"""The columns that come after the score; of the others, a narrow terminal shows those that fit."""
 LAST_ROUNDS = ("train_loss", "diversity", "participants", "lost")
 LAST_CLIENT_COLUMNS = ("loss", "up_bytes", "norm", "down_bytes", "peer_bytes", "asked")
 """Columns of clients that come after the others; a narrow terminal shows those that fit."""
@@ -38,7 +41,7 @@ def show(
     latex: opt.Latex = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Show the summary, the curve and the last rounds of a run."""
+    """Show the summary and the last rounds of a run."""
     from hansa.runs.folder import MODEL, RunFolder, SeedGroupFolder
     from hansa.study.report.entries import ReportEntry, check_readable
 
@@ -58,11 +61,8 @@ def show(
         return
     if (run / MODEL).is_file():
         run.read_model()  # verifies its hash
-    history, main, console = entry.history, ranking.metric, out()
+    history, main = entry.history, ranking.metric
     names = column_names(history)
-    if main in names:
-        curve = sparkline([value for _, value in series(history, main)], 60, console.options.ascii_only)
-        console.print(Text.assemble(f"\n{main.replace('_', ' ')} ", (curve, "cyan")))
     base = base_metric(main)
     of_clients = (f"client_{base}", f"client_{base}_worst", f"personal_{base}")
     of_rounds = dict.fromkeys(["round", main, f"test_{base}", "test_loss", *of_clients, *LAST_ROUNDS])
@@ -171,27 +171,6 @@ def show_clients(
     say(f"\nsorted by {metric.replace('_', ' ')}, {first} first. All rounds: hansa export RUN -o clients.csv", "dim")
 
 
-def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> str:
-    """Return a curve as one line of text.
-
-    >>> sparkline([0, 1, 2, 3], 4), sparkline([0, 1, 2, 3], 4, ascii_only=True)
-    ('▁▃▆█', '_-*#')
-    """
-    blocks = "_.-=+*%#" if ascii_only else "▁▂▃▄▅▆▇█"
-    if not values:
-        return ""
-    count = min(width, len(values))
-    picked = [values[round(i * (len(values) - 1) / max(1, count - 1))] for i in range(count)]
-    low, high = min(picked), max(picked)
-    scale = (len(blocks) - 1) / (high - low) if high > low else 0.0
-    return "".join(blocks[int((value - low) * scale + 0.5)] for value in picked)
-
-
-PORT = 8642
-FIRST = ("rounds_to_target", "bits_to_target", "up_bits", "simulated_total_seconds")
-"""The columns that come after the score; of the others, a narrow terminal shows those that fit."""
-
-
 @report_errors
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
@@ -214,7 +193,7 @@ def report(
     ranked: dict[str, Any] = {"metric": metric, "window": window, "target": target, "latex": latex}
     print_and_write(list(entries.values()), page, title=title, problems=problems, **ranked)
     if figure is not None:
-        from hansa.study.report.figure import draw_curves
+        from hansa.study.report.ranking import draw_curves
 
         draw_curves(list(entries.values()), figure, metric)
         say(f"figure: {figure}")

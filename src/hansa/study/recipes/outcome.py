@@ -25,8 +25,8 @@ from hansa.runs.store.io import make_folder, write_file
 from hansa.study.recipes.recipe import Recipe, RecipeCell
 from hansa.study.recipes.verdict import CLAIM_RULE, CellComparison, ClaimCheck, agreement_rule, compare_with_paper
 from hansa.study.report import ReportEntry, ReportTable
-from hansa.study.report.figure import draw_curves
 from hansa.study.report.page import asset, macro
+from hansa.study.report.ranking import draw_curves
 
 if TYPE_CHECKING:
     from hansa.study.session import Session

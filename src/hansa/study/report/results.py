@@ -15,10 +15,10 @@ from hansa.runs.driver import Run
 from hansa.runs.folder import environment
 from hansa.runs.metrics import SeedStatistics, curve_over_seeds, seed_statistics
 from hansa.runs.provenance import data_digests
-from hansa.study.report import figure, formats
+from hansa.study.report import formats
 from hansa.study.report.entries import LabelCounts, ReportEntry
 from hansa.study.report.page import macro, write_page
-from hansa.study.report.ranking import Ranking, common_target, rank
+from hansa.study.report.ranking import Ranking, common_target, draw_curves, rank
 
 if TYPE_CHECKING:
     import pandas
@@ -163,7 +163,7 @@ class Runs(Sequence[Run]):
 
     def plot(self, path: Path | str | None = None, metric: str | None = None, x: str = "round") -> Any:
         """Draw the mean curve with its band; see `Comparison.plot`."""
-        return figure.draw_curves([self.entry], path, metric, x)
+        return draw_curves([self.entry], path, metric, x)
 
     def report(self, path: Path | str, title: str | None = None) -> Path:
         """Write a self-contained HTML page of curves, numbers and citations."""
@@ -297,7 +297,7 @@ class Comparison(Mapping[str, Runs]):
             metric: Any column of the histories; by default the main metric of the task.
             x: The x axis: round, up_bits, server_bits, bits, wall_seconds or simulated_total_seconds.
         """
-        return figure.draw_curves(self.entries, path, metric, x)
+        return draw_curves(self.entries, path, metric, x)
 
     def report(
         self,
