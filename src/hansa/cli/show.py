@@ -26,8 +26,6 @@ PORT = 8642
 FIRST = ("rounds_to_target", "bits_to_target", "up_bits", "simulated_total_seconds")
 """The columns that come after the score; of the others, a narrow terminal shows those that fit."""
 LAST_ROUNDS = ("train_loss", "diversity", "participants", "lost")
-LAST_CLIENT_COLUMNS = ("loss", "up_bytes", "norm", "down_bytes", "peer_bytes", "asked")
-"""Columns of clients that come after the others; a narrow terminal shows those that fit."""
 MAX_CLIENTS = 12
 """Rows of the table of clients: the worst and, if there are more clients, the best."""
 
@@ -146,7 +144,7 @@ def show_clients(
     better: Mapping[str, Direction] | None = None,
 ) -> None:
     """Show one row for each client, the worst first by the metric of the run; as JSON, all clients."""
-    from hansa.study.report.page import client_metric, describe_spread, format_client_cell, worst_first
+    from hansa.study.report.page import client_metric, client_rows, describe_spread, worst_first
 
     if not columns.rows:
         raise HansaError(f"{title}: no client record: no round has been completed.")
@@ -158,15 +156,12 @@ def show_clients(
         say(f"  {name.replace('_', ' ')}: {describe_spread(columns, name, better)}")
     personal = f"personal_{(main or 'test_accuracy').removeprefix('test_')}"
     metric = client_metric(columns, personal if personal in columns else main) or "loss"
-    rows: list[int | None] = list(worst_first(columns, metric, better))
-    if len(rows) > MAX_CLIENTS:
-        rows = [*rows[: MAX_CLIENTS // 2], None, *rows[-MAX_CLIENTS // 2 :]]
-    table = columns.with_name_column()
-    order = dict.fromkeys([*(name for name in table if name not in LAST_CLIENT_COLUMNS), *LAST_CLIENT_COLUMNS])
-    names = [name for name in order if name in table and (name != "peer_bytes" or table[name].any())]
-    cells = [["..." if row is None else format_client_cell(name, table[name][row]) for name in names] for row in rows]
-    headings = [name.replace("_", " ") for name in names]
-    print_table(headings, cells, right=[each for each in headings if each != "name"], keep=3)
+    order = worst_first(columns, metric, better)
+    headings, cells = client_rows(columns, order)
+    if len(cells) > MAX_CLIENTS:
+        half = MAX_CLIENTS // 2
+        cells = [*cells[:half], ["..." for _ in headings], *cells[-half:]]
+    print_table(headings, cells, right=headings[1:], keep=3)
     first = "highest" if lower_is_better(metric, better) else "lowest"
     say(f"\nsorted by {metric.replace('_', ' ')}, {first} first. All rounds: hansa export RUN -o clients.csv", "dim")
 

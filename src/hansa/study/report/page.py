@@ -344,14 +344,13 @@ def _client_table(ranked: RankedEntry, columns: Any, ranking: Ranking) -> dict[s
     described = [name for name in (metric, f"personal_{metric.removeprefix('test_')}") if name in columns]
     notes = [f"{len(values)} clients"]
     notes += [f"{name.replace('_', ' ')}: {describe_spread(columns, name, ranking.better)}" for name in described]
-    numbers = (*columns.evaluated, "loss", "norm", "participations", "up_bytes", "down_bytes", "peer_bytes")
-    names = [name for name in numbers if name in columns and (name != "peer_bytes" or columns[name].any())]
     labels = labels_of(ranked.entry.runs[0])
-    rows = []
-    for row in [*order[:MAX_ROWS], *(order[-1:] if len(order) > MAX_ROWS else ())]:
-        client = int(columns["client"][row])
-        cells = [format_client_cell(name, columns[name][row]) for name in names]
-        rows.append({"name": columns.name_of(client), "labels": _labels_held(labels, client), "cells": cells})
+    shown = [*order[:MAX_ROWS], *(order[-1:] if len(order) > MAX_ROWS else ())]
+    headings, table = client_rows(columns, shown)
+    rows = [
+        {"name": name, "labels": _labels_held(labels, int(columns["client"][row])), "cells": cells}
+        for row, (name, *cells) in zip(shown, table, strict=True)
+    ]
     bars = [values[row] for row in order]
     if len(bars) > MAX_BARS:  # means of neighbours
         ends = [round(place * len(bars) / MAX_BARS) for place in range(MAX_BARS + 1)]
@@ -360,7 +359,7 @@ def _client_table(ranked: RankedEntry, columns: Any, ranking: Ranking) -> dict[s
         "ranked": ranked,
         "notes": [*notes, *_seed_note(ranked)],
         "tested": metric != "loss",
-        "headings": [name.replace("_bytes", "").replace("_", " ") for name in names],
+        "headings": headings[1:],
         "rows": rows,
         "labelled": labels is not None,
         "best": len(order) > MAX_ROWS,
@@ -564,12 +563,21 @@ def worst_first(columns: Mapping[str, Any], metric: str, better: Mapping[str, Di
     return sorted(range(len(values)), key=lambda row: (values[row] != values[row], sign * values[row], row))
 
 
-def format_client_cell(name: str, value: Any) -> str:
-    """Format one value of a client column."""
-    if value.dtype.kind == "U":
-        return str(value)
+def _client_cell(name: str, value: Any) -> str:
     exact = value.dtype.kind != "f" and not name.endswith("_bytes")
     return str(int(value)) if exact else formats.formatter_of(name)(float(value))
+
+
+def client_rows(columns: ClientColumns, rows: Sequence[int]) -> tuple[list[str], list[list[str]]]:
+    """Return headings, and for some rows of clients their names and numbers as text."""
+    numbers = (*columns.evaluated, "loss", "norm", "participations", "up_bytes", "down_bytes", "peer_bytes")
+    names = [name for name in numbers if name in columns and (name != "peer_bytes" or columns[name].any())]
+    headings = [name.replace("_bytes", "").replace("_", " ") for name in names]
+    texts = [
+        [columns.name_of(int(columns["client"][row])), *(_client_cell(name, columns[name][row]) for name in names)]
+        for row in rows
+    ]
+    return ["client", *headings], texts
 
 
 def describe_spread(columns: Mapping[str, Any], name: str, better: Mapping[str, Direction] | None = None) -> str:
