@@ -139,6 +139,7 @@ def test_a_typo_in_the_file_ends_with_2_the_line_and_the_near_match(cli, folder)
         (["run", "small.yaml", "-s", "data.partition=iid"], "has its own clients"),
         (["run", "small.yaml", "--track", "tensorbord"], "Did you mean tensorboard"),
         (["run", "--preset", "fedavg", "-s", "data.name=mnist", "-s", "data.folder=nowhere"], "no such file"),
+        (["run", "small.yaml", "--seeds", "1,1"], "listed twice"),
         (["resume", "nowhere"], "nowhere: not a run folder"),
         (["show", "nowhere"], "nowhere: not a run folder"),
     ],

@@ -115,10 +115,3 @@ def test_code_that_changed_since_is_run_anew(cli, folder, monkeypatch):
     assert len(groups) == 2
     assert groups[1] == groups[0] + "-2"
     assert all(RunFolder(folder / "runs" / "compare" / g / "seed-0").exists for g in groups)
-
-
-@pytest.mark.parametrize(("seeds", "message"), [("0", "expected"), ("1,1", "listed twice"), ("many", "expected")])
-def test_seeds_that_are_none_are_refused(cli, seeds, message):
-    result = cli("run", "small.yaml", "--seeds", seeds, "-q")
-    assert result.exit_code == 2
-    assert message in result.stderr

@@ -227,14 +227,10 @@ def demo(
 
     This takes a few minutes on two cores.
     """
-    from hansa.config import build
-    from hansa.data.sources import dataset_info
-    from hansa.study.report import LabelCounts
-
     configs = demo_configs([*(TINY if tiny else ()), *opt.changes(None, seed=seed, seeds=seeds, workers=workers)])
     entries = run_entries(dict(configs), folder, quiet, overwrite=True, parallel=parallel)
     config = next(iter(configs.values()))
-    data, partition = build.load_data(config), config.data.partition
+    partition = config.data.partition
     facts = [
         config.data.name,
         f"{config.data.clients} clients",
@@ -245,10 +241,7 @@ def demo(
         f"{config.rounds} rounds",
         f"seed {config.seed}",
     ]
-    counts = data.label_counts().tolist()
-    names = dataset_info(config.data.name).class_names
-    distribution = LabelCounts(counts, names, str(data.summary()).replace("\n", "; "))
-    print_and_write(entries, page, title=TITLE, lead=LEAD, facts=facts, partition=distribution)
+    print_and_write(entries, page, title=TITLE, lead=LEAD, facts=facts)
 
 
 def demo_configs(overrides: Sequence[str] = ()) -> dict[str, Config]:

@@ -7,9 +7,11 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 import hansa
+from hansa.runs.client_columns import ClientColumns
 from hansa.study import report
 from hansa.study.report import ReportEntry, ranking
 from hansa.study.report.page import MAX_POINTS, curves
@@ -122,14 +124,16 @@ def test_the_page_asks_the_network_for_nothing():
 def test_names_and_texts_cannot_break_out_of_the_page():
     nasty = "</script><script>alert(1)</script>&<b>"
     counts = report.LabelCounts([[5, 0], [0, 9]], ["a", nasty], nasty)
-    entry, table = ReportEntry(nasty, history([0.5]), nasty), report.ReportTable(nasty, [nasty], [[nasty]], nasty)
-    text = report.render_page([entry], title=nasty, lead=nasty, facts=[nasty], problems=[nasty], published=[table],
-                              partition=counts)  # fmt: skip
+    clients = ClientColumns(client=np.arange(2), loss=np.ones(2, np.float32)).named([nasty, nasty])
+    entry = ReportEntry(nasty, history([0.5]), nasty, labels=counts, clients=clients)
+    table = report.ReportTable(nasty, [nasty], [[nasty]], nasty)
+    text = report.render_page([entry], title=nasty, lead=nasty, facts=[nasty], problems=[nasty], published=[table])
     page, data = Reader(text), embedded(text)
     assert page.tags.count("script") == 3
     assert data["runs"][0]["name"] == page.rows[1][1] == nasty
     assert data["partitions"] == [{"labels": ["a", nasty], "counts": [[5, 0], [0, 9]], "clients": 2}]
     assert "<li>&lt;/script&gt;" in text
+    assert 'title="9 of &lt;/script&gt;' in text
 
 
 def test_long_histories_are_thinned_and_keep_their_last_round():

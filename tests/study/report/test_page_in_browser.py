@@ -28,6 +28,7 @@ def browser():
 
 
 def entries():
+    counts = report.LabelCounts([[5, 0, 1], [0, 0, 9]], ["a", NASTY, "c"])
     rising = [0.2 + 0.01 * t for t in range(40)]
     group = [
         ReportEntry("group", history([a + d for a in rising], simulated=2.0), seed=s) for s, d in ((0, 0), (1, 0.1))
@@ -37,20 +38,18 @@ def entries():
         record.update(diversity=1.5, gamma=0.25, q=0.5, consensus=0.1, aggregate_norm=2.0, update_norm=1.0)
     return [
         ReportEntry.from_seeds("group", group),
-        ReportEntry(NASTY, lone, f"name: {json.dumps(NASTY)}\n"),
+        ReportEntry(NASTY, lone, f"name: {json.dumps(NASTY)}\n", labels=counts),
     ]
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    counts = report.LabelCounts([[5, 0, 1], [0, 0, 9]], ["a", NASTY, "c"])
     return report.write_page(
         tmp_path_factory.mktemp("page") / "report.html",
         entries(),
         title=NASTY,
         lead=NASTY,
         facts=[NASTY],
-        partition=counts,
         problems=[NASTY],
     )
 

@@ -194,7 +194,6 @@ def page_content(
     target: float | None = None,
     metric: str | None = None,
     window: int = WINDOW,
-    partition: LabelCounts | None = None,
     problems: Sequence[str] = (),
     published: Sequence[ReportTable] = (),
 ) -> dict[str, Any]:
@@ -205,7 +204,6 @@ def page_content(
         target: A value for the metric to reach; by default an accuracy that about half of the methods reach.
         metric: The column to rank by; by default the main metric of the tasks.
         window: How many of the last measurements a score averages.
-        partition: The label distribution to draw; by default those of the runs.
         problems: Warnings for the top of the page, such as folders that could not be read.
         published: Tables of published numbers.
     """
@@ -222,7 +220,7 @@ def page_content(
     ]
     jobs = _read_first_runs("timeline", jobs_of, ranking, damages)
     timelines = [_timeline(ranked, columns, MAX_JOBS // len(jobs)) for ranked, columns in jobs]
-    partitions = (partitions_of([r.entry for r in ranking]) if partition is None else [partition])[:MAX_PARTITIONS]
+    partitions = partitions_of([ranked.entry for ranked in ranking])[:MAX_PARTITIONS]
     sites = ((r, site_table(r.entry.histories[0], r.numbers, ranking.metric, ranking.better)) for r in ranking)
     return {
         "notices": [*problems, *dict.fromkeys(damages), *comparability_warnings(entries, ranking.metric)],
