@@ -83,7 +83,7 @@ def test_the_server_checks_its_model_also_before_the_sites_agree_on_scales(sites
     text += "engine: {kind: flower, sites: {north: 1, south: 1}}\n"
     Path("tables.yaml").write_text(text.replace("SCHEMA", str(tmp_path / "schema.yaml")))
     Server(load("tables.yaml")).check()
-    for change, problem in (("model.name=nonesuch", "nonesuch"), ("model.metrics.auc=roc_auk", "no metric 'roc_auk'")):
+    for change, problem in (("model.name=nonesuch", "nonesuch"), ("model.metrics.auc=roc_auk", "no 'roc_auk'")):
         code, output = hansa("serve", "tables.yaml", "--insecure", "--set", change)
         assert (code, problem in output) == (2, True), output
     code, output = hansa("serve", "tables.yaml", "--insecure", "--set", "data.folder=no-such-folder")

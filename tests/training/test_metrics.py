@@ -154,7 +154,7 @@ def test_a_configuration_names_them_without_a_module(tmp_path):
         output = module(task.data.test_inputs)
     assert found["test_auc"] == roc_auc(output, task.data.test_targets)
     wrong = hansa.config.from_yaml(text.replace("NAME", "roc_auk"))
-    with pytest.raises(HansaError, match=r"model\.metrics\.auc: no metric 'roc_auk'.*roc_auc"):
+    with pytest.raises(HansaError, match=r"model\.metrics\.auc: no 'roc_auk'.*roc_auc"):
         hansa.config.build.build_task(wrong, hansa.config.build.load_data(wrong))
 
 

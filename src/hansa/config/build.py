@@ -146,20 +146,19 @@ def default_model(federated: data.FederatedData) -> str:
 def _find_metric(name: str, metric: str | MetricSection) -> Callable[..., Any]:
     """Return a metric with the direction that the configuration states."""
     if isinstance(metric, str):
-        return _find_function(f"model.metrics.{name}", metric, METRICS, "metric")
-    function = _find_function(f"model.metrics.{name}.function", metric.function, METRICS, "metric")
+        return _find_function(f"model.metrics.{name}", metric, METRICS)
+    function = _find_function(f"model.metrics.{name}.function", metric.function, METRICS)
     return lower(function) if metric.better == "lower" else higher(function)
 
 
 def _find_function(
-    key: str, name: str, known: Mapping[str, Callable[..., Any]] = MappingProxyType({}), noun: str = "function"
+    key: str, name: str, known: Mapping[str, Callable[..., Any]] = MappingProxyType({})
 ) -> Callable[..., Any]:
     """Return a known function by its name, or import MODULE:FUNCTION from the current folder or the environment."""
     if name in known:
         return known[name]
     if known and not import_path.is_import_path(name):
-        hint = suggestion(name, known)
-        raise HansaError(f"{key}: no {noun} {short_repr(name)}. {hint} Or MODULE:FUNCTION of yours.")
+        raise HansaError(f"{key}: no {short_repr(name)}. {suggestion(name, known)} Or MODULE:FUNCTION of yours.")
     try:
         function = import_path.import_object(name)
     except HansaError as error:
@@ -174,7 +173,7 @@ def _build_loss(loss: str | Mapping[str, Any] | None, federated: data.FederatedD
         leaf = trees.tree_leaves(strip_weights(federated.targets))[0]
         return functional.mse_loss if leaf.is_floating_point() else functional.cross_entropy
     if isinstance(loss, str):
-        return _find_function("model.loss", loss, LOSSES, "loss")
+        return _find_function("model.loss", loss, LOSSES)
     if import_path.is_import_path(name := loss.get("kind")):
         options = {key: value for key, value in loss.items() if key != "kind"}
         return partial(_find_function("model.loss.kind", str(name)), **options)

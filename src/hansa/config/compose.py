@@ -161,29 +161,20 @@ def _invalid_settings(config: Config, preset: Preset) -> Iterator[ConfigValueErr
                 yield ConfigValueError((section, key), message)
         elif argument not in known and section not in COMPOSED_SECTIONS:
             yield ConfigValueError((section, key), f"{name} has no such argument.")
-    for argument in config.algorithm.own:
-        if argument not in own:
-            yield ConfigValueError(("algorithm", argument), _unknown_argument(name, argument, own))
-    short_forms = {key: (key, getattr(config, key)) for key in MODEL_CHANNEL_KEYS}
-    short_forms["server"] = ("server.optimizer", optimizer)
-    for key, (short, value) in short_forms.items():
+    for argument in (argument for argument in config.algorithm.own if argument not in own):
+        places = [f"{section}.{key}" for section, table in SECTION_ARGUMENTS.items()
+                  for key, sets in table.items() if argument in (key, sets)]  # fmt: skip
+        places += ["sample"] * (argument in SAMPLING_ARGUMENTS)
+        hint = suggestion(normalize_name(argument), own) if own else "It has none of its own."
+        message = f"it belongs elsewhere: {' or '.join(places)}." if places else f"{name} has no such argument. {hint}"
+        yield ConfigValueError(("algorithm", argument), message)
+    for key in (*MODEL_CHANNEL_KEYS, "server"):
+        short, value = ("server.optimizer", optimizer) if key == "server" else (key, getattr(config, key))
         if value is not None and getattr(model_channel, key, None) is not None:
-            yield ConfigValueError(
-                ("channels", MODEL, key), f"is set twice: {short} is short for channels.model.{key}."
-            )
+            message = f"is set twice: {short} is short for channels.model.{key}."
+            yield ConfigValueError(("channels", MODEL, key), message)
     if config.gossip.reporters is not None and config.sample is not None and "reporters" not in known:
         yield ConfigValueError(("gossip", "reporters"), "sample sets the participants too: expected one of the two.")
-
-
-def _unknown_argument(preset: str, name: str, own: Mapping[str, Argument]) -> str:
-    places = [f"{section}.{key}" for section, table in SECTION_ARGUMENTS.items()
-              for key, argument in table.items() if name in (key, argument)]  # fmt: skip
-    if name in SAMPLING_ARGUMENTS:
-        places.append("sample")
-    if places:
-        return f"it belongs elsewhere: {' or '.join(places)}."
-    hint = suggestion(normalize_name(name), own) if own else "It has none of its own."
-    return f"{preset} has no such argument. {hint}"
 
 
 def _compose(config: Config, preset: Preset, built: Mapping[Keys, Any]) -> Algorithm:

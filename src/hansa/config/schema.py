@@ -9,7 +9,7 @@ import math
 from typing import Any, cast
 
 from hansa.config import sections
-from hansa.config.components import KINDS, Argument, Factory, Kind, signature_of, summary_line
+from hansa.config.components import KINDS, Argument, Kind, signature_of, summary_line
 from hansa.config.compose import own_arguments
 from hansa.config.fields import field_for_argument
 from hansa.config.sections import Config
@@ -77,30 +77,21 @@ def argument_schema(argument: Argument) -> dict[str, Any]:
 
 def kind_schema(kind: Kind) -> dict[str, Any]:
     """Return the schema of a kind: bare names, components with arguments, and import paths."""
-    components = dict(kind.items())
-    bare = [name for name, factory in components.items() if not _required(factory)]
-    own = {
-        "type": "object",
-        "title": f"a {kind.title} of your own",
-        "properties": {"kind": IMPORT_PATH},
-        "required": ["kind"],
-    }
-    known = []
-    for name, factory in components.items():
+    bare, known = [], []
+    for name, factory in kind.items():
         signature = signature_of(factory)
         arguments = {argument.name: argument_schema(argument) for argument in signature.arguments.values()}
+        required = [argument.name for argument in signature.arguments.values() if argument.required]
+        bare += [] if required else [name]
         known.append(
             {
                 "type": "object",
                 "title": name,
                 "description": summary_line(factory),
                 "properties": {"kind": {"const": name}, **arguments},
-                "required": [*([] if kind.default == name else ["kind"]), *_required(factory)],
+                "required": [*([] if kind.default == name else ["kind"]), *required],
                 "additionalProperties": signature.accepts_any,
             }
         )
-    return {"anyOf": [*([{"enum": bare}] if bare else []), *known, IMPORT_PATH, own]}
-
-
-def _required(factory: Factory) -> list[str]:
-    return [argument.name for argument in signature_of(factory).arguments.values() if argument.required]
+    own = {"type": "object", "title": f"a {kind.title} of your own", "properties": {"kind": IMPORT_PATH}}
+    return {"anyOf": [*([{"enum": bare}] if bare else []), *known, IMPORT_PATH, {**own, "required": ["kind"]}]}

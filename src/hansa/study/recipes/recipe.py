@@ -64,7 +64,6 @@ class RecipeMeasure(StrictModel):
 class ConfigFragment(StrictModel):
     """A fragment of a configuration: named settings (``use``), then its own keys (``set``)."""
 
-    title: str = ""
     use: tuple[str, ...] = ()
     set: dict[str, Any] = {}
 
@@ -83,7 +82,7 @@ class RecipeRow(ConfigFragment):
 
 
 class PaperClaim(StrictModel):
-    """A claim of the paper about one measure. Exactly one of ``order``, ``better``, ``similar`` and a bound states it.
+    """A claim of the paper about one measure: exactly one of ``order``, ``better``, ``similar`` and ``at_most``.
 
     It compares rows within each column or, with ``across: columns``, columns within each row.
     """
@@ -105,30 +104,23 @@ class PaperClaim(StrictModel):
     """Any two of these differ by at most ``tolerance``."""
     tolerance: float | None = None
     at_most: float | None = None
-    at_least: float | None = None
 
     @model_validator(mode="after")
     def _one_form(self) -> PaperClaim:
-        bounded, across_rows = self.bound is not None, self.across == "rows"
-        forms = [self.order, self.better, self.similar, self.at_most is not None, self.at_least is not None]
+        bounded, across_rows = self.at_most is not None, self.across == "rows"
+        forms = [self.order, self.better, self.similar, bounded]
         refused = {
-            "order, better, similar, at_most and at_least: expected exactly one of them": sum(map(bool, forms)) != 1,
+            "order, better, similar and at_most: expected exactly one of them": sum(map(bool, forms)) != 1,
             "order and similar: expected at least two names": 1 in (len(self.order), len(self.similar)),
             "better and than: a name is in both": set(self.better) & set(self.than),
             "than: expected with better only": self.than and not self.better,
             "tolerance: expected with similar only": (self.tolerance is not None) != bool(self.similar),
-            "columns, at_most, at_least: expected with claims across rows only": not across_rows
-            and (self.columns or bounded),
+            "columns and at_most: expected with claims across rows only": not across_rows and (self.columns or bounded),
             "rows: expected with claims across columns and with bounds only": self.rows and across_rows and not bounded,
         }
         for message in (message for message, wrong in refused.items() if wrong):
             raise ValueError(f"{message}.")
         return self
-
-    @property
-    def bound(self) -> float | None:
-        """The bound that it states."""
-        return self.at_least if self.at_most is None else self.at_most
 
     @property
     def named(self) -> tuple[str, ...]:

@@ -264,7 +264,7 @@ def check_claims(recipe: Recipe, scale: str, histories: Histories) -> Iterator[C
         names = compared if claim.better and not claim.than else claim.named or claim.rows or compared
         for setting in settings:
             keys = {name: (name, setting) if across_rows else (setting, name) for name in names}
-            if sum(key in histories for key in keys.values()) < (2 if claim.bound is None else 1):
+            if sum(key in histories for key in keys.values()) < (2 if claim.at_most is None else 1):
                 continue
             holds: bool | None = None
             if recipe.at(scale).compares == "nothing":
@@ -283,18 +283,17 @@ def check_claims(recipe: Recipe, scale: str, histories: Histories) -> Iterator[C
 
 def _check_parts(claim: PaperClaim, measure: RecipeMeasure, cells: Mapping[str, Measured]) -> Iterator[tuple[int, str]]:
     """Yield for each part of a claim 1 if it holds, -1 if it does not, 0 if that is open; and the evidence."""
-    sign = -1.0 if claim.at_most is not None or (claim.bound is None and measure.smaller_is_better) else 1.0
-    for one in cells.values() if claim.bound is not None else ():
+    for one in cells.values() if claim.at_most is not None else ():
         if one.missing:
             yield 0, one.missing
             continue
         interval = mean_interval([each.value for each in one.seeds])
         interval = interval._replace(half=0.0) if measure.counted else interval
-        outcome = interval._replace(mean=sign * (interval.mean - (claim.bound or 0.0))).sign
+        outcome = interval._replace(mean=(claim.at_most or 0.0) - interval.mean).sign
         # what had passed at the end of a run without its target is a lower bound: it can only exceed a limit
         reached = all(each.reached for each in one.seeds)
         yield (
-            outcome if reached or outcome == sign else 0,
+            outcome if reached or outcome == -1 else 0,
             f"{one.name} {'' if reached else 'over '}{_format(interval)}",
         )
     for first, second in claim.pairs(tuple(cells)):
@@ -302,7 +301,7 @@ def _check_parts(claim: PaperClaim, measure: RecipeMeasure, cells: Mapping[str, 
         if paired is None:
             yield 0, text
         elif claim.tolerance is None:
-            yield paired._replace(mean=sign * paired.mean).sign, text
+            yield paired._replace(mean=-paired.mean if measure.smaller_is_better else paired.mean).sign, text
         else:  # whether the whole interval is within ± tolerance, or outside, or both
             within = abs(paired.mean) + paired.half <= claim.tolerance
             outside = abs(paired.mean) - paired.half > claim.tolerance
