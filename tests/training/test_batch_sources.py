@@ -158,7 +158,7 @@ def test_a_million_clients_cost_what_takes_part():
     [
         (lambda client: (np.random.rand(3, 2), np.zeros(3)), "returned different rows in a second call"),  # noqa: NPY002
         (lambda client: np.zeros(3), "expected a pair"),
-        (lambda client: (np.zeros((2, 2)), np.zeros(2)), "client 0: make_client returned 2 rows, but samples is 3"),
+        (lambda client: (np.zeros((2, 2)), np.zeros(2)), "client 0: 2 rows, but samples is 3"),
     ],
 )
 def test_functions_that_do_not_keep_their_word_are_told(make, message):
