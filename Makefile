@@ -70,7 +70,7 @@ $(VENV)/adapters/.ready: $(VENV)/.ready
 	@touch $@
 
 test-adapters: $(VENV)/adapters/.ready
-	$(VENV)/adapters/bin/python -m pytest -q tests/examples/test_adapters.py tests/data/test_huggingface.py tests/data/test_hub.py
+	$(VENV)/adapters/bin/python -m pytest -q tests/examples/test_scripts.py tests/data/test_huggingface.py tests/data/test_hub.py
 
 # a one-minute test over Flower, for every check
 test-flower: $(VENV)/flower/.ready

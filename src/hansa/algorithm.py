@@ -10,6 +10,7 @@ from hansa.aggregate import Aggregator, BaseAggregator, discounted, mean, mixed_
 from hansa.aggregate.base import Weights, require_aggregator
 from hansa.compress import Downlink, Uplink, direct
 from hansa.compress.links import partial, require_downlink, require_uplink
+from hansa.core.bounds import Checked, bound
 from hansa.core.citations import check_citations
 from hansa.core.errors import HansaError, argument_error, invalid_argument, suggestion
 from hansa.core.keys import Key
@@ -31,7 +32,7 @@ __all__ = ["Algorithm", "Channel"]
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class Channel(Checked):
     """The path of a named vector: downlink to the clients, uplink from them, aggregation, server transform.
 
     A channel with ``follows`` is only broadcast. Clients report nothing on it; after each round its server transform is
@@ -49,21 +50,15 @@ class Channel:
     mean(weights='uniform')
     """
 
-    downlink: Downlink = field(default_factory=direct)
-    uplink: Uplink = field(default_factory=direct)
-    aggregate: Aggregator = field(default_factory=mean)
-    server: ServerTransform = field(default_factory=scale)
+    downlink: Downlink = field(default_factory=direct, metadata=bound(require_downlink))
+    uplink: Uplink = field(default_factory=direct, metadata=bound(require_uplink))
+    aggregate: Aggregator = field(default_factory=mean, metadata=bound(require_aggregator))
+    server: ServerTransform = field(default_factory=scale, metadata=bound(require_server))
     follows: str | None = None
 
     def sharing(self, shared: tuple[tuple[int, int], ...], dim: int) -> Channel:
         """Return the channel with links on which only some ranges of a vector of ``dim`` entries travel."""
         return replace(self, downlink=partial(self.downlink, shared, dim), uplink=partial(self.uplink, shared, dim))
-
-    def __post_init__(self) -> None:
-        require_downlink("Channel", "downlink", self.downlink)
-        require_uplink("Channel", "uplink", self.uplink)
-        require_aggregator("Channel", "aggregate", self.aggregate)
-        require_server("Channel", "server", self.server)
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,17 +94,11 @@ def one_set(kernels: str, folder: Path, golden: dict[str, Any], options: argpars
         runner.GOLDEN.write_text(dumped(golden), encoding="utf-8")
         print(f"{kernels}: {len(changed)} of {len(cases)} cases recorded anew")
         return True
-    entry: dict[str, Any] = {"recorded": f"hansa {hansa.__version__}, {commit()}", "folder": finished(kernels, folder)}
+    entry: dict[str, Any] = {"recorded": f"hansa {hansa.__version__}, {commit()}"}
     golden.setdefault(facts["machine"], {})[facts["kernels"]] = {**entry, "cases": cases}
     runner.GOLDEN.write_text(dumped(golden), encoding="utf-8")
     print(f"{kernels}: {len(cases)} cases recorded in {seconds:.0f} s ({facts['machine']}; {facts['kernels']})")
     return True
-
-
-def finished(kernels: str, folder: Path) -> str | None:
-    """The model that the kept run folder ends with; None where this version refuses to resume it."""
-    done = runner.resumed(kernels, runner.FOLDER, folder / f"run-{kernels}")
-    return None if done.returncode else runner.of_folder(folder / f"run-{kernels}")
 
 
 if __name__ == "__main__":

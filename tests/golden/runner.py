@@ -16,7 +16,6 @@ import math
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,12 +24,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-
 TESTS = Path(__file__).parents[1]
 GOLDEN = Path(__file__).with_name("golden.json")
-FOLDER = Path(__file__).with_name("folder-0.2")
-"""A run that version 0.2.0 stopped after three of six rounds."""
 
 KERNELS = ("avx512", "avx2", "off")
 """Each is a value of the environment variable; ``off`` runs PyTorch and NumPy alone."""
@@ -117,24 +112,16 @@ def carry_out(case: Any, workers: int | None) -> Any:
     with tempfile.TemporaryDirectory(prefix="golden-", ignore_cleanup_errors=True) as folder:
         if case.stop is not None:
             hansa.run(
-                case.method(),
-                task,
-                rounds=case.stop,
-                out=f"{folder}/run",
-                checkpoint_every=1,
-                workers=workers,
+                case.method(), task, rounds=case.stop, out=f"{folder}/run", checkpoint_every=1, workers=workers,
                 **options,
-            )
+            )  # fmt: skip
             run = hansa.resume(f"{folder}/run", case.method(), task, rounds=case.rounds, workers=workers, **options)
-            found = digests(run, case.own)
-            run.store.close()
-            return found
-        if case.rows:
-            options["store"] = hansa.store.DiskStore(f"{folder}/rows")
-        run = hansa.run(case.method(), task, rounds=case.rounds, workers=workers, **options)
+        else:
+            if case.rows:
+                options["store"] = hansa.store.DiskStore(f"{folder}/rows")
+            run = hansa.run(case.method(), task, rounds=case.rounds, workers=workers, **options)
         found = digests(run, case.own)
-        if case.rows:
-            options["store"].close()
+        run.store.close()
         return found
 
 
@@ -194,18 +181,6 @@ def results(kernels: str, folder: Path, *arguments: str) -> Any:
     if done.returncode:
         raise AssertionError(f"{VARIABLE}={kernels} {' '.join(command)}:\n{done.stdout}\n{done.stderr}")
     return json.loads(out.read_text(encoding="utf-8"))
-
-
-def resumed(kernels: str, source: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """``hansa resume`` of a copy of a run folder, which is left in ``folder``."""
-    shutil.copytree(source, folder)
-    command = [sys.executable, "-c", "from hansa.cli import main; main()", "resume", str(folder), "-q", *arguments]
-    return subprocess.run(command, env=environment(kernels), capture_output=True, text=True, check=False)
-
-
-def of_folder(folder: Path) -> str:
-    """The digest of the model that a run folder ended with."""
-    return of_tensors(safetensors.torch.load_file(folder / "model.safetensors"))
 
 
 def recorded() -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import warnings
 
 import pytest
@@ -71,24 +70,3 @@ def test_results_are_bit_identical_to_the_recorded_ones(kernels, caplog):
     found = runner.run_cases(runner.sampled(kernels, 1 if ALL else EVERY))["cases"]
     wrong = runner.differences({name: one for name, one in entry["cases"].items() if name in found}, found)
     assert not wrong, f"{len(wrong)} of {len(found)} cases ({entry['recorded']}):\n" + "\n".join(wrong)
-
-
-@pytest.mark.parametrize("kernels", runner.KERNELS if ALL else runner.KERNELS[-1:], indirect=True)
-@pytest.mark.parametrize("arguments", [(), ("--accept-changes", "version")], ids=["plain", "version accepted"])
-def test_a_run_of_version_0_2_is_finished_to_the_bit_or_refused_by_its_version(arguments, kernels, tmp_path):
-    """These two outcomes and no other: a traceback, a refusal that does not say why, or other bits are failures.
-
-    A refusal comes before any arithmetic, so one kind of kernels shows it.
-    """
-    from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
-    from command_line import CliRunner
-
-    shutil.copytree(runner.FOLDER, tmp_path / "run")
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["resume", str(tmp_path / "run"), "-q", *arguments])
-    said = done.output
-    assert done.exception is None or isinstance(done.exception, SystemExit), said
-    if done.exit_code == 0:
-        assert runner.of_folder(tmp_path / "run") == expected(runner.arithmetic())["folder"], said
-    else:
-        assert "version" in said, said
-        assert "0.2" in said, said

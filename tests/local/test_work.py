@@ -75,7 +75,7 @@ def test_hybrid_plus_draws_epochs_and_batch_as_published():
         (lambda: local.dyn(0.0), r"dyn\(alpha=0.0\)"),
         (lambda: local.step_decay(0.1, every=0), "every=0"),
         (lambda: local.cosine(0.1, rounds=5, floor=0.2), "floor=0.2"),
-        (lambda: local.piecewise([]), "at least one rate"),
+        (lambda: local.piecewise([]), "at least one number"),
         (lambda: local.warmup(-0.1, rounds=3), "lr=-0.1"),
     ],
 )

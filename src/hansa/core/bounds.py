@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, cast
 
-from hansa.core.errors import check_fraction, check_integer, check_non_negative, invalid_argument
+from hansa.core.errors import check_fraction, check_integer, check_non_negative, check_positive, invalid_argument
 
 
 def bound(check: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
@@ -62,6 +62,16 @@ def rule_or_numbers(component: str, argument: str, value: Any, *rules: str) -> A
     numbers = tuple(float(number) for number in value)
     for client, number in enumerate(numbers):
         check_non_negative(component, f"{argument}[{client}]", number)
+    return numbers
+
+
+def numbers_above_zero(component: str, argument: str, values: Any) -> tuple[Any, ...]:
+    """Return at least one number above 0 as a tuple; raise for others."""
+    numbers = tuple(values)
+    if not numbers:
+        raise invalid_argument(component, argument, values, "at least one number")
+    for number in numbers:
+        check_positive(component, argument, number)
     return numbers
 
 

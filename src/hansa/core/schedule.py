@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from hansa.core.bounds import Checked, bound
+from hansa.core.bounds import Checked, bound, numbers_above_zero
 from hansa.core.errors import check_integer, check_non_negative, check_positive, invalid_argument
 
 
@@ -119,7 +119,7 @@ class warmup(Checked):
 
 
 @dataclass(frozen=True, slots=True)
-class piecewise:
+class piecewise(Checked):
     """The given rates, one per round, then the last one.
 
     Args:
@@ -129,14 +129,7 @@ class piecewise:
     [0.3, 0.2, 0.2]
     """
 
-    rates: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rates", tuple(self.rates))
-        if not self.rates:
-            raise invalid_argument("piecewise", "rates", self.rates, "at least one rate")
-        for rate in self.rates:
-            check_positive("piecewise", "rates", rate)
+    rates: tuple[float, ...] = field(metadata=bound(numbers_above_zero))
 
     def at(self, round: int) -> float:
         return self.rates[min(round, len(self.rates) - 1)]

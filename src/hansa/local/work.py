@@ -6,11 +6,13 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from hansa.core.bounds import Checked, bound, numbers_above_zero, rule_or_numbers
 from hansa.core.errors import HansaError, check_integer, check_non_negative, check_positive, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.protocols import check_component
@@ -43,7 +45,7 @@ class LocalWork(Protocol):
         """Return the work of a client with ``samples`` samples."""
 
 
-class BaseLocalWork(LocalWork):
+class BaseLocalWork(Checked, LocalWork):
     """The optional traits of local work, with their defaults.
 
     >>> fixed(3).common, epochs(2).common
@@ -66,9 +68,7 @@ class BaseLocalWork(LocalWork):
     """Whether ``draw`` takes the division into batches as a last argument, because work is counted in passes."""
 
 
-def require_work(owner: str, argument: str, value: object) -> None:
-    """Raise unless the value is an amount of local work."""
-    check_component(owner, argument, value, LocalWork, "an amount of local work", "fixed(5) is one.")
+require_work = partial(check_component, protocol=LocalWork, noun="an amount of local work", example="fixed(5) is one.")
 
 
 def _check_range(part: str, low: Any, high: Any) -> None:
@@ -125,28 +125,20 @@ class between:
 
 
 @dataclass(frozen=True, slots=True)
-class one_of:
+class one_of(Checked):
     """One of the given numbers, uniformly or with the given probabilities.
 
     >>> one_of([1, 5], chances=[0.9, 0.1]).values
     (1, 5)
     """
 
-    values: Sequence[float]
-    chances: Sequence[float] | None = None
+    values: Sequence[float] = field(metadata=bound(numbers_above_zero))
+    chances: Sequence[float] | None = field(default=None, metadata=bound(rule_or_numbers))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", tuple(self.values))
-        for value in self.values:
-            check_positive("one_of", "values", value)
-        if not self.values:
-            raise invalid_argument("one_of", "values", self.values, "at least one number")
-        if self.chances is None:
-            return
-        object.__setattr__(self, "chances", tuple(self.chances))
-        for chance in self.chances:
-            check_non_negative("one_of", "chances", chance)
-        if len(self.chances) != len(self.values) or not math.isclose(sum(self.chances), 1.0, rel_tol=1e-9):
+        Checked.__post_init__(self)
+        chances = [1 / len(self.values)] * len(self.values) if self.chances is None else self.chances
+        if len(chances) != len(self.values) or not math.isclose(sum(chances), 1.0, rel_tol=1e-9):
             raise invalid_argument("one_of", "chances", self.chances, f"{len(self.values)} numbers that sum to 1")
 
     def draw(self, chance: np.random.Generator, samples: int) -> float:
@@ -154,45 +146,37 @@ class one_of:
 
 
 @dataclass(frozen=True, slots=True)
-class lognormal:
+class lognormal(Checked):
     """median * exp(sigma z), z standard normal: the usual model of device speeds.
 
     >>> lognormal(10.0).median
     10.0
     """
 
-    median: float
-    sigma: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_positive("lognormal", "median", self.median)
-        check_non_negative("lognormal", "sigma", self.sigma)
+    median: float = field(metadata=bound(check_positive))
+    sigma: float = field(default=0.5, metadata=bound(check_non_negative))
 
     def draw(self, chance: np.random.Generator, samples: int) -> float:
         return self.median * math.exp(self.sigma * float(chance.standard_normal()))
 
 
 @dataclass(frozen=True, slots=True)
-class half_normal:
+class half_normal(Checked):
     """|z| * scale with z standard normal, at least ``minimum``: most devices are fast, few are slow.
 
     >>> half_normal(2.0).draw(np.random.default_rng(0), 10) > 0
     True
     """
 
-    scale: float
-    minimum: float = 0.001
-
-    def __post_init__(self) -> None:
-        check_positive("half_normal", "scale", self.scale)
-        check_positive("half_normal", "minimum", self.minimum)
+    scale: float = field(metadata=bound(check_positive))
+    minimum: float = field(default=0.001, metadata=bound(check_positive))
 
     def draw(self, chance: np.random.Generator, samples: int) -> float:
         return max(self.minimum, self.scale * abs(float(chance.standard_normal())))
 
 
 @dataclass(frozen=True, slots=True)
-class zipf:
+class zipf(Checked):
     """unit * k with P(k) proportional to k^-exponent, k at most ``maximum``: a heavy tail of slow devices.
 
     >>> zipf(1.7, unit=0.5, maximum=1).draw(np.random.default_rng(0), 10)
@@ -200,12 +184,11 @@ class zipf:
     """
 
     exponent: float = 1.7
-    unit: float = 1.0
-    maximum: int = 1000
+    unit: float = field(default=1.0, metadata=bound(check_positive))
+    maximum: int = field(default=1000, metadata=bound(check_integer))
 
     def __post_init__(self) -> None:
-        check_positive("zipf", "unit", self.unit)
-        check_integer("zipf", "maximum", self.maximum)
+        Checked.__post_init__(self)
         if not isinstance(self.exponent, (int, float)) or not 1 < self.exponent < math.inf:
             raise invalid_argument("zipf", "exponent", self.exponent, "exponent > 1", "1.7 is a heavy tail.")
 
@@ -259,11 +242,8 @@ class epochs(BaseLocalWork):
     Work(steps=7, batch_size=20)
     """
 
-    epochs: float
+    epochs: float = field(metadata=bound(check_positive, "1.5 makes one pass and a half over a client's data."))
     counts_passes: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_positive("epochs", "epochs", self.epochs, "1.5 makes one pass and a half over a client's data.")
 
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching = FULL) -> Work:
         batch = _batch(batch_size, samples)
@@ -314,14 +294,9 @@ class drawn(BaseLocalWork):
     Work(steps=4, batch_size=5)
     """
 
-    epochs: Drawn
-    batch: Drawn | None = None
+    epochs: Drawn = field(metadata=bound(check_drawn))
+    batch: Drawn | None = field(default=None, metadata=bound(check_drawn))
     counts_passes: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_drawn("drawn", "epochs", self.epochs)
-        if self.batch is not None:
-            check_drawn("drawn", "batch", self.batch)
 
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching = FULL) -> Work:
         chance = key.numpy()
@@ -380,20 +355,12 @@ class deadline(BaseLocalWork):
     Work(steps=6, batch_size=10)
     """
 
-    seconds: float
-    speed: Drawn = TYPICAL
-    epochs: float | None = None
-    jitter: float = 0.0
-    seed: int = 0
+    seconds: float = field(metadata=bound(check_positive))
+    speed: Drawn = field(default=TYPICAL, metadata=bound(check_drawn))
+    epochs: float | None = field(default=None, metadata=bound(check_positive))
+    jitter: float = field(default=0.0, metadata=bound(check_non_negative))
+    seed: int = field(default=0, metadata=bound(check_integer, minimum=0))
     counts_passes: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_positive("deadline", "seconds", self.seconds)
-        check_drawn("deadline", "speed", self.speed)
-        check_non_negative("deadline", "jitter", self.jitter)
-        check_integer("deadline", "seed", self.seed, minimum=0)
-        if self.epochs is not None:
-            check_positive("deadline", "epochs", self.epochs)
 
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching = FULL) -> Work:
         size = _batch(batch_size, samples)
