@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -98,18 +97,3 @@ def until(true, seconds: float, *processes: Process) -> None:
         if time.monotonic() > end:
             raise AssertionError("\n".join([f"not within {seconds} s", *(process.told for process in processes)]))
         time.sleep(0.3)
-
-
-def alive(numbers: Sequence[int], seconds: float = 20.0) -> list[int]:
-    """Those that still run after some seconds: what was killed takes a moment to go, its new parent one to bury it."""
-    end = time.monotonic() + seconds
-    while (left := [number for number in numbers if _runs(number)]) and time.monotonic() < end:
-        time.sleep(0.1)
-    return left
-
-
-def _runs(number: int) -> bool:
-    try:
-        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False

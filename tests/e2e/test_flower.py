@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from e2e import kills
-from e2e.real_sites import TEXT, Process, alive, children, history, join, rounds, until
+from e2e.kills import METHODS
+from e2e.real_sites import TEXT, children, join, until
 from hansa.config import allow_code, build, from_yaml
 from hansa.engine import Serial
 from hansa.runs.experiment import build_run
-from hansa.runs.folder import RunFolder
 
 sys.path.append(os.path.dirname(__file__))  # where flower_mine is, which the configuration names
 
@@ -30,15 +30,6 @@ pytestmark = [
     ),
 ]
 whole = pytest.mark.skipif(os.environ.get("HANSA_E2E") != "1", reason="exercised by make e2e")
-
-GROUPS = "gossip.clusters=[[0, 1, 2, 3], [4, 5, 6, 7]]"
-METHODS = {
-    "fedavg": ["sample.participation=0.6"],
-    "two-way fedcams": ["algorithm=fedcams", "compress.two_way=true", "sample.participation=0.6"],
-    "scaffold": ["algorithm=scaffold", "sample.participation=0.6"],
-    "cafga": ["algorithm=cafga", GROUPS],
-    "fedaware": ["algorithm=fedaware", "sample.participation=0.6"],
-}
 
 
 def simulated(*words):
@@ -170,52 +161,6 @@ def test_every_family_over_tls_is_the_serial_run(name, link, tmp_path):
     if name == "cafga":
         ledger = run.history[-1]
         assert sum(site["peer_bytes"] for site in ledger["sites"].values()) == ledger["peer_bytes"] > 0
-
-
-@whole
-def test_server_and_site_that_are_killed_go_on_from_what_they_have_on_disk(keys, tmp_path):
-    """kill -9 of a whole site in mid-round, then of the server, then of both at once; no process stays behind."""
-    from hansa.federation.flower import free_port
-
-    words = ["algorithm=scaffold", "rounds=5"]
-    (tmp_path / "config.yaml").write_text(TEXT)
-    port = free_port()
-    sets = [word for pair in words for word in ("--set", pair)]
-    run = tmp_path / "run"
-    trust = {site: ["--keys", str(keys / site)] for site in ("north", "south", "server")}
-
-    def serve():
-        return Process(tmp_path, "server", "serve", "config.yaml", *trust["server"], "--port", str(port), *sets, "-o",
-                       "run", "--resume")  # fmt: skip
-
-    def site(name):
-        return join(tmp_path, name, f"127.0.0.1:{port}", *trust[name])
-
-    living = {"server": serve(), "north": site("north"), "south": site("south")}
-    numbers = []
-    try:
-        until(lambda: rounds(run) >= 1, 180, *living.values())
-        numbers += children(living["north"].process.pid)
-        living["north"].kill()
-        living["north"] = site("north")
-        until(lambda: rounds(run) >= 2, 240, *living.values())
-        numbers += children(living["server"].process.pid)
-        living["server"].kill()
-        living["server"] = serve()
-        until(lambda: rounds(run) >= 3, 240, *living.values())
-        numbers += children(living["server"].process.pid) + children(living["south"].process.pid)
-        living["server"].kill()
-        living["south"].kill()
-        living["server"], living["south"] = serve(), site("south")
-        until(lambda: living["server"].process.poll() is not None, 300, *living.values())
-        assert living["server"].process.returncode == 0, living["server"].told
-    finally:
-        for process in living.values():
-            numbers += children(process.process.pid)
-            process.stop()
-    state, _ = RunFolder(run).load_checkpoint()
-    same(state["server"]["vectors"], history(run), simulated(*words))
-    assert not alive(numbers, 30)
 
 
 def test_killed_and_stopped_processes_cost_time_only(tmp_path, monkeypatch):

@@ -1,21 +1,16 @@
 """Three real sites over Flower, one slowed tenfold: asynchronous steps do not wait for it, also when the server and a
-site are killed, and `hansa replay` gives the same bits. ``python tests/e2e/test_live.py`` measures steps a minute."""
+site are killed, and `hansa replay` gives the same bits."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import sys
-import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
-if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "src")]
-
-from e2e.real_sites import COMMAND, Process, history, rounds, until
+from e2e.real_sites import Process, history, rounds, until
 
 sys.path.append(os.path.dirname(__file__))  # where flower_slow is, which the configuration names
 
@@ -99,31 +94,3 @@ def test_killed_sites_and_servers_leave_a_run_that_replays_to_the_bit(tmp_path):
     replayed = Process(tmp_path, "replay", "replay", str(trial.run))
     until(lambda: replayed.process.poll() is not None, 300, replayed)
     assert "equal to the bit" in replayed.told, replayed.told
-
-
-def measure(steps: int) -> None:
-    """Steps a minute, asynchronous and synchronous, after the first two."""
-    cases = {
-        "buffered(size=1)": ["algorithm={preset: fedbuff}", "pace={size: 1}", f"rounds={3 * steps}"],
-        "synchronous": ["algorithm={preset: fedavg}", f"rounds={steps}"],
-    }
-    for name, words in cases.items():
-        with tempfile.TemporaryDirectory() as folder:
-            trial = Trial(Path(folder), *words)
-            try:
-                trial.wait(2)
-                began, first = time.monotonic(), rounds(trial.run)
-                trial.finish(1800)
-                minutes = (time.monotonic() - began) / 60
-                print(f"{name}: {(rounds(trial.run) - first) / minutes:.1f} server steps a minute", flush=True)
-                if "buffered" in name:
-                    replayed = Process(Path(folder), "replay", "replay", str(trial.run))
-                    until(lambda replayed=replayed: replayed.process.poll() is not None, 300, replayed)
-                    print(replayed.told.strip(), flush=True)
-            finally:
-                trial.stop()
-
-
-if __name__ == "__main__":
-    assert COMMAND
-    measure(int(sys.argv[1]) if len(sys.argv) > 1 else 6)
