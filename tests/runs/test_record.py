@@ -381,7 +381,6 @@ HOSTILE = {
     "empty": overwritten(b""),
     "a header and nothing else": overwritten(b"SQLite format 3\0" + bytes(84)),
     "cut": lambda path: path.write_bytes(path.read_bytes()[:5000]),
-    "another program's": edited("PRAGMA application_id=7"),
     "another format": edited("PRAGMA user_version=99"),
     "a view in the place of a table": edited(
         "ALTER TABLE rounds RENAME TO kept; CREATE VIEW rounds AS SELECT * FROM kept, kept AS b, kept AS c"

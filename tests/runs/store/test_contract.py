@@ -96,7 +96,7 @@ def test_rounds_close_one_after_another(store: ClientStore) -> None:
     [
         ({-1: {"a": torch.ones(1)}}, "client=-1"),
         ({True: {"a": torch.ones(1)}}, "client=True"),
-        ({1: {"": torch.ones(1)}}, "name=''"),
+        ({1: {"": torch.ones(1)}}, "client 1, row ''"),
         ({1: {"a": [1.0]}}, "client 1, row 'a': expected a tensor"),
         (
             {0: {"a": torch.ones(1)}, 1: {"a": torch.ones(1, dtype=torch.complex64)}},

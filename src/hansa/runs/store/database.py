@@ -57,7 +57,6 @@ DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "int32", "int16"
 """The names of the dtypes of rows; commands that only look load no torch."""
 
 _PAGE = 4096
-_APPLICATION = 0x48414E53
 _SCHEMA = (
     "CREATE TABLE about (record TEXT, head TEXT)",
     "CREATE TABLE checkpoints (round INTEGER PRIMARY KEY, head TEXT, state TEXT, digest BLOB)",
@@ -282,7 +281,6 @@ class Database:
             io.remove(path.with_name(name))
         with _named(aside), closing(sqlite3.connect(aside, isolation_level=None)) as connection:
             connection.execute(f"PRAGMA synchronous={io.disk().synchronous}")
-            connection.execute(f"PRAGMA application_id={_APPLICATION}")
             connection.execute(f"PRAGMA user_version={FORMAT}")
             connection.execute("BEGIN")
             for statement in sorted(_SCHEMA, key=lambda text: "INDEX" in text):
@@ -351,15 +349,13 @@ class Database:
     def _check_schema(self) -> None:
         """Refuse everything but our tables: a foreign file may have views and triggers."""
         with self.checked():
-            application = self.execute("PRAGMA application_id").fetchone()[0]
             version = self.execute("PRAGMA user_version").fetchone()[0]
             found = [text for (text,) in self.execute("SELECT sql FROM sqlite_schema ORDER BY name").fetchall()]
-        if application != _APPLICATION:
-            raise DamagedFileError(f"{self.path} is damaged: not the record of a run. Restore it.")
-        if version != FORMAT:
-            raise HansaError(f"{self.path}: has format {version}; this Hansa reads format {FORMAT}.")
-        if tuple(found) != _SCHEMA:
-            raise DamagedFileError(f"{self.path} is damaged: its tables are not those of a run. Restore it.")
+        if version != FORMAT or tuple(found) != _SCHEMA:
+            raise DamagedFileError(
+                f"{self.path} is damaged, or of another version: format {version}, where this Hansa reads {FORMAT}, or "
+                "its tables are not those of a run. Restore it."
+            )
 
     def check_pages(self) -> None:
         """Refuse a database whose pages are damaged."""

@@ -370,10 +370,7 @@ def check_rows(rows: Rows) -> None:
         if isinstance(client, bool) or not isinstance(client, int) or client < 0:
             raise invalid_argument("commit", "client", client, "a whole number >= 0")
         for name, row in named.items():
-            if not isinstance(name, str) or not name:
-                raise invalid_argument("commit", "name", name, "a string")
-            if not isinstance(row, torch.Tensor) or dtype_name(row.dtype) not in DTYPES:
-                found = row.dtype if isinstance(row, torch.Tensor) else type(row).__name__
-                raise HansaError(
-                    f"commit: client {client}, row {name!r}: expected a tensor of {', '.join(DTYPES)}, got {found}."
-                )
+            found = dtype_name(row.dtype) if isinstance(row, torch.Tensor) else type(row).__name__
+            if found not in DTYPES or not isinstance(name, str) or not name:
+                kinds = ", ".join(DTYPES)
+                raise HansaError(f"commit: client {client}, row {name!r}: expected a tensor of {kinds}, got {found}.")
