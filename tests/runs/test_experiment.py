@@ -26,7 +26,7 @@ from hansa.runs.experiment import Experiment
 from hansa.runs.folder import ENVIRONMENT, LOCK, NAMES, RunFolder
 from hansa.runs.store import io
 from recorded import through_disk
-from torture.disks import Counting, Dead, Dying, Hasty, remembered_locks
+from torture.disks import Counting, Dead, Dying, remembered_locks
 from torture.kill import fingerprint, sha
 
 ROUNDS = 4
@@ -69,8 +69,7 @@ def test_a_run_that_dies_before_any_call_to_the_disk_goes_on_to_the_same_result(
                 except Dead:
                     died += 1
             let_go()
-        with io.use_disk(Hasty()):
-            go_on(config, folder)
+        go_on(config, folder)
         assert fingerprint(folder, ROUNDS) == expected, f"died at call {at}, {counted.calls[at]}"
     assert died >= 12
 
@@ -96,8 +95,7 @@ def test_a_run_killed_as_it_began_is_begun_anew_and_nothing_else_is_cleared_away
     assert {path.name for path in barely.iterdir()} <= {LOCK, *NAMES, *(name + io.TEMPORARY_SUFFIX for name in NAMES)}
     assert (barely / ENVIRONMENT).exists()
     assert not RunFolder(barely).exists
-    with io.use_disk(Hasty()):
-        assert Experiment.new(config, barely).execute()["rounds"] == 1
+    assert Experiment.new(config, barely).execute()["rounds"] == 1
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "model.safetensors").write_bytes(b"years of work")

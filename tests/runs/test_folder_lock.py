@@ -15,15 +15,9 @@ from hansa.runs.experiment import Experiment
 from hansa.runs.folder import LOCK, REPLACED, RunFolder
 from hansa.runs.store import io
 from hansa.runs.store.io import FileLock, InUseError
-from torture.disks import Counting, Dead, Dying, Hasty, remembered_locks
+from torture.disks import Counting, Dead, Dying, remembered_locks
 
 SMALL = ("data.name=synthetic", "data.clients=4", "rounds=2", "local.steps=1", "workers=1")
-
-
-@pytest.fixture(autouse=True)
-def quick():
-    with io.use_disk(Hasty()):
-        yield
 
 
 def config(*words, preset="fedavg"):

@@ -17,8 +17,6 @@ from hansa.config import from_preset
 from hansa.runs import provenance
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
-from hansa.runs.store import io
-from torture.disks import Hasty
 from torture.folders import changed
 
 SMALL = ("data.name=synthetic", "data.clients=4", "rounds=2", "local.steps=1", "workers=1", "checkpoint.every=1")
@@ -26,8 +24,7 @@ SMALL = ("data.name=synthetic", "data.clients=4", "rounds=2", "local.steps=1", "
 
 @pytest.mark.parametrize("preset", ["scaffold", "dsgd"])
 def test_changed_data_partition_model_and_version_are_refused_by_name_or_noted(preset, tmp_path):
-    with io.use_disk(Hasty()):
-        assert changed(preset, tmp_path) == {"data": 3, "partition": 1, "model": 2, "version": 1}
+    assert changed(preset, tmp_path) == {"data": 3, "partition": 1, "model": 2, "version": 1}
 
 
 def test_folders_survive_parallel_starts_and_sweeps(tmp_path):
@@ -48,14 +45,13 @@ def test_a_model_that_no_longer_fits_cannot_be_accepted(tmp_path, monkeypatch):
         "import hansa\nfrom torch import nn\n@hansa.component\ndef make():\n    return nn.Linear(60, 10)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with io.use_disk(Hasty()):
-        Experiment.new(from_preset("fedavg", [*SMALL, "model={factory: 'sized:make'}"]), tmp_path / "out").execute()
-        (tmp_path / "sized.py").write_text((tmp_path / "sized.py").read_text("utf-8").replace("10)", "10, bias=False)"))
-        del sys.modules["sized"]
-        with pytest.raises(hansa.HansaError, match="changed since the run was started: model"):
-            Experiment.resume(tmp_path / "out", rounds=3)
-        with pytest.raises(hansa.HansaError, match="not resumable"):
-            Experiment.resume(tmp_path / "out", rounds=3, accept=["model"])
+    Experiment.new(from_preset("fedavg", [*SMALL, "model={factory: 'sized:make'}"]), tmp_path / "out").execute()
+    (tmp_path / "sized.py").write_text((tmp_path / "sized.py").read_text("utf-8").replace("10)", "10, bias=False)"))
+    del sys.modules["sized"]
+    with pytest.raises(hansa.HansaError, match="changed since the run was started: model"):
+        Experiment.resume(tmp_path / "out", rounds=3)
+    with pytest.raises(hansa.HansaError, match="not resumable"):
+        Experiment.resume(tmp_path / "out", rounds=3, accept=["model"])
     del sys.modules["sized"]
 
 
@@ -120,10 +116,9 @@ def test_source_tells_functions_objects_and_what_they_were_told_apart():
 
 
 def test_other_code_of_a_part_of_yours_is_a_change_of_method(tmp_path, monkeypatch):
-    with io.use_disk(Hasty()):
-        Experiment.new(from_preset("fedavg", SMALL), tmp_path / "out").execute()
-        monkeypatch.setattr(provenance, "_source_digest", lambda parts: "other code")
-        with pytest.raises(hansa.HansaError, match="changed since the run was started: method"):
-            Experiment.resume(tmp_path / "out", rounds=3)
-        Experiment.resume(tmp_path / "out", rounds=3, accept=["method"]).execute()
+    Experiment.new(from_preset("fedavg", SMALL), tmp_path / "out").execute()
+    monkeypatch.setattr(provenance, "_source_digest", lambda parts: "other code")
+    with pytest.raises(hansa.HansaError, match="changed since the run was started: method"):
+        Experiment.resume(tmp_path / "out", rounds=3)
+    Experiment.resume(tmp_path / "out", rounds=3, accept=["method"]).execute()
     assert RunFolder(tmp_path / "out").marker["accepted"][0]["round"] == 2

@@ -32,18 +32,12 @@ from hansa.runs.store import DamagedFileError, database, io
 from hansa.runs.store.database import DATABASE, ROWS
 from hansa.study.session import plan_reusable
 from runs.people import task_of
-from torture.disks import Counting, Hasty
+from torture.disks import Counting
 from torture.kill import sha
 
 pytestmark = pytest.mark.usefixtures("shared_workers")
 FACTS = {"seed": 3, "config": "c0ffee", "loss": float("nan"), "position": {"metrics": 1234}}
 SMALL = ("data.name=synthetic", "data.clients=4", "rounds=3", "local.steps=1", "workers=1", "checkpoint.every=1")
-
-
-@pytest.fixture(autouse=True)
-def _hasty() -> Any:
-    with io.use_disk(Hasty()):
-        yield
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ import torch
 
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
-from hansa.runs.store import ClientStore, DiskStore, RamStore, io
-from torture.disks import Hasty
+from hansa.runs.store import ClientStore, DiskStore, RamStore
 
 ALL_STORES: dict[str, Callable[[Path], ClientStore]] = {"ram": lambda _: RamStore(), "disk": DiskStore}
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
@@ -20,10 +19,9 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 
 @pytest.fixture(params=ALL_STORES)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ClientStore]:
-    with io.use_disk(Hasty()):
-        made = ALL_STORES[request.param](tmp_path / "store")
-        yield made
-        made.close()
+    made = ALL_STORES[request.param](tmp_path / "store")
+    yield made
+    made.close()
 
 
 def row(*path: int | str, size: int = 17) -> torch.Tensor:
@@ -133,7 +131,7 @@ def test_rows_of_unequal_length_make_no_matrix(store: ClientStore) -> None:
 
 @pytest.mark.parametrize("size", [99, 40_003])
 def test_ram_and_disk_agree_to_the_last_bit(tmp_path: Path, size: int) -> None:
-    with io.use_disk(Hasty()), DiskStore(tmp_path / "store") as disk:
+    with DiskStore(tmp_path / "store") as disk:
         ram = RamStore()
         for round in range(6):
             rows = {

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,9 @@ from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.runs.store import DamagedFileError, DiskStore, RamStore, io
 from hansa.runs.store.database import DATABASE, ROWS
-from torture.disks import Counting, Failing, Hasty
+from torture.disks import Counting, Failing
 
 LARGE = 20_000
-
-
-@pytest.fixture(autouse=True)
-def _hasty() -> Iterator[None]:
-    with io.use_disk(Hasty()):
-        yield
 
 
 def row(*path: int | str, size: int = 200) -> torch.Tensor:

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from hansa.core.keys import Key
 from hansa.runs.record import RunRecord
 from hansa.runs.store import io
-from torture.disks import Dead, Hasty, PowerCut
+from torture.disks import Dead, PowerCut
 
 Model = dict[int, dict[str, torch.Tensor]]
 ROWS = st.dictionaries(
@@ -38,18 +38,15 @@ class History(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp())
         self.past: list[Model] = [{}]
         self.saved: list[int] = []
-        with io.use_disk(Hasty()):
-            RunRecord.create(self.folder).close()
+        RunRecord.create(self.folder).close()
         self.open()
 
     def open(self) -> None:
-        with io.use_disk(Hasty()):
-            self.record = RunRecord(self.folder, writing=True)
-            self.store = self.record.open_rows()
+        self.record = RunRecord(self.folder, writing=True)
+        self.store = self.record.open_rows()
 
     def close(self) -> None:
-        with io.use_disk(Hasty()):
-            self.record.close()
+        self.record.close()
 
     def write(self, numbers: dict[int, dict[str, int]], save: bool) -> None:
         rows = {client: {name: value(name, n) for name, n in named.items()} for client, named in numbers.items()}
@@ -70,8 +67,7 @@ class History(RuleBasedStateMachine):
 
     @rule(numbers=ROWS, save=st.booleans())
     def close_round(self, numbers: dict[int, dict[str, int]], save: bool) -> None:
-        with io.use_disk(Hasty()):
-            self.write(numbers, save)
+        self.write(numbers, save)
         self.wrote(numbers, save)
 
     @rule(numbers=ROWS, save=st.booleans(), at=st.integers(0, 8), seed=st.integers(0, 1000))
@@ -100,11 +96,10 @@ class History(RuleBasedStateMachine):
             return
         goal = data.draw(st.sampled_from(self.saved))
         self.close()
-        with io.use_disk(Hasty()):
-            self.record = RunRecord(self.folder, writing=True)
-            assert torch.equal(self.record.load_checkpoint(goal).state["x"], value("b", goal))
-            assert [each["round"] for each in self.record.rewind(goal)] == list(range(1, goal + 1))
-            self.store = self.record.open_rows()
+        self.record = RunRecord(self.folder, writing=True)
+        assert torch.equal(self.record.load_checkpoint(goal).state["x"], value("b", goal))
+        assert [each["round"] for each in self.record.rewind(goal)] == list(range(1, goal + 1))
+        self.store = self.record.open_rows()
         self.saved = [round for round in self.saved if round <= goal]
         del self.past[goal + 1 :]
 

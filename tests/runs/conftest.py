@@ -1,0 +1,16 @@
+"""Tests of runs do not wait for the disk, which would be most of their time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from hansa.runs.store import io
+from torture.disks import Hasty
+
+
+@pytest.fixture(autouse=True)
+def _hasty() -> Iterator[None]:
+    with io.use_disk(Hasty()):
+        yield
