@@ -14,10 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from hansa.core.errors import HansaError
@@ -35,7 +34,8 @@ from hansa.data.readers import OwnedSamples, read_cifar, read_femnist, read_idx,
 from hansa.data.sources import DATASETS, DataFile, DatasetInfo, RemoteFile, dataset_info
 from hansa.data.synthetic_data import synthetic, two_gaussians
 
-Bytes = npt.NDArray[np.uint8]
+if TYPE_CHECKING:
+    Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _CHUNK = 500
 ASSET = "fashion-mini.npy.gz"
 ASSET_SHA256 = "159ebffb885221fb83a1c92845b44e4da0812fa0a907545f592059941a9d9b45"

@@ -21,17 +21,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
-from numpy.lib import format as npy
 
 from hansa.core.keys import Key
 from hansa.data.files import DataError, invalid_file, missing_file
 
-Bytes = npt.NDArray[np.uint8]
-Labels = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Bytes = npt.NDArray[np.uint8]
+    Labels = npt.NDArray[np.int64]
 
 # ---- idx: a magic number, big-endian sizes, bytes
 
@@ -129,9 +130,9 @@ class OwnedSamples(NamedTuple):
         return cls(*fields[0], tuple(names), *fields[1])
 
 
-_Part = tuple[npt.NDArray[Any], Labels, int]
+_Part: TypeAlias = "tuple[npt.NDArray[Any], Labels, int]"
 """Inputs, targets and owner of the rows of one user."""
-_Parse = Callable[[Path, str, list[Any], list[Any]], tuple[npt.NDArray[Any], Labels]]
+_Parse: TypeAlias = "Callable[[Path, str, list[Any], list[Any]], tuple[npt.NDArray[Any], Labels]]"
 
 
 # ---- LEAF's JSON: {users, num_samples, user_data: {user: {x, y}}}, usually in train/ and test/
@@ -281,8 +282,8 @@ def read_npz(path: Path, wanted: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
                 raise invalid_file(path, f"at most {MAX_NPZ_BYTES} bytes of arrays", f"{claimed}")
             for name, member in zip(wanted, members, strict=True):
                 content = io.BytesIO(archive.read(member))
-                npy.read_magic(content)
-                shape, fortran, dtype = npy.read_array_header_1_0(content)
+                np.lib.format.read_magic(content)
+                shape, fortran, dtype = np.lib.format.read_array_header_1_0(content)
                 body = content.read()
                 if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(body) or min(shape, default=0) < 0:
                     raise ValueError(f"{len(body)} bytes for {name}, {dtype} of shape {shape}")
@@ -302,8 +303,7 @@ WINDOW = 80
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's alphabet of 80 characters (Caldas et al. 2018)."""
 _UNKNOWN, _TEST_STRIDE = 255, 40
-_CODES = np.full(128, _UNKNOWN, np.uint8)
-_CODES[np.frombuffer(ALPHABET.encode(), np.uint8)] = np.arange(len(ALPHABET))
+_CODES = bytes(ALPHABET.index(chr(code)) if chr(code) in ALPHABET else _UNKNOWN for code in range(128))
 
 
 def encode(text: str, path: Path | str = "text", role: str = "") -> Bytes:
@@ -313,7 +313,7 @@ def encode(text: str, path: Path | str = "text", role: str = "") -> Bytes:
     [44, 67, 1, 54, 57]
     """
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-    codes = np.where(points < 128, _CODES[np.minimum(points, 127)], _UNKNOWN)
+    codes = np.where(points < 128, np.frombuffer(_CODES, np.uint8)[np.minimum(points, 127)], _UNKNOWN)
     wrong = np.flatnonzero(codes == _UNKNOWN)
     if len(wrong):
         place = f"{text[wrong[0]]!r} at {wrong[0]} of role {role!r:.80}"

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from torch.utils import _pytree as trees
 
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
@@ -100,7 +99,7 @@ class Split:
 def targets_fingerprint(targets: Any) -> str:
     """Return the SHA-256 of a data set's targets, to which a saved split belongs."""
     if not isinstance(targets, torch.Tensor):
-        leaves, structure = trees.tree_flatten(targets)
+        leaves, structure = torch.utils._pytree.tree_flatten(targets)
         parts = [leaf.identity() if hasattr(leaf, "identity") else targets_fingerprint(leaf) for leaf in leaves]
         return hashlib.sha256(f"{structure} {parts}".encode()).hexdigest()
     state = hashlib.sha256(f"{targets.dtype} {tuple(targets.shape)}".encode())
