@@ -138,17 +138,22 @@ def test_a_pickle_is_not_loaded(place, tmp_path):
         hansa.load_model(path)
 
 
-def test_onnx_of_a_table_takes_encoded_rows(place, tmp_path):
+def by_onnx(run, path, rows):
+    """The outputs of an exported graph."""
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from onnx.reference import ReferenceEvaluator
 
-        graph = onnx.load(hansa.export(place / "run", tmp_path / "model.onnx"))
-    record, _ = read_preprocessing(sidecar_path(tmp_path / "model.onnx"))
-    rows = record.encoding.inputs(place / "new.csv").numpy()
-    (outputs,) = ReferenceEvaluator(graph).run(None, {"inputs": rows})
+        graph = onnx.load(hansa.export(run, path))
+    return ReferenceEvaluator(graph).run(None, {"inputs": rows.numpy()})[0]
+
+
+def test_onnx_of_a_table_takes_encoded_rows(place, tmp_path):
+    record, _ = read_preprocessing(sidecar_path(hansa.export(place / "run", tmp_path / "model.safetensors")))
+    rows = record.encoding.inputs(place / "new.csv")
+    outputs = by_onnx(place / "run", tmp_path / "model.onnx", rows)
     expected = predict_from_folder(place / "run", place / "new.csv").outputs.numpy()
     np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
 
@@ -227,14 +232,7 @@ evaluate: {every: 0}
     assert torch.allclose(model.predict(pixels).outputs, expected.outputs, atol=1e-5)
     np.save("pixels.npy", pixels.numpy())
     assert torch.allclose(predict_from_folder("run", "pixels.npy").outputs, expected.outputs, atol=1e-5)
-    onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxscript")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from onnx.reference import ReferenceEvaluator
-
-        graph = onnx.load(hansa.export("run", "model.onnx"))
-    (outputs,) = ReferenceEvaluator(graph).run(None, {"inputs": data.test_inputs[:9].numpy()})
+    outputs = by_onnx("run", "model.onnx", data.test_inputs[:9])
     np.testing.assert_allclose(outputs, expected.outputs[:9].numpy(), rtol=1e-4, atol=1e-5)
 
 
