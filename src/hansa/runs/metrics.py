@@ -308,34 +308,21 @@ def text_table(history: Sequence[Record], columns: Sequence[str] = (), last: int
     """Return the named columns of the last rounds as aligned text; without names the most common ones.
 
     >>> print(text_table([{"round": 1, "loss": 0.25}, {"round": 2, "loss": None}], ["round", "loss"]))
-    round  loss
-        1  0.25
-        2     -
+    round loss
+        1 0.25
+        2    -
     """
+    import pandas
+
     check_integer("table", "last", last)
     measured = column_names(history)
     if unknown := [name for name in columns if name not in measured]:
         raise HansaError(f"table({short_repr(unknown[0])}): no such column. {suggestion(unknown[0], measured)}")
     main = main_metric(measured, facts_of(history))
     names = list(columns) or [name for name in dict.fromkeys(["round", main, *_TABLE]) if name in measured]
-    values = [[record.get(name) for name in names] for record in history[-last:]]
-    cells = [["-" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in row] for row in values]
-    return align_columns([names, *cells])
-
-
-def align_columns(rows: Sequence[Sequence[str]], left: int = 0) -> str:
-    """Return rows of cells as lines of text with aligned columns, of which the first ``left`` begin at the left.
-
-    >>> print(align_columns([["a", "b"], ["first", "10"]], left=1))
-    a       b
-    first  10
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    aligned = (
-        [cell.ljust(width) if place < left else cell.rjust(width) for place, (cell, width) in enumerate(cells)]
-        for cells in (zip(row, widths, strict=True) for row in rows)
-    )
-    return "\n".join(map("  ".join, aligned))
+    cells = [["-" if record.get(name) is None else record[name] for name in names] for record in history[-last:]]
+    frame = pandas.DataFrame(cells, None, names, object)
+    return frame.to_string(index=False, na_rep="nan", float_format="{:.4g}".format) if names else ""
 
 
 def drop_reasons(history: Iterable[Record]) -> Counter[str]:

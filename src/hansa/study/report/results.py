@@ -320,13 +320,15 @@ class Comparison(Mapping[str, Runs]):
         return write_page(path, self.entries, title=title, target=target, metric=metric, window=window)
 
     def __repr__(self) -> str:
+        import pandas
+
         ranking = self.ranking(common_target(self.entries))
         columns = ranking.columns()[:4]
-        rows = [["method", *(column.title.replace("\n", " ") for column in columns)]]
-        rows += [[r.entry.name, *(r.cell(column.key, column.write) for column in columns)] for r in ranking]
+        titles = ["method", *(column.title.replace("\n", " ") for column in columns)]
+        rows = [[r.entry.name, *(r.cell(column.key, column.write) for column in columns)] for r in ranking]
         seeds = sorted({len(runs) for runs in self._methods.values()})
         title = f"Comparison of {len(self)} methods, {'/'.join(map(str, seeds))} seeds each, ranked {ranking.order}"
-        return f"{title}\n{metrics.align_columns(rows, left=1)}"
+        return f"{title}\n{pandas.DataFrame(rows, columns=titles).to_string(index=False)}"
 
     def _repr_html_(self) -> str:
         return str(macro("ranking_table", self.ranking(common_target(self.entries))))
