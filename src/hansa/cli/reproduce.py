@@ -64,7 +64,15 @@ def reproduce(
     """
     from hansa.config import only_look
     from hansa.study.recipes import SCALES, find_recipes, library
-    from hansa.study.recipes.outcome import HEADINGS, finished_keys, plan_recipe, result_tables, run_keys
+    from hansa.study.recipes.outcome import (
+        HEADINGS,
+        export_result,
+        finished_keys,
+        plan_recipe,
+        result_json,
+        result_tables,
+        run_keys,
+    )
 
     if scale not in SCALES:
         raise HansaError(f"--scale {scale}: expected smoke, cpu or paper. {suggestion(scale, SCALES)}")
@@ -82,18 +90,20 @@ def reproduce(
         if status:
             _show_status(keys, finished_keys(place / "runs"), place)
             return
+    from hansa.runs.store.io import make_folder, write_file
+
     results: list[RecipeResult] = []
     for recipe in recipes:
         results.append(_run_recipe(recipe, scale, overrides, place, parallel, quiet, alone=len(recipes) == 1))
         if export is not None and not results[-1].error:
-            from hansa.study.recipes.outcome import export_result
-
             export_result(results[-1], export)
-        page = _write_results(results, place, alone=len(recipes) == 1)
+        make_folder(place.absolute())
+        write_file(place / f"{recipe.name}.json", result_json(results[-1]).encode())
     if len(results) > 1:
         lines = [(result.recipe.name, result.recipe.reference, result.verdict) for result in results]
         print_table(("recipe", "reference", "verdict"), lines)
-    say(f"\npage: {page.resolve().as_uri()}")
+    page = place / f"{results[0].recipe.name}.html" if len(results) == 1 else place
+    say(f"\npage{'s' * (len(results) > 1)}: {page.resolve().as_uri()}")
     if latex is not None:
         from hansa.study.report.ranking import latex_table
 
@@ -131,20 +141,6 @@ def _run_recipe(
     page = place / f"{recipe.name}.html"
     write_page(page, entries, title=title, lead=recipe.summary, published=report_tables(result))
     return result
-
-
-def _write_results(results: Sequence[RecipeResult], place: Path, alone: bool) -> Path:
-    """Write the record of the last result and, of several recipes, the page of all; return the page to open."""
-    from hansa.runs.store.io import make_folder, write_file
-    from hansa.study.recipes.outcome import result_json, results_page
-
-    make_folder(place.absolute())
-    name = results[-1].recipe.name
-    write_file(place / f"{name}.json", result_json(results[-1]).encode())
-    if alone:
-        return place / f"{name}.html"
-    write_file(place / "reproduced.html", results_page(results).encode())
-    return place / "reproduced.html"
 
 
 def _show_status(keys: Mapping[str, set[str]], finished: set[str], place: Path) -> None:

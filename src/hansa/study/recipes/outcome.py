@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
-from markupsafe import Markup
 
 from hansa.config import Config, from_yaml, to_yaml
 from hansa.core.errors import HansaError
@@ -25,7 +24,6 @@ from hansa.runs.store.io import make_folder, write_file
 from hansa.study.recipes.recipe import Recipe, RecipeCell
 from hansa.study.recipes.verdict import CLAIM_RULE, CellComparison, ClaimCheck, agreement_rule, compare_with_paper
 from hansa.study.report import ReportEntry, ReportTable
-from hansa.study.report.page import asset, macro
 from hansa.study.report.ranking import draw_curves
 
 if TYPE_CHECKING:
@@ -241,23 +239,6 @@ def report_tables(result: RecipeResult) -> list[ReportTable]:
     if result.claims:
         tables.append(ReportTable("Claims", ("", "claim"), claim_lines(result)))
     return [*tables, ReportTable("Reduction, rules, known differences", ("",), [(text,) for text in remarks if text])]
-
-
-def results_page(results: Sequence[RecipeResult]) -> str:
-    """Return a page with the verdicts of some recipes, which links to the page of each."""
-    rows = []
-    for result in results:
-        name = result.recipe.name
-        link = name if result.error else Markup('<a href="{0}.html">{0}</a>').format(name)
-        rows.append((link, result.recipe.reference, result.recipe.summary, result.scale, result.verdict))
-    table = macro("table", ("recipe", "reference", "summary", "scale", "verdict"), rows)
-    title = "Published and reproduced numbers"
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{title}</title><style>{asset('report.css')} td {{ white-space: normal; text-align: left }}</style>"
-        f'</head><body><h1>{title}</h1><section class="card">{table}</section></body></html>\n'
-    )
 
 
 def export_result(result: RecipeResult, folder: Path) -> Path:
