@@ -45,6 +45,8 @@ CHANGED: dict[str, str] = {
     "hansa.gossip.svg": "gossip.draw draws by networkx",
     "hansa.gossip.text": "gossip.draw draws by networkx",
     "hansa.gossip.describe": "returns numbers; hansa topology adds the theorems' conditions",
+    "hansa.gossip.common_size": "no method needs clusters of equal size",
+    "hansa.gossip.step_bytes": "gossip.describe has bytes_per_step",
     "hansa.gossip.Description": "gossip.describe returns plain numbers",
     "hansa.sklearn": "examples/sklearn_sites.py has an estimator in forty lines",
     "hansa.data.schema_from_sklearn": "examples/sklearn_schema.py makes a schema of a fitted ColumnTransformer",

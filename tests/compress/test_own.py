@@ -150,17 +150,6 @@ def test_names_on_the_wire_are_short_and_plain(name: str) -> None:
             odd().encode(torch.ones(3), KEY)
 
 
-def test_the_first_version_knew_no_names_and_is_still_read() -> None:
-    old = bytearray(sign().encode(X, KEY).bytes)
-    old[2] = 1
-    old[20:24] = struct.pack("<I", zlib.crc32(bytes(old[:20]) + bytes(old[24:])))
-    assert torch.equal(decode(bytes(old)), decode(sign().encode(X, KEY)))
-    named = bytearray(ternary().encode(X, KEY).bytes)
-    named[2] = 1
-    with pytest.raises(PacketError, match="version 1"):
-        Packet.parse(bytes(named))
-
-
 @pytest.mark.parametrize("sparse", [top_k, random_k])
 def test_kept_values_go_through_it_as_well(sparse) -> None:
     compressor = sparse(1 / 8, values=ternary())

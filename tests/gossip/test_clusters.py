@@ -148,14 +148,6 @@ def test_bad_rules_are_refused() -> None:
         gossip.resolve(1, 0, Key(0))
 
 
-def test_common_size_names_the_cluster_that_differs() -> None:
-    assert gossip.common_size([[0, 1], [2, 3]], "ha_fed") == 2
-    with pytest.raises(
-        HansaError, match="ha_fed needs clusters of equal size: cluster 0 has 2 clients, cluster 1 has 3"
-    ):
-        gossip.common_size([[0, 1], [2, 3, 4]], "ha_fed")
-
-
 GROUPS = [[6, 0, 3, 1, 5], [2, 7, 4]]
 UNEVEN = [[0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [0.3, 0.2, 0.5]]
 N, DIM, ROUNDS, STEPS = 8, 5, 15, 4

@@ -12,7 +12,7 @@ bytes       field  meaning
 ==========  =====  ==========================================================
 
 Common kinds are numbered by their position in `KINDS`. All others have number 127 and their name after the header: one
-byte with its length, then the ASCII characters. Version 1 had no names and can still be read.
+byte with its length, then the ASCII characters.
 
 Everything is little-endian. Every field is validated before memory is allocated for it.
 """
@@ -99,8 +99,8 @@ class Packet:
         magic, version, what, dim, length, _ = HEADER.unpack_from(view)
         if magic != MAGIC:
             raise PacketError(f"packet: starts with {magic!r}, expected {MAGIC!r}: this is no hansa packet.")
-        if not 1 <= version <= VERSION or (version == 1 and what & 0x7F == NAMED):
-            raise PacketError(f"packet: version {version}, this reader knows versions up to {VERSION}.")
+        if version != VERSION:
+            raise PacketError(f"packet: version {version}, this reader knows version {VERSION}.")
         if length != len(view) - HEADER.size:
             raise PacketError(f"packet: declares a payload of {length} bytes, {len(view) - HEADER.size} arrived.")
         kind, _ = read_kind(what & 0x7F, view[HEADER.size :])

@@ -13,11 +13,11 @@ from hansa.gossip.activity import (
     resample,
     selected,
 )
-from hansa.gossip.clusters import BaseClustering, Clustering, by_labels, common_size, equal, given, random, resolve
+from hansa.gossip.clusters import BaseClustering, Clustering, by_labels, equal, given, random, resolve
 from hansa.gossip.describe import Match, describe, draw, with_rho
 from hansa.gossip.optimizers import consensus_amsgrad
 from hansa.gossip.robust import Attack, MixingRule, clipped, trimmed
-from hansa.gossip.spectral import cluster_rho, edge_count, messages, rho, rho_max, step_bytes
+from hansa.gossip.spectral import cluster_rho, edge_count, messages, rho, rho_max
 from hansa.gossip.topology import (
     Topology,
     as_topology,
@@ -41,9 +41,9 @@ from hansa.gossip.weights import WeightMatrix, check_mixing_matrix, metropolis, 
 __all__ = [
     "Activity", "Attack", "BaseActivity", "BaseClustering", "Clustering", "Match", "MixingRule", "Topology",
     "WeightMatrix", "as_activity", "as_topology", "available", "bernoulli", "by_cluster", "by_labels",
-    "check_mixing_matrix", "clipped", "cluster_rho", "common_size", "complete", "consensus_amsgrad", "describe",
+    "check_mixing_matrix", "clipped", "cluster_rho", "complete", "consensus_amsgrad", "describe",
     "draw", "edge_count", "edges", "equal", "erdos_renyi", "everyone", "exponential", "given", "hypercube",
     "isolated", "matrix", "messages", "metropolis", "over_survivors", "random", "redrawn", "replay", "resample",
-    "resolve", "rho", "rho_max", "ring", "selected", "sinkhorn", "star", "step_bytes", "to_dense", "torus",
+    "resolve", "rho", "rho_max", "ring", "selected", "sinkhorn", "star", "to_dense", "torus",
     "trimmed", "unbalanced_complete", "with_rho",
 ]  # fmt: skip

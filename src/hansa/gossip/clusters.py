@@ -84,25 +84,6 @@ def resolve(
     return groups
 
 
-def common_size(groups: Sequence[Sequence[int]], component: str) -> int:
-    """Return the common size of all clusters, or raise an error that names one that differs.
-
-    Args:
-        groups: Clients of each cluster.
-        component: Name of the component, for the error message.
-
-    >>> common_size([[0, 1], [2, 3]], "mine")
-    2
-    """
-    for place, group in enumerate(groups):
-        if len(group) != len(groups[0]):
-            raise HansaError(
-                f"{component} needs clusters of equal size: cluster 0 has {len(groups[0])} clients, "
-                f"cluster {place} has {len(group)}. gossip.equal(k) cuts evenly when k divides the population."
-            )
-    return len(groups[0])
-
-
 @dataclass(frozen=True, slots=True)
 class equal(Checked, BaseClustering):
     """k clusters of consecutive ids; sizes differ by at most one.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import scipy
 
-from hansa.core.errors import HansaError, check_integer
+from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.gossip.weights import as_sparse, check_mixing_matrix
 
@@ -109,23 +109,6 @@ def messages(W: Matrix) -> int:
     """
     S = as_sparse(W)
     return int(S.nnz - np.count_nonzero(S.diagonal()))
-
-
-def step_bytes(W: Matrix, dim: int, itemsize: int = 4) -> int:
-    """Return the bytes sent between clients in one uncompressed gossip step of a model of ``dim`` floats.
-
-    Args:
-        W: Mixing matrix.
-        dim: Entries of a model.
-        itemsize: Bytes of an entry.
-
-    >>> from hansa.gossip import ring
-    >>> step_bytes(ring().weights(8), dim=1000)
-    64000
-    """
-    check_integer("step_bytes", "dim", dim)
-    check_integer("step_bytes", "itemsize", itemsize)
-    return messages(W) * dim * itemsize
 
 
 def _symmetric(S: WeightMatrix) -> bool:
