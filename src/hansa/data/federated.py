@@ -447,8 +447,7 @@ def with_test_clients(data: FederatedData, test_clients: TestClients, seed: int 
     7497
     """
     if seed is None:
-        redraw = partial(_redraw, with_test_clients, data, test_clients)
-        return with_test_clients(data, test_clients, 0).following(redraw)
+        return _following(with_test_clients, data, test_clients)
     key = Key(seed).child("test clients")
     if isinstance(test_clients, str):
         if test_clients != "labels":
@@ -486,7 +485,7 @@ def with_validation(data: FederatedData, fraction: float, seed: int | None = Non
             f"with_validation: {type(data).__name__} has no rows to take: pass Task(test={{'validation': ...}})."
         )
     if seed is None:
-        return with_validation(data, fraction, 0).following(partial(_redraw, with_validation, data, fraction))
+        return _following(with_validation, data, fraction)
     split, rows, _ = _take_out(data, float(fraction), Key(seed).child("validation"), minimum=1)
     inputs, targets = take_rows(data.inputs, rows), take_rows(data.targets, rows)
     return replace(data, index=split.index, offsets=split.offsets, validation_inputs=inputs, validation_targets=targets)
@@ -584,7 +583,7 @@ def with_feature_noise(data: FederatedData, level: float, seed: int | None = Non
     if not data.inputs.is_floating_point():
         raise HansaError(f"{data.name}: with_feature_noise: the inputs are {data.inputs.dtype}: expected numbers.")
     if seed is None:
-        return with_feature_noise(data, level, 0).following(partial(_redraw, with_feature_noise, data, level))
+        return _following(with_feature_noise, data, level)
     key = Key(seed).child("feature noise")
     inputs = data.inputs.clone()
     for client in range(data.population):
@@ -603,6 +602,11 @@ def with_feature_noise(data: FederatedData, level: float, seed: int | None = Non
 def _noise(data: FederatedData, client: int, level: float, shape: tuple[int, ...], key: Key) -> torch.Tensor:
     deviation = level * client / max(1, data.population - 1)
     return torch.from_numpy(deviation * key.numpy().standard_normal(shape))
+
+
+def _following(make: Callable[..., FederatedData], data: FederatedData, argument: Any) -> FederatedData:
+    """Return what a function makes of data, drawn again with the seed of each run."""
+    return make(data, argument, 0).following(partial(_redraw, make, data, argument))
 
 
 def _redraw(make: Callable[..., FederatedData], data: FederatedData, argument: Any, seed: int) -> FederatedData:

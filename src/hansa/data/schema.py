@@ -15,7 +15,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from functools import partial, reduce
@@ -227,14 +227,6 @@ class TableColumn:
         names = (self.name,) if self.kind != "category" else tuple(f"{self.name}={c}" for c in self.categories or ())
         return (*names, f"{self.name} is missing") if self.missing == "indicator" else names
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields that differ from their defaults."""
-        content = {each.name: getattr(self, each.name) for each in fields(self)
-                   if each.name in ("name", "kind") or getattr(self, each.name) != each.default}  # fmt: skip
-        if self.spellings:
-            content["spellings"] = {value: list(others) for value, others in self.spellings}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in content.items()}
-
 
 @dataclass(frozen=True, slots=True)
 class SplitColumn:
@@ -356,16 +348,7 @@ class Schema:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the schema as plain data, without defaults."""
-        content: dict[str, Any] = {"hansa_schema": FORMAT, "name": self.name}
-        for name, default in (("delimiter", ","), ("decimal", "."), ("encoding", "utf-8")):
-            if getattr(self, name) != default:
-                content[name] = getattr(self, name)
-        if self.missing_values != MISSING_TEXTS:
-            content["missing_values"] = list(self.missing_values)
-        if self.split is not None:
-            split = {"column": self.split.column, "test": list(self.split.test)}
-            content["split"] = split if self.split.train is None else {**split, "train": list(self.split.train)}
-        return {**content, "columns": [column.to_dict() for column in self.columns]}
+        return {"hansa_schema": FORMAT, "name": self.name, **_plain(self)}
 
     def to_json(self) -> str:
         """Return the canonical JSON form."""
@@ -430,6 +413,16 @@ def as_schema(value: Schema | Path | str | Mapping[str, Any]) -> Schema:
     if isinstance(value, Schema):
         return value
     return Schema.load(value) if isinstance(value, (str, Path)) else Schema.from_dict(value)
+
+
+def _plain(value: Any) -> Any:
+    """Return a part of a schema as plain data: its fields that differ from their defaults."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if not is_dataclass(value):
+        return value
+    found = ((each, getattr(value, each.name)) for each in fields(value))
+    return {each.name: _plain(part) for each, part in found if part != each.default}
 
 
 def canonical_json(content: object) -> str:
