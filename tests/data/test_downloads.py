@@ -138,7 +138,7 @@ def tiny_set(tmp_path: Path, served: Served) -> DatasetInfo:
         content = made.with_name(made.name + ".gz").read_bytes()
         name = "/" + made.name + ".gz"
         served.files[name] = content
-        members.append(replace(member, rows=3, sha256=digest))
+        members.append(replace(member, sha256=digest))
         remotes.append(
             replace(there, urls=(served.address + name,), size=len(content), sha256=hashlib.sha256(content).hexdigest())
         )
@@ -165,7 +165,7 @@ def tiny_archive(served: Served, extra: dict[str, bytes]) -> DatasetInfo:
     for member in dataset_info("cifar10").files:
         pixels = np.random.default_rng(2).integers(0, 256, (1, 3072), dtype=np.uint8)
         files[member.path] = cifar_bytes(pixels, [4])
-        members.append(replace(member, rows=1, sha256=hashlib.sha256(pixels.tobytes() + b"\x04").hexdigest()))
+        members.append(replace(member, sha256=hashlib.sha256(pixels.tobytes() + b"\x04").hexdigest()))
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for name, content in files.items():

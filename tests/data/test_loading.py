@@ -39,7 +39,7 @@ def tiny_idx(root: Path, packed: bool = False) -> DatasetInfo:
     for member, rows in zip(dataset_info("mnist").files, (3, 3, 2, 2), strict=True):
         shape = (rows, 28, 28) if "images" in member.path else (rows,)
         array = DRAW.integers(0, 10, shape, dtype=np.uint8)
-        members.append(replace(member, rows=rows, sha256=write_idx(root / member.path, array, packed)))
+        members.append(replace(member, sha256=write_idx(root / member.path, array, packed)))
     return replace(dataset_info("mnist"), files=tuple(members))
 
 
@@ -47,7 +47,7 @@ def tiny_cifar(root: Path) -> DatasetInfo:
     members = []
     for member in dataset_info("cifar10").files:
         pixels, labels = DRAW.integers(0, 256, (2, 3072), dtype=np.uint8), [3, 8]
-        members.append(replace(member, rows=2, sha256=write_cifar(root / member.path, pixels, labels)))
+        members.append(replace(member, sha256=write_cifar(root / member.path, pixels, labels)))
     return replace(dataset_info("cifar10"), files=tuple(members))
 
 
@@ -113,15 +113,8 @@ def test_a_file_of_the_wrong_checksum_is_refused_with_both_sums(tmp_path: Path) 
     with pytest.raises(DataError, match=f"{path.name}: expected contents of SHA-256 {entry.files[0].sha256}, found "):
         load(entry, tmp_path)
     assert [state.state for state in check_files(entry, tmp_path)] == ["damaged", "ok", "ok", "ok"]
-
-
-def test_a_file_with_too_few_rows_or_of_other_images_is_refused(tmp_path: Path) -> None:
-    entry = tiny_idx(tmp_path)
-    write_idx(tmp_path / entry.files[1].path, np.zeros(2, np.uint8))
-    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte: expected 3 rows, found 2"):
-        load(entry, tmp_path)
-    write_idx(tmp_path / entry.files[0].path, np.zeros((3, 28, 27), np.uint8))
-    with pytest.raises(DataError, match=r"expected images of \(28, 28\), found \(28, 27\)"):
+    write_idx(path, np.zeros((3, 28, 27), np.uint8))
+    with pytest.raises(DataError, match="expected contents of SHA-256"):
         load(entry, tmp_path)
 
 

@@ -30,7 +30,6 @@ class DataFile:
     """
 
     path: str
-    rows: int
     sha256: str
     train: bool
 
@@ -108,8 +107,7 @@ def _idx(
     names = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
     files, downloads = [], []
     for file, digest, (size, packed_digest) in zip(names, contents, packed, strict=True):
-        train = file.startswith("train")
-        files.append(DataFile(f"{folder}/{file}", 60_000 if train else 10_000, digest, train))
+        files.append(DataFile(f"{folder}/{file}", digest, file.startswith("train")))
         urls = tuple(f"{mirror}{file}.gz" for mirror in mirrors)
         downloads.append(RemoteFile(f"{folder}/{file}.gz", urls, size, packed_digest))
     return DatasetInfo(
@@ -118,13 +116,10 @@ def _idx(
 
 
 def _cifar(
-    name: str, title: str, folder: str, rows: int, contents: dict[str, str], archive: tuple[str, int, str], **facts: Any
+    name: str, title: str, folder: str, contents: dict[str, str], archive: tuple[str, int, str], **facts: Any
 ) -> DatasetInfo:
     """Return a data set of CIFAR's Python version, with the SHA-256 of each batch, and of its archive."""
-    files = []
-    for file, digest in contents.items():
-        train = not file.startswith("test")
-        files.append(DataFile(f"{folder}/{file}", rows if train else 10_000, digest, train))
+    files = [DataFile(f"{folder}/{file}", digest, not file.startswith("test")) for file, digest in contents.items()]
     url = f"https://www.cs.toronto.edu/~kriz/{archive[0]}"
     download = RemoteFile(archive[0], (url,), *archive[1:], unpack=True)
     facts |= {
@@ -202,7 +197,7 @@ _ENTRIES = (
         mean=(0.1307,), std=(0.3081,), class_names=tuple("0123456789"),
     ),
     _cifar(
-        "cifar10", "CIFAR-10 (Krizhevsky 2009)", "cifar-10-batches-py", 10_000,
+        "cifar10", "CIFAR-10 (Krizhevsky 2009)", "cifar-10-batches-py",
         {
             "data_batch_1": "ba52cb2d72c412975d7556bb26bd094956f1c002d1937053f6f1252f2ac17114",
             "data_batch_2": "350ff9000489d02f2568c0dcf4912ffdbae9e50932147905fb1b8159ad54f0ac",
@@ -216,7 +211,7 @@ _ENTRIES = (
         class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     ),
     _cifar(
-        "cifar100", "CIFAR-100, fine labels (Krizhevsky 2009)", "cifar-100-python", 50_000,
+        "cifar100", "CIFAR-100, fine labels (Krizhevsky 2009)", "cifar-100-python",
         {
             "train": "4e50520a1125d045fade68001374cf6c74e360819dc08b7ecffe4e6c79e9b419",
             "test": "dc66669533e5da36cbeb472b8e2af54edcb17f1d9736fdbd5fede79d08f46b2f",
