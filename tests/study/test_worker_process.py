@@ -73,7 +73,7 @@ def test_a_process_is_not_forked_beside_other_threads_or_accelerators(monkeypatc
 def test_a_worker_sets_determinism_only_if_it_differs(monkeypatch, wanted):
     """torch's own call imports torch.compile, a second for every worker."""
     calls = []
-    monkeypatch.setattr(torch, "use_deterministic_algorithms", calls.append)
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda enabled, **_: calls.append(enabled))
     settings = NumericSettings.current()
     enabled = settings.determinism.enabled != wanted
     settings._replace(determinism=settings.determinism._replace(enabled=enabled)).apply()

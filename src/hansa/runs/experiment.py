@@ -386,12 +386,7 @@ def _print_value(value: object) -> str:
 
 
 class RunError(HansaError):
-    """A run in a folder failed in a round; the rounds before it are in the folder.
-
-    Args:
-        message: In which round, and why.
-        folder: The folder of the run, if it is still there.
-    """
+    """A run in a folder failed in a round; the rounds before it are in the folder, if that is still there."""
 
     exit_code = 1
 

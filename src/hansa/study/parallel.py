@@ -189,11 +189,11 @@ class StudyScheduler:
                 return
             sources = provenance.sources_of(checker.code)
         self._queue = deque(sorted(self._queue, key=lambda index: (-self.jobs[index].rounds, index)))
-        setup = StudySetup(self.jobs, sources, self._session.display.console is not None)
-        memory = None if fork else SharedMemory()
-        packed = None if memory is None else Packer(memory).pack(setup)
-        for _ in range(self._parallel):
-            self._workers.append(Worker(setup) if memory is None else Worker(None, packed, memory))
+        setup: Any = StudySetup(self.jobs, sources, self._session.display.console is not None)
+        if not fork:
+            memory = SharedMemory()
+            setup = Packer(memory).pack(setup), memory
+        self._workers = [Worker(setup) for _ in range(self._parallel)]
         log.info("%d runs side by side", self._parallel)
 
     def _serve_workers(self) -> None:
@@ -300,26 +300,21 @@ class StudySetup:
 
 
 class Worker:
-    """A worker process, and the job that it executes.
+    """A worker process, and the job that it executes. A fork inherits the setup; a new interpreter receives it, packed
+    in a memory."""
 
-    Args:
-        setup: The setup that a fork inherits; None starts a new interpreter.
-        packed: Otherwise the packed setup,
-        memory: and where it is packed.
-    """
-
-    def __init__(
-        self, setup: StudySetup | None, packed: PackedObject | None = None, memory: SharedMemory | None = None
-    ) -> None:
+    def __init__(self, setup: StudySetup | tuple[PackedObject, SharedMemory]) -> None:
         self.pipe, other = multiprocessing.Pipe()
         self.job: int | None = None
         self.progress: RunProgress | None = None
-        self.process = start_process(execute_jobs, (other, setup), "spawn" if setup is None else "fork")
-        other.close()
-        if packed is not None and memory is not None:
-            self.send(tuple(packed))
+        if isinstance(setup, StudySetup):
+            self.process = start_process(execute_jobs, (other, setup), "fork")
+        else:
+            self.process = start_process(execute_jobs, (other, None), "spawn")
+            self.send(tuple(setup[0]))
             with suppress(OSError):
-                reduction.send_handle(self.pipe, memory.fd, self.process.pid)
+                reduction.send_handle(self.pipe, setup[1].fd, self.process.pid)
+        other.close()
 
     def start(self, job: int, *, alone: bool) -> None:
         """Start a job; ``alone`` if it may use all cores."""
@@ -436,12 +431,7 @@ def _receive_setup(pipe: Connection) -> StudySetup:
 
 
 def execute_jobs(pipe: Connection, setup: StudySetup | None) -> None:
-    """Execute jobs until the study ends this process.
-
-    Args:
-        pipe: The connection to the study.
-        setup: The jobs, and the settings for this process; None receives them.
-    """
+    """Execute jobs until the study ends this process; without a setup, receive it first."""
     setup = _receive_setup(pipe) if setup is None else setup
     lock = threading.Lock()
 
@@ -496,13 +486,8 @@ def portable(error: Exception) -> Exception:
 
 
 class WorkerDisplay(ProgressDisplay):
-    """Sends the progress of a worker's run to the study, and stops the run when the study says so.
-
-    Args:
-        send: Sends the name of a method of the study's display, and its arguments.
-        stopping: Returns whether there is an order of the study; during a run that can only be to stop.
-        shown: Whether the study shows progress.
-    """
+    """Sends the progress of a worker's run to the study, as names of methods of its display with their arguments, and
+    stops the run when there is an order of the study, which during a run can only be to stop."""
 
     def __init__(self, send: Callable[..., None], stopping: Callable[[], bool], shown: bool) -> None:
         self.send, self.stopping, self.shown = send, stopping, shown

@@ -43,13 +43,7 @@ log = logging.getLogger("hansa")
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal stopped the runs of a call after a round; those in folders are saved.
-
-    Args:
-        message: What to do next.
-        number: The signal.
-        folder: The folder of the run, if it is one.
-    """
+    """A signal stopped the runs of a call after a round; those in folders are saved. The message says how to resume."""
 
     def __init__(self, message: str, number: int, folder: Path | None = None) -> None:
         super().__init__(message)
@@ -124,13 +118,7 @@ class Job:
         return self.opened
 
     def execute(self, display: ProgressDisplay, callbacks: Sequence[Callback] = (), *, stopped: bool = False) -> None:
-        """Execute the run, if it has been opened, to its last round or until a callback stops it.
-
-        Args:
-            display: Shows its progress.
-            callbacks: Called after each round, when its record has been written.
-            stopped: Whether a callback has stopped the run before: then it is only saved.
-        """
+        """Execute the run, if it has been opened, as `Experiment.execute` does, and show its progress."""
         if (opened := self.opened) is None:
             display.skip(self.rounds)
         else:
@@ -249,8 +237,8 @@ def plan_resumed(
         python: For runs started in Python, the objects that they were started with.
         settings: New values of `hansa.runs.experiment.FREE_SETTINGS`; None keeps a value.
         callbacks: Called after each round, before its record is written.
-        trust: Import code that the folder names even if this user did not create it on this machine.
-        options: Further arguments of `hansa.runs.experiment.open_run`.
+        trust: As the options, an argument of `hansa.runs.experiment.open_run`.
+        options: Further arguments.
     """
     given = {name: value for name, value in (settings or {}).items() if value is not None}
     group = SeedGroupFolder(folder)

@@ -87,16 +87,8 @@ def run_search(
 ) -> Search:
     """Search for the best point, or resume the search; its trials are runs below a folder.
 
-    Args:
-        running: The session that executes the runs.
-        configure: Returns the configuration of a point; that of no point is what all have in common.
-        axes: The axes of the search.
-        folder: The folder of the search.
-        metric: The metric to optimize; by default the main one of the task, on validation rows if it has any.
-        window: How many of the last measurements a score averages.
-        trials: The number of points to try.
-        prune: Whether to end trials early that are worse than the median of the trials before them.
-        parallel: How many seeds of a trial run side by side, if trials are not pruned.
+    ``configure`` returns the configuration of a point; that of no point is what all have in common. The other arguments
+    are those of `hansa.search`.
     """
     from hansa.config import build
     from hansa.runs.experiment import digest_name
@@ -129,10 +121,7 @@ def run_search(
 def write_results(folder: Path, ranking: Ranking, values_of: Mapping[str, Mapping[str, Any]]) -> None:
     """Write ``results.csv``, a line for each point with its means over seeds, and ``runs.csv``, a line for each run.
 
-    Args:
-        folder: The folder of the sweep.
-        ranking: The points, the best first.
-        values_of: The values of each point, by the name of its entry.
+    ``values_of`` has the values of each point, by the name of its entry.
     """
     import pandas
 
