@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from hansa.core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
+    from hansa.runs.record import SERVER, ClientStore, DiskStore, RamStore, Rows
     from hansa.runs.store.io import DamagedFileError
-    from hansa.runs.store.rows import SERVER, ClientStore, DiskStore, RamStore, Rows
 
 __all__ = ["SERVER", "ClientStore", "DamagedFileError", "DiskStore", "RamStore", "Rows"]
 
