@@ -17,7 +17,7 @@ from hansa.engine.processes import ProcessGroup
 from hansa.local.step import LocalStep
 from hansa.local.trainer import ClientJobs, train_by_steps
 from hansa.local.work import Work
-from hansa.training.vmap import with_vmap
+from hansa.training.execution_mode import with_vmap
 from training import batched_models
 from training.batched_models import Net, Recurrent, Regressor, Words, task
 

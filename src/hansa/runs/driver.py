@@ -59,7 +59,7 @@ from hansa.runs.record import ClientRecord
 from hansa.runs.store import ClientStore, DiskStore, RamStore
 from hansa.training import TaskLike, personalise, random_state
 from hansa.training.evaluation import EvaluationJob
-from hansa.training.vmap import with_vmap
+from hansa.training.execution_mode import with_vmap
 
 if TYPE_CHECKING:
     import pandas

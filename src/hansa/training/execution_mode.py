@@ -1,23 +1,35 @@
-"""How a task's model is executed: by native code or by ``torch.compile``, if these compute the same as eager PyTorch.
+"""How a task's clients are executed: by native code, by ``torch.compile``, or several together by ``torch.func.vmap``.
 
-Native code is chosen once, when the task is created, so that every worker does the same. Of compiled code there is one
-graph per batch signature (shapes, types and strides). It depends only on that, and its comparison with eager only on
-the task's example rows, never on earlier clients: any number of workers gives the same bits. There are no graphs of
-dynamic shape, whose code would depend on the shape that came first.
+Native code is chosen once, when the task is created, so that every worker does the same, if it computes the same as
+eager PyTorch. Of compiled code there is one graph per batch signature (shapes, types and strides). It depends only on
+that, and its comparison with eager only on the task's example rows, never on earlier clients: any number of workers
+gives the same bits. There are no graphs of dynamic shape, whose code would depend on the shape that came first.
+
+Under ``vmap`` clients are trained in one program over stacked parameters. The bits of a client's result depend neither
+on the clients beside it nor on their number. Torch may compute a single model by another kernel than several, and the
+last numbers of a tensor by other functions (exp, tanh, ...) than whole vectors of numbers: so a program always has 32
+models, of which no tensor leaves a rest. Missing models are copies. Before a run, losses and gradients of example
+batches are compared with those of single steps. Models that draw random numbers, such as dropout, are refused.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.func import functional_call, vmap
 from torch.utils import _pytree as trees
 
+from hansa.algorithm import Algorithm
 from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
@@ -25,12 +37,29 @@ from hansa.core.native import abi
 from hansa.core.native.clients import ClientKernel
 from hansa.core.native.network import AffineStep, Network
 from hansa.core.native.tracing import NotEligible, stages_of
+from hansa.core.object_state import bitwise_equal
+from hansa.core.protocols import with_defaults
+from hansa.core.types import Vector
+from hansa.core.vectors.layout import Layout
+from hansa.local.solvers import BaseSolver
+from hansa.local.step import LocalStep
+from hansa.local.trainer import ClientJobs, LocalResults, train_by_steps
+from hansa.local.work import Work
 from hansa.training import random_state
-from hansa.training.batch_sources import Batch, convert_batch
+from hansa.training.batch_sources import (
+    Batch,
+    KeyedBatches,
+    TensorSource,
+    convert_batch,
+    count_rows,
+    take_rows,
+)
+from hansa.training.module_state import ModuleState
 from hansa.training.probe import CPU, ModelLoss, Trial, model_caller, model_loss
 
 if TYPE_CHECKING:
-    from hansa.training.task import Task
+    from hansa.training.task import Task, TaskLike
+    from hansa.training.trainer import ModuleTrainer
 
 log = logging.getLogger("hansa")
 
@@ -258,3 +287,391 @@ def _compilation_settings() -> Iterator[None]:
     with warnings.catch_warnings(), tracing.patch(settings), torch.no_grad():
         warnings.simplefilter("ignore")
         yield
+
+
+MODELS = 32
+"""The models in one program: two vectors of 16 numbers for every tensor with one number per model."""
+_ALIGNMENT = 64  # numbers: rows of a matrix of models start at such multiples, so that all are computed alike
+
+_planned: WeakKeyDictionary[Any, dict[Any, Task]] = WeakKeyDictionary()
+"""The tasks that `with_vmap` returned, by task and method: engines know a task by its identity."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientBatching:
+    """How clients are trained together: the batch size of those that are."""
+
+    batch_size: int
+    models: ClassVar[int] = MODELS
+
+
+class NotBatchable(Exception):
+    """Clients cannot be trained together; the message is the reason."""
+
+
+def with_vmap(task: TaskLike, algorithm: Algorithm, dtype: torch.dtype, device: torch.device) -> TaskLike:
+    """Return the task as the engine of a run of a method needs it: with ``client_batching`` if its execution is
+    "vmap"."""
+    if getattr(task, "execution", "") != "vmap":
+        return task
+    task = cast("Task", task)
+    known, kind = _planned.setdefault(task, {}), (repr(algorithm.local), dtype, device)
+    if kind not in known:
+        sizes = Counter(task.population.samples)
+        most_common = max(sizes, key=lambda each: (sizes[each], each))
+        batch_size = most_common if algorithm.local.batch_size is None else algorithm.local.batch_size
+        try:
+            _check(task, algorithm)
+            _Comparison(task, dtype, device, batch_size).compare()
+        except NotBatchable as reason:
+            raise HansaError(
+                f"Task(execution='vmap'): {task.name} with {algorithm.name}: clients cannot be trained together: "
+                f"{reason}. Omit execution to train them one after the other."
+            ) from reason
+        log.info("%s: trained by torch.func.vmap, up to %d clients in one program", task.name, MODELS)
+        known[kind] = copy.copy(task)
+        known[kind].client_batching = ClientBatching(batch_size)
+    return known[kind]
+
+
+def _check(task: Task, algorithm: Algorithm) -> None:
+    """Raise `NotBatchable` for what needs one client after the other."""
+    phase = algorithm.local
+    reasons = {
+        "its clients gossip between the steps": phase.mixing is not None,
+        f"{phase.solver!r} takes two gradients a step": with_defaults(phase.solver, BaseSolver).ascent_offset
+        is not None,
+        "its clients keep blocks of the model": phase.private_blocks is not None,
+        f"it uses autocast={task.autocast!r}": task.autocast is not None,
+        "its model has buffers that training changes (BatchNorm? spectral norm?)": task.layout.buffer_dim,
+        "its data is loaded batch by batch": hasattr(task.data, "fetch"),
+        "a user-defined augmentation may draw random numbers": task.augment.has_user_code,
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        raise NotBatchable(reason)
+
+
+class BatchedTraining:
+    """Trains the clients of a trainer together.
+
+    A client's result depends neither on the clients beside it nor on their number. So clients are put together in any
+    order, and those with fewer steps leave the group early.
+    """
+
+    def __init__(self, trainer: ModuleTrainer, plan: ClientBatching) -> None:
+        self.trainer, self.plan = trainer, plan
+        loss = model_loss(trainer.call_model, trainer.task.loss)
+        self._loss = BatchedLoss(trainer.module, loss, trainer.layout)
+
+    @torch.no_grad()
+    def train(self, jobs: ClientJobs) -> LocalResults:
+        """Train clients together where their batches have the size of the plan, the others one by one."""
+        results: dict[int, LocalResults] = {}
+        groups: dict[object, list[_Client]] = {}
+        for place in range(len(jobs)):
+            client = self._client(jobs, place)
+            if client is None:
+                results[place] = train_by_steps(self.trainer, jobs.part([place]))
+            else:
+                step = client.step
+                groups.setdefault((step.numbers, step.shift is None, step.is_affine), []).append(client)
+        for clients in groups.values():
+            clients.sort(key=lambda client: -client.work.steps)
+            for first in range(0, len(clients), MODELS):
+                some = clients[first : first + MODELS]
+                results.update(zip([client.place for client in some], self._train(jobs, some), strict=True))
+        self.trainer.read_buffers()  # checks what training must not change
+        joined = LocalResults()
+        for place in range(len(jobs)):
+            joined.extend(results[place])
+        return joined
+
+    def _client(self, jobs: ClientJobs, place: int) -> _Client | None:
+        """Return a client with its batches; None if one of them has another size than the plan's."""
+        client, work, key, given = jobs.clients[place], jobs.works[place], jobs.key_of(place), jobs.batches_of(place)
+        if work.batch_size != self.plan.batch_size:
+            return None
+        if given is None:
+            given = self.trainer.batches(client, work, key.child("batch"))
+        else:
+            rows = given.rows if isinstance(given, KeyedBatches) else given
+            if not isinstance(rows, torch.Tensor) or rows.shape != (work.steps, self.plan.batch_size):
+                return None
+        return _Client(place, jobs.models[place], client, work, jobs.steps[place], key, given)
+
+    def _train(self, jobs: ClientJobs, clients: Sequence[_Client]) -> list[LocalResults]:
+        """Train a group. If that fails, train each of its clients alone, so that the error names its client and step,
+        and the others do not depend on it."""
+        try:
+            return self._train_group(clients, jobs.keep_models)
+        except Exception as error:
+            if len(clients) == 1:
+                log.debug("client %d is trained by single steps: %s", clients[0].client, error)
+                return [train_by_steps(self.trainer, jobs.part([clients[0].place]))]
+        return [self._train(jobs, [client])[0] for client in clients]
+
+    def _train_group(self, jobs: Sequence[_Client], keep_models: bool) -> list[LocalResults]:
+        """Train clients in descending order of their steps, with the same arithmetic."""
+        trainer, steps = self.trainer, [job.work.steps for job in jobs]
+        trainer.module_state.restore()
+        group = _Group(trainer, jobs)
+        source = _GroupBatches(trainer, jobs)
+        losses = torch.zeros(steps[0], len(jobs), dtype=trainer.dtype, device=trainer.device)
+        for t in range(steps[0]):
+            active = sum(each > t for each in steps)
+            values, gradients = self._loss.gradients(group.views, source[t, active])
+            group.step(active, gradients)
+            losses[t, :active] = values[:active]
+        group.keep_state()
+        results = []
+        for place, job in enumerate(jobs):
+            results.append(alone := LocalResults())
+            alone.add_model(job.x, group.row(place), losses[: steps[place], place].tolist(), keep_model=keep_models)
+        return results
+
+
+class _Client(NamedTuple):
+    """One of the clients that are trained together, with its place among the jobs and its batches."""
+
+    place: int
+    x: torch.Tensor
+    client: int
+    work: Work
+    step: LocalStep
+    key: Key
+    batches: torch.Tensor | KeyedBatches
+
+
+class _GroupBatches:
+    """The batches of a group: ``batches[t, active]`` has one for each model in step t. Models beyond the active clients
+    repeat the last one's."""
+
+    def __init__(self, trainer: ModuleTrainer, jobs: Sequence[_Client]) -> None:
+        self._trainer, self._jobs = trainer, jobs
+        self._rows: torch.Tensor | None = None
+        if isinstance(trainer.source, TensorSource) and not trainer.task.augment:
+            rows: list[Any] = [
+                job.batches.rows if isinstance(job.batches, KeyedBatches) else job.batches for job in jobs
+            ]
+            self._rows = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+    def __getitem__(self, place: tuple[int, int]) -> Batch:
+        t, active = place
+        models = torch.arange(MODELS).clamp(max=active - 1)
+        if self._rows is None:
+            some = [self._trainer.batch(job.client, job.batches[t]) for job in self._jobs[:active]]
+            return stack_batches([some[model] for model in models.tolist()])
+        flat = self._trainer.source.batch(None, self._rows[models, t].reshape(-1))
+        return Batch(*trees.tree_map(lambda leaf: leaf.view(MODELS, -1, *leaf.shape[1:]), tuple(flat)))
+
+
+class _Group:
+    """The models of a group as rows of a matrix, with `LocalStep` on matrices if it is affine.
+
+    ``views`` are the parameters of all models, [models, ...] each.
+    """
+
+    def __init__(self, trainer: ModuleTrainer, jobs: Sequence[_Client]) -> None:
+        self._layout, self._like, self._dim, self._jobs = trainer.layout, trainer.y, trainer.y.numel(), jobs
+        self._y = self._stack([job.x for job in [*jobs, *[jobs[-1]] * (MODELS - len(jobs))]])
+        self.views = stacked_views(self._layout, self._y)
+        step, steps = jobs[0].step, [job.step for job in jobs]
+        self._affine = step.is_affine
+        if not self._affine:
+            self._rows = [[view[place] for view in self.views] for place in range(len(jobs))]
+            self._steps = [copy.deepcopy(each, {id(each.anchor): each.anchor}) for each in steps]
+            return
+        self._max_norm, self._step = step.max_grad_norm, replace(step, max_grad_norm=None)
+        self._vectors = {
+            "anchor": self._stack([each.anchor for each in steps]) if step.prox_weight else self._y,
+            "shift": None if step.shift is None else self._stack([cast("Vector", each.shift) for each in steps]),
+            "velocity": self._stack([each.init_velocity() for each in steps]) if step.momentum else None,
+        }
+
+    def _stack(self, vectors: Sequence[torch.Tensor]) -> torch.Tensor:
+        rows = stacked_rows(len(vectors), self._dim, self._like)
+        for row, vector in zip(rows, vectors, strict=True):
+            row[: self._dim] = vector
+        return rows
+
+    def row(self, place: int) -> torch.Tensor:
+        """Return a client's model."""
+        return self._y[place, : self._dim]
+
+    def keep_state(self) -> None:
+        """Store velocities and the state of optimizers in the clients' steps, once all steps have succeeded."""
+        for place, job in enumerate(self._jobs):
+            if not self._affine:
+                job.step.state, job.step.velocity = self._steps[place].state, self._steps[place].velocity
+            elif (velocity := self._vectors["velocity"]) is not None:
+                job.step.velocity = velocity[place, : self._dim]
+
+    def step(self, active: int, gradients: Sequence[torch.Tensor]) -> None:
+        """Take the step of the first clients."""
+        gradients = [gradient[:active] for gradient in gradients]
+        if not self._affine:
+            for place, step in enumerate(self._steps[:active]):
+                step.step(self.row(place), self._rows[place], [gradient[place] for gradient in gradients])
+            return
+        if self._max_norm is not None:
+            gradients = _clip(gradients, self._max_norm)
+        for name, rows in self._vectors.items():
+            setattr(self._step, name, None if rows is None else rows[:active])
+        self._step.step(self._y[:active], [view[:active] for view in self.views], gradients)
+
+
+def _clip(gradients: Sequence[torch.Tensor], max_norm: float) -> list[torch.Tensor]:
+    """Return the gradients, [models, ...] each, clipped to a norm for each model."""
+    parts = [torch.linalg.vector_norm(gradient.reshape(len(gradient), -1), dim=1) for gradient in gradients]
+    norms = torch.linalg.vector_norm(torch.stack(parts, dim=1), dim=1)
+    factors = torch.clamp(max_norm / (norms + 1e-12), max=1.0)
+    return [gradient * factors.view(-1, *[1] * (gradient.ndim - 1)) for gradient in gradients]
+
+
+class _Comparison:
+    """Steps of a few models on example rows, alone and together."""
+
+    def __init__(self, task: Task, dtype: torch.dtype, device: torch.device, batch_size: int) -> None:
+        self.task, self.dtype, self.device, self.batch_size = task, dtype, device, batch_size
+        self.trial = task.trial(dtype, device)
+        self.trial.module.train()
+        for part in self.trial.module.modules():
+            for name in ("padding_idx", "max_norm", "sparse"):
+                value = getattr(part, name, None)
+                if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and not (value is None or value is False):
+                    raise NotBatchable(f"an embedding has {name}")
+        if ModuleState(self.trial.module).generators:
+            raise NotBatchable("its model has a random generator of its own")
+        self.loss = model_loss(self.trial.call, task.loss)
+        self.batched = BatchedLoss(self.trial.module, self.loss, task.layout)
+        self.start = self.trial.y.clone()
+
+    def compare(self) -> None:
+        """Raise `NotBatchable` if results together differ from those alone, or depend on the other models."""
+        with random_state.fixed_arithmetic(), torch.no_grad():
+            alone = [self._alone(model) for model in range(3)]
+            before = random_state.rng_state(self.device)
+            orders = [[(place + shift) % 3 for place in range(MODELS)] for shift in range(3)]
+            together = [
+                (model, *result) for order in orders for model, result in zip(order, self._together(order), strict=True)
+            ]
+            if random_state.rng_state(self.device) != before:
+                raise NotBatchable("its model draws random numbers")
+        for model, together_loss, gradient in together:
+            loss, flat = alone[model]
+            tolerance = 1e-4 if self.dtype == torch.float32 else 1e-9
+            if not abs(together_loss - loss) <= tolerance * (1 + abs(loss)):
+                raise NotBatchable(f"the loss together is {together_loss:.6g}, alone {loss:.6g}")
+            if not (distance := _distance(gradient, flat)) <= tolerance:
+                raise NotBatchable(f"the gradient together differs from that alone by {distance:.2g}")
+            if not bitwise_equal(gradient, together[model][2]):
+                raise NotBatchable("the last bits of a gradient depend on the clients beside it")
+
+    def _vector(self, model: int) -> torch.Tensor:
+        """Return a model near the initial one."""
+        noise = torch.from_numpy(Key(0).child("batched", model).numpy().standard_normal(self.start.numel()))
+        return self.start + 0.02 * noise.to(self.start)
+
+    def _batch(self, model: int) -> Batch:
+        """Return example rows as a batch of the run's size, for each model others."""
+        inputs, targets = self.task.example
+        rows = (torch.arange(self.batch_size) + 5 * model) % count_rows(targets)
+        batch = Batch(take_rows(inputs, rows), take_rows(targets, rows))
+        return convert_batch(batch, self.dtype, self.device, self.task.layout.channels_last)
+
+    def _alone(self, model: int) -> tuple[float, torch.Tensor]:
+        """Return loss and flat gradient of a model by itself."""
+        self.trial.y.copy_(self._vector(model))
+        return self.trial.gradient(self._batch(model), Key(0).child("noise", model), self.loss)
+
+    def _together(self, models: Sequence[int]) -> list[tuple[float, torch.Tensor]]:
+        """Return loss and flat gradient of each model, computed in one program."""
+        rows = stacked_rows(len(models), self.start.numel(), self.start)
+        for row, model in zip(rows, models, strict=True):
+            row[: self.start.numel()] = self._vector(model)
+        batch = stack_batches([self._batch(model) for model in models])
+        try:
+            with _without_fallback():
+                losses, gradients = self.batched.gradients(stacked_views(self.task.layout, rows), batch)
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise NotBatchable(f"torch.func.vmap cannot take it: {reason}") from error
+        flat = torch.zeros_like(rows)
+        for view, gradient in zip(stacked_views(self.task.layout, flat), gradients, strict=True):
+            view.copy_(gradient)
+        return [(float(loss), row[: self.start.numel()]) for loss, row in zip(losses, flat, strict=True)]
+
+
+@contextmanager
+def _without_fallback() -> Iterator[None]:
+    """Make operations that torch can only compute model by model raise: they gain nothing."""
+    functions: Any = torch._C._functorch
+    enabled = functions._is_vmap_fallback_enabled()
+    functions._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        functions._set_vmap_fallback_enabled(enabled)
+
+
+class _LossModule(nn.Module):
+    """A model and its loss as one module, so that its parameters can be replaced in a call."""
+
+    def __init__(self, model: nn.Module, loss: ModelLoss) -> None:
+        super().__init__()
+        self.model, self._loss = model, loss
+
+    def forward(self, inputs: Any, targets: Any) -> torch.Tensor:
+        return self._loss(inputs, targets)
+
+
+class BatchedLoss:
+    """Losses and gradients of several models on a batch each; ``module`` is in training mode."""
+
+    def __init__(self, module: nn.Module, loss: ModelLoss, layout: Layout) -> None:
+        self._module = _LossModule(module, loss)
+        self._names = [f"model.{entry.name}" for entry in layout.parameters]
+        self._program: Callable[..., Any] = vmap(self._loss, randomness="error")
+
+    def _loss(self, parameters: dict[str, torch.Tensor], inputs: Any, targets: Any) -> torch.Tensor:
+        loss: torch.Tensor = functional_call(self._module, parameters, (inputs, targets))
+        return loss
+
+    def gradients(self, parameters: Sequence[torch.Tensor], batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return the losses, [models], and the gradients, one [models, ...] per parameter, for the parameters of
+        `stacked_views` and a batch of [models, rows, ...]."""
+        leaves = [parameter.detach().requires_grad_() for parameter in parameters]
+        with torch.enable_grad():  # the gradient of a sum over models, whose terms share no parameter
+            losses = self._program(dict(zip(self._names, leaves, strict=True)), *batch)
+            gradients = torch.autograd.grad(
+                losses, leaves, torch.ones_like(losses), allow_unused=True, materialize_grads=True
+            )
+        return losses.detach(), list(gradients)
+
+
+def stacked_rows(count: int, dim: int, like: torch.Tensor) -> torch.Tensor:
+    """Return zeros for ``count`` vectors of length ``dim``, a row each; rows may be longer than that.
+
+    >>> stacked_rows(3, 70, torch.zeros(1)).shape
+    torch.Size([3, 128])
+    """
+    return like.new_zeros(count, -(-dim // _ALIGNMENT) * _ALIGNMENT)
+
+
+def stacked_views(layout: Layout, rows: torch.Tensor) -> list[torch.Tensor]:
+    """Return the parameters in a matrix of models, one view [models, ...] each.
+
+    >>> layout = Layout.of(nn.Linear(3, 2))
+    >>> [tuple(view.shape) for view in stacked_views(layout, stacked_rows(5, layout.dim, torch.zeros(1)))]
+    [(5, 2, 3), (5, 2)]
+    """
+    first = [entry.view(rows[0]) for entry in layout.parameters]
+    return [
+        rows.as_strided((len(rows), *view.shape), (rows.stride(0), *view.stride()), view.storage_offset())
+        for view in first
+    ]
+
+
+def stack_batches(batches: Sequence[Batch]) -> Batch:
+    """Return batches of equal shapes as one, each tensor with a new first axis."""
+    return Batch(*(trees.tree_map(lambda *leaves: torch.stack(leaves), *part) for part in zip(*batches, strict=True)))

@@ -35,7 +35,7 @@ from hansa.training.evaluation import (
     rows_by_owner,
     total_score,
 )
-from hansa.training.execution_mode import CompiledLoss, Execution, check_compiled, find_network
+from hansa.training.execution_mode import ClientBatching, CompiledLoss, Execution, check_compiled, find_network
 from hansa.training.losses import (
     LossFunction,
     Reduction,
@@ -60,7 +60,6 @@ from hansa.training.metrics import (
 from hansa.training.module_state import check_repeatable
 from hansa.training.probe import AUTOCAST_DTYPES, ModelFacts, Trial, describe_model, fresh
 from hansa.training.trainer import ModuleTrainer
-from hansa.training.vmap import ClientBatching
 
 log = logging.getLogger("hansa")
 

@@ -34,10 +34,9 @@ from hansa.training.batch_sources import (
     train_source,
 )
 from hansa.training.evaluation import PartialScore, TestSources, score_rows
-from hansa.training.execution_mode import CompiledLoss, native_inputs
+from hansa.training.execution_mode import MODELS, BatchedTraining, CompiledLoss, native_inputs
 from hansa.training.module_state import ModuleState
 from hansa.training.probe import autocast_caller, fresh, model_caller
-from hansa.training.vmap import MODELS, BatchedTraining
 
 if TYPE_CHECKING:
     from hansa.training.task import Task
