@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import torch
 from torch.nn import functional
-from torch.utils import _pytree as trees
 
 from hansa import data
 from hansa.config import import_path
 from hansa.config.sections import AUGMENT, LOSS, PARTITION, Config, MetricSection
+from hansa.core import trees
 from hansa.core.errors import HansaError, short_repr, suggestion
 from hansa.training import Task, models, personalise
 from hansa.training.losses import strip_weights

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
+from hansa.core import trees
 from hansa.core.errors import HansaError, check_integer, short_repr
 from hansa.data.federated import (
     Dataset,

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
+from hansa.core import trees
 from hansa.core.errors import HansaError, check_positive, invalid_argument, suggestion
 from hansa.core.keys import Key
 from hansa.data.partitions import Partition

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from hansa.core import trees
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.data.files import DataError, invalid_file, missing_file

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import torch
 
+from hansa.core import trees
 from hansa.core.devices import copy_to_device
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key

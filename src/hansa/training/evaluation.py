@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
-from torch.utils import _pytree as trees
 
 from hansa.algorithm import Algorithm, LocalPhase
+from hansa.core import trees
 from hansa.core.devices import copy_to_device
 from hansa.core.errors import HansaError, check_integer, check_non_negative
 from hansa.core.keys import Key

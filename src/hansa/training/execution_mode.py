@@ -27,10 +27,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 from torch.func import functional_call, vmap
-from torch.utils import _pytree as trees
 
 from hansa.algorithm import Algorithm
-from hansa.core import native
+from hansa.core import native, trees
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.native import abi

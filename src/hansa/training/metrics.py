@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
-from torch.utils import _pytree as trees
 
+from hansa.core import trees
 from hansa.core.errors import HansaError, short_repr
 from hansa.training.batch_sources import count_rows, describe_shapes
 from hansa.training.losses import LossFunction, counted_labels, torch_form

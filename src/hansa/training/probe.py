@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils import _pytree as trees
 
+from hansa.core import trees
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.object_state import bitwise_equal
