@@ -446,7 +446,7 @@ class GeneratedData:
         if getattr(self._last, "client", None) != client:
             self._last.client, self._last.data = None, self.generate(client)
             self._last.client = client
-        return torch.utils._pytree.tree_map(lambda leaf: leaf.index_select(0, rows.cpu()), self._last.data)  # type: ignore[no-any-return]
+        return trees.tree_map(lambda leaf: leaf.index_select(0, rows.cpu()), self._last.data)  # type: ignore[no-any-return]
 
     def generate(self, client: int) -> tuple[Any, Any]:
         """Return all inputs and targets of a client."""
@@ -457,7 +457,7 @@ class GeneratedData:
             )
         title = f"{self.name}, client {client}"
         inputs, targets = as_tensors(title, "x", pair[0]), as_tensors(title, "y", pair[1], targets=True)
-        for leaf in torch.utils._pytree.tree_leaves((inputs, targets)):
+        for leaf in trees.tree_leaves((inputs, targets)):
             if len(leaf) != self.samples(client):
                 raise HansaError(f"{title}: {len(leaf)} rows, but samples is {self.samples(client)}.")
         return inputs, targets
@@ -501,7 +501,7 @@ def from_function(
     if sizes.shape != (clients,) or int(sizes.min()) < 1:
         raise HansaError(f"from_function(samples): expected {clients} numbers >= 1, found {short_repr(samples)}.")
     data = GeneratedData(make_client, sizes, test, name)
-    first, again = (torch.utils._pytree.tree_leaves(data.generate(0)) for _ in range(2))
+    first, again = (trees.tree_leaves(data.generate(0)) for _ in range(2))
     if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
         raise HansaError(
             f"{name}: make_client(0) returned different rows in a second call: it must depend on the client number "

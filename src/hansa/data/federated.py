@@ -142,7 +142,7 @@ class FederatedData:
     def __repr__(self) -> str:
         classes = "" if self.classes is None else f", {self.classes} classes"
         test = 0 if self.test_targets is None else count_rows(self.test_targets)
-        shapes = torch.utils._pytree.tree_map(lambda leaf: tuple(leaf.shape[1:]), self.inputs)
+        shapes = trees.tree_map(lambda leaf: tuple(leaf.shape[1:]), self.inputs)
         rows = f"{len(self.index)} samples of shape {shapes}"
         return f"FederatedData({self.name!r}, {self.population} clients, {rows}{classes}, {test} test rows)"
 
@@ -309,8 +309,8 @@ def _shape(name: str, inputs: Any) -> tuple[int, ...]:
 
 
 def _check_pair(name: str, inputs_are: str, inputs: Any, targets_are: str, targets: Any, classes: int | None) -> None:
-    leaves = [(inputs_are, leaf) for leaf in torch.utils._pytree.tree_leaves(inputs)]
-    leaves += [(targets_are, leaf) for leaf in torch.utils._pytree.tree_leaves(targets)]
+    leaves = [(inputs_are, leaf) for leaf in trees.tree_leaves(inputs)]
+    leaves += [(targets_are, leaf) for leaf in trees.tree_leaves(targets)]
     shapes = [(what, getattr(leaf, "shape", None)) for what, leaf in leaves]
     lengths = {shape[0] if shape else 0 for _, shape in shapes}
     if len(lengths) != 1 or lengths == {0}:
@@ -344,10 +344,8 @@ def _check_test(name: str, inputs: Any, test_inputs: Any, test_targets: Any, cla
     if test_inputs is None or test_targets is None:
         raise HansaError(f"{name}: a test set needs both inputs and targets.")
     _check_pair(name, "test inputs", test_inputs, "test targets", test_targets, classes)
-    structure, other = (torch.utils._pytree.tree_structure(each) for each in (inputs, test_inputs))
-    shapes = [
-        [tuple(leaf.shape[1:]) for leaf in torch.utils._pytree.tree_leaves(each)] for each in (inputs, test_inputs)
-    ]
+    structure, other = (trees.tree_structure(each) for each in (inputs, test_inputs))
+    shapes = [[tuple(leaf.shape[1:]) for leaf in trees.tree_leaves(each)] for each in (inputs, test_inputs)]
     if structure != other or shapes[0] != shapes[1]:
         train, test = (each[0] if len(each) == 1 else each for each in shapes)
         raise HansaError(f"{name}: test inputs are {test} each, training inputs {train}.")

@@ -100,7 +100,7 @@ class Split:
 def targets_fingerprint(targets: Any) -> str:
     """Return the SHA-256 of a data set's targets, to which a saved split belongs."""
     if not isinstance(targets, torch.Tensor):
-        leaves, structure = torch.utils._pytree.tree_flatten(targets)
+        leaves, structure = trees.tree_flatten(targets)
         parts = [leaf.identity() if hasattr(leaf, "identity") else targets_fingerprint(leaf) for leaf in leaves]
         return hashlib.sha256(f"{structure} {parts}".encode()).hexdigest()
     state = hashlib.sha256(f"{targets.dtype} {tuple(targets.shape)}".encode())

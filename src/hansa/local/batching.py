@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args, runtime_checkable
 
 import numpy as np
 
+from hansa.core.bounds import Checked, bound, one_of
 from hansa.core.errors import HansaError, invalid_argument, suggestion
 from hansa.core.keys import Key
 from hansa.core.protocols import check_component
@@ -61,8 +62,17 @@ class in_order(PassOrder):
         return range(samples)
 
 
+def _true_or_false(part: str, argument: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise invalid_argument(part, argument, value, "True or False")
+
+
+def _order(part: str, argument: str, value: object) -> None:
+    check_component(part, argument, value, PassOrder, "an order of passes", example="in_order().")
+
+
 @dataclass(frozen=True, slots=True)
-class batching:
+class batching(Checked):
     """The division of a client's rows into batches. A pass is one shuffled walk over all rows.
 
     The words "full", "short", "drop" and "continued" stand for ``batching()``, ``batching("short")``,
@@ -80,17 +90,9 @@ class batching:
     batching(last='short', continued=True, order=None)
     """
 
-    last: LastBatch = "fill"
-    continued: bool = False
-    order: PassOrder | None = None
-
-    def __post_init__(self) -> None:
-        if self.last not in get_args(LastBatch):
-            raise invalid_argument("batching", "last", self.last, " or ".join(map(repr, get_args(LastBatch))))
-        if not isinstance(self.continued, bool):
-            raise invalid_argument("batching", "continued", self.continued, "True or False")
-        if self.order is not None:
-            check_component("batching", "order", self.order, PassOrder, "an order of passes", example="in_order().")
+    last: LastBatch = field(default="fill", metadata=bound(one_of, *get_args(LastBatch)))
+    continued: bool = field(default=False, metadata=bound(_true_or_false))
+    order: PassOrder | None = field(default=None, metadata=bound(_order))
 
     @property
     def is_default(self) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
 import torch
 
+from hansa.core.bounds import Checked, bound
 from hansa.core.devices import copy_to_device
 from hansa.core.errors import HansaError, check_finite, check_fraction, check_integer, invalid_argument, short_repr
 from hansa.core.keys import Key
@@ -82,8 +83,23 @@ def as_pipeline(parts: Sequence[Augment] | Augment) -> Pipeline:
     return Pipeline(listed)
 
 
+def _numbers(part: str, name: str, values: Any) -> tuple[float, ...]:
+    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+        raise invalid_argument(part, name, values, "one number per channel")
+    for value in values:
+        check_finite(part, name, value)
+    return tuple(map(float, values))
+
+
+def _fill(part: str, name: str, value: Any) -> tuple[float, ...] | None:
+    if isinstance(value, Sequence):
+        return _numbers(part, name, value)
+    check_finite(part, name, value)
+    return None
+
+
 @dataclass(frozen=True, slots=True)
-class crop(Augmentation):
+class crop(Checked, Augmentation):
     """Pad each image and cut it to its size at a random position, like torchvision's RandomCrop.
 
     Args:
@@ -95,15 +111,8 @@ class crop(Augmentation):
     torch.Size([2, 3, 8, 8])
     """
 
-    padding: int = 4
-    fill: float | Sequence[float] = 0.0
-
-    def __post_init__(self) -> None:
-        check_integer("crop", "padding", self.padding)
-        if isinstance(self.fill, Sequence):
-            object.__setattr__(self, "fill", _check_numbers("crop", "fill", self.fill))
-        else:
-            check_finite("crop", "fill", self.fill)
+    padding: int = field(default=4, metadata=bound(check_integer))
+    fill: float | Sequence[float] = field(default=0.0, metadata=bound(_fill))
 
     def __call__(self, batch: Any, generator: torch.Generator) -> torch.Tensor:
         images = _check_images("crop", batch)
@@ -128,7 +137,7 @@ class crop(Augmentation):
 
 
 @dataclass(frozen=True, slots=True)
-class flip(Augmentation):
+class flip(Checked, Augmentation):
     """Mirror each image left to right at random.
 
     Args:
@@ -138,10 +147,7 @@ class flip(Augmentation):
     [[[[2.0, 1.0]]]]
     """
 
-    p: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_fraction("flip", "p", self.p, "0.5 mirrors every other image.", above_zero=False)
+    p: float = field(default=0.5, metadata=bound(check_fraction, "0.5 mirrors every other image.", above_zero=False))
 
     def __call__(self, batch: Any, generator: torch.Generator) -> torch.Tensor:
         images = _check_images("flip", batch)
@@ -150,7 +156,7 @@ class flip(Augmentation):
 
 
 @dataclass(frozen=True, slots=True)
-class normalize(Augmentation):
+class normalize(Checked, Augmentation):
     """(x - mean) / std for each channel, of training and test rows.
 
     Args:
@@ -161,12 +167,11 @@ class normalize(Augmentation):
     [[[[2.0, 2.0]]]]
     """
 
-    mean: Sequence[float]
-    std: Sequence[float]
+    mean: Sequence[float] = field(metadata=bound(_numbers))
+    std: Sequence[float] = field(metadata=bound(_numbers))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mean", _check_numbers("normalize", "mean", self.mean))
-        object.__setattr__(self, "std", _check_numbers("normalize", "std", self.std))
+        Checked.__post_init__(self)
         if len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
             raise invalid_argument("normalize", "std", self.std, f"{len(self.mean)} numbers above 0, one for each mean")
 
@@ -195,14 +200,6 @@ def _with_layout_of(images: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     if images.is_contiguous():
         return result.contiguous()
     return result.contiguous(memory_format=torch.channels_last)
-
-
-def _check_numbers(part: str, name: str, values: Any) -> tuple[float, ...]:
-    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-        raise invalid_argument(part, name, values, "one number per channel")
-    for value in values:
-        check_finite(part, name, value)
-    return tuple(map(float, values))
 
 
 def _per_channel(part: str, name: str, values: Sequence[float], images: torch.Tensor) -> torch.Tensor:

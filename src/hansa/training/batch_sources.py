@@ -118,9 +118,9 @@ class TensorSource:
     def __init__(
         self, inputs: Tree, targets: Tree, dtype: torch.dtype, device: torch.device, channels_last: bool
     ) -> None:
-        leaves, self._structure = torch.utils._pytree.tree_flatten(inputs)
+        leaves, self._structure = trees.tree_flatten(inputs)
         self._inputs = [SampleStore(leaf, dtype, device, channels_last) for leaf in leaves]
-        leaves, self._target_structure = torch.utils._pytree.tree_flatten(targets)
+        leaves, self._target_structure = trees.tree_flatten(targets)
         self._targets = [SampleStore(leaf, dtype, device, False) for leaf in leaves]
         self.native_inputs = (
             self._inputs[0] if isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor) else None
@@ -139,10 +139,8 @@ class TensorSource:
         """Return some rows as a batch."""
         if self.native_inputs is not None:
             return Batch(self.native_inputs[rows], self.labels.index_select(0, rows))
-        inputs = torch.utils._pytree.tree_unflatten([store[rows] for store in self._inputs], self._structure)
-        return Batch(
-            inputs, torch.utils._pytree.tree_unflatten([store[rows] for store in self._targets], self._target_structure)
-        )
+        inputs = trees.tree_unflatten([store[rows] for store in self._inputs], self._structure)
+        return Batch(inputs, trees.tree_unflatten([store[rows] for store in self._targets], self._target_structure))
 
 
 class FetchSource:
@@ -179,8 +177,8 @@ def convert_batch(batch: Batch, dtype: torch.dtype, device: torch.device, channe
         image = is_input and leaf.ndim == 4 and channels_last
         return to_device_layout(leaf, dtype if leaf.is_floating_point() else leaf.dtype, device, image)
 
-    inputs = torch.utils._pytree.tree_map(lambda leaf: convert(leaf, True), batch.inputs)
-    return Batch(inputs, torch.utils._pytree.tree_map(lambda leaf: convert(leaf, False), batch.targets))
+    inputs = trees.tree_map(lambda leaf: convert(leaf, True), batch.inputs)
+    return Batch(inputs, trees.tree_map(lambda leaf: convert(leaf, False), batch.targets))
 
 
 def train_source(data: Any, dtype: torch.dtype, device: torch.device, channels_last: bool) -> BatchSource:
@@ -226,7 +224,7 @@ def count_rows(tree: Tree) -> int:
     >>> count_rows({"a": torch.zeros(3, 2), "b": torch.zeros(3)})
     3
     """
-    return len(torch.utils._pytree.tree_leaves(tree)[0])
+    return len(trees.tree_leaves(tree)[0])
 
 
 def take_rows(tree: Tree, rows: torch.Tensor) -> Tree:
@@ -235,7 +233,7 @@ def take_rows(tree: Tree, rows: torch.Tensor) -> Tree:
     def take(leaf: Any) -> Any:
         return leaf[rows] if isinstance(leaf, torch.Tensor) else leaf.gather(rows)
 
-    return torch.utils._pytree.tree_map(take, tree)
+    return trees.tree_map(take, tree)
 
 
 def has_rows(tree: Tree, count: int) -> bool:
@@ -244,7 +242,7 @@ def has_rows(tree: Tree, count: int) -> bool:
     >>> has_rows((torch.zeros(3), torch.zeros(3, 2)), 3), has_rows({"loss": torch.zeros(())}, 3)
     (True, False)
     """
-    leaves = torch.utils._pytree.tree_leaves(tree)
+    leaves = trees.tree_leaves(tree)
     return all(isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and len(leaf) == count for leaf in leaves)
 
 

@@ -17,6 +17,7 @@ import torch
 
 from hansa.algorithm import Algorithm, LocalPhase
 from hansa.core import trees
+from hansa.core.bounds import Checked, bound
 from hansa.core.devices import copy_to_device
 from hansa.core.errors import HansaError, check_integer, check_non_negative
 from hansa.core.keys import Key
@@ -340,7 +341,7 @@ def _consecutive(rows: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class personalise:
+class personalise(Checked):
     """Fine-tune each client's model with plain SGD on its training rows before it is evaluated.
 
     The run itself is not affected.
@@ -354,15 +355,9 @@ class personalise:
     5
     """
 
-    steps: int = 5
-    lr: float = 0.01
-    batch_size: int | None = 32
-
-    def __post_init__(self) -> None:
-        check_integer("personalise", "steps", self.steps)
-        check_non_negative("personalise", "lr", self.lr)
-        if self.batch_size is not None:
-            check_integer("personalise", "batch_size", self.batch_size, "None takes all of a client's rows.")
+    steps: int = field(default=5, metadata=bound(check_integer))
+    lr: float = field(default=0.01, metadata=bound(check_non_negative))
+    batch_size: int | None = field(default=32, metadata=bound(check_integer, "None takes all of a client's rows."))
 
     def work(self, samples: int) -> Work:
         """Return the local work of a client with this many samples."""

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
+from hansa.core.bounds import Checked, bound, one_of
 from hansa.core.errors import HansaError, check_decay, check_non_negative, check_positive, invalid_argument
 from hansa.training.batch_sources import count_rows
 
@@ -31,6 +32,7 @@ LossFunction: TypeAlias = "Callable[[Any, Any], torch.Tensor]"
 IGNORED = -100
 """The label that torch ignores by default."""
 
+ClassAxis: TypeAlias = Literal["auto", "second", "last"]
 Reduction: TypeAlias = Literal["mean", "sum", "labels"]
 """What a loss of one batch is: a mean over its rows, a sum over its rows, or a mean over its labels that count."""
 
@@ -91,6 +93,14 @@ class _Elementwise(Loss):
     def entry_losses(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor: ...
 
 
+def _class_weights(part: str, argument: str, value: Any) -> tuple[float, ...]:
+    if isinstance(value, str) or not len(value):
+        raise invalid_argument(part, argument, value, "one number per class")
+    for weight in value:
+        check_non_negative(part, argument, weight)
+    return tuple(map(float, value))
+
+
 @dataclass(frozen=True, slots=True)
 class mse(_Elementwise):
     """Squared error, (output - target)^2."""
@@ -108,34 +118,28 @@ class l1(_Elementwise):
 
 
 @dataclass(frozen=True, slots=True)
-class huber(_Elementwise):
+class huber(Checked, _Elementwise):
     """Huber loss of d = output - target: d^2 / 2 for |d| <= delta, otherwise delta (|d| - delta / 2).
 
     Args:
         delta: Where the loss changes from quadratic to linear.
     """
 
-    delta: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_positive("huber", "delta", self.delta)
+    delta: float = field(default=1.0, metadata=bound(check_positive))
 
     def entry_losses(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.huber_loss(output, target, reduction="none", delta=self.delta)
 
 
 @dataclass(frozen=True, slots=True)
-class bce(_Elementwise):
+class bce(Checked, _Elementwise):
     """Binary cross-entropy of logits.
 
     Args:
         pos_weight: Factor of the loss of targets that are 1, as in torch.
     """
 
-    pos_weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_positive("bce", "pos_weight", self.pos_weight)
+    pos_weight: float = field(default=1.0, metadata=bound(check_positive))
 
     def entry_losses(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         weight = torch.tensor(self.pos_weight, dtype=output.dtype, device=output.device)
@@ -143,7 +147,7 @@ class bce(_Elementwise):
 
 
 @dataclass(frozen=True, slots=True)
-class cross_entropy(Loss):
+class cross_entropy(Checked, Loss):
     """Cross-entropy -log softmax(output)[target], weighted by class.
 
     An output with an attribute ``logits`` is replaced by it.
@@ -156,16 +160,10 @@ class cross_entropy(Loss):
             decides by the shapes, "second" if both fit. Targets are [B, ...].
     """
 
-    class_weights: Sequence[float] | None = None
+    class_weights: Sequence[float] | None = field(default=None, metadata=bound(_class_weights))
     ignore_index: int = IGNORED
-    label_smoothing: float = 0.0
-    class_axis: Literal["auto", "second", "last"] = "auto"
-
-    def __post_init__(self) -> None:
-        _check_weights("cross_entropy", self)
-        check_decay("cross_entropy", "label_smoothing", self.label_smoothing)
-        if self.class_axis not in ("auto", "second", "last"):
-            raise invalid_argument("cross_entropy", "class_axis", self.class_axis, "'auto', 'second' or 'last'")
+    label_smoothing: float = field(default=0.0, metadata=bound(check_decay))
+    class_axis: ClassAxis = field(default="auto", metadata=bound(one_of, "auto", "second", "last"))
 
     def terms(self, output: Any, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scores = _classes_second(_logits(output), target, self.class_axis)
@@ -188,7 +186,7 @@ class cross_entropy(Loss):
 
 
 @dataclass(frozen=True, slots=True)
-class nll(Loss):
+class nll(Checked, Loss):
     """Negative log-likelihood -output[target] of log-probabilities, weighted by class.
 
     Args:
@@ -197,12 +195,9 @@ class nll(Loss):
         class_axis: As in `cross_entropy`.
     """
 
-    class_weights: Sequence[float] | None = None
+    class_weights: Sequence[float] | None = field(default=None, metadata=bound(_class_weights))
     ignore_index: int = IGNORED
-    class_axis: Literal["auto", "second", "last"] = "auto"
-
-    def __post_init__(self) -> None:
-        _check_weights("nll", self)
+    class_axis: ClassAxis = field(default="auto", metadata=bound(one_of, "auto", "second", "last"))
 
     def terms(self, output: Any, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scores = _classes_second(_logits(output), target, self.class_axis)
@@ -233,16 +228,6 @@ def _classes_second(output: torch.Tensor, target: torch.Tensor, class_axis: str)
     if last and (class_axis == "last" or (class_axis == "auto" and not second)):
         return output.movedim(-1, 1)
     return output
-
-
-def _check_weights(part: str, loss: Any) -> None:
-    if loss.class_weights is None:
-        return
-    if isinstance(loss.class_weights, str) or not len(loss.class_weights):
-        raise invalid_argument(part, "class_weights", loss.class_weights, "one number per class")
-    for weight in loss.class_weights:
-        check_non_negative(part, "class_weights", weight)
-    object.__setattr__(loss, "class_weights", tuple(map(float, loss.class_weights)))
 
 
 def label_weights(
