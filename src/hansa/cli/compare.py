@@ -166,8 +166,6 @@ def sweep(
                 raise HansaError(f"{folder}: {done.counts()}: no point finished. Try other ranges, or --no-prune.")
         configs = {study.point_name(point): configure(point) for point in points}
         values_of: dict[str, Mapping[str, Any]] = {study.point_name(point): point for point in points}
-        if "" in configs:  # the only point of no axes
-            configs, values_of = {configs[""].title: configs[""]}, {configs[""].title: {}}
         entries = list(running.run_reusable(configs, folder, parallel).values())
     metric = (facts_of(entries[0].histories[0]).tuning or None) if metric is None else metric
     page = folder / "report.html" if report is None else report
@@ -180,7 +178,7 @@ def sweep(
     best = "  ".join(f"--set {each}" for each in study.point_changes(values_of[ranking[0].entry.name]))
     message = "" if done is None else f"{done.counts()}\n"
     if not as_json:
-        say(f"{message}best: {best or 'the only point'}\nresults: {folder / 'results.csv'}")
+        say(f"{message}best: {best}\nresults: {folder / 'results.csv'}")
 
 
 TITLE = "Federated methods on Fashion-MNIST"

@@ -342,11 +342,7 @@ def _with_data(entry: ReportEntry, run: Run) -> ReportEntry:
 
 def run_html(run: Run) -> str:
     """Return the numbers of a run as a small HTML table, for notebooks."""
-    ranking = rank([ReportEntry(run.algorithm.name, run.history)])
-    rows = [("rounds", str(run.state.round)), ("seed", str(run.key.seed)), ("parameters", f"{run.params.numel():,}")]
-    columns = ranking.columns(final=True)
-    rows += [(column.title.replace("\n", ", "), ranking[0].cell(column.key, column.write)) for column in columns]
-    return str(macro("facts_table", f"{run.algorithm.name} on {run.task.name}", rows))
+    return str(macro("ranking_table", rank([ReportEntry(run.algorithm.name, run.history)])))
 
 
 def _with_statistic(name: str) -> str:
