@@ -397,12 +397,6 @@ def _timeline(ranked: RankedEntry, columns: Mapping[str, Array], most: int) -> d
 def timeline_data(columns: Mapping[str, Array], most: int = MAX_JOBS) -> dict[str, Any]:
     """Return what the page draws: clients from fast to slow, and for each job its row, the seconds at which it starts,
     is downloaded, computed and uploaded, whether it was refused, and its round.
-
-    >>> one = {"round": [1], "client": [7], "admitted": [True], "start_seconds": [0.0], "download_seconds": [1.0],
-    ...        "compute_seconds": [2.0], "upload_seconds": [1.0]}
-    >>> data = timeline_data({name: np.array(values) for name, values in one.items()})
-    >>> data["clients"], data["seconds"], data["jobs"]
-    ([7], 4.0, [[0, 0.0, 1.0, 3.0, 4.0, 0, 1]])
     """
     timed = ~np.isnan(columns["start_seconds"].astype(np.float64))
     table = {name: columns[name][timed] for name in JOB_COLUMNS}
@@ -439,12 +433,7 @@ def _heat(partition: LabelCounts) -> dict[str, Any]:
 
 
 def differences(entries: Sequence[ReportEntry]) -> list[tuple[str, list[str]]]:
-    """Return the dotted keys in which the configurations differ, with the value of each as YAML.
-
-    >>> first = ReportEntry("a", (), "algorithm: fedavg\\nlocal: {lr: 0.1}")
-    >>> differences([first, ReportEntry("b", (), "local: {lr: 0.2, steps: 3}")])[1]
-    ('local.lr', ['0.1', '0.2'])
-    """
+    """Return the dotted keys in which the configurations differ, with the value of each as YAML."""
     tables = [flatten(_config_data(entry)) for entry in entries]
     if len(entries) < 2 or not all(entry.config for entry in entries):
         return []
@@ -484,13 +473,6 @@ def comparability_warnings(entries: Sequence[ReportEntry], metric: str = ACCURAC
     Args:
         entries: The methods to compare.
         metric: The column that they are ranked by.
-
-    >>> one, other = (
-    ...     ReportEntry("a", [{"round": 1, "test_accuracy": 0.5}]),
-    ...     ReportEntry("b", [{"round": 1, "loss": 0.5}]),
-    ... )
-    >>> comparability_warnings([one, other])
-    ['b measured no test accuracy: it is ranked after those that did.']
     """
     warnings = _data_warnings(entries)
     what = metric.replace("_", " ")
