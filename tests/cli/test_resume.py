@@ -13,9 +13,7 @@ from safetensors.torch import load_file
 
 from cli.conftest import wait_for
 from hansa import __version__
-from hansa.config import from_yaml
 from hansa.runs import provenance
-from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
 
 LONG = "rounds: 100000\ncheckpoint: {every: 7}\n"
@@ -100,20 +98,6 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint_to_the_same_model(folder,
     assert cli("run", "long.yaml", "-o", "whole", "-q", "--rounds", reached + 3).exit_code == 0
     assert same_model(folder / "out", folder / "whole")
     assert RunFolder(folder / "out").summary["status"] == "finished"
-
-
-@pytest.mark.parametrize("preset", ["fedams", "scaffold", "feddyn", "fedcams", "cafga", "fedaware", "dsgd"])
-def test_stopped_and_resumed_equals_never_stopped_for_every_kind_of_state(preset, folder, small):
-    message = [f"algorithm={preset}", "rounds=6", "checkpoint.every=2", "local.lr=0.1"]
-    message += {"cafga": ["gossip.clusters=2"], "fedcams": ["compress.two_way=true"]}.get(preset, [])
-    config = from_yaml(small, message)
-    Experiment.new(config, folder / "whole").execute()
-    Experiment.new(config, folder / "parts").execute([lambda run, record: record["round"] == 3])
-    Experiment.resume(folder / "parts").execute()
-    assert same_model(folder / "whole", folder / "parts")
-    whole, parts = RunFolder(folder / "whole"), RunFolder(folder / "parts")
-    assert without_time(whole.history) == without_time(parts.history)
-    assert parts.summary["status"] == "finished"
 
 
 @pytest.mark.parametrize(
