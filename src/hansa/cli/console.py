@@ -29,13 +29,6 @@ R = TypeVar("R")
 FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 
 
-def plugin_names() -> str:
-    """Return the components that installed plug-ins provide, as text."""
-    from hansa.config.import_path import installed_plugins
-
-    return ", ".join(f"{plugin.name} ({plugin.kind})" for plugin in installed_plugins())
-
-
 def out() -> Console:
     """Return the console of results: standard output."""
     return Terminal(highlight=False)

@@ -151,8 +151,7 @@ def _open_experiment(
 @report_errors
 @opt.needs_code
 def join(
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Address of the server.")] = "127.0.0.1:8443",
-    site: Annotated[str, typer.Option("--site", help="Name of this site in the server's configuration.")] = "",
+    site: Annotated[str, typer.Option("--site", help="Name of this site in the server's configuration.")],
     data: Annotated[
         str,
         typer.Option(
@@ -161,7 +160,8 @@ def join(
             "MODULE:FUNCTION, a YAML file with a data section, or a data set. For tests, "
             "`config` uses this site's clients of the server's configuration.",
         ),
-    ] = "",
+    ],
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Address of the server.")] = "127.0.0.1:8443",
     policy: Annotated[
         Path | None, typer.Option("--policy", help="YAML file with the runs that this site accepts.")
     ] = None,
@@ -181,8 +181,6 @@ def join(
 
     Trains this site's clients when the server asks. Their data never leaves the site.
     """
-    if not site or not data:
-        raise HansaError("join: expected --site NAME and --data ...")
     from hansa.federation.agent import Agent
     from hansa.federation.certificates import SiteKeys
     from hansa.federation.flower import SiteNode, require_posix

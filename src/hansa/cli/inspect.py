@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hansa.cli import options as opt
-from hansa.cli.console import note, out, plugin_names, print_table, report_errors, say, say_json
+from hansa.cli.console import note, out, print_table, report_errors, say, say_json
 from hansa.config.import_path import may_import
 from hansa.core.errors import HansaError, suggestion
 
@@ -48,23 +48,18 @@ def presets(
     as_json: opt.AsJson = False,
 ) -> None:
     """List the presets, or describe one."""
-    from hansa.config.components import KINDS, ConfigValueError, summary_line
+    from hansa.config.components import KINDS, summary_line
 
     kind = KINDS["preset"]
     if name is not None:
-        try:
-            with _named_here(name):
-                _describe_preset(kind.find(name), as_json)
-        except ConfigValueError as error:
-            raise HansaError(error.message) from error
+        with _named_here(name):
+            _describe_preset(kind.find(name), as_json)
         return
     known = dict(kind.items())
     if as_json:
         out().print_json(data={each: summary_line(preset) for each, preset in known.items()})
         return
     print_table(("preset", "description"), [(each, _about(kind, each, preset)) for each, preset in known.items()])
-    if names := plugin_names():
-        say(f"\nPlug-ins provide {names}.")
     say("\n`hansa presets NAME` describes a preset; `hansa parts` lists the components.", "dim")
 
 
@@ -244,7 +239,7 @@ def topology(
 def _find_topology(name: str | None, target: float | None, clients: int, clusters: int) -> Topology:
     """The named topology, or the one whose rho is nearest to the target."""
     from hansa import gossip
-    from hansa.config.components import KINDS, ConfigValueError
+    from hansa.config.components import KINDS
     from hansa.config.fields import ComponentField
     from hansa.config.yaml_text import parse_value
     from hansa.core.keys import Key
@@ -254,11 +249,8 @@ def _find_topology(name: str | None, target: float | None, clients: int, cluster
         return gossip.with_rho(target, [len(group) for group in groups], name).topology
     if name is None:
         raise HansaError(f"expected a topology ({', '.join(KINDS['topology'].names)}) or --target-rho.")
-    try:
-        with _named_here(name):
-            graph: Topology = ComponentField(gossip.Topology).build(parse_value(name, "topology"))
-    except ConfigValueError as error:
-        raise HansaError(error.message) from error
+    with _named_here(name):
+        graph: Topology = ComponentField(gossip.Topology).build(parse_value(name, "topology"))
     return graph
 
 
