@@ -8,7 +8,8 @@ import pytest
 
 from hansa import aggregate, compress, data, gossip, local, sample, server
 from hansa.compress import Compressor, Downlink, Uplink
-from hansa.config.components import KINDS, ConfigValueError, signature_of
+from hansa.config import ConfigError
+from hansa.config.components import KINDS, signature_of
 from hansa.config.fields import ComponentField
 from hansa.core.schedule import Rate
 from hansa.server import ServerTransform
@@ -64,9 +65,9 @@ def own(tmp_path, monkeypatch):
 
 
 def refused(where, value):
-    with pytest.raises(ConfigValueError) as caught:
+    with pytest.raises(ConfigError) as caught:
         where.build(value)
-    return caught.value
+    return caught.value.problems[0]
 
 
 def test_a_part_nests_by_the_annotation_of_the_argument():

@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from hansa import gossip
-from hansa.config import json_schema
-from hansa.config.components import KINDS, ConfigValueError, unknown_plugins
+from hansa.config import ConfigError, json_schema
+from hansa.config.components import KINDS, unknown_plugins
 from hansa.config.fields import ComponentField
 from hansa.config.import_path import installed_plugins, warn_once
 from hansa.server import ServerTransform
@@ -64,9 +64,9 @@ def test_a_plug_in_is_named_listed_and_suggested_like_a_part_of_hansa(installed)
     made = ComponentField(ServerTransform).build([{"kind": "half", "by": 4.0}, "scale"])
     assert repr(made) == "chain(half(by=4.0), scale(lr=1.0))"
     assert "half" in KINDS["server"].names
-    with pytest.raises(ConfigValueError, match=r"no server transform 'halff'. Did you mean half\?"):
+    with pytest.raises(ConfigError, match=r"no server transform 'halff'. Did you mean half\?"):
         ComponentField(ServerTransform).build("halff")
-    with pytest.raises(ConfigValueError, match=r"half has no 'bye'. Did you mean by\?"):
+    with pytest.raises(ConfigError, match=r"half has no 'bye'. Did you mean by\?"):
         ComponentField(ServerTransform).build({"kind": "half", "bye": 4.0})
     definition = next(part for part in json_schema()["$defs"]["server"]["anyOf"] if part.get("title") == "half")
     assert definition["properties"]["by"]["default"] == 2.0
@@ -98,7 +98,7 @@ def test_a_broken_package_is_told_by_its_name_and_breaks_nothing_else(installed,
         ("no", ".*expected a server"),
         ("leave", r"cannot be loaded \(SystemExit"),
     ):
-        with pytest.raises(ConfigValueError, match=rf"server.{name} of the package rotten 1.0:? ?{reason}"):
+        with pytest.raises(ConfigError, match=rf"server.{name} of the package rotten 1.0:? ?{reason}"):
             ComponentField(ServerTransform).build(name)
 
 

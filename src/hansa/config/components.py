@@ -19,7 +19,7 @@ from hansa import aggregate, compress, data, gossip, local, pace, presets, sampl
 from hansa.algorithm import Algorithm
 from hansa.config import import_path
 from hansa.config.import_path import Plugin, is_import_path, normalize_name, warn_once
-from hansa.config.yaml_text import Keys
+from hansa.config.yaml_text import ConfigError, Keys, Problem
 from hansa.core import schedule
 from hansa.core.errors import HansaError, short_repr, suggestion
 from hansa.core.lazy_imports import exports
@@ -94,14 +94,6 @@ def evaluate(annotation: Any, owner: Any, **names: Any) -> Any:
 def summary_line(documented: Any) -> str:
     """Return the first paragraph of a docstring on one line."""
     return " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())
-
-
-class ConfigValueError(HansaError):
-    """A value that cannot be used as written; ``keys`` lead to it, from the outermost."""
-
-    def __init__(self, keys: Keys, message: str) -> None:
-        super().__init__(f"{'.'.join(map(str, keys))}: {message}" if keys else message)
-        self.keys, self.message = keys, message
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +180,7 @@ class Kind:
         return is_import_path(name) or normalize_name(name) in self.names
 
     def find(self, name: str, at: Keys = ()) -> Factory:
-        """Return the factory of that name, or raise `ConfigValueError` at the keys ``at``."""
+        """Return the factory of that name, or raise `ConfigError` at the keys ``at``."""
         plain = normalize_name(name)
         if plain in self.built_in:
             return self.built_in[plain]
@@ -198,8 +190,9 @@ class Kind:
             if plain in self.plugins:
                 return self._factory(self.plugins[plain].load(), str(self.plugins[plain]))
         except HansaError as error:
-            raise ConfigValueError(at, str(error)) from error
-        raise ConfigValueError(at, f"no {self.title} {short_repr(name)}. {suggestion(plain, self.names)}")
+            raise ConfigError([Problem("", at, str(error))]) from error
+        message = f"no {self.title} {short_repr(name)}. {suggestion(plain, self.names)}"
+        raise ConfigError([Problem("", at, message)])
 
     def _factory(self, imported: Any, source: str) -> Factory:
         """Return the class or function itself, or for a finished component a function that returns it."""

@@ -10,11 +10,11 @@ from pydantic import BaseModel
 
 from hansa import presets
 from hansa.algorithm import Algorithm, Mixing
-from hansa.config.components import KINDS, Argument, ConfigValueError, signature_of
+from hansa.config.components import KINDS, Argument, signature_of
 from hansa.config.fields import ComponentField, field_for_argument
 from hansa.config.import_path import is_import_path, named_code, normalize_name
 from hansa.config.sections import LOSS, CompressSection, Config, GossipSection, LocalSection, ServerSection
-from hansa.config.yaml_text import Keys
+from hansa.config.yaml_text import ConfigError, Keys, Problem
 from hansa.core.errors import HansaError, suggestion
 from hansa.core.types import MODEL
 from hansa.gossip import as_activity, ring
@@ -92,7 +92,7 @@ def code_names(config: Config) -> list[str]:
     return list(dict.fromkeys(named_code(config.model_dump(include=_CODE))))
 
 
-def compose(config: Config, *, checking: bool = False) -> tuple[Algorithm | None, list[ConfigValueError]]:
+def compose(config: Config, *, checking: bool = False) -> tuple[Algorithm | None, list[Problem]]:
     """Build every component of a configuration; return its algorithm, or what is wrong.
 
     Args:
@@ -102,15 +102,15 @@ def compose(config: Config, *, checking: bool = False) -> tuple[Algorithm | None
     if config.python is not None:
         message = "started in Python, with an algorithm and a task that no file can hold: "
         resume = "hansa.resume(FOLDER, algorithm, task) resumes it."
-        return None, [] if checking else [ConfigValueError(("python",), message + resume)]
-    errors: list[ConfigValueError] = []
+        return None, [] if checking else [Problem("", ("python",), message + resume)]
+    errors: list[Problem] = []
     built: dict[Keys, Any] = {}
     for at, field, value in _components(config):
         if not (checking and named_code(value)):
             try:
                 built[at] = field.build(value, at)
-            except ConfigValueError as error:
-                errors.append(error)
+            except ConfigError as error:
+                errors += error.problems
     if checking and is_import_path(config.algorithm.preset):
         return None, errors
     try:
@@ -119,12 +119,12 @@ def compose(config: Config, *, checking: bool = False) -> tuple[Algorithm | None
         if errors or (checking and code_names(config)):
             return None, errors
         return _compose(config, preset, built), []
-    except ConfigValueError as error:
-        errors.append(error)
+    except ConfigError as error:
+        errors += error.problems
     except HansaError as error:
-        errors.append(ConfigValueError(_keys_of(config, error), str(error)))
+        errors.append(Problem("", _keys_of(config, error), str(error)))
     except TypeError as error:  # from a user-defined preset
-        errors.append(ConfigValueError(("algorithm",), f"{config.algorithm.preset}: {error}."))
+        errors.append(Problem("", ("algorithm",), f"{config.algorithm.preset}: {error}."))
     return None, errors
 
 
@@ -150,7 +150,7 @@ def _settings(config: Config) -> Iterator[tuple[str, str, str]]:
                 yield section, key, argument
 
 
-def _invalid_settings(config: Config, preset: Preset) -> Iterator[ConfigValueError]:
+def _invalid_settings(config: Config, preset: Preset) -> Iterator[Problem]:
     """Yield an error for every key that the preset does not accept, or that is set twice."""
     name, known, own = config.algorithm.preset, preset_arguments(preset), own_arguments(preset)
     model_channel, optimizer = config.channels.get(MODEL), config.server.optimizer
@@ -158,23 +158,23 @@ def _invalid_settings(config: Config, preset: Preset) -> Iterator[ConfigValueErr
         if section == "server" and optimizer is not None:
             if key not in ("lr", "weights"):
                 message = f"server.optimizer replaces the preset's server: set {key} inside it."
-                yield ConfigValueError((section, key), message)
+                yield Problem("", (section, key), message)
         elif argument not in known and section not in COMPOSED_SECTIONS:
-            yield ConfigValueError((section, key), f"{name} has no such argument.")
+            yield Problem("", (section, key), f"{name} has no such argument.")
     for argument in (argument for argument in config.algorithm.own if argument not in own):
         places = [f"{section}.{key}" for section, table in SECTION_ARGUMENTS.items()
                   for key, sets in table.items() if argument in (key, sets)]  # fmt: skip
         places += ["sample"] * (argument in SAMPLING_ARGUMENTS)
         hint = suggestion(normalize_name(argument), own) if own else "It has none of its own."
         message = f"it belongs elsewhere: {' or '.join(places)}." if places else f"{name} has no such argument. {hint}"
-        yield ConfigValueError(("algorithm", argument), message)
+        yield Problem("", ("algorithm", argument), message)
     for key in (*MODEL_CHANNEL_KEYS, "server"):
         short, value = ("server.optimizer", optimizer) if key == "server" else (key, getattr(config, key))
         if value is not None and getattr(model_channel, key, None) is not None:
             message = f"is set twice: {short} is short for channels.model.{key}."
-            yield ConfigValueError(("channels", MODEL, key), message)
+            yield Problem("", ("channels", MODEL, key), message)
     if config.gossip.reporters is not None and config.sample is not None and "reporters" not in known:
-        yield ConfigValueError(("gossip", "reporters"), "sample sets the participants too: expected one of the two.")
+        yield Problem("", ("gossip", "reporters"), "sample sets the participants too: expected one of the two.")
 
 
 def _compose(config: Config, preset: Preset, built: Mapping[Keys, Any]) -> Algorithm:
@@ -208,7 +208,8 @@ def _compose(config: Config, preset: Preset, built: Mapping[Keys, Any]) -> Algor
     elif drawn is not None and "sampler" in known:
         arguments["sampler"] = drawn
     elif drawn is not None and "participation" in known:
-        raise ConfigValueError(("sample",), "this preset takes a participation only, such as {participation: 0.1}.")
+        message = "this preset takes a participation only, such as {participation: 0.1}."
+        raise ConfigError([Problem("", ("sample",), message)])
     elif drawn is not None:
         sampler = drawn
     base = preset(**arguments)

@@ -28,9 +28,9 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from typing_extensions import TypedDict
 
-from hansa.config.components import EMPTY, KINDS, Argument, ConfigValueError, Factory, Kind, signature_of
+from hansa.config.components import EMPTY, KINDS, Argument, Factory, Kind, signature_of
 from hansa.config.import_path import is_import_path, normalize_name
-from hansa.config.yaml_text import Keys, has_key
+from hansa.config.yaml_text import ConfigError, Keys, Problem, has_key
 from hansa.core.errors import HansaError, quotes_hint, short_repr, suggestion
 
 
@@ -78,8 +78,8 @@ def _build(kind: Kind, value: Any) -> Any:
     name = described["kind"]
     try:
         factory = kind.find(name)
-    except ConfigValueError as error:
-        raise _refused(("kind",), error.message, value) from error
+    except ConfigError as error:
+        raise _refused(("kind",), str(error), value) from error
     signature = signature_of(factory)
     for key in arguments.keys() - signature.arguments.keys() if not signature.accepts_any else ():
         takes = suggestion(key, signature.arguments) if signature.arguments else "It takes none."
@@ -190,7 +190,7 @@ class ComponentField:
         return TypeAdapter(self.type)
 
     def build(self, value: Any, at: Keys = ()) -> Any:
-        """Build the object that the value describes, or raise `ConfigValueError`.
+        """Build the object that the value describes, or raise `ConfigError`.
 
         Args:
             value: A value of a file.
@@ -199,8 +199,8 @@ class ComponentField:
         try:
             return self.adapter.validate_python(value)
         except ValidationError as error:
-            keys, message = explain(value, error)[0]
-            raise ConfigValueError((*at, *keys), message) from error
+            first = explain(value, error)[0]
+            raise ConfigError([first._replace(keys=(*at, *first.keys))]) from error
 
     def normalize(self, value: Any) -> Any:
         """Return the value as a saved file has it: a bare name as ``{kind: name}``."""
@@ -247,8 +247,8 @@ def describe_error(item: Mapping[str, Any], keys: Keys) -> str:
 
 def explain(
     data: Any, error: ValidationError, describe: Callable[[Mapping[str, Any], Keys], str] = describe_error
-) -> list[tuple[Keys, str]]:
-    """Return the keys and the message of each problem; what the members of a union expect is joined.
+) -> list[Problem]:
+    """Return the problems of a value by their keys; what the members of a union expect is joined.
 
     Args:
         data: The value that was validated.
@@ -264,7 +264,7 @@ def explain(
                 inner, keys = inner[key], (*keys, key)
         found[keys] = inner
         messages.setdefault(keys, []).append(describe(item, keys))
-    problems: list[tuple[Keys, str]] = []
+    problems = []
     for keys, texts in messages.items():
         sentences = [text for text in dict.fromkeys(texts) if not text.startswith("expected ") or text.endswith(".")]
         expected = " or ".join(dict.fromkeys(text.removeprefix("expected ") for text in texts if text not in sentences))
@@ -272,7 +272,7 @@ def explain(
             remedy = quotes_hint(found[keys]) if "number" in expected else ""
             sentences = [f"expected {expected}, found {short_repr(found[keys])}.{remedy}"]
         if sentences:
-            problems.append((keys, " ".join(sentences)))
+            problems.append(Problem("", keys, " ".join(sentences)))
     return problems
 
 

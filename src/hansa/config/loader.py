@@ -58,20 +58,21 @@ def validate(document: Document, changes: Iterable[str] = (), *, building: bool 
     if building and config.python is None:
         _, errors = compose(config, checking=not may_import())
         if errors:
-            raise _refusal(document, [(error.keys, error.message) for error in errors])
+            raise _refusal(document, errors)
     return config
 
 
-def _refusal(document: Document, problems: Iterable[tuple[Keys, str]]) -> ConfigError:
+def _refusal(document: Document, problems: Iterable[Problem]) -> ConfigError:
     """Return the error for some problems of a document, in the order of its lines."""
-    return ConfigError(sorted((document.problem(*each) for each in problems), key=lambda problem: problem.line))
+    found = (document.problem(problem.keys, problem.message) for problem in problems)
+    return ConfigError(sorted(found, key=lambda problem: problem.line))
 
 
 def build_algorithm(config: Config) -> Algorithm:
     """Return the algorithm that a configuration describes, or raise `ConfigError`."""
     algorithm, errors = compose(config)
     if algorithm is None:
-        raise ConfigError([Problem("", error.keys, error.message) for error in errors])
+        raise ConfigError(errors)
     return algorithm
 
 

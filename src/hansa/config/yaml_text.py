@@ -72,7 +72,9 @@ class Document:
             if prefix in self.changes:
                 return Problem(self.changes[prefix], keys, message)
             if prefix in self.lines:
-                return _at_line(self.source, self.lines[prefix], keys, message, self.text)
+                line = self.lines[prefix]
+                excerpt = self.text[line - 1][:200] if 0 < line <= len(self.text) else ""
+                return Problem(f"{self.source}:{line}", keys, message, line, excerpt)
         return Problem(self.source, keys, message)
 
     def apply(self, assignment: str) -> None:
@@ -127,8 +129,8 @@ def parse_document(text: str, source: str = "config") -> Document:
         if not isinstance(data, dict):
             raise _Refused(1, f"expected sections such as data and local, found {short_repr(data)}.")
     except _Refused as error:
-        excerpts = text[:MAX_CHARACTERS].splitlines()
-        raise ConfigError([_at_line(source, error.line, error.keys, error.problem, excerpts)]) from error
+        place = Document({}, source, {error.keys: error.line}, text[:MAX_CHARACTERS].splitlines())
+        raise ConfigError([place.problem(error.keys, error.problem)]) from error
     return Document(deepcopy(data), source, lines, text.splitlines())
 
 
@@ -228,8 +230,3 @@ def has_key(container: Any, key: Any) -> bool:
     if isinstance(container, dict):
         return key in container
     return isinstance(container, list) and isinstance(key, int) and 0 <= key < len(container)
-
-
-def _at_line(source: str, line: int, keys: Keys, message: str, text: Sequence[str]) -> Problem:
-    excerpt = text[line - 1][:200] if 0 < line <= len(text) else ""
-    return Problem(f"{source}:{line}", keys, message, line, excerpt)
