@@ -53,13 +53,13 @@ def one_of(component: str, argument: str, value: object, *choices: str) -> None:
 
 
 def rule_or_numbers(component: str, argument: str, value: Any, *rules: str) -> Any:
-    """Return a rule, or one number of at least 0 for each client as a tuple; raise unless the value is one of these."""
-    if isinstance(value, str) or not hasattr(value, "__iter__"):
-        if value not in rules:
-            expected = f"{', '.join(map(repr, rules))} or one number a client"
-            raise invalid_argument(component, argument, value, expected)
+    """Return a rule, or one number of at least 0 for each client or class as a tuple; raise for other values."""
+    if isinstance(value, str) and value in rules:
         return value
-    numbers = tuple(float(number) for number in value)
+    numbers = () if isinstance(value, str) or not hasattr(value, "__iter__") else tuple(map(float, value))
+    if not numbers:
+        expected = " or ".join(filter(None, [", ".join(map(repr, rules)), "one number each"]))
+        raise invalid_argument(component, argument, value, expected)
     for client, number in enumerate(numbers):
         check_non_negative(component, f"{argument}[{client}]", number)
     return numbers

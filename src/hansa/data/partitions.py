@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 import torch
 
+from hansa.core.bounds import Checked, bound
 from hansa.core.counts import floor_share
 from hansa.core.errors import (
     HansaError,
@@ -56,7 +57,7 @@ class iid:
 
 
 @dataclass(frozen=True, slots=True)
-class shards:
+class shards(Checked):
     """Sort rows by label, cut them into equal shards, and give each client some at random (McMahan et al. 2017).
 
     [AWARE]: ``shards(200, 2)`` with 100 clients. [HAFED], with 32: ``shards(200, 6)`` for CIFAR-10 and Fashion-MNIST,
@@ -71,12 +72,8 @@ class shards:
     [30, 30, 30, 30, 30, 30, 30, 30, 30, 30]
     """
 
-    shards: int = 200
-    per_client: int = 2
-
-    def __post_init__(self) -> None:
-        check_integer("shards", "shards", self.shards)
-        check_integer("shards", "per_client", self.per_client)
+    shards: int = field(default=200, metadata=bound(check_integer))
+    per_client: int = field(default=2, metadata=bound(check_integer))
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
         number, classes = _check_clients("shards", clients), _classes("shards", labels)
@@ -98,7 +95,7 @@ class shards:
 
 
 @dataclass(frozen=True, slots=True)
-class dirichlet:
+class dirichlet(Checked):
     """Divide each label's rows over the clients by p ~ Dirichlet(alpha) (Yurochkin et al. 2019, Hsu et al. 2019).
 
     Clients below ``min_size`` receive rows of as few labels as possible from the largest clients. Nothing is drawn
@@ -113,12 +110,8 @@ class dirichlet:
     True
     """
 
-    alpha: float
-    min_size: int = 10
-
-    def __post_init__(self) -> None:
-        check_positive("dirichlet", "alpha", self.alpha, "0.1 is very uneven, 100 nearly iid.")
-        check_integer("dirichlet", "min_size", self.min_size, minimum=0)
+    alpha: float = field(metadata=bound(check_positive, "0.1 is very uneven, 100 nearly iid."))
+    min_size: int = field(default=10, metadata=bound(check_integer, minimum=0))
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
         number, classes = _check_clients("dirichlet", clients), _classes("dirichlet", labels)
@@ -137,7 +130,7 @@ class dirichlet:
 
 
 @dataclass(frozen=True, slots=True)
-class quantity_skew:
+class quantity_skew(Checked):
     """Uneven sizes with iid labels. Every row is assigned. Give either ``alpha`` or ``power``.
 
     Args:
@@ -149,18 +142,14 @@ class quantity_skew:
     [20, 30, 60]
     """
 
-    alpha: float | None = None
-    power: float | None = None
-    min_size: int = 1
+    alpha: float | None = field(default=None, metadata=bound(check_positive))
+    power: float | None = field(default=None, metadata=bound(check_non_negative))
+    min_size: int = field(default=1, metadata=bound(check_integer, minimum=0))
 
     def __post_init__(self) -> None:
+        Checked.__post_init__(self)
         if (self.alpha is None) == (self.power is None):
             raise HansaError(f"quantity_skew(alpha={self.alpha!r}, power={self.power!r}): expected one of the two.")
-        if self.alpha is not None:
-            check_positive("quantity_skew", "alpha", self.alpha)
-        if self.power is not None:
-            check_non_negative("quantity_skew", "power", self.power)
-        check_integer("quantity_skew", "min_size", self.min_size, minimum=0)
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
         number, rows = _check_clients("quantity_skew", clients), len(labels)
@@ -178,7 +167,7 @@ class quantity_skew:
 
 
 @dataclass(frozen=True, slots=True)
-class labels_per_client:
+class labels_per_client(Checked):
     """Give each client rows of a fixed number of labels (the quantity-based label imbalance of Li et al. 2022).
 
     Client i has the i-th label, counted round, and others at random. The rows of a label are divided equally among its
@@ -193,10 +182,7 @@ class labels_per_client:
     [2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
     """
 
-    labels: int = 2
-
-    def __post_init__(self) -> None:
-        check_integer("labels_per_client", "labels", self.labels)
+    labels: int = field(default=2, metadata=bound(check_integer))
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
         number, classes = _check_clients("labels_per_client", clients), _classes("labels_per_client", labels)
@@ -223,7 +209,7 @@ class labels_per_client:
 
 
 @dataclass(frozen=True, slots=True)
-class subsample:
+class subsample(Checked):
     """Keep a random fraction of each client's rows of another partition, at least one.
 
     [CAMS]'s code trains on 80% of a client's rows: ``subsample(iid(), 0.8)``.
@@ -237,10 +223,7 @@ class subsample:
     """
 
     partition: Partition
-    fraction: float = 0.8
-
-    def __post_init__(self) -> None:
-        check_fraction("subsample", "fraction", self.fraction, "0.8 keeps four rows of five.")
+    fraction: float = field(default=0.8, metadata=bound(check_fraction, "0.8 keeps four rows of five."))
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
         full = self.partition.split(labels, clients, key, groups)
@@ -254,7 +237,7 @@ class subsample:
 
 
 @dataclass(frozen=True, slots=True)
-class natural:
+class natural(Checked):
     """One client per natural owner of the rows, such as a writer or a user; fewer clients are chosen at random.
 
     Args:
@@ -264,10 +247,7 @@ class natural:
     10
     """
 
-    min_size: int = 1
-
-    def __post_init__(self) -> None:
-        check_integer("natural", "min_size", self.min_size)
+    min_size: int = field(default=1, metadata=bound(check_integer))
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
         if groups is None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
 from hansa.compress import direct
+from hansa.core.bounds import Checked, bound
 from hansa.core.errors import HansaError, check_non_negative, check_positive, invalid_argument
 from hansa.core.protocols import check_component, with_defaults
 from hansa.core.types import CONTROL, MODEL, Vector, Vectors
@@ -66,7 +67,7 @@ class Solver(Protocol):
         """Return the client's reports on other channels and its memory after the change y - x."""
 
 
-class BaseSolver(Solver):
+class BaseSolver(Checked, Solver):
     """The optional traits of local solvers, with their defaults.
 
     >>> sgd().memory, prox(0.1).prox_weight
@@ -150,12 +151,9 @@ class prox(BaseSolver):
     0.1
     """
 
-    mu: float
+    mu: float = field(metadata=bound(check_non_negative, "0.01 to 10 were tried in the papers; 0 is plain SGD."))
     cites: ClassVar[tuple[str, ...]] = ("li2020",)
     on_device: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_non_negative("prox", "mu", self.mu, "0.01 to 10 were tried in the papers; 0 is plain SGD.")
 
     @property
     def prox_weight(self) -> float:
@@ -271,14 +269,11 @@ class dyn(BaseSolver):
     0.1
     """
 
-    alpha: float
+    alpha: float = field(metadata=bound(check_positive, "The paper uses 0.1, 0.01 or 0.001."))
     cites: ClassVar[tuple[str, ...]] = ("acar2021",)
     on_device: ClassVar[bool] = True
     memory: ClassVar[tuple[str, ...]] = ("dual",)
     uniform_only: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_positive("dyn", "alpha", self.alpha, "The paper uses 0.1, 0.01 or 0.001.")
 
     @property
     def prox_weight(self) -> float:
@@ -305,12 +300,9 @@ class sam(BaseSolver):
     0.1
     """
 
-    rho: float = 0.05
+    rho: float = field(default=0.05, metadata=bound(check_positive, "0.05 is usual."))
     cites: ClassVar[tuple[str, ...]] = ("qu2022",)
     on_device: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_positive("sam", "rho", self.rho, "0.05 is usual.")
 
     def correction(self, got: Vectors, memory: Vectors) -> Correction:
         return Correction()
