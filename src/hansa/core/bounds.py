@@ -45,6 +45,12 @@ class Checked:
                     object.__setattr__(self, item.name, stored)
 
 
+def or_none(component: str, argument: str, value: object, check: Callable[..., Any], *arguments: Any) -> None:
+    """Check a value that may be None without that being the default."""
+    if value is not None:
+        check(component, argument, value, *arguments)
+
+
 def one_of(component: str, argument: str, value: object, *choices: str) -> None:
     """Raise unless the value is one of the choices."""
     if not any(value == choice for choice in choices):

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from hansa.core.bounds import Checked, bound, or_none
 from hansa.core.errors import (
     argument_error,
     check_decay,
@@ -31,12 +32,24 @@ from hansa.local.work import BaseLocalWork, is_set_by_samples, require_work
 from hansa.server import BaseServerTransform, ServerTransform
 from hansa.server.base import require_server
 
+_ALL = "None takes all of a client's samples at each step."
 PLACE = "local/place"
 """The row of a client's memory that says where it is in its passes."""
 
 
+def _optimizer_state(owner: str, argument: str, value: object) -> object:
+    if not isinstance(value, Mapping) and value not in ("fresh", "kept"):
+        raise invalid_argument(owner, argument, value, "'fresh', 'kept' or a mapping to channels")
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _blocks(owner: str, argument: str, value: object) -> None:
+    if not isinstance(value, blocks):
+        raise invalid_argument(owner, argument, value, "blocks of the model", 'hansa.local.blocks("bn*").')
+
+
 @dataclass(frozen=True, slots=True)
-class LocalPhase:
+class LocalPhase(Checked):
     """A client's training in a round: solver, amount of work, learning rate.
 
     Args:
@@ -62,60 +75,31 @@ class LocalPhase:
     0.1
     """
 
-    solver: Solver = field(default_factory=sgd_solver)
-    steps: LocalWork = field(default_factory=lambda: epochs(1))
-    lr: Rate = 0.05
-    batch_size: int | None = 32
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    max_grad_norm: float | None = None
-    optimizer: ServerTransform | None = None
+    solver: Solver = field(default_factory=sgd_solver, metadata=bound(require_solver))
+    steps: LocalWork = field(default_factory=lambda: epochs(1), metadata=bound(require_work))
+    lr: Rate = field(default=0.05, metadata=bound(check_rate))
+    batch_size: int | None = field(default=32, metadata=bound(or_none, check_integer, _ALL))
+    momentum: float = field(default=0.0, metadata=bound(check_decay, "0.9 is usual, 0 is none."))
+    weight_decay: float = field(default=0.0, metadata=bound(check_non_negative))
+    max_grad_norm: float | None = field(default=None, metadata=bound(check_positive, "None does not clip."))
+    optimizer: ServerTransform | None = field(default=None, metadata=bound(require_server))
     mixing: Mixing | None = None
-    optimizer_state: Literal["fresh", "kept"] | Mapping[str, str] = "fresh"
+    optimizer_state: Literal["fresh", "kept"] | Mapping[str, str] = field(
+        default="fresh", metadata=bound(_optimizer_state)
+    )
     decoupled_weight_decay: bool = False
-    private_blocks: blocks | None = None
-    frozen_blocks: blocks | None = None
-    batches: Batches = "full"
+    private_blocks: blocks | None = field(default=None, metadata=bound(_blocks))
+    frozen_blocks: blocks | None = field(default=None, metadata=bound(_blocks))
+    batches: Batches = field(default="full", metadata=bound(lambda owner, _, value: as_batching(value, owner)))
 
     def __post_init__(self) -> None:
-        require_solver("LocalPhase", "solver", self.solver)
-        require_work("LocalPhase", "steps", self.steps)
-        if self.optimizer is not None:
-            require_server("LocalPhase", "optimizer", self.optimizer)
-        check_rate("LocalPhase", "lr", self.lr)
-        if self.batch_size is not None:
-            remedy = "None takes all of a client's samples at each step."
-            check_integer("LocalPhase", "batch_size", self.batch_size, remedy)
-        check_decay("LocalPhase", "momentum", self.momentum, "0.9 is usual, 0 is none.")
-        check_non_negative("LocalPhase", "weight_decay", self.weight_decay)
-        if self.max_grad_norm is not None:
-            remedy = "It bounds the norm of a gradient; None does not clip."
-            check_positive("LocalPhase", "max_grad_norm", self.max_grad_norm, remedy)
-        object.__setattr__(self, "batches", as_batching(self.batches))
-        state, starts = self.optimizer_state, isinstance(self.optimizer_state, Mapping)
-        for argument, wrong, expected in (
-            ("momentum", self.optimizer and self.momentum, "0 with a local optimizer, which has its own"),
-            ("optimizer_state", starts and not self.optimizer, "a local optimizer to start from it"),
-            (
-                "optimizer_state",
-                not starts and state not in ("fresh", "kept"),
-                "'fresh', 'kept' or a mapping to channels",
-            ),
-            (
-                "private_blocks",
-                not isinstance(self.private_blocks, blocks | None),
-                'blocks of the model, hansa.local.blocks("bn*")',
-            ),
-            (
-                "frozen_blocks",
-                not isinstance(self.frozen_blocks, blocks | None),
-                'blocks of the model, hansa.local.blocks("bn*")',
-            ),
-        ):
-            if wrong:
-                raise invalid_argument("LocalPhase", argument, getattr(self, argument), expected)
-        if isinstance(state, Mapping):
-            object.__setattr__(self, "optimizer_state", dict(state))
+        Checked.__post_init__(self)
+        if self.optimizer is not None and self.momentum:
+            expected = "0 with a local optimizer, which has its own"
+            raise invalid_argument("LocalPhase", "momentum", self.momentum, expected)
+        if self.optimizer is None and isinstance(self.optimizer_state, Mapping):
+            expected = "a local optimizer to start from it"
+            raise invalid_argument("LocalPhase", "optimizer_state", self.optimizer_state, expected)
         if self.mixing is not None:
             self._check_mixing(self.mixing)
 

@@ -17,7 +17,7 @@ import torch
 
 from hansa.algorithm import Algorithm, LocalPhase
 from hansa.core import trees
-from hansa.core.bounds import Checked, bound
+from hansa.core.bounds import Checked, bound, or_none
 from hansa.core.devices import copy_to_device
 from hansa.core.errors import HansaError, check_integer, check_non_negative
 from hansa.core.keys import Key
@@ -357,7 +357,7 @@ class personalise(Checked):
 
     steps: int = field(default=5, metadata=bound(check_integer))
     lr: float = field(default=0.01, metadata=bound(check_non_negative))
-    batch_size: int | None = field(default=32, metadata=bound(check_integer, "None takes all of a client's rows."))
+    batch_size: int | None = field(default=32, metadata=bound(or_none, check_integer, "None takes all of its rows."))
 
     def work(self, samples: int) -> Work:
         """Return the local work of a client with this many samples."""
