@@ -87,7 +87,7 @@ def assert_same(one: Run, other: Run) -> None:
     assert one.ledger.state() == other.ledger.state()
     assert one.dropped_clients == other.dropped_clients
     assert repr(one.clients().by_client()) == repr(other.clients().by_client())
-    rows, wanted = one.client_record.columns(), other.client_record.columns()
+    rows, wanted = one.clients(), other.clients()
     for name in wanted:
         assert rows[name].tobytes() == wanted[name].tobytes(), name
 

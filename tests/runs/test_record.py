@@ -23,11 +23,11 @@ from hansa.core.keys import Key
 from hansa.core.types import State
 from hansa.rounds.faults import faults
 from hansa.runs import metrics
-from hansa.runs.client_columns import encode_clients
+from hansa.runs.client_columns import encode_clients, join_rounds
 from hansa.runs.driver import MAX_DROPPED_IN_CHECKPOINT, Run
 from hansa.runs.experiment import Experiment, digest_name
 from hansa.runs.folder import RunFolder
-from hansa.runs.record import ClientRecord, RunRecord
+from hansa.runs.record import RunRecord
 from hansa.runs.store import DamagedFileError, database, io
 from hansa.runs.store.database import DATABASE, ROWS
 from hansa.study.session import plan_reusable
@@ -234,7 +234,7 @@ def test_a_run_that_was_killed_has_the_record_of_one_that_was_not(tmp_path: Path
 
 def test_columns_keep_every_value_whatever_its_size() -> None:
     draw = np.random.default_rng(0)
-    record, rounds = ClientRecord(), []
+    blocks, rounds = [], []
     for round in range(1, 30):
         clients = np.sort(draw.choice(100_000, int(draw.integers(1, 60)), replace=False))
         table = {
@@ -243,15 +243,16 @@ def test_columns_keep_every_value_whatever_its_size() -> None:
             "norm": np.full(len(clients), np.inf, np.float32),
             "up_bytes": draw.integers(0, 1 << int(draw.integers(1, 62)), len(clients)),
         }
-        record.add(round, table, {"client": clients[:1], "test_auc": np.array([np.nan], np.float32)})
+        tested = {"client": clients[:1], "test_auc": np.array([np.nan], np.float32)}
+        blocks.append((round, encode_clients(table, tested)))
         rounds.append(table)
-    found = record.columns()
+    found = join_rounds(blocks)
     for name in rounds[0]:
         assert np.array_equal(found[name], np.concatenate([table[name] for table in rounds])), name
     assert np.isnan(found["test_auc"]).all()
-    assert list(record.columns("client", "loss")) == ["client", "loss"]
+    assert list(join_rounds(blocks, ["client", "loss"])) == ["client", "loss"]
     with pytest.raises(hansa.HansaError, match=r"no column 'lss'.*loss"):
-        record.columns("lss")
+        join_rounds(blocks, ["lss"])
 
 
 def test_ten_thousand_clients_and_a_thousand_rounds_fit_in_a_hundred_megabytes() -> None:

@@ -43,7 +43,7 @@ from hansa.rounds.ledger import Ledger
 from hansa.rounds.measures import Measure, wants_mean
 from hansa.rounds.messages import DroppedClient, Report, WorkOrder, joined_orders
 from hansa.rounds.pacing import check_profile
-from hansa.runs.client_columns import Array, ClientColumns
+from hansa.runs.client_columns import Array, ClientColumns, encode_clients, join_rounds
 from hansa.runs.columns import MetricFacts, main_metric
 from hansa.runs.metrics import RunHistory, report_dropped_clients, text_table
 from hansa.runs.per_client import (
@@ -55,7 +55,6 @@ from hansa.runs.per_client import (
     participation_columns,
     timing_columns,
 )
-from hansa.runs.record import ClientRecord
 from hansa.runs.store import ClientStore, DiskStore, RamStore
 from hansa.training import TaskLike, personalise, random_state
 from hansa.training.evaluation import EvaluationJob
@@ -63,6 +62,8 @@ from hansa.training.execution_mode import with_vmap
 
 if TYPE_CHECKING:
     import pandas
+
+    from hansa.runs.record import RunRecord
 
 Record: TypeAlias = dict[str, Any]
 """The numbers of one round, by the names of `hansa.runs.columns`."""
@@ -210,7 +211,8 @@ class Run:
         profile = () if self.options.profile is None else (repr(self.options.profile),)
         self.id = self.key.child("run", repr(algorithm), task.name, *profile).digest(8).hex()
         self.history = RunHistory(facts=MetricFacts.of_task(task))
-        self.client_record = ClientRecord()
+        self.record: RunRecord | None = None  # of its folder
+        self.client_blocks: list[tuple[int, bytes]] = []  # the client record of rounds that are in no folder
         self.dropped_clients: list[tuple[int, DroppedClient]] = []
         self.site_of: Mapping[int, str] = {}  # the site of each client, in a federation
         self.oldest_resumable_round = 0  # sites keep the client memory needed to resume from it
@@ -341,7 +343,9 @@ class Run:
         ``run.clients().frame()`` is a pandas frame, ``run.clients().by_client()`` has one row per client.
         """
         names = getattr(getattr(self.task, "data", None), "client_names", ())
-        return self.client_record.columns(*columns).named(names)
+        if self.record is not None:
+            return self.record.client_columns(*columns).named(names)
+        return join_rounds(self.client_blocks, columns).named(names)
 
     def advance(self, rounds: int, callbacks: Sequence[Callback] = ()) -> Run:
         """Run ``rounds`` more rounds."""
@@ -413,7 +417,7 @@ class Run:
         client_metrics = self._evaluate_clients(engine) if self.per_client.is_due(self.state.round, final) else {}
         record.update(aggregate_client_metrics(client_metrics, self.history.facts.better))
         work = participation_columns(opened.down_bytes, closed.outcome, opened.timing)
-        self.client_record.add(self.state.round, work, client_metrics)
+        self.client_blocks.append((self.state.round, encode_clients(work, client_metrics)))
         if traits.has_sites:
             record["sites"] = traits.site_bytes()
             self.ledger.record_sites(record["sites"])

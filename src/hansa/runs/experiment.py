@@ -42,7 +42,7 @@ from hansa.runs.folder import (
     slug,
 )
 from hansa.runs.provenance import Provenance, changed_kinds, parse_accepted_changes, provenance_of
-from hansa.runs.record import ClientRecord, Meta, RunRecord
+from hansa.runs.record import Meta, RunRecord
 from hansa.runs.store import ClientStore, DamagedFileError, io
 from hansa.runs.store.io import FileLock, InUseError
 from hansa.runs.trackers import flatten
@@ -145,7 +145,7 @@ class Experiment:
         try:
             folder.write_start(config, run)
             folder.record = RunRecord.create(folder.path)
-            run.client_record = ClientRecord(folder.record)
+            run.record = folder.record
             experiment = cls(config, run, folder)
             if config.checkpoint.every:
                 run.store = folder.record.open_rows()
@@ -210,7 +210,7 @@ class Experiment:
                     "%s: started with %s, resumed with %s: the result may differ in its last bits from that of an "
                     "uninterrupted run", folder, meta["arithmetic"], now,
                 )  # fmt: skip
-            run.client_record = ClientRecord(record)
+            run.record = record
             run.restore(state, folder.rewind(done))
             run.oldest_resumable_round = min(record.checkpoint_rounds())
             if provenance is not None:

@@ -289,7 +289,8 @@ class RunFolder(_Folder):
         """Add the record of a round and its clients; `commit` makes it durable."""
         assert self.record is not None
         self.record.check_present()
-        self.record.add_round(record, run.client_record.newest)
+        _, clients = run.client_blocks.pop()
+        self.record.add_round(record, clients)
 
     def commit(self, records: Sequence[Record]) -> None:
         """Make the rounds that were added durable, and append their records to the metrics."""

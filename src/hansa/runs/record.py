@@ -23,7 +23,7 @@ import torch
 from hansa.core.errors import HansaError, check_integer, invalid_argument, suggestion
 from hansa.core.types import State
 from hansa.core.vectors import arithmetic, kernels
-from hansa.runs.client_columns import Array, ClientColumns, encode_clients, join_rounds, total_by_client
+from hansa.runs.client_columns import ClientColumns, join_rounds, total_by_client
 from hansa.runs.store import database, io
 from hansa.runs.store.database import DTYPES, REMEDY, Database, Head, RowEntry, dtype_name, dtype_of, row_digest
 from hansa.runs.store.io import DamagedFileError, FileLock, sha256
@@ -629,28 +629,6 @@ class RunRecord(Database):
         self.kept = round
         self.commit()
         return records
-
-
-class ClientRecord:
-    """The client columns of a run: in memory, or in its record."""
-
-    def __init__(self, record: RunRecord | None = None) -> None:
-        self._record = record
-        self._blocks: list[tuple[int, bytes]] = []
-        self.newest = b""
-        """The block of the newest round."""
-
-    def add(self, round: int, *tables: Mapping[str, Array]) -> None:
-        """Add a closed round."""
-        self.newest = encode_clients(*tables)
-        if self._record is None:
-            self._blocks.append((round, self.newest))
-
-    def columns(self, *names: str) -> ClientColumns:
-        """Return the columns, all of them or those named."""
-        if self._record is not None:
-            return self._record.client_columns(*names)
-        return join_rounds(self._blocks, names)
 
 
 # --- records as JSON ------------------------------------------------------------------------------------------------

@@ -136,13 +136,13 @@ class Job:
             return None
         run = opened.run
         saved = run.checkpoint_state(), list(run.history), list(run.trajectory) if run.options.keep_params else None
-        return saved, run.store, run.client_record, run.dropped_clients
+        return saved, run.store, run.client_blocks, run.dropped_clients
 
     def collect(self, answer: Any) -> None:
         """Take the run in memory that a worker process has executed, from what `work` has returned."""
         if answer is not None and (opened := self.open()) is not None:
             run = opened.run
-            saved, run.store, run.client_record, dropped = answer
+            saved, run.store, run.client_blocks, dropped = answer
             run.restore(*saved)
             run.dropped_clients = dropped  # a checkpoint has the last of them only
             run.release_data()
