@@ -18,22 +18,11 @@ from hansa.core.keys import Key
 
 KEY = Key(3)
 ALWAYS = [
-    identity(),
-    cast("float16"),
-    cast("bfloat16"),
-    sign(),
-    top_k(1 / 8),
-    top_k(1.0),
-    top_k(1 / 8, "float16"),
-    top_k(1 / 8, "bfloat16"),
-    top_k(1 / 8, sign()),
-    top_k(1 / 8, quantize(7, rounding="nearest")),
-    quantize(1, rounding="nearest"),
-    quantize(16, 32, "nearest"),
-    grid(0.01),
-    grid(1.0),
-    grid(7.0),
-]
+    identity(), cast("float16"), cast("bfloat16"), sign(), top_k(1 / 8), top_k(1.0),
+    top_k(1 / 8, "float16"), top_k(1 / 8, "bfloat16"), top_k(1 / 8, sign()),
+    top_k(1 / 8, quantize(7, rounding="nearest")), quantize(1, rounding="nearest"),
+    quantize(16, 32, "nearest"), grid(0.01), grid(1.0), grid(7.0),
+]  # fmt: skip
 IN_THE_MEAN = [random_k(1 / 4), random_k(1 / 4, sign()), quantize(16), quantize(1, 64), top_k(1 / 8, quantize(3))]
 ALL = ALWAYS + IN_THE_MEAN + [quantize(16, rounding="unbiased")]
 contract = pytest.mark.parametrize("compressor", ALL, ids=repr)

@@ -30,19 +30,9 @@ from hansa.core.keys import Key
 KEY = Key(5)
 X = torch.tensor([0.5, -2.0, 0.0, 4.0, -1.5, 0.25, 3.0, -0.125, 1.0, -1.0, 2.5])
 ALL = [
-    identity(),
-    cast("float16"),
-    cast("bfloat16"),
-    sign(),
-    top_k(0.4),
-    top_k(0.4, "float16"),
-    top_k(0.4, quantize(3)),
-    top_k(0.4, sign()),
-    random_k(0.4),
-    quantize(5, 8),
-    grid(0.1),
-    grid(2.0),
-]
+    identity(), cast("float16"), cast("bfloat16"), sign(), top_k(0.4), top_k(0.4, "float16"),
+    top_k(0.4, quantize(3)), top_k(0.4, sign()), random_k(0.4), quantize(5, 8), grid(0.1), grid(2.0),
+]  # fmt: skip
 IDENTITY, WHOLE, CAST, SIGN, QUANTIZE, TOP_K, RANDOM_K, GRID = range(8)
 
 

@@ -20,17 +20,10 @@ from hansa.core.vectors import kernels
 
 SIZES = (1, 8, 63, 65, 1000, coding.BLOCK + 5)
 CODERS: list[Coder] = [
-    *(grid(coarseness) for coarseness in (1e-9, 0.05, 0.5, 2.0, 20.0)),
-    cast("float16"),
-    cast("bfloat16"),
-    quantize(1, 8, "nearest"),
-    quantize(3, 64, "unbiased"),
-    quantize(16),
-    quantize(127, 2048),
-    identity(),
-    sign(),
-    top_k(0.1),
-]
+    *(grid(coarseness) for coarseness in (1e-9, 0.05, 0.5, 2.0, 20.0)), cast("float16"), cast("bfloat16"),
+    quantize(1, 8, "nearest"), quantize(3, 64, "unbiased"), quantize(16), quantize(127, 2048), identity(),
+    sign(), top_k(0.1),
+]  # fmt: skip
 
 
 def vectors(size: int) -> dict[str, np.ndarray]:

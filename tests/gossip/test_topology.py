@@ -20,16 +20,10 @@ from hansa.gossip.topology import _random_pairs
 from hansa.gossip.weights import as_sparse, circulant, sparse_identity
 
 ANY_SIZE = [
-    gossip.ring(),
-    gossip.complete(),
-    gossip.unbalanced_complete(seed=1),
-    gossip.unbalanced_complete(seed=1, spread=0.3),
-    gossip.erdos_renyi(0.7, seed=2),
-    gossip.torus(),
-    gossip.star(),
-    gossip.exponential(),
-    gossip.isolated(),
-]
+    gossip.ring(), gossip.complete(), gossip.unbalanced_complete(seed=1),
+    gossip.unbalanced_complete(seed=1, spread=0.3), gossip.erdos_renyi(0.7, seed=2), gossip.torus(),
+    gossip.star(), gossip.exponential(), gossip.isolated(),
+]  # fmt: skip
 FIXED_SIZE = [
     (gossip.hypercube(), 16),
     (gossip.torus(rows=3), 12),
