@@ -74,7 +74,7 @@ def write_signs(bits: Array, scale: Any, out: Array) -> None:
 def add_signs(bits: Array, scale: Any, out: Array) -> None:
     """Add scale * sign to ``out`` without a temporary vector."""
     if native_array(out):
-        native_kernels.sign_add([bits], [float(scale)], out)
+        native_kernels.sign_write(bits, float(scale), out, add=True)
         return
     table, whole, step = sign_table(scale), out.size // 8, CHUNK // 8
     buffer = np.empty((min(step, whole), 8), out.dtype)

@@ -294,9 +294,8 @@ class ClientGradients:
         if rows is None:
             return self.flat(client, None)
         total, divisor = torch.zeros(self.dim, dtype=torch.float64), 0.0
-        size = len(rows) if self.couples_rows else self.piece
-        for first in range(0, len(rows), size):
-            weight, gradient = self.piece_gradient(client, rows[first : first + size])
+        for piece in torch.split(rows, len(rows) if self.couples_rows else self.piece):
+            weight, gradient = self.piece_gradient(client, piece)
             if weight:  # without labels that count, there is no gradient
                 total.add_(gradient, alpha=weight)
                 divisor += weight
@@ -307,8 +306,7 @@ class ClientGradients:
         rows = self.rows(client)
         if rows is None:
             return float(self.trainer.gradient(client, None)[0])
-        size = len(rows) if self.couples_rows else self.piece
-        pieces = [rows[first : first + size] for first in range(0, len(rows), size)]
+        pieces = torch.split(rows, len(rows) if self.couples_rows else self.piece)
         return math.fsum(float(self.trainer.gradient(client, each)[0]) * len(each) for each in pieces) / len(rows)
 
     def noise(self, client: int, full: Vector, batch_size: int, samples: int | None) -> float:
@@ -316,24 +314,17 @@ class ClientGradients:
         rows = self.rows(client)
         if rows is None or len(rows) == 1:
             return 0.0
-        n = len(rows)
+        n, draw = len(rows), self.key.child("heterogeneity", client).numpy()
         batch = min(batch_size, n)
-        if not self.is_row_mean and batch > 1:
-            return self.noise_of_batches(client, full, batch, n if samples is None else samples)
+        if not self.is_row_mean and batch > 1:  # the mean over batches that are drawn
+            count = n if samples is None else samples
+            batches = (rows[torch.from_numpy(draw.choice(n, batch, replace=False))] for _ in range(count))
+            return math.fsum(square(self.flat(client, each) - full) for each in batches) / count
         if samples is not None and samples < n:
-            drawn = self.key.child("heterogeneity", client).numpy().choice(n, samples, replace=False, shuffle=False)
-            rows = rows[torch.from_numpy(drawn)]
+            rows = rows[torch.from_numpy(draw.choice(n, samples, replace=False, shuffle=False))]
         apart = [square(self.flat(client, rows[i : i + 1]) - full) for i in range(len(rows))]
         single = math.fsum(apart) / len(rows)
         return single * (n - batch) / ((n - 1) * batch)
-
-    def noise_of_batches(self, client: int, full: Vector, batch: int, count: int) -> float:
-        """E||g(batch) - g||^2 as the mean over batches drawn without replacement."""
-        rows = self.rows(client)
-        assert rows is not None
-        draw = self.key.child("heterogeneity", client).numpy()
-        batches = (rows[torch.from_numpy(draw.choice(len(rows), batch, replace=False))] for _ in range(count))
-        return math.fsum(square(self.flat(client, each) - full) for each in batches) / count
 
     def rows(self, client: int) -> torch.Tensor | None:
         """Return all rows of a client, in order."""

@@ -55,28 +55,27 @@ class OpenedRound(NamedTuple):
     def on_host(self) -> OpenedRound:
         """Return the round with every vector that is sent on the CPU, for clients that do not train on the server's
         device."""
-        copies: dict[int, Any] = {}  # of each vector and each set of broadcasts one, so that what was shared stays so
+        moved: dict[int, Any] = {}  # by identity, so that what was shared stays so
 
-        def vector(x: Vector) -> Vector:
-            if id(x) not in copies:
-                copies[id(x)] = x.cpu()
-            return copies[id(x)]  # type: ignore[no-any-return]
+        def host(item: Any) -> Any:
+            if id(item) not in moved:
+                moved[id(item)] = copied(item)
+            return moved[id(item)]
 
-        def packet(sent: Packet) -> Packet:
-            return Packet.of(vector(sent.content), sent.kind) if isinstance(sent.content, torch.Tensor) else sent
+        def copied(item: Any) -> Any:
+            if isinstance(item, torch.Tensor):
+                return item.cpu()
+            if isinstance(item, Packet):
+                return Packet.of(host(item.content), item.kind) if isinstance(item.content, torch.Tensor) else item
+            if isinstance(item, Broadcast):
+                return item._replace(packets=tuple(map(host, item.packets)))
+            if isinstance(item, ServerBroadcast):
+                messages = {client: tuple(map(host, packets)) for client, packets in item.messages.items()}
+                return replace(item, vector=host(item.vector), messages=messages)
+            return {name: host(each) for name, each in item.items()}
 
-        for order in self.orders:
-            if id(order.broadcasts) not in copies:
-                copies[id(order.broadcasts)] = {
-                    name: sent._replace(packets=tuple(map(packet, sent.packets)))
-                    for name, sent in order.broadcasts.items()
-                }
-        broadcasts = {}
-        for name, made in self.broadcasts.items():
-            messages = {client: tuple(map(packet, packets)) for client, packets in made.messages.items()}
-            broadcasts[name] = replace(made, vector=vector(made.vector), messages=messages)
-        orders = tuple(replace(order, broadcasts=copies[id(order.broadcasts)]) for order in self.orders)
-        return self._replace(orders=orders, broadcasts=broadcasts)
+        orders = tuple(replace(order, broadcasts=host(order.broadcasts)) for order in self.orders)
+        return self._replace(orders=orders, broadcasts=host(self.broadcasts))
 
 
 def open_round(algorithm: Algorithm, state: ServerState, population: Population, run: str, key: Key) -> OpenedRound:

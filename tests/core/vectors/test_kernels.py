@@ -180,7 +180,8 @@ def test_signs_are_the_eager_wires_to_the_bit_over_several_chunks(isa: str, monk
         hidden.setenv("HANSA_NATIVE", "off")
         for packet, scale in zip(packets, scales, strict=True):
             eager_wire.add_signs(packet, np.float32(scale), wanted)
-    kernels.sign_add(packets, scales, out, isa=isa)
+    for packet, scale in zip(packets, scales, strict=True):
+        kernels.sign_write(packet, scale, out, add=True, isa=isa)
     assert np.array_equal(out, wanted)
 
 
@@ -219,8 +220,8 @@ def test_wrong_arguments_are_named() -> None:
         kernels.native_weighted_sum([ones, torch.zeros(8)[::2]], [1.0, 1.0])
     with pytest.raises(HansaError, match="2 rows and 1 weights"):
         kernels.native_weighted_sum([ones, zeros], [1.0])
-    with pytest.raises(HansaError, match="packet 0 is uint8"):
-        kernels.sign_add([np.zeros(2, np.uint8)], [1.0], ones)
+    with pytest.raises(HansaError, match="bits is uint8"):
+        kernels.sign_write(np.zeros(2, np.uint8), 1.0, ones)
     with pytest.raises(HansaError, match="x is int64"):
         kernels.squared_norm(torch.ones(3, dtype=torch.int64))
     with pytest.raises(HansaError, match="x is float64"):

@@ -246,14 +246,12 @@ def sign_pack(x: Array, isa: str = "") -> tuple[np.ndarray[Any, np.dtype[np.uint
     return bits, math.fsum(lanes) if np.isfinite(lanes).all() else math.nan
 
 
-def sign_write(bits: Array, scale: float, out: Array, isa: str = "") -> None:
-    """Set out = scale * sign, from the bits of ``sign_pack``."""
-    _signs("sign_write", [bits], [scale], out, True, isa)
-
-
-def sign_add(bits: Sequence[Array], scales: Sequence[float], out: Array, isa: str = "") -> None:
-    """Add scale_i * sign_i of every packet to ``out``, in one pass over ``out``."""
-    _signs("sign_add", bits, scales, out, False, isa)
+def sign_write(bits: Array, scale: float, out: Array, add: bool = False, isa: str = "") -> None:
+    """Set out = scale * sign, from the bits of ``sign_pack``, or add that."""
+    target, size = address_of("sign_write", "out", out, torch.float32), _length(out)
+    pointer = address_of("sign_write", "bits", bits, torch.uint8, -(-size // 8))
+    packet, factor = (ctypes.c_void_p * 1)(pointer), (ctypes.c_float * 1)(scale)
+    native.load(isa).sign_add(packet, factor, 1, size, int(not add), target)
 
 
 def indices_reaching(
@@ -398,21 +396,6 @@ def _power_of_two(exponent: int) -> Any:
     """Return 2^-exponent as two float32 factors, so that a product with both is rounded once."""
     parts = (exponent, 0) if abs(exponent) <= 126 else (exponent // 2, exponent - exponent // 2)
     return (ctypes.c_float * 2)(*(math.ldexp(1.0, -part) for part in parts))
-
-
-def _signs(where: str, bits: Sequence[Array], scales: Sequence[float], out: Array, fresh: bool, isa: str) -> None:
-    if len(bits) != len(scales):
-        raise HansaError(f"{where}: {len(bits)} packets and {len(scales)} scales, expected as many.")
-    target, size = address_of(where, "out", out, torch.float32), _length(out)
-    pointers = [address_of(where, f"packet {i}", one, torch.uint8, -(-size // 8)) for i, one in enumerate(bits)]
-    native.load(isa).sign_add(
-        (ctypes.c_void_p * len(pointers))(*pointers),
-        (ctypes.c_float * len(pointers))(*scales),
-        len(pointers),
-        size,
-        int(fresh),
-        target,
-    )
 
 
 def _length(x: Array) -> int:
