@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from html import escape
 from typing import Any
 
 from hansa.aggregate import Aggregator, BaseAggregator, discounted, mean, mixed_models
@@ -14,7 +15,7 @@ from hansa.core.bounds import Checked, bound
 from hansa.core.citations import check_citations
 from hansa.core.errors import HansaError, argument_error, invalid_argument, suggestion
 from hansa.core.keys import Key
-from hansa.core.protocols import HtmlRepr, walk_components, with_defaults
+from hansa.core.protocols import walk_components, with_defaults
 from hansa.core.types import BUFFERS, MODEL
 from hansa.core.vectors.layout import Layout
 from hansa.gossip import BaseActivity, resolve
@@ -62,7 +63,7 @@ class Channel(Checked):
 
 
 @dataclass(frozen=True, slots=True)
-class Algorithm(HtmlRepr):
+class Algorithm:
     """A federated method as a composition of components. `hansa.presets` has published methods.
 
     Args:
@@ -87,6 +88,13 @@ class Algorithm(HtmlRepr):
     def __repr__(self) -> str:
         shown = [item.name for item in fields(self) if item.name != "pace" or self.pace != synchronous()]
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the fields, for notebooks."""
+        rows = (
+            f"<tr><th>{each.name}</th><td>{escape(repr(getattr(self, each.name)))}</td></tr>" for each in fields(self)
+        )
+        return f"<table>{''.join(rows)}</table>"
 
     def __post_init__(self) -> None:
         require_sampler("Algorithm", "sampler", self.sampler)

@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from html import escape
 from typing import Any, TypeVar, cast
 
 from hansa.core.errors import HansaError
@@ -126,14 +125,3 @@ def component(function: F) -> F:
 def is_declared(value: object) -> bool:
     """Return whether a function or class itself, not only a base class of it, was declared with `component`."""
     return vars(value).get(DECLARED) is True if hasattr(value, "__dict__") else False
-
-
-class HtmlRepr:
-    """A mixin for dataclasses of components: in a notebook, a table of their fields."""
-
-    __slots__ = ()
-
-    def _repr_html_(self) -> str:
-        values = {field.name: getattr(self, field.name) for field in fields(cast("Any", self))}
-        rows = (f"<tr><th>{name}</th><td>{escape(repr(value))}</td></tr>" for name, value in values.items())
-        return f"<table>{''.join(rows)}</table>"

@@ -14,7 +14,7 @@ from hansa.core.devices import copy_to_device
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.native.clients import ClientKernel
-from hansa.core.native.random_draws import draws_like_numpy, shuffled_batches, shuffled_rows
+from hansa.core.native.random_draws import draws_like_numpy, shuffled_rows
 from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.core.vectors import allocator
 from hansa.core.vectors.arithmetic import native_fits
@@ -115,7 +115,8 @@ class ModuleTrainer(BaseTrainer):
         """Return the batches of a round, [steps, batch]: passes over the client's rows, each shuffled."""
         own, length = self.task.data.rows(client), work.steps * work.batch_size
         if native.available() and draws_like_numpy():
-            drawn = torch.from_numpy(shuffled_batches(key.digest(16), own.numel(), length, own=own.to(torch.int64)))
+            index, spans = own.to(torch.int64).contiguous(), np.array([[0, own.numel()]])
+            drawn = torch.from_numpy(shuffled_rows([key.digest(16)], index, spans, np.array([length])))
         else:
             drawn = own[torch.from_numpy(batch_stream(own.numel(), length, key))]
         rows = copy_to_device(drawn.view(work.steps, work.batch_size), self.source.index_device)

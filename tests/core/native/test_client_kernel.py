@@ -18,7 +18,7 @@ from hansa.core.keys import Key
 from hansa.core.native import network as network_module
 from hansa.core.native.clients import ClientKernel, mean_losses
 from hansa.core.native.network import AffineStep
-from hansa.core.native.random_draws import draws_like_numpy, shuffled_batches, shuffled_rows
+from hansa.core.native.random_draws import draws_like_numpy, shuffled_rows
 from hansa.training.trainer import batch_stream
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
@@ -41,9 +41,9 @@ def made(name: str = "CNN-29k", isa: str = ""):
 def test_batches_are_those_that_numpy_draws_to_the_bit(samples, length, isa):
     for seed in range(3):
         key = Key(seed).child("local", 3, samples, "batch")
-        assert np.array_equal(
-            shuffled_batches(key.digest(16), samples, length, isa), batch_stream(samples, length, key)
-        )
+        spans, lengths = np.array([[0, samples]]), np.array([length])
+        found = shuffled_rows([key.digest(16)], torch.arange(samples), spans, lengths, isa)
+        assert np.array_equal(found, batch_stream(samples, length, key))
     assert draws_like_numpy()
 
 
@@ -168,7 +168,8 @@ def test_rows_of_several_clients_are_shuffled_like_those_of_each(isa):
     drawn = np.split(shuffled_rows(keys, index, spans, lengths, isa), np.cumsum(lengths)[:-1])
     for key, (first, stop), length, found in zip(keys, spans.tolist(), lengths.tolist(), drawn, strict=True):
         own = index[first:stop]
-        assert found.tolist() == shuffled_batches(key, stop - first, length, isa, own=own).tolist()
+        alone = shuffled_rows([key], own, np.array([[0, stop - first]]), np.array([length]), isa)
+        assert found.tolist() == alone.tolist()
         generator = np.random.Generator(np.random.Philox(key=np.frombuffer(key, "<u8")))
         passes = [generator.permutation(stop - first) for _ in range(-(-length // (stop - first)))]
         assert found.tolist() == own.numpy()[np.concatenate(passes)[:length]].tolist()

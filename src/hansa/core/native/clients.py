@@ -137,10 +137,6 @@ class ClientKernel:
             self._scratch = torch.empty(entries)
         return self._scratch
 
-    def use_step(self, step: AffineStep) -> None:
-        """Set the step of later calls; velocities are passed separately."""
-        fill_update(self.network, self.update, step, step.anchor, None)
-
     def _fill(self, update: abi.StepParameters, step: AffineStep, anchor: Tensor | None) -> None:
         if step.momentum and step.velocity is None:
             raise HansaError("native: momentum needs a velocity to keep it in.")
@@ -341,7 +337,7 @@ class LazyCohortKernel:
         pointers = _addresses(clients, velocities, max(velocities, default=-1) + 1)
         losses = np.zeros(len(turns), np.float32)
         workspace = clients.workspace(int(turns["batch"][~gathers].max(initial=1)))
-        clients.use_step(self._step)
+        fill_update(clients.network, clients.update, self._step, self._step.anchor, None)
         arrays = (sums.starts.astype(np.int64), sums.places.astype(np.int64), sums.weights.astype(np.float32))
         cohort = abi.LazyCohort(
             self._start.data_ptr(), self._models.data_ptr(), changes.data_ptr(), len(changes), count, turns.ctypes.data,

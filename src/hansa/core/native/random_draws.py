@@ -45,49 +45,23 @@ def _draw_with_numpy(key: bytes, many: int, some: int) -> list[int]:
     return drawn
 
 
-def shuffled_batches(key: bytes, samples: int, length: int, isa: str = "", own: torch.Tensor | None = None) -> Array:
-    """Return ``length`` positions from consecutive permutations of 0..samples-1, shuffled as by NumPy's Philox with
-    this key; or the entries of ``own``, int64 [samples], at these positions.
-
-    >>> sorted(shuffled_batches(bytes(16), 3, 6)[:3].tolist())
-    [0, 1, 2]
-    """
-    if own is not None:
-        check_tensor("own", own, torch.int64, samples)
-    first = None if own is None else np.array([own.data_ptr()], np.uint64)
-    return _shuffled([key], first, np.array([samples]), np.array([length]), isa)
-
-
 def shuffled_rows(keys: Sequence[bytes], index: torch.Tensor, spans: Array, lengths: Array, isa: str = "") -> Array:
-    """Return `shuffled_batches` of several clients, one after the other: ``lengths`` entries of each one's range
-    ``spans`` [clients, 2] of the index.
+    """Return for each 16-byte key ``lengths`` entries of its range ``spans`` [keys, 2] of the index, one key after the
+    other: from consecutive permutations of the range, shuffled as by NumPy's Philox with this key.
 
     >>> drawn = shuffled_rows([bytes(16)] * 2, torch.arange(5), np.array([[0, 2], [2, 5]]), np.array([2, 3]))
     >>> sorted(drawn[:2].tolist()), sorted(drawn[2:].tolist())
     ([0, 1], [2, 3, 4])
     """
-    samples = spans[:, 1] - spans[:, 0]
+    samples, lengths = (spans[:, 1] - spans[:, 0]).astype(np.int64), lengths.astype(np.int64)
     check_tensor("index", index, torch.int64, -1)
     if len(keys) != len(samples) or spans.min() < 0 or samples.min() < 1 or spans.max() > index.numel():
         raise HansaError(f"native: the rows of {len(keys)} clients lie outside of the {index.numel()} that there are.")
-    return _shuffled(keys, (index.data_ptr() + 8 * spans[:, 0]).astype(np.uint64), samples, lengths, isa)
-
-
-def _shuffled(
-    keys: Sequence[bytes],
-    own: Array | None,
-    samples: Array,
-    lengths: Array,
-    isa: str,
-) -> Array:
-    words, samples = np.frombuffer(b"".join(keys), "<u8").astype(np.uint64), samples.astype(np.int64)
-    lengths, order = lengths.astype(np.int64), np.empty(int(samples.max()), np.int64)
-    out = np.empty(int(lengths.sum()), np.int64)
-    addresses = None if own is None else own.ctypes.data
-    native.load(isa).draw(
-        words.ctypes.data, addresses, samples.ctypes.data, lengths.ctypes.data, len(keys), order.ctypes.data,
-        out.ctypes.data,
-    )  # fmt: skip
+    words = np.frombuffer(b"".join(keys), "<u8").astype(np.uint64)
+    own = (index.data_ptr() + 8 * spans[:, 0]).astype(np.uint64)
+    order, out = np.empty(int(samples.max()), np.int64), np.empty(int(lengths.sum()), np.int64)
+    addresses = [array.ctypes.data for array in (words, own, samples, lengths)]
+    native.load(isa).draw(*addresses, len(keys), order.ctypes.data, out.ctypes.data)
     return out
 
 
@@ -99,4 +73,6 @@ def draws_like_numpy() -> bool:
     shuffled = np.concatenate([generator.permutation(1000) for _ in range(3)])
     cases = [(many, some) for many in (1, 2, 5, 20, 999) for some in (1, 2, 5, 60) if some <= many]
     chosen = all(_draw_natively([key], many, some) == [_draw_with_numpy(key, many, some)] for many, some in cases)
-    return chosen and np.array_equal(shuffled, shuffled_batches(key, 1000, 3000))
+    return chosen and np.array_equal(
+        shuffled, shuffled_rows([key], torch.arange(1000), np.array([[0, 1000]]), np.array([3000]))
+    )

@@ -1,8 +1,1 @@
 """Flat vectors: the layout of a module's tensors, whole-vector arithmetic, and reuse of memory."""
-
-from typing import TYPE_CHECKING
-
-from hansa.core.lazy_imports import lazy_exports
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_exports(__name__)
