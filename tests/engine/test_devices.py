@@ -7,6 +7,7 @@ import functools
 import json
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from hansa.rounds import round
 from hansa.runs.driver import Run
 from hansa.runs.experiment import build_run
 
+SEEDED = SimpleNamespace(manual_seed=lambda seed: None)
 META, GPU = torch.device("meta"), torch.device("cuda:0")
 
 
@@ -99,7 +101,7 @@ def traffic(method, steps, monkeypatch):
     opened = round.open_round(run.algorithm, run.state, task.population, "run", run.key)
     first = single_orders(opened.orders[0])[0]
     order = replace(first, works=tuple(work._replace(steps=steps) for work in first.works))
-    monkeypatch.setattr("hansa.training.random_state._seed_device", lambda device, seed: None)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SEEDED)
     got = {name: sent.packets[0].content for name, sent in order.broadcasts.items()}
     with Pretended() as pretended:
         monkeypatch.setattr(places, "PINNED_DEVICES", {"meta"})

@@ -13,7 +13,7 @@ from torch import nn
 import hansa
 from contracts import small
 from engine import problems
-from engine.test_devices import META, Pretended, Smooth
+from engine.test_devices import META, SEEDED, Pretended, Smooth
 from hansa.core import devices as places
 from hansa.gossip import executors
 from hansa.gossip.robust import Attack, clipped
@@ -150,7 +150,7 @@ def test_a_device_without_float64_computes_the_spread_on_the_host(name, monkeypa
     run = Run(GOSSIP[name], task)
     opened = round.open_round(run.algorithm, run.state, task.population, "run", run.key)
     order = replace(opened.orders[0], mean=True)
-    monkeypatch.setattr("hansa.training.random_state._seed_device", lambda device, seed: None)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SEEDED)
     got = {name: sent.packets[0].content for name, sent in order.broadcasts.items()}
 
     class WithoutFloat64(Pretended):
@@ -192,7 +192,7 @@ def test_data_on_the_host_is_asked_for_rows_there_and_copied_from_pinned_memory(
     data = OnDemand()
     task = hansa.Task(Smooth, nn.functional.cross_entropy, data, execution="eager")
     vectors = task.start(hansa.Key(0), torch.float32)
-    monkeypatch.setattr("hansa.training.random_state._seed_device", lambda device, seed: None)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SEEDED)
     with Pretended() as pretended:
         monkeypatch.setattr(places, "PINNED_DEVICES", {"meta"})
         monkeypatch.setattr(places, "empty_pinned", pretended.empty_pinned)
