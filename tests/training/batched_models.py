@@ -51,23 +51,6 @@ class Words(nn.Module):
         return self.head(torch.tanh(2 * self.words(x).mean(1)))  # type: ignore[no-any-return]
 
 
-class Recurrent(nn.Module):
-    """Cells of a GRU and an LSTM, fused operations that torch has for one model only; one parameter is unused."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.head = nn.GRUCell(2, 8), nn.LSTMCell(8, 8), nn.Linear(8, 4)
-        self.drop, self.unused = nn.Dropout(0.2), nn.Parameter(torch.ones(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        state = x.new_zeros(len(x), 8)
-        memory = state, state
-        for part in x.split(2, dim=1):
-            state = self.first(part, state)
-            memory = self.second(state, memory)
-        return self.head(self.drop(memory[0]))  # type: ignore[no-any-return]
-
-
 class Normed(nn.Module):
     """BatchNorm: its statistics are averaged."""
 
@@ -77,14 +60,6 @@ class Normed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x)  # type: ignore[no-any-return]
-
-
-class Spectral(Net):
-    """A norm by power iteration, whose vectors change in training."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        nn.utils.parametrizations.spectral_norm(self.head)
 
 
 class Noisy(Net):

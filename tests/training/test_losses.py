@@ -199,19 +199,10 @@ def test_a_metric_that_gives_no_number_is_refused():
 LABELS = (X[:, 0] > 0.9).long()  # a fifth are 1
 
 
-class One(nn.Module):
-    """One output a row: a logit, or a probability."""
-
-    def __init__(self, last=None):
-        super().__init__()
-        self.layer, self.last = nn.Linear(4, 1), last or nn.Identity()
-
-    def forward(self, x):
-        return self.last(self.layer(x))
-
-
 def test_one_output_of_an_unknown_loss_has_no_guessed_accuracy(caplog):
     data = from_arrays(X, LABELS, clients=OWNERS, test=(X, LABELS))
-    task = hansa.Task(One, lambda o, y: F.binary_cross_entropy_with_logits(o[:, 0], y.float()), data)
+    task = hansa.Task(
+        lambda: nn.Linear(4, 1), lambda o, y: F.binary_cross_entropy_with_logits(o[:, 0], y.float()), data
+    )
     assert task.metric is None
     assert "may be a logit or a probability" in caplog.text

@@ -19,7 +19,7 @@ from hansa.local.trainer import ClientJobs, train_by_steps
 from hansa.local.work import Work
 from hansa.training.execution_mode import with_vmap
 from training import batched_models
-from training.batched_models import Net, Recurrent, Regressor, Words, task
+from training.batched_models import Net, Regressor, Words, task
 
 WORK: dict[str, Any] = {"local_lr": 0.1, "steps": 3, "batch_size": 8}
 CPU = torch.device("cpu")
@@ -166,7 +166,7 @@ def test_a_changed_request_is_refused_on_resume(tmp_path):
 REFUSED: dict[str, Any] = {
     "BatchNorm": (batched_models.Normed, METHODS["fedavg"]),
     "draws random numbers": (batched_models.Noisy, METHODS["fedavg"]),
-    "random operation": (batched_models.Dropping, METHODS["fedavg"]),
+    "torch.func.vmap cannot take it": (batched_models.Dropping, METHODS["fedavg"]),
     "data-dependent control flow": (batched_models.Branching, METHODS["fedavg"]),
     "two gradients a step": (Net, lambda: presets.fedavg(**WORK).with_local(solver=local.sam(0.05))),
     "gossip between the steps": (Net, lambda: presets.dsgd(**WORK)),
@@ -174,8 +174,6 @@ REFUSED: dict[str, Any] = {
     "an embedding has padding_idx": (lambda: Words(padding_idx=0), METHODS["fedavg"]),
     "an embedding has max_norm": (lambda: Words(max_norm=1.0), METHODS["fedavg"]),
     "an embedding has sparse": (lambda: Words(sparse=True), METHODS["fedavg"]),
-    "torch.func.vmap cannot take it": (Recurrent, METHODS["fedavg"]),
-    "spectral norm": (batched_models.Spectral, METHODS["fedavg"]),
 }
 
 

@@ -199,7 +199,7 @@ def check_outputs(facts: ModelFacts, test_rows: int, for_loss: bool, metrics: Ma
 
 
 @dataclass(frozen=True, eq=False)
-class TestRows:
+class EvaluationRows:
     """A test set with inputs and targets like those of the task's data."""
 
     test_inputs: Any
@@ -235,7 +235,7 @@ def named_test_sets(test: Mapping[str, Any], like: Batch) -> dict[str, Any]:
                     f"Task(test): the {what} of {name} are {describe_shapes(mine)}, those of the training data "
                     f"{describe_shapes(theirs)}. Prepare them in the same way, for example with hansa.data.from_arrays."
                 )
-        sets[name] = TestRows(*pair)
+        sets[name] = EvaluationRows(*pair)
     return sets
 
 
@@ -249,7 +249,7 @@ def default_batch_size(facts: ModelFacts) -> int:
     return max(1, min(EVALUATION_BATCH, _BATCH_BYTES // max(1, facts.output_bytes)))
 
 
-class TestSources:
+class EvaluationSources:
     """The test sets of a task as batches for one dtype and device: prepared once, and shared by trainers."""
 
     def __init__(self) -> None:
@@ -351,8 +351,8 @@ class personalise(Checked):
         lr: Learning rate.
         batch_size: Rows per step; None takes all rows of the client.
 
-    >>> personalise(steps=5, lr=0.01).steps
-    5
+    >>> personalise(steps=5, batch_size=None).work(samples=7)
+    Work(steps=5, batch_size=7)
     """
 
     steps: int = field(default=5, metadata=bound(check_integer))

@@ -26,8 +26,8 @@ from hansa.training.augment import Augment, as_pipeline
 from hansa.training.batch_sources import Batch, ClientData, all_client_rows, count_test_rows, example_batch
 from hansa.training.evaluation import (
     CHUNK_ROWS,
+    EvaluationRows,
     PartialScore,
-    TestRows,
     check_outputs,
     compute_metrics,
     default_batch_size,
@@ -424,7 +424,7 @@ class Task:
     def on_training_data(self) -> Task:
         """Return the task with all clients' training rows as test set: ``test_loss`` is the global training loss."""
         task = copy.copy(self)
-        task.test_sets = {"": TestRows(*all_client_rows(self.data))}
+        task.test_sets = {"": EvaluationRows(*all_client_rows(self.data))}
         task._client_test_rows = {}
         return task
 
@@ -463,7 +463,7 @@ def samples_of(data: ClientData) -> tuple[int, ...]:
     return tuple(data.samples(client) for client in range(data.population))
 
 
-def _validation_set(data: Any) -> dict[str, TestRows]:
+def _validation_set(data: Any) -> dict[str, EvaluationRows]:
     """Return the validation rows of some data as a test set by name; empty if there are none."""
     targets = getattr(data, "validation_targets", None)
-    return {} if targets is None else {VALIDATION: TestRows(data.validation_inputs, targets)}
+    return {} if targets is None else {VALIDATION: EvaluationRows(data.validation_inputs, targets)}

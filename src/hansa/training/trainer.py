@@ -33,7 +33,7 @@ from hansa.training.batch_sources import (
     client_row_index,
     train_source,
 )
-from hansa.training.evaluation import PartialScore, TestSources, score_rows
+from hansa.training.evaluation import EvaluationSources, PartialScore, score_rows
 from hansa.training.execution_mode import MODELS, BatchedTraining, CompiledLoss, native_inputs
 from hansa.training.module_state import ModuleState
 from hansa.training.probe import autocast_caller, fresh, model_caller
@@ -63,7 +63,7 @@ class ModuleTrainer(BaseTrainer):
         self.source: BatchSource = (
             train_source(task.data, dtype, device, self.layout.channels_last) if like is None else like.source
         )
-        self.test_sources: TestSources = TestSources() if like is None else like.test_sources
+        self.test_sources: EvaluationSources = EvaluationSources() if like is None else like.test_sources
         self._generator = torch.Generator()
         if task.autocast is not None and dtype != torch.float32:
             raise HansaError(f"Task(autocast={task.autocast!r}): the run is in {dtype}. This needs torch.float32.")
