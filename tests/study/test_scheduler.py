@@ -24,7 +24,7 @@ from hansa.study import parallel as scheduler
 from hansa.study.parallel import StudyScheduler, Worker
 from hansa.study.session import Job, Session, plan_jobs, plan_reusable
 
-MAIN, MARK = "HANSA_TEST_MAIN", "HANSA_TEST_MARK"
+MAIN, MARK, DEATHS = "HANSA_TEST_MAIN", "HANSA_TEST_MARK", "HANSA_TEST_DEATHS"
 
 
 class Net(nn.Module):
@@ -37,9 +37,10 @@ class Net(nn.Module):
 
 
 def fragile(output, target):
-    """The cross-entropy, whose first use in a worker process kills it."""
-    if os.environ[MAIN] != str(os.getpid()) and not os.path.exists(os.environ[MARK]):
-        open(os.environ[MARK], "w").close()
+    """The cross-entropy, which kills the worker processes that use it until as many have died as there are to be."""
+    deaths = os.listdir(os.environ[MARK])
+    if os.environ[MAIN] != str(os.getpid()) and len(deaths) < int(os.environ[DEATHS]):
+        open(os.path.join(os.environ[MARK], str(os.getpid())), "w").close()
         os.kill(os.getpid(), signal.SIGKILL)
     return nn.functional.cross_entropy(output, target)
 
@@ -112,14 +113,16 @@ def test_runs_of_workers_are_those_of_this_process_with_all_they_hold(start, mon
             assert torch.equal(run.params, alone.advance(2).params)
 
 
-def test_a_worker_that_dies_costs_time_only(start, tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv(MAIN, str(os.getpid()))
-    monkeypatch.setenv(MARK, str(tmp_path / "mark"))
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_workers_that_die_cost_time_only(start, tmp_path, monkeypatch, caplog, deaths):
+    """The other worker, or this process if there is none, does their work."""
+    (tmp_path / "dead").mkdir()
+    for name, value in ((MAIN, os.getpid()), (MARK, tmp_path / "dead"), (DEATHS, deaths)):
+        monkeypatch.setenv(name, str(value))
     task = make_task(fragile)
     with caplog.at_level(logging.WARNING, "hansa"):
         runs = hansa.run(method(), task, rounds=5, seeds=3, parallel=2, out=tmp_path / "x", checkpoint_every=2)
-    assert os.path.exists(tmp_path / "mark")
-    assert any("the worker process died (exit code -9)" in record.message for record in caplog.records)
+    assert sum("the worker process died (exit code -9)" in record.message for record in caplog.records) == deaths
     for run in runs:
         assert_same_run(run, hansa.run(method(), task, rounds=5, seed=run.key.seed, workers=1))
         assert RunFolder(tmp_path / "x" / f"seed-{run.key.seed}").summary["status"] == "finished"

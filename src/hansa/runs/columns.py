@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from hansa.core.errors import HansaError, invalid_argument
 from hansa.training.metric_direction import DIRECTIONS, Direction
@@ -46,16 +46,9 @@ class Column:
     hide_zero: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ClientColumn:
-    """A column of the client record, with one row for each client in each round.
-
-    Args:
-        name: The key in ``Run.clients()``.
-        dtype: The NumPy type.
-        meaning: One sentence for the documentation, without a full stop.
-        total: The name of its sum over rounds in ``Run.clients().by_client()``; "" where the last value counts.
-    """
+class ClientColumn(NamedTuple):
+    """A column of the client record, which has a row for each client in each round: its key in ``Run.clients()``, NumPy
+    type and meaning, and the name of its sum over rounds in ``by_client()``, "" where the last value counts."""
 
     name: str
     dtype: str

@@ -599,16 +599,14 @@ def find_folder(config: Config, parent: Path | str, name: str, *, extend: bool =
 @allow_code()
 def _is_usable(path: Path, config: Config) -> bool:
     """Return whether a folder holds nothing but runs of a configuration that can be reused, or is free."""
-    group, place = SeedGroupFolder(path), RunFolder(path)
-    single = config.seeds is None
-    runs = [(place if single else group.run(each.seed), each) for each in expand_seeds(config)]
-    started = [(run, each) for run, each in runs if run.exists]
-    try:
-        place.check_free() if single else group.check()
-    except HansaError:
-        if not (place if single else group).exists:  # files that are not part of a run
+    holder: RunFolder | SeedGroupFolder = RunFolder(path) if config.seeds is None else SeedGroupFolder(path)
+    if not holder.exists:
+        try:
+            holder.check_free() if isinstance(holder, RunFolder) else holder.check()
+        except HansaError:  # files that are not part of a run
             return False
-    return all(_is_reusable(run, each) for run, each in started)
+    runs = [(holder if isinstance(holder, RunFolder) else holder.run(each.seed), each) for each in expand_seeds(config)]
+    return all(_is_reusable(run, each) for run, each in runs if run.exists)
 
 
 def _is_reusable(folder: RunFolder, config: Config) -> bool:

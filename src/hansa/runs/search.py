@@ -250,12 +250,12 @@ class RunningTrial:
         self.number, self.point = int(optuna_trial.number), search.point(optuna_trial.params)
         self.pruned = False
         self._values: list[float] = []
-        self._reported: set[int] = set()
+        self._reported = 0
 
     def next_seed(self) -> None:
         """Begin the next seed."""
         self._values.append(math.nan)
-        self._reported = set()
+        self._reported = 0
 
     def __call__(self, run: Run, record: Record) -> bool:
         return self.report(run.history)
@@ -267,14 +267,12 @@ class RunningTrial:
         trial was pruned are ignored, so that a run found in a folder counts like one that is stopped at that round.
         """
         search, metric = self._search, self._search.metric
-        for at, record in enumerate(history):
-            if self.pruned:
-                break
-            value = record.get(metric)
-            if record["round"] in self._reported or not isinstance(value, (int, float)):
+        while self._reported < len(history) and not self.pruned:
+            self._reported += 1
+            so_far = history[: self._reported]
+            value = so_far[-1].get(metric)
+            if not isinstance(value, (int, float)):
                 continue
-            self._reported.add(record["round"])
-            so_far = history[: at + 1]
             if not math.isfinite(value):  # a run that ends so has diverged, and the trial fails
                 self._values[-1] = math.nan
                 continue
@@ -282,7 +280,7 @@ class RunningTrial:
             self._values[-1] = math.nan if value_now is None else value_now
             # the mean of the first rounds, too, so that the values of one run are comparable for pruning
             mean = math.fsum([*self._values[:-1], math.nan if running is None else running]) / len(self._values)
-            step = (len(self._values) - 1) * search.rounds + int(record["round"])
+            step = (len(self._values) - 1) * search.rounds + int(so_far[-1]["round"])
             self._optuna_trial.report(mean, step)
             self.pruned = bool(self._optuna_trial.should_prune())
         return self.pruned
