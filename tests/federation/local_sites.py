@@ -25,7 +25,9 @@ engine: {kind: flower, sites: {north: 3, south: 3}, deadline: 60}
 class LocalSites:
     """``away`` sites are offline; the answers of ``failing`` ones are lost; ``seen`` records all messages."""
 
-    def __init__(self, folder: Path, sites=("north", "south"), policy: Policy | None = None) -> None:
+    def __init__(
+        self, folder: Path, sites=("north", "south"), policy: Policy | dict[str, Policy] | None = None
+    ) -> None:
         self.folder, self.policy = folder, policy
         self.agents: dict[str, Agent] = {}
         self.sites, self.away, self.failing = tuple(sites), set(), []
@@ -35,8 +37,12 @@ class LocalSites:
 
     def agent(self, site: str) -> Agent:
         if site not in self.agents:
-            self.agents[site] = Agent(site, DataSource(build.load_data, shared=True), self.folder / site, self.policy)
+            policy = self.policy[site] if isinstance(self.policy, dict) else self.policy
+            self.agents[site] = Agent(site, self.source(site), self.folder / site, policy)
         return self.agents[site]
+
+    def source(self, site: str) -> DataSource:
+        return DataSource(build.load_data, shared=True)
 
     def kill(self, site: str) -> None:
         """Drop what is not on disk."""

@@ -21,7 +21,7 @@ from hansa.config import allow_code, build, from_yaml
 from hansa.core.errors import HansaError
 from hansa.data import Schema, TableColumn
 from hansa.data.csv_folder import read_tables
-from hansa.federation import Agent, Policy, Server
+from hansa.federation import Policy, Server
 from hansa.federation import site as site_module
 from hansa.federation.agent import DataSource
 from hansa.federation.messages import PROTOCOL, REASONS, REFUSAL, Refusal, RoundReports, unpack_batch
@@ -107,11 +107,8 @@ class TableSites(LocalSites):
         self.files.mkdir(parents=True)
         self.faults: dict[str, str] = {}
 
-    def agent(self, site: str) -> Agent:
-        if site not in self.agents:
-            source = DataSource(build.load_data, tables=lambda schema: read_tables(self.files / f"{site}.csv", schema))
-            self.agents[site] = Agent(site, source, self.folder / site, self.policy)
-        return self.agents[site]
+    def source(self, site: str) -> DataSource:
+        return DataSource(build.load_data, tables=lambda schema: read_tables(self.files / f"{site}.csv", schema))
 
     def send(self, site, ticket, data, ttl):
         logger = logging.getLogger("hansa")

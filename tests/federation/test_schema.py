@@ -17,7 +17,7 @@ from hansa.core.errors import HansaError
 from hansa.data import Schema, TableColumn
 from hansa.data.csv_folder import read_tables
 from hansa.engine import Serial
-from hansa.federation import Agent, Policy
+from hansa.federation import Policy
 from hansa.federation.agent import DataSource
 from hansa.federation.messages import Refusal
 from hansa.federation.schema_agreement import SchemaRequest, agree_schema
@@ -59,11 +59,8 @@ class TableSites(LocalSites):
         super().__init__(folder, [path.stem for path in sorted(files.glob("*.csv"))], policy)
         self.files = files
 
-    def agent(self, site: str) -> Agent:
-        if site not in self.agents:
-            source = DataSource(build.load_data, tables=lambda schema: read_tables(self.files / f"{site}.csv", schema))
-            self.agents[site] = Agent(site, source, self.folder / site, self.policy)
-        return self.agents[site]
+    def source(self, site: str) -> DataSource:
+        return DataSource(build.load_data, tables=lambda schema: read_tables(self.files / f"{site}.csv", schema))
 
 
 @pytest.fixture
@@ -220,14 +217,8 @@ def test_sites_never_encode_alone(tmp_path, files):
     assert "no-schema: the site has tables, which need a schema" in refusal(sites, sites_of(files), text=text)
 
     class Alone(TableSites):
-        def agent(self, site):
-            if site not in self.agents:
-                folder = self.files / site
-                folder.mkdir(exist_ok=True)
-                (folder / f"{site}.csv").write_bytes((self.files / f"{site}.csv").read_bytes())
-                load = lambda config: hansa.data.from_csv_folder(folder, "y", missing="mean")  # noqa: E731
-                self.agents[site] = Agent(site, DataSource(load), self.folder / site, OPEN)
-            return self.agents[site]
+        def source(self, site):
+            return DataSource(lambda _: hansa.data.from_csv_folder(self.files / f"{site}.csv", "y", missing="mean"))
 
     message = refusal(Alone(tmp_path / "alone", files), sites_of(files), text=text)
     assert "encodes its table by the schema" in message
