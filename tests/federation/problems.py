@@ -41,6 +41,13 @@ def serial(algorithm, rounds=3):
     return Run(algorithm, task(), engine=Serial, evaluate_every=0).advance(rounds)
 
 
+def transport_of(algorithm, kind=FaultyTransport, stores=None, **options):
+    """Return a transport to sites of this algorithm; ``stores`` has their memory by name."""
+    problem = task()
+    bound = Run(algorithm, problem).algorithm
+    return kind(lambda name: Site(bound, problem, SITES[name], memory_store=stores and stores[name]), **options)
+
+
 def federated(algorithm, rounds=3, plan=None, sites=None, attempts=60, folder=None, store=None, transport=None):
     """Return the same run over the protocol, its engine and its transport."""
     problem = task()
@@ -85,10 +92,6 @@ def same(run, expected):
 def captured(algorithm):
     """Return one correct exchange: the transport, the engine, and each site's request and reply."""
     seen = []
-    held = task()
-    bound = Run(algorithm, held).algorithm
-    transport = FaultyTransport(
-        lambda name: Site(bound, held, SITES[name]), on_message=lambda *message: seen.append(message)
-    )
+    transport = transport_of(algorithm, on_message=lambda *message: seen.append(message))
     _, engine, _ = federated(algorithm, rounds=1, transport=transport)
     return transport, engine, {site: (sent, reply) for site, sent, reply in seen}

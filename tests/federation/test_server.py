@@ -12,11 +12,22 @@ from hypothesis import strategies as st
 from contracts.small import NAMES, small
 from federation.crash_recovery import SETTINGS, expected, survive
 from federation.faulty_transport import FaultyTransport
-from federation.problems import CLUSTERS, ONE_CLUSTER, SITES, Federations, federated, method, same, serial, task
+from federation.problems import (
+    CLUSTERS,
+    ONE_CLUSTER,
+    SITES,
+    Federations,
+    federated,
+    method,
+    same,
+    serial,
+    task,
+    transport_of,
+)
 from hansa import presets
 from hansa.compress import sign
 from hansa.core.errors import HansaError
-from hansa.federation import MemoryStore, MemoryVersion, RoundOrders, RoundReports, Site
+from hansa.federation import MemoryStore, MemoryVersion, RoundOrders, RoundReports
 from hansa.runs.driver import Run
 
 
@@ -87,10 +98,7 @@ def test_a_silent_site_costs_its_reporters_the_round_and_nothing_else():
                 super().send(site, data)
 
     algorithm = presets.scaffold(steps=2, batch_size=3)
-    held = task()
-    bound = Run(algorithm, held).algorithm
-    transport = Deaf(lambda name: Site(bound, held, SITES[name]))
-    run, _, _ = federated(algorithm, rounds=2, transport=transport, attempts=2)
+    run, _, _ = federated(algorithm, rounds=2, transport=transport_of(algorithm, Deaf), attempts=2)
     assert [record["clients"] for record in run.history] == [[0, 2, 4]] * 2
     assert run.history[0]["reasons"] == {"silent": 2}
     dead.clear()
@@ -100,10 +108,8 @@ def test_a_silent_site_costs_its_reporters_the_round_and_nothing_else():
 
 def test_a_memory_that_is_missing_is_reported_and_never_reset():
     algorithm = presets.scaffold(steps=2, batch_size=3)
-    held = task()
-    bound = Run(algorithm, held).algorithm
     versions = {name: MemoryStore() for name in SITES}
-    transport = FaultyTransport(lambda name: Site(bound, held, SITES[name], memory_store=versions[name]))
+    transport = transport_of(algorithm, stores=versions)
     run, _, _ = federated(algorithm, rounds=2, transport=transport)
     versions["north"], transport.sites = MemoryStore(), {}
     run.advance(1)
@@ -152,13 +158,8 @@ def test_a_damaged_memory_is_an_error_that_names_its_file(tmp_path):
 
 def test_memory_never_travels():
     seen = []
-    held = task()
     algorithm = TROUBLED["scaffold"]
-    bound = Run(algorithm, held).algorithm
-    transport = FaultyTransport(
-        lambda name: Site(bound, held, SITES[name]), on_message=lambda *message: seen.append(message)
-    )
-    federated(algorithm, rounds=3, transport=transport)
+    federated(algorithm, rounds=3, transport=transport_of(algorithm, on_message=lambda *message: seen.append(message)))
     assert len(seen) > 3
     for _, sent, reply in seen:
         assert not any(order.memory or order.broadcasts for order in RoundOrders.from_bytes(sent).orders)

@@ -17,7 +17,7 @@ from torch import nn
 import hansa
 from contracts.five import Net
 from federation.faulty_transport import FaultyTransport
-from federation.problems import SITES, captured, federated, same, serial, state_of, task
+from federation.problems import SITES, captured, federated, same, serial, state_of, task, transport_of
 from hansa import presets
 from hansa.compress import top_k
 from hansa.compress.packet import HEADER
@@ -190,10 +190,7 @@ def test_a_site_that_answers_ill_is_lost_to_the_round_and_the_others_are_folded(
                 elif says(data) is not None:
                     self.inbox.append((site, says(data)))
 
-        held = task()
-        bound = Run(METHOD, held).algorithm
-        transport = Talking(lambda name: Site(bound, held, SITES[name]))
-        return federated(METHOD, rounds=2, transport=transport, attempts=2)
+        return federated(METHOD, rounds=2, transport=transport_of(METHOD, Talking), attempts=2)
 
     silent, _, _ = with_south(lambda data: None)
     for says in (lambda data: data, lambda data: b"hF", lambda data: data[:-3], lambda data: sealed(data[:90])):
@@ -303,9 +300,8 @@ def test_heads_that_no_writer_makes_are_refused_in_a_sentence(before, after):
 def test_memory_is_reset_by_the_operator_alone_and_once(tmp_path):
     algorithm = METHOD
     held = task()
-    bound = Run(algorithm, held).algorithm
     versions = {name: MemoryStore() for name in SITES}
-    transport = FaultyTransport(lambda name: Site(bound, held, SITES[name], memory_store=versions[name]))
+    transport = transport_of(algorithm, stores=versions)
     run, _, _ = federated(algorithm, rounds=2, transport=transport)
     versions["north"], transport.sites = MemoryStore(), {}
     run.advance(1)

@@ -322,9 +322,8 @@ SCHEMA_FILE, README_FILE = "schema.yaml", "README.txt"
 def read_hospital_tables() -> tuple[list[Table], Schema]:
     """Return the tables of the four hospitals and the draft of their schema."""
     content = _read_asset()
-    return [read_csv_text(content[f"{name}.csv"], f"{name}.csv") for name in HOSPITALS], Schema.from_yaml(
-        content[SCHEMA_FILE], SCHEMA_FILE
-    )
+    tables = [read_csv_text(content[f"{name}.csv"], f"{name}.csv") for name in HOSPITALS]
+    return tables, Schema.from_yaml(content[SCHEMA_FILE], SCHEMA_FILE)
 
 
 def load_hospitals(name: str, test: float = TEST) -> Dataset:

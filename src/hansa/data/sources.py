@@ -122,13 +122,11 @@ def _cifar(
     files = [DataFile(f"{folder}/{file}", digest, not file.startswith("test")) for file, digest in contents.items()]
     url = f"https://www.cs.toronto.edu/~kriz/{archive[0]}"
     download = RemoteFile(archive[0], (url,), *archive[1:], unpack=True)
-    facts |= {
-        "files": tuple(files),
-        "downloads": (download,),
-        "homepage": "https://www.cs.toronto.edu/~kriz/cifar.html",
-    }
     licence = "none stated; cite Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009"
-    return DatasetInfo(name, title, "cifar", folder, (3, 32, 32), licence=licence, **facts)
+    return DatasetInfo(
+        name, title, "cifar", folder, (3, 32, 32), licence=licence, files=tuple(files), downloads=(download,),
+        homepage="https://www.cs.toronto.edu/~kriz/cifar.html", **facts,
+    )  # fmt: skip
 
 
 def _leaf(name: str, title: str, **facts: Any) -> DatasetInfo:

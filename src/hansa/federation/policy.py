@@ -69,12 +69,9 @@ class Policy(ConfigSection):
         try:
             return cls.model_validate(document.data)
         except ValidationError as error:
-            raise ConfigError(
-                [
-                    document.problem(tuple(item["loc"]), f"{item['msg']}. Known: {', '.join(cls.model_fields)}.")
-                    for item in error.errors()
-                ]
-            ) from error
+            known = f"Known: {', '.join(cls.model_fields)}."
+            problems = [document.problem(tuple(each["loc"]), f"{each['msg']}. {known}") for each in error.errors()]
+            raise ConfigError(problems) from error
 
     def check(self, config: str, *, data_from_config: bool) -> None:
         """Raise if a configuration names code, data or files, or has more rounds, than the policy permits. Nothing that
