@@ -16,7 +16,7 @@ from hansa.engine import ray_pool
 from hansa.engine.ray_pool import RayPool
 from hansa.runs.driver import Run
 from hansa.runs.experiment import Experiment
-from hansa.runs.folder import RunFolder, arithmetic_description
+from hansa.runs.folder import RunFolder, arithmetic_of
 from hansa.training.random_state import DeterminismSettings
 from training import test_frozen_weights as frozen
 from training.test_determinism import METHOD, Puts, Watching, task
@@ -77,8 +77,10 @@ def test_the_choice_is_recorded_and_kept_on_resume(tmp_path, caplog):
         hansa.resume(tmp_path / "run", METHOD, mine, rounds=3, device=device, deterministic=True)
         assert all(each.enabled for each in Watching.seen)
         assert "not deterministic" in caplog.text  # started so, resumed otherwise: the last bits may differ
-        assert arithmetic_description([device], False).endswith(", not deterministic")
-    assert arithmetic_description([torch.device("cpu")], False) == arithmetic_description([torch.device("cpu")])
+        freely = Run(METHOD, mine, device=device, deterministic=False)
+        assert arithmetic_of(freely).endswith(", not deterministic")
+    on_cpu = [arithmetic_of(Run(METHOD, mine, device="cpu", deterministic=given)) for given in (True, False)]
+    assert on_cpu[0] == on_cpu[1]
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from hansa.runs.folder import (
     STOPPED,
     RunFolder,
     SeedGroupFolder,
-    arithmetic_description,
+    arithmetic_of,
     expand_seeds,
     slug,
 )
@@ -422,11 +422,6 @@ def _check_provenance(
         log.warning("%s: continues after round %d with changed %s", folder, meta["round"], ", ".join(changed))
         earlier.append(note)
     return (now, earlier) if changed else None
-
-
-def arithmetic_of(run: Run) -> str:
-    """Describe the platform of a run, which the last bits of its result depend on."""
-    return arithmetic_description(run.devices, run.deterministic, run.server_device)
 
 
 def _config_changed(folder: RunFolder) -> HansaError:

@@ -452,18 +452,16 @@ def environment() -> dict[str, Any]:
     }
 
 
-def arithmetic_description(
-    devices: Sequence[torch.device] = (), deterministic: bool = True, server: torch.device | None = None
-) -> str:
-    """Describe the platform, which the last bits of a result depend on: the devices on which clients train, and that of
-    the server."""
+def arithmetic_of(run: Run) -> str:
+    """Describe the platform of a run, which the last bits of its result depend on: the devices on which clients train,
+    and that of the server."""
     from hansa.core.devices import available_devices
 
     names = available_devices()
-    kinds = sorted({f", {device.type} ({names.get(device, '?')})" for device in devices if device.type != "cpu"})
-    if server is not None and server.type != "cpu":
+    kinds = sorted({f", {device.type} ({names.get(device, '?')})" for device in run.devices if device.type != "cpu"})
+    if (server := run.server_device).type != "cpu":
         kinds.append(f", server on {server.type} ({names.get(server, '?')})")
-    if kinds and not deterministic:
+    if kinds and not run.deterministic:
         kinds.append(", not deterministic")
     native_set = native.instruction_set() or "none"
     return f"torch {version('torch')}, {platform.machine()}, native kernels: {native_set}{''.join(kinds)}"
