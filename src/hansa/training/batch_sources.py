@@ -118,29 +118,27 @@ class TensorSource:
     def __init__(
         self, inputs: Tree, targets: Tree, dtype: torch.dtype, device: torch.device, channels_last: bool
     ) -> None:
-        leaves, self._structure = trees.tree_flatten(inputs)
-        self._inputs = [SampleStore(leaf, dtype, device, channels_last) for leaf in leaves]
-        leaves, self._target_structure = trees.tree_flatten(targets)
-        self._targets = [SampleStore(leaf, dtype, device, False) for leaf in leaves]
-        self.native_inputs = (
-            self._inputs[0] if isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor) else None
+        self._stores = Batch(
+            trees.tree_map(lambda leaf: SampleStore(leaf, dtype, device, channels_last), inputs),
+            trees.tree_map(lambda leaf: SampleStore(leaf, dtype, device, False), targets),
         )
+        single = isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor)
+        self.native_inputs: SampleStore | None = self._stores.inputs if single else None
         """The inputs if inputs and targets are one tensor each, which native code reads directly."""
-        in_memory = all(isinstance(store.values, torch.Tensor) for store in (*self._inputs, *self._targets))
+        in_memory = all(isinstance(store.values, torch.Tensor) for store in trees.tree_leaves(self._stores))
         self.index_device = device if in_memory else torch.device("cpu")
 
     @property
     def labels(self) -> torch.Tensor:
         """All targets, if they are one tensor in memory."""
-        targets: torch.Tensor = self._targets[0].values
+        targets: torch.Tensor = self._stores.targets.values
         return targets
 
     def batch(self, client: int | None, rows: torch.Tensor) -> Batch:
         """Return some rows as a batch."""
         if self.native_inputs is not None:
             return Batch(self.native_inputs[rows], self.labels.index_select(0, rows))
-        inputs = trees.tree_unflatten([store[rows] for store in self._inputs], self._structure)
-        return Batch(inputs, trees.tree_unflatten([store[rows] for store in self._targets], self._target_structure))
+        return Batch(*trees.tree_map(lambda store: store[rows], tuple(self._stores)))
 
 
 class FetchSource:

@@ -18,7 +18,7 @@ import copy
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
@@ -88,8 +88,7 @@ def find_network(task: Task) -> Network:
         "its inputs or targets are several tensors": not single,
         str(native.unavailable_reason()): native.unavailable_reason() is not None,
     }
-    for reason in (reason for reason, holds in reasons.items() if holds):
-        raise NotEligible(reason)
+    _refuse(reasons)
     tokens = inputs.dtype == torch.int64
     if not (inputs.is_floating_point() or tokens) or targets.dtype != torch.int64 or targets.ndim != 1:
         raise NotEligible(f"its inputs are {inputs.dtype} and its targets {targets.dtype} with {targets.ndim} axes")
@@ -110,6 +109,11 @@ def find_network(task: Task) -> Network:
     if network.dropout_numbers and task.augment.has_user_code:
         raise NotEligible("it has dropout, and a user-defined augmentation may draw from the same generator")
     return network
+
+
+def _refuse(reasons: Mapping[str, object]) -> None:
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        raise NotEligible(reason)
 
 
 def native_inputs(inputs: torch.Tensor) -> torch.Tensor:
@@ -304,10 +308,6 @@ class ClientBatching:
     models: ClassVar[int] = MODELS
 
 
-class NotBatchable(Exception):
-    """Clients cannot be trained together; the message is the reason."""
-
-
 def with_vmap(task: TaskLike, algorithm: Algorithm, dtype: torch.dtype, device: torch.device) -> TaskLike:
     """Return the task as the engine of a run of a method needs it: with ``client_batching`` if its execution is
     "vmap"."""
@@ -322,7 +322,7 @@ def with_vmap(task: TaskLike, algorithm: Algorithm, dtype: torch.dtype, device: 
         try:
             _check(task, algorithm)
             _Comparison(task, dtype, device, batch_size).compare()
-        except NotBatchable as reason:
+        except NotEligible as reason:
             raise HansaError(
                 f"Task(execution='vmap'): {task.name} with {algorithm.name}: clients cannot be trained together: "
                 f"{reason}. Omit execution to train them one after the other."
@@ -334,20 +334,19 @@ def with_vmap(task: TaskLike, algorithm: Algorithm, dtype: torch.dtype, device: 
 
 
 def _check(task: Task, algorithm: Algorithm) -> None:
-    """Raise `NotBatchable` for what needs one client after the other."""
+    """Raise `NotEligible` for what needs one client after the other."""
     phase = algorithm.local
+    offset = with_defaults(phase.solver, BaseSolver).ascent_offset
     reasons = {
         "its clients gossip between the steps": phase.mixing is not None,
-        f"{phase.solver!r} takes two gradients a step": with_defaults(phase.solver, BaseSolver).ascent_offset
-        is not None,
+        f"{phase.solver!r} takes two gradients a step": offset is not None,
         "its clients keep blocks of the model": phase.private_blocks is not None,
         f"it uses autocast={task.autocast!r}": task.autocast is not None,
         "its model has buffers that training changes (BatchNorm? spectral norm?)": task.layout.buffer_dim,
         "its data is loaded batch by batch": hasattr(task.data, "fetch"),
         "a user-defined augmentation may draw random numbers": task.augment.has_user_code,
     }
-    for reason in (reason for reason, holds in reasons.items() if holds):
-        raise NotBatchable(reason)
+    _refuse(reasons)
 
 
 class BatchedTraining:
@@ -392,10 +391,9 @@ class BatchedTraining:
             return None
         if given is None:
             given = self.trainer.batches(client, work, key.child("batch"))
-        else:
-            rows = given.rows if isinstance(given, KeyedBatches) else given
-            if not isinstance(rows, torch.Tensor) or rows.shape != (work.steps, self.plan.batch_size):
-                return None
+        rows = given.rows if isinstance(given, KeyedBatches) else given
+        if not isinstance(rows, torch.Tensor) or rows.shape[1] != work.batch_size:
+            return None
         return _Client(place, jobs.models[place], client, work, jobs.steps[place], key, given)
 
     def _train(self, jobs: ClientJobs, clients: Sequence[_Client]) -> list[LocalResults]:
@@ -538,15 +536,15 @@ class _Comparison:
             for name in ("padding_idx", "max_norm", "sparse"):
                 value = getattr(part, name, None)
                 if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and not (value is None or value is False):
-                    raise NotBatchable(f"an embedding has {name}")
+                    raise NotEligible(f"an embedding has {name}")
         if ModuleState(self.trial.module).generators:
-            raise NotBatchable("its model has a random generator of its own")
+            raise NotEligible("its model has a random generator of its own")
         self.loss = model_loss(self.trial.call, task.loss)
         self.batched = BatchedLoss(self.trial.module, self.loss, task.layout)
         self.start = self.trial.y.clone()
 
     def compare(self) -> None:
-        """Raise `NotBatchable` if results together differ from those alone, or depend on the other models."""
+        """Raise `NotEligible` if results together differ from those alone, or depend on the other models."""
         with random_state.fixed_arithmetic(), torch.no_grad():
             alone = [self._alone(model) for model in range(3)]
             before = random_state.rng_state(self.device)
@@ -555,16 +553,16 @@ class _Comparison:
                 (model, *result) for order in orders for model, result in zip(order, self._together(order), strict=True)
             ]
             if random_state.rng_state(self.device) != before:
-                raise NotBatchable("its model draws random numbers")
+                raise NotEligible("its model draws random numbers")
         for model, together_loss, gradient in together:
             loss, flat = alone[model]
             tolerance = 1e-4 if self.dtype == torch.float32 else 1e-9
             if not abs(together_loss - loss) <= tolerance * (1 + abs(loss)):
-                raise NotBatchable(f"the loss together is {together_loss:.6g}, alone {loss:.6g}")
+                raise NotEligible(f"the loss together is {together_loss:.6g}, alone {loss:.6g}")
             if not (distance := _distance(gradient, flat)) <= tolerance:
-                raise NotBatchable(f"the gradient together differs from that alone by {distance:.2g}")
+                raise NotEligible(f"the gradient together differs from that alone by {distance:.2g}")
             if not bitwise_equal(gradient, together[model][2]):
-                raise NotBatchable("the last bits of a gradient depend on the clients beside it")
+                raise NotEligible("the last bits of a gradient depend on the clients beside it")
 
     def _vector(self, model: int) -> torch.Tensor:
         """Return a model near the initial one."""
@@ -590,27 +588,14 @@ class _Comparison:
             row[: self.start.numel()] = self._vector(model)
         batch = stack_batches([self._batch(model) for model in models])
         try:
-            with _without_fallback():
-                losses, gradients = self.batched.gradients(stacked_views(self.task.layout, rows), batch)
+            losses, gradients = self.batched.gradients(stacked_views(self.task.layout, rows), batch)
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise NotBatchable(f"torch.func.vmap cannot take it: {reason}") from error
+            raise NotEligible(f"torch.func.vmap cannot take it: {reason}") from error
         flat = torch.zeros_like(rows)
         for view, gradient in zip(stacked_views(self.task.layout, flat), gradients, strict=True):
             view.copy_(gradient)
         return [(float(loss), row[: self.start.numel()]) for loss, row in zip(losses, flat, strict=True)]
-
-
-@contextmanager
-def _without_fallback() -> Iterator[None]:
-    """Make operations that torch can only compute model by model raise: they gain nothing."""
-    functions: Any = torch._C._functorch
-    enabled = functions._is_vmap_fallback_enabled()
-    functions._set_vmap_fallback_enabled(False)
-    try:
-        yield
-    finally:
-        functions._set_vmap_fallback_enabled(enabled)
 
 
 class _LossModule(nn.Module):
