@@ -12,9 +12,8 @@ from torch import nn
 
 import hansa
 from hansa.runs import metrics
-from hansa.runs.columns import MetricFacts
+from hansa.runs.columns import MetricFacts, RunHistory
 from hansa.runs.folder import RunFolder
-from hansa.runs.metrics import RunHistory
 from hansa.study.report import ReportEntry, common_target, rank
 from hansa.study.report.ranking import choose_metric
 from hansa.training.metric_direction import metric_directions

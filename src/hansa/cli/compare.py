@@ -142,9 +142,8 @@ def sweep(
 
     With --search optuna, points are proposed from ranges such as local.lr=1e-3..1:log or from the given values.
     """
-    from hansa.runs.columns import scores_test_rows
+    from hansa.runs.columns import facts_of, scores_test_rows
     from hansa.runs.experiment import hold_folder
-    from hansa.runs.metrics import facts_of
     from hansa.runs.search import DONE
     from hansa.study import sweep as study
 

@@ -8,7 +8,7 @@ which of them ranks the run and in which direction each is better, and every tab
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -344,6 +344,20 @@ class MetricFacts:
 
 
 NO_FACTS = MetricFacts()
+
+
+class RunHistory(list[dict[str, Any]]):
+    """The records of a run, with what the run recorded about its metrics."""
+
+    def __init__(self, records: Iterable[dict[str, Any]] = (), facts: MetricFacts = NO_FACTS) -> None:
+        super().__init__(records)
+        self.facts, self.digest = facts, ""
+
+
+def facts_of(history: Sequence[Mapping[str, Any]]) -> MetricFacts:
+    """Return the facts that a history carries, if any."""
+    facts = getattr(history, "facts", NO_FACTS)
+    return facts if isinstance(facts, MetricFacts) else NO_FACTS
 
 
 def scores_test_rows(metric: str) -> str:

@@ -44,8 +44,8 @@ from hansa.rounds.measures import Measure, wants_mean
 from hansa.rounds.messages import DroppedClient, Report, WorkOrder, joined_orders
 from hansa.rounds.pacing import check_profile
 from hansa.runs.client_columns import Array, ClientColumns, encode_clients, join_rounds
-from hansa.runs.columns import MetricFacts, main_metric
-from hansa.runs.metrics import RunHistory, report_dropped_clients, text_table
+from hansa.runs.columns import MetricFacts, RunHistory, main_metric
+from hansa.runs.metrics import drop_reasons, text_table
 from hansa.runs.per_client import (
     ClientEvaluationPlan,
     aggregate_client_metrics,
@@ -71,6 +71,8 @@ Callback: TypeAlias = Callable[["Run", Record], bool | None]
 """Called after every round with the run and its newest record; a true result stops the run."""
 
 
+NO_UPDATE = {"lost", "silent", "quorum"}
+"""Drop reasons without a refused update: the client sent nothing, or there were too few clients."""
 MAX_DROPPED_IN_CHECKPOINT = 100
 """Maximum number of dropped clients that a checkpoint lists with their reasons; the history has the counts."""
 
@@ -574,3 +576,24 @@ def _as_personalise(value: object) -> personalise | None:
         return personalise(**value)
     except TypeError as error:
         raise invalid_argument("run", "personalise", dict(value), "steps, lr and batch_size") from error
+
+
+def report_dropped_clients(history: Sequence[Record], dropped: Sequence[tuple[int, DroppedClient]]) -> None:
+    """Warn about dropped clients: their number by reason, and the last of them in full.
+
+    It is an error if every update of the run was refused for the same reason.
+    """
+    if not dropped:
+        return
+    reasons = drop_reasons(history)
+    round, example = dropped[-1]
+    detail = f"client {example.client} in round {round}"
+    if len(reasons) == 1 and not reasons.keys() <= NO_UPDATE and not any(each["participants"] for each in history):
+        raise HansaError(
+            f"every update of all {len(history)} rounds was refused, so the model never changed ({min(reasons)}; "
+            f"{detail}: {example.detail})."
+        )
+    listed = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
+    rounds = sum(bool(record.get("lost")) for record in history)
+    logging.getLogger("hansa").warning("%d client updates were left out of %d rounds (%s); the last: %s, %s",
+                reasons.total(), rounds, listed, detail, example.detail)  # fmt: skip

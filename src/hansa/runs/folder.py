@@ -47,8 +47,7 @@ from hansa.core.errors import HansaError, invalid_argument
 from hansa.runs import metrics
 from hansa.runs import trust as trust_module
 from hansa.runs.client_columns import ClientColumns
-from hansa.runs.columns import MetricFacts
-from hansa.runs.metrics import RunHistory
+from hansa.runs.columns import MetricFacts, RunHistory
 from hansa.runs.preprocessing import PREPROCESSING, Preprocessing, write_preprocessing
 from hansa.runs.provenance import provenance_of
 from hansa.runs.record import Checkpoint, RunRecord, to_line, to_plain_json

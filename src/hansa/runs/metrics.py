@@ -5,7 +5,6 @@ A history is a sequence of records, one for each round.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,13 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from hansa.core.errors import HansaError, check_integer, short_repr, suggestion
 from hansa.runs.columns import (
     BITS,
-    NO_FACTS,
     OUTCOMES,
     TOTALS,
     WINDOW,
-    MetricFacts,
     direction_of,
     evaluated_metrics,
+    facts_of,
     lower_is_better,
     main_metric,
     plain_name,
@@ -33,36 +31,17 @@ from hansa.training.metric_direction import Direction
 if TYPE_CHECKING:
     import pandas
 
-    from hansa.rounds.messages import DroppedClient
     from hansa.runs.driver import Run
 
 Record: TypeAlias = Mapping[str, Any]
 History: TypeAlias = Sequence[Record]
 
-log = logging.getLogger("hansa")
-
-NO_UPDATE = {"lost", "silent", "quorum"}
-"""Drop reasons without a refused update: the client sent nothing, or there were too few clients."""
 MIN_SEEDS = 3
 """The fewest seeds from which a confidence interval is estimated."""
 _TABLE = ("round", "train_loss", "test_loss", "test_accuracy", "up_bytes")
 _ROWS = "/test_rows"
 PARTS = ("work_seconds", "transport_seconds")
 """The parts of a round's seconds that were spent on the site that it waited for longest; the rest is the server's."""
-
-
-class RunHistory(list[dict[str, Any]]):
-    """The records of a run, with what the run recorded about its metrics."""
-
-    def __init__(self, records: Iterable[dict[str, Any]] = (), facts: MetricFacts = NO_FACTS) -> None:
-        super().__init__(records)
-        self.facts, self.digest = facts, ""
-
-
-def facts_of(history: History) -> MetricFacts:
-    """Return the facts that a history carries, if any."""
-    facts = getattr(history, "facts", NO_FACTS)
-    return facts if isinstance(facts, MetricFacts) else NO_FACTS
 
 
 def column_names(history: Iterable[Record]) -> list[str]:
@@ -332,27 +311,6 @@ def drop_reasons(history: Iterable[Record]) -> Counter[str]:
         found = record.get("reasons")
         reasons.update(found if isinstance(found, dict) else {})
     return reasons
-
-
-def report_dropped_clients(history: Sequence[Record], dropped: Sequence[tuple[int, DroppedClient]]) -> None:
-    """Warn about dropped clients: their number by reason, and the last of them in full.
-
-    It is an error if every update of the run was refused for the same reason.
-    """
-    if not dropped:
-        return
-    reasons = drop_reasons(history)
-    round, example = dropped[-1]
-    detail = f"client {example.client} in round {round}"
-    if len(reasons) == 1 and not reasons.keys() <= NO_UPDATE and not any(each["participants"] for each in history):
-        raise HansaError(
-            f"every update of all {len(history)} rounds was refused, so the model never changed ({min(reasons)}; "
-            f"{detail}: {example.detail})."
-        )
-    listed = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
-    rounds = sum(bool(record.get("lost")) for record in history)
-    log.warning("%d client updates were left out of %d rounds (%s); the last: %s, %s",
-                reasons.total(), rounds, listed, detail, example.detail)  # fmt: skip
 
 
 class SeedStatistics(NamedTuple):

@@ -26,12 +26,13 @@ from hansa.runs.columns import (
     column_of,
     direction_of,
     evaluated_metrics,
+    facts_of,
     lower_is_better,
     main_metric,
     plain_name,
     split_metric,
 )
-from hansa.runs.metrics import MIN_SEEDS, SeedStatistics, facts_of, paired_interval
+from hansa.runs.metrics import MIN_SEEDS, SeedStatistics, paired_interval
 from hansa.runs.store import io
 from hansa.study.report import formats
 from hansa.study.report.entries import ReportEntry
