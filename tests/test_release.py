@@ -73,8 +73,13 @@ def test_releases_are_signed_and_published_from_tags_only() -> None:
     assert jobs["publish"]["needs"] == ["attest"]
     for name in ("wheels", "sdist"):
         assert "permissions" not in jobs[name]
-    (publish,) = [step["uses"] for step in jobs["publish"]["steps"] if "pypi-publish" in step.get("uses", "")]
-    assert re.search("@[0-9a-f]{40}$", publish)
+
+
+def test_actions_of_workflows_are_pinned_by_digest() -> None:
+    flows = (ROOT / ".github" / "workflows").glob("*.yml")
+    used = {name for path in flows for name in re.findall(r"uses: (\S+)", path.read_text(encoding="utf-8"))}
+    loose = {name for name in used if not re.search("@[0-9a-f]{40}$", name)}
+    assert loose == {"openjournals/openjournals-draft-action@master"}, "only the journal's own, which it documents so"
 
 
 def test_every_citation_of_the_paper_has_its_entry() -> None:
