@@ -33,7 +33,7 @@ from hansa.compress import (
 )
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
-from hansa.engine import Loopback, Serial, workers
+from hansa.engine import workers
 from hansa.engine.pool import Pool
 from hansa.runs.driver import Run
 
@@ -206,16 +206,3 @@ def test_it_runs_on_any_number_of_workers_with_equal_bits(method: str, kind: str
     assert torch.equal(alone.trajectory, both.trajectory)
     assert alone.ledger.up_bytes == both.ledger.up_bytes
     assert alone.ledger.down_bytes == both.ledger.down_bytes
-
-
-def test_it_runs_where_everything_travels_as_bytes_and_uploads_are_spoilt_on_the_way() -> None:
-    faults = hansa.faults(after=0.1, scaled=0.2, flipped=0.2, nan=0.3, factor=3.0)
-
-    def finished(engine) -> Run:
-        return Run(METHODS["both ways"](), lab.task(), seed=2, keep_params=True, faults=faults, engine=engine).advance(
-            6
-        )
-
-    kept, carried = finished(Serial), finished(Loopback)
-    assert {lost.reason for _, lost in kept.dropped_clients} == {"lost", "non-finite"}
-    assert torch.equal(kept.trajectory, carried.trajectory)

@@ -15,8 +15,7 @@ from hansa.config import build_algorithm, from_yaml
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.engine import Loopback
-from hansa.gossip.robust import Attack, exchange_messages
-from hansa.rounds.messages import WorkOrder
+from hansa.gossip.robust import Attack
 
 N = 10
 ATTACKED = hansa.faults(malicious=(1, 7), attack="noise", attack_scale=5.0)
@@ -69,12 +68,6 @@ def test_trimmed_values_stay_between_those_of_honest_neighbours() -> None:
 def test_trimming_less_where_dropouts_leave_too_few_neighbours() -> None:
     pair = [torch.tensor([1.0]), torch.tensor([4.0])]
     assert float(gossip.trimmed(2).combine(torch.tensor([1.0]), pair, [0.3, 0.3])) == 2.0
-
-
-def test_without_rule_and_attack_messages_are_the_product_with_w() -> None:
-    X = torch.randn(6, 3, dtype=torch.float64)
-    W = torch.from_numpy(gossip.ring().weights(6).toarray())
-    assert torch.allclose(exchange_messages(X, X, W, None), W @ X, atol=1e-15)
 
 
 def test_noise_has_the_size_of_the_change_and_is_one_message_to_all() -> None:
@@ -182,17 +175,6 @@ def test_files_say_rules_and_attacks() -> None:
 
 def gossip_of(algorithm: hansa.Algorithm) -> Any:
     return algorithm.local.mixing
-
-
-def test_an_order_carries_its_attack() -> None:
-    run = hansa.Run(method(), task(), faults=ATTACKED)
-    from hansa.rounds.round import open_round
-
-    opened = open_round(run.algorithm, run.state, run.task.population, run.id, run.key)
-    orders, _ = ATTACKED.apply_to_orders(opened.orders)
-    carried = {client for order in orders if order.attack is not None for client in order.attack.clients}
-    assert carried == {1, 7}
-    assert [WorkOrder.from_bytes(order.to_bytes()).attack for order in orders] == [order.attack for order in orders]
 
 
 def test_clusters_draw_their_own_random_graphs() -> None:
