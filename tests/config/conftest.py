@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,3 +15,21 @@ from hansa.config import allow_code
 def _code_is_allowed() -> Iterator[None]:
     with allow_code():
         yield
+
+
+@pytest.fixture
+def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], Path]]:
+    """Write a module of one's own into the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    written = []
+
+    def write(name: str, text: str) -> Path:
+        sys.modules.pop(name, None)
+        written.append(name)
+        (tmp_path / f"{name}.py").write_text(text)
+        return tmp_path
+
+    yield write
+    for name in written:
+        sys.modules.pop(name, None)

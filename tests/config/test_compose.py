@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from dataclasses import fields
 
@@ -59,14 +60,9 @@ def wrong():
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
-    """A module of one's own in the current folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "composed_of_mine.py").write_text(OWN)
-    import composed_of_mine
-
-    return composed_of_mine
+def own(write_module):
+    write_module("composed_of_mine", OWN)
+    return importlib.import_module("composed_of_mine")
 
 
 def problems(text, *changes):

@@ -58,10 +58,8 @@ made = halved(None)
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "slots_of_mine.py").write_text(OWN)
+def own(write_module):
+    write_module("slots_of_mine", OWN)
 
 
 def refused(where, value):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,15 +27,6 @@ SETTING = {
     "local": "{steps: 2}",
     "sample": "{participation: 0.5}",
 }
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    sys.modules.pop("mine", None)
-    yield tmp_path
-    sys.modules.pop("mine", None)
 
 
 def configured(line):
@@ -64,8 +54,8 @@ def test_every_kind_is_on_the_page_with_its_lines_and_none_has_more_than_thirty(
 
 
 @pytest.mark.parametrize(("kind", "line", "code"), [(k, *s) for k, s in zip(TABLED, SECTIONS, strict=True)], ids=TABLED)
-def test_a_part_of_ones_own_is_one_file_keeps_its_contract_and_runs_exactly(folder, kind, line, code):
-    (folder / "mine.py").write_text(code)
+def test_a_part_of_ones_own_is_one_file_keeps_its_contract_and_runs_exactly(write_module, kind, line, code):
+    folder = write_module("mine", code)
     config = configured(line)
     made = getattr(importlib.import_module("mine"), re.search(r"mine:(\w+)", line)[1])
     if kind in CHECKED:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 
@@ -58,12 +56,8 @@ SMALL = "rounds: 3\nworkers: 1\nlocal: {steps: 2, batch_size: 4, lr: 0.01}\n"
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "data_of_mine.py").write_text(OWN)
-    yield tmp_path
-    sys.modules.pop("data_of_mine", None)
+def own(write_module):
+    return write_module("data_of_mine", OWN)
 
 
 REGRESSION = (

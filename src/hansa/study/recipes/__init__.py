@@ -1,15 +1,5 @@
 """Published tables and figures as data, and their comparison with measured numbers."""
 
-from hansa.study.recipes.recipe import SCALES, Recipe, RecipeMeasure, find_recipes, library, read_recipes
-from hansa.study.recipes.verdict import compare_with_paper, read_measure
+from hansa.study.recipes.recipe import SCALES, Recipe, find_recipes, library, read_recipes
 
-__all__ = [
-    "SCALES",
-    "Recipe",
-    "RecipeMeasure",
-    "compare_with_paper",
-    "find_recipes",
-    "library",
-    "read_measure",
-    "read_recipes",
-]
+__all__ = ["SCALES", "Recipe", "find_recipes", "library", "read_recipes"]

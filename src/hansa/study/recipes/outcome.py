@@ -241,8 +241,8 @@ def report_tables(result: RecipeResult) -> list[ReportTable]:
     return [*tables, ReportTable("Reduction, rules, known differences", ("",), [(text,) for text in remarks if text])]
 
 
-def export_result(result: RecipeResult, folder: Path) -> Path:
-    """Write NAME.md, .json, .csv, .yaml and, with ``hansa[plot]``, figures; return the path of NAME.md.
+def export_result(result: RecipeResult, folder: Path) -> None:
+    """Write NAME.md, .json, .csv, .yaml and, with ``hansa[plot]``, figures.
 
     The CSV file has one line for each round of every seed in which a metric of the recipe was measured. The YAML file
     has the full configuration of every row and column.
@@ -258,7 +258,6 @@ def export_result(result: RecipeResult, folder: Path) -> Path:
     }
     for suffix, content in files.items():
         write_file(folder / f"{name}{suffix}", content.encode())
-    return folder / f"{name}.md"
 
 
 def result_json(result: RecipeResult) -> str:
@@ -270,7 +269,7 @@ def read_verdict(path: Path) -> str:
     """Return the verdict in the file of a result; "" without a readable file."""
     try:
         return str(json.loads(path.read_bytes())["verdict"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return ""
 
 
