@@ -49,7 +49,7 @@ Parallel = Annotated[
     execution(
         "--parallel",
         metavar="N",
-        help="Number of runs side by side. By default all cores are used where that saves time; results are the same.",
+        help="Number of runs side by side. By default all cores, where forks are safe; results are the same.",
         min=1,
     ),
 ]

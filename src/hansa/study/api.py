@@ -84,7 +84,7 @@ def run(
         accept: Kinds of changes since the run in ``out`` was started with which it is continued, as in `hansa.resume`.
         checkpoint_every: Rounds between checkpoints in ``out``.
         store: Where client memory is kept, for a run without ``out``.
-        parallel: How many seeds run side by side, in worker processes; None uses all cores where that saves time.
+        parallel: How many seeds run side by side, in worker processes; None uses all cores where forks are safe.
         dtype: ``torch.float32`` or ``torch.float64`` for all arithmetic; by default the task's.
         device: Where clients train: a device, or a list of which each worker takes one; by default the task's.
         deterministic: Whether accelerators use deterministic algorithms only, the default; an operation without one is
@@ -173,8 +173,8 @@ def compare(
         accept: Kinds of changes since the runs in ``out`` were started with which they are continued, as in
             `hansa.resume`.
         checkpoint_every: Rounds between checkpoints in ``out``.
-        parallel: How many runs are executed side by side, in worker processes; None uses all cores where that saves
-            time. Results do not depend on it.
+        parallel: How many runs are executed side by side, in worker processes; None uses all cores where
+            forks are safe. Results do not depend on it.
         options: Further options of every run, as in `hansa.run`.
 
     >>> import torch
@@ -253,7 +253,7 @@ def search(
         progress: Whether to show a progress bar.
         checkpoint_every: Rounds between checkpoints in ``out``.
         parallel: How many seeds of a trial run side by side, if trials are not pruned; a trial follows from those
-            before it, so trials never do. None uses all cores where that saves time.
+            before it, so trials never do. None uses all cores where forks are safe.
         options: Further options of every run, as in `hansa.run`.
     """
     from hansa.runs.experiment import PythonRun

@@ -308,7 +308,7 @@ class Session(ExitStack):
         return super().__enter__()
 
     def run_jobs(self, jobs: Sequence[Job], parallel: int | None = None) -> None:
-        """Execute runs, side by side where that saves time; ``parallel`` says how many at once, None chooses it."""
+        """Execute runs; ``parallel`` says how many are under way at once, None chooses it."""
         if len(jobs) > 1 or jobs[0].group is not None:
             self.display.expect(sum(job.rounds for job in jobs))
         self._run(jobs, parallel)
