@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from hansa.engine.processes import ProcessGroup
 @pytest.fixture(scope="session")
 def group(_warm_workers: None) -> Iterator[ProcessGroup]:
     """Three worker processes for all tests: their start takes seconds."""
-    with ProcessGroup(3) as group:
+    with closing(ProcessGroup()) as group:
+        for _ in range(3):
+            group.spawn()
         yield group
 
 

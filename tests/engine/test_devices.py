@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -250,7 +251,9 @@ class Idle:
 def test_a_worker_that_is_replaced_leaves_its_place_among_the_devices(monkeypatch):
     monkeypatch.setattr("hansa.engine.processes.subprocess.Popen", Idle)
     Idle.told.clear()
-    with ProcessGroup(3) as group:
+    with closing(ProcessGroup()) as group:
+        for _ in range(3):
+            group.spawn()
         group.stop(group.workers[1])
         group.spawn()
         group.spawn()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -142,7 +143,7 @@ def test_results_do_not_depend_on_workers_threads_or_bytes():
         return hansa.Run(METHODS[name](), task(methods[name]), engine=engine, evaluate_every=0).advance(2).params
 
     serial = {name: result(name, hansa.engine.Serial) for name in methods}
-    with ProcessGroup() as group:
+    with closing(ProcessGroup()) as group:
         for name, workers in (("scaffold", 2), ("scaffold", 3), ("local adam", 3), ("fedcams", 2)):
             found = result(name, lambda *arguments, w=workers: Pool(*arguments, workers=w, group=group))
             assert torch.equal(serial[name], found)

@@ -98,12 +98,9 @@ class WorkerProcess:
 
 
 class ProcessGroup(WorkerGroup):
-    """Worker processes and the memory they share. One group can serve several runs, one after the other.
+    """Worker processes and the memory they share. One group can serve several runs, one after the other."""
 
-    ``with ProcessGroup(2) as group: Pool(..., group=group)``; a `Pool` without a group has its own.
-    """
-
-    def __init__(self, workers: int = 0) -> None:
+    def __init__(self) -> None:
         if os.name != "posix" or not hasattr(socket, "AF_UNIX"):
             raise WorkersUnsupported("worker processes need a POSIX system: they receive files by sockets")
         self.workers: list[WorkerProcess] = []
@@ -111,8 +108,6 @@ class ProcessGroup(WorkerGroup):
         self._placed: dict[int, TensorPlace] = {}
         self._setup: tuple[PackedObject, SharedMemory] | None = None
         self._close = weakref.finalize(self, _close, self.workers, self._shared)
-        for _ in range(workers):
-            self.spawn()
 
     def set_up(
         self, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype, devices: Sequence[torch.device] = ()
@@ -206,12 +201,6 @@ class ProcessGroup(WorkerGroup):
         """End all workers and free their memory."""
         self._close()
         self._setup = None
-
-    def __enter__(self) -> ProcessGroup:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def _close(workers: list[WorkerProcess], shared: SharedMemory) -> None:

@@ -110,15 +110,14 @@ class Serial(BaseEngine):
         return None
 
 
-class Loopback(BaseEngine):
+class Loopback(Serial):
     """The serial engine with every order, broadcast and report sent as bytes, and a copy of the vectors per client.
 
     It tests that custom links and components work over a network: results equal those of `Serial` bit for bit.
     """
 
     def __init__(self, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype, device: torch.device) -> None:
-        self.algorithm, self.task = algorithm, task
-        self.trainer = task.trainer(dtype, device)
+        super().__init__(algorithm, task, dtype, device)
         self.sent = 0
         self._received: dict[int, dict[str, dict[int, Vector]]] = {}  # by client, channel and version
         self._start: Vectors = {}
@@ -159,9 +158,3 @@ class Loopback(BaseEngine):
             channels = self._received.setdefault(client, {})
             for name, vector in vectors.items():
                 channels.setdefault(name, {})[order.broadcasts[name].version] = vector.clone()
-
-    def evaluate(self, vectors: Vectors) -> dict[str, float]:
-        return self.task.evaluate(self.trainer, vectors)
-
-    def close(self) -> None:
-        return None

@@ -107,11 +107,8 @@ class ThreadGroup(WorkerGroup):
         worker.thread.start()
 
     def _add(self, trainer: Any) -> WorkerThread:
-        try:
-            if not with_defaults(trainer, BaseTrainer).seeds_own_generators:
-                trainer.seed = _no_seed
-        except AttributeError as error:
-            raise WorkersUnsupported("its trainers seed a generator that threads share") from error
+        if not with_defaults(trainer, BaseTrainer).seeds_own_generators:
+            trainer.seed = lambda key: None  # threads do not seed torch's generator
         self.workers.append(worker := WorkerThread(trainer, BatchSizer(trainer)))
         return worker
 
@@ -245,10 +242,6 @@ def probe_step(algorithm: Algorithm, task: TaskLike, trainer: Any, dtype: torch.
         seconds = time.perf_counter() - start
         own = getattr(getattr(trainer, "private", None), "generators", ())
         return StepProbe(bool(own) or random_state.rng_state(trainer.y.device) != before, seconds)
-
-
-def _no_seed(key: Key) -> None:
-    """Replaces a trainer's `seed`: threads do not seed torch's generator."""
 
 
 def _lend_to_server(answers: Sequence[Any]) -> None:
