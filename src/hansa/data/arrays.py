@@ -404,6 +404,7 @@ def _load_small(array: Any) -> Any:
 
 MakeClient: TypeAlias = Callable[[int], tuple[Any, Any]]
 CollateFunction: TypeAlias = Callable[[list[Any]], tuple[Any, Any]]
+_LAST = threading.local()  # the client that each thread has generated last
 
 
 class GeneratedData:
@@ -418,14 +419,6 @@ class GeneratedData:
         self.population, self.classes = len(sizes), None
         self.test_inputs = None if test is None else as_tensors(name, "test x", test[0])
         self.test_targets = None if test is None else as_tensors(name, "test y", test[1], targets=True)
-        self._last = threading.local()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key != "_last"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._last = threading.local()
 
     def __repr__(self) -> str:
         function = getattr(self.make_client, "__name__", "a function")
@@ -443,10 +436,11 @@ class GeneratedData:
 
     def fetch(self, client: int, rows: torch.Tensor) -> tuple[Any, Any]:
         """Return some rows of a client. Each thread caches its last client."""
-        if getattr(self._last, "client", None) != client:
-            self._last.client, self._last.data = None, self.generate(client)
-            self._last.client = client
-        return trees.tree_map(lambda leaf: leaf.index_select(0, rows.cpu()), self._last.data)  # type: ignore[no-any-return]
+        last = getattr(_LAST, "generated", None)
+        if last is None or last[:2] != (self, client):
+            _LAST.generated = None
+            _LAST.generated = last = self, client, self.generate(client)
+        return trees.tree_map(lambda leaf: leaf.index_select(0, rows.cpu()), last[2])  # type: ignore[no-any-return]
 
     def generate(self, client: int) -> tuple[Any, Any]:
         """Return all inputs and targets of a client."""
