@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from hansa.core.lazy_imports import lazy_exports
 from hansa.core.schedule import cosine, inverse_sqrt, piecewise, step_decay, warmup
 from hansa.local.batching import Batches, PassOrder, as_batching, batching, in_order
-from hansa.local.blocks import blocks
 from hansa.local.solvers import (
     AscentOffset,
     BaseSolver,
@@ -20,7 +19,7 @@ from hansa.local.solvers import (
     sgd,
     solver_receives,
 )
-from hansa.local.step import LocalStep, effective_steps
+from hansa.local.step import LocalStep, blocks, effective_steps
 from hansa.local.work import (
     BaseLocalWork,
     Distribution,
