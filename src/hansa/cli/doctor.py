@@ -17,7 +17,6 @@ from hansa.cli import options as opt
 from hansa.cli.console import print_table, report_errors, say_json
 
 _REQUIREMENT = re.compile(r"""([\w.-]+).*?;.*extra == ['"](?!dev|docs)([\w-]+)['"]""")
-_NOT_INSTALLED = "not installed as a package"
 
 
 class Finding(NamedTuple):
@@ -65,16 +64,7 @@ def _versions() -> Iterator[Finding]:
 
     yield Finding("python", f"{platform.python_version()} ({sys.executable})")
     yield Finding("hansa", f"{__version__} ({Path(__file__).parents[1]})")
-    for name in ("torch", "numpy", "scipy", "safetensors", "pydantic"):
-        installed = _version(name)
-        yield Finding(name, installed or _NOT_INSTALLED, None if installed else f"pip install {name}")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    yield from (Finding(name, version(name)) for name in ("torch", "numpy", "scipy", "safetensors", "pydantic"))
 
 
 def _kernels() -> Iterator[Finding]:
@@ -100,14 +90,13 @@ def _devices() -> Iterator[Finding]:
 
 
 def _extras() -> Iterator[Finding]:
-    try:
-        stated = requires("hansa") or []
-    except PackageNotFoundError:
-        yield Finding("hansa", _NOT_INSTALLED, "pip install hansa")
-        return
-    extras: dict[str, dict[str, str | None]] = {}
-    for match in filter(None, map(_REQUIREMENT.match, stated)):
-        extras.setdefault(match[2], {})[match[1]] = _version(match[1])
+    extras: dict[str, dict[str, str]] = {}
+    for match in filter(None, map(_REQUIREMENT.match, requires("hansa") or [])):
+        packages = extras.setdefault(match[2], {})
+        try:
+            packages[match[1]] = version(match[1])
+        except PackageNotFoundError:
+            packages[match[1]] = "missing"
     for extra, packages in extras.items():
-        value = ", ".join(f"{package} {installed or 'missing'}" for package, installed in packages.items())
-        yield Finding(extra, value, None if all(packages.values()) else f"pip install 'hansa[{extra}]'")
+        value = ", ".join(map(" ".join, packages.items()))
+        yield Finding(extra, value, f"pip install 'hansa[{extra}]'" if "missing" in packages.values() else None)
