@@ -156,9 +156,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
         authorized = hmac.compare_digest(token.encode(), self.server.token.encode())
         if host not in HOSTS or not authorized:
             self._answer(403, "text/plain", b"Open the full address that the terminal shows.\n")
-        elif not url.path.endswith(f"{token}/{path}"):  # no slash after the token
-            self._answer(308, "text/plain", b"", Location=f"/{self.server.token}/")
-        elif path == "":
+        elif url.path.endswith("/") and not path:
             self._answer(200, "text/html; charset=utf-8", self.server.watcher.page().encode("utf-8", "surrogateescape"))
         elif path == "state":
             since = parse_qs(url.query).get("since", [""])[0]
@@ -167,9 +165,9 @@ class _RequestHandler(BaseHTTPRequestHandler):
         else:
             self._answer(404, "text/plain", b"Not found.\n")
 
-    def _answer(self, code: int, kind: str, body: bytes, **more: str) -> None:
+    def _answer(self, code: int, kind: str, body: bytes) -> None:
         self.send_response(code)
-        for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(body)), **more}.items():
+        for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
