@@ -84,7 +84,7 @@ def test_show_and_report_take_a_group(cli, folder):
     page = (folder / "page.html").read_text("utf-8")
     (run,) = json.loads(re.search(r'id="data">(.*?)</script>', page).group(1))["runs"]
     assert run["seeds"] == [0, 1]
-    assert "seeds:\n- 0\n- 1" in page
+    assert "seeds: [0, 1]" in page
 
 
 def test_methods_are_compared_over_seeds_and_finished_runs_are_not_repeated(cli, folder):
