@@ -27,10 +27,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.presets import catalogue
-from hansa.runs.folder import RunFolder
 from hansa.runs.record import RunRecord
 
 ROUNDS = 10
@@ -188,7 +186,7 @@ class Unkilled:
 
 
 def trial(number: int, seed: int, place: Path, unkilled: Sequence[Unkilled]) -> Counter[str]:
-    """One run, killed one to three times and resumed to its end; returns where it was killed."""
+    """One run, killed one to three times and resumed to its end."""
     draw = Key(seed).child("kill", number).numpy()
     known, seen = unkilled[number % len(unkilled)], Counter[str]()
     folder = place / f"trial {number}"
@@ -206,7 +204,7 @@ def trial(number: int, seed: int, place: Path, unkilled: Sequence[Unkilled]) -> 
             if child.wait(until) is not None or not child.kill():
                 finish(child)
                 break
-            seen.update(["kills", f"kills at round {closed(folder)}"])
+            seen["kills"] += 1
         finish(start(every))
     found = fingerprint(folder)
     different = [name for name in known.expected if found[name] != known.expected[name]]
@@ -216,18 +214,10 @@ def trial(number: int, seed: int, place: Path, unkilled: Sequence[Unkilled]) -> 
     return seen
 
 
-def closed(folder: Path) -> int:
-    """The rounds that a killed run has recorded."""
-    try:
-        return len(RunFolder(folder).history)
-    except HansaError:  # it has none yet
-        return 0
-
-
 def run(
     count: int, place: Path, seed: int = 0, jobs: int = 2, cases: Mapping[str, tuple[str, ...]] = CASES
 ) -> Counter[str]:
-    """``count`` trials; returns the kills, by the round that they fell into, and the trials by method."""
+    """``count`` trials; returns the kills, and the trials by method."""
     for name in ("hansa.runs.experiment", "hansa.cli.app", "hansa.study.report.progress", "hansa.study.report"):
         importlib.import_module(name)  # once, for all that are forked
     torch.set_num_threads(1)
