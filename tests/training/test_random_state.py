@@ -12,7 +12,7 @@ from torch import nn
 
 from hansa import Key
 from hansa.training import random_state
-from hansa.training.probe import fresh
+from hansa.training.modules import fresh
 
 
 class Slow(nn.Module):

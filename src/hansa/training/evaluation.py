@@ -41,7 +41,7 @@ from hansa.training.metric_direction import unwrapped
 from hansa.training.metrics import Accuracy, GroupedMetric, MergeableMetric, Metric, Sketch, compute_metric
 
 if TYPE_CHECKING:
-    from hansa.training.probe import ModelFacts
+    from hansa.training.modules import ModelFacts
     from hansa.training.trainer import ModuleTrainer
 
 log = logging.getLogger("hansa")

@@ -53,8 +53,7 @@ from hansa.training.batch_sources import (
     count_rows,
     take_rows,
 )
-from hansa.training.module_state import ModuleState
-from hansa.training.probe import CPU, ModelLoss, Trial, model_caller, model_loss
+from hansa.training.modules import CPU, ModelLoss, ModuleState, Trial, model_caller, model_loss
 
 if TYPE_CHECKING:
     from hansa.training.task import Task, TaskLike

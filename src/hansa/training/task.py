@@ -57,8 +57,7 @@ from hansa.training.metrics import (
     default_accuracy,
     is_row_metric,
 )
-from hansa.training.module_state import check_repeatable
-from hansa.training.probe import AUTOCAST_DTYPES, ModelFacts, Trial, describe_model, fresh
+from hansa.training.modules import AUTOCAST_DTYPES, ModelFacts, Trial, check_repeatable, describe_model, fresh
 from hansa.training.trainer import ModuleTrainer
 
 log = logging.getLogger("hansa")

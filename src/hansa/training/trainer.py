@@ -35,8 +35,7 @@ from hansa.training.batch_sources import (
 )
 from hansa.training.evaluation import EvaluationSources, PartialScore, score_rows
 from hansa.training.execution_mode import MODELS, BatchedTraining, CompiledLoss, native_inputs
-from hansa.training.module_state import ModuleState
-from hansa.training.probe import autocast_caller, fresh, model_caller
+from hansa.training.modules import ModuleState, autocast_caller, fresh, model_caller
 
 if TYPE_CHECKING:
     from hansa.training.task import Task
