@@ -153,32 +153,15 @@ class ComponentField:
         """The kinds of components that it accepts."""
         if self.hint is EMPTY:
             return (KINDS[self.name],) if self.name in KINDS else ()
-        found = (_kind_of_class(typing.get_origin(member) or member) for member in _union_members(self.hint))
+        found = map(_kind_of_class, _union_members(self.hint))
         return tuple(kind for kind in found if kind is not None)
 
     @cached_property
     def type(self) -> Any:
         """The type by which pydantic builds the value: plain values are tried first, then components."""
-        members: list[Any] = []
-        rest: list[Any] = [_ANYTHING] if self.hint is EMPTY else []
-        for member in _union_members(self.hint) if self.hint is not EMPTY else ():
-            origin = typing.get_origin(member) or member
-            if origin is float:
-                members.append(_NUMBER)
-            elif origin in (bool, int, str):
-                members.append(Annotated[origin, Strict()])
-            elif origin is Literal:
-                members.append(member)
-            elif isinstance(origin, type) and issubclass(origin, Mapping):
-                members.append(dict[str, Any])
-            elif _kind_of_class(origin) is not None:
-                continue
-            elif isinstance(origin, type) and issubclass(origin, Iterable):
-                inner: Any = ComponentField(next(iter(typing.get_args(member)), Any)).type
-                members.append(tuple[inner, ...] if issubclass(origin, tuple) else list[inner])
-            else:
-                rest = [_ANYTHING]
-        members += [*(Annotated[Any, _Component(kind)] for kind in self.kinds), *rest]
+        plain = [_plain_type(each) for each in _union_members(self.hint) if _kind_of_class(each) is None]
+        members = [*plain, *(Annotated[Any, _Component(kind)] for kind in self.kinds)]
+        members.sort(key=lambda each: each is _ANYTHING)  # it comes last
         union: Any = members[0]
         if len(members) > 1:
             union = Annotated[Union[tuple(members)], Field(union_mode="left_to_right")]  # noqa: UP007
@@ -288,7 +271,25 @@ def _union_members(hint: Any) -> Iterator[Any]:
         yield hint
 
 
-def _kind_of_class(origin: Any) -> Kind | None:
+def _plain_type(member: Any) -> Any:
+    """Return the type by which pydantic reads a member of a union that is no component."""
+    origin = typing.get_origin(member) or member
+    if origin is float:
+        return _NUMBER
+    if origin in (bool, int, str):
+        return Annotated[origin, Strict()]
+    if origin is Literal:
+        return member
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return dict[str, Any]
+    if isinstance(origin, type) and issubclass(origin, Iterable):
+        inner: Any = ComponentField(next(iter(typing.get_args(member)), Any)).type
+        return tuple[inner, ...] if issubclass(origin, tuple) else list[inner]
+    return _ANYTHING
+
+
+def _kind_of_class(member: Any) -> Kind | None:
     """Return the kind that a class belongs to: as its protocol, or as a class that makes such components."""
+    origin = typing.get_origin(member) or member
     exact = (kind for kind in KINDS.values() if origin is kind.protocol)
     return next(exact, None) or next((kind for kind in KINDS.values() if kind.is_factory(origin)), None)
