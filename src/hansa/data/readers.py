@@ -147,29 +147,22 @@ def leaf_files(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def read_users(path: Path, *, empty: bool = False) -> Iterator[tuple[str, list[Any], list[Any]]]:
-    """Yield every user of a LEAF file with its x and y, after checks of users and counts.
-
-    ``empty`` allows users without samples, as in test files.
-    """
+    """Yield every user of a LEAF file with its x and y. ``empty`` allows users without samples, as in test files."""
     content = read_json(path)
-    if not isinstance(content, dict) or not {"users", "num_samples", "user_data"} <= content.keys():
+    if not isinstance(content, dict) or not {"users", "user_data"} <= content.keys():
         actual = sorted(content)[:9] if isinstance(content, dict) else type(content).__name__
-        raise invalid_file(path, "LEAF's keys users, num_samples, user_data", actual)
-    users, counts, user_data = content["users"], content["num_samples"], content["user_data"]
+        raise invalid_file(path, "LEAF's keys users and user_data", actual)
+    users, user_data = content["users"], content["user_data"]
     named = isinstance(users, list) and all(isinstance(user, str) and user.isprintable() for user in users)
     if not named or not users or not isinstance(user_data, dict) or sorted(users) != sorted(user_data):
         raise invalid_file(path, "users with names, each once, and user_data of each", reprlib.repr(users))
-    if not isinstance(counts, list) or len(counts) != len(users):
-        raise invalid_file(path, "as many num_samples as users", reprlib.repr(counts))
-    for user, count in zip(users, counts, strict=True):
+    for user in users:
         x, y = (user_data[user].get(key) for key in "xy") if isinstance(user_data[user], dict) else (None, None)
-        found = (len(x), len(y)) if isinstance(x, list) and isinstance(y, list) else None
-        if type(count) is not int or found != (count, count) or not (count or empty):
-            raise invalid_file(
-                path, f"num_samples of x and y of user {user!r:.80}", f"{count!r:.80} and {found} samples",
-                "The option -k of LEAF's preprocess.sh leaves out users with few samples.",
-            )  # fmt: skip
-        yield user, x, y  # type: ignore[misc]
+        if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y) or not (x or empty):
+            remedy = "The option -k of LEAF's preprocess.sh leaves out users with few samples."
+            found = f"{reprlib.repr(x)} and {reprlib.repr(y)}"
+            raise invalid_file(path, f"x and y of user {user!r:.80}, equally many", found, remedy)
+        yield user, x, y
 
 
 def _read_parts(files: Sequence[Path], parse: _Parse, names: dict[str, int], *, test: bool) -> list[_Part]:
