@@ -193,13 +193,12 @@ def test_a_sweep_side_by_side_writes_the_same_tables(start, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("seeds", [None, [0, 1]])
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_every_planned_run_can_be_sent_to_a_process(tmp_path, seeds, overwrite):
+def test_every_planned_run_can_be_sent_to_a_process(tmp_path, seeds):
     from hansa.engine.shared_memory import Packer, SharedMemory, unpack_object
     from hansa.study.report.progress import ProgressDisplay
 
     config = from_yaml(CONFIG.replace('{factory: "my_model:Net"}', "logistic")).model_copy(update={"seeds": seeds})
-    jobs = plan_reusable(config, tmp_path, "x", overwrite=overwrite)
+    jobs = plan_reusable(config, tmp_path, "x")
     memory = SharedMemory()
     last = unpack_object(Packer(memory).pack(jobs), [memory], copy=False)[-1]
     assert last.work(ProgressDisplay()) is None

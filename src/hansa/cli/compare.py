@@ -65,7 +65,7 @@ def compare(
             config = _read_item(item, base, overrides)
             name = config.title if Path(item).is_file() else item
             requested[unique_name(name, f"{name} {place + 1}", requested)] = config
-    entries = run_entries(requested, folder, quiet, parallel=parallel)
+    entries = run_entries(requested, folder, quiet, parallel)
     ranked: dict[str, Any] = {"metric": metric, "window": window, "target": target, "latex": latex}
     print_and_write(entries, report, title="Federated runs compared", problems=problems, as_json=as_json, **ranked)
 
@@ -222,10 +222,10 @@ def demo(
 ) -> None:
     """Compare methods on the embedded data and write a report page.
 
-    This takes a few minutes on two cores.
+    This takes a few minutes on two cores. Finished runs are not repeated.
     """
     configs = demo_configs([*(TINY if tiny else ()), *opt.changes(None, seed=seed, seeds=seeds, workers=workers)])
-    entries = run_entries(dict(configs), folder, quiet, overwrite=True, parallel=parallel)
+    entries = run_entries(dict(configs), folder, quiet, parallel)
     config = next(iter(configs.values()))
     partition = config.data.partition
     facts = [

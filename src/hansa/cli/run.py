@@ -155,8 +155,6 @@ def run_entries(
     requested: Mapping[str, Config | ReportEntry],
     folder: Path,
     quiet: bool,
-    *,
-    overwrite: bool = False,
     parallel: int | None = None,
 ) -> list[ReportEntry]:
     """Return an entry for each name: configurations are run unless they are finished; entries are taken as they are."""
@@ -166,5 +164,5 @@ def run_entries(
     entries = {name: replace(item, name=name) for name, item in requested.items() if not isinstance(item, Config)}
     if configs:  # otherwise nothing needs torch
         with session(quiet) as running:
-            entries |= running.run_reusable(configs, folder, parallel, overwrite=overwrite)
+            entries |= running.run_reusable(configs, folder, parallel)
     return [entries[name] for name in requested]

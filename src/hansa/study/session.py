@@ -30,7 +30,7 @@ from hansa.runs.experiment import (
     open_run,
     refuse_other_settings,
 )
-from hansa.runs.folder import FINISHED, RunFolder, SeedGroupFolder, expand_seeds, slug
+from hansa.runs.folder import FINISHED, RunFolder, SeedGroupFolder, expand_seeds
 from hansa.runs.search import RunningTrial, Search
 from hansa.runs.store import DamagedFileError
 from hansa.runs.trackers import build_trackers
@@ -251,20 +251,15 @@ def plan_resumed(
     return plan_jobs(config, folder, "resume", python=python, callbacks=callbacks, **options, **given)
 
 
-def plan_reusable(
-    config: Config, parent: Path | str, name: str, *, overwrite: bool = False, extend: bool = True
-) -> list[Job]:
+def plan_reusable(config: Config, parent: Path | str, name: str, *, extend: bool = True) -> list[Job]:
     """Plan for every seed its run below ``parent``: the finished one, one to resume, or a new one.
 
     Args:
         config: A configuration, with one seed or several.
         parent: The folder of the runs.
         name: The title of the run, with which the names of folders begin.
-        overwrite: Run all again, under the plain name.
         extend: Whether a run of fewer rounds is continued; otherwise it stays, and another one is started.
     """
-    if overwrite:
-        return plan_jobs(config, Path(parent) / slug(name), "replace")
     with hold_folder(Path(parent)):
         folder = find_folder(config, parent, name, extend=extend)
         return plan_jobs(config, folder, "resume", shared=True, rounds=config.rounds)
@@ -355,7 +350,6 @@ class Session(ExitStack):
         parent: Path,
         parallel: int | None = None,
         *,
-        overwrite: bool = False,
         extend: bool = True,
         folder_names: Mapping[str, str] | None = None,
     ) -> dict[str, ReportEntry]:
@@ -367,7 +361,6 @@ class Session(ExitStack):
             configs: Configurations by name.
             parent: The folder of their runs.
             parallel: How many runs may be under way at once; None chooses it.
-            overwrite: Run all again, in folders with their plain names.
             extend: Whether a run of fewer rounds is continued; otherwise it stays, and another one is started.
             folder_names: With what the names of their folders begin; by default their names.
         """
@@ -382,7 +375,7 @@ class Session(ExitStack):
             for name in first.values():
                 config = left.pop(name).model_copy(update={"name": name})
                 begins = (folder_names or {}).get(name, name)
-                jobs[name] = plan_reusable(config, parent, begins, overwrite=overwrite, extend=extend)
+                jobs[name] = plan_reusable(config, parent, begins, extend=extend)
             self._run([job for listed in jobs.values() for job in listed], parallel)
             for name, listed in jobs.items():  # before others continue these runs
                 entries[name] = ReportEntry.from_seeds(name, [ReportEntry.from_folder(job.path) for job in listed])
