@@ -176,10 +176,13 @@ lint-containers: $(VENV)/linters/.ready
 audit: $(VENV)/tools/.ready
 	$(VENV)/tools/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
-# CycloneDX; the components are the tested versions
+# CycloneDX: what an installation without extras consists of, in its tested versions
 sbom: $(VENV)/tools/.ready
-	@mkdir -p build
-	$(VENV)/tools/bin/cyclonedx-py requirements --pyproject pyproject.toml --mc-type library --output-reproducible --output-file build/sbom.cdx.json constraints.txt
+	rm -rf build/user
+	$(PYTHON) -m venv build/user
+	build/user/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	build/user/bin/pip install --quiet --disable-pip-version-check -c constraints.txt .
+	$(VENV)/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible --output-file build/sbom.cdx.json build/user/bin/python
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
