@@ -32,7 +32,7 @@ from hansa.core.types import (
     Vectors,
 )
 from hansa.core.vectors import allocator
-from hansa.core.vectors.arithmetic import all_finite, computes_on, tree_to, vectors_to, where_computed
+from hansa.core.vectors.arithmetic import all_finite, computes_on, tree_to, where_computed
 from hansa.local import effective_steps
 from hansa.local.solvers import BaseSolver
 from hansa.local.work import Work
@@ -95,7 +95,7 @@ class ServerState:
 
         return replace(
             self,
-            vectors=vectors_to(self.vectors, device),
+            vectors=tree_to(self.vectors, device),
             server=placed(self.server, "server"),
             aggregate=placed(self.aggregate, "aggregate"),
             downlink=placed(self.downlink, "downlink"),
@@ -351,7 +351,7 @@ class RoundAggregation:
             downlink[name] = channel.downlink.acknowledge(state.downlink[name], admitted, state.round)
         for channel_result in combined.values():
             for client, rows in channel_result.rows.items():
-                self._memory.setdefault(client, {}).update(vectors_to(dict(rows), torch.device("cpu")))
+                self._memory.setdefault(client, {}).update(tree_to(dict(rows), torch.device("cpu")))
         heard = ClientStats(**state.heard).updated(self.losses, self.norms)._asdict() if state.heard else {}
         after = ServerState(state.round + 1, vectors, server, aggregate, downlink, heard, state.pace)
         outcome = self._outcome(admitted, combined[MODEL].info, applied=True)

@@ -25,7 +25,7 @@ from hansa.core.errors import HansaError, check_integer
 from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
-from hansa.core.vectors.arithmetic import norm, vectors_to
+from hansa.core.vectors.arithmetic import norm, tree_to
 from hansa.local.work import Work
 from hansa.rounds.aggregation import RoundAggregation
 from hansa.rounds.round import decode_broadcasts
@@ -122,7 +122,7 @@ def diagnose(
             uploads.setdefault(update.client, {})[name] = update.vector.cpu()
     got = decode_broadcasts(algorithm, closed.orders[0], {})
     assert got is not None
-    vectors, memory = vectors_to(got, torch.device("cpu")), {client: before(client) for client in uploads}
+    vectors, memory = tree_to(got, torch.device("cpu")), {client: before(client) for client in uploads}
     probe = Probe(closed.state.round, algorithm, key, vectors, uploads, memory, after, closed.mean_model())
     return {**diagnostics, **take_measures(measures, probe)}
 

@@ -15,7 +15,7 @@ from hansa.compress import Packet, ServerBroadcast, direct
 from hansa.core.errors import add_step
 from hansa.core.keys import Key
 from hansa.core.types import BUFFERS, MODEL, Population, Vector, Vectors
-from hansa.core.vectors.arithmetic import computes_on, vectors_to, where_computed
+from hansa.core.vectors.arithmetic import computes_on, tree_to, where_computed
 from hansa.core.vectors.fingerprint import fingerprint
 from hansa.gossip.executors import train_cohorts
 from hansa.gossip.mixing import Mixing
@@ -262,26 +262,21 @@ def _to_device(
     device: torch.device, orders: Sequence[WorkOrder], received: Sequence[Vectors]
 ) -> tuple[list[WorkOrder], list[Vectors]]:
     """Copy the clients' received vectors, each once, and the memory that training reads to a device."""
-
-    def read_in_training(rows: Vectors) -> Vectors:
-        return {name: row for name, row in rows.items() if not name.startswith("uplink/")}
-
-    copied = [
-        replace(
-            order,
-            memory={client: vectors_to(read_in_training(rows), device) for client, rows in order.memory.items()},
-        )
-        for order in orders
-    ]
-    once = {id(got): vectors_to(got, device) for got in received}
+    copied = []
+    for order in orders:
+        read = {
+            client: {name: row for name, row in rows.items() if not name.startswith("uplink/")}
+            for client, rows in order.memory.items()
+        }
+        copied.append(replace(order, memory=tree_to(read, device)))
+    once = {id(got): tree_to(got, device) for got in received}
     return copied, [once[id(got)] for got in received]
 
 
 def _bring_home(trained: Trained, home: torch.device) -> Trained:
     """Copy a training result to where the server's vectors came from, and the clients' memory to the CPU."""
     report, cpu = trained.report, torch.device("cpu")
-    memory = {client: vectors_to(rows, cpu) for client, rows in report.memory.items()}
-    report = replace(report, memory=memory, mean=None if report.mean is None else report.mean.to(cpu))
+    report = replace(report, memory=tree_to(dict(report.memory), cpu), mean=tree_to(report.mean, cpu))
     changes, buffers = ([change.to(home) for change in each] for each in (trained.changes, trained.buffers))
     return Trained(report, changes, buffers)
 
@@ -362,7 +357,7 @@ def _finish(
     own = scoped(order.memory.get(client, {}), "solver")
     if not change.is_cpu:
         place = computes_on(phase.solver, change.device)
-        change, got, own = change.to(place), vectors_to(got, place), vectors_to(own, place)
+        change, got, own = change.to(place), tree_to(got, place), tree_to(own, place)
     finished = phase.solver.finish(change, work.steps, phase.lr_at(order.round), got, own)
     for name, vector in finished.reports.items():
         outgoing.setdefault(name, []).append(vector)

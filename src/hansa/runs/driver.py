@@ -24,7 +24,7 @@ from hansa.core.errors import HansaError, check_integer, check_positive, invalid
 from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, State, Vector, Vectors
-from hansa.core.vectors.arithmetic import vectors_to
+from hansa.core.vectors.arithmetic import tree_to
 from hansa.engine import BaseEngine, Engine, Serial
 from hansa.pace import Profile, synchronous
 from hansa.pace.events import VirtualClock
@@ -272,7 +272,8 @@ class Run:
     @property
     def host_vectors(self) -> Vectors:
         """The server's vectors on the CPU: copies if the server computes on another device."""
-        return vectors_to(self.state.vectors, torch.device("cpu"))
+        vectors: Vectors = tree_to(self.state.vectors, torch.device("cpu"))
+        return vectors
 
     @property
     def training_devices(self) -> list[str]:

@@ -15,7 +15,7 @@ import torch
 
 from hansa.core import native
 from hansa.core.devices import available_cores, has_float64
-from hansa.core.types import Vector, Vectors
+from hansa.core.types import Vector
 from hansa.core.vectors import kernels
 
 SPAN = 1 << 14  # coordinates converted to float64 at a time
@@ -115,11 +115,6 @@ def computes_on(component: object, device: torch.device) -> torch.device:
 def where_computed(component: object, vector: Vector) -> Vector:
     """Return a vector on the device on which a component computes with it, without a copy if it is there."""
     return vector if vector.is_cpu else vector.to(computes_on(component, vector.device))
-
-
-def vectors_to(vectors: Vectors, device: torch.device) -> Vectors:
-    """Return the vectors on a device, those that are there without a copy."""
-    return {name: vector.to(device) for name, vector in vectors.items()}
 
 
 def tree_to(tree: Any, device: torch.device) -> Any:
