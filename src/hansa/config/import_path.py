@@ -129,9 +129,8 @@ def import_object(path: str, kind: Kind | None = None) -> Any:
     if module.partition(".")[0] in sys.stdlib_module_names or module.endswith(".__main__"):
         raise HansaError(f"{path!r}: {module} is a module of Python itself, which has no components. Name your own.")
     if not may_import():
-        raise HansaError(
-            f"{path!r}: {NOT_LOADED}. Reading does not run code; in Python: with hansa.config.allow_code()."
-        )
+        remedy = "Reading does not run code; in Python: with hansa.config.allow_code()."
+        raise HansaError(f"{path!r}: {NOT_LOADED}. {remedy}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -141,9 +140,8 @@ def import_object(path: str, kind: Kind | None = None) -> Any:
     for part in name.split("."):
         if not hasattr(target, part):
             known = [attribute for attribute in dir(target) if not attribute.startswith("_")]
-            raise HansaError(
-                f"{path!r}: {getattr(target, '__name__', module)} has no {part!r}. {suggestion(part, known)}"
-            )
+            owner = getattr(target, "__name__", module)
+            raise HansaError(f"{path!r}: {owner} has no {part!r}. {suggestion(part, known)}")
         target = getattr(target, part)
     if reason := _refusal(target, module, kind):
         raise HansaError(f"{path!r}: {reason}")
@@ -161,21 +159,17 @@ def _refusal(target: Any, module: str, expected: Kind | None) -> str:
         return "" if is_declared(target) else "is a function, but not declared. Write @hansa.component above it."
     if isclass(target):
         of_torch = any(base.__name__ == "Module" and base.__module__.startswith("torch.nn.") for base in target.__mro__)
-        if (
-            of_torch
-            or is_declared(target)
-            or any(kind.protocol in target.__mro__ or kind.is_factory(target) for kind in KINDS.values())
-        ):
+        made = (kind for kind in KINDS.values() if kind.protocol in target.__mro__ or kind.is_factory(target))
+        if of_torch or is_declared(target) or next(made, None) is not None:
             return ""
         why = f"no {expected.title}: {expected.mismatch(target)}" if expected else "it has no component's methods"
         return f"is a class, but not a component ({why}). Correct it, or write @hansa.component above it."
     defined = getattr(type(target), "__module__", "")
-    if (defined == module or defined.startswith("hansa.")) and any(
-        not kind.mismatch(target) for kind in KINDS.values()
-    ):
+    known = defined == module or defined.startswith("hansa.")
+    if known and any(not kind.mismatch(target) for kind in KINDS.values()):
         return ""
-    shown = f"{target!r:.60}"
-    return f"expected a component: a class, a function with @hansa.component, or a finished component, found {shown}."
+    expectation = "a class, a function with @hansa.component, or a finished component"
+    return f"expected a component: {expectation}, found {target!r:.60}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +186,8 @@ class Plugin:
         try:
             return self.entry.load()
         except (Exception, SystemExit) as error:  # importing runs foreign code
-            raise HansaError(
-                f"{self}: cannot be loaded ({type(error).__name__}: {error}). Fix or uninstall that package."
-            ) from error
+            problem = f"cannot be loaded ({type(error).__name__}: {error})"
+            raise HansaError(f"{self}: {problem}. Fix or uninstall that package.") from error
 
     def __str__(self) -> str:
         return f"{self.kind}.{self.name} of the package {self.package}"
