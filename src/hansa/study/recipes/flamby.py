@@ -22,7 +22,7 @@ from torch import nn
 from hansa.core.protocols import component
 from hansa.data import FederatedData, data_folder, from_arrays
 from hansa.data.csv_folder import HOSPITALS, read_hospital_tables
-from hansa.data.files import DataError, MissingFileError, invalid_file
+from hansa.data.files import invalid_file, missing_file
 
 REGIONS = tuple(f"region {number}" for number in range(6))
 _NUMBERS = ("age", "sex", "trestbps", "chol", "fbs", "thalach", "exang", "oldpeak")
@@ -114,8 +114,16 @@ def read_tcga_brca(folder: Path | str | None = None) -> Benchmark:
     Args:
         folder: The data folder; its folder ``flamby`` has the two files.
     """
-    texts = {name: _read_verified(data_folder(folder) / "flamby" / name, digest) for name, digest in TCGA_FILES.items()}
-    patients, folds = (list(csv.reader(io.StringIO(text)))[1:] for text in texts.values())
+    texts = []
+    for name, digest in TCGA_FILES.items():
+        path = data_folder(folder) / "flamby" / name
+        if not path.is_file():
+            raise missing_file(path, _TCGA_REMEDY)
+        content = path.read_bytes()
+        if (found := hashlib.sha256(content).hexdigest()) != digest:
+            raise invalid_file(path, f"contents of SHA-256 {digest}", found, _TCGA_REMEDY)
+        texts.append(content.decode())
+    patients, folds = (list(csv.reader(io.StringIO(text)))[1:] for text in texts)
     fold_of = {patient: (fold, region) for patient, fold, region in folds}
     cells = {row[0]: [float(cell) for cell in row[1:]] for row in patients if row[0] in fold_of}
     values = torch.tensor(list(cells.values()), dtype=torch.float64).float()
@@ -130,19 +138,6 @@ def read_tcga_brca(folder: Path | str | None = None) -> Benchmark:
         sites[name] = SiteRows(inputs[train], targets[train], inputs[test], targets[test])
     pooled = rows(0, "test")
     return Benchmark(sites, inputs[pooled], targets[pooled])
-
-
-def _read_verified(path: Path, digest: str) -> str:
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise MissingFileError(f"{path}: missing. {_TCGA_REMEDY}") from None
-    except OSError as error:
-        raise DataError(f"{path}: {error}.") from error
-    found_digest = hashlib.sha256(content).hexdigest()
-    if found_digest != digest:
-        raise invalid_file(path, f"contents of SHA-256 {digest}", found_digest, _TCGA_REMEDY)
-    return content.decode()
 
 
 @component
@@ -177,9 +172,8 @@ def sample_survival() -> FederatedData:
         events = (torch.rand(len(inputs), generator=generator) < 0.7).float()
         targets = torch.stack([events, times], dim=1)
         sites[name] = SiteRows(inputs[4:], targets[4:], inputs[:4], targets[:4])
-    tests = [(rows.test_inputs, rows.test_targets) for rows in sites.values()]
-    pooled_inputs, pooled_targets = (torch.cat(part) for part in zip(*tests, strict=True))
-    return Benchmark(sites, pooled_inputs, pooled_targets).federated("sample-survival")
+    _, _, *tests = (torch.cat(part) for part in zip(*sites.values(), strict=True))
+    return Benchmark(sites, *tests).federated("sample-survival")
 
 
 class LinearModel(nn.Module):
