@@ -351,7 +351,6 @@ class Session(ExitStack):
         parallel: int | None = None,
         *,
         extend: bool = True,
-        folder_names: Mapping[str, str] | None = None,
     ) -> dict[str, ReportEntry]:
         """Execute the seeds of several configurations, unless they have finished before, and return their entries.
 
@@ -362,7 +361,6 @@ class Session(ExitStack):
             parent: The folder of their runs.
             parallel: How many runs may be under way at once; None chooses it.
             extend: Whether a run of fewer rounds is continued; otherwise it stays, and another one is started.
-            folder_names: With what the names of their folders begin; by default their names.
         """
         self.display.expect(sum(each.rounds * len(expand_seeds(each)) for each in configs.values()))
         entries: dict[str, ReportEntry] = {}
@@ -374,8 +372,7 @@ class Session(ExitStack):
             jobs = {}
             for name in first.values():
                 config = left.pop(name).model_copy(update={"name": name})
-                begins = (folder_names or {}).get(name, name)
-                jobs[name] = plan_reusable(config, parent, begins, extend=extend)
+                jobs[name] = plan_reusable(config, parent, name, extend=extend)
             self._run([job for listed in jobs.values() for job in listed], parallel)
             for name, listed in jobs.items():  # before others continue these runs
                 entries[name] = ReportEntry.from_seeds(name, [ReportEntry.from_folder(job.path) for job in listed])

@@ -179,9 +179,8 @@ def run_recipe(
     """
     planned = plan_recipe(recipe, scale, overrides)
     named = {each.cell.label: each.config for each in planned}
-    presets = {name: config.algorithm.preset for name, config in named.items()}
     # a run of fewer rounds stays: another recipe may need it
-    found = session.run_reusable(named, folder, parallel, extend=False, folder_names=presets)
+    found = session.run_reusable(named, folder, parallel, extend=False)
     runs = [each._replace(entry=found[each.cell.label]) for each in planned]
     histories = {(each.cell.row, each.cell.column): [run.history for run in each.runs] for each in runs}
     return RecipeResult(recipe, scale, *compare_with_paper(recipe, scale, histories), runs=runs)
