@@ -68,6 +68,7 @@ class MemoryStore:
         """The database, opened once in each process."""
         if self._opened is None or not self._opened.is_mine:
             self._opened = Database(self.folder, writing=True, durable=self._durable, shared=False)
+            weakref.finalize(self, self._opened.close)  # also before the interpreter ends
         return self._opened
 
     def get(self, client: int, version: MemoryVersion) -> dict[str, Tensor] | None:
