@@ -10,14 +10,18 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import IterableDataset, TensorDataset
 
 from hansa.core.errors import HansaError
 from hansa.data import Split, dirichlet, from_arrays, from_dataset, from_hf
 
 X = np.random.default_rng(0).normal(size=(12, 3))
 Y = np.arange(12) % 4
+
+
+def frame(extra: list[Any]) -> pandas.DataFrame:
+    return pandas.DataFrame({"age": np.arange(12.0), "extra": extra * 6})
 
 
 def test_arrays_with_rows_for_each_client() -> None:
@@ -107,11 +111,22 @@ def test_kinds_of_numbers() -> None:
         (lambda: from_arrays(X, Y, clients=[[0, 1], [2.5]]), r"client 1's rows are \[2.5\]"),
         (lambda: from_arrays(X, Y, clients=[[[0, 1]], [[2]]]), r"client 0's rows are \[\[0, 1\]\]"),
         (lambda: from_arrays(X[:0], Y[:0], clients=1), "at least one row"),
+        (lambda: from_arrays([[1.0, 2.0], [3.0]], [0, 1], clients=2), "x has rows of different lengths: pad them"),
+        (lambda: from_arrays(X, [[0], [1, 2]] * 6, clients=2), "y has rows of different lengths"),
+        (lambda: from_arrays(frame([True, False]), Y, clients=2), "column 'extra' of x is bool: expected numbers"),
+        (lambda: from_arrays(frame(["a", "b"]), Y, clients=2), "column 'extra' of x is (str|object)"),
+        (lambda: from_arrays(frame([pandas.Timestamp(0)] * 2), Y, clients=2), "column 'extra' of x is datetime64"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(make: Any, message: str) -> None:
     with pytest.raises(HansaError, match=message):
         make()
+
+
+def test_columns_of_a_frame_are_arrays() -> None:
+    table = frame([1, 2])
+    data = from_arrays(table[["age", "extra"]], table["age"], clients=3)
+    assert torch.equal(data.inputs[:, 0], data.targets)
 
 
 class Pairs(TorchDataset[Any]):
@@ -152,6 +167,25 @@ def test_torch_datasets_of_every_kind() -> None:
     assert data.test_inputs is not None
     assert torch.equal(data.test_inputs, data.inputs)
     assert from_dataset(Stream(), clients=2).inputs.flatten().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_random_transform_is_read_once_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    class Shifted(Pairs):
+        def __getitem__(self, index: int) -> Any:
+            return self.items[index] + torch.rand(()), 0
+
+    from_dataset(Pairs([(torch.zeros(2), 0)] * 3), clients=1)
+    assert not caplog.messages
+    from_dataset(Shifted([torch.zeros(2)] * 3), clients=1)
+    assert "Shifted: two reads of one row differ" in caplog.text
+    assert "Task(augment=...)" in caplog.text
+
+
+def test_a_data_loader_is_refused_for_its_dataset() -> None:
+    loader = DataLoader(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)))
+    for arguments in ({"data": loader}, {"data": loader.dataset, "test": loader}):
+        with pytest.raises(HansaError, match=r"pass loader\.dataset"):
+            from_dataset(**arguments, clients=3)
 
 
 def test_images_become_channels_first_and_are_scaled() -> None:

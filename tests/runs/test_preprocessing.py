@@ -190,6 +190,84 @@ def test_a_regression_of_ones_own_model_started_in_python(tmp_path):
     assert torch.equal(hansa.load_model(path, Net).predict(frame).outputs, outputs.outputs)
 
 
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> dict[str, torch.Tensor]:
+        scores = self.linear(x) + bias[:, None]
+        return {"scores": scores, "norm": scores.norm(dim=1)}
+
+
+class Placed(Named):
+    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(super().forward(x, bias).values())
+
+
+class Whole(Named):
+    def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return super().forward(**x)
+
+
+@pytest.mark.parametrize(("model", "by_name"), [(Named, True), (Placed, False), (Whole, True)])
+def test_predict_takes_what_training_took_and_returns_what_the_model_returns(tmp_path, model, by_name):
+    x, bias = np.random.default_rng(0).normal(size=(20, 3)).astype("float32"), np.arange(20.0)
+    inputs = {"x": x, "bias": bias} if by_name else (x, bias)
+    data = hansa.data.from_arrays(inputs, np.arange(20) % 2, clients=2)
+
+    def loss(output, target):
+        return nn.functional.cross_entropy(output["scores"] if by_name else output[0], target)
+
+    run = hansa.run(hansa.presets.fedavg(steps=1), hansa.Task(model, loss, data), rounds=1, out=tmp_path / "run")
+    expected = hansa.training.modules.model_caller(run.model, data.inputs)(data.inputs)
+    loaded = hansa.load_model(tmp_path / "run", model)
+    outputs = [loaded(data.inputs), loaded.predict(inputs).outputs, hansa.predict(run.model, data.inputs)]
+    for found in (*outputs, loaded.predict(inputs, batch_size=7).outputs):
+        torch.testing.assert_close(found, expected)
+    with pytest.raises(hansa.HansaError, match="equally many in every tensor"):
+        loaded.predict({"x": x, "bias": bias[:3]} if by_name else (x, bias[:3]))
+    with pytest.raises(hansa.HansaError, match="or a dict or tuple of tensors"):
+        loaded.predict("rows.csv")
+
+
+def test_outputs_that_are_no_rows_need_one_batch():
+    whole = type("Mean", (nn.Module,), {"forward": lambda self, x: x.mean(0)})()
+    assert hansa.predict(whole, torch.ones(6, 2)).tolist() == [1, 1]
+    with pytest.raises(hansa.HansaError, match=r"batch_size=5\): expected 6 or more"):
+        hansa.predict(whole, torch.ones(6, 2), batch_size=5)
+
+
+class Whitened(nn.Linear):
+    """Its load hook reads a buffer of the loaded state, as gpytorch's modules do."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.register_buffer("started", torch.tensor(0))
+        self.register_load_state_dict_post_hook(Whitened.keep_bias_of_what_has_started)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and not self.started:
+            self.started.fill_(1)
+        return super().forward(x)
+
+    @staticmethod
+    def keep_bias_of_what_has_started(module, missing):
+        assert not missing.missing_keys
+        if not module.started:
+            module.bias.data.zero_()
+
+
+def test_the_state_is_complete_when_the_hooks_of_a_loaded_module_run(tmp_path):
+    rows = hansa.data.from_arrays(np.random.default_rng(0).normal(size=(20, 3)), np.arange(20) % 2, clients=2)
+    task = hansa.Task(Whitened, nn.functional.cross_entropy, rows)
+    run = hansa.run(hansa.presets.fedavg(steps=1), task, rounds=1, out=tmp_path / "run")
+    loaded = hansa.load_model(tmp_path / "run", Whitened).module
+    assert run.model.started == loaded.started == 1
+    assert run.model.bias.abs().sum() > 0
+    assert torch.equal(loaded.bias, run.model.bias)
+
+
 def test_columns_scaled_by_site_need_the_site(tmp_path, monkeypatch):
     write_sites(tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -175,3 +175,45 @@ def test_data_that_does_not_fit_is_told_with_shapes_before_any_round():
     rare = from_arrays(np.zeros((90, 5)), (np.arange(90) == 1) * 2, clients=2)  # no row that is looked at
     with pytest.raises(HansaError, match=r"targets go up to 2, the model has 2 outputs"):
         hansa.Task(lambda: nn.Linear(5, 2), F.cross_entropy, rare)
+
+
+class Graphs:
+    """A collated batch as PyG's: it has no rows, and its length and items are those of something else."""
+
+    def __init__(self, nodes, graph):
+        self.nodes, self.graph = nodes, graph
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, name):
+        return getattr(self, name)
+
+    def to(self, *to, **named):
+        return Graphs(self.nodes.to(*to, **named), self.graph)
+
+
+class GraphNet(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 2)
+
+    def forward(self, batch):
+        sums = torch.zeros(int(batch.graph.max()) + 1, 3, dtype=batch.nodes.dtype)
+        return super().forward(sums.index_add(0, batch.graph, batch.nodes))
+
+
+def test_collated_graphs_train_and_are_evaluated_without_an_index_by_rows():
+    chance = torch.Generator().manual_seed(0)
+    items = [(torch.randn(2 + number % 4, 3, generator=chance), number % 2) for number in range(24)]
+
+    def collate(some):
+        graph = torch.cat([torch.full((len(nodes),), place) for place, (nodes, _) in enumerate(some)])
+        return Graphs(torch.cat([nodes for nodes, _ in some]), graph), torch.tensor([label for _, label in some])
+
+    data = hansa.data.from_items(items, collate, clients=4, test=items)
+    task = hansa.Task(GraphNet, nn.functional.cross_entropy, data)
+    runs = [hansa.run(hansa.presets.fedavg(steps=2, batch_size=4), task, rounds=2, workers=n) for n in (1, 2)]
+    assert torch.equal(runs[0].params, runs[1].params)
+    outputs = runs[0].model(collate(items)[0])
+    accuracy = float((outputs.argmax(1) == torch.tensor([label for _, label in items])).double().mean())
+    assert runs[0].history[-1]["test_accuracy"] == pytest.approx(accuracy)

@@ -103,6 +103,9 @@ def _write_predictions(path: Path, predictions: Predictions) -> None:
 
     make_folder(path.parent.resolve())
     outputs, targets, names = predictions.outputs, predictions.targets, predictions.class_names
+    if not hasattr(outputs, "reshape"):
+        problem = f"the model returns a {type(outputs).__name__}, which no table holds"
+        raise HansaError(f"{problem}: use hansa.load_model(...).predict(...) in Python.")
     if path.suffix == ".npy":
         content = io.BytesIO()
         np.save(content, outputs.numpy(), allow_pickle=False)

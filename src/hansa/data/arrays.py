@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from hansa.core import trees
 from hansa.core.errors import HansaError, check_integer, short_repr
@@ -28,6 +29,8 @@ from hansa.data.files import DataError, invalid_file
 from hansa.data.partitions import Partition, iid
 from hansa.data.split import Split, owner_column, parse_clients
 from hansa.training.losses import WeightedTargets
+
+log = logging.getLogger("hansa")
 
 IGNORED = -100
 """The label that torch's losses ignore by default; allowed if a row has several targets."""
@@ -135,7 +138,8 @@ def from_dataset(
 ) -> FederatedData:
     """Federated data from a ``torch.utils.data.Dataset`` of (input, target) pairs, read once into tensors.
 
-    Transforms are applied once, so random ones are frozen. Images (PIL, or uint8 [H, W, C]) become [C, H, W] / 255.
+    Transforms are applied once; random ones are frozen, with a warning. Images (PIL, or uint8 [H, W, C]) become
+    [C, H, W] / 255.
 
     Args:
         data: The dataset.
@@ -147,7 +151,7 @@ def from_dataset(
         dtype: Floating-point type of inputs and targets.
         name: Name for messages; by default the class of the dataset.
 
-    >>> from torch.utils.data import TensorDataset
+    >>> from torch.utils.data import DataLoader, TensorDataset
     >>> from_dataset(TensorDataset(torch.rand(6, 2), torch.arange(6) % 2), clients=3).population
     3
     """
@@ -206,10 +210,16 @@ def as_tensors(name: str, which: str, values: Any, dtype: torch.dtype = torch.fl
 def _tensor(name: str, which: str, values: Any) -> torch.Tensor:
     if isinstance(values, torch.Tensor):
         return values.detach().cpu()
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise HansaError(f"{name}: {which} has rows of different lengths: pad them to one length.") from error
     if array.dtype.kind not in "biuf":
-        raise HansaError(f"{name}: {which} is an array of {array.dtype}: expected numbers, all rows of one shape.")
-    return torch.from_numpy(np.ascontiguousarray(array))
+        columns = values.dtypes.items() if array.ndim == 2 and hasattr(values, "columns") else ()
+        what = next((f"column {column!r} of {which} is {kind}" for column, kind in columns if kind.kind not in "iuf"),
+                    f"{which} is an array of {array.dtype}")  # fmt: skip
+        raise HansaError(f"{name}: {what}: expected numbers, all rows of one shape.")
+    return torch.from_numpy(np.require(array, requirements=("C", "W")))  # pandas' arrays cannot be written to
 
 
 def _check_finite(name: str, which: str, values: torch.Tensor) -> torch.Tensor:
@@ -224,6 +234,8 @@ def _columns(name: str, data: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return all items of a dataset of pairs as two tensors."""
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         return data.tensors[0], data.tensors[1]
+    if isinstance(data, DataLoader):
+        raise HansaError(f"{name}: expected a dataset, not what makes batches of one: pass loader.dataset.")
     inputs, targets = [], []
     for position, item in enumerate(map(data.__getitem__, range(len(data))) if hasattr(data, "__len__") else data):
         if not isinstance(item, (tuple, list)) or len(item) != 2:
@@ -232,7 +244,12 @@ def _columns(name: str, data: Any) -> tuple[torch.Tensor, torch.Tensor]:
         targets.append(item[1])
     if not inputs:
         raise HansaError(f"{name}: is empty.")
-    return stack_rows(name, inputs), torch.stack([torch.as_tensor(target) for target in targets])
+    rows = stack_rows(name, inputs)
+    again = [data[row][0] for row in range(min(8, len(inputs)))] if hasattr(data, "__len__") else []
+    if not all(np.array_equal(np.asarray(one), np.asarray(other)) for one, other in zip(inputs, again, strict=False)):
+        log.warning("%s: two reads of one row differ, and each row is read once: leave random transforms out of the "
+                    "dataset and pass them as Task(augment=...)", name)  # fmt: skip
+    return rows, torch.stack([torch.as_tensor(target) for target in targets])
 
 
 def stack_rows(name: str, values: Iterable[Any]) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io as memory
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -24,9 +24,11 @@ from hansa.algorithm import Algorithm
 from hansa.config import Config, allow_code, build, only_look
 from hansa.config.import_path import named_code
 from hansa.config.sections import AUGMENT, ModelSection
+from hansa.core import trees
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.types import BUFFERS, MODEL
+from hansa.data.arrays import as_tensors
 from hansa.runs.driver import Run
 from hansa.runs.experiment import build_run
 from hansa.runs.folder import MODEL as MODEL_FILE
@@ -37,7 +39,10 @@ from hansa.runs.record import RunRecord
 from hansa.runs.store import DamagedFileError, io
 from hansa.training import Task
 from hansa.training.augment import Pipeline, as_pipeline, normalize
+from hansa.training.batch_sources import count_rows, describe_shapes, has_rows, take_rows
+from hansa.training.evaluation import concatenate_outputs
 from hansa.training.losses import strip_weights
+from hansa.training.modules import model_caller
 
 log = logging.getLogger("hansa")
 
@@ -51,7 +56,7 @@ class Predictions(NamedTuple):
     [0]
     """
 
-    outputs: Tensor
+    outputs: Any
     classes: Tensor | None
     targets: Tensor | None
     class_names: tuple[str, ...] = ()
@@ -93,38 +98,46 @@ class TrainedModel(nn.Module):
         self.train(module.training)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        if not self.pipeline or len(inputs) != 1:
+        if len(inputs) != 1:
             return self.module(*inputs, **named)
         (rows,) = inputs
         if not all(isinstance(part, normalize) for part in self.pipeline.parts):
-            return self.module(self.pipeline(rows, Key(0), torch.Generator()), **named)
-        for part in self.pipeline.parts:  # they draw nothing, and exporters can follow them
-            rows = part(rows, torch.default_generator)
-        return self.module(rows, **named)
+            rows = self.pipeline(rows, Key(0), torch.Generator())
+        else:
+            for part in self.pipeline.parts:  # they draw nothing, and exporters can follow them
+                rows = part(rows, torch.default_generator)
+        call = self.module if named or isinstance(rows, Tensor) else model_caller(self.module, rows)
+        return call(rows, **named)
 
     def predict(self, frame: Any, *, client: str | None = None, batch_size: int = 500) -> Predictions:
         """Return predictions for raw inputs.
 
         Args:
             frame: For tables a data frame, a dict of columns, a list of dicts or the path of a CSV file; otherwise an
-                array or tensor of inputs.
+                array or tensor of inputs, or a dict or tuple of them as in training.
             client: For columns scaled by site, the client whose statistics are used.
             batch_size: How many rows to evaluate at a time.
         """
-        record, targets = self.preprocessing, None
+        record, targets, rows = self.preprocessing, None, frame
+        dtype = trained_dtype(self.module)
         if isinstance(frame, (Tensor, np.ndarray)):
             rows = torch.as_tensor(frame)
             rows = rows if record.shape is None else record.read_tensor(rows)
         elif record.encoding is not None:
             rows, targets = record.encoding.inputs(frame, client), record.encoding.targets(frame)
+        elif isinstance(frame, (Mapping, tuple)):
+            rows = as_tensors("predict", "inputs", frame, dtype)
         else:
             raise HansaError(
-                f"predict: {type(frame).__name__}: expected a tensor: the model was not trained on tables."
+                f"predict: {type(frame).__name__}: expected a tensor, or a dict or tuple of tensors: the model was not "
+                "trained on tables."
             )
-        dtype = trained_dtype(self.module)
-        outputs = predict(self, rows.to(dtype) if rows.is_floating_point() else rows, batch_size)
-        one_score_each = record.classes is not None and outputs.ndim == 2 and outputs.shape[1] == record.classes
-        return Predictions(outputs, outputs.argmax(1) if one_score_each else None, targets, self.class_names)
+        if isinstance(rows, Tensor) and rows.is_floating_point():
+            rows = rows.to(dtype)
+        outputs, classes = predict(self, rows, batch_size), None
+        if isinstance(outputs, Tensor) and outputs.ndim == 2 and outputs.shape[1] == record.classes:
+            classes = outputs.argmax(1)
+        return Predictions(outputs, classes, targets, self.class_names)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -134,12 +147,12 @@ class TrainedModel(nn.Module):
         return () if target is None or target.categories is None else target.categories
 
 
-def predict(model: nn.Module, inputs: Tensor, batch_size: int = 500) -> Tensor:
-    """Return the outputs of a model, one row per input.
+def predict(model: nn.Module, inputs: Any, batch_size: int = 500) -> Any:
+    """Return what a model returns for some inputs: a tensor, or a dict or tuple of tensors, with a row per input.
 
     Args:
         model: A module; it is evaluated without gradients. One of `load_model` normalises inputs as its run did.
-        inputs: The inputs, one per row.
+        inputs: The inputs, one per row: a tensor, or a dict or tuple of tensors as in training.
         batch_size: How many rows to evaluate at a time.
 
     >>> import torch
@@ -147,15 +160,23 @@ def predict(model: nn.Module, inputs: Tensor, batch_size: int = 500) -> Tensor:
     torch.Size([3, 1])
     """
     check_integer("predict", "batch_size", batch_size)
-    if len(inputs) == 0:
-        raise invalid_argument("predict", "inputs", tuple(inputs.shape), "at least one row")
+    rows = count_rows(inputs)
+    if rows == 0 or not has_rows(inputs, rows):
+        expected = "at least one row, and equally many in every tensor"
+        raise invalid_argument("predict", "inputs", describe_shapes(inputs), expected)
+    call = model if isinstance(model, TrainedModel) else model_caller(model, inputs)
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            return torch.cat([model(inputs[start : start + batch_size]) for start in range(0, len(inputs), batch_size)])
+            parts = [slice(start, start + batch_size) for start in range(0, rows, batch_size)]
+            outputs = [call(trees.tree_map(lambda leaf, part=part: leaf[part], inputs)) for part in parts]
     finally:
         model.train(was_training)
+    if len(parts) > 1 and not has_rows(outputs[0], batch_size):
+        expected = f"{rows} or more, since the model returns {describe_shapes(outputs[0])}, not one row per input"
+        raise invalid_argument("predict", "batch_size", batch_size, expected)
+    return outputs[0] if len(parts) == 1 else concatenate_outputs(outputs)
 
 
 @allow_code()
@@ -329,7 +350,7 @@ def predict_from_folder(
         own_rows = federated.test_owners == client
         if not bool(own_rows.any()):
             raise HansaError(f"{run_folder}: client {client} owns no test rows: pass a file of inputs.")
-        rows, targets = rows[own_rows], targets[own_rows]
+        rows, targets = take_rows(rows, own_rows), take_rows(targets, own_rows)
     return model.predict(rows)._replace(targets=targets)
 
 
