@@ -92,7 +92,7 @@ class Algorithm:
     def _repr_html_(self) -> str:
         """Return a table of the fields, for notebooks."""
         rows = (
-            f"<tr><th>{each.name}</th><td>{escape(repr(getattr(self, each.name)))}</td></tr>" for each in fields(self)
+            f"<tr><th>{item.name}</th><td>{escape(repr(getattr(self, item.name)))}</td></tr>" for item in fields(self)
         )
         return f"<table>{''.join(rows)}</table>"
 
@@ -127,19 +127,19 @@ class Algorithm:
             **dict.fromkeys(self.local.receives, ("clients receive", "follows='model', ...")),
             **dict.fromkeys(solver.channels, (f"the solver {self.local.solver!r} reports on", "...")),
         }
-        for name, (who, arguments) in needed.items():
+        for name, (subject, arguments) in needed.items():
             if name not in channels:
                 remedy = f"Add channels={{{name!r}: Channel({arguments})}}."
                 component = "solver" if name in solver.channels else "channels"
-                raise self._refusal(name, f"{who} channel {name!r}, which is not there. {remedy}", component)
+                raise self._refusal(name, f"{subject} channel {name!r}, which is not there. {remedy}", component)
         reported = [name for name, channel in channels.items() if channel.follows is None]
         for name, channel in channels.items():
             if channel.follows is not None and channel.follows not in reported:
                 hint = suggestion(channel.follows, reported)
                 problem = f"channel {name!r} follows {channel.follows!r}, on which nothing is reported. {hint}"
                 raise self._refusal(name, problem)
-            if name not in (known := {MODEL, BUFFERS, *needed}):
-                raise self._refusal(name, f"nothing reports on channel {name!r}. {suggestion(name, known)}")
+            if name not in (reported_names := {MODEL, BUFFERS, *needed}):
+                raise self._refusal(name, f"nothing reports on channel {name!r}. {suggestion(name, reported_names)}")
         weights = with_defaults(channels[MODEL].aggregate, BaseAggregator).weights
         if solver.uniform_only and weights != "uniform":
             remedy = f"{type(self.local.solver).__name__} is defined for equal weights only."
@@ -195,8 +195,8 @@ class Algorithm:
             self.check(population)
             return self
         groups = tuple(tuple(group) for group in resolve(mixing.clusters, population, key.child("clusters"), labels))
-        known = with_defaults(sampler, BaseSampler).bind(groups)
-        bound = replace(self, sampler=known).with_local(mixing=replace(mixing, clusters=groups))
+        bound_sampler = with_defaults(sampler, BaseSampler).bind(groups)
+        bound = replace(self, sampler=bound_sampler).with_local(mixing=replace(mixing, clusters=groups))
         bound.check(population)
         return bound
 
@@ -206,7 +206,7 @@ class Algorithm:
         self.pace.check(population, participants_of(self.sampler, population))
         mixing, steps = self.local.mixing, self.local.steps
         if mixing is None:
-            self._check_alone()
+            self._check_without_gossip()
         else:
             mixing.topology.check_clusters(len(mixing.cluster_lists()))
             mixing.check_neighbours()
@@ -219,7 +219,7 @@ class Algorithm:
             if isinstance(weights, tuple) and len(weights) != population:
                 raise HansaError(f"{self.name}: {len(weights)} weights for {population} clients: give one a client.")
 
-    def _check_alone(self) -> None:
+    def _check_without_gossip(self) -> None:
         """Raise for components that require gossip."""
         for name, channel in self.channels.items():
             if with_defaults(channel.aggregate, BaseAggregator).weights == "clusters":
@@ -278,8 +278,8 @@ class Algorithm:
             return self
         weights: Weights = with_defaults(self.channels[MODEL].aggregate, BaseAggregator).weights
         model = self.channels[MODEL].aggregate
-        same = model if isinstance(model, (discounted, mixed_models)) else mean(weights)
-        channel, private = Channel(aggregate=same), self.local.private_blocks
+        aggregate = model if isinstance(model, (discounted, mixed_models)) else mean(weights)
+        channel, private = Channel(aggregate=aggregate), self.local.private_blocks
         if private is not None and private.buffers:
             channel = channel.sharing(private.outside(dim, of_buffers=True), dim)
         return replace(self, channels={**self.channels, BUFFERS: channel})

@@ -92,9 +92,9 @@ class _Sized(BaseSampler):
     def __post_init__(self) -> None:
         Checked.__post_init__(self)
         if (self.participation is None) == (self.count is None):
-            both = f"participation={self.participation!r}, count={self.count!r}"
+            values = f"participation={self.participation!r}, count={self.count!r}"
             raise HansaError(
-                f"{type(self).__name__}({both}): expected one of the two. {TENTH}",
+                f"{type(self).__name__}({values}): expected one of the two. {TENTH}",
                 component=type(self).__name__,
                 argument="participation",
             )
@@ -198,9 +198,9 @@ class weighted(_Sized):
         if isinstance(self.weights, tuple):
             if len(self.weights) != population:
                 raise HansaError(f"weighted(weights): {len(self.weights)} numbers for {population} clients.")
-            able = sum(w > 0 for w in self.weights)
-            if able < size:
-                raise HansaError(f"weighted: {size} clients a round, but only {able} have a weight above 0.")
+            positive = sum(w > 0 for w in self.weights)
+            if positive < size:
+                raise HansaError(f"weighted: {size} clients a round, but only {positive} have a weight above 0.")
 
     def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
         size = self.size(population.count)
@@ -291,11 +291,11 @@ class availability(_Sized):
 
     def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:
         size = self.size(population.count)
-        there = self.trace[round % len(self.trace)]
-        if len(there) <= size:
-            return there
-        drawn = key.child("sample", round).numpy().choice(len(there), size, replace=False, shuffle=False)
-        return tuple(sorted(there[i] for i in drawn.tolist()))
+        available = self.trace[round % len(self.trace)]
+        if len(available) <= size:
+            return available
+        drawn = key.child("sample", round).numpy().choice(len(available), size, replace=False, shuffle=False)
+        return tuple(sorted(available[i] for i in drawn.tolist()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +335,9 @@ class per_cluster(BaseSampler):
     clusters: tuple[tuple[int, ...], ...] = ()
 
     def bind(self, clusters: ClusterMembers) -> per_cluster:
-        if self.clusters and {frozenset(own) for own in self.clusters} != {frozenset(group) for group in clusters}:
+        if self.clusters and {frozenset(cluster) for cluster in self.clusters} != {
+            frozenset(group) for group in clusters
+        }:
             raise HansaError(
                 f"{self!r}: its clusters are not those that gossip, {clusters}. Without clusters it takes theirs."
             )
@@ -347,9 +349,9 @@ class per_cluster(BaseSampler):
                 f"{self!r}: there are no clusters. Give them, per_cluster(1, [[0, 1], [2]]), or have the clients "
                 "gossip."
             )
-        for place, cluster in enumerate(self.clusters):
+        for index, cluster in enumerate(self.clusters):
             if not isinstance(self.reporters, float) and self.reporters > len(cluster):
-                expected = f"at most the {len(cluster)} clients of cluster {place}"
+                expected = f"at most the {len(cluster)} clients of cluster {index}"
                 raise invalid_argument("per_cluster", "reporters", self.reporters, expected)
 
     def select(self, round: int, population: Population, key: Key) -> tuple[int, ...]:

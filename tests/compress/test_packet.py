@@ -145,7 +145,7 @@ def top(count: int, length: int, code: int, width: int, values: int) -> bytes:
 
 NAN, INF = float("nan"), float("inf")
 BAD = {
-    "other magic": (b"PK" + build(SIGN, 8, floats(1) + b"\0")[2:], "no hansa packet"),
+    "other magic": (b"PK" + build(SIGN, 8, floats(1) + b"\0")[2:], "not a hansa packet"),
     "later version": (build(SIGN, 8, floats(1) + b"\0", version=3), "version 3"),
     "unknown kind": (build(99, 8, floats(1) + b"\0"), "unknown kind 99"),
     "declared length": (build(SIGN, 8, floats(1) + b"\0", length=2**60), "declares a payload"),
@@ -190,7 +190,7 @@ BAD = {
     "grid no planes": (build(GRID, 8, lattice(b"\0" * 9, planes=0)), "0 planes"),
     "grid planes": (build(GRID, 8, lattice(plane(0, b"", 1), planes=25)), "25 planes"),
     "grid low bits": (build(GRID, 8, lattice(plane(0, b"", 1), shift=25)), "25 low bits"),
-    "grid more than half": (build(GRID, 8, lattice(plane(5, b"\x1f") + b"\0")), "the fewer are to be listed"),
+    "grid more than half": (build(GRID, 8, lattice(plane(5, b"\x1f") + b"\0")), "expected the smaller side"),
     "grid half flipped": (build(GRID, 8, lattice(plane(4, b"\x0f", flipped=1) + b"\0")), "the fewer"),
     "grid bitmap count": (build(GRID, 8, lattice(plane(1, b"\3") + b"\0")), "marks 2"),
     "grid index code": (build(GRID, 8, lattice(plane(1, b"\1", code=3) + b"\0")), "unknown index code"),
@@ -205,7 +205,7 @@ BAD = {
     "grid missing plane": (build(GRID, 40, lattice(plane(20, b"\x0f" * 5) + b"\0")), "without another plane"),
     "grid truncated": (build(GRID, 8, lattice(plane(1, b"\1"))), "truncated"),
     "grid bytes after": (build(GRID, 8, lattice(plane(0, b"", 1) + b"\0")), "follow the last number"),
-    "grid huge dim": (build(GRID, 2**20, lattice(plane(0, b"", 1))), "448 bytes at least"),
+    "grid huge dim": (build(GRID, 2**20, lattice(plane(0, b"", 1))), "at least 448 bytes"),
     "random_k none": (build(RANDOM_K, 8, struct.pack("<QIB", 1, 0, 0)), "0 entries"),
     "random_k too many": (build(RANDOM_K, 8, struct.pack("<QIB", 1, 9, 0) + floats(*[1] * 9)), "9 entries"),
     "random_k NaN": (build(RANDOM_K, 8, struct.pack("<QIB", 1, 1, 0) + floats(NAN)), "NaN"),
@@ -275,8 +275,8 @@ def test_a_packet_may_hold_a_tensor_and_still_knows_its_bytes() -> None:
     ("x", "complaint"),
     [
         (torch.ones(2, 2), "flat vector"),
-        (torch.ones(2, dtype=torch.float16), "float16 vectors cannot travel"),
-        (torch.ones(2, dtype=torch.int64), "cannot travel"),
+        (torch.ones(2, dtype=torch.float16), "float16 vectors cannot be sent"),
+        (torch.ones(2, dtype=torch.int64), "cannot be sent"),
         (torch.ones(0), "at least one entry"),
     ],
 )

@@ -119,24 +119,24 @@ class aware(BaseAggregator):
             if self.length == "average":
                 assert average is not None
                 direction = _with_length(direction, average)
-        other = state["project"]
+        project_state = state["project"]
         if self.project is not None:
             assert average is not None
-            step, other = self.project.update(average, other or self.project.init(average), ctx)
+            step, project_state = self.project.update(average, project_state or self.project.init(average), ctx)
             direction = step if exploring else _projected(step, direction)
         rows = {client: {MOMENTUM: row} for client, row in fresh.items()}
-        return Combined(direction, {"clients": seen, "gram": gram, "project": other}, info, rows)
+        return Combined(direction, {"clients": seen, "gram": gram, "project": project_state}, info, rows)
 
     def _fresh(self, updates: Sequence[Update], seen: Sequence[int], rows: RowReader) -> dict[int, Vector]:
         """Return the participants' momenta after this round, as they will be stored."""
         fresh = {}
-        known = set(seen)
+        seen_before = set(seen)
         for update in updates:
             row = update.vector
             alpha = self.alpha[update.client] if isinstance(self.alpha, tuple) else self.alpha
-            if update.client in known:
-                before = rows.read_many([update.client], MOMENTUM)[0].to(row)
-                row = before.mul_(alpha).add_(row, alpha=1 - alpha)
+            if update.client in seen_before:
+                momentum = rows.read_many([update.client], MOMENTUM)[0].to(row)
+                row = momentum.mul_(alpha).add_(row, alpha=1 - alpha)
             elif self.from_zero:
                 row = (1 - alpha) * row
             fresh[update.client] = row if self.momentum_dtype is None else row.to(getattr(torch, self.momentum_dtype))
@@ -182,23 +182,23 @@ def _refresh(
 ) -> tuple[list[int], torch.Tensor]:
     """Return the Gram matrix over all clients seen, with the rows of this round's participants recomputed."""
     seen = sorted({*clients, *fresh})
-    place = {client: i for i, client in enumerate(seen)}
+    row_of = {client: i for i, client in enumerate(seen)}
     grown = torch.zeros(len(seen), len(seen), dtype=torch.float64)
-    old = [place[client] for client in clients]
-    if old:
-        grown[torch.tensor(old)[:, None], torch.tensor(old)[None, :]] = gram
+    old_rows = [row_of[client] for client in clients]
+    if old_rows:
+        grown[torch.tensor(old_rows)[:, None], torch.tensor(old_rows)[None, :]] = gram
     if not fresh:
         return seen, grown
-    now = sorted(fresh)
-    at = torch.tensor([place[client] for client in now])
-    vectors = torch.stack([fresh[client] for client in now])
-    grown[at[:, None], at[None, :]] = arithmetic.inner_products(vectors, vectors)
-    others = [client for client in clients if client not in fresh]
-    if others:
-        cross = rows.dot(others, MOMENTUM, vectors)
-        there = torch.tensor([place[client] for client in others])
-        grown[there[:, None], at[None, :]] = cross
-        grown[at[:, None], there[None, :]] = cross.T
+    updated = sorted(fresh)
+    updated_rows = torch.tensor([row_of[client] for client in updated])
+    vectors = torch.stack([fresh[client] for client in updated])
+    grown[updated_rows[:, None], updated_rows[None, :]] = arithmetic.inner_products(vectors, vectors)
+    unchanged = [client for client in clients if client not in fresh]
+    if unchanged:
+        cross = rows.dot(unchanged, MOMENTUM, vectors)
+        unchanged_rows = torch.tensor([row_of[client] for client in unchanged])
+        grown[unchanged_rows[:, None], updated_rows[None, :]] = cross
+        grown[updated_rows[:, None], unchanged_rows[None, :]] = cross.T
     return seen, grown
 
 

@@ -46,7 +46,7 @@ class Combined(NamedTuple):
 
 
 class Participant(NamedTuple):
-    """What is known about a participant before its update arrives, enough to compute its weight."""
+    """A participant before its update arrives, with what determines its weight."""
 
     client: int
     cohort: int
@@ -55,7 +55,7 @@ class Participant(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Participants(Sequence[Participant]):
-    """Many participants as columns; a `Participant` is made when it is asked for."""
+    """Many participants as columns; each `Participant` is created on access."""
 
     clients: Sequence[int]
     cohorts: Sequence[int]
@@ -70,13 +70,13 @@ class Participants(Sequence[Participant]):
         return len(self.clients)
 
     @overload
-    def __getitem__(self, place: int) -> Participant: ...
+    def __getitem__(self, index: int) -> Participant: ...
     @overload
-    def __getitem__(self, place: slice) -> Participants: ...
-    def __getitem__(self, place: int | slice) -> Participant | Participants:
-        if isinstance(place, slice):
-            return Participants(self.clients[place], self.cohorts[place], self.samples[place])
-        return Participant(self.clients[place], self.cohorts[place], self.samples[place])
+    def __getitem__(self, index: slice) -> Participants: ...
+    def __getitem__(self, index: int | slice) -> Participant | Participants:
+        if isinstance(index, slice):
+            return Participants(self.clients[index], self.cohorts[index], self.samples[index])
+        return Participant(self.clients[index], self.cohorts[index], self.samples[index])
 
     def __iter__(self) -> Iterator[Participant]:
         return map(Participant, self.clients, self.cohorts, self.samples)
@@ -145,7 +145,7 @@ class BaseAggregator(Checked, Aggregator):
 
     @property
     def on_device(self) -> bool:
-        """Whether it computes with torch on the device of the updates; otherwise they are given to it on the CPU."""
+        """Whether it computes with torch on the device of the updates; otherwise it receives them on the CPU."""
         return False
 
     @property
@@ -193,7 +193,7 @@ def raw_weights(weights: Weights, updates: Sequence[Update] | Sequence[Participa
         for update in updates:
             members[update.cohort] = members.get(update.cohort, 0) + 1
         return [1.0 / members[update.cohort] for update in updates]
-    return [_own_weight(weights, update.client) for update in updates]
+    return [_client_weight(weights, update.client) for update in updates]
 
 
 def client_weights(weights: Weights, clients: Sequence[int], samples: Sequence[int]) -> list[float]:
@@ -217,7 +217,7 @@ def zero_weight_error(clients: Sequence[int], total: float) -> HansaError:
     )
 
 
-def _own_weight(weights: Sequence[float] | str, client: int) -> float:
+def _client_weight(weights: Sequence[float] | str, client: int) -> float:
     if client >= len(weights):
         raise HansaError(f"weights: {len(weights)} numbers given, none for client {client}. Give one number a client.")
     return float(weights[client])
@@ -227,8 +227,8 @@ def sum_updates(updates: Sequence[Update], weights: Sequence[float]) -> Vector:
     """Return sum w_i u_i, folded left to right. Compressed updates are decoded a few at a time."""
     total = arithmetic.weighted_sum([update.vector for update in updates[:MAX_DECODED]], weights[:MAX_DECODED])
     for start in range(MAX_DECODED, len(updates), MAX_DECODED):
-        some = slice(start, start + MAX_DECODED)
-        total = arithmetic.weighted_sum([total, *(update.vector for update in updates[some])], [1.0, *weights[some]])
+        batch = slice(start, start + MAX_DECODED)
+        total = arithmetic.weighted_sum([total, *(update.vector for update in updates[batch])], [1.0, *weights[batch]])
     return total
 
 
@@ -236,9 +236,9 @@ def gram_matrix(vectors: Sequence[Vector], block: int = 1 << 16) -> torch.Tensor
     """Return the Gram matrix in float64 on the CPU, computed where the vectors are, in blocks of coordinates to avoid a
     copy of the rows."""
     n, dim = len(vectors), vectors[0].numel()
-    place = vectors[0].device if has_float64(vectors[0].device) else torch.device("cpu")
-    total = torch.zeros(n, n, dtype=torch.float64, device=place)
+    device = vectors[0].device if has_float64(vectors[0].device) else torch.device("cpu")
+    total = torch.zeros(n, n, dtype=torch.float64, device=device)
     for start in range(0, dim, block):
-        rows = torch.stack([v[start : start + block] for v in vectors]).to(place).to(torch.float64)
+        rows = torch.stack([v[start : start + block] for v in vectors]).to(device).to(torch.float64)
         total.addmm_(rows, rows.T)
     return total.cpu()

@@ -58,7 +58,7 @@ class mean(BaseAggregator):
         ``participants`` are all clients that may report; the result depends only on those that do.
         """
         clients = (
-            participants.clients if isinstance(participants, Participants) else [each.client for each in participants]
+            participants.clients if isinstance(participants, Participants) else [entry.client for entry in participants]
         )
         return RunningMean(dict(zip(clients, raw_weights(self.weights, participants), strict=True)))
 
@@ -74,14 +74,14 @@ class RunningMean:
         self._unit = 0.0
         self._waiting: list[Update] = []
         self._total: Vector | None = None
-        self._most = 2  # updates folded at a time, to limit memory; it does not affect the bits
+        self._max_waiting = 2  # updates folded at a time, to limit memory; it does not affect the bits
 
     def add(self, update: Update) -> None:
         """Add the next update in client order."""
         self._used.append(update.client)
         self._unit = self._unit or self._weights[update.client]
         self._waiting.append(update)
-        if len(self._waiting) >= self._most:
+        if len(self._waiting) >= self._max_waiting:
             self._fold()
 
     def add_rows(self, clients: Sequence[int], rows: Vector) -> None:
@@ -113,7 +113,7 @@ class RunningMean:
         if self._total is not None:
             rows, weights = [self._total, *rows], [1.0, *weights]
         self._total = arithmetic.weighted_sum(rows, weights)
-        self._most = max(2, min(MAX_DECODED, MAX_DECODED_BYTES // max(1, self._total.nbytes)))
+        self._max_waiting = max(2, min(MAX_DECODED, MAX_DECODED_BYTES // max(1, self._total.nbytes)))
         self._waiting.clear()
 
 

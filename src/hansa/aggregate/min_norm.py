@@ -150,12 +150,12 @@ def _bound(name: str, value: float | Array, size: int) -> Tensor:
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """Use one thread: the number of threads changes the last bits, which can change the support."""
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,10 +187,9 @@ class _Problem:
 
         If that fails, restart from a subset of the rows (for many rows), then from an interior point.
         """
-        best = self.at(project_to_simplex(torch.full_like(self.low, 1 / self.size), self.low, self.high, 1.0))
-        few = self.simplex and self.size >= MANY
-        starts = [(self.frank_wolfe, False), *([(self.few_rows, False)] if few else []), (self.interior_point, True)]
-        for start, patient in starts:
+        best = self.evaluate(project_to_simplex(torch.full_like(self.low, 1 / self.size), self.low, self.high, 1.0))
+        subset = [(self.few_rows, False)] if self.simplex and self.size >= MANY else []
+        for start, patient in [(self.frank_wolfe, False), *subset, (self.interior_point, True)]:
             if best.settled:
                 break
             point = self.active_set(start(), patient)
@@ -199,11 +198,11 @@ class _Problem:
 
     def authors(self) -> _Point:
         if not self.simplex:
-            raise HansaError("min_norm(solver='authors'): knows the whole simplex only. Leave lower and upper out.")
+            raise HansaError("min_norm(solver='authors'): supports the whole simplex only. Omit lower and upper.")
         weights, self.iterations = pairwise_frank_wolfe(self.matrix)
-        return self.at(weights)
+        return self.evaluate(weights)
 
-    def at(self, weights: Tensor) -> _Point:
+    def evaluate(self, weights: Tensor) -> _Point:
         gradient = self.matrix @ weights
         value = float(weights @ gradient)
         vertex = self.vertex(gradient)
@@ -221,9 +220,9 @@ class _Problem:
             return vertex
         order = torch.argsort(cost, stable=True)
         widths = (self.high - self.low)[order]
-        before = widths.cumsum(0) - widths
+        filled = widths.cumsum(0) - widths
         vertex = self.low.clone()
-        vertex[order] += torch.minimum(widths, (1 - float(self.low.sum()) - before).clamp(min=0))
+        vertex[order] += torch.minimum(widths, (1 - float(self.low.sum()) - filled).clamp(min=0))
         return vertex
 
     def frank_wolfe(self) -> Tensor:
@@ -257,7 +256,7 @@ class _Problem:
             self.iterations += subproblem.iterations
             weights = torch.zeros_like(self.low)
             weights[chosen] = solution.weights
-            point = self.at(weights)
+            point = self.evaluate(weights)
             below = point.gradient.clone()
             below[chosen] = torch.inf
             joining = below.topk(JOINING, largest=False).indices
@@ -272,7 +271,7 @@ class _Problem:
         All such weights are freed at once while that descends. If it does not, the method stops, or with ``patient``
         frees one weight at a time and stops at the first bound, which cannot cycle.
         """
-        point = best = self.at(weights)
+        point = best = self.evaluate(weights)
         waited, lowest = 0, point.value
         for _ in range(4 * self.size + 50 if patient else FIRST_ROUNDS):
             if point.optimal or waited > (0 if best.settled else PATIENCE):
@@ -281,7 +280,7 @@ class _Problem:
             moved = self.newton_step(point)
             if moved is None and not patient:
                 break
-            point = self.at(self.step_length(point) if moved is None else moved)
+            point = self.evaluate(self.step_length(point) if moved is None else moved)
             progress = point.value < lowest - 1e-14 * abs(lowest) or point.gap < 0.5 * best.gap
             waited = 0 if progress else waited + 1
             lowest = min(lowest, point.value)
@@ -305,12 +304,12 @@ class _Problem:
         at a bound that would gain most by leaving it."""
         weights, gradient = point.weights, point.gradient
         inside = (weights > self.low) & (weights < self.high)
-        wish = self.target(point, inside)
+        urgency = self.target(point, inside)
         if not bool(inside.any()):  # a vertex: shift weight from the most to the least expensive
             inside[int(torch.where(weights < self.high, gradient, torch.inf).argmin())] = True
             inside[int(torch.where(weights > self.low, gradient, -torch.inf).argmax())] = True
-        elif float(gradient[inside].max() - gradient[inside].min()) <= float(wish.max()):
-            inside[int(wish.argmax())] = True
+        elif float(gradient[inside].max() - gradient[inside].min()) <= float(urgency.max()):
+            inside[int(urgency.argmax())] = True
         free = inside.nonzero()[:, 0]
         low, high, start = self.low[free], self.high[free], weights[free]
         step = self.newton(gradient, free)
@@ -342,13 +341,13 @@ class _Problem:
         block = self.matrix.clone() if len(free) == self.size else self.matrix[free][:, free]
         diagonal = block.diagonal().clone()
         uneven = gradient[free] - gradient[free].mean()  # centre first, to reduce rounding error
-        right = torch.stack((uneven, torch.ones_like(uneven)), 1)
+        rhs = torch.stack((uneven, torch.ones_like(uneven)), 1)
         ridge = self.length[free].square().clamp(min=1e-30) * (4 * self.size * EPS)
         for _ in range(12):
             block.diagonal().copy_(diagonal + ridge)
             factor, failed = torch.linalg.cholesky_ex(block)
             if not int(failed):
-                first, second = _solve(factor, right).unbind(1)
+                first, second = _solve(factor, rhs).unbind(1)
                 step = second * (first.sum() / second.sum()) - first
                 return step - step.mean()  # remove the rounding error of the zero sum
             ridge = ridge * 10
@@ -369,13 +368,13 @@ class _Problem:
         bounds = torch.stack((low, torch.where(high < implied, high, implied + 1)))
         width = torch.minimum(high, implied) - low
         centre = low + width * ((total - low.sum()) / width.sum())
-        short = 1 / self.length[free].square().clamp(min=1e-30)  # the solution for orthogonal rows
-        weights = 0.9 * project_to_simplex(short * (total / short.sum()), low, high, total) + 0.1 * centre
+        inverse = 1 / self.length[free].square().clamp(min=1e-30)  # the solution for orthogonal rows
+        weights = 0.9 * project_to_simplex(inverse * (total / inverse.sum()), low, high, total) + 0.1 * centre
         gradient = matrix @ weights + shift
         value = level = float(weights @ gradient)
         slack = sides * (weights - bounds)
         dual = (sides * (gradient - level)).clamp(min=0) + value
-        barred = matrix.clone()
+        system = matrix.clone()
 
         for _ in range(INTERIOR_STEPS):
             gradient = matrix @ weights + shift
@@ -385,8 +384,8 @@ class _Problem:
             # the residual stays zero up to rounding
             if product <= max(1e-10 * value, self.rounding * float(self.length[free] @ weights) ** 2):
                 break
-            barred.diagonal().copy_(matrix.diagonal() + (dual / slack).sum(0))
-            factor, failed = torch.linalg.cholesky_ex(barred)
+            system.diagonal().copy_(matrix.diagonal() + (dual / slack).sum(0))
+            factor, failed = torch.linalg.cholesky_ex(system)
             if int(failed):
                 break
             self.iterations += 1
@@ -394,8 +393,8 @@ class _Problem:
             newton = _Newton(factor, unit, residual, slack, dual, sides, total - float(weights.sum()))
             step, rise, dual_step = newton.toward(-slack * dual)
             reach = min(1.0, _reach(slack, sides * step), _reach(dual, dual_step))
-            after = float(((slack + reach * sides * step) * (dual + reach * dual_step)).sum())
-            centring = (after / product) ** 3 * product / slack.numel()
+            predicted = float(((slack + reach * sides * step) * (dual + reach * dual_step)).sum())
+            centring = (predicted / product) ** 3 * product / slack.numel()
             step, rise, dual_step = newton.toward(centring - slack * dual - sides * step * dual_step)
             reach = min(1.0, 0.995 * _reach(slack, sides * step), 0.995 * _reach(dual, dual_step))
             weights, level, dual = weights + reach * step, level + reach * rise, dual + reach * dual_step
@@ -426,16 +425,16 @@ class _Newton:
     missing: float
 
     def toward(self, target: Tensor) -> tuple[Tensor, float, Tensor]:
-        right = (self.sides * (target / self.slack)).sum(0) - self.residual
-        solved = _solve(self.factor, right[:, None])[:, 0]
+        rhs = (self.sides * (target / self.slack)).sum(0) - self.residual
+        solved = _solve(self.factor, rhs[:, None])[:, 0]
         rise = float((self.missing - solved.sum()) / self.unit.sum())
         step = solved + rise * self.unit
         return step, rise, (target - self.dual * (self.sides * step)) / self.slack
 
 
-def _solve(factor: Tensor, right: Tensor) -> Tensor:
+def _solve(factor: Tensor, rhs: Tensor) -> Tensor:
     """Solve L L' x = right by two triangular solves, several times faster than cholesky_solve."""
-    half = torch.linalg.solve_triangular(factor, right, upper=False)
+    half = torch.linalg.solve_triangular(factor, rhs, upper=False)
     solved: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
     return solved
 
@@ -503,15 +502,16 @@ def _best_pair(gram: Tensor) -> tuple[int, int, float]:
 
 def project_to_simplex(x: Tensor, low: Tensor, high: Tensor, total: float) -> Tensor:
     """Return the nearest point to x with sum ``total`` within the bounds: clip(x - t, low, high)."""
-    turns = torch.cat((x - high, x - low))
-    order = torch.argsort(turns, stable=True)
-    turns = turns[order]
-    falling = torch.cat((torch.ones_like(x), -torch.ones_like(x)))[order].cumsum(0)
-    fallen = torch.zeros_like(turns)
-    fallen[1:] = (falling[:-1] * turns.diff()).cumsum(0)
-    wanted = float(high.sum()) - total
-    at = min(max(int(torch.searchsorted(fallen, wanted, right=True)) - 1, 0), len(turns) - 1)
-    shift = turns[at] + ((wanted - fallen[at]) / falling[at] if float(falling[at]) > 0 else 0.0)
+    breakpoints = torch.cat((x - high, x - low))
+    order = torch.argsort(breakpoints, stable=True)
+    breakpoints = breakpoints[order]
+    slopes = torch.cat((torch.ones_like(x), -torch.ones_like(x)))[order].cumsum(0)
+    decreases = torch.zeros_like(breakpoints)
+    decreases[1:] = (slopes[:-1] * breakpoints.diff()).cumsum(0)
+    decrease = float(high.sum()) - total
+    segment = min(max(int(torch.searchsorted(decreases, decrease, right=True)) - 1, 0), len(breakpoints) - 1)
+    slope = slopes[segment]
+    shift = breakpoints[segment] + ((decrease - decreases[segment]) / slope if float(slope) > 0 else 0.0)
     nearest = torch.minimum(torch.maximum(x - shift, low), high)
     inside = (nearest > low) & (nearest < high)
     if bool(inside.any()):  # correct the rounding error of the sum

@@ -199,5 +199,5 @@ class calibrated(BaseAggregator):
             rows[update.client] = {CACHED_UPDATE: vector}
             seen[update.client] = True
         direction = cache + total / len(ordered)
-        after = {"seen": seen, "mean": cache + total / ctx.population.count}
-        return Combined(direction, after, {"seen": int(seen.sum())}, rows)
+        new_state = {"seen": seen, "mean": cache + total / ctx.population.count}
+        return Combined(direction, new_state, {"seen": int(seen.sum())}, rows)

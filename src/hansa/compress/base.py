@@ -133,12 +133,12 @@ class Coder(Checked):
 
     def encode(self, x: Tensor, key: Key) -> Packet:
         """Encode C(x) as a packet. Raise an error if x contains a NaN or an infinity."""
-        place = f"{self.kind}.encode"
-        array = flat_array(x, place)
+        component = f"{self.kind}.encode"
+        array = flat_array(x, component)
         if not array.size:
-            raise invalid_argument(place, "x", tuple(x.shape), "a vector with at least one entry")
+            raise invalid_argument(component, "x", tuple(x.shape), "a vector with at least one entry")
         if not self.checks_finite:
-            check_all_finite(array, place)
+            check_all_finite(array, component)
         return make_packet(self.kind, array, self.payload(array, key))
 
     def parse(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> ParsedPayload:

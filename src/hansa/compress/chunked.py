@@ -65,10 +65,10 @@ def write_signs(bits: Array, scale: Any, out: Array) -> None:
     if native_array(out):
         native_kernels.sign_write(bits, float(scale), out)
         return
-    table, whole = sign_table(scale), out.size // 8
-    np.take(table, bits[:whole], axis=0, out=out[: whole * 8].reshape(whole, 8), mode="clip")
-    if whole < bits.size:
-        out[whole * 8 :] = table[bits[whole], : out.size - whole * 8]
+    table, full_bytes = sign_table(scale), out.size // 8
+    np.take(table, bits[:full_bytes], axis=0, out=out[: full_bytes * 8].reshape(full_bytes, 8), mode="clip")
+    if full_bytes < bits.size:
+        out[full_bytes * 8 :] = table[bits[full_bytes], : out.size - full_bytes * 8]
 
 
 def add_signs(bits: Array, scale: Any, out: Array) -> None:
@@ -76,14 +76,14 @@ def add_signs(bits: Array, scale: Any, out: Array) -> None:
     if native_array(out):
         native_kernels.sign_write(bits, float(scale), out, add=True)
         return
-    table, whole, step = sign_table(scale), out.size // 8, CHUNK // 8
-    buffer = np.empty((min(step, whole), 8), out.dtype)
-    for start in range(0, whole, step):
-        piece = bits[start : min(start + step, whole)]
+    table, full_bytes, step = sign_table(scale), out.size // 8, CHUNK // 8
+    buffer = np.empty((min(step, full_bytes), 8), out.dtype)
+    for start in range(0, full_bytes, step):
+        piece = bits[start : min(start + step, full_bytes)]
         target = out[start * 8 : (start + piece.size) * 8].reshape(-1, 8)
         target += np.take(table, piece, axis=0, out=buffer[: piece.size], mode="clip")
-    if whole < bits.size:
-        out[whole * 8 :] += table[bits[whole], : out.size - whole * 8]
+    if full_bytes < bits.size:
+        out[full_bytes * 8 :] += table[bits[full_bytes], : out.size - full_bytes * 8]
 
 
 def top_k_indices(x: Array, k: int, component: str) -> Array:
@@ -94,31 +94,31 @@ def top_k_indices(x: Array, k: int, component: str) -> Array:
     """
     least = np.finfo(x.dtype).smallest_subnormal
     exact = x.size <= SAMPLE
-    threshold = max(_kth(x, k) if exact else _sampled(x, k), least)
-    passed = _reaching(x, threshold)
+    threshold = max(_kth_magnitude(x, k) if exact else _estimated_threshold(x, k), least)
+    passed = _indices_reaching(x, threshold)
     if not exact and passed.size < k and threshold > least:
-        threshold = max(_kth(x, k), least)
-        passed = _reaching(x, threshold)
+        threshold = max(_kth_magnitude(x, k), least)
+        passed = _indices_reaching(x, threshold)
     magnitudes = np.abs(x[passed])
     if not np.isfinite(magnitudes).all():
         raise nonfinite_error(x, component)
     if passed.size <= k:
         return passed
-    bar = np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
-    keep = magnitudes > bar
-    level = np.flatnonzero(magnitudes == bar)
-    keep[level[: k - int(keep.sum())]] = True
+    kth = np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
+    keep = magnitudes > kth
+    ties = np.flatnonzero(magnitudes == kth)
+    keep[ties[: k - int(keep.sum())]] = True
     chosen: Array = passed[keep]
     return chosen
 
 
-def _kth(x: Array, k: int) -> Any:
+def _kth_magnitude(x: Array, k: int) -> Any:
     magnitudes = np.abs(x)
     magnitudes.partition(x.size - k)
     return magnitudes[x.size - k]
 
 
-def _sampled(x: Array, k: int) -> Any:
+def _estimated_threshold(x: Array, k: int) -> Any:
     """Return a magnitude that k entries almost surely exceed: four standard deviations below the sample's k-th."""
     sample = np.abs(x[:: x.size // SAMPLE | 1])
     hits = k * sample.size / x.size
@@ -126,7 +126,7 @@ def _sampled(x: Array, k: int) -> Any:
     return np.partition(sample, sample.size - rank)[sample.size - rank]
 
 
-def _reaching(x: Array, threshold: Any) -> Array:
+def _indices_reaching(x: Array, threshold: Any) -> Array:
     """Return the indices where |x| is not below the threshold; NaN and infinity are always included."""
     if native_array(x):
         return native_kernels.indices_reaching(x, float(threshold))[0]
@@ -137,7 +137,7 @@ def _reaching(x: Array, threshold: Any) -> Array:
             piece = x[start : start + CHUNK]
             np.abs(piece, out=buffer[: piece.size])
             mask = np.less(buffer[: piece.size], threshold, out=below[: piece.size])
-            where = np.flatnonzero(np.logical_not(mask, out=mask))
-            where += start
-            pieces.append(where)
+            indices = np.flatnonzero(np.logical_not(mask, out=mask))
+            indices += start
+            pieces.append(indices)
     return np.concatenate(pieces)

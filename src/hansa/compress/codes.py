@@ -50,16 +50,14 @@ def unpack_codes(data: Buffer, width: int, count: int) -> Array:
     """Decode :func:`pack_codes`: uint8 up to 8 bits, int64 above. Set bits after the last code are an error."""
     raw = np.frombuffer(data, np.uint8)
     if raw.size != packed_size(count, width):
-        raise PacketError(
-            f"packet: {raw.size} bytes of packed codes, {count} codes of {width} bits take another number."
-        )
+        raise PacketError(f"packet: {raw.size} bytes of packed codes, expected {packed_size(count, width)}.")
     codes: Array = np.zeros(count, np.uint8 if width <= 8 else np.int64)
-    whole = width // 8
-    for plane in range(whole):
+    full_bytes = width // 8
+    for plane in range(full_bytes):
         codes |= raw[plane * count : (plane + 1) * count].astype(codes.dtype) << (8 * plane)
     high = width % 8
     if high:
-        tail = raw[whole * count :]
+        tail = raw[full_bytes * count :]
         if count * high % 8 and tail[-1] >> (count * high % 8):
             raise PacketError("packet: the padding after the packed codes is not zero.")
         mask = np.uint64((1 << high) - 1)
@@ -75,31 +73,31 @@ def unpack_codes(data: Buffer, width: int, count: int) -> Array:
             for column in range(8):
                 fields[:, column] = (words >> np.uint64(column * high)) & mask
             part = fields.reshape(-1)[: min(CHUNK, count - start)]
-            codes[start : start + part.size] |= part.astype(codes.dtype) << (8 * whole)
+            codes[start : start + part.size] |= part.astype(codes.dtype) << (8 * full_bytes)
     return codes
 
 
-def decode_bitmap(data: Buffer, count: int, size: int, what: str) -> Array:
+def decode_bitmap(data: Buffer, count: int, size: int, name: str) -> Array:
     """Return the positions of the ones among ``size`` bits; raise unless there are ``count`` and no padding is set."""
     raw = np.frombuffer(data, np.uint8)
     if raw.size != -(-size // 8):
-        raise PacketError(f"packet: {raw.size} bytes of {what}, expected {-(-size // 8)}.")
+        raise PacketError(f"packet: {raw.size} bytes of {name}, expected {-(-size // 8)}.")
     if size % 8 and raw[-1] >> (size % 8):
-        raise PacketError(f"packet: the padding after the {what} is not zero.")
-    where = np.flatnonzero(np.unpackbits(raw, bitorder="little").view(bool))
-    if where.size != count:
-        raise PacketError(f"packet: the {what} marks {where.size} entries, the packet declares {count}.")
-    return where
+        raise PacketError(f"packet: the padding after the {name} is not zero.")
+    positions = np.flatnonzero(np.unpackbits(raw, bitorder="little").view(bool))
+    if positions.size != count:
+        raise PacketError(f"packet: the {name} marks {positions.size} entries, the packet declares {count}.")
+    return positions
 
 
-def encode_bitmap(where: Array, size: int) -> bytes:
+def encode_bitmap(positions: Array, size: int) -> bytes:
     """Encode ``size`` bits with ones at ``where``, the lowest bit of a byte first.
 
     >>> encode_bitmap(np.array([0, 9]), 10).hex()
     '0102'
     """
     bits = np.zeros(size, bool)
-    bits[where] = True
+    bits[positions] = True
     return np.packbits(bits, bitorder="little").tobytes()
 
 
@@ -122,10 +120,10 @@ def encode_varints(numbers: Array) -> bytes:
     lengths = varint_lengths(numbers)
     starts = np.cumsum(lengths) - lengths
     out = np.empty(int(lengths.sum()), np.uint8)
-    for place in range(int(lengths.max(initial=0))):
-        long = lengths > place
-        more = (lengths[long] > place + 1).astype(np.int64) << 7
-        out[starts[long] + place] = (numbers[long] >> (7 * place)) & 0x7F | more
+    for byte in range(int(lengths.max(initial=0))):
+        has_byte = lengths > byte
+        continuation = (lengths[has_byte] > byte + 1).astype(np.int64) << 7
+        out[starts[has_byte] + byte] = (numbers[has_byte] >> (7 * byte)) & 0x7F | continuation
     return out.tobytes()
 
 
@@ -140,9 +138,9 @@ def decode_varints(data: Buffer, count: int) -> Array:
         raise PacketError("packet: a varint is longer than its number needs.")
     numbers = np.zeros(count, np.int64)
     starts = ends - lengths + 1
-    for place in range(int(lengths.max(initial=0))):
-        long = lengths > place
-        numbers[long] |= (raw[starts[long] + place] & 0x7F).astype(np.int64) << (7 * place)
+    for byte in range(int(lengths.max(initial=0))):
+        has_byte = lengths > byte
+        numbers[has_byte] |= (raw[starts[has_byte] + byte] & 0x7F).astype(np.int64) << (7 * byte)
     return numbers
 
 
@@ -238,7 +236,7 @@ FEW_SET_BITS = 12
 NATIVE_BITS = 24  # of numbers that native code reads and writes
 START = struct.Struct("<BB")
 PLANE = struct.Struct("<HHB")
-REST = struct.Struct("<H")
+EXCESS = struct.Struct("<H")
 
 
 def encode_integers(numbers: Array) -> bytes:
@@ -249,7 +247,7 @@ def encode_integers(numbers: Array) -> bytes:
     """
     if numbers.dtype == np.int32 and numbers.flags.c_contiguous and sys.byteorder == "little" and native.available():
         return kernels.bit_planes_pack(numbers, max_nbytes(numbers.size, NATIVE_BITS)).tobytes()
-    return b"".join(_block(numbers[start : start + BLOCK]) for start in range(0, numbers.size, BLOCK))
+    return b"".join(_encode_block(numbers[start : start + BLOCK]) for start in range(0, numbers.size, BLOCK))
 
 
 def max_nbytes(count: int, bits: int) -> int:
@@ -259,11 +257,11 @@ def max_nbytes(count: int, bits: int) -> int:
     most one high value in six beyond the planes.
     """
     blocks = -(-count // BLOCK)
-    overhead = START.size + REST.size + PLANES * (PLANE.size + 1) + 3 + -(-bits // 7)
+    overhead = START.size + EXCESS.size + PLANES * (PLANE.size + 1) + 3 + -(-bits // 7)
     return -(-count * (6 + bits) // 8) + -(-count // 6) * -(-bits // 7) + blocks * overhead
 
 
-def _block(numbers: Array) -> bytes:
+def _encode_block(numbers: Array) -> bytes:
     magnitudes = np.abs(numbers)
     shift = max(0, int(magnitudes.mean()).bit_length() - 2)
     highs = magnitudes >> shift
@@ -278,9 +276,9 @@ def _block(numbers: Array) -> bytes:
         flags = flipped | coded.code << 1 | coded.width << 3
         parts += [PLANE.pack(reached.size - count if flipped else count, len(coded.data), flags), bytes(coded.data)]
         highs = highs[reached]
-    rest = encode_varints(highs - planes)
+    excess = encode_varints(highs - planes)
     if highs.size:
-        parts += [REST.pack(len(rest)), rest]
+        parts += [EXCESS.pack(len(excess)), excess]
     low = pack_codes(magnitudes & ((1 << shift) - 1), shift)
     negative = pack_codes((numbers[magnitudes > 0] < 0).astype(np.uint8), 1)
     return b"".join([START.pack(shift, planes), *parts, low, negative])
@@ -306,7 +304,7 @@ def decode_integers(view: memoryview, count: int, bits: int) -> Array:
     reader = ByteReader(view)
     least = -(-count // BLOCK) * (START.size + PLANE.size)
     if len(view) < least:
-        raise PacketError(f"packet: truncated: {count} numbers take {least} bytes at least, {len(view)} arrived.")
+        raise PacketError(f"packet: truncated: {count} numbers take at least {least} bytes, {len(view)} arrived.")
     if count and bits == NATIVE_BITS and sys.byteorder == "little" and native.available():
         decoded = kernels.bit_planes_unpack(np.frombuffer(view, np.uint8), count)
         if decoded is not None:
@@ -327,19 +325,19 @@ def _read_block(reader: ByteReader, size: int, bits: int) -> Array:
     if shift > bits or not 1 <= planes <= PLANES:
         raise PacketError(f"packet: no block of numbers has {planes} planes and {shift} low bits.")
     highs: Array = np.zeros(size, np.int64)
-    where = np.arange(size)
+    active = np.arange(size)
     for plane in range(planes):
-        if plane and where.size <= FEW_SET_BITS:
-            raise PacketError(f"packet: a plane of {where.size} numbers, so few travel without.")
-        where = where[_reached(reader, where.size)]
-        highs[where] += 1
-    if planes < PLANES and where.size > FEW_SET_BITS:
-        raise PacketError(f"packet: {where.size} numbers are left without another plane.")
-    if where.size:
-        rest = decode_varints(reader.take(REST.unpack(reader.take(REST.size))[0]), where.size)
-        if int(rest.max()) >> bits:
+        if plane and active.size <= FEW_SET_BITS:
+            raise PacketError(f"packet: a plane of {active.size} numbers: so few are sent without one.")
+        active = active[_read_plane(reader, active.size)]
+        highs[active] += 1
+    if planes < PLANES and active.size > FEW_SET_BITS:
+        raise PacketError(f"packet: {active.size} numbers are left without another plane.")
+    if active.size:
+        excess = decode_varints(reader.take(EXCESS.unpack(reader.take(EXCESS.size))[0]), active.size)
+        if int(excess.max()) >> bits:
             raise PacketError(f"packet: a number beyond 2^{bits}.")
-        highs[where] += rest
+        highs[active] += excess
     if int(highs.max()) > 1 << (bits - shift):
         raise PacketError(f"packet: a number beyond 2^{bits}.")
     magnitudes: Array = highs << shift | unpack_codes(reader.take(packed_size(size, shift)), shift, size).astype(
@@ -353,13 +351,13 @@ def _read_block(reader: ByteReader, size: int, bits: int) -> Array:
     return magnitudes
 
 
-def _reached(reader: ByteReader, size: int) -> Array:
+def _read_plane(reader: ByteReader, size: int) -> Array:
     """Return which of ``size`` numbers reach the next plane."""
     count, length, flags = PLANE.unpack(reader.take(PLANE.size))
     data = reader.take(length)
     flipped, code, width = flags & 1, flags >> 1 & 3, flags >> 3
     if 2 * count > size or (2 * count == size and flipped):
-        raise PacketError(f"packet: {count} of {size} numbers in a plane, the fewer are to be listed.")
+        raise PacketError(f"packet: a plane lists {count} of {size} numbers, expected the smaller side.")
     reached = np.full(size, bool(flipped))
     reached[decode_indices(EncodedIndices(code, width, data), count, size)] ^= True
     return reached

@@ -107,7 +107,7 @@ ONES = (0x3C00, 0x3F80)
 class Halves:
     """A payload of 16-bit floats below 1 in magnitude, times 2^exponent."""
 
-    which: int
+    format_index: int
     exponent: int
     codes: Array
     """Their bytes."""
@@ -115,35 +115,35 @@ class Halves:
     @classmethod
     def parse(cls, view: memoryview, dim: int, dtype: np.dtype[Any]) -> Halves:
         check_size(view, 3 + 2 * dim, "cast")
-        which, exponent = view[0], int.from_bytes(view[1:3], "little", signed=True)
+        format_index, exponent = view[0], int.from_bytes(view[1:3], "little", signed=True)
         info = np.finfo(dtype)
-        if which >= len(HALVES) or not info.minexp - info.nmant <= exponent <= info.maxexp:
-            raise PacketError(f"packet: no 16-bit format {which} with exponent {exponent}.")
+        if format_index >= len(HALVES) or not info.minexp - info.nmant <= exponent <= info.maxexp:
+            raise PacketError(f"packet: no 16-bit format {format_index} with exponent {exponent}.")
         codes = np.frombuffer(view[3:], np.uint8)
         if sys.byteorder == "little" and native.available():
-            valid = kernels.halves_below_one(codes, bool(which))
+            valid = kernels.halves_below_one(codes, bool(format_index))
         else:
-            valid = int((codes.view("<u2") & 0x7FFF).max(initial=0)) < ONES[which]
+            valid = int((codes.view("<u2") & 0x7FFF).max(initial=0)) < ONES[format_index]
         if not valid:
             raise PacketError("packet: a 16-bit value is NaN, infinite or not below 1.")
-        return cls(which, exponent, codes)
+        return cls(format_index, exponent, codes)
 
     def values(self, dtype: np.dtype[Any]) -> Array:
         """Return the decoded vector."""
         codes = torch.from_numpy(self.codes.view("<i2").astype(np.int16))
-        unit = codes.view(getattr(torch, HALVES[self.which])).to(torch.float32).numpy()
+        unit = codes.view(getattr(torch, HALVES[self.format_index])).to(torch.float32).numpy()
         scaled: Array = np.ldexp(unit.astype(dtype), self.exponent)
         return scaled
 
     def write(self, out: Array) -> None:
         if native_array(out):
-            kernels.half_unpack(self.codes, self.exponent, out, brain=bool(self.which))
+            kernels.half_unpack(self.codes, self.exponent, out, brain=bool(self.format_index))
         else:
             out[:] = self.values(out.dtype)
 
     def add(self, out: Array, alpha: float) -> None:
         if native_array(out):
-            kernels.half_unpack(self.codes, self.exponent, out, alpha, brain=bool(self.which))
+            kernels.half_unpack(self.codes, self.exponent, out, alpha, brain=bool(self.format_index))
         else:
             DenseValues(self.values(out.dtype)).add(out, alpha)
 

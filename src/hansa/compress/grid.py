@@ -75,18 +75,18 @@ class grid(Coder):
         if finest is not None:
             exponent = max(exponent, finest)
         head = HEAD.pack(exponent, exponent if finest is None else finest)
-        most = math.ldexp(float(np.finfo(x.dtype).max), -exponent) if exponent > 0 else math.inf
+        limit = math.ldexp(float(np.finfo(x.dtype).max), -exponent) if exponent > 0 else math.inf
         if native_array(x):
             capacity, edge = coding.max_nbytes(x.size, BITS[4]), 1 << BITS[4]
             return [
                 head,
-                kernels.bit_planes_pack(x, capacity, exponent, edge if most > edge else math.floor(most)).data,
+                kernels.bit_planes_pack(x, capacity, exponent, edge if limit > edge else math.floor(limit)).data,
             ]
         codes = np.empty(x.size, np.int64)
         for start in range(0, x.size, CHUNK):
             piece = np.rint(np.ldexp(x[start : start + CHUNK], -exponent))
             codes[start : start + CHUNK] = (
-                np.clip(piece, -math.floor(most), math.floor(most)) if most < LARGE else piece
+                np.clip(piece, -math.floor(limit), math.floor(limit)) if limit < LARGE else piece
             )
         return [head, coding.encode_integers(codes)]
 
@@ -113,15 +113,15 @@ class grid(Coder):
 
     def merge_latest(self, packets: Sequence[Packet], counts: Iterable[int]) -> dict[int, Packet]:
         """Return, for each count n, the sum of the last n packets, in one pass from the newest."""
-        wanted = set(counts)
-        if not wanted <= set(range(1, len(packets) + 1)):
-            raise invalid_argument("grid.merge_latest", "counts", sorted(wanted), f"counts from 1 to {len(packets)}")
-        merged = {n: packets[-1] for n in wanted if n == 1}
+        requested = set(counts)
+        if not requested <= set(range(1, len(packets) + 1)):
+            raise invalid_argument("grid.merge_latest", "counts", sorted(requested), f"counts from 1 to {len(packets)}")
+        merged = {n: packets[-1] for n in requested if n == 1}
         total: Lattice | None = None
-        for n in range(1, max(wanted, default=0) + 1):
+        for n in range(1, max(requested, default=0) + 1):
             latest = Lattice.of(packets[-n])
             total = latest if total is None else total.plus(latest)
-            if n in wanted and n > 1:
+            if n in requested and n > 1:
                 merged[n] = total.packet(packets[-1].dtype)
         return merged
 
@@ -167,11 +167,11 @@ class Lattice:
         exponent = min(self.exponent, other.exponent)
         bits = BITS[4 if self.codes.dtype == np.int32 else 8]
         parts = []
-        for one in (self, other):
-            shift = one.exponent - exponent
-            if shift > bits or int(np.abs(one.codes).max()) > 1 << (bits - shift):
+        for payload in (self, other):
+            shift = payload.exponent - exponent
+            if shift > bits or int(np.abs(payload.codes).max()) > 1 << (bits - shift):
                 raise _too_long(bits)
-            parts.append(one.codes << shift)
+            parts.append(payload.codes << shift)
         codes = parts[0] + parts[1]
         if int(np.abs(codes).max()) > 1 << bits:
             raise _too_long(bits)
@@ -224,8 +224,8 @@ def exceeds_grid(highest: float, exponent: int, dtype: torch.dtype) -> bool:
 
 def round_to_grid(x: Tensor, exponent: int) -> Tensor:
     """Round x to multiples of 2^exponent; entries already on the grid are unchanged."""
-    whole = np.rint(np.ldexp(flat_array(x, "grid"), -exponent))
-    return torch.from_numpy(np.ldexp(whole, exponent)).to(x.device)
+    rounded = np.rint(np.ldexp(flat_array(x, "grid"), -exponent))
+    return torch.from_numpy(np.ldexp(rounded, exponent)).to(x.device)
 
 
 def step(x: Array, coarseness: float, highest: float) -> int:
@@ -234,10 +234,10 @@ def step(x: Array, coarseness: float, highest: float) -> int:
         return 0
     _, top = math.frexp(highest)
     unit = 0 if x.dtype == np.float32 else top  # squares of float32 are exact in float64
-    _, wanted = math.frexp(coarseness * math.sqrt(squares(x, unit) / x.size))
+    _, exponent = math.frexp(coarseness * math.sqrt(squares(x, unit) / x.size))
     info = np.finfo(x.dtype)
     least = max(top - 1 - int(info.nmant), int(info.minexp) - int(info.nmant))
-    return max(min(unit + wanted, top) - 1, least)
+    return max(min(unit + exponent, top) - 1, least)
 
 
 def squares(x: Array, unit: int) -> float:

@@ -304,19 +304,19 @@ class replica(Checked):
         while size >= limit:
             size -= len(log.pop(0))
         oldest = version - len(log)
-        unheard = 0 if self.public_start else -1
-        versions = {client: state["held"].get(str(client), unheard) for client in clients}
+        first_version = 0 if self.public_start else -1
+        versions = {client: state["held"].get(str(client), first_version) for client in clients}
         behind = {version - base for base in versions.values() if base >= max(oldest, 0)}
         latest = self._latest([Packet.parse(memoryview(entry.numpy())) for entry in log], behind)
         latest = {n: sent for n, sent in latest.items() if sum(packet.nbytes for packet in sent) < full.nbytes}
         messages = {client: latest.get(version - base, (full,)) for client, base in versions.items()}
         bases = {client: base if version - base in latest else None for client, base in versions.items()}
-        after = {"replica": vector, "version": version, "round": round, "log": log}
+        new_state = {"replica": vector, "version": version, "round": round, "log": log}
         if grain is not None:
-            after["grain"] = grain
+            new_state["grain"] = grain
         # older clients are sent the whole replica
-        after["held"] = {client: base for client, base in state["held"].items() if base >= oldest}
-        return ServerBroadcast(vector, messages, bases, version), after
+        new_state["held"] = {client: base for client, base in state["held"].items() if base >= oldest}
+        return ServerBroadcast(vector, messages, bases, version), new_state
 
     def _increment(self, x: Tensor, vector: Tensor, grain: int | None, key: Key) -> _Increment:
         """Return the increment towards x, on the replica's grid or on a coarser one if it exceeds that."""
@@ -363,7 +363,7 @@ class replica(Checked):
 
 @dataclass(frozen=True, slots=True)
 class partial:
-    """A link on which only some entries of a vector travel: the others are private to each client.
+    """A link that sends only some entries of a vector: the others are private to each client.
 
     The inner link, its compressor and its memory see the shared entries only. At the server an update has zeros in the
     private entries; at a client a broadcast leaves them as in the vector that it is relative to: version 0, the
@@ -389,7 +389,7 @@ class partial:
 
     @property
     def entries(self) -> int:
-        """The number of entries that travel."""
+        """The number of entries that are sent."""
         return sum(stop - start for start, stop in self.shared)
 
     def send(self, x: Tensor, memory: Mapping[str, Tensor], key: Key) -> tuple[Packet, dict[str, Tensor]]:
@@ -412,8 +412,8 @@ class partial:
         return ServerBroadcast(self._put(x.clone(), sent.vector), sent.messages, bases, sent.version), state
 
     def acknowledge(self, state: State, clients: Sequence[int], round: int) -> State:
-        after: State = self.link.acknowledge(state, clients, round)
-        return after
+        new_state: State = self.link.acknowledge(state, clients, round)
+        return new_state
 
     def apply(self, previous: Tensor | None, packets: Sequence[Packet]) -> Tensor:
         if len(packets) == 1 and packets[0].kind == "whole" and packets[0].dim == self.dim:
@@ -488,9 +488,9 @@ def decode(
     hansa.compress.packet.PacketError: packet: dim 2, expected 3.
     """
     packet = (data if isinstance(data, Packet) else Packet.parse(data)).check(dim=dim, dtype=dtype, kind=kind)
-    most = max(ENTRIES, RATIO * packet.nbytes)
-    if dim is None and packet.dim > most:
-        raise PacketError(f"packet: declares {packet.dim} entries, at most {most} are read unless dim= is given.")
+    limit = max(ENTRIES, RATIO * packet.nbytes)
+    if dim is None and packet.dim > limit:
+        raise PacketError(f"packet: declares {packet.dim} entries, at most {limit} are read unless dim= is given.")
     if isinstance(packet.content, torch.Tensor):
         packet.check(kind=None if compressor is None else packet_kind(compressor))
         return packet.content
@@ -532,10 +532,10 @@ def _parse(packet: Packet, compressor: Compressor | None) -> ParsedPayload:
     """Validate the packet's content. Nothing is allocated for a packet of the wrong kind or size."""
     if compressor is not None:
         packet.check(kind=packet_kind(compressor))
-        most = compressor.max_nbytes(packet.dim, packet.dtype)
-        if packet.nbytes > most:
+        max_nbytes = compressor.max_nbytes(packet.dim, packet.dtype)
+        if packet.nbytes > max_nbytes:
             raise PacketError(
-                f"packet: {packet.nbytes} bytes, {compressor!r} takes at most {most} for {packet.dim} entries."
+                f"packet: {packet.nbytes} bytes, {compressor!r} takes at most {max_nbytes} for {packet.dim} entries."
             )
     elif packet.kind not in BUILT_IN:
         raise PacketError(

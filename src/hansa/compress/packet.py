@@ -96,15 +96,15 @@ class Packet:
         view = byte_view(data)
         if len(view) < HEADER.size:
             raise PacketError(f"packet: truncated: {len(view)} bytes, the header alone takes {HEADER.size}.")
-        magic, version, what, dim, length, _ = HEADER.unpack_from(view)
+        magic, version, code, dim, length, _ = HEADER.unpack_from(view)
         if magic != MAGIC:
-            raise PacketError(f"packet: starts with {magic!r}, expected {MAGIC!r}: this is no hansa packet.")
+            raise PacketError(f"packet: starts with {magic!r}, expected {MAGIC!r}: not a hansa packet.")
         if version != VERSION:
-            raise PacketError(f"packet: version {version}, this reader knows version {VERSION}.")
+            raise PacketError(f"packet: version {version}, expected version {VERSION}.")
         if length != len(view) - HEADER.size:
             raise PacketError(f"packet: declares a payload of {length} bytes, {len(view) - HEADER.size} arrived.")
-        kind, _ = read_kind(what & 0x7F, view[HEADER.size :])
-        return cls(kind, dim, list(wire_formats())[what >> 7], len(view), view)
+        kind, _ = read_kind(code & 0x7F, view[HEADER.size :])
+        return cls(kind, dim, list(wire_formats())[code >> 7], len(view), view)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as bytes, because memory views cannot be pickled."""
@@ -123,10 +123,10 @@ class Packet:
     def payload(self) -> memoryview:
         """Return the bytes after the header and the kind's name, after verifying the checksum."""
         view = byte_view(self.bytes)
-        _, _, what, _, _, crc = HEADER.unpack_from(view)
+        _, _, code, _, _, crc = HEADER.unpack_from(view)
         if crc32(view[HEADER.size :], zlib.crc32(view[: HEADER.size - 4])) != crc:
             raise PacketError("packet: the checksum does not match: the bytes were damaged on the way.")
-        return read_kind(what & 0x7F, view[HEADER.size :])[1]
+        return read_kind(code & 0x7F, view[HEADER.size :])[1]
 
     def check(self, *, dim: int | None = None, dtype: torch.dtype | None = None, kind: str | None = None) -> Packet:
         """Return this packet; raise unless it has the dim, dtype and kind that the receiver expects."""
@@ -151,10 +151,10 @@ def make_packet(kind: str, x: Array, parts: Sequence[Buffer | Array]) -> Packet:
         data: Buffer = b"".join([start, struct.pack("<I", zlib.crc32(body, zlib.crc32(start))), body])
     else:
         data = empty_buffer(HEADER.size + length)
-        place = HEADER.size
+        offset = HEADER.size
         for piece in pieces:
-            data[place : place + len(piece)] = piece
-            place += len(piece)
+            data[offset : offset + len(piece)] = piece
+            offset += len(piece)
         data[: HEADER.size] = start + struct.pack("<I", crc32(data[HEADER.size :], zlib.crc32(start)))
     return Packet(kind, x.size, dtype, HEADER.size + length, data)
 
@@ -205,7 +205,7 @@ def byte_view(data: Buffer) -> memoryview:
 def floats(dtype: torch.dtype) -> np.dtype[Any]:
     """Return the wire format of a vector's dtype."""
     if dtype not in wire_formats():
-        raise HansaError(f"packet: {dtype} vectors cannot travel, expected torch.float32 or torch.float64.")
+        raise HansaError(f"packet: {dtype} vectors cannot be sent: expected torch.float32 or torch.float64.")
     return wire_formats()[dtype]
 
 
@@ -227,20 +227,21 @@ def native_array(x: Array) -> bool:
 def check_all_finite(x: Array, component: str) -> float:
     """Return the largest magnitude; raise if an entry is NaN or infinite. Works in chunks that fit in cache."""
     if native_array(x):
-        most = kernels.max_magnitude(x)
+        largest = kernels.max_magnitude(x)
     else:
-        most = float(np.max([np.abs(x[start : start + CHUNK]).max() for start in range(0, x.size, CHUNK)], initial=0))
-    if not math.isfinite(most):
+        chunks = range(0, x.size, CHUNK)
+        largest = float(np.max([np.abs(x[start : start + CHUNK]).max() for start in chunks], initial=0))
+    if not math.isfinite(largest):
         raise nonfinite_error(x, component)
-    return most
+    return largest
 
 
 def nonfinite_error(x: Array, component: str) -> HansaError:
     """Return the error for a non-finite vector, with the number of such entries and the index of the first."""
-    bad = np.flatnonzero(~np.isfinite(x))
-    where = (
-        f"{bad.size} of {x.size} entries are NaN or infinite, the first at {bad[0]}"
-        if bad.size
+    nonfinite = np.flatnonzero(~np.isfinite(x))
+    problem = (
+        f"{nonfinite.size} of {x.size} entries are NaN or infinite, the first at {nonfinite[0]}"
+        if nonfinite.size
         else "its sum overflows"
     )
-    return HansaError(f"{component}: cannot send this vector: {where}. The sender diverged; lower its learning rate.")
+    return HansaError(f"{component}: cannot send this vector: {problem}. The sender diverged; lower its learning rate.")

@@ -90,12 +90,12 @@ class quantize(Coder):
                 raise nonfinite_error(x, "quantize.encode")
             norms, packed = native_result
         else:
-            norms, packed = self._eagerly(x, key, bucket)
+            norms, packed = self._encode_in_numpy(x, key, bucket)
         if self.rounding == "stochastic":
             norms /= x.dtype.type(1 + self.omega(x.size))
         return [HEAD.pack(self.levels, bucket), norms.data, packed.data]
 
-    def _eagerly(self, x: Array, key: Key, bucket: int) -> tuple[Array, Array]:
+    def _encode_in_numpy(self, x: Array, key: Key, bucket: int) -> tuple[Array, Array]:
         """Return the largest magnitude of each bucket, and the packed codes."""
         check_all_finite(x, "quantize.encode")
         draw = None if self.rounding == "nearest" else key.numpy()
@@ -167,25 +167,25 @@ class Levels:
         table = (np.arange(-self.levels, self.levels + 1) / self.levels).astype(dtype)
         rows = max(1, CHUNK // self.bucket)
         for first in range(0, self.norms.size, rows):
-            where = slice(first * self.bucket, min((first + rows) * self.bucket, size))
-            units = np.take(table, codes[where], mode="clip")
+            entries = slice(first * self.bucket, min((first + rows) * self.bucket, size))
+            units = np.take(table, codes[entries], mode="clip")
             units *= np.repeat(self.norms[first : first + rows], self.bucket)[: units.size]
-            yield where, units
+            yield entries, units
 
     def write(self, out: Array) -> None:
         if native_array(out):
-            self._natively(out, None)
+            self._decode_native(out, None)
             return
-        for where, piece in self.pieces(out.size, out.dtype):
-            out[where] = piece
+        for entries, piece in self.pieces(out.size, out.dtype):
+            out[entries] = piece
 
     def add(self, out: Array, alpha: float) -> None:
         if native_array(out):
-            self._natively(out, alpha)
+            self._decode_native(out, alpha)
             return
-        for where, piece in self.pieces(out.size, out.dtype):
+        for entries, piece in self.pieces(out.size, out.dtype):
             piece *= out.dtype.type(alpha)
-            out[where] += piece
+            out[entries] += piece
 
-    def _natively(self, out: Array, alpha: float | None) -> None:
+    def _decode_native(self, out: Array, alpha: float | None) -> None:
         kernels.quantize_unpack(self.packed, self.norms.view(np.uint8), self.bucket, self.levels, out, alpha)

@@ -39,20 +39,20 @@ def kept_count(ratio: float, dim: int) -> int:
 
 
 def _check_values(component: str, argument: str, values: object) -> None:
-    known = isinstance(values, str) and values in FORMATS
-    if not known and (not isinstance(values, Coder) or isinstance(values, _Sparse)):
+    valid = isinstance(values, str) and values in FORMATS
+    if not valid and (not isinstance(values, Coder) or isinstance(values, _Sparse)):
         expected = "float32, float16, bfloat16 or a dense compressor"
         raise invalid_argument(component, argument, values, expected, "sign() is one.")
 
 
-def _reader(kind: str, wanted: Coder | None) -> Coder:
+def _reader(kind: str, coder: Coder | None) -> Coder:
     """Return the decoder of kept values of a kind: the expected compressor, if known."""
-    if wanted is None and kind in DENSE:
+    if coder is None and kind in DENSE:
         return DENSE[kind]
-    if wanted is None or wanted.kind != kind:
-        expected = f"expected {wanted.kind}" if wanted else "which only their compressor reads: pass it to decode"
+    if coder is None or coder.kind != kind:
+        expected = f"expected {coder.kind}" if coder else "which only their compressor reads: pass it to decode"
         raise PacketError(f"packet: kept values of kind {kind}, {expected}.")
-    return wanted
+    return coder
 
 
 def _read_values(coder: Coder, view: memoryview, count: int, dtype: np.dtype[Any]) -> Array:
@@ -76,7 +76,7 @@ class _Sparse(Coder):
         """The compressor of the kept values."""
         return self.values if isinstance(self.values, Coder) else FORMATS[self.values]
 
-    def kept(self, dim: int) -> int:
+    def checked_count(self, dim: int) -> int:
         k = kept_count(self.ratio, dim)
         if k >= 1 << 32:
             raise invalid_argument(self.kind, "ratio", self.ratio, f"fewer than 2^32 kept entries, not {k}")
@@ -107,7 +107,7 @@ class top_k(_Sparse):
     """
 
     def payload(self, x: Array, key: Key) -> list[Buffer | Array]:
-        chosen, coder = chunked.top_k_indices(x, self.kept(x.size), "top_k.encode"), self.coder
+        chosen, coder = chunked.top_k_indices(x, self.checked_count(x.size), "top_k.encode"), self.coder
         values = coder.payload(x[chosen], key) if chosen.size else []
         coded = encode_indices(chosen, x.size) if chosen.size else EncodedIndices(VARINT, 0, b"")
         code, name = write_kind(coder.kind)
@@ -115,8 +115,8 @@ class top_k(_Sparse):
         return [head, name, coded.data, *values]
 
     def max_payload(self, dim: int, itemsize: int) -> int:
-        most = self.coder.max_payload(kept_count(self.ratio, dim), itemsize)
-        return TOP.size + len(write_kind(self.coder.kind)[1]) + -(-dim // 8) + most
+        values_size = self.coder.max_payload(kept_count(self.ratio, dim), itemsize)
+        return TOP.size + len(write_kind(self.coder.kind)[1]) + -(-dim // 8) + values_size
 
     def parse(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> ParsedPayload:
         return SparseValues.parse(payload, dim, dtype, self.coder)
@@ -135,16 +135,16 @@ class SparseValues:
         if len(view) < TOP.size:
             raise PacketError("packet: a top_k payload is truncated before its counts.")
         count, length, code, width, value_code = TOP.unpack_from(view)
-        kind, rest = read_kind(value_code, view[TOP.size :])
+        kind, body = read_kind(value_code, view[TOP.size :])
         coder = _reader(kind, values)
-        if count > dim or length > len(rest):
+        if count > dim or length > len(body):
             raise PacketError(f"packet: {count} entries and {length} bytes of indices cannot be in a vector of {dim}.")
         if not count:
-            if len(rest) or code != VARINT or width:
+            if len(body) or code != VARINT or width:
                 raise PacketError("packet: bytes follow a top_k payload without entries.")
             return cls(np.empty(0, np.int64), np.empty(0, dtype))
-        numbers = _read_values(coder, rest[length:], count, dtype)
-        return cls(decode_indices(EncodedIndices(code, width, rest[:length]), count, dim), numbers)
+        numbers = _read_values(coder, body[length:], count, dtype)
+        return cls(decode_indices(EncodedIndices(code, width, body[:length]), count, dim), numbers)
 
     def write(self, out: Array) -> None:
         out[:] = 0
@@ -171,17 +171,17 @@ class random_k(_Sparse):
 
     def payload(self, x: Array, key: Key) -> list[Buffer | Array]:
         check_all_finite(x, "random_k.encode")
-        k = self.kept(x.size)
+        k = self.checked_count(x.size)
         seed = int.from_bytes(key.child("random_k").digest(8), "little")
         chosen = np.empty(k, x.dtype)
-        for where, places in shuffled_indices(seed, x.size, k):
-            chosen[where] = x[places]
+        for chunk, indices in shuffled_indices(seed, x.size, k):
+            chosen[chunk] = x[indices]
         code, name = write_kind(self.coder.kind)
         return [RANDOM.pack(seed, k, code), name, *self.coder.payload(chosen, key)]
 
     def max_payload(self, dim: int, itemsize: int) -> int:
-        most = self.coder.max_payload(kept_count(self.ratio, dim), itemsize)
-        return RANDOM.size + len(write_kind(self.coder.kind)[1]) + most
+        values_size = self.coder.max_payload(kept_count(self.ratio, dim), itemsize)
+        return RANDOM.size + len(write_kind(self.coder.kind)[1]) + values_size
 
     def parse(self, payload: memoryview, dim: int, dtype: np.dtype[Any]) -> ParsedPayload:
         return ShuffledValues.parse(payload, dim, dtype, self.coder)
@@ -200,20 +200,20 @@ class ShuffledValues:
         if len(view) < RANDOM.size:
             raise PacketError("packet: a random_k payload is truncated before its seed.")
         seed, count, code = RANDOM.unpack_from(view)
-        kind, rest = read_kind(code, view[RANDOM.size :])
+        kind, body = read_kind(code, view[RANDOM.size :])
         coder = _reader(kind, values)
         if not 1 <= count <= dim:
             raise PacketError(f"packet: {count} entries kept of {dim}.")
-        return cls(seed, _read_values(coder, rest, count, dtype))
+        return cls(seed, _read_values(coder, body, count, dtype))
 
     def write(self, out: Array) -> None:
         out[:] = 0
-        for where, places in shuffled_indices(self.seed, out.size, self.values.size):
-            out[places] = self.values[where]
+        for chunk, indices in shuffled_indices(self.seed, out.size, self.values.size):
+            out[indices] = self.values[chunk]
 
     def add(self, out: Array, alpha: float) -> None:
-        for where, places in shuffled_indices(self.seed, out.size, self.values.size):
-            out[places] += self.values[where] * out.dtype.type(alpha)
+        for chunk, indices in shuffled_indices(self.seed, out.size, self.values.size):
+            out[indices] += self.values[chunk] * out.dtype.type(alpha)
 
 
 _MASK = (1 << 64) - 1
@@ -231,21 +231,21 @@ def shuffled_indices(seed: int, dim: int, count: int) -> Iterator[tuple[slice, A
     masks = ((1 << int(low)) - 1, (1 << (bits // 2)) - 1)
     keys = [np.uint64((seed + (turn + 1) * 0x9E3779B97F4A7C15) & _MASK) for turn in range(_ROUNDS)]
 
-    def permute(places: Array) -> Array:
-        right, left = places & np.uint64(masks[0]), places >> low
+    def permute(indices: Array) -> Array:
+        right, left = indices & np.uint64(masks[0]), indices >> low
         for turn in range(0, _ROUNDS, 2):
             left ^= _mix(right + keys[turn]) & np.uint64(masks[1])
             right ^= _mix(left + keys[turn + 1]) & np.uint64(masks[0])
         return left << low | right
 
     for start in range(0, count, CHUNK):
-        where = slice(start, min(start + CHUNK, count))
-        places = permute(np.arange(where.start, where.stop, dtype=np.uint64))
-        outside = np.flatnonzero(places >= dim)
+        chunk = slice(start, min(start + CHUNK, count))
+        indices = permute(np.arange(chunk.start, chunk.stop, dtype=np.uint64))
+        outside = np.flatnonzero(indices >= dim)
         while outside.size:
-            places[outside] = permute(places[outside])
-            outside = outside[places[outside] >= dim]
-        yield where, places.astype(np.int64)
+            indices[outside] = permute(indices[outside])
+            outside = outside[indices[outside] >= dim]
+        yield chunk, indices.astype(np.int64)
 
 
 def _mix(z: Array) -> Array:

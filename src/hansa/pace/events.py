@@ -113,8 +113,8 @@ def collect_arrivals(
     occupied = 0.0
     while len(jobs) < size:
         if slots.vacant and (not heap or heap[0][0] > now):
-            for client, at in slots.fill(now):
-                heapq.heappush(heap, list(start(client, at)))
+            for client, start_time in slots.fill(now):
+                heapq.heappush(heap, list(start(client, start_time)))
             if heap and heap[0][0] <= now:  # a job that takes no time
                 continue
         if not heap:
@@ -124,7 +124,7 @@ def collect_arrivals(
                 "sampler that selects more clients.",
                 component="buffered", argument="size", value=size,
             )  # fmt: skip
-        job = _timed(heapq.heappop(heap)) if wait is None else _arrived(heap, now, *wait())
+        job = _to_job(heapq.heappop(heap)) if wait is None else _take_arrival(heap, now, *wait())
         slots.release(job.client)
         occupied += (len(heap) + 1) * (job.arrival - now)
         now = job.arrival
@@ -132,23 +132,23 @@ def collect_arrivals(
         stale = max_staleness is not None and version - job.version > max_staleness
         (refused if stale else jobs).append(job)
     at_start = min((int(entry[2]) for entry in queue["jobs"]), default=version)
-    after = {
+    new_queue = {
         "now": now, "vacant": slots.vacant, "wave": slots.wave, "candidates": slots.candidates, "jobs": heap,
         "oldest": [*queue["oldest"], [version, at_start]][-_MAX_OLDEST:],
     }  # fmt: skip
-    return Arrivals(tuple(jobs), tuple(refused), begin, now, occupied, after)
+    return Arrivals(tuple(jobs), tuple(refused), begin, now, occupied, new_queue)
 
 
-def _arrived(heap: list[list[float | int]], now: float, client: int, at: float) -> TimedJob:
+def _take_arrival(heap: list[list[float | int]], now: float, client: int, time: float) -> TimedJob:
     """Take the job of a real machine off the queue; arrivals are at different times."""
-    place = next(place for place, entry in enumerate(heap) if entry[1] == client)
-    job = _timed(heap.pop(place))
+    index = next(index for index, entry in enumerate(heap) if entry[1] == client)
+    job = _to_job(heap.pop(index))
     heapq.heapify(heap)
-    arrival = max(at, math.nextafter(now, math.inf))
+    arrival = max(time, math.nextafter(now, math.inf))
     return job._replace(arrival=arrival, compute=arrival - job.start)
 
 
-def _timed(entry: list[float | int]) -> TimedJob:
+def _to_job(entry: list[float | int]) -> TimedJob:
     return TimedJob._make(entry)
 
 
@@ -164,7 +164,7 @@ def oldest_version(queue: State, step: int) -> int:
     """
     if "oldest" not in queue:
         return step
-    return max((int(version) for at, version in queue["oldest"] if at <= step), default=0)
+    return max((int(version) for newest, version in queue["oldest"] if newest <= step), default=0)
 
 
 def versions_in_flight(queue: State) -> set[int]:
@@ -193,14 +193,14 @@ class _Slots:
     def fill(self, now: float) -> Iterator[tuple[int, float]]:
         """Yield clients for the free slots, and the time at which each starts."""
         while self.vacant:
-            chosen = self._next_idle(now)
-            if chosen is None:
+            candidate = self._next_idle(now)
+            if candidate is None:
                 return
-            self._busy.add(chosen[0])
+            self._busy.add(candidate[0])
             if self._group is not None:
-                self._busy_groups.add(self._group(chosen[0]))
+                self._busy_groups.add(self._group(candidate[0]))
             self.vacant -= 1
-            yield chosen
+            yield candidate
 
     def release(self, client: int) -> None:
         """Free the group of a client whose job has arrived; the client itself rests until the server has stepped."""
@@ -260,12 +260,12 @@ class VirtualClock:
 
     def device(self, client: int) -> Device:
         """Return the device of a client."""
-        known = self._devices.get(client)
-        if known is None:
+        device = self._devices.get(client)
+        if device is None:
             if len(self._devices) >= _MAX_DEVICES:
                 self._devices.clear()
-            known = self._devices[client] = self.profile.device(client, self._samples[client], self._key)
-        return known
+            device = self._devices[client] = self.profile.device(client, self._samples[client], self._key)
+        return device
 
     def job(self, client: int, version: int, start: float, work: Work, *, down_bytes: int, up_bytes: int) -> TimedJob:
         """Return the job of a client that starts at a time."""

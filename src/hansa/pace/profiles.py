@@ -69,8 +69,8 @@ class Device(NamedTuple):
         if self.off_seconds == 0 or self.on_seconds == math.inf:
             return now
         period = self.on_seconds + self.off_seconds
-        place = math.fmod(now + self.phase, period)
-        return now if place < self.on_seconds else now + (period - place)
+        position = math.fmod(now + self.phase, period)
+        return now if position < self.on_seconds else now + (period - position)
 
 
 _CHECKS = {
@@ -185,11 +185,11 @@ class tiers(Checked):
     def device(self, client: int, samples: int, key: Key) -> Device:
         coin = float(key.child("device", "tier", client).numpy().random())
         shares = [1 / len(self.groups)] * len(self.groups) if self.shares is None else self.shares
-        at = 0
-        while at + 1 < len(shares) and (coin >= shares[at] or not shares[at]):
-            coin -= shares[at]
-            at += 1
-        return self.groups[at].device(client, samples, key)
+        tier = 0
+        while tier + 1 < len(shares) and (coin >= shares[tier] or not shares[tier]):
+            coin -= shares[tier]
+            tier += 1
+        return self.groups[tier].device(client, samples, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,27 +251,27 @@ def _read_table(path: str, data: bytes) -> dict[int, Device]:
         reader = csv.DictReader(data.decode("utf-8-sig").splitlines())
     except UnicodeDecodeError as error:
         raise HansaError(f"{path}: not UTF-8 text ({error}).") from error
-    names, known = set(reader.fieldnames or ()), {"client", *Device._fields}
-    if "client" not in names or names - known:
+    names, allowed = set(reader.fieldnames or ()), {"client", *Device._fields}
+    if "client" not in names or names - allowed:
         expected = f"expected client and any of {', '.join(Device._fields)}"
         raise HansaError(f"{path}: its columns are {', '.join(sorted(names)) or 'none'}: {expected}.")
     rows: dict[int, Device] = {}
     for line, row in enumerate(reader, start=2):
-        place = f"{path}, line {line}"
+        location = f"{path}, line {line}"
         if None in row or None in row.values():
-            raise HansaError(f"{place}: expected {len(names)} cells.")
+            raise HansaError(f"{location}: expected {len(names)} cells.")
         cells = {name: cell.strip() for name, cell in row.items()}
         client, tier = cells.pop("client"), cells.pop("tier", "")
         if not client.isdigit() or int(client) in rows:
-            raise HansaError(f"{place}: client {client!r}: expected a whole number >= 0, once.")
-        rows[int(client)] = Device(**{name: _number(place, name, cell) for name, cell in cells.items()}, tier=tier)
+            raise HansaError(f"{location}: client {client!r}: expected a whole number >= 0, once.")
+        rows[int(client)] = Device(**{name: _number(location, name, cell) for name, cell in cells.items()}, tier=tier)
     return rows
 
 
-def _number(place: str, name: str, cell: str) -> float:
+def _number(location: str, name: str, cell: str) -> float:
     try:
         value = float(cell)
     except ValueError as error:
-        raise HansaError(f"{place}, column {name}: expected a number, got {cell!r}. Fill the hole.") from error
-    _CHECKS[name](place, name, value)
+        raise HansaError(f"{location}, column {name}: expected a number, got {cell!r}. Fill the hole.") from error
+    _CHECKS[name](location, name, value)
     return value

@@ -380,8 +380,8 @@ def get(name: str, **options: Any) -> Algorithm:
     >>> get("FedAvgM", momentum=0.5).name
     'fedavgm'
     """
-    plain = name.lower().replace("+", "").replace("-", "_")
-    known = catalogue()
-    if plain not in known:
-        raise HansaError(f"unknown preset {name!r}. {suggestion(plain, known)}")
-    return known[plain](**options)
+    normalized = name.lower().replace("+", "").replace("-", "_")
+    presets = catalogue()
+    if normalized not in presets:
+        raise HansaError(f"unknown preset {name!r}. {suggestion(normalized, presets)}")
+    return presets[normalized](**options)

@@ -115,9 +115,9 @@ def fadas(
     >>> fadas(server_lr=0.01, tau_c=4).channels["model"].server.transforms[1]
     delay_adaptive(lr=0.01, threshold=4, rule='paper')
     """
-    own = {field.name for field in fields(amsgrad)}
-    moments: Any = {name: value for name, value in options.items() if name in own}
-    common: Any = {name: value for name, value in options.items() if name not in own}
+    server_fields = {field.name for field in fields(amsgrad)}
+    moments: Any = {name: value for name, value in options.items() if name in server_fields}
+    common: Any = {name: value for name, value in options.items() if name not in server_fields}
     rate = delay_adaptive(common["server_lr"], tau_c, delay_rule)
     return _compose_paced("fadas", common).with_server(chain(amsgrad(**moments), rate))
 

@@ -117,19 +117,23 @@ def preset(
     """
 
     def decorate(function: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
-        own_fields = {field.name: field.default for field in fields(server)} if server is not None else {}
+        server_defaults = {field.name: field.default for field in fields(server)} if server is not None else {}
         hints = get_type_hints(function)
-        *own, options = inspect.signature(function).parameters.values()
+        *parameters, options = inspect.signature(function).parameters.values()
         (typed_dict,) = get_args(hints[options.name])
-        known = {**COMMON_DEFAULTS, **own_fields, **defaults}
+        defaults_by_name = {**COMMON_DEFAULTS, **server_defaults, **defaults}
         expanded = [
-            *(parameter.replace(annotation=hints[parameter.name]) for parameter in own),
+            *(parameter.replace(annotation=hints[parameter.name]) for parameter in parameters),
             *(
-                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=known[name], annotation=hint)
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults_by_name[name], annotation=hint)
                 for name, hint in _hints_of(typed_dict).items()
             ),
         ]
-        values = {name: value for name, value in known.items() if value is not None and name in _hints_of(typed_dict)}
+        values = {
+            name: value
+            for name, value in defaults_by_name.items()
+            if value is not None and name in _hints_of(typed_dict)
+        }
         signature = inspect.Signature(expanded, return_annotation=Algorithm)
 
         @wraps(function)
@@ -154,11 +158,11 @@ def _hints_of(typed_dict: Any) -> dict[str, Any]:
 def _expanded_doc(doc: str | None, marker: str, typed_dict: Any) -> str | None:
     """Return the docstring of a preset with its ``**options`` line replaced by one line per argument."""
     lines = (doc or "").splitlines()
-    place = next((number for number, line in enumerate(lines) if line.strip().startswith(marker)), None)
-    if place is None:
+    options_line = next((number for number, line in enumerate(lines) if line.strip().startswith(marker)), None)
+    if options_line is None:
         return doc
     listed = [f"        {name}: {text}" for name, text in ARGUMENT_DOCS.items() if name in _hints_of(typed_dict)]
-    return "\n".join([*lines[:place], *listed, *lines[place + 1 :]])
+    return "\n".join([*lines[:options_line], *listed, *lines[options_line + 1 :]])
 
 
 ARGUMENT_DOCS: dict[str, str] = {}
@@ -177,14 +181,14 @@ def document_arguments(*typed_dicts: Any) -> None:
 document_arguments(Common, Adaptive, AdaptiveEps)
 
 
-def _check_arguments(name: str, arguments: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+def _check_arguments(name: str, arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
     for argument, value in arguments.items():
-        if argument not in known:
-            raise argument_error(name, argument, value, f"no such argument. {suggestion(argument, known)}")
+        if argument not in parameters:
+            raise argument_error(name, argument, value, f"no such argument. {suggestion(argument, parameters)}")
     for first, second in EXCLUSIVE:
         if arguments.get(first) is not None and arguments.get(second) is not None:
-            both = f"{first}={short_repr(arguments[first])}, {second}={short_repr(arguments[second])}"
-            message = f"{name}({both}): expected one of the two."
+            values = f"{first}={short_repr(arguments[first])}, {second}={short_repr(arguments[second])}"
+            message = f"{name}({values}): expected one of the two."
             raise HansaError(message, component=name, argument=first, value=arguments[first])
 
 
@@ -194,7 +198,9 @@ def compose(
     """Return FedAvg with the given arguments, under another name; other channels get the links of the model's."""
     downlink, uplink = _links(name, common)
     model = Channel(downlink, uplink, mean(common["weights"]), scale(common["server_lr"]))
-    others = {key: replace(channel, downlink=downlink, uplink=uplink) for key, channel in (channels or {}).items()}
+    other_channels = {
+        key: replace(channel, downlink=downlink, uplink=uplink) for key, channel in (channels or {}).items()
+    }
     local = LocalPhase(
         solver=sgd() if solver is None else solver,
         steps=local_work(common),
@@ -205,16 +211,16 @@ def compose(
         weight_decay=common["weight_decay"],
         max_grad_norm=common.get("max_grad_norm"),
     )
-    return Algorithm(name, select_sampler(common), local, {MODEL: model, **others})
+    return Algorithm(name, select_sampler(common), local, {MODEL: model, **other_channels})
 
 
 def compose_adaptive(
     name: str, server: Callable[..., ServerTransform], arguments: Mapping[str, Any], **components: Any
 ) -> Algorithm:
     """Return FedAvg with an adaptive server in front of the server's learning rate."""
-    own = {field.name for field in fields(cast("Any", server))}
-    common: Any = {argument: value for argument, value in arguments.items() if argument not in own}
-    transform = server(**{argument: value for argument, value in arguments.items() if argument in own})
+    server_fields = {field.name for field in fields(cast("Any", server))}
+    common: Any = {argument: value for argument, value in arguments.items() if argument not in server_fields}
+    transform = server(**{argument: value for argument, value in arguments.items() if argument in server_fields})
     return compose(name, **common, **components).with_server(with_lr(transform, common))
 
 

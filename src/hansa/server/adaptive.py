@@ -77,24 +77,24 @@ class _Adaptive(BaseServerTransform):
     def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
         t = state["t"] + 1
         if type(self) in _FUSED and arithmetic.native_fits(delta, *(state[name] for name in _MOMENTS if name in state)):
-            done = kernels.server_step(
+            fused_step = kernels.server_step(
                 type(self).__name__, delta, state["m"], state["v"], state.get("vhat"), b1=self.b1, b2=self.b2,
                 eps=self.eps, eps_inside=getattr(self, "eps_inside", False), bias_correction=self.bias_correction, t=t,
             )  # fmt: skip
-            fused: State = {"t": t, "m": done.m, "v": done.v}
-            return done.step, fused if done.vhat is None else {**fused, "vhat": done.vhat}
+            fused: State = {"t": t, "m": fused_step.m, "v": fused_step.v}
+            return fused_step.step, fused if fused_step.vhat is None else {**fused, "vhat": fused_step.vhat}
         m = state["m"].mul(self.b1).add_(delta, alpha=1 - self.b1)
         v = self.second(state["v"], delta * delta)
-        after: State = {"t": t, "m": m, "v": v}
+        new_state: State = {"t": t, "m": m, "v": v}
         if self.keeps_maximum:
-            v = after["vhat"] = self.maximum(state["vhat"], v)
+            v = new_state["vhat"] = self.maximum(state["vhat"], v)
         if self.bias_correction:
             m = m / (1 - self.b1**t)
             v = v / (1 - self.b2**t) if self.corrects_second else v
         root = self.denominator(v)
         if self.eps == 0:  # where m and v are both 0, the step is 0
             root = torch.where(root == 0, torch.ones_like(root), root)
-        return m / root, after
+        return m / root, new_state
 
     def maximum(self, vhat: Vector, v: Vector) -> Vector:
         return torch.maximum(vhat, v)

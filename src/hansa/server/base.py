@@ -130,8 +130,8 @@ def participating_share(weights: ShareWeights, ctx: RoundContext) -> float:
     """Return the share of a round's clients in the weights of all clients."""
     if weights == "uniform":
         return ctx.fraction
-    each = ctx.population.samples if weights == "samples" else weights
-    return math.fsum(each[client] for client in ctx.clients) / math.fsum(each)
+    client_weights = ctx.population.samples if weights == "samples" else weights
+    return math.fsum(client_weights[client] for client in ctx.clients) / math.fsum(client_weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,10 +206,10 @@ class chain(BaseServerTransform):
         return {str(i): transform.init(x) for i, transform in enumerate(self.transforms)}
 
     def update(self, delta: Vector, state: State, ctx: RoundContext) -> tuple[Vector, State]:
-        after: State = {}
+        new_state: State = {}
         for i, transform in enumerate(self.transforms):
-            delta, after[str(i)] = transform.update(delta, state[str(i)], ctx)
-        return delta, after
+            delta, new_state[str(i)] = transform.update(delta, state[str(i)], ctx)
+        return delta, new_state
 
 
 @dataclass(frozen=True, slots=True)
