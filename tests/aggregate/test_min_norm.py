@@ -196,7 +196,7 @@ def test_the_authors_solver_takes_degenerate_rows(name: str) -> None:
 
 
 def test_the_authors_solver_knows_no_bounds_and_an_unknown_one_is_refused() -> None:
-    with pytest.raises(HansaError, match="Leave lower and upper out"):
+    with pytest.raises(HansaError, match="Omit lower and upper"):
         min_norm(np.eye(3), solver="authors", upper=0.5)
     with pytest.raises(HansaError, match="solver='quick'"):
         min_norm(np.eye(2), solver="quick")

@@ -69,8 +69,8 @@ def test_too_few_survivors_fall_back_to_the_exact_threshold(monkeypatch):
     monkeypatch.setattr(chunked, "SAMPLE", 1 << 10)
     x = hostile("large where sampled", 70_001)
     calls = []
-    exact = chunked._kth
-    monkeypatch.setattr(chunked, "_kth", lambda *args: calls.append(args) or exact(*args))
+    exact = chunked._kth_magnitude
+    monkeypatch.setattr(chunked, "_kth_magnitude", lambda *args: calls.append(args) or exact(*args))
     assert chunked.top_k_indices(x, 7_000, "test").tolist() == by_sorting(x, 7_000)
     assert len(calls) == 1
 
