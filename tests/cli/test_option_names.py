@@ -50,6 +50,6 @@ def test_results_take_the_same_words_as_the_commands():
 
 
 def test_a_seed_beside_a_list_of_seeds_is_refused():
-    with pytest.raises(hansa.HansaError, match="--seed 3: expected none beside a list, --seeds 1,2"):
+    with pytest.raises(hansa.HansaError, match="--seed 3: not allowed with a list, --seeds 1,2"):
         options.changes(None, seed=3, seeds="1,2")
     assert options.changes(None, seed=3, seeds="2") == ["seed=3", "seeds=2"]

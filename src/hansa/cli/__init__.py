@@ -34,8 +34,8 @@ _typer.TyperArgument.__init__ = _keep_help(_typer.TyperArgument.__init__)  # typ
 
 def _select_command(app: typer.Typer, arguments: list[str]) -> typer.Typer:
     """Return the app with only the named command, or all of it: typer inspects the signature of each command."""
-    commands = [each for each in app.registered_commands if [each.name] == arguments]
-    groups = [each for each in app.registered_groups if [each.name] == arguments]
+    commands = [command for command in app.registered_commands if [command.name] == arguments]
+    groups = [command for command in app.registered_groups if [command.name] == arguments]
     if not commands and not groups:
         return app
     selected = copy.copy(app)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hansa.study.report import ReportEntry
 
 OF_METHOD = ("server", "gossip", "compress", "uplink", "downlink", "aggregate", "channels", "pace")
-"""Sections of a shared file that belong to its own method; of ``server``, all but the weights do."""
+"""Sections of a shared file that belong to its own method; of ``server``, all but the weights."""
 OF_METHOD_LOCAL = ("solver", "optimizer", "optimizer_state", "decoupled_weight_decay", "private_blocks")
 """Keys of the section local that belong to the file's own method."""
 
@@ -60,18 +60,18 @@ def compare(
     folders = [name for name in runs if opt.run_folder(name) is not None]
     finished, problems = read_entries(folders, alone=len(folders) == len(runs))
     requested: dict[str, Config | ReportEntry] = dict(finished)
-    for place, item in enumerate(runs):
+    for index, item in enumerate(runs):
         if item not in folders:
             config = _read_item(item, base, overrides)
             name = config.title if Path(item).is_file() else item
-            requested[unique_name(name, f"{name} {place + 1}", requested)] = config
+            requested[unique_name(name, f"{name} {index + 1}", requested)] = config
     entries = run_entries(requested, folder, quiet, parallel)
     ranked: dict[str, Any] = {"metric": metric, "window": window, "target": target, "latex": latex}
     print_and_write(entries, report, title="Federated runs compared", problems=problems, as_json=as_json, **ranked)
 
 
 def _read_item(item: str, base: Path | None, overrides: Sequence[str]) -> Config:
-    """The configuration of a file; or of a preset or MODULE:FUNCTION, alone or with the setting of a shared file."""
+    """Return the configuration of a file, a preset or MODULE:FUNCTION, the latter two with an optional shared file."""
     from hansa.config import read_document, validate
     from hansa.config.components import KINDS
     from hansa.config.compose import preset_arguments
@@ -83,9 +83,9 @@ def _read_item(item: str, base: Path | None, overrides: Sequence[str]) -> Config
     document = read_document(base)
     data = document.data
     algorithm = data.get("algorithm", "fedavg")
-    own = algorithm.get("preset", "fedavg") if isinstance(algorithm, dict) else algorithm
-    if normalize_name(str(own)) != normalize_name(item):
-        gossips = "reporters" in preset_arguments(KINDS["preset"].find(item))  # these are then the participants
+    base_preset = algorithm.get("preset", "fedavg") if isinstance(algorithm, dict) else algorithm
+    if normalize_name(str(base_preset)) != normalize_name(item):
+        gossips = "reporters" in preset_arguments(KINDS["preset"].find(item))  # instead of a sampler
         weights = data["server"].get("weights") if isinstance(data.get("server"), dict) else None
         dropped = [name for name in (*OF_METHOD, *["sample"] * gossips) if data.pop(name, None) is not None]
         if weights is not None:
@@ -155,14 +155,14 @@ def sweep(
     def configure(point: Mapping[str, Any]) -> Config:
         return opt.read_config(config, None, [*overrides, *study.point_changes(point)])
 
-    done, points = None, [] if search else study.grid_points(axes)
+    result, points = None, [] if search else study.grid_points(axes)
     with session(quiet) as running:
         if search is not None:
-            how: dict[str, Any] = {"metric": metric, "window": window, "trials": trials, "prune": prune}
-            done = study.run_search(running, configure, axes, folder, parallel=parallel, **how)
-            points = [trial.point for trial in done.trials if trial.status == DONE]
+            options: dict[str, Any] = {"metric": metric, "window": window, "trials": trials, "prune": prune}
+            result = study.run_search(running, configure, axes, folder, parallel=parallel, **options)
+            points = [trial.point for trial in result.trials if trial.status == DONE]
             if not points:
-                raise HansaError(f"{folder}: {done.counts()}: no point finished. Try other ranges, or --no-prune.")
+                raise HansaError(f"{folder}: {result.counts()}: no point finished. Try other ranges, or --no-prune.")
         configs = {study.point_name(point): configure(point) for point in points}
         values_of: dict[str, Mapping[str, Any]] = {study.point_name(point): point for point in points}
         entries = list(running.run_reusable(configs, folder, parallel).values())
@@ -174,8 +174,8 @@ def sweep(
         study.write_results(folder, ranking, values_of)
     if warning := scores_test_rows(ranking.metric):
         note(warning, "yellow")
-    best = "  ".join(f"--set {each}" for each in study.point_changes(values_of[ranking[0].entry.name]))
-    message = "" if done is None else f"{done.counts()}\n"
+    best = "  ".join(f"--set {change}" for change in study.point_changes(values_of[ranking[0].entry.name]))
+    message = "" if result is None else f"{result.counts()}\n"
     if not as_json:
         say(f"{message}best: {best}\nresults: {folder / 'results.csv'}")
 
@@ -204,7 +204,7 @@ METHODS: Mapping[str, str] = {
     "FedCAMS": TENTH + "algorithm: fedcams\nserver: {lr: 0.1, eps: 1e-3}\n" + TOP_K,
     "FedAWARE": TENTH + "algorithm: {preset: fedaware, alpha: 0.5}\nserver: {lr: 1.5}",
 }
-"""The configuration of each method, added to `SETTING`; first that in which all clients train, the longest run."""
+"""The configuration of each method, added to `SETTING`; the longest run, in which all clients train, is first."""
 TINY = ("rounds=2", "data.clients=10", "local.steps=2", "local.batch_size=10")
 
 
@@ -245,4 +245,4 @@ def demo_configs(overrides: Sequence[str] = ()) -> dict[str, Config]:
     """Return the configurations of the demo by name."""
     from hansa.config import from_yaml
 
-    return {name: from_yaml(f"{SETTING}{own}\n", overrides, source=f"demo of {name}") for name, own in METHODS.items()}
+    return {name: from_yaml(SETTING + text, overrides, source=f"demo of {name}") for name, text in METHODS.items()}

@@ -59,20 +59,20 @@ def say_json(value: Any) -> None:
 def print_table(
     headings: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Collection[str] = (), keep: int = 0
 ) -> None:
-    """Print a table without lines; without headings, texts beside their names.
+    """Print a table without lines; without headings, names and their texts.
 
     Args:
         headings: The headings.
         rows: The cells of each row, as plain text or with a style.
-        right: The headings of columns that are aligned at the right.
-        keep: Of columns that do not fit the console the last ones are left out, but never the first ``keep``; 0 wraps
+        right: The headings of right-aligned columns.
+        keep: If the table does not fit the console, the last columns are dropped, but never the first ``keep``; 0 wraps
             the text of cells instead.
     """
     console, body = out(), [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
     for count in range(len(headings), keep - 1, -1):
         table = Table(box=None, pad_edge=False, header_style="dim") if headings else Table.grid(padding=(0, 2))
-        for place, heading in enumerate(headings[:count] or [""]):
-            fixed, style = bool(keep) or place == 0 or heading in right, "" if headings else "dim"
+        for index, heading in enumerate(headings[:count] or [""]):
+            fixed, style = bool(keep) or index == 0 or heading in right, "" if headings else "dim"
             justify: Literal["left", "right"] = "right" if heading in right else "left"
             table.add_column(Text(heading), justify=justify, no_wrap=fixed, style=style)
         for row in body:
@@ -84,7 +84,7 @@ def print_table(
 
 
 def report_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Make a command end with a message and an exit code, not a traceback, for errors that the user can fix."""
+    """Let a command report errors that the user can fix with a message and an exit code instead of a traceback."""
 
     @functools.wraps(command)
     def run(*arguments: P.args, **options: P.kwargs) -> R:
@@ -99,7 +99,7 @@ def report_errors(command: Callable[P, R]) -> Callable[P, R]:
             if folder := getattr(error, "folder", None):
                 note(f"completed rounds are in {folder}")  # of a run that failed
             raise typer.Exit(getattr(error, "exit_code", USAGE_ERROR)) from error
-        except KeyboardInterrupt as error:  # by a signal that stopped runs; a second Ctrl-C, or one outside a run
+        except KeyboardInterrupt as error:  # a signal that stopped runs, a second Ctrl-C, or one outside a run
             code: int | None = getattr(error, "exit_code", None)
             _print_last("[yellow]interrupted[/]" if code is None else escape(str(error)))
             raise typer.Exit(INTERRUPTED if code is None else code) from error

@@ -66,10 +66,10 @@ def get(
     bar = Progress(*columns, console=err(), disable=not err().is_terminal)
     tasks: dict[str, Any] = {}
 
-    def show_progress(file: str, done: int, total: int) -> None:
+    def show_progress(file: str, received: int, total: int) -> None:
         if file not in tasks:
             tasks[file] = bar.add_task(file, total=total)
-        bar.update(tasks[file], completed=done)
+        bar.update(tasks[file], completed=received)
 
     for name in names:
         tasks.clear()
@@ -117,7 +117,7 @@ def show(
     folder: Folder = None,
     option: Options = None,
 ) -> None:
-    """Count the labels that clients hold, as many as fit, and measure the heterogeneity of the partition."""
+    """Show the label counts of the first clients and the heterogeneity of the partition."""
     from hansa.config import allow_code, from_yaml
     from hansa.config.build import load_data
     from hansa.data.sources import DATASETS
@@ -126,15 +126,15 @@ def show(
     overrides += [f"data.clients={clients}"] if clients is not None else []
     overrides += [f"data.partition={partition}"] if partition is not None else []
     overrides += [f"data.folder={folder}"] if folder is not None else []
-    overrides += [f"data.options.{each}" for each in option or []]
-    with allow_code():  # only the command line can name any
+    overrides += [f"data.options.{text}" for text in option or []]
+    with allow_code():  # named by the command line alone
         data = load_data(from_yaml("", overrides))
     if data.classes is not None and data.targets.ndim == 1:
-        known = DATASETS[data.name].class_names if data.name in DATASETS else ()
-        labels = list(known) or [str(label) for label in range(data.classes)]
+        class_names = DATASETS[data.name].class_names if data.name in DATASETS else ()
+        labels = list(class_names) or [str(label) for label in range(data.classes)]
         counts = data.label_counts()[: out().width // 3].T.tolist()
         numbers = [str(client) for client in range(len(counts[0]))]
-        rows = [[label, *map(str, held)] for label, held in zip(labels, counts, strict=True)]
+        rows = [[label, *map(str, label_row)] for label, label_row in zip(labels, counts, strict=True)]
         print_table(["client", *numbers], rows, right=numbers, keep=1)
     say(str(data.summary()))
 
@@ -156,7 +156,7 @@ def schema(
 
     Options are arguments of hansa.data.infer_schema: drop, ids, split, kind, scale (here pooled by default), missing
     (indicator), test, seed, delimiter, decimal, encoding. The exit code is 1 if a file does not fit. In a federation,
-    infer it from one table and leave mean and std out: they become those of all sites.
+    infer it from one table and delete mean and std: they are then computed over all sites.
     """
     import yaml
 
@@ -172,7 +172,7 @@ def schema(
         raise HansaError(f"{to}: expected a file name that ends in .yaml.")
     options: dict[str, Any] = {"scale": "pooled", "missing": "indicator"}
     try:
-        options |= {name: yaml.safe_load(value) for name, _, value in (each.partition("=") for each in option or [])}
+        options |= {name: yaml.safe_load(value) for name, _, value in (text.partition("=") for text in option or [])}
         inferred = data.infer_schema(folder, target, **options)
     except (yaml.YAMLError, TypeError) as error:
         raise HansaError(f"data schema: --option: {error}.") from None
@@ -185,21 +185,21 @@ def schema(
 
 
 def _check_tables(folder: Path, schema: Any) -> None:
-    """Say of every file whether it fits a schema, and how many of its cells are missing, spelled otherwise, unknown."""
+    """Print whether each file fits a schema, and counts of its missing, respelled and unknown cells."""
     from hansa.data.csv_folder import read_tables
     from hansa.data.files import DataError
     from hansa.data.schema import encode
 
-    fits = True
+    all_fit = True
     for table in read_tables(folder, schema):
         try:
             encoded = encode(schema.provisional(), table, training=schema.target is not None)
         except DataError as error:
             out().print(f"[red]does not fit[/] {escape(str(error))}", soft_wrap=True)
-            fits = False
+            all_fit = False
         else:
             out().print(f"[green]fits[/] {escape(table.source)}, {table.rows} rows", soft_wrap=True)
             for column, counts in encoded.counts.items():
                 out().print(f"     {escape(column)}: {counts}", soft_wrap=True)
-    if not fits:
+    if not all_fit:
         raise typer.Exit(FAILED)

@@ -33,14 +33,14 @@ def doctor(as_json: opt.AsJson = False) -> None:
     parts = {"machine": _machine, "versions": _versions, "kernels": _kernels, "devices": _devices, "extras": _extras}
     findings = {name: list(find()) for name, find in parts.items()}
     if as_json:
-        say_json({name: [each._asdict() for each in found] for name, found in findings.items()})
+        say_json({section: [fact._asdict() for fact in facts] for section, facts in findings.items()})
         return
     print_table(
         (),
         [
-            ("" if place else section, each.name, Text.assemble(each.value, (f"  {each.remedy or ''}", "yellow")))
-            for section, found in findings.items()
-            for place, each in enumerate(found)
+            ("" if index else section, fact.name, Text.assemble(fact.value, (f"  {fact.remedy or ''}", "yellow")))
+            for section, facts in findings.items()
+            for index, fact in enumerate(facts)
         ],
     )
 
@@ -55,7 +55,7 @@ def _machine() -> Iterator[Finding]:
     yield Finding("cores", str(cores) if cores == all_cores else f"{cores} of {all_cores}")
     try:
         yield Finding("memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB")
-    except (AttributeError, ValueError, OSError):  # the platform does not tell
+    except (AttributeError, ValueError, OSError):  # not available on this platform
         return
 
 
@@ -80,9 +80,9 @@ def _devices() -> Iterator[Finding]:
 
     from hansa.core.devices import available_devices
 
-    there = available_devices()
-    yield from (Finding(str(device), name) for device, name in there.items())
-    if len(there) == 1:
+    devices = available_devices()
+    yield from (Finding(str(device), name) for device, name in devices.items())
+    if len(devices) == 1:
         remedy = "This PyTorch is built for the CPU. pytorch.org has builds for accelerators."
         if torch.version.cuda or getattr(torch.version, "hip", None):
             remedy = "PyTorch sees no accelerator: check its driver."

@@ -87,24 +87,24 @@ def serve(
     check_trackers(track or [])
     requested = [opt.read_config(path, None, opt.changes(sets, rounds=rounds)) for path in configs]
     sites = [clients_by_site(config.engine) for config in requested]
-    if any(other != sites[0] for other in sites):
+    if any(site_clients != sites[0] for site_clients in sites):
         raise HansaError("serve: the configurations have different engine.sites: expected the same for all.")
     key_folder = _check_keys(keys, insecure)
     server_keys = None if key_folder is None else ServerKeys(key_folder)
     home = Path("runs") if folder is None else folder
     several = len(requested) > 1
-    places = [home if folder is not None and not several else home / slug(config.title) for config in requested]
-    for config, place in zip(requested, places, strict=True):
+    paths = [home if folder is not None and not several else home / slug(config.title) for config in requested]
+    for config, run_path in zip(requested, paths, strict=True):
         Server(config).check()
-        if resume and RunFolder(place).exists:
-            refuse_other_settings(place, RunFolder(place).config, config)
+        if resume and RunFolder(run_path).exists:
+            refuse_other_settings(run_path, RunFolder(run_path).config, config)
     with _exit_on_signals():
         link = flower.SuperLink(list(sites[0]), server_keys, host=host, port=port, verbose=verbose)
         try:
-            for config, place in zip(requested, places, strict=True):
-                link.describe(run=str(place), rounds=config.rounds, round=0)
-                again = resume and RunFolder(place).exists
-                experiment = _open_experiment(config, link, place, folder is None, again, rounds, accept or [])
+            for config, run_path in zip(requested, paths, strict=True):
+                link.describe(run=str(run_path), rounds=config.rounds, round=0)
+                resuming = resume and RunFolder(run_path).exists
+                experiment = _open_experiment(config, link, run_path, folder is None, resuming, rounds, accept or [])
                 experiment.run.forget(*(forget or []))
                 link.describe(round=partial(_rounds_done, experiment))
                 run_and_summarize(experiment, quiet, track or [])
@@ -113,7 +113,7 @@ def serve(
         finally:
             link.close()
     if several:
-        print_and_write(list(read_entries(places)[0].values()), report, title="Runs of a federation compared")
+        print_and_write(list(read_entries(paths)[0].values()), report, title="Runs of a federation compared")
 
 
 def _rounds_done(experiment: Experiment) -> int:
@@ -121,10 +121,10 @@ def _rounds_done(experiment: Experiment) -> int:
 
 
 def _print_lost_updates(experiment: Experiment) -> None:
-    """Name every update that was asked for and is not in the run; the summary has all of them."""
+    """Print the last updates that were requested and lost; the summary lists all of them."""
     lost = json.loads((experiment.folder / "summary.json").read_text(encoding="utf-8")).get("lost_updates") or []
-    for each in lost[-_MAX_LOST:]:
-        text = f"lost: site {each['site']}, client {each['client']}, round {each['round']}: {each['reason']}"
+    for update in lost[-_MAX_LOST:]:
+        text = f"lost: site {update['site']}, client {update['client']}, round {update['round']}: {update['reason']}"
         note(text, "yellow")
     if len(lost) > _MAX_LOST:
         note(f"and {len(lost) - _MAX_LOST} before: lost_updates in {experiment.folder / 'summary.json'}", "yellow")
@@ -134,18 +134,18 @@ _MAX_LOST = 20
 
 
 def _open_experiment(
-    config: Config, link: SuperLink, place: Path, numbered: bool, again: bool, rounds: int | None, accept: list[str]
+    config: Config, link: SuperLink, path: Path, numbered: bool, resuming: bool, rounds: int | None, accept: list[str]
 ) -> Experiment:
     """Resume the run of a folder, or start a new one when the sites have joined."""
     from hansa.federation.serve import Server
     from hansa.runs.folder import RunFolder
 
     server = Server(config, link)
-    if again:
-        last = config.rounds if rounds is not None else max(config.rounds, RunFolder(place).config.rounds)
-        return server.resume(place, rounds=last, accept=accept)
+    if resuming:
+        last_round = config.rounds if rounds is not None else max(config.rounds, RunFolder(path).config.rounds)
+        return server.resume(path, rounds=last_round, accept=accept)
     note(f"waiting on {link.address} for {', '.join(server.sites)}")
-    return server.new(place, "new" if numbered else "refuse")
+    return server.new(path, "new" if numbered else "refuse")
 
 
 @report_errors
@@ -172,7 +172,7 @@ def join(
     ] = None,
     page: Annotated[
         Path | None,
-        typer.Option("--page", help="HTML file about this site: what was asked, what was sent, policy decisions."),
+        typer.Option("--page", help="HTML file about this site: requests, replies, policy decisions."),
     ] = None,
     stay: Annotated[bool, typer.Option("--stay", help="Wait for another run when the run is over.")] = False,
     trust: opt.Trust = False,
@@ -211,7 +211,7 @@ def join(
 
 
 class SiteMonitor:
-    """Prints what happens at a site, and keeps its page up to date.
+    """Prints the exchanges of a site, and keeps its page up to date.
 
     Args:
         agent: The agent of the site.
@@ -220,23 +220,23 @@ class SiteMonitor:
 
     def __init__(self, agent: Agent, page: Path | None) -> None:
         self.agent, self.page = agent, page
-        self._seen = len(agent.exchange_log.exchanges)
+        self._printed = len(agent.exchange_log.exchanges)
         self._write_page()
 
     def print_news(self) -> None:
-        """Print what was asked and sent since the last call."""
-        news = self.agent.exchange_log.exchanges[self._seen :]
-        for each in news:
-            round = "" if each.round is None else f"round {each.round + 1}: "
-            request, sent = REQUESTED.get(each.request, each.request), SENT.get(each.sent, each.sent)
-            if each.refusal:
-                note(f"{round}refused, asked {request}: {each.refusal}", "yellow")
+        """Print the exchanges since the last call."""
+        exchanges = self.agent.exchange_log.exchanges[self._printed :]
+        for exchange in exchanges:
+            round_label = "" if exchange.round is None else f"round {exchange.round + 1}: "
+            request, reply = REQUESTED.get(exchange.request, exchange.request), SENT.get(exchange.sent, exchange.sent)
+            if exchange.refusal:
+                note(f"{round_label}refused, asked {request}: {exchange.refusal}", "yellow")
             else:
-                size = f"{each.sent_bytes:,} bytes, {each.seconds:.1f} s"
-                held_back = f"; kept back: {each.kept_back}" if each.kept_back else ""
-                note(f"{round}asked {request}; sent {sent} ({size}){held_back}")
-        self._seen += len(news)
-        if news:
+                size = f"{exchange.sent_bytes:,} bytes, {exchange.seconds:.1f} s"
+                kept_back = f"; kept back: {exchange.kept_back}" if exchange.kept_back else ""
+                note(f"{round_label}asked {request}; sent {reply} ({size}){kept_back}")
+        self._printed += len(exchanges)
+        if exchanges:
             self._write_page()
 
     def _write_page(self) -> None:
@@ -304,15 +304,15 @@ def _print_status() -> None:
 
 @contextmanager
 def _exit_on_signals(code: int | None = None) -> Iterator[None]:
-    """Let SIGINT, SIGTERM and a hangup end this process in order, with a code or that of the signal."""
+    """Exit cleanly on SIGTERM and SIGHUP, with the code of the signal; or also on SIGINT, with ``code``."""
 
     def leave(number: int, frame: object) -> None:
         raise SystemExit(128 + number if code is None else code)
 
-    here = threading.current_thread() is threading.main_thread()
+    on_main_thread = threading.current_thread() is threading.main_thread()
     numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
     numbers += [] if code is None else [signal.SIGINT]
-    previous = {number: signal.signal(number, leave) for number in numbers} if here else {}
+    previous = {number: signal.signal(number, leave) for number in numbers} if on_main_thread else {}
     try:
         yield
     finally:
@@ -337,8 +337,8 @@ def replay(
 ) -> None:
     """Replay an asynchronous federation in simulation.
 
-    The run folder has the order in which updates arrived and the versions that they started from. With the data of all
-    sites on this machine, the same server steps give the same bits. Exit code 1 if they do not.
+    The run folder records the order of the updates and the model versions that they started from. With the data of all
+    sites on this machine, the replay is bit-identical. The exit code is 1 if it is not.
     """
     from hansa.federation.serve import replay_run
 

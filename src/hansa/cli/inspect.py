@@ -52,14 +52,15 @@ def presets(
 
     kind = KINDS["preset"]
     if name is not None:
-        with _named_here(name):
+        with _allow_named_code(name):
             _describe_preset(kind.find(name), as_json)
         return
-    known = dict(kind.items())
+    factories = dict(kind.items())
     if as_json:
-        out().print_json(data={each: summary_line(preset) for each, preset in known.items()})
+        out().print_json(data={key: summary_line(preset) for key, preset in factories.items()})
         return
-    print_table(("preset", "description"), [(each, _about(kind, each, preset)) for each, preset in known.items()])
+    rows = [(key, _describe(kind, key, preset)) for key, preset in factories.items()]
+    print_table(("preset", "description"), rows)
     say("\n`hansa presets NAME` describes a preset; `hansa parts` lists the components.", "dim")
 
 
@@ -68,22 +69,21 @@ def _describe_preset(preset: Callable[..., Algorithm], as_json: bool) -> None:
     from hansa.config.components import summary_line
     from hansa.core.citations import citations
 
-    known, own = compose.preset_arguments(preset), compose.own_arguments(preset)
+    accepted, parameters = compose.preset_arguments(preset), compose.own_arguments(preset)
     sections = {
-        section: [key for key, argument in table.items() if argument in known or section in compose.COMPOSED_SECTIONS]
+        section: [key for key, name in table.items() if name in accepted or section in compose.COMPOSED_SECTIONS]
         for section, table in compose.SECTION_ARGUMENTS.items()
     }
     name, algorithm = getattr(preset, "__name__", repr(preset)), preset()
     if as_json:
-        out().print_json(data={"name": name, "own": list(own), "sections": sections, "composition": repr(algorithm)})
+        data = {"name": name, "own": list(parameters), "sections": sections, "composition": repr(algorithm)}
+        out().print_json(data=data)
         return
     rows = {
         "preset": f"{name}  {summary_line(preset)}",
-        "algorithm": ", ".join(
-            each.name if each.required else f"{each.name}={each.default!r}" for each in own.values()
-        ),
+        "algorithm": ", ".join(p.name if p.required else f"{p.name}={p.default!r}" for p in parameters.values()),
         **{section: ", ".join(keys) for section, keys in sections.items()},
-        "sample": "participation, count, or another sampler" if known.keys() & {*compose.SAMPLING_ARGUMENTS} else "",
+        "sample": "participation, count, or another sampler" * any(n in accepted for n in compose.SAMPLING_ARGUMENTS),
         "composition": repr(algorithm),
         "cites": ", ".join(citations(algorithm)) or "nothing",
     }
@@ -103,21 +103,21 @@ def parts(
         warn_once(plugin)
     chosen = {kind.name: dict(kind.items()) for kind in KINDS.values() if kind.name != "preset"}
     if name is not None:
-        wanted = normalize_name(name)
-        alone = {kind: {wanted: known[wanted]} for kind, known in chosen.items() if wanted in known}
-        chosen = {wanted: chosen[wanted]} if wanted in chosen else alone
+        key = normalize_name(name)
+        of_name = {kind: {key: members[key]} for kind, members in chosen.items() if key in members}
+        chosen = {key: chosen[key]} if key in chosen else of_name
         if not chosen:
-            names = [*KINDS, *(each for kind in KINDS.values() for each in kind.names)]
-            raise HansaError(f"{name}: not a kind of component or a component. {suggestion(wanted, set(names))}")
+            names = [*KINDS, *(member for kind in KINDS.values() for member in kind.names)]
+            raise HansaError(f"{name}: not a kind of component or a component. {suggestion(key, set(names))}")
     if as_json:
         out().print_json(
-            data={kind: {each: summary_line(part) for each, part in known.items()} for kind, known in chosen.items()}
+            data={kind: {key: summary_line(part) for key, part in members.items()} for kind, members in chosen.items()}
         )
         return
     rows = [
-        ("" if place else kind, each, ", ".join(signature_of(part).arguments), _about(KINDS[kind], each, part))
-        for kind, known in chosen.items()
-        for place, (each, part) in enumerate(known.items())
+        ("" if index else kind, key, ", ".join(signature_of(part).arguments), _describe(KINDS[kind], key, part))
+        for kind, members in chosen.items()
+        for index, (key, part) in enumerate(members.items())
     ]
     print_table(("kind", "component", "arguments", "description"), rows)
 
@@ -130,18 +130,18 @@ def models(as_json: opt.AsJson = False) -> None:
 
     described = [describe(name) for name in MODELS]
     if as_json:
-        out().print_json(data=[each._asdict() for each in described])
+        out().print_json(data=[model._asdict() for model in described])
         return
     rows = []
-    for each in described:
-        numbers = (str(each.classes), f"{each.parameters:,}", f"{each.megabytes:.2f} MB")
-        rows.append((each.name, " x ".join(map(str, each.shape)), *numbers, summary_line(MODELS[each.name])))
+    for model in described:
+        numbers = (str(model.classes), f"{model.parameters:,}", f"{model.megabytes:.2f} MB")
+        rows.append((model.name, " x ".join(map(str, model.shape)), *numbers, summary_line(MODELS[model.name])))
     right = ("outputs", "parameters", "size")
     print_table(("model", "input", *right, "description"), rows, right)
     say("\nIn a file: `model: cnn_29k`, or {name: mlp, options: {hidden: 50}}. `model.factory` names your own.", "dim")
 
 
-def _about(kind: Kind, name: str, factory: Callable[..., Any]) -> str:
+def _describe(kind: Kind, name: str, factory: Callable[..., Any]) -> str:
     """The first paragraph of a component's docstring, and the package of a plug-in."""
     from hansa.config.components import summary_line
 
@@ -166,7 +166,7 @@ def _citations(item: str) -> list[str]:
 
     if (folder := opt.run_folder(item)) is not None:
         return folder.citations()
-    with _named_here(item):
+    with _allow_named_code(item):
         read = opt.read_config(Path(item), None, [])
         if code_names(read) and not may_import():
             raise HansaError(
@@ -176,8 +176,8 @@ def _citations(item: str) -> list[str]:
         return cited_works(read)
 
 
-def _named_here(item: str) -> AbstractContextManager[None]:
-    """Permit the code that the command line itself names, as MODULE:NAME; a file may not name any."""
+def _allow_named_code(item: str) -> AbstractContextManager[None]:
+    """Allow imports if the command line itself names code as MODULE:NAME, not if a file does."""
     from hansa.config.import_path import allow_code, is_import_path
 
     return allow_code() if is_import_path(item) and not Path(item).exists() else nullcontext()
@@ -231,7 +231,7 @@ def topology(
     rows = []
     for heading, value in described.items():
         numbers = sorted(set(value)) if isinstance(value, list) else [value]
-        texts = (f"{each:.3f}" if isinstance(each, float) else str(each) for each in numbers)
+        texts = (f"{number:.3f}" if isinstance(number, float) else str(number) for number in numbers)
         rows.append((heading.replace("_", " "), ", ".join(texts)))
     print_table((), [*rows, *(row for result in results for row in result.rows())])
 
@@ -249,7 +249,7 @@ def _find_topology(name: str | None, target: float | None, clients: int, cluster
         return gossip.with_rho(target, [len(group) for group in groups], name).topology
     if name is None:
         raise HansaError(f"expected a topology ({', '.join(KINDS['topology'].names)}) or --target-rho.")
-    with _named_here(name):
+    with _allow_named_code(name):
         graph: Topology = ComponentField(gossip.Topology).build(parse_value(name, "topology"))
     return graph
 
@@ -276,7 +276,7 @@ def config_show(
     from hansa.config import build_algorithm, code_names, to_yaml
     from hansa.config.import_path import NOT_LOADED
 
-    with _named_here(str(path)):
+    with _allow_named_code(str(path)):
         read = opt.read_config(path, None, opt.changes(sets))
         code = [] if may_import() else code_names(read)
         comments = [f"{NOT_LOADED}: {', '.join(code)}"] if code else [f"composition: {build_algorithm(read)!r}"]
@@ -301,10 +301,10 @@ def theory(
     sets: opt.Sets = None,
     rounds: opt.Rounds = None,
     clients: Annotated[
-        int | None, opt.option(SETTING, help="Number of clients, where the file does not say it.", min=1)
+        int | None, opt.option(SETTING, help="Number of clients, if the file does not set it.", min=1)
     ] = None,
     steps: Annotated[
-        int | None, opt.option(SETTING, help="Local steps, where they follow from the clients' data.", min=1)
+        int | None, opt.option(SETTING, help="Local steps, if they follow from the clients' data.", min=1)
     ] = None,
     parameters: Annotated[float | None, opt.option(SETTING, help="Parameters of the model, such as 11e6.")] = None,
     constants: Annotated[
@@ -313,16 +313,16 @@ def theory(
     ] = None,
     estimate: Annotated[
         bool,
-        opt.option(CONSTANTS, "--estimate", help="Measure them at the first model, with the code that the file names."),
+        opt.option(CONSTANTS, "--estimate", help="Measure them at the initial model, with the file's own code."),
     ] = False,
     trust: opt.Trust = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Show what the papers prove about a method, with its own numbers.
+    """Show what the papers prove about a method, with the numbers of a configuration.
 
     Conditions, limits on the local rate, orders of the rates and, where the constants are known, the terms of the
     bounds: FedAMS, FedAMSGrad and FedCAMS (q, gamma), HA-Fed (rho), AFGA and CAFGA, FedAWARE (chi^2, Phi_Hetero). A run
-    folder adds what the run measured. Orders have no constants: only their ratios mean something.
+    folder adds what the run measured. Orders omit constants: only their ratios are meaningful.
     """
     from hansa.config import build, build_algorithm, code_names
     from hansa.config.import_path import NOT_LOADED, allow_code
@@ -360,7 +360,7 @@ def _read(item: Path | None, overrides: list[str]) -> tuple[RunFolder | None, Co
     folder = None if item is None else opt.run_folder(item)
     config = opt.read_config(item if folder is None else folder / "config.yaml", None, overrides)
     if config.python is not None:
-        raise HansaError(f"{item}: started in Python: no file holds its algorithm. Use hansa.theory(algorithm, ...).")
+        raise HansaError(f"{item}: started in Python, so no file has its algorithm. Use hansa.theory(algorithm, ...).")
     return folder, config
 
 
@@ -372,13 +372,13 @@ def _clients(config: Config, folder: RunFolder | None) -> int:
 
     if folder is not None and (folder / PARTITION).is_file():
         return int(data.load_split(folder / PARTITION, None).population)
-    known = data.DATASETS.get(config.data.name) if config.data.factory is None else None
-    if known is not None and known.layout in ("embedded", "idx", "cifar"):
+    dataset = data.DATASETS.get(config.data.name) if config.data.factory is None else None
+    if dataset is not None and dataset.layout in ("embedded", "idx", "cifar"):
         return config.data.clients or CLIENTS
     if config.data.clients is None:
         raise HansaError(
-            f"{config.data.factory or config.data.name}: the number of clients follows from the data. Give it, "
-            "--clients 100, or load the data with --estimate."
+            f"{config.data.factory or config.data.name}: the number of clients follows from the data. Pass --clients "
+            "100, or load the data with --estimate."
         )
     return config.data.clients
 

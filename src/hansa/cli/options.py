@@ -49,7 +49,7 @@ Parallel = Annotated[
     execution(
         "--parallel",
         metavar="N",
-        help="Number of runs side by side. By default all cores, where forks are safe; results are the same.",
+        help="Number of parallel runs. By default all cores, where forks are safe; results are the same.",
         min=1,
     ),
 ]
@@ -75,23 +75,23 @@ Fallback = Annotated[
 ]
 Trust = Annotated[
     bool,
-    execution("--trust", help="Import code that a run folder names although you did not make it on this machine."),
+    execution("--trust", help="Import the code that a run folder from elsewhere names."),
 ]
 Metric = Annotated[
     str | None,
     output(
         "--metric",
         metavar="NAME[:lower]",
-        help="Metric to rank by: any column of the history, with :lower or :higher where its direction is not known. "
+        help="Metric to rank by: any column of the history, with :lower or :higher if its direction is unknown. "
         "By default the main metric of the task.",
     ),
 ]
 Window = Annotated[
-    int, output("--window", help="How many of the last measurements a score averages; 1 is the final one.", min=1)
+    int, output("--window", help="Number of last measurements that a score averages; 1 is the final one.", min=1)
 ]
 Target = Annotated[
     float | None,
-    output("--target", help="Value for the metric to reach. By default an accuracy that half of the methods reach."),
+    output("--target", help="Target value of the metric. By default an accuracy that half of the methods reach."),
 ]
 Latex = Annotated[
     Path | None,
@@ -101,19 +101,19 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def changes(sets: Sequence[str] | None, **keys: object) -> list[str]:
-    """Return the overrides of a configuration that a command line asks for.
+    """Return the configuration overrides of a command line.
 
     >>> changes(["local.lr=0.1"], rounds=3, seeds="0,5")
     ['local.lr=0.1', 'rounds=3', 'seeds=[0,5]']
     """
     texts = {key: str(value) for key, value in keys.items() if value is not None}
     if "seed" in texts and "," in texts.get("seeds", ""):
-        raise HansaError(f"--seed {texts['seed']}: expected none beside a list, --seeds {texts['seeds']}.")
+        raise HansaError(f"--seed {texts['seed']}: not allowed with a list, --seeds {texts['seeds']}.")
     return [*(sets or []), *(f"{key}=[{text}]" if "," in text else f"{key}={text}" for key, text in texts.items())]
 
 
 def needs_code(command: Callable[P, R]) -> Callable[P, R]:
-    """Let a command import the components that its configurations name; other commands import none."""
+    """Let a command import the components that its configurations name; others import none."""
 
     @functools.wraps(command)
     def run(*arguments: P.args, **options: P.kwargs) -> R:
@@ -125,12 +125,12 @@ def needs_code(command: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
-def run_folder(place: Path | str) -> RunFolder | None:
-    """Return the run folder at a place, or the first run of a folder of several seeds; None if it is neither."""
+def run_folder(path: Path | str) -> RunFolder | None:
+    """Return the run folder at a path, or the first run of a folder of several seeds; None if it is neither."""
     from hansa.runs.folder import RunFolder, SeedGroupFolder
 
-    group = SeedGroupFolder(place)
-    folder = group.runs[0] if group.exists and group.runs else RunFolder.containing(place)
+    group = SeedGroupFolder(path)
+    folder = group.runs[0] if group.exists and group.runs else RunFolder.containing(path)
     return folder if folder.exists else None
 
 

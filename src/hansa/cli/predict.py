@@ -115,7 +115,7 @@ def _write_predictions(path: Path, predictions: Predictions) -> None:
         table = pandas.DataFrame(outputs.reshape(len(outputs), -1).numpy()).add_prefix("output_")
     else:
         table = pandas.DataFrame({"prediction": predictions.classes.numpy()})
-        if any(name != str(place) for place, name in enumerate(names)):
+        if any(name != str(index) for index, name in enumerate(names)):
             table["class"] = [spreadsheet_text(names[number]) for number in table["prediction"]]
     if targets is not None and targets.ndim == 1:
         table["target"] = targets.numpy()

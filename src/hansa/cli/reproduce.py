@@ -37,7 +37,7 @@ def reproduce(
     scale: Annotated[
         str,
         typer.Option(
-            help="smoke: a test of seconds. cpu: reduced, some minutes on two cores. paper: the published setting."
+            help="smoke: a test of seconds. cpu: reduced, a few minutes on two cores. paper: the published setting."
         ),
     ] = "cpu",
     seeds: opt.Seeds = None,
@@ -59,8 +59,8 @@ def reproduce(
 ) -> None:
     """Reproduce published tables and figures.
 
-    Shows the numbers beside the published ones. The page of each recipe is written as soon as it is finished. Finished
-    runs are not repeated, even if two recipes share them. Run the same command again to continue after an interruption.
+    Shows the numbers beside the published ones, and writes a page for each recipe. Finished runs are not repeated, even
+    if two recipes share them. Run the same command again to continue after an interruption.
     """
     from hansa.config import only_look
     from hansa.study.recipes import SCALES, find_recipes, library
@@ -84,25 +84,25 @@ def reproduce(
     chosen = {recipe.name: recipe for name in names or [] for recipe in find_recipes(name)} or library()
     recipes = [recipe for recipe in chosen.values() if scale in recipe.scales or len(chosen) == 1]
     overrides = opt.changes(sets, seeds=seeds, workers=workers)
-    place = folder / scale
-    with only_look():  # all problems of the files are found before anything is trained
-        keys = {each.name: run_keys(plan_recipe(each, scale, overrides, building=False)) for each in recipes}
+    scale_folder = folder / scale
+    with only_look():  # check all files before anything is trained
+        keys = {item.name: run_keys(plan_recipe(item, scale, overrides, building=False)) for item in recipes}
         if status:
-            _show_status(keys, finished_keys(place / "runs"), place)
+            _show_status(keys, finished_keys(scale_folder / "runs"), scale_folder)
             return
     from hansa.runs.store.io import make_folder, write_file
 
     results: list[RecipeResult] = []
     for recipe in recipes:
-        results.append(_run_recipe(recipe, scale, overrides, place, parallel, quiet, alone=len(recipes) == 1))
+        results.append(_run_recipe(recipe, scale, overrides, scale_folder, parallel, quiet, alone=len(recipes) == 1))
         if export is not None and not results[-1].error:
             export_result(results[-1], export)
-        make_folder(place.absolute())
-        write_file(place / f"{recipe.name}.json", result_json(results[-1]).encode())
+        make_folder(scale_folder.absolute())
+        write_file(scale_folder / f"{recipe.name}.json", result_json(results[-1]).encode())
     if len(results) > 1:
         lines = [(result.recipe.name, result.recipe.reference, result.verdict) for result in results]
         print_table(("recipe", "reference", "verdict"), lines)
-    page = place / f"{results[0].recipe.name}.html" if len(results) == 1 else place
+    page = scale_folder / f"{results[0].recipe.name}.html" if len(results) == 1 else scale_folder
     say(f"\npage{'s' * (len(results) > 1)}: {page.resolve().as_uri()}")
     if latex is not None:
         from hansa.study.report.ranking import latex_table
@@ -114,9 +114,9 @@ def reproduce(
 
 
 def _run_recipe(
-    recipe: Recipe, scale: str, overrides: Sequence[str], place: Path, parallel: int | None, quiet: bool, alone: bool
+    recipe: Recipe, scale: str, overrides: Sequence[str], folder: Path, parallel: int | None, quiet: bool, alone: bool
 ) -> RecipeResult:
-    """Run a recipe, print its result and write its page; among several, one that cannot be run stops no other."""
+    """Run a recipe, print its result and write its page; if it is not ``alone``, print an error instead of raising."""
     from hansa.runs.experiment import RunError
     from hansa.study.recipes.outcome import RecipeResult, report_tables, run_recipe
     from hansa.study.report import write_page
@@ -126,7 +126,7 @@ def _run_recipe(
         note(f"scale {scale}. {recipe.at(scale).reduction}", "dim")
     try:
         with session(quiet) as running:
-            result = run_recipe(recipe, scale, place / "runs", running, overrides, parallel)
+            result = run_recipe(recipe, scale, folder / "runs", running, overrides, parallel)
     except HansaError as error:
         if alone:
             raise
@@ -138,19 +138,19 @@ def _run_recipe(
     _show_result(result)
     entries = [run.entry for run in result.runs if run.entry is not None]
     title = f"{recipe.name}: {recipe.reference}"
-    page = place / f"{recipe.name}.html"
+    page = folder / f"{recipe.name}.html"
     write_page(page, entries, title=title, lead=recipe.summary, published=report_tables(result))
     return result
 
 
-def _show_status(keys: Mapping[str, set[str]], finished: set[str], place: Path) -> None:
-    """Print which of the runs of each recipe are finished, and the verdict if all are."""
+def _show_status(keys: Mapping[str, set[str]], finished: set[str], folder: Path) -> None:
+    """Print how many runs of each recipe are finished, and the verdict if all are."""
     from hansa.study.recipes.outcome import read_verdict
 
     rows = []
-    for name, needed in keys.items():
-        result = read_verdict(place / f"{name}.json") if needed <= finished else ""
-        rows.append((name, f"{len(needed & finished)} of {len(needed)}", result))
+    for name, planned in keys.items():
+        result = read_verdict(folder / f"{name}.json") if planned <= finished else ""
+        rows.append((name, f"{len(planned & finished)} of {len(planned)}", result))
     print_table(("recipe", "runs done", "result"), rows, right=("runs done",))
 
 
@@ -169,5 +169,6 @@ def _show_result(result: RecipeResult) -> None:
 
 
 def _list_recipes(recipes: Sequence[Recipe]) -> None:
-    print_table(("recipe", "reference", "summary"), [(each.name, each.reference, each.summary) for each in recipes])
+    rows = [(recipe.name, recipe.reference, recipe.summary) for recipe in recipes]
+    print_table(("recipe", "reference", "summary"), rows)
     say("\nRun one with `hansa reproduce NAME --scale smoke|cpu|paper`, or all with --all.")

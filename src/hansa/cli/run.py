@@ -64,12 +64,12 @@ def run(
     if resume and overwrite:
         raise HansaError("--resume and --overwrite: expected one of the two.")
     options: dict[str, Any] = {"rounds": rounds, "fallback": fallback, "accept": accept or []}
-    if config is None and preset is None and resume and folder is not None:  # what the folder holds
+    if config is None and preset is None and resume and folder is not None:  # its own configuration
         config = next((folder / name for name in (CONFIG, GROUP) if (folder / name).is_file()), None)
     requested = opt.read_config(config, preset, overrides)
-    how: IfExists = "new" if folder is None else "replace" if overwrite else "resume" if resume else "refuse"
-    place = Path("runs") / slug(requested.title) if folder is None else folder
-    run_and_show(lambda: plan_jobs(requested, place, how, **options), quiet, track, as_json, parallel)
+    if_exists: IfExists = "new" if folder is None else "replace" if overwrite else "resume" if resume else "refuse"
+    path = Path("runs") / slug(requested.title) if folder is None else folder
+    run_and_show(lambda: plan_jobs(requested, path, if_exists, **options), quiet, track, as_json, parallel)
 
 
 @report_errors
@@ -81,9 +81,9 @@ def resume(
     parallel: opt.Parallel = None,
     device: opt.Device = None,
     deterministic: Annotated[
-        bool | None, opt.execution("--deterministic/--no-deterministic", help="Algorithms of accelerators.")
+        bool | None, opt.execution("--deterministic/--no-deterministic", help="Deterministic accelerator kernels.")
     ] = None,
-    server_device: Annotated[str | None, opt.execution("--server-device", help="Device of the server's part.")] = None,
+    server_device: Annotated[str | None, opt.execution("--server-device", help="Device of the server.")] = None,
     fallback: opt.Fallback = False,
     accept: opt.Accept = None,
     trust: opt.Trust = False,
@@ -109,7 +109,7 @@ def resume(
 
 
 def session(quiet: bool, track: Sequence[str] | None = None) -> Session:
-    """Return the session of a command: it shows progress on standard error, and saves runs on every signal to stop."""
+    """Return the session of a command: it shows progress on standard error and saves runs on a signal to stop."""
     from hansa.runs.trackers import check_trackers
     from hansa.study.report.progress import SIGNALS
     from hansa.study.session import Session
@@ -125,7 +125,7 @@ def run_and_show(
     as_json: bool = False,
     parallel: int | None = None,
 ) -> None:
-    """Execute a run, or several seeds, and print the result; also that of a run which a signal has stopped."""
+    """Execute a run, or several seeds, and print the result; also that of a run stopped by a signal."""
     from hansa.study.report import ReportEntry
     from hansa.study.session import Interrupted
 
@@ -138,9 +138,9 @@ def run_and_show(
             show_numbers(rank_one(ReportEntry.from_folder(stop.folder)), as_json)
         raise
     members = [ReportEntry.from_folder(job.path) for job in jobs]
-    opened, done = jobs[0].opened, jobs[0].rounds
+    opened, rounds = jobs[0].opened, jobs[0].rounds
     if jobs[0].group is None and (opened is None or opened.began == opened.config.rounds):
-        note(f"{members[0].folder}: already finished at round {done}. Pass --rounds {2 * done} to continue.")
+        note(f"{members[0].folder}: already finished at round {rounds}. Pass --rounds {2 * rounds} to continue.")
     show_numbers(rank_one(ReportEntry.from_seeds(jobs[0].config.title, members)), as_json)
 
 
@@ -157,7 +157,7 @@ def run_entries(
     quiet: bool,
     parallel: int | None = None,
 ) -> list[ReportEntry]:
-    """Return an entry for each name: configurations are run unless they are finished; entries are taken as they are."""
+    """Return an entry for each name; configurations are run unless they are finished."""
     from hansa.config import Config
 
     configs = {name: item for name, item in requested.items() if isinstance(item, Config)}

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 PORT = 8642
 FIRST = ("rounds_to_target", "bits_to_target", "up_bits", "simulated_total_seconds")
-"""The columns that come after the score; of the others, a narrow terminal shows those that fit."""
+"""The columns after the score; a narrow terminal shows those of the others that fit."""
 LAST_ROUNDS = ("train_loss", "diversity", "participants", "lost")
 MAX_CLIENTS = 12
-"""Rows of the table of clients: the worst and, if there are more clients, the best."""
+"""Rows of the table of clients: if there are more clients, half are the worst and half the best."""
 
 
 @report_errors
@@ -64,12 +64,12 @@ def show(
     base = base_metric(main)
     of_clients = (f"client_{base}", f"client_{base}_worst", f"personal_{base}")
     of_rounds = dict.fromkeys(["round", main, f"test_{base}", "test_loss", *of_clients, *LAST_ROUNDS])
-    shown = [name for name in of_rounds if name in names]
+    columns = [name for name in of_rounds if name in names]
     rows = []
     for record in history[-5:]:
-        values = [(name, record.get(name)) for name in shown]
+        values = [(name, record.get(name)) for name in columns]
         rows.append(["–" if value is None else formats.formatter_of(name)(value) for name, value in values])
-    headings = [name.replace("_", " ") for name in shown]
+    headings = [name.replace("_", " ") for name in columns]
     print_table(headings, rows, right=headings)
 
 
@@ -81,7 +81,7 @@ def rank_one(entry: ReportEntry, metric: str | None = None, window: int = WINDOW
 
 
 def show_numbers(ranking: Ranking, as_json: bool = False) -> None:
-    """Print the numbers of a run, and for a federation its sites; or those of several seeds, and a line for each."""
+    """Print the numbers of a run, with the sites of a federation; or those of several seeds, with a line for each."""
     (ranked,) = ranking
     entry, history = ranked.entry, ranked.entry.histories[0]
     if as_json:
@@ -90,7 +90,7 @@ def show_numbers(ranking: Ranking, as_json: bool = False) -> None:
         content: dict[str, Any] = {"config": from_yaml(entry.config, building=False).model_dump()}
         if entry.members:
             content["seeds"] = {str(run.seed): run.summary for run in entry.runs}
-            content["over_seeds"] = {name: each._asdict() for name, each in ranked.spreads.items()}
+            content["over_seeds"] = {name: spread._asdict() for name, spread in ranked.spreads.items()}
         else:
             content["folder"] = entry.folder
         say_json({**content, "summary": {**entry.summary, **ranked.numbers}})
@@ -100,7 +100,7 @@ def show_numbers(ranking: Ranking, as_json: bool = False) -> None:
         heading = f"{column_of(ranking.metric).label}, {describe_score(ranking.score)}"
         rows = []
         for run in entry.runs:
-            numbers = summarize(run.history, metric=ranking.stated, window=ranking.window)
+            numbers = summarize(run.history, metric=ranking.directed_metric, window=ranking.window)
             score = formats.formatter_of(ranking.metric)(numbers.get(ranking.score))
             rows.append((str(run.seed), str(numbers["rounds"]), score, str(run.summary.get("status", "?"))))
         print_table(("seed", "rounds", heading, "status"), rows, right=("seed", "rounds", heading))
@@ -111,19 +111,18 @@ def show_numbers(ranking: Ranking, as_json: bool = False) -> None:
         assert sites is not None
         say("")
         print_table(sites.headings, sites.rows, right=sites.headings[1:], keep=1)
-        for each in sites.notes:
-            say(each)
+        for line in sites.notes:
+            say(line)
     elif seconds := describe_seconds(history):
         say(seconds)
 
 
 def _summary(ranking: Ranking) -> list[tuple[str, str | Text]]:
-    """Return the numbers of a run, each with what it is: final, best, or mean of the last measurements; with several
-    seeds, means and deviations."""
+    """Return the labelled numbers of a run; with several seeds, means and deviations."""
     (ranked,) = ranking
     entry, summary = ranked.entry, ranked.entry.summary
-    first, count = Path(entry.runs[0].folder), len(entry.runs)
-    title = f"{first.parent}, {count} seeds" if entry.members else str(first)
+    first_folder, seeds = Path(entry.runs[0].folder), len(entry.runs)
+    title = f"{first_folder.parent}, {seeds} seeds" if entry.members else str(first_folder)
     status = ", ".join(dict.fromkeys(str(run.summary.get("status", "?")) for run in entry.runs))
     rows: list[tuple[str, str | Text]] = [("run", Text.assemble((title, "bold"), f" ({status})"))]
     rows.append(("rounds", ranked.cell("rounds", formats.format_count)))
@@ -162,8 +161,8 @@ def show_clients(
         half = MAX_CLIENTS // 2
         cells = [*cells[:half], ["..." for _ in headings], *cells[-half:]]
     print_table(headings, cells, right=headings[1:], keep=3)
-    first = "highest" if lower_is_better(metric, better) else "lowest"
-    say(f"\nsorted by {metric.replace('_', ' ')}, {first} first. All rounds: hansa export RUN -o clients.csv", "dim")
+    extreme = "highest" if lower_is_better(metric, better) else "lowest"
+    say(f"\nsorted by {metric.replace('_', ' ')}, {extreme} first. All rounds: hansa export RUN -o clients.csv", "dim")
 
 
 @report_errors
@@ -236,7 +235,7 @@ def watch(
 def read_entries(folders: Sequence[Path | str], alone: bool = True) -> tuple[dict[str, ReportEntry], list[str]]:
     """Return the entries of readable folders by name, and warnings about the others, which are also printed.
 
-    It is an error if none can be read and there is nothing else to show (``alone``).
+    It is an error if none can be read and nothing else is shown (``alone``).
     """
     from hansa.study.report.entries import read_runs
 
@@ -274,7 +273,7 @@ def print_and_write(
     if latex is not None:
         write_latex(latex, [ranking.latex()])
     if as_json:
-        rows = [{"name": each.entry.name, "seeds": len(each.entry.runs), **each.numbers} for each in ranking]
+        rows = [{"name": ranked.entry.name, "seeds": len(ranked.entry.runs), **ranked.numbers} for ranked in ranking]
         say_json({"ranked_by": ranking.score, "ranking": rows, "report": str(page)})
     else:
         say(f"\nreport: {page.resolve().as_uri()}")
@@ -282,7 +281,7 @@ def print_and_write(
 
 
 def write_latex(path: Path, tables: Sequence[str]) -> None:
-    """Write LaTeX tables to a file, and say where they are."""
+    """Write LaTeX tables to a file, and print its path."""
     from hansa.runs.store.io import make_folder, write_file
 
     make_folder(path.parent.resolve())
@@ -291,14 +290,14 @@ def write_latex(path: Path, tables: Sequence[str]) -> None:
 
 
 def _print_ranking(ranking: Ranking) -> None:
-    """Print the ranking, the best of each column in green."""
+    """Print the ranking, with the best value of each column in green."""
     columns = sorted(ranking.columns(), key=lambda column: column.key not in (ranking.score, *FIRST))
     rows = []
-    for place, ranked in enumerate(ranking, 1):
+    for index, ranked in enumerate(ranking, 1):
         seeds = f" ({len(ranked.entry.runs)} seeds)" * bool(ranked.entry.members)
         name = Text.assemble((ranked.entry.name, "bold"), (seeds, "dim"))
         styles = ["green" if column.is_best(ranked) else "" for column in columns]
         cells = [ranked.cell(column.key, column.write) for column in columns]
-        rows.append([Text(str(place), style="dim"), name, *map(Text, cells, styles)])
+        rows.append([Text(str(index), style="dim"), name, *map(Text, cells, styles)])
     titles = [column.title for column in columns]
     print_table(["#", "method", *titles], rows, right=["#", *titles], keep=3)

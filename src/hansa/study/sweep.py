@@ -144,7 +144,7 @@ def write_results(folder: Path, ranking: Ranking, values_of: Mapping[str, Mappin
             "status": "/".join(dict.fromkeys(str(run.summary.get("status", "")) for run in ranked.entry.runs)),
         })  # fmt: skip
         for run in ranked.entry.runs:
-            numbers = summarize(run.history, metric=ranking.stated, window=ranking.window)
+            numbers = summarize(run.history, metric=ranking.directed_metric, window=ranking.window)
             of_run = {column: numbers.get(name, "") for column, name in columns.items()}
             runs.append({**values, "seed": run.seed, **of_run})
     for name, rows in (("results.csv", points), ("runs.csv", runs)):

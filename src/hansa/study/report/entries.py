@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("hansa")
 
 MAX_DEPTH, MAX_FILES = 4, 2000
-"""How many levels below a folder are searched for runs, and how many of its files and folders."""
+"""Levels below a folder that are searched for runs, and files and folders read on each."""
 MAX_BYTES = 1 << 29
-"""Run folders with larger files, besides the model and the record, are named and not read."""
+"""Run folders with larger files, besides the model and the record, are not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelCounts:
-    """How many samples of each label each client holds.
+    """The number of samples of each label that each client holds.
 
     Args:
         counts: ``counts[client][label]``.
@@ -62,15 +62,15 @@ class ReportEntry:
         seed: The seed of the run.
         members: The runs of each seed, if there are several.
         composition: The algorithm in Python, for runs without a configuration.
-        folder: The run folder, from which what is not given below is read.
-        planned_rounds: How many rounds the run is to have.
+        folder: The run folder, from which values not passed below are read.
+        planned_rounds: The number of rounds that the run will have.
         clients: The totals of each client.
         labels: The samples of each label that each client holds.
-        client_names: The names of the clients by number, if they have any.
+        client_names: The names of the clients by number, if any.
         data: The name of the data, and digests of its rows (``data``) and of its ``partition``.
         jobs: The client record with the times of jobs, for the timeline.
         cites: The citations of its components: keys, or BibTeX entries.
-        notes: What is damaged or missing in the folder, for the top of the page.
+        notes: Warnings about damaged or missing files, for the top of the page.
 
     >>> ReportEntry("a", [{"round": 1, "test_accuracy": 0.5}]).histories
     [[{'round': 1, 'test_accuracy': 0.5}]]
@@ -119,17 +119,17 @@ class ReportEntry:
 
     @classmethod
     def from_seeds(cls, name: str, members: Sequence[ReportEntry]) -> ReportEntry:
-        """Combine runs that differ only in their seeds; a single run stays as it is."""
+        """Combine runs that differ only in their seeds; a single run is only renamed."""
         if not members:
             raise HansaError(f"{name}: a group needs at least one run.")
         if len(members) == 1:
             return replace(members[0], name=name)
         ordered = tuple(sorted(members, key=lambda member: -1 if member.seed is None else member.seed))
-        first, config, seeds = ordered[0], "", [member.seed for member in ordered]
-        if first.config and None not in seeds:
-            shared = from_yaml(first.config, building=False)
+        leader, config, seeds = ordered[0], "", [member.seed for member in ordered]
+        if leader.config and None not in seeds:
+            shared = from_yaml(leader.config, building=False)
             config = to_yaml(shared.model_copy(update={"seed": 0, "seeds": seeds}))
-        return cls(name, (), config, first.environment, members=ordered, composition=first.composition)
+        return cls(name, (), config, leader.environment, members=ordered, composition=leader.composition)
 
     @property
     def runs(self) -> tuple[ReportEntry, ...]:
@@ -146,13 +146,13 @@ class ReportEntry:
         """The status of an unfinished entry, such as "unfinished, 12 of 40 rounds"; "" if it has finished."""
         states = dict.fromkeys(str(run.summary.get("status", "")) for run in self.runs)
         status = ", ".join(state for state in states if state not in ("", "finished"))
-        done, planned = min(map(len, self.histories)), max((run.planned_rounds or 0 for run in self.runs), default=0)
-        return f"{status}, {done} of {planned} rounds" if status and planned > done else status
+        rounds, planned = min(map(len, self.histories)), max((run.planned_rounds or 0 for run in self.runs), default=0)
+        return f"{status}, {rounds} of {planned} rounds" if status and planned > rounds else status
 
 
 @contextmanager
 def _collected_warnings() -> Iterator[list[str]]:
-    """Collect what this thread warns about, such as files that do not agree."""
+    """Collect the warnings of this thread, such as files that contradict each other."""
     messages: list[str] = []
     handler, thread = logging.Handler(logging.WARNING), threading.get_ident()
     handler.emit = lambda record: messages.append(record.getMessage()) if record.thread == thread else None  # type: ignore
@@ -170,14 +170,14 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[ReportEntry], list[str]]:
 
 
 def read_entries(folders: Sequence[Path]) -> tuple[list[ReportEntry], list[str]]:
-    """Return an entry for each folder that can be read and has a round, and a message for each of the others."""
+    """Return an entry for each readable folder with a completed round, and a message for each of the others."""
     entries: list[ReportEntry] = []
     problems: list[str] = []
     for folder in folders:
         try:
             check_readable(folder)
             entry = ReportEntry.from_folder(folder)
-        except Exception as error:  # whatever a folder of somebody else contains: the others are shown
+        except Exception as error:  # a hostile folder must not hide the others
             text = str(error) if isinstance(error, (HansaError, OSError)) else f"not readable ({error!r:.200})"
             text = " ".join(text.split())[:500]
             problems.append(text if str(folder) in text else f"{folder}: {text}")
@@ -192,26 +192,26 @@ def read_entries(folders: Sequence[Path]) -> tuple[list[ReportEntry], list[str]]
 
 
 def check_readable(folder: Path) -> None:
-    """Refuse a run folder with files that a report cannot read to their end: pipes, devices, or more than `MAX_BYTES`.
+    """Refuse a run folder that contains pipes, devices, or files of more than `MAX_BYTES`.
 
-    The model is not read, and the record has readers with bounds of their own, so these may be larger.
+    The model and the record may be larger: the model is not read, and the readers of the record have their own bounds.
     """
-    if not folder.is_dir():  # a file in it, or nothing: their reader says so
+    if not folder.is_dir():  # its reader raises the error
         return
-    for inner in (folder, *(each for each in _subfolders(folder) if each.name.startswith("seed-"))):
-        with os.scandir(inner) as files:
+    for run_folder in (folder, *(child for child in _subfolders(folder) if child.name.startswith("seed-"))):
+        with os.scandir(run_folder) as files:
             for file in islice(files, MAX_FILES):
                 status = file.stat()
                 if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
-                    raise HansaError(f"{inner}: {file.name} is not a regular file.")
+                    raise HansaError(f"{run_folder}: {file.name} is not a regular file.")
                 if status.st_size > MAX_BYTES and not file.name.startswith(("model.", "run.")):
                     raise HansaError(
-                        f"{inner}: {file.name} has {status.st_size:,} bytes; reports read at most {MAX_BYTES:,}."
+                        f"{run_folder}: {file.name} has {status.st_size:,} bytes; reports read at most {MAX_BYTES:,}."
                     )
 
 
 def merge_seeds(entries: Sequence[ReportEntry]) -> list[ReportEntry]:
-    """Combine runs that differ only in the seed, and give each a unique name: its title, or that of its folder.
+    """Combine runs that differ only in the seed, and give each entry a unique name: its title, or that of its folder.
 
     >>> configs = ("seed: 0\\nalgorithm: fedavg", "seed: 1\\nalgorithm: fedavg")
     >>> entries = [ReportEntry(f"run {seed}", (), config, seed=seed) for seed, config in enumerate(configs)]
@@ -222,9 +222,9 @@ def merge_seeds(entries: Sequence[ReportEntry]) -> list[ReportEntry]:
     for entry in entries:
         config = from_yaml(entry.config, building=False) if entry.config and not entry.members else None
         label, title = ("", entry.name) if config is None else (config_without_seed(config), config.title)
-        for place, (known, shortest, members) in enumerate(groups):
-            if label and label == known and entry.seed not in [member.seed for member in members]:
-                groups[place] = known, min(shortest, title, key=len), [*members, entry]
+        for index, (group_label, shortest, members) in enumerate(groups):
+            if label and label == group_label and entry.seed not in [member.seed for member in members]:
+                groups[index] = group_label, min(shortest, title, key=len), [*members, entry]
                 break
         else:
             groups.append((label, title, [entry]))
@@ -238,29 +238,29 @@ def merge_seeds(entries: Sequence[ReportEntry]) -> list[ReportEntry]:
     return list(merged.values())
 
 
-def find_runs(place: Path, depth: int = MAX_DEPTH) -> list[Path]:
-    """Return the folders of runs and of seed groups at a place or some levels below it, sorted by name."""
-    if (place / GROUP).is_file() or (place / CONFIG).is_file():
-        return [place]
-    return [run for inner in _subfolders(place) for run in find_runs(inner, depth - 1)] if depth else []
+def find_runs(path: Path, depth: int = MAX_DEPTH) -> list[Path]:
+    """Return the folders of runs and of seed groups at a path or some levels below it, sorted by name."""
+    if (path / GROUP).is_file() or (path / CONFIG).is_file():
+        return [path]
+    return [run for inner in _subfolders(path) for run in find_runs(inner, depth - 1)] if depth else []
 
 
 def _subfolders(folder: Path) -> Iterator[Path]:
     try:
-        inside = islice(folder.iterdir(), MAX_FILES)
-        yield from sorted(each for each in inside if each.is_dir() and not each.name.startswith("."))
+        children = islice(folder.iterdir(), MAX_FILES)
+        yield from sorted(child for child in children if child.is_dir() and not child.name.startswith("."))
     except OSError:  # deleted, or not readable
         return
 
 
 def change_stamp(folder: Path) -> tuple[object, ...]:
-    """Return sizes and times of a run's files, which change when the run does."""
+    """Return the sizes and modification times of a run's files."""
     stamps: list[object] = []
-    for each in [folder, *(inner for inner in _subfolders(folder) if inner.name.startswith("seed-"))]:
+    for run_folder in [folder, *(inner for inner in _subfolders(folder) if inner.name.startswith("seed-"))]:
         for name in (CONFIG, GROUP, METRICS, "summary.json"):
             try:
-                status = (each / name).stat()
-                stamps.append((str(each), name, status.st_size, status.st_mtime_ns))
+                status = (run_folder / name).stat()
+                stamps.append((str(run_folder), name, status.st_size, status.st_mtime_ns))
             except OSError:
                 continue
     return tuple(stamps)

@@ -72,7 +72,7 @@ _FORMATTERS: dict[str, Formatter] = {
 
 
 def formatter_of(column: str) -> Formatter:
-    """Return how the values of a column of a history or a summary are formatted.
+    """Return the formatter of a column of a history or a summary.
 
     >>> formatter_of("last5_test_accuracy")(0.5), formatter_of("up_bits")(8000)
     ('50.0%', '8 kbit')
@@ -81,7 +81,7 @@ def formatter_of(column: str) -> Formatter:
 
 
 def format_spread(write: Formatter, mean: float, deviation: float) -> str:
-    """A mean over seeds with its deviation, in one unit.
+    """Format a mean over seeds with its deviation, in one unit.
 
     >>> format_spread(format_percent, 0.8123, 0.0041), format_spread(format_number, 0.2754, 0.00279)
     ('81.2 ± 0.4%', '0.275 ± 0.003')

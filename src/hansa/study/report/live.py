@@ -20,9 +20,9 @@ from hansa.study.report.entries import ReportEntry, change_stamp, find_runs, mer
 from hansa.study.report.page import empty_content, fill_template, page_content, render_parts
 
 POLL_SECONDS = 0.4
-"""Seconds between two looks at the folders; after a slow one, twice its duration."""
+"""Seconds between two reads of the folders; after a slow read, twice its duration."""
 HOLD_SECONDS = 4.0
-"""Seconds that a request may wait for something new."""
+"""Seconds that a request may wait for a new version."""
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 HEADERS = {
     "Cache-Control": "no-store",
@@ -34,7 +34,7 @@ TITLE = "Federated runs, live"
 
 
 class RunWatcher:
-    """Reads the runs in some folders and below them while somebody asks for them, and renders their page."""
+    """Reads the runs in some folders and below them on request, and renders their page."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = list(folders)
@@ -45,7 +45,7 @@ class RunWatcher:
         self._lock, self._next_look = threading.Lock(), 0.0
 
     def newer_than(self, version: str, seconds: float = HOLD_SECONDS) -> dict[str, Any]:
-        """Wait for a newer version than the given one, and return its content; only the status if there is none."""
+        """Wait for a version other than ``version``, and return its content; only the status if there is none."""
         end = time.monotonic() + seconds
         self.look()
         while self.version == version and time.monotonic() < end:
@@ -56,28 +56,28 @@ class RunWatcher:
         return answer if content is None else {**answer, "parts": render_parts(content), "content": content["data"]}
 
     def look(self) -> None:
-        """Read what has changed, if the last look was long enough ago."""
+        """Read changed runs if the last read was long enough ago."""
         with self._lock:
             if (begun := time.monotonic()) < self._next_look:
                 return
             try:
                 self.refresh()
-            except Exception as error:  # a folder that changed while it was read: the next look reads it again
+            except Exception as error:  # a folder that changed during the read: the next one repeats it
                 self.status, self.lost, self._stamp = f"retrying: {error}"[:300], True, None
             ended = time.monotonic()
             self._next_look = ended + max(POLL_SECONDS, 2 * (ended - begun))
 
     def refresh(self) -> bool:
-        """Read what has changed since the last call; return whether anything has."""
+        """Read the runs that changed since the last call; return whether any did."""
         runs = list(dict.fromkeys(run for folder in self.folders for run in find_runs(folder)))
         self._seen.update(dict.fromkeys(runs))
         problems = [f"{run}: deleted since it was last read." for run in self._seen if run not in set(runs)]
         stamp = [(run, change_stamp(run)) for run in runs], problems
         if stamp == self._stamp:
             return False
-        read = [_read_run(*each) for each in stamp[0]]
+        read = [_read_run(*pair) for pair in stamp[0]]
         problems = [problem for _, messages in read for problem in messages] + problems
-        entries = merge_seeds([entry for found, _ in read for entry in found])
+        entries = merge_seeds([entry for run_entries, _ in read for entry in run_entries])
         waiting = f"No run in {', '.join(map(str, self.folders))} yet. Runs appear here when they start."
         self.content = _content(entries, problems) if entries else empty_content(problems or [waiting])
         rounds = sum(len(history) for entry in entries for history in entry.histories)
@@ -100,20 +100,20 @@ def _read_run(run: Path, stamp: object) -> tuple[list[ReportEntry], list[str]]:
 
 
 def _content(entries: Sequence[ReportEntry], problems: Sequence[str]) -> dict[str, Any]:
-    """Return the content of the page; entries that cannot be shown are left out and named."""
+    """Return the content of the page; entries that cannot be shown become problems."""
     try:
         return page_content(entries, problems=problems)
     except Exception:
-        shown, messages = [], list(problems)
+        showable, messages = [], list(problems)
         for entry in entries:
             try:
                 page_content([entry])
-                shown.append(entry)
+                showable.append(entry)
             except Exception as error:
                 messages.append(f"{entry.name}: cannot be shown ({error!r:.200}).")
-        if len(shown) == len(entries):
+        if len(showable) == len(entries):
             raise
-        return page_content(shown, problems=messages) if shown else empty_content(messages)
+        return page_content(showable, problems=messages) if showable else empty_content(messages)
 
 
 class ReportServer(ThreadingHTTPServer):
@@ -165,9 +165,9 @@ class _RequestHandler(BaseHTTPRequestHandler):
         else:
             self._answer(404, "text/plain", b"Not found.\n")
 
-    def _answer(self, code: int, kind: str, body: bytes) -> None:
+    def _answer(self, code: int, content_type: str, body: bytes) -> None:
         self.send_response(code)
-        for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}.items():
+        for name, value in {**HEADERS, "Content-Type": content_type, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)

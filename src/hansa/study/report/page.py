@@ -1,4 +1,4 @@
-"""The report page: one self-contained HTML file that needs no network, made by Jinja2 and drawn by uPlot."""
+"""The report page: one self-contained HTML file that needs no network, rendered by Jinja2 with uPlot charts."""
 
 from __future__ import annotations
 
@@ -61,21 +61,20 @@ T = TypeVar("T")
 log = logging.getLogger("hansa")
 
 MAX_NUMBERS = 140_000
-"""The curves of a page have at most this many numbers, about a megabyte. Longer histories are thinned, and the page
-says so."""
+"""The curves of a page have at most this many numbers, about a megabyte; longer histories are thinned with a note."""
 MAX_POINTS = 1500
 """Curves with more rounds are thinned for drawing; tables use all rounds."""
 MAX_PARTITIONS, MAX_CLIENTS, MAX_CELLS = 4, 400, 20_000
 """Partitions that are drawn, clients of each, and cells of each."""
 MAX_BARS, MAX_ROWS = 300, 10
-"""More clients are binned to this many bars; this many of the worst have a table row."""
+"""Maximum number of bars, in which more clients are binned, and of the worst clients in the table."""
 MAX_TIMED_CLIENTS, MAX_JOBS = 1000, 8000
-"""Clients and jobs drawn on a page's timelines. Of more clients every n-th by speed, of more jobs the first."""
+"""Maximum numbers of clients and jobs on a timeline: of more clients every n-th by speed, of more jobs the first."""
 JOB_COLUMNS = ("round", "client", "admitted", "start_seconds", "download_seconds", "compute_seconds", "upload_seconds")
 VERDICTS = {"agrees": "good", "holds": "good", "same order": "fair", "differs": "bad", "does not": "bad"}
-"""How table cells that begin with a verdict are marked."""
+"""Styles of table cells that begin with a verdict."""
 CLIENT_METRICS = ("test_accuracy", "test_loss", "loss")
-"""Clients are ordered by the metric that ranks the runs, else by the first of these that was measured."""
+"""If the ranking metric was not measured for clients, they are ordered by the first of these that was."""
 MAX_READ_JOBS = 3_000_000
 """Client records with more jobs are not read for a timeline."""
 
@@ -101,7 +100,7 @@ class ReportTable(NamedTuple):
 
 
 def _verdict_style(text: str) -> str:
-    return next((style for word, style in VERDICTS.items() if text.startswith(word)), "")
+    return next((style for verdict, style in VERDICTS.items() if text.startswith(verdict)), "")
 
 
 @cache
@@ -120,7 +119,7 @@ def asset(name: str) -> str:
 
 
 def macro(name: str, *arguments: Any) -> Markup:
-    """Return what a macro of the templates makes; arguments that are text and not markup are escaped.
+    """Return the output of a macro of the templates; arguments that are not markup are escaped.
 
     >>> print(macro("verdict", "<b>", "good"))
     <span class="verdict good">&lt;b&gt;</span>
@@ -177,7 +176,7 @@ def render_page(
 
 
 def fill_template(content: Mapping[str, Any], **header: Any) -> str:
-    """Return the page of some content; ``header`` has the title and what else stands around it."""
+    """Return the page of some content; ``header`` has the title and the other texts around it."""
     return _environment().get_template("report.html").render(**content, **header)
 
 
@@ -197,13 +196,13 @@ def page_content(
     problems: Sequence[str] = (),
     published: Sequence[ReportTable] = (),
 ) -> dict[str, Any]:
-    """Return what the template and the script of a page show of some runs.
+    """Return the data of the page's template and script.
 
     Args:
         entries: The methods to compare.
-        target: A value for the metric to reach; by default an accuracy that about half of the methods reach.
+        target: The target value of the metric; by default an accuracy that about half of the methods reach.
         metric: The column to rank by; by default the main metric of the tasks.
-        window: How many of the last measurements a score averages.
+        window: Number of last measurements that a score averages.
         problems: Warnings for the top of the page, such as folders that could not be read.
         published: Tables of published numbers.
     """
@@ -226,7 +225,7 @@ def page_content(
         "notices": [*problems, *dict.fromkeys(damages), *comparability_warnings(entries, ranking.metric)],
         "tiles": ranking.tiles(),
         "ranking": ranking,
-        "places": {entry.name: place for place, entry in enumerate(entries)},
+        "places": {entry.name: index for index, entry in enumerate(entries)},
         "tables": [table.to_html() for table in published],
         "sites": [(ranked, table) for ranked, table in sites if table is not None],
         "targets": targets and {
@@ -244,7 +243,7 @@ def page_content(
             **_charts(entries, ranking),
             "timelines": [timeline.pop("data") for timeline in timelines],
             "clients": [method.pop("data") for method in clients],
-            "partitions": [_heat(each) for each in partitions],
+            "partitions": [_heat(counts) for counts in partitions],
         },
     }  # fmt: skip
 
@@ -255,11 +254,11 @@ def empty_content(problems: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _charts(entries: Sequence[ReportEntry], ranking: Ranking | None) -> dict[str, Any]:
-    """Return what the page's script draws: the target and the curves, in the order of the entries."""
+    """Return the data of the page's charts: the target and the curves, in the order of the entries."""
     names = dict.fromkeys(name for entry in entries for h in entry.histories for name in column_names(h))
-    drawn = charted_columns(names)
-    numbers = (2 + len(set(drawn) & set(names))) * sum(len(entry.runs) for entry in entries)
-    most = max(60, min(MAX_POINTS, MAX_NUMBERS // max(1, numbers)))
+    charted = charted_columns(names)
+    numbers = (2 + len(set(charted) & set(names))) * sum(len(entry.runs) for entry in entries)
+    max_points = max(60, min(MAX_POINTS, MAX_NUMBERS // max(1, numbers)))
     longest = max((min(map(len, entry.histories)) for entry in entries), default=0)
     main = None if ranking is None else ranking.metric
     colours = {ranked.entry.name: ranked.colour for ranked in ranking or ()}
@@ -267,27 +266,27 @@ def _charts(entries: Sequence[ReportEntry], ranking: Ranking | None) -> dict[str
         "target": None if ranking is None else ranking.target,
         "metric": main,
         "window": WINDOW if ranking is None else ranking.window,
-        "stride": max(1, math.ceil(longest / most)),
-        "columns": {name: asdict(column_of(name)) for name in sorted(drawn, key=lambda name: name != main)},
+        "stride": max(1, math.ceil(longest / max_points)),
+        "columns": {name: asdict(column_of(name)) for name in sorted(charted, key=lambda name: name != main)},
         "runs": [
             {
                 "name": entry.name,
                 "colour": colours[entry.name],
                 "seeds": [run.seed for run in entry.members] or [None],
-                "series": curves(entry, most),
+                "series": curves(entry, max_points),
             }
             for entry in entries
         ],
     }
 
 
-def curves(entry: ReportEntry, most: int = MAX_POINTS) -> list[dict[str, list[float | None]]]:
+def curves(entry: ReportEntry, max_points: int = MAX_POINTS) -> list[dict[str, list[float | None]]]:
     """Return the columns to draw, one table for each seed, of the rounds that all seeds have.
 
-    Tables have at most ``most`` rows, of which one is the last round. Values that were not measured are None.
+    Tables have at most ``max_points`` rows, including the last round. Values that were not measured are None.
     """
     count = min(len(history) for history in entry.histories)
-    stride = max(1, math.ceil(count / most))
+    stride = max(1, math.ceil(count / max_points))
     tables = []
     for history in entry.histories:
         records = with_totals(history[:count])[::-stride][::-1]
@@ -301,16 +300,15 @@ def curves(entry: ReportEntry, most: int = MAX_POINTS) -> list[dict[str, list[fl
 
 
 def charted_columns(names: Iterable[str]) -> list[str]:
-    """Return the columns to draw: those declared as charts, and after the test loss the evaluated metrics among some
-    names.
+    """Return the columns to draw: those declared as charts, and after the test loss other evaluated metrics.
 
     >>> columns = charted_columns(["round", "test_auc"])
     >>> columns[columns.index("test_loss") + 1]
     'test_auc'
     """
-    own = [name for name in evaluated_metrics(names) if name not in CHARTED and not name.endswith("_std")]
-    place = CHARTED.index("test_loss") + 1
-    return [*CHARTED[:place], *sorted(own, key=lambda name: not name.startswith("test_")), *CHARTED[place:]]
+    task_metrics = [name for name in evaluated_metrics(names) if name not in CHARTED and not name.endswith("_std")]
+    index = CHARTED.index("test_loss") + 1
+    return [*CHARTED[:index], *sorted(task_metrics, key=lambda name: not name.startswith("test_")), *CHARTED[index:]]
 
 
 def _number(value: Any) -> float | None:
@@ -318,22 +316,22 @@ def _number(value: Any) -> float | None:
 
 
 def _read_first_runs(
-    what: str, read: Callable[[ReportEntry], T | None], ranking: Ranking, damages: list[str]
+    subject: str, read: Callable[[ReportEntry], T | None], ranking: Ranking, damages: list[str]
 ) -> list[tuple[RankedEntry, T]]:
-    """Return what the first run of each method has; of a damaged one, add the damage."""
-    found = []
+    """Read a value of the first run of each method, if it has one; list damaged folders in ``damages``."""
+    values = []
     for ranked in ranking:
         try:
             if (value := read(ranked.entry.runs[0])) is not None:
-                found.append((ranked, value))
+                values.append((ranked, value))
         except (HansaError, OSError, ValueError) as error:
             log.warning("%s", error)
-            damages.append(f"{ranked.entry.name}: {what} left out: {error}")
-    return found
+            damages.append(f"{ranked.entry.name}: {subject} left out: {error}")
+    return values
 
 
 def _client_table(ranked: RankedEntry, columns: Any, ranking: Ranking) -> dict[str, Any] | None:
-    """Return the clients of a method from worst to best; None if nothing was measured of them."""
+    """Return the clients of a method from worst to best; None if no client metric was measured."""
     metric = client_metric(columns, ranking.metric)
     if metric is None:
         return None
@@ -343,15 +341,15 @@ def _client_table(ranked: RankedEntry, columns: Any, ranking: Ranking) -> dict[s
     notes = [f"{len(values)} clients"]
     notes += [f"{name.replace('_', ' ')}: {describe_spread(columns, name, ranking.better)}" for name in described]
     labels = labels_of(ranked.entry.runs[0])
-    shown = [*order[:MAX_ROWS], *(order[-1:] if len(order) > MAX_ROWS else ())]
-    headings, table = client_rows(columns, shown)
+    listed = [*order[:MAX_ROWS], *(order[-1:] if len(order) > MAX_ROWS else ())]
+    headings, table = client_rows(columns, listed)
     rows = [
         {"name": name, "labels": _labels_held(labels, int(columns["client"][row])), "cells": cells}
-        for row, (name, *cells) in zip(shown, table, strict=True)
+        for row, (name, *cells) in zip(listed, table, strict=True)
     ]
     bars = [values[row] for row in order]
     if len(bars) > MAX_BARS:  # means of neighbours
-        ends = [round(place * len(bars) / MAX_BARS) for place in range(MAX_BARS + 1)]
+        ends = [round(index * len(bars) / MAX_BARS) for index in range(MAX_BARS + 1)]
         bars = [math.fsum(bars[a:b]) / (b - a) for a, b in pairwise(ends)]
     return {
         "ranked": ranked,
@@ -376,16 +374,16 @@ def _seed_note(ranked: RankedEntry) -> list[str]:
 
 
 def _labels_held(labels: LabelCounts | None, client: int) -> list[tuple[str, int, float]]:
-    """The labels that a client holds: name, samples and share of each, the largest first."""
+    """Return name, samples and share of each label of a client, the largest first."""
     if labels is None or client >= len(labels.counts):
         return []
     counts = labels.counts[client]
-    held = [(name, count, count / sum(counts)) for name, count in zip(labels.labels, counts, strict=True) if count]
-    return sorted(held, key=lambda label: -label[1])
+    shares = [(name, count, count / sum(counts)) for name, count in zip(labels.labels, counts, strict=True) if count]
+    return sorted(shares, key=lambda label: -label[1])
 
 
-def _timeline(ranked: RankedEntry, columns: Mapping[str, Array], most: int) -> dict[str, Any]:
-    data = timeline_data(columns, most)
+def _timeline(ranked: RankedEntry, columns: Mapping[str, Array], max_jobs: int) -> dict[str, Any]:
+    data = timeline_data(columns, max_jobs)
     notes = [f"{data['all_clients']} clients, {data['all_jobs']} jobs", *_seed_note(ranked)]
     if data["all_clients"] > len(data["clients"]):
         notes.append(f"{len(data['clients'])} clients are drawn, from fast to slow")
@@ -394,30 +392,30 @@ def _timeline(ranked: RankedEntry, columns: Mapping[str, Array], most: int) -> d
     return {"ranked": ranked, "notes": notes, "data": data}
 
 
-def timeline_data(columns: Mapping[str, Array], most: int = MAX_JOBS) -> dict[str, Any]:
-    """Return what the page draws: clients from fast to slow, and for each job its row, the seconds at which it starts,
-    is downloaded, computed and uploaded, whether it was refused, and its round.
+def timeline_data(columns: Mapping[str, Array], max_jobs: int = MAX_JOBS) -> dict[str, Any]:
+    """Return the data of a timeline: clients from fast to slow, and for each job its row, the seconds of its start and
+    of the ends of download, computation and upload, whether it was refused, and its round.
     """
     timed = ~np.isnan(columns["start_seconds"].astype(np.float64))
     table = {name: columns[name][timed] for name in JOB_COLUMNS}
     start = table["start_seconds"].astype(np.float64)
     phases = [table[f"{name}_seconds"].astype(np.float64) for name in ("download", "compute", "upload")]
     times = [start, *(start + np.cumsum(phases, axis=0))]
-    clients, places = np.unique(table["client"], return_inverse=True)
-    speed = np.bincount(places, times[3] - start) / np.bincount(places)
+    clients, client_index = np.unique(table["client"], return_inverse=True)
+    speed = np.bincount(client_index, times[3] - start) / np.bincount(client_index)
     order = np.lexsort((clients, speed))
     if len(order) > MAX_TIMED_CLIENTS:
         order = order[np.linspace(0, len(order) - 1, MAX_TIMED_CLIENTS).round().astype(int)]
     row_of = np.full(len(clients), -1)
     row_of[order] = np.arange(len(order))
-    rows = row_of[places]
-    shown = np.flatnonzero(rows >= 0)
-    shown = shown[np.lexsort((rows[shown], start[shown]))][:most]
-    seconds = [[float(f"{value:.5g}") for value in time[shown]] for time in times]
-    refused = (~table["admitted"].astype(bool))[shown].astype(int)
-    jobs = zip(rows[shown].tolist(), *seconds, refused.tolist(), table["round"][shown].tolist(), strict=True)
+    rows = row_of[client_index]
+    selected = np.flatnonzero(rows >= 0)
+    selected = selected[np.lexsort((rows[selected], start[selected]))][:max_jobs]
+    seconds = [[float(f"{value:.5g}") for value in time[selected]] for time in times]
+    refused = (~table["admitted"].astype(bool))[selected].astype(int)
+    jobs = zip(rows[selected].tolist(), *seconds, refused.tolist(), table["round"][selected].tolist(), strict=True)
     return {
-        "seconds": float(times[3][shown].max(initial=0.0)) or 1.0,
+        "seconds": float(times[3][selected].max(initial=0.0)) or 1.0,
         "clients": clients[order].tolist(),
         "jobs": list(map(list, jobs)),
         "all_jobs": int(timed.sum()),
@@ -426,14 +424,14 @@ def timeline_data(columns: Mapping[str, Array], most: int = MAX_JOBS) -> dict[st
 
 
 def _heat(partition: LabelCounts) -> dict[str, Any]:
-    """The label distribution that the page draws: the labels, and the samples of each that each client holds."""
-    shown = partition.counts[: min(MAX_CLIENTS, MAX_CELLS // max(1, len(partition.labels)))]
+    """Return the data of a heat map: the labels, and the samples of each label of each client."""
+    counts = partition.counts[: min(MAX_CLIENTS, MAX_CELLS // max(1, len(partition.labels)))]
     total = partition.population or len(partition.counts)
-    return {"labels": list(partition.labels), "counts": [list(map(int, row)) for row in shown], "clients": total}
+    return {"labels": list(partition.labels), "counts": [list(map(int, row)) for row in counts], "clients": total}
 
 
 def differences(entries: Sequence[ReportEntry]) -> list[tuple[str, list[str]]]:
-    """Return the dotted keys in which the configurations differ, with the value of each as YAML."""
+    """Return the dotted keys in which the configurations differ, with the YAML value of each entry."""
     tables = [flatten(_config_data(entry)) for entry in entries]
     if len(entries) < 2 or not all(entry.config for entry in entries):
         return []
@@ -458,7 +456,7 @@ def _yaml_value(value: Any) -> str:
 
 
 def _environments(entries: Sequence[ReportEntry]) -> list[tuple[str, str]]:
-    """The machines and versions of all runs: names, and the values of all runs."""
+    """Return the facts about machines and versions: names, and the distinct values of all runs."""
     values: dict[str, dict[str, None]] = {}
     for run in (run for entry in entries for run in entry.runs):
         for name, value in run.environment.items():
@@ -468,23 +466,23 @@ def _environments(entries: Sequence[ReportEntry]) -> list[tuple[str, str]]:
 
 
 def comparability_warnings(entries: Sequence[ReportEntry], metric: str = ACCURACY) -> list[str]:
-    """Return why some entries cannot be compared directly, and which of them diverged.
+    """Return warnings about entries that cannot be compared directly or that diverged.
 
     Args:
         entries: The methods to compare.
         metric: The column that they are ranked by.
     """
     warnings = _data_warnings(entries)
-    what = metric.replace("_", " ")
-    without = [entry.name for entry in entries if not any(has_column(h, metric) for h in entry.histories)]
-    if metric not in TOTALS and without and len(without) < len(entries):
-        they_are = "they are" if len(without) > 1 else "it is"
-        warnings.append(f"{', '.join(without)} measured no {what}: {they_are} ranked after those that did.")
+    label = metric.replace("_", " ")
+    unmeasured = [entry.name for entry in entries if not any(has_column(h, metric) for h in entry.histories)]
+    if metric not in TOTALS and unmeasured and len(unmeasured) < len(entries):
+        they_are = "they are" if len(unmeasured) > 1 else "it is"
+        warnings.append(f"{', '.join(unmeasured)} measured no {label}: {they_are} ranked after those that did.")
     for entry in entries:
         rounds = [(run.seed, diverged_at(run.history, metric)) for run in entry.runs]
         seeds = [f"{f'seed {seed} ' if entry.members else ''}from round {round} on" for seed, round in rounds if round]
         if seeds:
-            warnings.append(f"{entry.name} diverged: its {what} is not finite {', '.join(seeds)}. It is ranked last.")
+            warnings.append(f"{entry.name} diverged: its {label} is not finite {', '.join(seeds)}. It is ranked last.")
         columns = [{*OUTCOMES, *evaluated_metrics(column_names(h))} & {*column_names(h)} for h in entry.histories]
         if len(set(map(frozenset, columns))) > 1:
             warnings.append(f"{entry.name}: its seeds measured different metrics; only common ones are averaged.")
@@ -494,7 +492,7 @@ def comparability_warnings(entries: Sequence[ReportEntry], metric: str = ACCURAC
 def _data_warnings(entries: Sequence[ReportEntry]) -> list[str]:
     """Return warnings about different data, or different clients of the same data.
 
-    Digests of runs with the same seed decide, as far as they were recorded; otherwise the name of the data does.
+    Compares digests of runs with the same seed if they were recorded, otherwise the names of the data.
     """
     names = {entry.name: _data_name(entry) for entry in entries}
     rows, clients = ([_digest(entries, entry, kind) for entry in entries] for kind in ("data", "partition"))
@@ -508,14 +506,14 @@ def _data_warnings(entries: Sequence[ReportEntry]) -> list[str]:
 
 
 def _digest(entries: Sequence[ReportEntry], entry: ReportEntry, kind: str) -> str | None:
-    """A digest of an entry, at the first seed that all entries recorded one for."""
-    tables = {each.name: {run.seed: run.data[kind] for run in each.runs if kind in run.data} for each in entries}
+    """Return a digest of an entry, of the first seed for which all entries recorded one."""
+    tables = {method.name: {run.seed: run.data[kind] for run in method.runs if kind in run.data} for method in entries}
     common = [seed for seed in tables[entry.name] if all(seed in table for table in tables.values())]
     return tables[entry.name][common[0]] if common else None
 
 
 def _grouped(labels: Iterable[str | None], entries: Sequence[ReportEntry]) -> list[list[str]]:
-    """The names of entries by their labels, without those that have none."""
+    """Group the names of entries by label; entries without a label are omitted."""
     groups: dict[str, list[str]] = {}
     for label, entry in zip(labels, entries, strict=True):
         if label:
@@ -524,14 +522,14 @@ def _grouped(labels: Iterable[str | None], entries: Sequence[ReportEntry]) -> li
 
 
 def _data_name(entry: ReportEntry) -> str:
-    """The name of an entry's data, "" if it is not known."""
+    """Return the name of an entry's data, "" if it is unknown."""
     section = _config_data(entry).get("data") if entry.config else None
     in_file = str(section.get("factory") or section.get("name") or "") if isinstance(section, Mapping) else ""
     return in_file or entry.runs[0].data.get("name", "") or ("fashion-mini" if isinstance(section, Mapping) else "")
 
 
 def client_metric(columns: Mapping[str, Any], main: str = "") -> str | None:
-    """Return the column that clients are ordered by: the first measured one of the main metric and `CLIENT_METRICS`."""
+    """Return the column that orders clients: the first measured one of the main metric and `CLIENT_METRICS`."""
     names = (main, *CLIENT_METRICS)
     return next((n for n in names if n in columns and any(map(math.isfinite, columns[n].tolist()))), None)
 
@@ -549,7 +547,7 @@ def _client_cell(name: str, value: Any) -> str:
 
 
 def client_rows(columns: ClientColumns, rows: Sequence[int]) -> tuple[list[str], list[list[str]]]:
-    """Return headings, and for some rows of clients their names and numbers as text."""
+    """Return headings, and the names and numbers of some clients as text."""
     numbers = (*columns.evaluated, "loss", "norm", "participations", "up_bytes", "down_bytes", "peer_bytes")
     names = [name for name in numbers if name in columns and (name != "peer_bytes" or columns[name].any())]
     headings = [name.replace("_bytes", "").replace("_", " ") for name in names]
@@ -561,7 +559,7 @@ def client_rows(columns: ClientColumns, rows: Sequence[int]) -> tuple[list[str],
 
 
 def describe_spread(columns: Mapping[str, Any], name: str, better: Mapping[str, Direction] | None = None) -> str:
-    """Return mean, deviation and, where the direction is known, worst tenth of a column over clients."""
+    """Return mean, deviation and, if the direction is known, worst tenth of a column over clients."""
     write, direction = formats.formatter_of(name), direction_of(name, better)
     mean, deviation, worst = summarize_clients(columns[name].tolist(), direction == "lower")
     text = f"mean {write(mean)}, deviation {write(deviation)}"
@@ -578,35 +576,35 @@ def clients_of(run: ReportEntry) -> ClientColumns | None:
 
 @lru_cache(maxsize=64)
 def _by_client(folder: str, rounds: int, started: str) -> ClientColumns:
-    """Read the clients of a folder again only when it has other rounds."""
+    """Read the clients of a folder once for each number of rounds."""
     return RunFolder(folder).by_client()
 
 
 def jobs_of(run: ReportEntry) -> ClientColumns | None:
-    """Return the jobs of a run, one row each, read from its folder if it has one; None if it had no virtual clock."""
+    """Return the jobs of a run, one per row, read from its folder if it has one; None without a virtual clock."""
     columns, history = run.jobs, run.history
     if columns is None and run.folder and "utilisation" in history[-1]:
-        asked = sum(int(record.get("participants") or 0) + int(record.get("lost") or 0) for record in history)
-        columns = RunFolder(run.folder).clients() if asked <= MAX_READ_JOBS else None
+        updates = sum(int(record.get("participants") or 0) + int(record.get("lost") or 0) for record in history)
+        columns = RunFolder(run.folder).clients() if updates <= MAX_READ_JOBS else None
     return columns if columns is not None and "start_seconds" in columns else None
 
 
 def labels_of(run: ReportEntry) -> LabelCounts | None:
-    """Return the samples of each label that each client of a run holds, read from its folder if it has one."""
-    found = read_label_counts(Path(run.folder) / PARTITION) if run.folder and run.labels is None else None
-    if found is None:
+    """Return the label counts of the clients of a run, read from its folder if it has one."""
+    stored = read_label_counts(Path(run.folder) / PARTITION) if run.folder and run.labels is None else None
+    if stored is None:
         return run.labels
-    clients, counts = found
+    clients, counts = stored
     classes = len(counts[0]) if counts else 0
-    known = DATASETS.get(_data_name(run))
-    names = () if known is None else known.class_names
+    dataset = DATASETS.get(_data_name(run))
+    names = () if dataset is None else dataset.class_names
     return LabelCounts(counts, names if len(names) == classes else list(map(str, range(classes))), population=clients)
 
 
 def partitions_of(entries: Sequence[ReportEntry]) -> list[LabelCounts]:
     """Return the distinct partitions of runs, with the methods that train on each."""
     users: dict[str, tuple[LabelCounts, list[ReportEntry]]] = {}
-    for entry in entries:  # every seed has its own partition: that of the first is shown
+    for entry in entries:  # every seed has its own partition; the page shows the first
         counts = labels_of(entry.runs[0])
         if counts is not None and len(counts.counts) and len(counts.labels):
             users.setdefault(repr(counts.counts), (counts, []))[1].append(entry)
@@ -620,7 +618,7 @@ def partitions_of(entries: Sequence[ReportEntry]) -> list[LabelCounts]:
 
 
 class SiteTable(NamedTuple):
-    """A table of sites: headings, and a row of texts for each site, the worst first; and notes about it."""
+    """A table of sites: headings, a row of texts for each site from worst to best, and notes."""
 
     headings: list[str]
     rows: list[list[str]]
@@ -635,34 +633,34 @@ def site_table(
 ) -> SiteTable | None:
     """Return the table of a run's sites; None if the run has no metrics by site.
 
-    A number that a site's policy does not let out is shown as –.
+    A number that a site's policy withholds is shown as –.
 
     Args:
         history: The records of the run.
         numbers: Its summary, with final values.
-        main: The metric that the run is ranked by, which comes first and orders the sites.
+        main: The ranking metric, which is the first column and orders the sites.
         better: The directions that the run recorded.
     """
     sites = site_names(history)
     if not sites:
         return None
     totals = site_totals(history)
-    first = f"test_{base_metric(main)}"
+    main_column = f"test_{base_metric(main)}"
     measured = {name.partition("/")[2] for name in numbers if name.partition("/")[0] in sites}
-    columns = [name for name in dict.fromkeys([first, *sorted(measured)]) if name in measured]
+    columns = [name for name in dict.fromkeys([main_column, *sorted(measured)]) if name in measured]
     spent = {"up_bytes": "sent", "down_bytes": "received", "work_seconds": "work"}
-    spent = {name: heading for name, heading in spent.items() if any(name in each for each in totals.values())}
-    order = columns[0] if columns else first
+    spent = {name: heading for name, heading in spent.items() if any(name in costs for costs in totals.values())}
+    order = columns[0] if columns else main_column
     if direction := direction_of(order, better):
         sign = 1.0 if direction == "higher" else -1.0
         values = {site: numbers.get(f"{site}/{order}") for site in sites}
         sites.sort(key=lambda site: math.inf if (value := values[site]) is None else sign * float(value))
     rows = []
     for site in sites:
-        held = next(
+        test_rows = next(
             (record[f"{site}/test_rows"] for record in reversed(history) if f"{site}/test_rows" in record), None
         )
-        cells = [site, "–" if held is None else formats.format_count(held)]
+        cells = [site, "–" if test_rows is None else formats.format_count(test_rows)]
         cells += [_site_cell(name, numbers.get(f"{site}/{name}")) for name in columns]
         cells += [_site_cell(name, totals[site].get(name) if site in totals else None) for name in spent]
         rows.append(cells)
@@ -671,21 +669,23 @@ def site_table(
 
 
 def _site_notes(history: Sequence[Mapping[str, Any]], numbers: Mapping[str, Any], main: str, worst: str) -> list[str]:
-    """The deviation over sites, how metrics were combined, and where the seconds of a round go."""
+    """Return notes on the deviation over sites, how metrics were combined, and the seconds of a round."""
     notes = []
-    over = f"sites_test_{base_metric(main)}"
-    if f"{over}_worst" in numbers and f"{over}_std" in numbers:
-        lowest, deviation = (_site_cell(over, numbers[f"{over}_{what}"]) for what in ("worst", "std"))
-        notes.append(f"{column_of(over).label}: worst site {worst} {lowest}, deviation over sites {deviation}")
+    prefix = f"sites_test_{base_metric(main)}"
+    if f"{prefix}_worst" in numbers and f"{prefix}_std" in numbers:
+        lowest, deviation = (_site_cell(prefix, numbers[f"{prefix}_{key}"]) for key in ("worst", "std"))
+        notes.append(f"{column_of(prefix).label}: worst site {worst} {lowest}, deviation over sites {deviation}")
     final = history[-1]
-    for name, how in combined_by(history).items():
+    for name, rule in combined_by(history).items():
         column = f"sites_test_{name}"
         bounds = [final.get(f"{column}_at_{side}") for side in ("least", "most")]
         bounded = all(isinstance(value, float) for value in bounds)
-        within = f"; certainly between {bounds[0]:.3f} and {bounds[1]:.3f}" if bounded else ""
-        notes.append(f"{column_of(column).label}: {_site_cell(column, numbers.get(column))}, {how}{within}")
+        limits = f"; certainly between {bounds[0]:.3f} and {bounds[1]:.3f}" if bounded else ""
+        notes.append(f"{column_of(column).label}: {_site_cell(column, numbers.get(column))}, {rule}{limits}")
     left_out = final.get("left_out")
-    notes += [f"without {site}: {why}" for site, why in sorted(left_out.items())] if isinstance(left_out, dict) else []
+    notes += (
+        [f"without {site}: {reason}" for site, reason in sorted(left_out.items())] if isinstance(left_out, dict) else []
+    )
     seconds = describe_seconds(history)
     return [*notes, seconds] if seconds else notes
 

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.1
 MAX_LINES = 20
-"""How many plain lines are printed for a run at most."""
+"""Maximum number of plain lines that are printed for a run."""
 
 
 class LatestNumbers:
-    """The newest numbers of a run: the main metric and the loss as last measured; bits and dropped clients so far."""
+    """The latest numbers of a run: the last main metric and loss; the total of bits and dropped clients."""
 
     def __init__(self) -> None:
         self._latest: dict[str, Any] = {}
@@ -65,7 +65,7 @@ class LatestNumbers:
 
 
 class RunProgress:
-    """The progress of one run. It is a callback of the run; `update` shows a run of another process."""
+    """The progress of one run: a callback of the run, or, for a run of another process, the receiver of `update`."""
 
     def __init__(self, display: ProgressDisplay, bar: TaskID | None = None) -> None:
         self._display, self._bar, self._numbers, self._begun = display, bar, LatestNumbers(), False
@@ -90,7 +90,7 @@ class RunProgress:
 
 
 class _TimeLeftColumn(TimeRemainingColumn):
-    """The time left, as in the lines of logs."""
+    """The time left, with the wording of log lines."""
 
     def render(self, task: Task) -> Text:
         return super().render(task).append(" left")
@@ -102,8 +102,8 @@ class ProgressDisplay:
     In a study, the bar of a finished run becomes a line above the others.
 
     Args:
-        console: Where to show it.
-        live: Whether the console can redraw what it has shown.
+        console: The console to print to.
+        live: Whether the console can redraw its output.
     """
 
     def __init__(self, console: Console | None = None, live: bool = False) -> None:
@@ -120,7 +120,7 @@ class ProgressDisplay:
             console=console,
             expand=True,
             disable=not live,
-            auto_refresh=False,  # a round refreshes it: no thread stands in the way of processes that are forked
+            auto_refresh=False,  # refreshed by rounds: a thread would be unsafe in processes that fork
             speed_estimate_period=math.inf,
         )
         self._all_runs: TaskID | None = None
@@ -136,32 +136,32 @@ class ProgressDisplay:
             self.bars.stop()
 
     def expect(self, rounds: int) -> None:
-        """Announce the rounds of all runs of a study, so that the time left for all of them is shown."""
+        """Add rounds to the total of a study, whose remaining time is shown."""
         if self._all_runs is None:
             self._all_runs = self.bars.add_task("all runs", total=0, numbers="0 runs finished")
         self.bars.update(self._all_runs, total=(self._task(self._all_runs).total or 0) + rounds)
 
     def skip(self, rounds: int) -> None:
-        """Announce that some of these rounds need not be run."""
+        """Remove rounds from the total of a study."""
         if self._all_runs is not None:
             self.expect(-rounds)
 
-    def follow(self, title: str, rounds: int, done: int = 0) -> RunProgress:
+    def follow(self, title: str, rounds: int, completed: int = 0) -> RunProgress:
         """Return a callback that shows the progress of one run."""
-        self.skip(done)
-        return RunProgress(self, self.bars.add_task(title, total=rounds, completed=done, numbers=""))
+        self.skip(completed)
+        return RunProgress(self, self.bars.add_task(title, total=rounds, completed=completed, numbers=""))
 
     def show(self, bar: TaskID, round: int, numbers: str) -> None:
         """Show that the run of a bar has reached a round."""
         if self.console is None:
             return
         task = self._task(bar)
-        before, rounds = int(task.completed), int(task.total or 0)
-        every, last = max(1, rounds // MAX_LINES), round == rounds
+        previous, rounds = int(task.completed), int(task.total or 0)
+        interval, last = max(1, rounds // MAX_LINES), round == rounds
         self.bars.update(bar, completed=round, numbers=numbers)
         if self._all_runs is not None:
             self._finished += last
-            self.bars.update(self._all_runs, advance=round - before, numbers=f"{self._finished} runs finished")
+            self.bars.update(self._all_runs, advance=round - previous, numbers=f"{self._finished} runs finished")
         if self.live:
             if last and self._all_runs is not None:
                 self.bars.update(bar, visible=False)
@@ -170,14 +170,14 @@ class ProgressDisplay:
             if last or time.monotonic() - self._shown > REFRESH_SECONDS:
                 self._shown = time.monotonic()
                 self.bars.refresh()
-        elif last or round // every != before // every:
+        elif last or round // interval != previous // interval:
             parts = [f"{task.description}: round {round}/{rounds}", numbers, *_time_left(task)]
             if self._all_runs is not None and (study := self._task(self._all_runs)).total != rounds:
-                parts += [f"all runs: {left}" for left in _time_left(study)]
+                parts += [f"all runs: {time_left}" for time_left in _time_left(study)]
             self.console.print("  ".join(parts), soft_wrap=True, markup=False)
 
     def print_once(self, text: str, topic: str = "") -> None:
-        """Print a line above the progress, once however many runs have the same to say, or something on a topic."""
+        """Print a line above the progress, once for all runs with the same text or topic."""
         if text and (topic or text) not in self._printed:
             self._printed.add(topic or text)
             if self.console is not None:
@@ -188,13 +188,13 @@ class ProgressDisplay:
 
 
 def _time_left(task: Task) -> list[str]:
-    """Return the time left by the mean time of a round so far; nothing before the second round."""
+    """Return the time left, estimated from the mean time of a round; nothing before the second round."""
     seconds = task.time_remaining
     return [] if seconds is None else [f"{formats.format_duration(seconds)} left"]
 
 
 def progress_display(console: Console | None = None, quiet: bool = False) -> ProgressDisplay:
-    """Return the display that suits a console (standard error by default): bars on a terminal or in a notebook."""
+    """Return the display of a console (by default standard error): bars on a terminal or in a notebook, else lines."""
     if quiet:
         return ProgressDisplay()
     console = Terminal(stderr=True, highlight=False) if console is None else console

@@ -54,7 +54,7 @@ class RankedEntry(NamedTuple):
         entry: The method.
         numbers: Its summary; means over seeds if there are several.
         spreads: The spread over seeds of each number.
-        diverged: The seeds whose ranking metric is not finite at its last measurement, and the round from which on.
+        diverged: The seeds whose ranking metric is not finite at its last measurement, and since which round.
         colour: Its colour in charts.
     """
 
@@ -70,14 +70,14 @@ class RankedEntry(NamedTuple):
         if value is None:
             reached = self.numbers.get("reached")
             return "–" if key not in TO_TARGET else f"{reached} of {runs} runs" if runs > 1 and reached else "never"
-        if math.isnan(value):  # a summary has no other numbers that are not finite
+        if math.isnan(value):  # the only non-finite numbers of a summary
             return f"diverged, {len(self.diverged)} of {runs} seeds" if runs > 1 and self.diverged else "diverged"
         spread = None if key in COSTS or key == "rounds" else self.spreads.get(key)
         return write(value) if spread is None else formats.format_spread(write, value, spread.std)
 
 
 class RankingColumn(NamedTuple):
-    """A column of the ranking table: heading, statistic, key of the number, format, and the best value, if any is."""
+    """A column of the ranking table: heading, statistic, key of the number, format, and the best value, if any."""
 
     heading: str
     statistic: str
@@ -91,20 +91,20 @@ class RankingColumn(NamedTuple):
         return f"{self.heading}\n{self.statistic}" if self.statistic else self.heading
 
     def is_best(self, ranked: RankedEntry) -> bool:
-        """Return whether an entry has the best value; one that diverged has none."""
+        """Return whether an entry has the best value and did not diverge."""
         return self.best is not None and ranked.numbers.get(self.key) == self.best and not ranked.diverged
 
 
 class TargetCell(NamedTuple):
-    """What a method spent to reach a target: rounds and bits as text; if not all seeds did, how many."""
+    """What a method spent to reach a target: rounds and bits as text; or how many seeds reached it, if not all."""
 
     rounds: str
-    sent: str = ""
+    bits: str = ""
     best: bool = False
 
 
 class Tile(NamedTuple):
-    """A headline number: what it is, its value, and the method that has it."""
+    """A headline number: its title, its value, and the method that has it."""
 
     title: str
     value: str
@@ -119,8 +119,8 @@ class Ranking(list[RankedEntry]):
         metric: The column that all entries are ranked by.
         better: The directions of the task's own metrics.
         score: The number that they are ranked by, such as ``last5_test_accuracy``; the final value has no prefix.
-        window: How many of the last measurements a score averages.
-        target: The value for the metric to reach.
+        window: Number of last measurements that a score averages.
+        target: The target value of the metric.
 
     >>> ranking = rank([ReportEntry("a", [{"round": 1, "test_rmse": 0.5}])])
     >>> ranking.metric, ranking[0].numbers[ranking.score], ranking.falls
@@ -140,7 +140,7 @@ class Ranking(list[RankedEntry]):
         self.metric, self.better, self.score = metric, dict(better or {}), score
         self.window, self.target = window, target
         self.falls = lower_is_better(metric, self.better)
-        self.stated = f"{metric}:{'lower' if self.falls else 'higher'}"
+        self.directed_metric = f"{metric}:{'lower' if self.falls else 'higher'}"
 
     @property
     def order(self) -> str:
@@ -151,7 +151,7 @@ class Ranking(list[RankedEntry]):
         return f"{text}; with several seeds, mean ± one standard deviation" if several else text
 
     def columns(self, final: bool = False) -> list[RankingColumn]:
-        """Return the columns of the table that some entry has a value for: the metric that ranks, first.
+        """Return the columns of the table for which some entry has a value, starting with the ranking metric.
 
         Args:
             final: Whether to return final values of all metrics besides the scores.
@@ -178,32 +178,32 @@ class Ranking(list[RankedEntry]):
         return min(values, default=None) if better == "lower" else max(values, default=None)
 
     def _metric_keys(self, final: bool) -> list[str]:
-        """The numbers of the table before the costs: the score, the best, those of the target, further metrics."""
+        """The numbers of the table before the costs: score, best value, costs to the target, further metrics."""
         numbers = [ranked.numbers for ranked in self]
         base = base_metric(self.metric)
-        measured = evaluated_metrics({plain_name(name) for each in numbers for name in each})
-        own = [name for name in measured if name.startswith("test_") and name not in COLUMNS]
+        measured = evaluated_metrics({plain_name(name) for entry_numbers in numbers for name in entry_numbers})
+        task_metrics = [name for name in measured if name.startswith("test_") and name not in COLUMNS]
         sites = {site for ranked in self for history in ranked.entry.histories for site in metrics.site_names(history)}
         sets = [name for name in measured if name.endswith(f"/test_{base}") and name.partition("/")[0] not in sites]
         losses = LOSSES if self.metric in LOSSES else ("test_loss", "global_loss")
         clients = (f"client_{base}", f"client_{base}_worst", f"personal_{base}")
-        names = (f"test_{base}", *sets, f"sites_test_{base}_worst", ACCURACY, *own, *losses, *clients)
-        others = [name for name in dict.fromkeys(names) if name != self.metric]
+        names = (f"test_{base}", *sets, f"sites_test_{base}_worst", ACCURACY, *task_metrics, *losses, *clients)
+        further = [name for name in dict.fromkeys(names) if name != self.metric]
         if final:
-            return [self.score, self.metric, f"best_{self.metric}", *TO_TARGET, *others, f"client_{base}_std", *LOSSES]
-        scores = [metrics.score_key(numbers, name, self.window) for name in others]
+            return [self.score, self.metric, f"best_{self.metric}", *TO_TARGET, *further, f"client_{base}_std", *LOSSES]
+        scores = [metrics.score_key(numbers, name, self.window) for name in further]
         return [self.score, f"best_{self.metric}", *TO_TARGET, *scores]
 
     def targets(self) -> list[float]:
-        """Return targets around the given one, each reached by some entry and none below chance; for metrics other than
-        an accuracy the given one only.
+        """Return targets around the ranking's, above chance and reached by some entry; only the ranking's for metrics
+        other than an accuracy.
 
         >>> history = [{"round": 1, "test_accuracy": 0.3}, {"round": 2, "test_accuracy": 0.62}]
         >>> rank([ReportEntry("a", history)], 0.5).targets()
         [0.4, 0.45, 0.5, 0.55, 0.6]
         """
         histories = [h for ranked in self for h in ranked.entry.histories if has_column(h, self.metric)]
-        values = [value for h in histories if (value := metrics.best(h, self.stated)) is not None]
+        values = [value for h in histories if (value := metrics.best(h, self.directed_metric)) is not None]
         if self.target is None or not values:
             return []
         if self.falls or column_of(self.metric).unit != "fraction":
@@ -214,10 +214,10 @@ class Ranking(list[RankedEntry]):
         return [s for s in steps if 0 < s <= max(values) + 1e-12 and (s > chance or s == self.target)]
 
     def target_rows(self, targets: Sequence[float]) -> list[list[TargetCell]]:
-        """Return the rounds, and the bits over all links, of each method to each target; the fewest rounds are best."""
+        """Return rounds and bits over all links of each method to each target; the fewest rounds are best."""
         columns = []
         for target in targets:
-            costs = [(r, *metrics.cost_over_seeds(r.entry.histories, target, self.stated)) for r in self]
+            costs = [(r, *metrics.cost_over_seeds(r.entry.histories, target, self.directed_metric)) for r in self]
             fewest = min((spent["round"].mean for r, _, spent in costs if spent and not r.diverged), default=0.0)
             cells = []
             for ranked, reached, spent in costs:
@@ -234,20 +234,20 @@ class Ranking(list[RankedEntry]):
 
     def tiles(self) -> list[Tile]:
         """Return the headline numbers: the best metric, and the lowest costs to the target."""
-        first, parts = self[0], []
-        if first.numbers.get(self.score) is not None and not first.diverged:
-            kind = f"{'lowest' if self.falls else 'highest'} {column_of(self.metric).label}"
-            value = first.cell(self.score, formats.formatter_of(self.score))
-            parts.append(Tile(f"{kind}, {metrics.describe_score(self.score)}", value, first))
+        leader, parts = self[0], []
+        if leader.numbers.get(self.score) is not None and not leader.diverged:
+            best = f"{'lowest' if self.falls else 'highest'} {column_of(self.metric).label}"
+            value = leader.cell(self.score, formats.formatter_of(self.score))
+            parts.append(Tile(f"{best}, {metrics.describe_score(self.score)}", value, leader))
         if self.target is None:
             return parts
-        kinds: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+        costs_of: tuple[tuple[str, str, Callable[[float], str]], ...] = (
             ("fewest rounds", "round", lambda n: f"{formats.format_count(n)} rounds"),
             ("fewest bits, peers included,", "bits", formats.format_bits),
             ("least simulated time", "simulated_total_seconds", formats.format_duration),
         )
-        costs = [(r, metrics.cost_over_seeds(r.entry.histories, self.target, self.stated)[1]) for r in self]
-        for title, axis, write in kinds:
+        costs = [(r, metrics.cost_over_seeds(r.entry.histories, self.target, self.directed_metric)[1]) for r in self]
+        for title, axis, write in costs_of:
             spent = [(r, cost[axis].mean) for r, cost in costs if axis in cost and not r.diverged]
             if spent:
                 ranked, least = min(spent, key=lambda pair: pair[1])
@@ -260,7 +260,7 @@ class Ranking(list[RankedEntry]):
         The columns are the score, with its deviation over seeds; with a target, rounds and bits (over all links) to
         reach it, or how many seeds did; and with three or more seeds the difference from the reference: the mean over
         seeds of the paired differences, with its confidence interval, and a star if the interval does not contain 0.
-        Methods whose cell is printed like that of the best are bold too. A method that diverged is last and never bold.
+        Cells printed like the best are bold too. A method that diverged is last and never bold.
 
         Args:
             confidence: The level of the intervals.
@@ -287,15 +287,15 @@ class Ranking(list[RankedEntry]):
         }
         keys: dict[str, Direction] = {self.score: "lower" if self.falls else "higher"}
         if self.target is not None:
-            shown = f"{100 * self.target:g}%" if percent else f"{self.target:g}"
+            target_text = f"{100 * self.target:g}%" if percent else f"{self.target:g}"
             for key, write_cost in zip(TO_TARGET, (formats.format_count, formats.format_bits), strict=True):
-                columns[f"{key.partition('_')[0]} to {shown}"] = [ranked.cell(key, write_cost) for ranked in self]
+                columns[f"{key.partition('_')[0]} to {target_text}"] = [ranked.cell(key, write_cost) for ranked in self]
                 keys[key] = "lower"
         bold = set()
-        for place, (key, better) in enumerate(keys.items(), 1):
-            cells, best = list(zip(self, list(columns.values())[place], strict=True)), self._best(key, better)
+        for column, (key, better) in enumerate(keys.items(), 1):
+            cells, best = list(zip(self, list(columns.values())[column], strict=True)), self._best(key, better)
             printed = {text for ranked, text in cells if best is not None and ranked.numbers.get(key) == best}
-            bold |= {(row, place) for row, (r, text) in enumerate(cells) if text in printed and not r.diverged}
+            bold |= {(row, column) for row, (r, text) in enumerate(cells) if text in printed and not r.diverged}
         differences = [self._difference(ranked, base, write, confidence) for ranked in self]
         if any(differences):
             origin = "" if reference is None else f" from {reference}"
@@ -306,18 +306,15 @@ class Ranking(list[RankedEntry]):
     def _difference(self, ranked: RankedEntry, base: RankedEntry, write: formats.Formatter, confidence: float) -> str:
         """The mean of a method's paired differences from the reference, with its interval; "" with fewer than three
         seeds in common, or if one of the two diverged."""
-        own, other = (
-            {
-                run.seed: metrics.summarize(run.history, metric=self.stated, window=self.window).get(self.score)
-                for run in each.entry.runs
-            }
-            for each in (ranked, base)
-        )
-        common = [seed for seed in own if own[seed] is not None and other.get(seed) is not None]
+        scores: list[dict[int | None, float]] = []
+        for row in (ranked, base):
+            runs, metric = row.entry.runs, self.directed_metric
+            summaries = {run.seed: metrics.summarize(run.history, metric=metric, window=self.window) for run in runs}
+            scores.append({s: float(numbers[self.score]) for s, numbers in summaries.items() if self.score in numbers})
+        common = [seed for seed in scores[0] if seed in scores[1]]
         if ranked is base or len(common) < MIN_SEEDS or ranked.diverged or base.diverged:
             return ""
-        first, second = ([float(scores[seed] or 0.0) for seed in common] for scores in (own, other))
-        interval = paired_interval(first, second, confidence)
+        interval = paired_interval(*([of_method[seed] for seed in common] for of_method in scores), confidence)
         ends = (interval.mean + sign * interval.half for sign in (0, -1, 1))
         mean, low, high = (f"${write(end).removesuffix('%')}$" for end in ends)
         return f"{mean} [{low}, {high}]{'$^*$' if interval.sign else ''}"
@@ -332,16 +329,15 @@ def rank(
 ) -> Ranking:
     """Rank entries from best to worst; those that diverged come last, after those that did not measure the metric.
 
-    The order is that of the mean of the last ``window`` measurements, or of the final ones if a run has no more than
-    these; with several seeds, of its mean over them. Colours follow the given order, so a method keeps its colour from
-    report to report.
+    Entries are ordered by the mean of the last ``window`` measurements, or by the final one if a run has no more than
+    these, averaged over seeds. Colours follow the order of ``entries``, so a method keeps its colour in each report.
 
     Args:
         entries: The entries, with distinct names.
-        target: A value for the metric to reach; adds ``rounds_to_target`` and ``bits_to_target`` to the numbers.
-        metric: Any column of the histories, or COLUMN:lower where its direction is not known; by default the main
-            metric of the tasks.
-        window: How many of the last measurements are averaged.
+        target: A target value of the metric; adds ``rounds_to_target`` and ``bits_to_target`` to the numbers.
+        metric: Any column of the histories, or COLUMN:lower if its direction is unknown; by default the main metric of
+            the tasks.
+        window: Number of last measurements to average.
 
     >>> entries = [
     ...     ReportEntry("a", [{"round": 1, "test_accuracy": 0.5}]),
@@ -357,14 +353,14 @@ def rank(
         if names.count(name) > 1:
             raise HansaError(f"two runs are called {name!r}: give each run its own name.")
     column, better = choose_metric(entries, metric)
-    stated = f"{column}:{direction_of(column, better)}"
+    directed_metric = f"{column}:{direction_of(column, better)}"
     ranked = []
-    for place, entry in enumerate(entries):
-        numbers, spreads = metrics.summarize_seeds(entry.histories, target, metric=stated, window=window)
+    for index, entry in enumerate(entries):
+        numbers, spreads = metrics.summarize_seeds(entry.histories, target, metric=directed_metric, window=window)
         rounds = {run.seed: metrics.diverged_at(run.history, column) for run in entry.runs}
         diverged = {seed: round for seed, round in rounds.items() if round is not None}
-        ranked.append(RankedEntry(entry, numbers, spreads, diverged, PALETTE[place % len(PALETTE)]))
-    score = metrics.score_key([each.numbers for each in ranked], column, window)
+        ranked.append(RankedEntry(entry, numbers, spreads, diverged, PALETTE[index % len(PALETTE)]))
+    score = metrics.score_key([row.numbers for row in ranked], column, window)
     sign = 1.0 if lower_is_better(column, better) else -1.0
 
     def order(ranked: RankedEntry) -> tuple[int, float]:
@@ -379,8 +375,8 @@ def rank(
 def choose_metric(entries: Sequence[ReportEntry], metric: str | None = None) -> tuple[str, dict[str, Direction]]:
     """Return the column that entries are ranked by, and the directions of their metrics.
 
-    It is the requested one; else the main metric of the first task whose main metric all entries measured, else the
-    main metric of the first task.
+    The column is the requested one; else the first main metric of a task that all entries measured; else that of the
+    first task.
 
     >>> choose_metric([ReportEntry("a", [{"round": 1, "test_c_index": 0.5, "test_loss": 1.0}])])
     ('test_c_index', {})
@@ -390,24 +386,23 @@ def choose_metric(entries: Sequence[ReportEntry], metric: str | None = None) -> 
     for facts in reversed(all_facts):
         better |= facts.better
     columns = [{*metrics.column_names(history)} for entry in entries for history in entry.histories]
-    known = set().union(*columns)
+    measured = set().union(*columns)
     if metric is not None:
         name, better = split_metric(metric, better)
-        if known and name not in known and name not in TOTALS:
-            raise HansaError(f"metric {name!r}: no run has it. {suggestion(name, known)}")
-        lower_is_better(name, better)  # raises where its direction is not known
+        if measured and name not in measured and name not in TOTALS:
+            raise HansaError(f"metric {name!r}: no run has it. {suggestion(name, measured)}")
+        lower_is_better(name, better)  # raises if the direction is unknown
         return name, better
-    stated = [name for facts in all_facts for name in (facts.main, SITE_PREFIX + facts.main)]
-    mains = [name for name in stated if name in known]
-    shared = [main for main in mains if all(main in each for each in columns)]
-    return main_metric(known, MetricFacts((shared or mains or [""])[0], better)), better
+    stated_mains = [name for facts in all_facts for name in (facts.main, SITE_PREFIX + facts.main)]
+    mains = [name for name in stated_mains if name in measured]
+    shared = [main for main in mains if all(main in names for names in columns)]
+    return main_metric(measured, MetricFacts((shared or mains or [""])[0], better)), better
 
 
 def common_target(entries: Sequence[ReportEntry], metric: str | None = None) -> float | None:
     """Return the highest multiple of 5% accuracy that at least half of the entries reached with every seed.
 
-    There is none for metrics other than an accuracy, nor below the accuracy of always predicting the most frequent
-    label.
+    None for metrics other than an accuracy, or below the accuracy of always predicting the most frequent label.
 
     >>> entries = [
     ...     ReportEntry("a", [{"round": 1, "test_accuracy": 0.5}]),
@@ -458,8 +453,8 @@ def latex_table(headings: Sequence[str], rows: Sequence[Sequence[str]], bold: Co
 
     Args:
         headings: One heading per column.
-        rows: The rows; what stands between dollars is mathematics, but not in the first column.
-        bold: The cells in bold: row and column.
+        rows: The rows; text between dollars is mathematics, except in the first column.
+        bold: The row and column of each bold cell.
 
     >>> print(latex_table(["CIFAR-10, accuracy (%)", "ours"], [["FedAvg", "50.0 ± 1.2"]]))
     \begin{tabular}{lr}
@@ -475,8 +470,8 @@ def latex_table(headings: Sequence[str], rows: Sequence[Sequence[str]], bold: Co
     signs = str.maketrans({"±": r"$\pm$", "−": "$-$"})
     table = DataFrame([[row[0], *(cell.translate(signs) for cell in row[1:])] for row in rows], columns=list(headings))
     marks = DataFrame("", index=table.index, columns=table.columns)
-    for place in bold:
-        marks.iloc[place] = "textbf:--rwrap"
+    for row_and_column in bold:
+        marks.iloc[row_and_column] = "textbf:--rwrap"
     style = table.style.hide(axis="index").format(escape="latex-math").format(escape="latex", subset=[headings[0]])
     style = style.format_index(escape="latex-math", axis="columns").apply(lambda _: marks, axis=None)
     layout = "l" + "r" * (len(headings) - 1)
@@ -497,15 +492,15 @@ def draw_curves(
     if x not in AXES:
         raise HansaError(f"plot(x={x!r}): {suggestion(x, AXES)}")
     name = choose_metric(entries)[0] if metric is None else metric.partition(":")[0]
-    known = dict.fromkeys(each for entry in entries for h in entry.histories for each in metrics.column_names(h))
-    if name not in known:
-        raise HansaError(f"plot(metric={metric!r}): {suggestion(str(metric), known)}")
+    measured = dict.fromkeys(column for entry in entries for h in entry.histories for column in metrics.column_names(h))
+    if name not in measured:
+        raise HansaError(f"plot(metric={metric!r}): {suggestion(str(metric), measured)}")
     figure, axes = _new_figure(5.2, 3.4)
-    for place, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         if not (points := metrics.curve_over_seeds(entry.histories, name, x)):
             continue
-        colour, dash = PALETTE[place % len(PALETTE)], DASHES[place % len(DASHES)]
-        xs = [at for at, _ in points]
+        colour, dash = PALETTE[index % len(PALETTE)], DASHES[index % len(DASHES)]
+        xs = [x_value for x_value, _ in points]
         axes.plot(xs, [y.mean for _, y in points], color=colour, linestyle=dash, linewidth=1.6, label=entry.name)
         if entry.members:
             low, high = ([y.mean + sign * y.std for _, y in points] for sign in (-1, 1))
@@ -519,7 +514,7 @@ def draw_curves(
 
 
 def _new_figure(width: float, height: float) -> tuple[Any, Any]:
-    """Return a figure that notebooks display as it is, without pyplot, and its axes."""
+    """Return a figure that notebooks display without pyplot, and its axes."""
     try:
         figures, backend = import_module("matplotlib.figure"), import_module("matplotlib.backends.backend_agg")
     except ImportError as error:

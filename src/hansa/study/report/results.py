@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 MAX_LABELLED_CLIENTS = 20_000
-"""With more clients the page does not show which labels each holds."""
+"""Maximum number of clients for which the page shows label counts."""
 
 
 def entry_from_run(run: Run, name: str) -> ReportEntry:
@@ -72,11 +72,11 @@ class Runs(Sequence[Run]):
         self.name, self._runs = name, list(runs)
 
     @overload
-    def __getitem__(self, place: int) -> Run: ...
+    def __getitem__(self, index: int) -> Run: ...
     @overload
-    def __getitem__(self, place: slice) -> list[Run]: ...
-    def __getitem__(self, place: int | slice) -> Run | list[Run]:
-        return self._runs[place]
+    def __getitem__(self, index: slice) -> list[Run]: ...
+    def __getitem__(self, index: int | slice) -> Run | list[Run]:
+        return self._runs[index]
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -98,12 +98,12 @@ class Runs(Sequence[Run]):
 
     @property
     def metric(self) -> str:
-        """The main metric: the column that methods are ranked by unless another one is named."""
+        """The main metric: the default column to rank methods by."""
         history = self._runs[0].history
         return main_metric(metrics.column_names(history), history.facts)
 
     def curve(self, metric: str | None = None) -> list[tuple[float, SeedStatistics]]:
-        """Return (round, spread over seeds) of a metric, by default the main one, where all seeds measured it."""
+        """Return (round, spread over seeds) of a metric, by default the main one, in rounds that all seeds measured."""
         if points := curve_over_seeds(self.histories, self.metric if metric is None else metric):
             return points
         raise self._not_measured(metric)
@@ -126,8 +126,8 @@ class Runs(Sequence[Run]):
         return seed_statistics([value for value in values if value is not None])
 
     def _not_measured(self, metric: str | None) -> HansaError:
-        metric, known = metric or self.metric, {name for h in self.histories for name in metrics.column_names(h)}
-        return HansaError(f"not every seed has the metric {metric!r}. {suggestion(metric, known)}")
+        metric, measured = metric or self.metric, {name for h in self.histories for name in metrics.column_names(h)}
+        return HansaError(f"not every seed has the metric {metric!r}. {suggestion(metric, measured)}")
 
     def rounds_to(self, target: float, metric: str | None = None) -> SeedStatistics | None:
         """Return the spread over seeds of the first round that reached the target; None unless all seeds did."""
@@ -142,7 +142,7 @@ class Runs(Sequence[Run]):
         """Return the spread over seeds of a running total in the round that reached the target; None unless all did.
 
         Args:
-            target: The value for the metric to reach.
+            target: The target value of the metric.
             cost: A running total, such as bits, up_bits, wall_seconds or simulated_total_seconds.
             metric: The metric, by default the main one.
         """
@@ -212,7 +212,7 @@ class Comparison(Mapping[str, Runs]):
 
     @property
     def entries(self) -> list[ReportEntry]:
-        """The methods as entries of a report; of different tasks, digests tell whether their data is the same."""
+        """The methods as entries of a report; with different tasks, with digests of their data."""
         tasks = [runs[0].task for runs in self._methods.values()]
         if all(getattr(task, "data", None) is getattr(tasks[0], "data", None) for task in tasks):
             return [runs.entry for runs in self._methods.values()]
@@ -230,10 +230,10 @@ class Comparison(Mapping[str, Runs]):
         """Return the methods from best to worst, with their numbers.
 
         Args:
-            target: A value for the metric to reach.
-            metric: Any column of the histories, or COLUMN:lower where its direction is not known; by default the main
-                metric of the task.
-            window: How many of the last measurements a score averages; 1 ranks by the final value.
+            target: The target value of the metric.
+            metric: Any column of the histories, or COLUMN:lower if its direction is unknown; by default the main metric
+                of the task.
+            window: Number of last measurements that a score averages; 1 ranks by the final value.
         """
         return rank(self.entries, target, metric=metric, window=window)
 
@@ -250,15 +250,15 @@ class Comparison(Mapping[str, Runs]):
         """Return a pandas frame of the ranking with one row for each method: means and NAME_std over seeds.
 
         ``final_NAME``, ``best_NAME`` and ``last5_NAME`` are the final, the best and the mean of the last five
-        measurements of a metric, NaN if a seed diverged; ``diverged`` is how many did. ``attrs["ranked_by"]`` is the
-        column of the ranking. The arguments are those of `ranking`.
+        measurements of a metric, NaN if a seed diverged; ``diverged`` counts these seeds. ``attrs["ranked_by"]`` is the
+        ranking column. The arguments are those of `ranking`.
         """
         import pandas
 
         ranking = self.ranking(target, metric=metric, window=window)
         rows = []
         for ranked in ranking:
-            deviations = {f"{_with_statistic(name)}_std": over.std for name, over in ranked.spreads.items()}
+            deviations = {f"{_with_statistic(name)}_std": spread.std for name, spread in ranked.spreads.items()}
             numbers = {_with_statistic(name): value for name, value in ranked.numbers.items()}
             counts = {"seeds": len(ranked.entry.runs), "diverged": len(ranked.diverged)}
             rows.append({"method": ranked.entry.name, **counts, **numbers, **deviations})
@@ -275,12 +275,10 @@ class Comparison(Mapping[str, Runs]):
         confidence: float = 0.95,
         reference: str | None = None,
     ) -> str:
-        """Return the ranking as a LaTeX table for booktabs: mean and deviation, rounds and bits to the target, and the
-        paired differences from a reference with their intervals; the best of each column, and what is printed like it,
-        in bold. Methods that diverged are last and say so.
+        """Return the ranking as a LaTeX table for booktabs, as `Ranking.latex` does.
 
         Args:
-            target: A value for the metric to reach.
+            target: The target value of the metric.
             metric: As in `ranking`.
             window: As in `ranking`.
             confidence: The level of the intervals, which need three seeds or more.
@@ -313,7 +311,7 @@ class Comparison(Mapping[str, Runs]):
         Args:
             path: The HTML file.
             title: The heading of the page.
-            target: A value for the metric to reach; by default an accuracy that about half of the methods reach.
+            target: The target value of the metric; by default an accuracy that about half of the methods reach.
             metric: As in `ranking`.
             window: As in `ranking`.
         """
@@ -346,6 +344,6 @@ def run_html(run: Run) -> str:
 
 
 def _with_statistic(name: str) -> str:
-    """Return the name of a summary's number with its statistic: the final value of a metric has none."""
+    """Return the name of a number with its statistic as prefix, adding ``final_`` for the final value of a metric."""
     measured = bool(evaluated_metrics([name])) or "outcome" in column_of(name).charts
     return f"final_{name}" if name == plain_name(name) and measured else name
