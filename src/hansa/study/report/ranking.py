@@ -314,7 +314,8 @@ class Ranking(list[RankedEntry]):
         common = [seed for seed in scores[0] if seed in scores[1]]
         if ranked is base or len(common) < MIN_SEEDS or ranked.diverged or base.diverged:
             return ""
-        interval = paired_interval(*([of_method[seed] for seed in common] for of_method in scores), confidence)
+        values, base_values = ([of_method[seed] for seed in common] for of_method in scores)
+        interval = paired_interval(values, base_values, confidence)
         ends = (interval.mean + sign * interval.half for sign in (0, -1, 1))
         mean, low, high = (f"${write(end).removesuffix('%')}$" for end in ends)
         return f"{mean} [{low}, {high}]{'$^*$' if interval.sign else ''}"
