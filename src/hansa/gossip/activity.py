@@ -167,7 +167,7 @@ class resample(BaseActivity):
         cohort = sorted(clients)
         m = count_of("resample", "m", self.m, len(cohort)) if isinstance(self.m, float) else self.m
         if m is None:
-            raise HansaError("resample(): how many report is not known here. resample(2) draws two.")
+            raise HansaError("resample(): the number of reporters is not set. Give m: resample(2) draws two.")
         if m >= len(cohort):
             return [cohort] * len(steps)
         keys = key.child("active", round, cohort[0]).digests(steps)
@@ -205,14 +205,14 @@ class available(BaseActivity):
 
     def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
         """Raise if a listed client is in no cluster."""
-        for at, clients in enumerate(self.trace):
-            _check_known(f"available: round {at}", clients, cohorts)
+        for number, clients in enumerate(self.trace):
+            _check_members(f"available: round {number}", clients, cohorts)
         with_defaults(self.activity, BaseActivity).check(cohorts, steps)
 
     def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
         """Draw among the clients of the cohort that can compute."""
-        able = set(self.trace[round % len(self.trace)]).intersection(clients)
-        return self.activity.draw(round, step, sorted(able), key) if able else []
+        candidates = set(self.trace[round % len(self.trace)]).intersection(clients)
+        return self.activity.draw(round, step, sorted(candidates), key) if candidates else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,23 +264,25 @@ class replay(BaseActivity):
 
     def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
         """Raise if a listed client is in no cluster, or a round has too few steps."""
-        for at, recorded in enumerate(self.rounds):
+        for number, recorded in enumerate(self.rounds):
             if steps is not None and len(recorded) < steps:
-                raise HansaError(f"replay: round {at} has {len(recorded)} steps, but there are {steps} local steps.")
+                raise HansaError(
+                    f"replay: round {number} has {len(recorded)} steps, but there are {steps} local steps."
+                )
             for step, clients in enumerate(recorded):
-                _check_known(f"replay: round {at}, step {step}", clients, cohorts)
+                _check_members(f"replay: round {number}, step {step}", clients, cohorts)
 
     def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:
         """Return the recorded clients in the cohort."""
-        at = round % len(self.rounds)
-        recorded = self.rounds[at]
+        number = round % len(self.rounds)
+        recorded = self.rounds[number]
         if step >= len(recorded):
-            raise HansaError(f"replay: round {at} has {len(recorded)} steps, step {step} was asked for (from 0).")
+            raise HansaError(f"replay: round {number} has {len(recorded)} steps: no step {step} (from 0).")
         cohort = set(clients)
         return [client for client in recorded[step] if client in cohort]
 
 
-def _check_known(owner: str, clients: Sequence[int], cohorts: Sequence[Sequence[int]]) -> None:
-    known = {client for cohort in cohorts for client in cohort}
-    if unknown := sorted(set(clients) - known):
+def _check_members(owner: str, clients: Sequence[int], cohorts: Sequence[Sequence[int]]) -> None:
+    members = {client for cohort in cohorts for client in cohort}
+    if unknown := sorted(set(clients) - members):
         raise HansaError(f"{owner} names client {unknown[0]}, which is in no cluster.")

@@ -183,7 +183,9 @@ class by_labels(Checked, BaseClustering):
         share = np.divide(labels, total, out=np.zeros_like(labels), where=total > 0)
         # a client without data counts as an average client
         share[total[:, 0] == 0] = share[total[:, 0] > 0].mean(axis=0) if total.any() else 0.0
-        owner = _diverse(share, capacities) if self.diverse else _similar(np.sqrt(share), capacities, self.even)
+        owner = (
+            _by_diversity(share, capacities) if self.diverse else _by_similarity(np.sqrt(share), capacities, self.even)
+        )
         return sorted([np.flatnonzero(owner == k).tolist() for k in range(self.k)])
 
 
@@ -217,72 +219,72 @@ def _checked_counts(labels: Any, population: int) -> Array:
 
 
 def _check(groups: Sequence[Sequence[int]], population: int) -> None:
-    times = Counter(client for group in groups for client in group)
-    wrong = [client for client in range(population) if times[client] != 1]
-    wrong += [client for client in times if type(client) is not int or not 0 <= client < population]
-    if wrong:
+    counts = Counter(client for group in groups for client in group)
+    invalid = [client for client in range(population) if counts[client] != 1]
+    invalid += [client for client in counts if type(client) is not int or not 0 <= client < population]
+    if invalid:
         raise HansaError(
-            f"clusters: client {wrong[0]!r} is in {times[wrong[0]]} clusters: expected each client from 0 to "
+            f"clusters: client {invalid[0]!r} is in {counts[invalid[0]]} clusters: expected each client from 0 to "
             f"{population - 1} in one."
         )
     if not all(groups):
         raise HansaError(f"clusters: cluster {next(k for k, g in enumerate(groups) if not g)} is empty.")
 
 
-def _similar(points: Array, capacities: Integers, even: bool) -> Integers:
+def _by_similarity(points: Array, capacities: Integers, even: bool) -> Integers:
     """Run Lloyd's k-means from farthest-first centres until the cost stops falling.
 
     BLAS is avoided because its rounding varies with the number of threads.
     """
     chosen: list[int] = []
-    nearest = _squared(points, points.mean(axis=0))
+    nearest = _squared_distances(points, points.mean(axis=0))
     while len(chosen) < len(capacities):
         chosen.append(int(np.argmax(nearest)))
-        newest = _squared(points, points[chosen[-1]])
+        newest = _squared_distances(points, points[chosen[-1]])
         nearest = newest if len(chosen) == 1 else np.minimum(nearest, newest)
         nearest[chosen] = -1.0  # never select a client twice, even among duplicates
-    centres, best, least = points[chosen], np.zeros(len(points), dtype=np.int64), np.inf
+    centres, best, lowest_cost = points[chosen], np.zeros(len(points), dtype=np.int64), np.inf
     for _ in range(ROUNDS):
-        apart = np.stack([_squared(points, centre) for centre in centres], axis=1)
-        owner = _assign_nearest(apart, capacities if even else np.full(len(capacities), len(points)))
+        distances = np.stack([_squared_distances(points, centre) for centre in centres], axis=1)
+        owner = _assign_nearest(distances, capacities if even else np.full(len(capacities), len(points)))
         centres = np.stack([points[owner == k].mean(axis=0) for k in range(len(capacities))])
         cost = float(np.square(points - centres[owner]).sum())
-        if cost >= least - 1e-12:
+        if cost >= lowest_cost - 1e-12:
             break
-        best, least = owner, cost
+        best, lowest_cost = owner, cost
     return best
 
 
-def _assign_nearest(apart: Array, capacities: Integers) -> Integers:
+def _assign_nearest(distances: Array, capacities: Integers) -> Integers:
     """Assign clients to the nearest centre with capacity left, closest first; no cluster stays empty."""
-    owner = np.full(len(apart), -1, dtype=np.int64)
-    left, apart = capacities.copy(), apart.copy()
+    owner = np.full(len(distances), -1, dtype=np.int64)
+    capacity, distances = capacities.copy(), distances.copy()
     while (waiting := np.flatnonzero(owner < 0)).size:
-        nearest = apart[waiting].argmin(axis=1)
+        nearest = distances[waiting].argmin(axis=1)
         for k in np.unique(nearest):
             candidates = waiting[nearest == k]
-            taken = candidates[np.argsort(apart[candidates, k], kind="stable")][: left[k]]
-            owner[taken], left[k] = k, left[k] - len(taken)
-            if left[k] == 0:
-                apart[:, k] = np.inf
+            assigned = candidates[np.argsort(distances[candidates, k], kind="stable")][: capacity[k]]
+            owner[assigned], capacity[k] = k, capacity[k] - len(assigned)
+            if capacity[k] == 0:
+                distances[:, k] = np.inf
     for k in np.flatnonzero(np.bincount(owner, minlength=len(capacities)) == 0):
         spare = np.bincount(owner, minlength=len(capacities))[owner] > 1
-        own = np.take_along_axis(apart, owner[:, None], axis=1)[:, 0]
-        owner[int(np.argmax(np.where(spare, own, -1.0)))] = k
+        own_distances = np.take_along_axis(distances, owner[:, None], axis=1)[:, 0]
+        owner[int(np.argmax(np.where(spare, own_distances, -1.0)))] = k
     return owner
 
 
-def _diverse(share: Array, capacities: Integers) -> Integers:
+def _by_diversity(share: Array, capacities: Integers) -> Integers:
     """Assign clients, the most unusual first, to the cluster that each brings nearest to the average."""
     deviation = share - share.mean(axis=0)
     owner = np.zeros(len(share), dtype=np.int64)
-    total, left = np.zeros((len(capacities), share.shape[1])), capacities.copy()
+    total, capacity = np.zeros((len(capacities), share.shape[1])), capacities.copy()
     for client in np.argsort(-np.square(deviation).sum(axis=1), kind="stable"):
-        worse = np.square(total + deviation[client]).sum(axis=1) - np.square(total).sum(axis=1)
-        k = int(np.argmin(np.where(left > 0, worse, np.inf)))
-        owner[client], total[k], left[k] = k, total[k] + deviation[client], left[k] - 1
+        increase = np.square(total + deviation[client]).sum(axis=1) - np.square(total).sum(axis=1)
+        k = int(np.argmin(np.where(capacity > 0, increase, np.inf)))
+        owner[client], total[k], capacity[k] = k, total[k] + deviation[client], capacity[k] - 1
     return owner
 
 
-def _squared(points: Array, centre: Array) -> Array:
+def _squared_distances(points: Array, centre: Array) -> Array:
     return np.asarray(np.square(points - centre).sum(axis=1))

@@ -40,7 +40,7 @@ class CohortOutcome:
     """The clients whose models became non-finite, each with the step."""
     peer_bytes: Counter[int] = field(default_factory=Counter)
     exchanges: int = 0
-    taken: Counter[int] = field(default_factory=Counter)
+    steps_taken: Counter[int] = field(default_factory=Counter)
     """The steps that each client took."""
     deltas: list[Vector] | None = None
     """The changes of the surviving reporters' rows, in their order; see `finish`."""
@@ -110,7 +110,7 @@ class Cohort:
         return self.mixing.order == "combine-then-adapt"
 
     @property
-    def judges_messages(self) -> bool:
+    def combines_each_message(self) -> bool:
         """Whether messages are combined one by one: there is a mixing rule or an attack. Such exchanges are eager."""
         return self.mixing.robust is not None or self.order.attack is not None
 
@@ -128,8 +128,8 @@ class Cohort:
         if (step, count) not in self._active:
             later = range(step, self.steps)
             drawn = self._activity.draw_steps(self.order.round, later, self.survivors(), self.order.key)
-            for each, active in zip(later, drawn, strict=True):
-                self._active[each, count] = [self._position[client] for client in active]
+            for later_step, active in zip(later, drawn, strict=True):
+                self._active[later_step, count] = [self._position[client] for client in active]
         return self._active[step, count]
 
     def active_from(self, first: int) -> list[list[int]]:
@@ -168,10 +168,10 @@ class Cohort:
     @property
     def common_step(self) -> LocalStep:
         """A step whose numbers are those of all clients; it is not taken."""
-        place = self.order.round, id(self if self.order.memory else self._received)
-        if place not in self._common_steps:
-            self._common_steps[place] = self._new_step(self.clients[0])
-        return self._common_steps[place]
+        address = self.order.round, id(self if self.order.memory else self._received)
+        if address not in self._common_steps:
+            self._common_steps[address] = self._new_step(self.clients[0])
+        return self._common_steps[address]
 
     def memory(self, client: int) -> Vectors:
         """Return the memory of a client before the round."""
@@ -181,10 +181,10 @@ class Cohort:
         """Return the size of a client's batches: none is larger than its dataset."""
         return min(self.order.works[0].batch_size, self._samples[client])
 
-    def memory_of_place(self, client: int, taken: int) -> Vectors:
+    def memory_of_place(self, client: int, steps_taken: int) -> Vectors:
         """Return the client's memory of its place among its batches, after so many steps."""
         before = self.memory(client)
-        return self.phase.memory_of_place(self._samples[client], self.batch_size(client), taken, before)
+        return self.phase.memory_of_place(self._samples[client], self.batch_size(client), steps_taken, before)
 
     def batches(self, client: int) -> Any:
         """Draw a client's batches of the round."""
@@ -202,7 +202,7 @@ class Cohort:
                 return self._storage
             if self.mixer.isolated:
                 self._storage = "separate"
-            elif not self.judges_messages:
+            elif not self.combines_each_message:
                 active = [len(positions) for positions in self.active_from(0)]
                 sizes = (n, active, mixing.gossip_every, self.mixer.nonzero, self.start.numel())
                 self._storage = "lazy" if lazy_pays(*sizes, native) else "dense"
@@ -255,13 +255,13 @@ class Cohort:
         alive = self.survivors()
         outcome.exchanges += gossips + averages
         size = Packet.of(self.start).nbytes + len(self.shared_state) * Packet.of(self.start[: self.dim]).nbytes
-        each = math.ceil(2 * (len(alive) - 1) / len(alive) * size) * averages if averages else 0
+        average_bytes = math.ceil(2 * (len(alive) - 1) / len(alive) * size) * averages if averages else 0
         if gossips and self.mixing.compressor is not None:  # sign packets all have the same length
             size = self.mixing.compressor.max_nbytes(self.start.numel(), self.start.dtype)
         size *= gossips
         peer_bytes = outcome.peer_bytes
         for client, degree in zip(alive, self.mixer.degrees.tolist(), strict=True):
-            peer_bytes[client] += degree * size + each
+            peer_bytes[client] += degree * size + average_bytes
 
     def exchange(self, outcome: CohortOutcome, step: int, pull: Callable[[], None] | None = None) -> None:
         """Exchange after a step if scheduled; ``pull`` replaces the product of compressed gossip."""
@@ -271,7 +271,7 @@ class Cohort:
         if self.mixing.compressor is not None and kind == "gossip":
             self._exchange_compressed(outcome, step, pull)
             return
-        if self.judges_messages and isinstance(outcome.rows, DenseRows):
+        if self.combines_each_message and isinstance(outcome.rows, DenseRows):
             self._exchange_messages(outcome.rows, step, average=kind == "average")
         else:
             (outcome.rows.average if kind == "average" else outcome.rows.mix)(self.mixer)
@@ -282,16 +282,18 @@ class Cohort:
     def _exchange_messages(self, rows: DenseRows, step: int, *, average: bool) -> None:
         """Let every survivor combine the messages of its neighbours; malicious ones send false models."""
         positions, count = self.mixer.positions, self.run_step(step)
-        own = rows.read(positions)
-        sent = own
+        models = rows.read(positions)
+        sent = models
         if (attack := self.order.attack) is not None:
-            sent = own.clone()
-            for place, position in enumerate(positions):
+            sent = models.clone()
+            for index, position in enumerate(positions):
                 if (client := self.clients[position]) in attack.clients:
-                    sent[place] = attack.message(own[place], self.start, self.order.key.child("attack", count, client))
+                    sent[index] = attack.message(
+                        models[index], self.start, self.order.key.child("attack", count, client)
+                    )
         n = len(positions)
         weights = torch.full((n, n), 1.0 / n, dtype=torch.float64) if average else self.mixer.dense(torch.float64)
-        mixed = exchange_messages(own, sent, weights, self.mixing.robust)
+        mixed = exchange_messages(models, sent, weights, self.mixing.robust)
         rows.rows[index_on_device(mixed.device, positions)] = mixed
 
     def _exchange_compressed(self, outcome: CohortOutcome, step: int, pull: Callable[[], None] | None) -> None:
@@ -305,9 +307,9 @@ class Cohort:
             models = zip(outcome.rows.models(positions), positions, strict=True)
             differences = list(torch.stack([row - public[position] for row, position in models]).cpu())
             targets = torch.zeros(len(public), public.shape[1], dtype=public.dtype)
-        for place, (degree, position) in enumerate(zip(self.mixer.degrees.tolist(), positions, strict=True)):
+        for index, (degree, position) in enumerate(zip(self.mixer.degrees.tolist(), positions, strict=True)):
             client = self.clients[position]
-            difference = differences[place] if on_device else outcome.rows.models([position])[0] - public[position]
+            difference = differences[index] if on_device else outcome.rows.models([position])[0] - public[position]
             packet = compressor.encode(difference, self.order.key.child("gossip", count, client))
             accumulate(packet, targets[position], compressor=compressor)
             outcome.peer_bytes[client] += degree * packet.nbytes
@@ -324,10 +326,10 @@ class Cohort:
         steps = [self.local_step(client) for client in self.survivors()]
         for step in steps:
             step.init_state()
-        rows = torch.stack([step.state[name] for step in steps])
+        state_rows = torch.stack([step.state[name] for step in steps])
         if average:
-            mixed = rows.mean(dim=0).expand_as(rows)
+            mixed = state_rows.mean(dim=0).expand_as(state_rows)
         else:
-            mixed = copy_to_device(self.mixer.dense(rows.dtype), rows.device) @ rows
+            mixed = copy_to_device(self.mixer.dense(state_rows.dtype), state_rows.device) @ state_rows
         for step, row in zip(steps, mixed, strict=True):
             step.state = {**step.state, name: row}

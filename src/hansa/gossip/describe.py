@@ -172,8 +172,8 @@ def _evaluate(graphs: Sequence[Topology], sizes: Sequence[int], target: float) -
             sent = sum(messages(graph.sparse(n)) for n in sizes)
         except HansaError:  # no hypercube of that size, or no connected graph that sparse
             continue
-        away = abs(value - target)
-        evaluated.append((away if away > CLOSE else 0.0, sent, away, Match(graph, value)))
+        distance = abs(value - target)
+        evaluated.append((distance if distance > CLOSE else 0.0, sent, distance, Match(graph, value)))
     return evaluated
 
 

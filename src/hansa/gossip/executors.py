@@ -1,7 +1,7 @@
-"""The training of gossiping cohorts in a round: by native code where that has all parts, otherwise step by step.
+"""The training of gossiping cohorts in a round: by native code if it supports all parts, otherwise step by step.
 
 Native code plans a schedule first and then runs all its turns in one call, on dense or lazy rows. If a model becomes
-non-finite there, the round is repeated step by step, which drops the client at the step where its model did.
+non-finite there, the round is repeated step by step, which drops the client at that step.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ def train_cohorts(
     of only one are in memory.
     """
     make, pairs = partial(Cohort, common_steps={}), list(zip(orders, received, strict=True))
-    cohorts = [make(phase, order, got, trainer, samples) for order, got in pairs]
+    cohorts = [make(phase, order, vectors, trainer, samples) for order, vectors in pairs]
     together = not any(cohort.keeps_rows for cohort in cohorts)
     outcomes = train_natively(cohorts, trainer) if together else [None] * len(cohorts)
     results = []
-    for cohort, (order, got), trained in zip(cohorts, pairs, outcomes, strict=True):
+    for cohort, (order, vectors), trained in zip(cohorts, pairs, outcomes, strict=True):
         outcome = trained if together else train_natively([cohort], trainer)[0]
         if outcome is None and defers_checks(trainer.y.device):
             outcome = _EagerExecutor(cohort, trainer, deferred=True).run()
         if outcome is None:
-            if cohort.started:  # a model became non-finite: once more, to drop its client at the step where it did
-                cohort = Cohort(phase, order, got, trainer, samples)
+            if cohort.started:  # a model became non-finite: repeat the round to drop its client at that step
+                cohort = Cohort(phase, order, vectors, trainer, samples)
             outcome = _EagerExecutor(cohort, trainer).run()
             assert outcome is not None
         results.append(_result(cohort, outcome))
@@ -96,8 +96,8 @@ def _result(cohort: Cohort, outcome: CohortOutcome) -> Trained:
         deltas, buffers = [delta[:dim] for delta in deltas], [delta[dim:] for delta in deltas]
     memory: dict[int, Vectors] = {}
     for position, client in zip(positions, clients, strict=True):
-        if own := _memory(cohort, outcome, client, position):
-            memory[client] = own | cohort.memory_of_place(client, outcome.taken[client])
+        if client_memory := _memory(cohort, outcome, client, position):
+            memory[client] = client_memory | cohort.memory_of_place(client, outcome.steps_taken[client])
     loss = math.fsum(outcome.losses) / len(outcome.losses) if outcome.losses else None
     report = replace(
         report, clients=clients, losses=[loss] * len(clients), memory=memory, info={"consensus": outcome.spread}
@@ -121,16 +121,16 @@ class _EagerExecutor:
 
     def __init__(self, cohort: Cohort, trainer: Trainer, deferred: bool = False) -> None:
         self.cohort, self.trainer, self.deferred = cohort, trainer, deferred
-        self.fast = with_defaults(trainer, BaseTrainer)
+        self.native_trainer = with_defaults(trainer, BaseTrainer)
         self.outcome = cohort.new_rows()
         cohort.started = True
         self.batches: dict[int, Any] = {}
-        self.taken = self.outcome.taken
+        self.steps_taken = self.outcome.steps_taken
         self.losses: list[torch.Tensor] = []
         self.finite: list[torch.Tensor] = []
 
     def run(self) -> CohortOutcome | None:
-        """Return the outcome; None if a deferred check failed, also if that was the cause of an error."""
+        """Return the outcome; None if a deferred check failed, even if an error followed from it."""
         try:
             self._run_steps()
         except Exception:
@@ -147,8 +147,8 @@ class _EagerExecutor:
             if not self.cohort.mixer.positions:
                 break
             self.cohort.exchange(self.outcome, step)
-            for position, before, after in moves:
-                self.outcome.rows.shift(position, before, after)
+            for position, old, new in moves:
+                self.outcome.rows.shift(position, old, new)
 
     def _all_finite(self) -> bool:
         return not self.finite or bool(torch.stack(self.finite).all())
@@ -161,29 +161,29 @@ class _EagerExecutor:
         if not positions:
             return moves
         models = list(rows.read(positions)) if late else rows.models(positions)
-        for position, before in zip(positions, models, strict=True):
+        for position, old in zip(positions, models, strict=True):
             client = cohort.clients[position]
             try:
-                loss, after = self._take_step(client, before)
+                loss, new = self._take_step(client, old)
             except Exception as error:
                 add_step(error, client, step)
                 raise
-            if not self._accept(loss, after):
+            if not self._accept(loss, new):
                 cohort.drop(self.outcome, position, step)
                 continue
             if late:
-                moves.append((position, before, after))
+                moves.append((position, old, new))
             else:
-                rows.write(position, before, after)
+                rows.write(position, old, new)
         return moves
 
-    def _accept(self, loss: float | torch.Tensor, after: Vector) -> bool:
+    def _accept(self, loss: float | torch.Tensor, model: Vector) -> bool:
         """Record the loss of a step; return False, with nothing recorded, if the new model is not finite."""
         if self.deferred:
             self.losses.append(torch.as_tensor(loss))
-            self.finite.append(torch.isfinite(after).all())
+            self.finite.append(torch.isfinite(model).all())
             return True
-        finite = all_finite(after)
+        finite = all_finite(model)
         if finite:
             self.outcome.losses.append(float(loss))
         return finite
@@ -193,20 +193,20 @@ class _EagerExecutor:
         cohort, trainer, dim = self.cohort, self.trainer, self.cohort.dim
         if client not in self.batches:
             self.batches[client] = cohort.batches(client)
-        rows, step, taken = self.batches[client], cohort.local_step(client), self.taken[client]
-        self.taken[client] += 1
+        rows, step, steps_taken = self.batches[client], cohort.local_step(client), self.steps_taken[client]
+        self.steps_taken[client] += 1
         model, buffers = row[:dim], row[dim:] if row.numel() > dim else None
         if rows is not None and not self.deferred:  # native results are on the host
             columns = {} if buffers is None else {"buffers": (buffers,)}
             jobs = ClientJobs.of(
-                model, client, Work(1, 1), step, cohort.key, batches=(rows[taken : taken + 1],), keep_models=True,
-                first_step=taken, **columns,
+                model, client, Work(1, 1), step, cohort.key, batches=(rows[steps_taken : steps_taken + 1],),
+                keep_models=True, first_step=steps_taken, **columns,
             )  # fmt: skip
-            if (results := self.fast.train_clients(jobs)) is not None:
+            if (results := self.native_trainer.train_clients(jobs)) is not None:
                 return results.losses[0], torch.cat([*results.models, *results.buffers])
         trainer.load(model, buffers)
-        batch = None if rows is None else rows[taken]
-        loss = take_step(trainer, client, batch, step, cohort.key.child(client, "noise", taken))
+        batch = None if rows is None else rows[steps_taken]
+        loss = take_step(trainer, client, batch, step, cohort.key.child(client, "noise", steps_taken))
         buffers = trainer.read_buffers()
         return loss, trainer.y.clone() if buffers is None else torch.cat([trainer.y, buffers])
 
@@ -214,9 +214,9 @@ class _EagerExecutor:
 def _forwarded_bytes(order: WorkOrder, alive: int, start: Vector) -> Counter[int]:
     """Count the bytes that the reporters send when they forward the received model inside the cluster."""
     sent: Counter[int] = Counter()
-    reporters, others, size = order.reporters, alive - len(order.reporters), Packet.of(start).nbytes
-    for place, client in enumerate(reporters):
-        share = others // len(reporters) + (place < others % len(reporters))
+    reporters, recipients, size = order.reporters, alive - len(order.reporters), Packet.of(start).nbytes
+    for index, client in enumerate(reporters):
+        share = recipients // len(reporters) + (index < recipients % len(reporters))
         if share:
             sent[client] += share * size
     return sent
@@ -239,7 +239,7 @@ def _memory(cohort: Cohort, outcome: CohortOutcome, client: int, position: int) 
 Array: TypeAlias = np.ndarray[Any, Any]
 Turn: TypeAlias = tuple[int, int, int]
 """The fields of `TURN`."""
-MOST_EVEN = 1024  # clients up to which the n^2 links of compressed gossip on a complete graph are made
+MAX_UNIFORM = 1024  # clients up to which the n^2 links of compressed gossip on a complete graph are made
 LINKS = 64  # links per client up to which sums over links are faster than a matrix product
 
 
@@ -271,7 +271,7 @@ def train_natively(cohorts: Sequence[Cohort], trainer: Trainer) -> list[CohortOu
 
 def _runs_natively(cohort: Cohort) -> bool:
     plain = cohort.start.numel() == cohort.dim and native_fits(cohort.start)
-    if not plain or not cohort.common_step.is_affine or cohort.judges_messages:
+    if not plain or not cohort.common_step.is_affine or cohort.combines_each_message:
         return False
     storage = cohort.storage(native=True)
     late = storage == "dense" and cohort.steps_after_exchange
@@ -286,7 +286,7 @@ class _TurnBatches:
 
     def __init__(self, cohort: Cohort) -> None:
         self.cohort = cohort
-        self.taken = [0] * len(cohort.clients)
+        self.steps_taken = [0] * len(cohort.clients)
         self.drawn: dict[int, tuple[int, int]] = {}
         """The rows per batch and the address of the first batch, of batches that lie one after the other."""
         self.owners: list[Any] = []
@@ -297,40 +297,41 @@ class _TurnBatches:
         """Return the next turn of each position."""
         turns = []
         for position in positions:
-            taken = self.taken[position]
-            self.taken[position] = taken + 1
+            steps_taken = self.steps_taken[position]
+            self.steps_taken[position] = steps_taken + 1
             if position in self.drawn:
                 size, address = self.drawn[position]
-                turns.append((position, size, address + 8 * size * taken))
+                turns.append((position, size, address + 8 * size * steps_taken))
                 continue
             if position not in self._turns:
                 self.owners.append(self.cohort.batches(self.cohort.clients[position]))
                 self._turns[position] = _widths_and_addresses(self.owners[-1])
-            turns.append((position, *self._turns[position][taken]))
+            turns.append((position, *self._turns[position][steps_taken]))
         return turns
 
-    def taken_by_client(self) -> Counter[int]:
+    def steps_by_client(self) -> Counter[int]:
         """Return the steps that each client took."""
-        return Counter(dict(zip(self.cohort.clients, self.taken, strict=True)))
+        return Counter(dict(zip(self.cohort.clients, self.steps_taken, strict=True)))
 
 
 def _draw_all(planned: Iterable[_TurnBatches], draw_rows: DrawRows) -> None:
     """Draw the batches of all cohorts' stepping clients in one call."""
-    wanted: dict[Key, list[tuple[_TurnBatches, int, int, int]]] = {}
+    requests: dict[Key, list[tuple[_TurnBatches, int, int, int]]] = {}
     for batches in planned:
         cohort = batches.cohort
         if cohort.phase.division.is_default:
-            own = wanted.setdefault(cohort.key, [])
+            entries = requests.setdefault(cohort.key, [])
             for position, count in Counter(chain.from_iterable(cohort.active_from(0))).items():
                 client = cohort.clients[position]
-                own.append((batches, position, client, cohort.batch_size(client) * count))
-    members = list(chain.from_iterable(wanted.values()))
-    if not members:
+                entries.append((batches, position, client, cohort.batch_size(client) * count))
+    all_entries = list(chain.from_iterable(requests.values()))
+    if not all_entries:
         return
-    keys = [digest for key, own in wanted.items() for digest in key.digests([each[2] for each in own], "batch")]
-    rows = draw_rows([each[2] for each in members], keys, np.array([each[3] for each in members], np.int64))
+    keys = [digest for key, group in requests.items() for digest in key.digests([entry[2] for entry in group], "batch")]
+    _, _, clients, lengths = zip(*all_entries, strict=True)
+    rows = draw_rows(clients, keys, np.array(lengths, np.int64))
     address = rows.ctypes.data
-    for batches, position, client, length in members:
+    for batches, position, client, length in all_entries:
         batches.owners[:] = [rows]
         batches.drawn[position] = batches.cohort.batch_size(client), address
         address += 8 * length
@@ -363,8 +364,8 @@ class _DenseRun:
         self.batches = batches
         start = None if cohort.mixing.keep_local_models or not cohort.steps else cohort.start
         shares = start is not None and not cohort.keeps_rows
-        own = memory.get(len(cohort.clients)) if shares else None
-        rows, copies = own or cohort.dense_rows()
+        reused = memory.get(len(cohort.clients)) if shares else None
+        rows, copies = reused or cohort.dense_rows()
         if start is None:
             cohort.fill(rows, copies)
         elif shares:
@@ -410,7 +411,7 @@ class _DenseRun:
             outcome.deltas = [self._deltas[position] for position in cohort.reporting_positions()]
             outcome.spread = math.sqrt(self.kernel.spread / len(cohort.mixer.positions))
             outcome.finish(cohort)
-        outcome.taken = self.batches.taken_by_client()
+        outcome.steps_taken = self.batches.steps_by_client()
         return outcome
 
     def _record_losses(self) -> None:
@@ -460,7 +461,7 @@ def _has_few_links(cohort: Cohort) -> bool:
     """Return whether a sum over links is faster than a matrix product; a mean of all rows needs no product."""
     n = len(cohort.clients)
     if cohort.mixer.weights is None:
-        return cohort.mixing.compressor is None or n <= MOST_EVEN
+        return cohort.mixing.compressor is None or n <= MAX_UNIFORM
     return cohort.mixer.nonzero <= max(LINKS, n // 2) * n
 
 
@@ -504,19 +505,19 @@ class _LazyRun:
         if steps and cohort.mixer.positions:
             turns, sums = self._turns(steps, rows)
             rows.reserve(0)  # for all planned steps
-            own = turns["row"] >= 0
-            stepping = sorted(set(turns["row"][own].tolist())) if cohort.common_step.momentum else []
+            is_step = turns["row"] >= 0
+            stepping = sorted(set(turns["row"][is_step].tolist())) if cohort.common_step.momentum else []
             losses, _ = self.kernel.run(rows.changes, 0, turns, sums, _velocities(cohort, stepping))
             if self.kernel.dropped is not None:
                 return
-            self.outcome.losses += losses[own].tolist()
+            self.outcome.losses += losses[is_step].tolist()
             kinds = [cohort.exchange_after(step) for step in steps]
             cohort.count(self.outcome, kinds.count("gossip"), kinds.count("average"))
         self.outcome.finish(cohort)
 
     def result(self) -> CohortOutcome | None:
         """Return the outcome; None if a model became non-finite."""
-        self.outcome.taken = self.batches.taken_by_client()
+        self.outcome.steps_taken = self.batches.steps_by_client()
         return self.outcome if self.kernel.dropped is None else None
 
     def _turns(self, steps: range, rows: LazyRows) -> tuple[Array, ChangeSums]:

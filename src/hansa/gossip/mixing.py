@@ -65,17 +65,21 @@ class Mixing(Checked):
     def __post_init__(self) -> None:
         Checked.__post_init__(self)
         compressed, robust = self.compressor is not None, self.robust is not None
-        only, kept = self.reporters_only, self.keep_local_models
+        reporters_only, keeps_models = self.reporters_only, self.keep_local_models
         computing = self.active not in (everyone(), selected())
-        for wrong, argument, expected in (
+        for invalid, argument, expected in (
             (not compressed and self.consensus_rate != 1, "consensus_rate", "1 without a compressor"),
             (compressed and self.order == "combine-then-adapt", "compressor", "order='adapt-then-combine' with it"),
             (robust and compressed, "robust", "no compressor with it: a rule cannot judge compressed differences"),
             (robust and self.average_every is not None, "robust", "no average_every with it: all enter an average"),
-            (only and kept, "reporters_only", "False with keep_local_models=True"),
-            (only and computing, "reporters_only", f"False with active={self.active!r}: all reporters compute"),
+            (reporters_only and keeps_models, "reporters_only", "False with keep_local_models=True"),
+            (
+                reporters_only and computing,
+                "reporters_only",
+                f"False with active={self.active!r}: all reporters compute",
+            ),
         ):
-            if wrong:
+            if invalid:
                 raise invalid_argument("Mixing", argument, getattr(self, argument), expected)
 
     def check_neighbours(self) -> None:

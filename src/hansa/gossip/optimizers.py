@@ -39,8 +39,8 @@ class consensus_amsgrad(Checked):
     cites: ClassVar[tuple[str, ...]] = ("chen2023",)
 
     def init(self, x: Vector) -> State:
-        nothing, least = x.new_zeros(x.shape), x.new_full(x.shape, self.eps)
-        return {"m": nothing, "v": nothing, "vhat": least, "u": least}
+        zeros, initial = x.new_zeros(x.shape), x.new_full(x.shape, self.eps)
+        return {"m": zeros, "v": zeros, "vhat": initial, "u": initial}
 
     def update(self, delta: Vector, state: State, ctx: RoundContext | None) -> tuple[Vector, State]:
         m = state["m"].mul(self.b1).add_(delta, alpha=1 - self.b1)

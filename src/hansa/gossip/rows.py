@@ -101,12 +101,12 @@ class Rows(ABC):
         return list(self.read(positions))
 
     @abstractmethod
-    def write(self, position: int, before: Vector, after: Vector) -> None:
-        """Write the local step of a row that is unchanged since ``before`` was read."""
+    def write(self, position: int, old: Vector, new: Vector) -> None:
+        """Write the local step of a row that has not changed since ``old`` was read."""
 
     @abstractmethod
-    def shift(self, position: int, before: Vector, after: Vector) -> None:
-        """Add the step from before to after to a row that was mixed in the meantime."""
+    def shift(self, position: int, old: Vector, new: Vector) -> None:
+        """Add the step from old to new to a row that was mixed in the meantime."""
 
     @abstractmethod
     def mix(self, mixer: Mixer) -> None:
@@ -161,11 +161,11 @@ class DenseRows(Rows):
         alive = index_on_device(self.rows.device, mixer.positions)
         self.rows[alive] += rate * (self.matrix(mixer) @ public[alive] - public[alive])
 
-    def write(self, position: int, before: Vector, after: Vector) -> None:
-        self.rows[position] = after
+    def write(self, position: int, old: Vector, new: Vector) -> None:
+        self.rows[position] = new
 
-    def shift(self, position: int, before: Vector, after: Vector) -> None:
-        self.rows[position] = after + (self.rows[position] - before)  # exactly ``after`` if nothing was mixed
+    def shift(self, position: int, old: Vector, new: Vector) -> None:
+        self.rows[position] = new + (self.rows[position] - old)  # exactly ``new`` if nothing was mixed
 
     def mix(self, mixer: Mixer) -> None:
         links = self._links(mixer)
@@ -181,8 +181,8 @@ class DenseRows(Rows):
         if mixer.weights is None or len(mixer.positions) != n or not native_fits(self.rows, self.spare):
             return None
         if self._sparse is None or self._sparse[0] is not mixer.weights:
-            few = mixer.nonzero <= max(4, n // 2) * n
-            self._sparse = (mixer.weights, kernels.CsrWeights.of(mixer.weights) if few else None)
+            is_sparse = mixer.nonzero <= max(4, n // 2) * n
+            self._sparse = (mixer.weights, kernels.CsrWeights.of(mixer.weights) if is_sparse else None)
         return self._sparse[1]
 
     def average(self, mixer: Mixer) -> None:
@@ -235,25 +235,25 @@ class SeparateRows(Rows):
 
     def __init__(self, start: Vector) -> None:
         self.start = start
-        self.own: dict[int, Vector] = {}
+        self.changed: dict[int, Vector] = {}
 
     def read(self, positions: Sequence[int]) -> torch.Tensor:
-        return torch.stack([self.own.get(position, self.start) for position in positions])
+        return torch.stack([self.changed.get(position, self.start) for position in positions])
 
-    def write(self, position: int, before: Vector, after: Vector) -> None:
-        self.own[position] = after
+    def write(self, position: int, old: Vector, new: Vector) -> None:
+        self.changed[position] = new
 
-    def shift(self, position: int, before: Vector, after: Vector) -> None:
-        now = self.own.get(position, self.start)
-        same = (now == before).all()  # unless an average came between
-        self.own[position] = torch.where(same, after, after + (now - before))
+    def shift(self, position: int, old: Vector, new: Vector) -> None:
+        current = self.changed.get(position, self.start)
+        unchanged = (current == old).all()  # False after an average
+        self.changed[position] = torch.where(unchanged, new, new + (current - old))
 
     def mix(self, mixer: Mixer) -> None:
         return None
 
     def average(self, mixer: Mixer) -> None:
         mean = self.read(mixer.positions).mean(dim=0)
-        self.own.update(dict.fromkeys(mixer.positions, mean))
+        self.changed.update(dict.fromkeys(mixer.positions, mean))
 
     def mean(self, mixer: Mixer) -> Vector:
         start = where_float64(self.start).double()
@@ -262,11 +262,11 @@ class SeparateRows(Rows):
     def spread(self, mixer: Mixer, dim: int) -> float:
         mean, moved, n = self.mean(mixer)[:dim], self._changed(mixer), len(mixer.positions)
         rows = [*moved, where_float64(self.start)]
-        apart = torch.stack([(row[:dim].double() - mean).square().sum() for row in rows]).tolist()
-        return math.sqrt((math.fsum(apart[:-1]) + (n - len(moved)) * apart[-1]) / n)
+        distances = torch.stack([(row[:dim].double() - mean).square().sum() for row in rows]).tolist()
+        return math.sqrt((math.fsum(distances[:-1]) + (n - len(moved)) * distances[-1]) / n)
 
     def _changed(self, mixer: Mixer) -> list[Vector]:
-        return [where_float64(self.own[position]) for position in mixer.positions if position in self.own]
+        return [where_float64(self.changed[position]) for position in mixer.positions if position in self.changed]
 
 
 class LazyRows(Rows):
@@ -303,18 +303,18 @@ class LazyRows(Rows):
         self._add_columns()
         return _array(self.coefficients[list(positions)])
 
-    def write(self, position: int, before: Vector, after: Vector) -> None:
+    def write(self, position: int, old: Vector, new: Vector) -> None:
         self.reserve(1)
-        torch.sub(after, before, out=self.changes[self.count])
+        torch.sub(new, old, out=self.changes[self.count])
         self.add([position])
 
-    def shift(self, position: int, before: Vector, after: Vector) -> None:
-        self.write(position, before, after)
+    def shift(self, position: int, old: Vector, new: Vector) -> None:
+        self.write(position, old, new)
 
-    def reserve(self, more: int) -> None:
+    def reserve(self, count: int) -> None:
         """Reserve memory for this many more changes."""
-        if (short := self.count + more - len(self.changes)) > 0:
-            extra = self.changes.new_empty(self.count + short, self.changes.shape[1])
+        if (missing := self.count + count - len(self.changes)) > 0:
+            extra = self.changes.new_empty(self.count + missing, self.changes.shape[1])
             self.changes = torch.cat([self.changes, extra])
 
     def add(self, positions: Sequence[int]) -> None:
@@ -327,9 +327,9 @@ class LazyRows(Rows):
         if mixer.weights is None:
             self.average(mixer)
             return
-        whole = len(mixer.positions) == self.n
-        coefficients = self._weights_of(mixer) @ (self.coefficients if whole else self.coefficients[mixer.positions])
-        self._set_coefficients(coefficients if whole else self._at_positions(mixer, coefficients))
+        complete = len(mixer.positions) == self.n
+        coefficients = self._weights_of(mixer) @ (self.coefficients if complete else self.coefficients[mixer.positions])
+        self._set_coefficients(coefficients if complete else self._at_positions(mixer, coefficients))
 
     def _weights_of(self, mixer: Mixer) -> Any:
         """Return W, dense in a small cohort."""
@@ -359,10 +359,10 @@ class LazyRows(Rows):
         n, chosen = len(mixer.positions), self.coefficients[mixer.positions]
         common = np.asarray(chosen.sum(axis=0)).ravel() / n
         if isinstance(chosen, np.ndarray):
-            apart = (chosen - common).T @ (chosen - common) / n
+            covariance = (chosen - common).T @ (chosen - common) / n
         else:
-            apart = _array(chosen.T @ chosen) / n - np.outer(common, common)
-        return math.sqrt(max(0.0, float((apart * self._products(dim)).sum())))
+            covariance = _array(chosen.T @ chosen) / n - np.outer(common, common)
+        return math.sqrt(max(0.0, float((covariance * self._products(dim)).sum())))
 
     def _products(self, dim: int) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Return U U' over the first ``dim`` coordinates."""
@@ -371,8 +371,8 @@ class LazyRows(Rows):
             return gram(changes, dim)
         products = where_float64(changes.new_zeros(self.count, self.count)).double()
         for first in range(0, dim, SPAN):
-            some = changes[:, first : min(first + SPAN, dim)]
-            products += where_float64(some @ some.T)
+            block = changes[:, first : min(first + SPAN, dim)]
+            products += where_float64(block @ block.T)
         array: np.ndarray[Any, np.dtype[np.float64]] = products.cpu().numpy()
         return array
 
@@ -392,11 +392,11 @@ class LazyRows(Rows):
         """Add a column for each new change, with coefficient one at the client that made it."""
         if not self._new:
             return
-        added, before = len(self._new), self.coefficients.shape[1]
+        added, width = len(self._new), self.coefficients.shape[1]
         if isinstance(self.coefficients, np.ndarray):
-            wider = np.zeros((self.n, before + added))
-            wider[:, :before] = self.coefficients
-            wider[self._new, np.arange(before, before + added)] = 1.0
+            wider = np.zeros((self.n, width + added))
+            wider[:, :width] = self.coefficients
+            wider[self._new, np.arange(width, width + added)] = 1.0
             self.coefficients = wider
         else:
             columns = scipy.sparse.csr_array((np.ones(added), (self._new, np.arange(added))), shape=(self.n, added))

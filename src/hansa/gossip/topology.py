@@ -79,8 +79,8 @@ class Topology(Checked, ABC):
 
     def __str__(self) -> str:
         """Return the constructor call, shortened if it holds a whole graph."""
-        whole_call = repr(self)
-        return whole_call if len(whole_call) <= 60 else f"{type(self).__name__}(...)"
+        call = repr(self)
+        return call if len(call) <= 60 else f"{type(self).__name__}(...)"
 
 
 def require_topology(owner: str, argument: str, value: object) -> None:
@@ -158,7 +158,7 @@ class erdos_renyi(Topology):
                 return W
         raise HansaError(
             f"{self!r}: none of {DRAWS} graphs over {n} clients was connected. "
-            f"They become so above p = ln(n)/n = {math.log(n) / n:.3g}."
+            f"Use p above ln(n)/n = {math.log(n) / n:.3g}."
         )
 
 
@@ -182,9 +182,11 @@ class torus(Topology):
         rows = self.rows or max(r for r in range(1, math.isqrt(n) + 1) if n % r == 0)
         if n % rows:
             raise invalid_argument("torus", "rows", rows, f"a divisor of the {n} clients")
-        at = np.arange(n).reshape(rows, -1)
-        down, right = np.roll(at, -1, axis=0), np.roll(at, -1, axis=1)
-        return metropolis(n, np.stack([np.tile(at.ravel(), 2), np.concatenate([down.ravel(), right.ravel()])], axis=1))
+        positions = np.arange(n).reshape(rows, -1)
+        down, right = np.roll(positions, -1, axis=0), np.roll(positions, -1, axis=1)
+        return metropolis(
+            n, np.stack([np.tile(positions.ravel(), 2), np.concatenate([down.ravel(), right.ravel()])], axis=1)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +269,7 @@ class edges(Topology):
         ends = np.array(self.pairs, dtype=np.int64).reshape(-1, 2)
         if ends.max(initial=0) >= n:
             pair = tuple(ends[int(np.argmax(ends.max(axis=1)))].tolist())
-            raise invalid_argument("edges", "pair", pair, f"places 0 to {n - 1}, for there are {n} clients")
+            raise invalid_argument("edges", "pair", pair, f"positions 0 to {n - 1} of the {n} clients")
         return metropolis(n, ends)
 
 
@@ -317,10 +319,10 @@ class by_cluster(Topology):
     def __post_init__(self) -> None:
         if isinstance(self.topologies, (str, Topology)) or not len(self.topologies):
             raise invalid_argument("by_cluster", "topologies", self.topologies, "one topology per cluster")
-        for each in self.topologies:
-            require_topology("by_cluster", "topologies", each)
-            if isinstance(each, by_cluster):
-                raise invalid_argument("by_cluster", "topologies", each, "topologies of one cluster each")
+        for topology in self.topologies:
+            require_topology("by_cluster", "topologies", topology)
+            if isinstance(topology, by_cluster):
+                raise invalid_argument("by_cluster", "topologies", topology, "topologies of one cluster each")
         object.__setattr__(self, "topologies", tuple(self.topologies))
 
     def of_cluster(self, number: int) -> Topology:
@@ -397,7 +399,7 @@ def _pair(pair: object) -> tuple[int, int]:
     except (TypeError, ValueError):
         first = second = -1
     if min(first, second) < 0 or first == second:
-        raise invalid_argument("edges", "pair", pair, "the places of two different clients, from 0, in their cluster")
+        raise invalid_argument("edges", "pair", pair, "the positions of two different clients in their cluster, from 0")
     return first, second
 
 
@@ -405,14 +407,14 @@ def _random_pairs(n: int, p: float, chance: np.random.Generator) -> NDArray[np.i
     """Draw each of the n(n-1)/2 pairs with probability p, by geometric skips between chosen pairs."""
     total = n * (n - 1) // 2
     chunk = int(total * p + 6 * math.sqrt(total * p)) + 8
-    leaps = [np.full(1, -1)]
-    while leaps[-1][-1] < total:
-        leaps.append(leaps[-1][-1] + np.cumsum(np.minimum(chance.geometric(p, chunk), total + 1)))
-    place = np.concatenate(leaps)[1:]
-    place = place[place < total]
+    skips = [np.full(1, -1)]
+    while skips[-1][-1] < total:
+        skips.append(skips[-1][-1] + np.cumsum(np.minimum(chance.geometric(p, chunk), total + 1)))
+    pair_indices = np.concatenate(skips)[1:]
+    pair_indices = pair_indices[pair_indices < total]
     # pair (i, j), i < j, has index j(j-1)/2 + i; at i = 0 the root is an integer, so floats find j exactly
-    j = np.floor((1 + np.sqrt(1 + 8.0 * place)) / 2).astype(np.int64)
-    return np.stack([place - j * (j - 1) // 2, j], axis=1)
+    j = np.floor((1 + np.sqrt(1 + 8.0 * pair_indices)) / 2).astype(np.int64)
+    return np.stack([pair_indices - j * (j - 1) // 2, j], axis=1)
 
 
 def over_survivors(topology: Topology | Matrix, alive: Sequence[bool]) -> WeightMatrix:
@@ -431,10 +433,10 @@ def over_survivors(topology: Topology | Matrix, alive: Sequence[bool]) -> Weight
     """
     if not isinstance(topology, Topology):
         return reroute(topology, alive)
-    n, left = len(alive), sum(map(bool, alive))
-    if left == 0:
+    n, survivors = len(alive), sum(map(bool, alive))
+    if survivors == 0:
         raise invalid_argument("over_survivors", "alive", alive, "at least one client")
     try:
-        return topology.sparse(left)
+        return topology.sparse(survivors)
     except HansaError:  # a fixed graph, a hypercube of seven, or a random graph too sparse to be connected
         return reroute(topology.sparse(n), alive)

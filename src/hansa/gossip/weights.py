@@ -78,11 +78,11 @@ def check_mixing_matrix(W: Matrix, *, connected: bool = True, name: str = "W") -
     tolerance = _tolerance(W)
     if S.nnz == 0:
         raise HansaError(f"{name}: row 0 sums to 0, expected 1.")
-    for kind, wrong in (("finite", ~np.isfinite(S.data)), ("non-negative", S.data < 0)):
-        if wrong.any():
+    for kind, invalid in (("finite", ~np.isfinite(S.data)), ("non-negative", S.data < 0)):
+        if invalid.any():
             rows, columns = S.nonzero()
-            at = int(np.argmax(wrong))
-            raise HansaError(f"{name}[{rows[at]}, {columns[at]}] = {S.data[at]:g}: expected {kind} weights.")
+            index = int(np.argmax(invalid))
+            raise HansaError(f"{name}[{rows[index]}, {columns[index]}] = {S.data[index]:g}: expected {kind} weights.")
     for axis, line in ((1, "row"), (0, "column")):
         sums: Array = np.asarray(S.sum(axis=axis))
         off = np.abs(sums - 1) > tolerance
@@ -109,14 +109,14 @@ def _tolerance(W: Matrix) -> float:
 def _check_agreement(S: WeightMatrix, name: str) -> None:
     components, label = scipy.sparse.csgraph.connected_components(S, directed=True, connection="strong")
     if components > 1:
-        away = int(np.argmax(label != label[0]))
+        unreached = int(np.argmax(label != label[0]))
         raise HansaError(
-            f"{name} is disconnected: {components} parts, client {away} never hears client 0. "
-            "Add an edge between them, or say gossip.isolated() if nobody is meant to talk."
+            f"{name} is disconnected: {components} components, and client {unreached} receives nothing from client 0. "
+            "Add an edge between them, or use gossip.isolated() for no communication."
         )
     if not S.diagonal().any() and _periodic(S):
         raise HansaError(
-            f"{name} is periodic: models go round and never agree (rho = 1). Give every client some weight of its own."
+            f"{name} is periodic: models never agree (rho = 1). Give every client a positive weight on itself."
         )
 
 
@@ -139,18 +139,18 @@ def metropolis(n: int, pairs: Iterable[tuple[int, ...]] | NDArray[np.integer]) -
     [[0.667, 0.333, 0.0], [0.333, 0.333, 0.333], [0.0, 0.333, 0.667]]
     """
     ends = np.asarray(pairs if isinstance(pairs, np.ndarray) else list(pairs), dtype=np.int64).reshape(-1, 2)
-    once = np.unique(ends.min(axis=1) * n + ends.max(axis=1))  # merge duplicate and reversed edges
-    low, high = np.divmod(once, n)
+    unique = np.unique(ends.min(axis=1) * n + ends.max(axis=1))  # merge duplicate and reversed edges
+    low, high = np.divmod(unique, n)
     low, high = low[low != high], high[low != high]
     i, j = np.concatenate([low, high]), np.concatenate([high, low])
-    own = 1.0 / (1 + np.bincount(i, minlength=n))
-    w = np.minimum(own[i], own[j])
+    self_weights = 1.0 / (1 + np.bincount(i, minlength=n))
+    w = np.minimum(self_weights[i], self_weights[j])
     # 1 - sum_j w_ij, written as a sum of non-negative terms: exact 1/(1 + d) on regular graphs
-    diagonal = own + np.bincount(i, weights=own[i] - w, minlength=n)
-    every = np.arange(n)
+    diagonal = self_weights + np.bincount(i, weights=self_weights[i] - w, minlength=n)
+    clients = np.arange(n)
     return scipy.sparse.csr_array(
         scipy.sparse.coo_array(
-            (np.concatenate([w, diagonal]), (np.concatenate([i, every]), np.concatenate([j, every]))), shape=(n, n)
+            (np.concatenate([w, diagonal]), (np.concatenate([i, clients]), np.concatenate([j, clients]))), shape=(n, n)
         )
     )
 
@@ -220,20 +220,24 @@ def reroute(W: Matrix, alive: Sequence[bool]) -> WeightMatrix:
     """
     S = as_sparse(W)
     check_mixing_matrix(W)
-    keep = np.flatnonzero(np.asarray(alive, dtype=bool))
-    if len(alive) != S.shape[0] or len(keep) == 0:
+    kept_positions = np.flatnonzero(np.asarray(alive, dtype=bool))
+    if len(alive) != S.shape[0] or len(kept_positions) == 0:
         expected = f"one True or False for each of {S.shape[0]} clients, at least one True"
         raise invalid_argument("over_survivors", "alive", alive, expected)
-    lost = np.setdiff1d(np.arange(len(alive)), keep)
-    W_ss, W_sd, W_ds = S[keep][:, keep], S[keep][:, lost], S[lost][:, keep]
-    if len(lost) == 0 or W_ds.nnz == 0:
+    dropped = np.setdiff1d(np.arange(len(alive)), kept_positions)
+    W_ss, W_sd, W_ds = (
+        S[kept_positions][:, kept_positions],
+        S[kept_positions][:, dropped],
+        S[dropped][:, kept_positions],
+    )
+    if len(dropped) == 0 or W_ds.nnz == 0:
         return scipy.sparse.csr_array(W_ss)
     touched = np.unique(W_ds.indices)
-    through = scipy.sparse.linalg.splu(scipy.sparse.csc_array(sparse_identity(len(lost)) - S[lost][:, lost])).solve(
-        W_ds[:, touched].toarray()
-    )
-    rows, columns = np.nonzero(through)
-    detour = scipy.sparse.csr_array((through[rows, columns], (rows, touched[columns])), shape=W_ds.shape)
+    transfer = scipy.sparse.linalg.splu(
+        scipy.sparse.csc_array(sparse_identity(len(dropped)) - S[dropped][:, dropped])
+    ).solve(W_ds[:, touched].toarray())
+    rows, columns = np.nonzero(transfer)
+    detour = scipy.sparse.csr_array((transfer[rows, columns], (rows, touched[columns])), shape=W_ds.shape)
     return scipy.sparse.csr_array(W_ss + W_sd @ detour)
 
 
