@@ -50,7 +50,7 @@ def test_a_run_loads_as_a_frame_with_one_call(tmp_path):
     frame = metrics.load_run(tmp_path)
     assert frame["test_accuracy"].tolist() == CURVE
     assert frame["up_bits"].tolist() == [80 * r for r in range(1, 9)]
-    with pytest.raises(hansa.HansaError, match="no round of a run"):
+    with pytest.raises(hansa.HansaError, match="no completed round"):
         metrics.load_run(tmp_path / "nothing")
 
 

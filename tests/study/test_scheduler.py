@@ -261,9 +261,9 @@ class Sleep(NamedTuple):
 def test_the_longest_runs_begin_first(start, monkeypatch):
     given, whole = [], Worker.start
 
-    def note_start(self, job, *, alone):
-        given.append((job, alone))
-        whole(self, job, alone=alone)
+    def note_start(self, job, *, all_cores):
+        given.append((job, all_cores))
+        whole(self, job, all_cores=all_cores)
 
     monkeypatch.setattr(Worker, "start", note_start)
     jobs = [Sleep(rounds) for rounds in (1.0, 5.0, 1.0, 7.0, 1.0)]

@@ -139,7 +139,7 @@ def run_and_show(
         raise
     members = [ReportEntry.from_folder(job.path) for job in jobs]
     opened, rounds = jobs[0].opened, jobs[0].rounds
-    if jobs[0].group is None and (opened is None or opened.began == opened.config.rounds):
+    if jobs[0].group is None and (opened is None or opened.start_round == opened.config.rounds):
         note(f"{members[0].folder}: already finished at round {rounds}. Pass --rounds {2 * rounds} to continue.")
     show_numbers(rank_one(ReportEntry.from_seeds(jobs[0].config.title, members)), as_json)
 

@@ -1,8 +1,8 @@
 """Every column of a run's history and of its client record, declared once: name, unit, meaning, direction, charts.
 
 The history, the summary, the command line, the report page and the documentation read these tables. A new column needs
-an entry here and the code that measures it. The metrics of a task are declared by the task: the run folder records
-which of them ranks the run and in which direction each is better, and every table, page and search reads it there.
+an entry here and the code that measures it. A task declares its own metrics: the run folder records which of them ranks
+the run and the direction of each, and every table, page and search reads them there.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ OUTCOMES = tuple(name for name, column in COLUMNS.items() if "outcome" in column
 LOSSES = ("test_loss", "sites_test_loss", "global_loss", "loss", "train_loss")
 """The losses, in the order in which tables and progress displays prefer them."""
 COSTS = ("up_bits", "down_bits", "peer_bits", "simulated_total_seconds", "wall_seconds", "lost")
-"""The costs of a run in the order of tables; those that a run does not have are left out."""
+"""The costs of a run in the order of tables; a table omits those that a run does not have."""
 AXES = {name: column.axis for name, column in COLUMNS.items() if "axis" in column.charts}
 """The columns available as x axes, with their labels."""
 CHARTED = tuple(name for name, column in COLUMNS.items() if column.charts)
@@ -173,7 +173,7 @@ BITS = {name: column.sum_of[0] for name, column in COLUMNS.items() if column.uni
 TOTALS = tuple(name for name, column in COLUMNS.items() if column.sum_of)
 EVALUATED = ("test_", "client_", "personal_", "sites_test_")
 """Prefixes of evaluated metrics: on all test rows, over clients, over clients after local steps, at the sites of a
-federation. Those of a named test set have its name before them: ``validation/test_accuracy``."""
+federation. Metrics of a named test set are prefixed with its name: ``validation/test_accuracy``."""
 WINDOW = 5
 """The default number of last measurements that a score averages; one setting for tables, pages, CSV and searches."""
 VALIDATION = "validation"
@@ -216,11 +216,11 @@ def direction_of(name: str, better: Mapping[str, Direction] | None = None) -> Di
 
 
 def lower_is_better(name: str, better: Mapping[str, Direction] | None = None) -> bool:
-    """Return whether a smaller value of a column is better, or raise if that is not known.
+    """Return whether a smaller value of a column is better; raise if this is unknown.
 
     Args:
         name: A column, or a summary of one.
-        better: The directions that the task stated, by metric.
+        better: The directions that the task declares, by metric.
 
     >>> lower_is_better("test_loss"), lower_is_better("test_accuracy"), lower_is_better("client_loss_worst")
     (True, False, True)
@@ -228,18 +228,18 @@ def lower_is_better(name: str, better: Mapping[str, Direction] | None = None) ->
     direction = direction_of(name, better)
     if not direction:
         raise HansaError(
-            f"{name}: not known whether a larger value is better. Write {name}:lower or {name}:higher; a task states "
+            f"{name}: not known whether a larger value is better. Write {name}:lower or {name}:higher; a task declares "
             "it as metrics={...: hansa.lower(f)}."
         )
     return direction == "lower"
 
 
 def split_metric(metric: str, better: Mapping[str, Direction] | None = None) -> tuple[str, dict[str, Direction]]:
-    """Return the column that a caller names, and the known directions with the one that the caller adds.
+    """Split COLUMN:DIRECTION; return the column, and the directions with this one added.
 
     Args:
         metric: A column, or COLUMN:lower or COLUMN:higher.
-        better: The directions that the task stated.
+        better: The directions that the task declares.
 
     >>> split_metric("test_delay:lower"), split_metric("test_loss")
     (('test_delay', {'test_delay': 'lower'}), ('test_loss', {}))
@@ -261,9 +261,9 @@ def column_of(name: str, better: Mapping[str, Direction] | None = None) -> Colum
     plain = plain_name(name)
     if plain in COLUMNS:
         return COLUMNS[plain]
-    test_set, _, own = plain.rpartition("/")
-    if test_set:  # of a named test set
-        column = column_of(own, better)
+    test_set, _, metric = plain.rpartition("/")
+    if test_set:
+        column = column_of(metric, better)
         return replace(column, name=plain, label=f"{test_set} {column.label}", charts=())
     unit: Unit = "fraction" if plain.removesuffix("_worst").removesuffix("_std").endswith("accuracy") else "number"
     label = plain.replace("_", " ")
@@ -272,8 +272,8 @@ def column_of(name: str, better: Mapping[str, Direction] | None = None) -> Colum
 
 def _evaluated_prefix(name: str) -> str:
     """Return the prefix of an evaluated column, such as ``client_``; "" for other columns and for summaries."""
-    own = name.rpartition("/")[2] if name == plain_name(name) else name
-    return next((prefix for prefix in EVALUATED if own.startswith(prefix)), "")
+    metric = name.rpartition("/")[2] if name == plain_name(name) else name
+    return next((prefix for prefix in EVALUATED if metric.startswith(prefix)), "")
 
 
 def evaluated_metrics(names: Iterable[str]) -> list[str]:
@@ -292,8 +292,9 @@ def base_metric(name: str) -> str:
     >>> base_metric("north/test_auc"), base_metric("sites_test_auc"), base_metric("train_loss")
     ('auc', 'auc', 'train_loss')
     """
-    own = name.rpartition("/")[2]
-    return own.removeprefix("sites_").removeprefix("test_") if own.startswith(("test_", "sites_test_")) else own
+    metric = name.rpartition("/")[2]
+    test_metric = metric.removeprefix("sites_")
+    return test_metric.removeprefix("test_") if test_metric.startswith("test_") else metric
 
 
 SITE_PREFIX = "sites_"
@@ -302,12 +303,12 @@ SITE_PREFIX = "sites_"
 
 @dataclass(frozen=True, slots=True)
 class MetricFacts:
-    """What a run recorded about its metrics, so that no code is needed to rank it.
+    """The metadata of a run's metrics: the run can be ranked without its code.
 
     Args:
-        main: The column that the run is ranked by; "" if it did not say.
+        main: The column that the run is ranked by; "" if the task declares none.
         better: The direction of the task's own metrics by name, without prefixes such as ``test_``.
-        chance: The accuracy of always predicting the most frequent test label; None if that is not known.
+        chance: The accuracy of always predicting the most frequent test label; None if unknown.
         validation: Whether there are validation rows, on which hyperparameters are scored.
     """
 
@@ -319,8 +320,8 @@ class MetricFacts:
     @property
     def tuning(self) -> str:
         """The column that hyperparameters are scored by: the main metric, on validation rows if there are any."""
-        own = self.main.rpartition("/")[2]
-        return f"{VALIDATION}/{own}" if self.validation and own.startswith("test_") else self.main
+        metric = self.main.rpartition("/")[2]
+        return f"{VALIDATION}/{metric}" if self.validation and metric.startswith("test_") else self.main
 
     @classmethod
     def of_task(cls, task: Any) -> MetricFacts:
@@ -334,7 +335,7 @@ class MetricFacts:
 
     @classmethod
     def from_json(cls, stored: object) -> MetricFacts:
-        """Read the facts from a run folder; what somebody else has written there otherwise counts as none."""
+        """Read the facts of a run folder; invalid contents count as none."""
         from pydantic import TypeAdapter, ValidationError
 
         try:
@@ -347,7 +348,7 @@ NO_FACTS = MetricFacts()
 
 
 class RunHistory(list[dict[str, Any]]):
-    """The records of a run, with what the run recorded about its metrics."""
+    """The records of a run, with the facts of its metrics."""
 
     def __init__(self, records: Iterable[dict[str, Any]] = (), facts: MetricFacts = NO_FACTS) -> None:
         super().__init__(records)
@@ -386,20 +387,20 @@ def label_share(task: Any) -> float | None:
 
 
 def main_metric(names: Iterable[str], facts: MetricFacts = NO_FACTS) -> str:
-    """Return the column that a run with these columns is ranked by.
+    """Return the column that a run with these columns is ranked by: the first in this order of preference.
 
-    It is the one that its task states, of the server's test rows or else of the sites'; else accuracy, else the first
-    own metric of which a direction is known, else a loss: of the test rows, of all training rows, or of the clients.
+    The metric that the task declares, on the server's test rows or at the sites; accuracy; the first other metric with
+    a known direction; the loss on test rows, on all training rows, or of the clients.
 
     >>> main_metric(["test_c_index", "test_loss"]), main_metric(["train_loss"])
     ('test_c_index', 'train_loss')
     >>> main_metric(["train_loss", "sites_test_loss"])
     'sites_test_loss'
     """
-    known = set(names)
-    metrics = [name for name in evaluated_metrics(known - {*LOSSES}) if not name.endswith(("_worst", "_std"))]
+    available = set(names)
+    metrics = [name for name in evaluated_metrics(available - {*LOSSES}) if not name.endswith(("_worst", "_std"))]
     directed = [name for name in metrics if direction_of(name, facts.better)]
-    own, at_sites = ([name for name in directed if name.startswith(prefix)] for prefix in ("test_", "sites_test_"))
+    server, sites = ([name for name in directed if name.startswith(prefix)] for prefix in ("test_", "sites_test_"))
     losses = ("test_loss", "sites_test_loss", *OUTCOMES)
-    order = (facts.main, SITE_PREFIX + facts.main, ACCURACY, *own, "sites_test_accuracy", *at_sites, *losses)
-    return next((name for name in order if name in known), ACCURACY)
+    order = (facts.main, SITE_PREFIX + facts.main, ACCURACY, *server, "sites_test_accuracy", *sites, *losses)
+    return next((name for name in order if name in available), ACCURACY)

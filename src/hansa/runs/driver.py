@@ -1,4 +1,4 @@
-"""A run: rounds one after another, with evaluation, metrics and callbacks."""
+"""A run: the loop over rounds, with evaluation, metrics and callbacks."""
 
 from __future__ import annotations
 
@@ -151,12 +151,12 @@ def device_names(device: Device) -> str | list[str]:
     >>> device_names(["cpu", "cpu"]), device_names("cpu")
     (['cpu', 'cpu'], 'cpu')
     """
-    names = [str(each) for each in resolve_devices(device)]
+    names = [str(resolved) for resolved in resolve_devices(device)]
     return names if len(names) > 1 else names[0]
 
 
 class Run:
-    """A run, under way or finished: the server's state, the clients' memory, and the record of every round.
+    """An active or finished run: the server's state, the clients' memory, and the record of every round.
 
     Args:
         algorithm: A preset or a custom composition.
@@ -213,18 +213,18 @@ class Run:
         profile = () if self.options.profile is None else (repr(self.options.profile),)
         self.id = self.key.child("run", repr(algorithm), task.name, *profile).digest(8).hex()
         self.history = RunHistory(facts=MetricFacts.of_task(task))
-        self.record: RunRecord | None = None  # of its folder
-        self.client_blocks: list[tuple[int, bytes]] = []  # the client record of rounds that are in no folder
+        self.record: RunRecord | None = None  # set if the run has a folder
+        self.client_blocks: list[tuple[int, bytes]] = []  # the client record of a run without a folder
         self.dropped_clients: list[tuple[int, DroppedClient]] = []
         self.site_of: Mapping[int, str] = {}  # the site of each client, in a federation
-        self.oldest_resumable_round = 0  # sites keep the client memory needed to resume from it
+        self.oldest_resumable_round = 0  # sites keep the client memory to resume from here
         self.forgotten_clients: set[int] = set()
         self._trajectory: list[Vector] | None = [] if self.options.keep_params else None
         self._engine = engine
         self._engine_task: TaskLike | None = None
-        self.one_by_one = False  # sites of a federation train one client after the other, whatever the task says
-        self.remote_devices: list[str] = []  # of the machines on which an engine trains, as they report them
-        self.recorded_devices: list[str] | None = None  # the same, of the run's checkpoint
+        self.one_by_one = False  # sites of a federation train clients sequentially, whatever the task's execution mode
+        self.remote_devices: list[str] = []  # reported by the workers of the engine
+        self.recorded_devices: list[str] | None = None  # the remote devices recorded in the checkpoint
 
     @property
     def engine_task(self) -> TaskLike:
@@ -235,7 +235,7 @@ class Run:
         return self._engine_task
 
     def _virtual_clock(self) -> VirtualClock | None:
-        """Return the clock of the device profile; paces other than synchronous have one also without a profile."""
+        """Return the virtual clock; a synchronous pace has one only with a device profile."""
         profile = self.options.profile
         if profile is not None:
             check_profile(self.algorithm)
@@ -261,7 +261,7 @@ class Run:
         return task.for_seed(self.key.seed) if hasattr(task, "for_seed") else task
 
     def release_data(self) -> None:
-        """Free the data that the seed drew, such as validation rows; they are drawn again when `task` is read."""
+        """Free the data drawn from the seed, such as validation rows; reading `task` draws them again."""
         self._task = self._engine_task = None
 
     @property
@@ -282,14 +282,14 @@ class Run:
 
     @property
     def weights_note(self) -> str:
-        """A sentence if FedAvg counts clients of different sizes equally; otherwise ""."""
+        """A note if FedAvg weights clients of different sizes equally; otherwise ""."""
         channel, sizes = self.algorithm.channels.get(MODEL), self.task.population.samples
         uniform = channel is not None and channel.aggregate == mean("uniform")
         if self.algorithm.name != "fedavg" or not uniform or len(set(sizes)) < 2:
             return ""
         return (
             f"fedavg: clients of {min(sizes)} to {max(sizes)} rows count equally. weights='samples' (server.weights: "
-            "samples) weighs them by rows."
+            "samples) weights them by rows."
         )
 
     @property
@@ -322,8 +322,8 @@ class Run:
 
     def report(self, path: Path | str, title: str | None = None) -> Path:
         """Write a report page with curves, numbers and citations: one HTML file that opens offline."""
-        written: Path = _pages().Runs(self.algorithm.name, [self]).report(path, title)
-        return written
+        page: Path = _pages().Runs(self.algorithm.name, [self]).report(path, title)
+        return page
 
     def __repr__(self) -> str:
         metric = main_metric({name for record in self.history for name in record}, self.history.facts)
@@ -353,15 +353,15 @@ class Run:
     def advance(self, rounds: int, callbacks: Sequence[Callback] = ()) -> Run:
         """Run ``rounds`` more rounds."""
         check_integer("run", "rounds", rounds, minimum=0)
-        last, self._task = self.state.round + rounds, self.task
+        last_round, self._task = self.state.round + rounds, self.task
         with random_state.fixed_arithmetic((*self.devices, self.server_device), self.deterministic):
             engine = self._engine(self.algorithm, self.engine_task, self.dtype, self.device)
             try:
-                while self.state.round < last:
-                    record = self._round(engine, final=self.state.round + 1 == last)
+                while self.state.round < last_round:
+                    record = self._round(engine, final=self.state.round + 1 == last_round)
                     self._record_devices(with_defaults(engine, BaseEngine).device_names())
-                    answers = [callback(self, record) for callback in callbacks]
-                    if any(answers):
+                    stops = [callback(self, record) for callback in callbacks]
+                    if any(stops):
                         break
             finally:
                 engine.close()
@@ -381,7 +381,7 @@ class Run:
         if wants_mean(self.options.measures, self.state.round):
             opened = opened._replace(orders=tuple(_with_means(opened.orders)))
         faults, measures = self.options.faults, self.options.measures
-        orders, gone = (opened.orders, ()) if faults is None else faults.apply_to_orders(opened.orders)
+        orders, absent = (opened.orders, ()) if faults is None else faults.apply_to_orders(opened.orders)
         traits.round_opened(opened, self.oldest_resumable_round)
         batches = joined_orders(orders) if self.algorithm.pace.asynchronous else orders
         reports: Iterable[Report] = engine.run(batches, self._with_memory)
@@ -396,7 +396,7 @@ class Run:
                 self.task.population,
                 quorum=self.options.quorum,
                 rows=self.store,
-                unreachable=(*opened.dropped, *gone),
+                unreachable=(*opened.dropped, *absent),
                 max_norm=self.options.max_norm,
                 keep_updates=bool(measures),
                 stage_memory=None if measures else self.store.stage,
@@ -435,20 +435,20 @@ class Run:
         return record
 
     def _record_devices(self, names: Sequence[str]) -> None:
-        """Record the devices of an engine's workers; warn, once, if they are not those before a resume."""
+        """Record the devices of an engine's workers; warn once if a resumed run trains on others."""
         varying = "" if self.deterministic else ", not deterministic"
-        described = [name if name == "cpu" else f"{name}{varying}" for name in names]
-        self.remote_devices = sorted({*self.remote_devices, *described})
-        before, now = self.recorded_devices, self.remote_devices
-        if before is not None and (not set(now) <= set(before) or bool(before) != bool(now)):
+        names_with_mode = [name if name == "cpu" else f"{name}{varying}" for name in names]
+        self.remote_devices = sorted({*self.remote_devices, *names_with_mode})
+        recorded, current = self.recorded_devices, self.remote_devices
+        if recorded is not None and (not set(current) <= set(recorded) or bool(recorded) != bool(current)):
             logging.getLogger("hansa").warning(
                 "clients trained on %s before the resume, now on %s: the result may differ in its last bits from that "
-                "of an uninterrupted run", ", ".join(before) or "the run's machine", ", ".join(self.training_devices),
+                "of an uninterrupted run", ", ".join(recorded) or "the run's machine", ", ".join(self.training_devices),
             )  # fmt: skip
         self.recorded_devices = None
 
     def _evaluate_clients(self, engine: Engine) -> dict[str, Array]:
-        """Evaluate every client that owns test rows with its own model; sites do not send these results."""
+        """Evaluate each client's model on its own test rows; sites do not send these results."""
         if with_defaults(engine, BaseEngine).has_sites:
             return {}
         vectors = self.host_vectors if has_client_models(self.algorithm) else self.state.vectors
@@ -483,11 +483,11 @@ class Run:
 
     def checkpoint_state(self) -> State:
         """Return the state to checkpoint, without client rows and history."""
-        dropped = self.dropped_clients[-MAX_DROPPED_IN_CHECKPOINT:]
+        recent = self.dropped_clients[-MAX_DROPPED_IN_CHECKPOINT:]
         return {
             "server": self.state.tree(),
             "ledger": self.ledger.state(),
-            "lost": [[round, each.client, each.reason, each.detail] for round, each in dropped],
+            "lost": [[round, drop.client, drop.reason, drop.detail] for round, drop in recent],
             "forgotten": sorted(self.forgotten_clients),
         }
 
@@ -544,19 +544,19 @@ class Run:
 
 
 def _pages() -> Any:
-    """Return the module of report pages. It is in a package above this one, and imported for pages only."""
+    """Import the module of report pages, which is in a higher layer."""
     return import_module("hansa.study.report.results")
 
 
 def _with_means(orders: Sequence[WorkOrder]) -> Iterator[WorkOrder]:
-    """Yield the orders with the mean of the local models, which clients that train alone send each for itself."""
+    """Yield the orders with the mean of the local models; orders without a cohort are split by client."""
     for order in orders:
-        parts = [order.part([place]) for place in range(len(order.clients))] if order.cohort is None else [order]
+        parts = [order.part([index]) for index in range(len(order.clients))] if order.cohort is None else [order]
         yield from (replace(part, mean=True) for part in parts)
 
 
 def requires_disk(algorithm: Algorithm) -> bool:
-    """Return whether a component requires that client memory is kept on disk."""
+    """Return whether a component requires client memory on disk."""
     aggregators = [with_defaults(channel.aggregate, BaseAggregator) for channel in algorithm.channels.values()]
     return any(aggregator.momentum_storage == "disk" for aggregator in aggregators)
 
@@ -580,7 +580,7 @@ def _as_personalise(value: object) -> personalise | None:
 
 
 def report_dropped_clients(history: Sequence[Record], dropped: Sequence[tuple[int, DroppedClient]]) -> None:
-    """Warn about dropped clients: their number by reason, and the last of them in full.
+    """Warn about dropped clients: the number by reason, and the details of the last.
 
     It is an error if every update of the run was refused for the same reason.
     """
@@ -589,12 +589,12 @@ def report_dropped_clients(history: Sequence[Record], dropped: Sequence[tuple[in
     reasons = drop_reasons(history)
     round, example = dropped[-1]
     detail = f"client {example.client} in round {round}"
-    if len(reasons) == 1 and not reasons.keys() <= NO_UPDATE and not any(each["participants"] for each in history):
+    if len(reasons) == 1 and not reasons.keys() <= NO_UPDATE and not any(record["participants"] for record in history):
         raise HansaError(
             f"every update of all {len(history)} rounds was refused, so the model never changed ({min(reasons)}; "
             f"{detail}: {example.detail})."
         )
-    listed = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
+    counts = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
     rounds = sum(bool(record.get("lost")) for record in history)
     logging.getLogger("hansa").warning("%d client updates were left out of %d rounds (%s); the last: %s, %s",
-                reasons.total(), rounds, listed, detail, example.detail)  # fmt: skip
+                reasons.total(), rounds, counts, detail, example.detail)  # fmt: skip

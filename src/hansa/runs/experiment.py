@@ -1,7 +1,6 @@
 """A run in its folder: `open_run` starts, resumes, replaces or refuses it; `Experiment.execute` runs and saves it.
 
-Commands that run many configurations keep their runs below one folder, where `find_folder` finds those of the same
-settings.
+Commands that run many configurations keep their runs below one folder; `find_folder` finds the run of a configuration.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, count
+from itertools import chain, count, takewhile
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -51,8 +50,8 @@ from hansa.training import Task, TaskLike
 log = logging.getLogger("hansa")
 
 IfExists: TypeAlias = Literal["resume", "replace", "new", "refuse"]
-"""What happens to a run that a folder holds: it is resumed if it has the same settings, or replaced; ``new`` takes the
-next free name, folder-2, folder-3, ...; ``refuse`` is an error."""
+"""What happens if a folder holds a run: ``resume`` continues it if it has the same settings, ``replace`` replaces it,
+``new`` takes the next free name, folder-2, folder-3, ..., and ``refuse`` is an error."""
 RunFactory: TypeAlias = Callable[[Config, ClientStore | None, int], Run]
 """Builds a run from a configuration, the client rows of a checkpoint if there is one, and the rounds done."""
 
@@ -75,7 +74,7 @@ def open_run(
     run_factory: RunFactory | None = None,
     **settings: Any,
 ) -> Experiment:
-    """Start the run of a folder, or resume or replace the one that it holds.
+    """Start, resume or replace the run in a folder.
 
     Args:
         config: What to run; None resumes whatever the folder holds.
@@ -85,31 +84,31 @@ def open_run(
         fallback: Use the newest undamaged checkpoint.
         accept: Kinds of changes of data, model or code with which a run is resumed; they are recorded in the folder.
         trust: Import code that the folder names even if this user did not create the folder on this machine.
-        run_factory: Builds the run of a configuration that needs more than its own contents: one that was started in
-            Python, or that of a federation.
-        settings: New values of `FREE_SETTINGS` for a resumed run; by default those of a configuration.
+        run_factory: Builds runs that a configuration does not fully describe: those started in Python and those of a
+            federation.
+        settings: New values of `FREE_SETTINGS` for a resumed run; by default those of ``config``.
 
     Returns:
         The run with its folder, before its next round: `Experiment.execute` runs it.
     """
-    found = RunFolder.containing(folder)
-    if config is not None and not (if_exists == "resume" and found.exists):
+    existing = RunFolder.containing(folder)
+    if config is not None and not (if_exists == "resume" and existing.exists):
         overwrite, numbered = if_exists == "replace", if_exists == "new"
         try:
             return Experiment.new(config, folder, overwrite=overwrite, numbered=numbered, run_factory=run_factory)
         except HansaError:
-            if if_exists != "resume" or not found.exists:  # otherwise another process has started it in the meantime
+            if if_exists != "resume" or not existing.exists:  # otherwise another process has started it in the meantime
                 raise
     if config is not None:
-        saved = found.config
-        refuse_other_settings(found.path, saved, config)
+        saved = existing.config
+        refuse_other_settings(existing.path, saved, config)
         rounds = max(config.rounds, saved.rounds) if rounds is None else rounds
         if config.python is None:
-            given = {name: value for name, value in settings.items() if value is not None}
-            settings = {**{name: getattr(config, name) for name in FREE_SETTINGS if name != "rounds"}, **given}
+            overrides = {name: value for name, value in settings.items() if value is not None}
+            settings = {**{name: getattr(config, name) for name in FREE_SETTINGS if name != "rounds"}, **overrides}
             trust = True  # the caller's configuration names the same code
     return Experiment.resume(
-        found.path, fallback=fallback, accept=accept, trust=trust, run_factory=run_factory, rounds=rounds, **settings
+        existing.path, fallback=fallback, accept=accept, trust=trust, run_factory=run_factory, rounds=rounds, **settings
     )
 
 
@@ -118,7 +117,7 @@ class Experiment:
 
     def __init__(self, config: Config, run: Run, folder: RunFolder | None = None) -> None:
         self.config, self.run, self._folder = config, run, folder
-        self.began = self._saved = run.state.round
+        self.start_round = self._saved = run.state.round
         self._saved_at = time.monotonic()
 
     @classmethod
@@ -134,8 +133,7 @@ class Experiment:
     ) -> Experiment:
         """Start a run: build data, model and algorithm, then lock the folder, then write to it.
 
-        A run that is replaced is removed when the new one has its first checkpoint. The arguments are those of
-        `open_run`.
+        A replaced run is removed when the new one has its first checkpoint. The arguments are those of `open_run`.
         """
         folder = RunFolder(path)
         if not numbered:
@@ -186,32 +184,32 @@ class Experiment:
                 update={name: value for name, value in settings.items() if value is not None}
             )
             folder.record = record = RunRecord(folder.path, writing=True)
-            before = record.head.rounds
+            last_recorded = record.head.rounds
             if not fallback:
                 record.check_pages()
-            done = record.intact_checkpoint() if fallback else record.newest_checkpoint()
-            if fallback and before > done:
+            rounds_done = record.intact_checkpoint() if fallback else record.newest_checkpoint()
+            if fallback and last_recorded > rounds_done:
                 log.warning("%s: resumed after round %d; rounds %d to %d are lost and run again",
-                            folder, done, done + 1, before)  # fmt: skip
-            state, meta = record.load_checkpoint(done)
-            store = record.open_rows(record.head_of_checkpoint(done).generation)
+                            folder, rounds_done, rounds_done + 1, last_recorded)  # fmt: skip
+            state, meta = record.load_checkpoint(rounds_done)
+            store = record.open_rows(record.head_of_checkpoint(rounds_done).generation)
             if meta["config"] != config_digest(config):
                 raise _config_changed(folder)
-            if config.rounds < done:
-                raise HansaError(f"{folder}: is already at round {done}, past the requested {config.rounds}.")
+            if config.rounds < rounds_done:
+                raise HansaError(f"{folder}: is already at round {rounds_done}, past the requested {config.rounds}.")
             if run_factory is None:
-                run = build_run(config, _load_same_data(config, folder), store, done)
+                run = build_run(config, _load_same_data(config, folder), store, rounds_done)
             else:
-                run = run_factory(config, store, done)
-            run.recorded_devices = meta.get("remote_devices", []) if done else None
+                run = run_factory(config, store, rounds_done)
+            run.recorded_devices = meta.get("remote_devices", []) if rounds_done else None
             provenance = _check_provenance(folder, run, state, meta, accepted)
-            if meta["arithmetic"] != (now := arithmetic_of(run)):
+            if meta["arithmetic"] != (arithmetic := arithmetic_of(run)):
                 log.warning(
                     "%s: started with %s, resumed with %s: the result may differ in its last bits from that of an "
-                    "uninterrupted run", folder, meta["arithmetic"], now,
+                    "uninterrupted run", folder, meta["arithmetic"], arithmetic,
                 )  # fmt: skip
             run.record = record
-            run.restore(state, folder.rewind(done))
+            run.restore(state, folder.rewind(rounds_done))
             run.oldest_resumable_round = min(record.checkpoint_rounds())
             if provenance is not None:
                 folder.write_marker(run, *provenance)
@@ -243,7 +241,7 @@ class Experiment:
         Args:
             callbacks: Called after every round.
             first: Called before the record of a round is written; they may add to it.
-            stopped: Whether a callback has stopped the run before, at its current round: then only save.
+            stopped: Whether a callback has already stopped the run at its current round; then only save.
         """
         rounds = 0 if stopped else self.rounds_left
         if self._folder is None:
@@ -266,9 +264,9 @@ class Experiment:
             try:
                 self._check_folder()
                 self.folder.write_results(self.run, FAILED if isinstance(error, Exception) else STOPPED, target)
-            except (HansaError, OSError) as second:
+            except (HansaError, OSError) as write_error:
                 self._check_folder()
-                log.warning("%s: the results were not written: %s", self.folder, second)
+                log.warning("%s: the results were not written: %s", self.folder, write_error)
             finally:
                 self._close()
             if isinstance(error, HansaError):
@@ -290,8 +288,8 @@ class Experiment:
         section = self.config.checkpoint
         overdue = section.minutes is not None and time.monotonic() - self._saved_at >= 60 * section.minutes
         self.folder.append_record(run, record)
-        due = bool(section.every) and (run.state.round - self._saved >= section.every or overdue)
-        self._commit([record], checkpoint=due)
+        checkpoint_due = bool(section.every) and (run.state.round - self._saved >= section.every or overdue)
+        self._commit([record], checkpoint=checkpoint_due)
         if not section.every:
             run.oldest_resumable_round = run.state.round  # it cannot be resumed
 
@@ -316,7 +314,7 @@ class Experiment:
             self._saved, self._saved_at = run.state.round, time.monotonic()
 
     def _check_folder(self, run: Run | None = None, record: Record | None = None) -> None:
-        """Refuse to go on if the folder was removed or moved while the run is active. This is a callback."""
+        """Raise if the folder was removed or moved. This is a callback."""
         if not self.folder.exists:
             raise RunError(
                 f"{self.folder}: the run folder was removed or moved while the run was active. The run ended after "
@@ -332,7 +330,7 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class PythonRun:
-    """A run started in Python: an algorithm, a task and options, which no configuration file can hold."""
+    """A run started in Python: an algorithm, a task and options, which a configuration file cannot hold."""
 
     algorithm: Algorithm
     task: TaskLike
@@ -369,14 +367,14 @@ class PythonRun:
             ),
         )
 
-    def __call__(self, config: Config, store: ClientStore | None = None, done: int = 0) -> Run:
+    def __call__(self, config: Config, store: ClientStore | None = None, rounds_done: int = 0) -> Run:
         """Return the run before its next round; this is a `RunFactory`."""
         options = replace(
             self.options,
             deterministic=config.deterministic if self.options.deterministic is None else self.options.deterministic,
             server_device=self.options.server_device or config.server_device,
         )
-        engine = auto_engine(options.workers, config.rounds - done, devices=options.resolve_devices(self.task))
+        engine = auto_engine(options.workers, config.rounds - rounds_done, devices=options.resolve_devices(self.task))
         return Run(self.algorithm, self.task, seed=config.seed, store=store, engine=engine, options=options)
 
 
@@ -386,7 +384,7 @@ def _print_value(value: object) -> str:
 
 
 class RunError(HansaError):
-    """A run in a folder failed in a round; the rounds before it are in the folder, if that is still there."""
+    """A run in a folder failed in a round; the rounds before it are in the folder, if it still exists."""
 
     exit_code = 1
 
@@ -398,15 +396,15 @@ class RunError(HansaError):
 def _check_provenance(
     folder: RunFolder, run: Run, state: State, meta: Meta, accepted: set[str]
 ) -> tuple[Provenance, list[dict[str, Any]]] | None:
-    """Refuse to resume with other data, model or code than the run was started with, unless the change is accepted.
+    """Refuse to resume with changed data, model or code unless the change is accepted.
 
     Returns the new provenance and all accepted changes, if there is a change to record.
     """
-    now, marker = provenance_of(run), folder.marker
-    then, earlier = dict(marker["bound"]), list(marker["accepted"])
-    changed = changed_kinds(then, now)
+    current, marker = provenance_of(run), folder.marker
+    original, accepted_changes = dict(marker["bound"]), list(marker["accepted"])
+    changed = changed_kinds(original, current)
     if refused := [kind for kind in changed if kind not in accepted]:
-        details = f" (Hansa {then.get('version')} then, {now['version']} now)" if "version" in refused else ""
+        details = f" (Hansa {original.get('version')} then, {current['version']} now)" if "version" in refused else ""
         raise HansaError(
             f"{folder}: changed since the run was started: {', '.join(refused)}{details}. Restore it, or pass "
             f"--accept {','.join(changed)} (in Python, accept={changed}) to continue; the change is recorded."
@@ -418,10 +416,10 @@ def _check_provenance(
     if meta["run"] != run.id and not changed:
         raise _config_changed(folder)
     if changed:
-        note = {"round": meta["round"], "changed": changed, "before": {kind: then.get(kind) for kind in changed}}
+        note = {"round": meta["round"], "changed": changed, "before": {kind: original.get(kind) for kind in changed}}
         log.warning("%s: continues after round %d with changed %s", folder, meta["round"], ", ".join(changed))
-        earlier.append(note)
-    return (now, earlier) if changed else None
+        accepted_changes.append(note)
+    return (current, accepted_changes) if changed else None
 
 
 def _config_changed(folder: RunFolder) -> HansaError:
@@ -443,13 +441,13 @@ def _digest_without(config: Config, keys: Sequence[str]) -> str:
     return io.sha256(json.dumps(data, sort_keys=True).encode())
 
 
-def _engine_factory(config: Config, done: int) -> EngineFactory:
+def _engine_factory(config: Config, rounds_done: int) -> EngineFactory:
     """Return the engine factory of a run that has completed ``done`` rounds."""
     kind = config.engine.kind
     if config.evaluate.where != "server":
         raise HansaError(f"evaluate.where: {config.evaluate.where}: engine {kind} has no sites. Use server.")
     workers = None if config.workers == "auto" else config.workers
-    rounds = config.rounds - done
+    rounds = config.rounds - rounds_done
     if config.engine.gpus is not None and kind != "ray":
         raise HansaError(f"engine.gpus: {config.engine.gpus:g}: engine {kind} has no actors. Use device, or kind: ray.")
     devices = resolve_devices(config.device)
@@ -461,14 +459,14 @@ def build_run(
     config: Config,
     federated: data.FederatedData,
     store: ClientStore | None = None,
-    done: int = 0,
+    rounds_done: int = 0,
     engine: EngineFactory | None = None,
 ) -> Run:
     """Build the run of a configuration, before its first round."""
     if config.python is not None:
         raise HansaError(
             f"{config.title}: started in Python with an algorithm and a task that no file can hold. "
-            "hansa.resume(FOLDER, algorithm, task) resumes it, given the same two."
+            "Resume it with the same two: hansa.resume(FOLDER, algorithm, task)."
         )
     if config.seeds is not None:
         raise HansaError("seeds: a run has one seed; hansa.runs.folder.expand_seeds has a configuration for each.")
@@ -490,7 +488,7 @@ def build_run(
         personalise=build.personalise_option(config),
         profile=PROFILE.build(config.profile),
     )
-    engine = _engine_factory(config, done) if engine is None else engine
+    engine = _engine_factory(config, rounds_done) if engine is None else engine
     run = Run(build_algorithm(config), task, seed=config.seed, store=store, engine=engine, options=options)
     if config.links is not None and run.clock is not None:
         raise HansaError("links: rounds on a virtual clock take their time from profile. Set one of the two.")
@@ -513,9 +511,9 @@ def measure_global_loss(task: Task, every: int = 1) -> Callback:
 
 
 def _load_same_data(config: Config, folder: RunFolder) -> data.FederatedData:
-    """Load the data of a run with the partition that it was started with."""
+    """Load the data of a run with its original partition."""
     federated = build.load_data(config)
-    if not isinstance(federated, data.FederatedData):  # its clients are generated, or part of it
+    if not isinstance(federated, data.FederatedData):  # the clients are generated, or part of the data
         return federated
     split = data.load_split(folder / PARTITION, None)
     try:
@@ -525,26 +523,26 @@ def _load_same_data(config: Config, folder: RunFolder) -> data.FederatedData:
 
 
 def refuse_other_settings(folder: Path, saved: Config, requested: Config) -> None:
-    """Refuse to resume a run with other settings than its own, but for `FREE_SETTINGS`; the error lists each key."""
-    before, after = flatten(to_dict(saved)), flatten(to_dict(requested))
-    free = {*FREE_SETTINGS, *(("evaluate",) if requested.python is not None else ())}  # options of Python take effect
-    keys = [key for key in sorted({*before, *after}) if key.partition(".")[0] not in free]
+    """Refuse to resume a run with settings other than its own, except `FREE_SETTINGS`; the error lists each key."""
+    current, new = flatten(to_dict(saved)), flatten(to_dict(requested))
+    free_keys = {*FREE_SETTINGS, *(("evaluate",) if requested.python is not None else ())}  # Python's options apply
+    keys = [key for key in sorted({*current, *new}) if key.partition(".")[0] not in free_keys]
     changed = [
-        f"{key} is {_excerpt(before, after, key)}, requested {_excerpt(after, before, key)}"
+        f"{key} is {_excerpt(current, new, key)}, requested {_excerpt(new, current, key)}"
         for key in keys
-        if before.get(key) != after.get(key)
+        if current.get(key) != new.get(key)
     ]
     if changed:
-        more = f"; and {len(changed) - LISTED_CHANGES} more" if len(changed) > LISTED_CHANGES else ""
+        suffix = f"; and {len(changed) - LISTED_CHANGES} more" if len(changed) > LISTED_CHANGES else ""
         raise HansaError(
-            f"{folder}: holds a different run: {'; '.join(changed[:LISTED_CHANGES])}{more}. Use the settings of that "
+            f"{folder}: holds a different run: {'; '.join(changed[:LISTED_CHANGES])}{suffix}. Use the settings of that "
             "run, choose another folder, or replace it with --overwrite (in Python, overwrite=True)."
         )
 
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
-    """Wait until no other process is in this context for a folder of several runs, whose common files it may write."""
+    """Hold the lock of a folder of several runs, whose common files the caller may write; wait for it if necessary."""
     io.make_folder(folder.absolute())
     while True:
         try:
@@ -559,7 +557,7 @@ def hold_folder(folder: Path) -> Iterator[None]:
 
 
 def digest_name(name: str, config: Config, *, extend: bool = True) -> str:
-    """Return a folder name: the start of a title, and a digest of all settings but `FREE_SETTINGS` and several seeds.
+    """Return a folder name: the start of a title, and a digest of all settings but `FREE_SETTINGS` and lists of seeds.
 
     >>> from hansa.config import from_yaml
     >>> digest_name("local.lr=0.1", from_yaml("rounds: 3")) == digest_name("local.lr=0.1", from_yaml("workers: 2"))
@@ -573,39 +571,43 @@ def digest_name(name: str, config: Config, *, extend: bool = True) -> str:
 
 
 def find_folder(config: Config, parent: Path | str, name: str, *, extend: bool = True) -> Path:
-    """Return the folder of a run below ``parent``, or that of its seeds: one whose runs can be reused, or a free one.
+    """Return the folder of a run, or of its seeds, below ``parent``: one whose runs can be reused, or a free one.
 
-    Two spellings of a point are one run. If data, model or code have changed since a run was started, the folder is
-    another one: name-2, name-3, ...
+    Configurations that differ only in spelling have the same folder. If data, model or code have changed since a run
+    was started, a new folder is used: name-2, name-3, ...
 
     Args:
         config: A configuration, with one seed or several.
         parent: The folder of the runs.
-        name: The title of the run, with which the name of a new folder begins.
-        extend: Whether a run of fewer rounds is continued; otherwise it stays, and another one is started.
+        name: The title of the run; the name of a new folder begins with it.
+        extend: Whether a run of fewer rounds is continued; otherwise a new run is started.
     """
     base = Path(parent) / digest_name(name, config, extend=extend)
-    same = re.compile(rf".*-{base.name.rpartition('-')[2]}(-\d+)?")
-    known = sorted(path for path in base.parent.iterdir() if same.fullmatch(path.name)) if base.parent.is_dir() else []
-    free = (base if number == 1 else base.with_name(f"{base.name}-{number}") for number in count(1))
-    return next(path for path in chain(known, free) if _is_usable(path, config))
+    pattern = re.compile(rf".*-{base.name.rpartition('-')[2]}(-\d+)?")
+    paths = base.parent.iterdir() if base.parent.is_dir() else ()
+    existing = sorted(path for path in paths if pattern.fullmatch(path.name))
+    candidates = (base if number == 1 else base.with_name(f"{base.name}-{number}") for number in count(1))
+    return next(path for path in chain(existing, candidates) if _is_usable(path, config))
 
 
 @allow_code()
 def _is_usable(path: Path, config: Config) -> bool:
-    """Return whether a folder holds nothing but runs of a configuration that can be reused, or is free."""
+    """Return whether a folder is free, or holds only reusable runs of a configuration."""
     holder: RunFolder | SeedGroupFolder = RunFolder(path) if config.seeds is None else SeedGroupFolder(path)
     if not holder.exists:
         try:
             holder.check_free() if isinstance(holder, RunFolder) else holder.check()
         except HansaError:  # files that are not part of a run
             return False
-    runs = [(holder if isinstance(holder, RunFolder) else holder.run(each.seed), each) for each in expand_seeds(config)]
-    return all(_is_reusable(run, each) for run, each in runs if run.exists)
+    for seed_config in expand_seeds(config):
+        run = holder if isinstance(holder, RunFolder) else holder.run(seed_config.seed)
+        if run.exists and not _is_reusable(run, seed_config):
+            return False
+    return True
 
 
 def _is_reusable(folder: RunFolder, config: Config) -> bool:
-    """Return whether a run, finished or not, can be that of a configuration with the same digest."""
+    """Return whether a run can be used for a configuration with the same digest."""
     try:
         provenance = folder.marker["bound"]
     except HansaError:  # damaged, or of another version
@@ -618,8 +620,8 @@ def _is_reusable(folder: RunFolder, config: Config) -> bool:
 
 
 def _excerpt(settings: Mapping[str, Any], others: Mapping[str, Any], key: str) -> str:
-    """Return at most 60 characters of a setting, from where it begins to differ from the other one."""
-    text, other = str(settings.get(key, "not set")), str(others.get(key, ""))
-    same = next((place for place, pair in enumerate(zip(text, other, strict=False)) if pair[0] != pair[1]), len(other))
-    start = max(0, same - 20) if len(text) > 60 else 0
+    """Return at most 60 characters of a setting, beginning 20 before its first difference from another one."""
+    text, other_text = str(settings.get(key, "not set")), str(others.get(key, ""))
+    matches = takewhile(lambda pair: pair[0] == pair[1], zip(text, other_text, strict=False))
+    start = max(0, len(list(matches)) - 20) if len(text) > 60 else 0
     return f"{'...' if start else ''}{text[start : start + 60]}"

@@ -1,4 +1,4 @@
-"""Numbers from the history of a run: best, final, rounds and bits to a target, summaries over seeds, sites, intervals.
+"""Metrics of a run's history: best, final, rounds and bits to a target, summaries over seeds, sites, intervals.
 
 A history is a sequence of records, one for each round.
 """
@@ -37,11 +37,11 @@ Record: TypeAlias = Mapping[str, Any]
 History: TypeAlias = Sequence[Record]
 
 MIN_SEEDS = 3
-"""The fewest seeds from which a confidence interval is estimated."""
+"""The minimum number of seeds for a confidence interval."""
 _TABLE = ("round", "train_loss", "test_loss", "test_accuracy", "up_bytes")
 _ROWS = "/test_rows"
 PARTS = ("work_seconds", "transport_seconds")
-"""The parts of a round's seconds that were spent on the site that it waited for longest; the rest is the server's."""
+"""The parts of a round's seconds spent on its slowest site; the remaining seconds are the server's."""
 
 
 def column_names(history: Iterable[Record]) -> list[str]:
@@ -50,7 +50,7 @@ def column_names(history: Iterable[Record]) -> list[str]:
 
 
 def is_finite(value: Any) -> bool:
-    """Return whether this is a finite number; a flag is none."""
+    """Return whether a value is a finite number; booleans are not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -68,7 +68,7 @@ def series(history: History, metric: str | None = None) -> list[tuple[int, float
 
 
 def _measured(history: History, metric: str | None) -> tuple[list[tuple[int, float]], str, dict[str, Direction]]:
-    """Return the finite measurements of a metric, by default the main one, its column, and the known directions."""
+    """Return the finite measurements of a metric, by default the main one, with its column and all directions."""
     facts = facts_of(history)
     name, better = split_metric(main_metric(column_names(history), facts) if metric is None else metric, facts.better)
     points = [(int(record["round"]), float(record[name])) for record in history if is_finite(record.get(name))]
@@ -78,28 +78,28 @@ def _measured(history: History, metric: str | None) -> tuple[list[tuple[int, flo
 
 
 def diverged_at(history: Iterable[Record], metric: str) -> int | None:
-    """Return the round from which on a metric was not finite until its last measurement; None if that was finite.
+    """Return the round since which a metric has not been finite; None if its last measurement is finite.
 
-    Rounds without a measurement do not count, nor for the clients' training loss rounds without participants.
+    Rounds without a measurement are skipped; for ``train_loss`` also rounds without participants.
 
     >>> diverged_at([{"round": 1, "loss": 0.5}, {"round": 2, "loss": math.nan}, {"round": 3}], "loss")
     2
     """
-    first = None
+    start = None
     for record in history:
         value = record.get(metric)
         if not isinstance(value, (int, float)) or (metric == "train_loss" and record.get("participants") == 0):
             continue
-        first = None if is_finite(value) else int(record["round"]) if first is None else first
-    return first
+        start = None if is_finite(value) else int(record["round"]) if start is None else start
+    return start
 
 
 def best(history: History, metric: str | None = None) -> float | None:
-    """Return the best finite value of a metric; None where it was never measured.
+    """Return the best finite value of a metric; None if it was never measured.
 
     Args:
         history: The records of a run.
-        metric: A column, or COLUMN:lower where its direction is not known; by default the main metric of the run.
+        metric: A column, or COLUMN:lower if its direction is unknown; by default the main metric of the run.
 
     >>> best([{"round": 1, "test_loss": 0.5}, {"round": 2, "test_loss": 0.7}], "test_loss")
     0.5
@@ -135,13 +135,13 @@ def score(history: History, metric: str | None = None, window: int = WINDOW) -> 
     return _mean_of_last(history, metric, window, 1)
 
 
-def _mean_of_last(history: History, metric: str | None, count: int, few: int) -> float | None:
-    """Return the mean of the last ``count`` measurements, or of the last ``few`` if there are not more than these."""
+def _mean_of_last(history: History, metric: str | None, count: int, fallback_count: int) -> float | None:
+    """Return the mean of the last ``count`` measurements, or of ``fallback_count`` if there are at most ``count``."""
     check_integer("score", "window", count)
     points, name, _ = _measured(history, metric)
     if diverged_at(history, name) is not None:
         return math.nan
-    values = [value for _, value in points[-(count if len(points) > count else few) :]]
+    values = [value for _, value in points[-(count if len(points) > count else fallback_count) :]]
     return math.fsum(values) / len(values) if values else None
 
 
@@ -151,7 +151,7 @@ def rounds_to(history: History, target: float, metric: str | None = None) -> int
     Args:
         history: The records of a run.
         target: The value to reach: from below, or from above for a metric that falls.
-        metric: A column, or COLUMN:lower where its direction is not known; by default the main metric of the run.
+        metric: A column, or COLUMN:lower if its direction is unknown; by default the main metric of the run.
 
     >>> rounds_to([{"round": r, "test_accuracy": r / 10} for r in range(1, 10)], 0.7)
     7
@@ -172,7 +172,7 @@ def cost_to(history: History, target: float, metric: str | None = None) -> dict[
     72
     """
     round = rounds_to(history, target, metric)
-    return None if round is None else with_totals(each for each in history if each["round"] <= round)[-1]
+    return None if round is None else with_totals(record for record in history if record["round"] <= round)[-1]
 
 
 def with_totals(history: Iterable[Record]) -> list[dict[str, Any]]:
@@ -185,8 +185,8 @@ def with_totals(history: Iterable[Record]) -> list[dict[str, Any]]:
     totals = dict.fromkeys(BITS, 0)
     wall = simulated = 0.0
     for record in history:
-        for total, part in BITS.items():
-            totals[total] += 8 * int(record.get(part) or 0)
+        for total, column in BITS.items():
+            totals[total] += 8 * int(record.get(column) or 0)
         wall += float(record.get("seconds") or 0.0)
         sums = {"server_bits": totals["up_bits"] + totals["down_bits"], "bits": sum(totals.values())}
         records.append({**record, **totals, **sums, "wall_seconds": wall})
@@ -209,13 +209,13 @@ def summarize(
     Args:
         history: The records of a run.
         target: The value that the metric is to reach.
-        metric: The metric of the target, which is summarized even if it is no evaluated one; by default the main one.
+        metric: The metric of the target, always summarized; by default the main one.
         window: How many of the last measurements are averaged.
     """
     check_integer("summarize", "window", window)
     facts, names = facts_of(history), column_names(history)
-    chosen, better = split_metric(main_metric(names, facts) if metric is None else metric, facts.better)
-    requested = facts.main if metric is None else chosen
+    column, better = split_metric(main_metric(names, facts) if metric is None else metric, facts.better)
+    requested = facts.main if metric is None else column
     summary: dict[str, Any] = {"rounds": int(history[-1]["round"]) if history else 0}
     for name in dict.fromkeys([*OUTCOMES, *evaluated_metrics(names), facts.main, requested]):
         values = [float(record[name]) for record in history if is_finite(record.get(name))]
@@ -232,16 +232,16 @@ def summarize(
     summary["lost"] = sum(int(record.get("lost") or 0) for record in history)
     summary["unmoved_rounds"] = sum(record.get("moved") is False for record in history)
     if target is not None:
-        spent = cost_to(history, target, metric) if chosen in names else None
+        cost = cost_to(history, target, metric) if column in names else None
         summary["target"] = target
-        summary["rounds_to_target"] = None if spent is None else int(spent["round"])
-        summary["bits_to_target"] = None if spent is None else spent["bits"]
+        summary["rounds_to_target"] = None if cost is None else int(cost["round"])
+        summary["bits_to_target"] = None if cost is None else cost["bits"]
     return summary
 
 
 def score_key(summaries: Iterable[Mapping[str, Any]], metric: str, window: int = WINDOW) -> str:
-    """Return the number of some summaries that they are ranked by: ``last5_METRIC`` if all that measured the metric
-    have it, else ``METRIC``, the final value.
+    """Return the key by which summaries are ranked: ``last5_METRIC`` if all that measured the metric have it, else
+    ``METRIC``, the final value.
 
     >>> score_key([{"loss": 1.0, "last5_loss": 2.0}, {"loss": 3.0}], "loss")
     'loss'
@@ -252,7 +252,7 @@ def score_key(summaries: Iterable[Mapping[str, Any]], metric: str, window: int =
 
 
 def describe_score(key: str) -> str:
-    """Return what a number of a summary is: "final", "best" or "mean of last 5".
+    """Describe a key of a summary: "final", "best" or "mean of last 5".
 
     >>> describe_score("last5_test_loss"), describe_score("test_loss"), describe_score("best_test_loss")
     ('mean of last 5', 'final', 'best')
@@ -279,12 +279,12 @@ def load_run(folder: Path | str) -> pandas.DataFrame:
 
     run = RunFolder.containing(folder)
     if not (history := run.history):
-        raise HansaError(f"{run}: no round of a run. It is recorded when the first round is completed.")
+        raise HansaError(f"{run}: no completed round. The first is recorded when it ends.")
     return pandas.DataFrame(with_totals(history))
 
 
 def text_table(history: Sequence[Record], columns: Sequence[str] = (), last: int = 5) -> str:
-    """Return the named columns of the last rounds as aligned text; without names the most common ones.
+    """Return columns of the last rounds as aligned text, by default the most common ones.
 
     >>> print(text_table([{"round": 1, "loss": 0.25}, {"round": 2, "loss": None}], ["round", "loss"]))
     round loss
@@ -305,11 +305,11 @@ def text_table(history: Sequence[Record], columns: Sequence[str] = (), last: int
 
 
 def drop_reasons(history: Iterable[Record]) -> Counter[str]:
-    """Return how many clients were dropped for each reason."""
+    """Return the number of dropped clients by reason."""
     reasons: Counter[str] = Counter()
     for record in history:
-        found = record.get("reasons")
-        reasons.update(found if isinstance(found, dict) else {})
+        counts = record.get("reasons")
+        reasons.update(counts if isinstance(counts, dict) else {})
     return reasons
 
 
@@ -338,8 +338,8 @@ def summarize_seeds(
 ) -> tuple[dict[str, Any], dict[str, SeedStatistics]]:
     """Summarize several runs as one: the mean of every number, and its statistics if there are several runs.
 
-    Numbers that not all runs have are left out, except for the rounds and bits to a target: None unless all reached it,
-    and ``reached`` is how many did. A number that is NaN for some seed, which diverged, is NaN.
+    Numbers that some runs lack are omitted, except the rounds and bits to a target: None unless all runs reached it;
+    ``reached`` counts those that did. A number that is NaN for some seed, which diverged, is NaN.
 
     Args:
         histories: The history of each seed.
@@ -390,7 +390,7 @@ def curve_over_seeds(histories: Sequence[History], metric: str, x: str = "round"
 def cost_over_seeds(
     histories: Sequence[History], target: float, metric: str | None = None
 ) -> tuple[int, dict[str, SeedStatistics]]:
-    """Return how many runs reached a target, and if all did, the statistics of their totals until then.
+    """Return the number of runs that reached a target, and if all did, the statistics of their totals at that round.
 
     Args:
         histories: The history of each seed.
@@ -401,14 +401,14 @@ def cost_over_seeds(
     >>> cost_over_seeds(curves, 0.5)[0], cost_over_seeds(curves, 0.4)[1]["round"].mean
     (1, 1.5)
     """
-    first = histories[0]
-    name = main_metric(column_names(first), facts_of(first)) if metric is None else metric.partition(":")[0]
+    main = main_metric(column_names(histories[0]), facts_of(histories[0]))
+    name = main if metric is None else metric.partition(":")[0]
     measured = [history for history in histories if any(name in record for record in history)]
     records = [record for history in measured if (record := cost_to(history, target, metric)) is not None]
     if len(records) < len(histories):
         return len(records), {}
     totals = [name for name in ("round", *TOTALS) if all(name in record for record in records)]
-    return len(records), {name: seed_statistics([float(each[name]) for each in records]) for name in totals}
+    return len(records), {name: seed_statistics([float(record[name]) for record in records]) for name in totals}
 
 
 class MeanInterval(NamedTuple):
@@ -455,8 +455,8 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> MeanInte
 def paired_interval(first: Sequence[float], second: Sequence[float], confidence: float = 0.95) -> MeanInterval:
     """Return the interval of the mean of ``first[seed] - second[seed]``.
 
-    The difference within a seed cancels what both methods share: the partition and the first model. Numbers that are
-    equal up to rounding have the difference 0.
+    The difference within a seed cancels the partition and the initial model, which both methods share. Numbers equal up
+    to rounding have the difference 0.
 
     Args:
         first: The numbers of one method, by seed.
@@ -471,7 +471,7 @@ def paired_interval(first: Sequence[float], second: Sequence[float], confidence:
 
 
 def site_names(history: Iterable[Record]) -> list[str]:
-    """Return the sites that a history has metrics of, in the order of their names.
+    """Return the sites with metrics in a history, sorted by name.
 
     >>> site_names([{"round": 1, "north/test_rows": 7, "validation/test_loss": 0.5}])
     ['north']
@@ -495,14 +495,14 @@ def site_totals(history: Iterable[Record]) -> dict[str, Counter[str]]:
 
 def combined_by(history: Sequence[Record]) -> dict[str, str]:
     """Return how each metric over all sites was last computed."""
-    return next((how for record in reversed(history) if isinstance(how := record.get("combined_by"), dict)), {})
+    return next((methods for record in reversed(history) if isinstance(methods := record.get("combined_by"), dict)), {})
 
 
 def round_seconds(history: Iterable[Record]) -> dict[str, float]:
-    """Return the median seconds of a round, and of its parts: the work of the site that it waited for longest,
-    transport, and the server; nothing if the history has no parts.
+    """Return the median seconds of a round and of its parts: work of the slowest site, transport, and the server; empty
+    if the history has no parts.
 
-    The first round is left out if there are others: it also enrolls the sites.
+    The first round, which also enrolls the sites, is omitted if there are others.
 
     >>> first = {"round": 1, "seconds": 9.0, "work_seconds": 5.0, "transport_seconds": 2.0}
     >>> round_seconds([first, {**first, "seconds": 4.0, "work_seconds": 1.5}])
@@ -514,7 +514,7 @@ def round_seconds(history: Iterable[Record]) -> dict[str, float]:
         for record in history if all(name in record for name in PARTS)
     ]  # fmt: skip
     rounds = measured[1:] or measured
-    return {name: float(median(each[name] for each in rounds)) for name in rounds[0]} if rounds else {}
+    return {name: float(median(record[name] for record in rounds)) for name in rounds[0]} if rounds else {}
 
 
 def describe_seconds(history: Iterable[Record]) -> str:
@@ -532,8 +532,8 @@ def describe_seconds(history: Iterable[Record]) -> str:
 
 
 def federation_summary(run: Run, history: Sequence[Record]) -> dict[str, Any]:
-    """Return what the summary of a federation has in addition: every update that was asked for and is not in the run,
-    bytes and seconds by site, how metrics were combined over sites, and where the seconds of a round go."""
+    """Return the additional summary of a federation: requested updates that are not in the run, bytes and seconds by
+    site, how metrics were combined over sites, and the seconds of a round by part."""
     lost = [
         {"site": run.site_of.get(dropped.client), "client": dropped.client, "round": round, "reason": dropped.reason}
         for round, dropped in run.dropped_clients

@@ -1,7 +1,7 @@
 """Hyperparameter search: optuna proposes points, and trials that are worse than the median are pruned.
 
-All trials are in one JSON file. A proposal is a function of the seed, its number and the trials before it. So a search
-that was interrupted proposes the same point again, and its runs are resumed.
+All trials are in one JSON file. A proposal is a function of the seed, its number and the previous trials. So an
+interrupted search proposes the same point again, and its runs are resumed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def parse_range(text: str) -> search_range | None:
 
 
 class Trial(NamedTuple):
-    """A point that was tried; its value is the mean over seeds of the score, as in `hansa.runs.metrics.score`."""
+    """An evaluated point; its value is the mean over seeds of `hansa.runs.metrics.score`."""
 
     number: int
     point: dict[str, Any]
@@ -90,16 +90,16 @@ class Search:
 
     Args:
         axes: For each name a list of values or a `search_range`.
-        metric: The column to optimize, or COLUMN:lower where its direction is not known; by default the main one of the
-            task, on its validation rows if it has any.
-        task: The task, whose metrics have directions.
+        metric: The column to optimize, or COLUMN:lower if its direction is unknown; by default the task's main metric,
+            on its validation rows if it has any.
+        task: The task, which declares the directions of its metrics.
         seeds: The number of runs per trial.
         rounds: The number of rounds of each run.
         seed: The seed of the proposals.
-        prune: Whether to end trials early that are worse than the median of earlier ones at the same step; not the
-            first five trials, nor the first fifth of a run.
+        prune: Whether to stop trials that are worse than the median of earlier ones at the same step; never the first
+            five trials, nor in the first fifth of a run.
         folder: Where the trials are stored, for resuming.
-        facts: Further settings, which must be the same when the search is resumed.
+        facts: Further settings, which must not change when the search is resumed.
         window: How many of the last measurements a score averages.
     """
 
@@ -119,11 +119,11 @@ class Search:
     ) -> None:
         if not axes:
             raise HansaError("search: expected at least one axis, such as local.lr=1e-3..1:log.")
-        self._optuna = o = _optuna()
+        self._optuna = optuna = _import_optuna()
         self.axes, self.seeds, self.rounds, self.window, self.prune = dict(axes), seeds, rounds, window, prune
-        known = MetricFacts.of_task(task)
-        metric = metric or known.tuning or "loss"
-        self.metric, directions = split_metric(metric, known.better)
+        metric_facts = MetricFacts.of_task(task)
+        metric = metric or metric_facts.tuning or "loss"
+        self.metric, directions = split_metric(metric, metric_facts.better)
         self._falls = lower_is_better(self.metric, directions)
         self._key = Key(seed)
         self._path = None if folder is None else Path(folder) / SEARCH
@@ -137,11 +137,12 @@ class Search:
             "window": window,
             **(facts or {}),
         }
-        states = o.trial.TrialState
+        states = optuna.trial.TrialState
         self._states = {DONE: states.COMPLETE, PRUNED: states.PRUNED, FAILED: states.FAIL}
-        self._distributions = {name: _distribution(o.distributions, name, axis) for name, axis in self.axes.items()}
-        pruner = o.pruners.MedianPruner(5, max(1, rounds // 5)) if prune else o.pruners.NopPruner()
-        self._study = o.create_study(direction="minimize" if self._falls else "maximize", pruner=pruner)
+        distributions = optuna.distributions
+        self._distributions = {name: _distribution(distributions, name, axis) for name, axis in self.axes.items()}
+        pruner = optuna.pruners.MedianPruner(5, max(1, rounds // 5)) if prune else optuna.pruners.NopPruner()
+        self._study = optuna.create_study(direction="minimize" if self._falls else "maximize", pruner=pruner)
         if self._path is not None and self._path.exists():
             self._load(self._path)
 
@@ -151,18 +152,18 @@ class Search:
         names = {state: name for name, state in self._states.items()}
         return [
             Trial(
-                each.number,
-                self.point(each.params),
-                names[each.state],
-                each.value if each.state == self._states[DONE] else None,
-                dict(each.intermediate_values),
+                trial.number,
+                self.point(trial.params),
+                names[trial.state],
+                trial.value if trial.state == self._states[DONE] else None,
+                dict(trial.intermediate_values),
             )
-            for each in self._study.trials
-            if each.state in names
+            for trial in self._study.trials
+            if trial.state in names
         ]
 
     def ask(self, trials: int) -> Iterator[RunningTrial]:
-        """Yield trials until there are this many; each must be finished before the next."""
+        """Yield new trials until there are ``trials``; finish each before the next."""
         check_integer("search", "trials", trials)
         for number in range(len(self.trials), trials):
             seed = int.from_bytes(self._key.child("search", number).digest(4), "little")
@@ -171,11 +172,11 @@ class Search:
             if len(self.trials) == number:
                 raise HansaError("search: finish() every trial before the next one.")
 
-    def point(self, drawn: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of optuna's parameters, those of a range rounded to six digits."""
+    def point(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of optuna's parameters; those of a range are rounded to six digits."""
         point: dict[str, Any] = {}
         for name, axis in self.axes.items():
-            value = drawn[name]
+            value = params[name]
             if not isinstance(axis, search_range):
                 point[name] = axis[self._distributions[name].choices.index(value)]
             else:
@@ -204,36 +205,36 @@ class Search:
     def counts(self) -> str:
         """Return the number of trials by outcome, as text."""
         counts = Counter(trial.status for trial in self.trials)
-        listed = ", ".join(f"{counts[status]} {status}" for status in (DONE, PRUNED, FAILED) if counts[status])
-        return f"{counts.total()} trials: {listed or 'none'}"
+        by_status = ", ".join(f"{counts[status]} {status}" for status in (DONE, PRUNED, FAILED) if counts[status])
+        return f"{counts.total()} trials: {by_status or 'none'}"
 
     def record(self, optuna_trial: Any, status: str, value: float | None = None) -> None:
-        """Record a trial that has ended."""
+        """Record a finished trial."""
         self._study.tell(optuna_trial, value, state=self._states[status])
         if self._path is None:
             return
         trials = [
-            {"drawn": drawn.params, "status": each.status, "value": each.value, "steps": list(each.steps.items())}
-            for each, drawn in zip(self.trials, self._study.trials, strict=True)
+            {"drawn": source.params, "status": trial.status, "value": trial.value, "steps": list(trial.steps.items())}
+            for trial, source in zip(self.trials, self._study.trials, strict=True)
         ]
         io.make_folder(self._path.parent.resolve())
         content = json.dumps({"search": self._settings, "trials": trials}, indent=1, allow_nan=False)
         io.write_file(self._path, content.encode())
 
     def _load(self, path: Path) -> None:
-        """Take the trials of a search that was interrupted."""
+        """Load the trials of an interrupted search."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             changed = [name for name, value in self._settings.items() if content["search"].get(name) != value]
-            for each in [] if changed else content["trials"]:
-                self.point(each["drawn"])
+            for trial in [] if changed else content["trials"]:
+                self.point(trial["drawn"])
                 self._study.add_trial(
                     self._optuna.trial.create_trial(
-                        state=self._states[each["status"]],
-                        value=each["value"],
-                        params=each["drawn"],
+                        state=self._states[trial["status"]],
+                        value=trial["value"],
+                        params=trial["drawn"],
                         distributions=self._distributions,
-                        intermediate_values={int(step): float(value) for step, value in each["steps"]},
+                        intermediate_values={int(step): float(value) for step, value in trial["steps"]},
                     )
                 )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -243,7 +244,7 @@ class Search:
 
 
 class RunningTrial:
-    """A trial under way. As a callback of its runs it stops them when the trial is pruned."""
+    """An active trial; as a callback of its runs it stops them when the trial is pruned."""
 
     def __init__(self, search: Search, optuna_trial: Any) -> None:
         self._search, self._optuna_trial = search, optuna_trial
@@ -263,8 +264,8 @@ class RunningTrial:
     def report(self, history: Sequence[Record]) -> bool:
         """Report the history of the current run so far; return whether the trial is pruned.
 
-        The value at a step is the mean over the finished seeds and the current one. Rounds after the one at which the
-        trial was pruned are ignored, so that a run found in a folder counts like one that is stopped at that round.
+        The value at a step is the mean over the finished seeds and the current one. Rounds after the pruning are
+        ignored, so that a run loaded from a folder counts like one that was stopped at that round.
         """
         search, metric = self._search, self._search.metric
         while self._reported < len(history) and not self.pruned:
@@ -273,12 +274,12 @@ class RunningTrial:
             value = so_far[-1].get(metric)
             if not isinstance(value, (int, float)):
                 continue
-            if not math.isfinite(value):  # a run that ends so has diverged, and the trial fails
+            if not math.isfinite(value):  # if this is the last value, the run diverged and the trial fails
                 self._values[-1] = math.nan
                 continue
             value_now, running = score(so_far, metric, search.window), last(so_far, metric, search.window)
             self._values[-1] = math.nan if value_now is None else value_now
-            # the mean of the first rounds, too, so that the values of one run are comparable for pruning
+            # a running mean from the first round on, so that the values of one run are comparable for pruning
             mean = math.fsum([*self._values[:-1], math.nan if running is None else running]) / len(self._values)
             step = (len(self._values) - 1) * search.rounds + int(so_far[-1]["round"])
             self._optuna_trial.report(mean, step)
@@ -296,15 +297,15 @@ class RunningTrial:
 def _distribution(distributions: Any, name: str, axis: Axis) -> Any:
     """Return the optuna distribution of an axis."""
     if isinstance(axis, search_range):
-        whole = isinstance(axis.low, int) and isinstance(axis.high, int)
-        kind = distributions.IntDistribution if whole else distributions.FloatDistribution
+        integers = isinstance(axis.low, int) and isinstance(axis.high, int)
+        kind = distributions.IntDistribution if integers else distributions.FloatDistribution
         return kind(axis.low, axis.high, log=axis.log)
     if isinstance(axis, str) or not len(axis):
         raise invalid_argument("search", name, axis, "some values, or hansa.search_range(low, high)")
-    return distributions.CategoricalDistribution([json.dumps(each, sort_keys=True, default=repr) for each in axis])
+    return distributions.CategoricalDistribution([json.dumps(value, sort_keys=True, default=repr) for value in axis])
 
 
-def _optuna() -> Any:
+def _import_optuna() -> Any:
     try:
         import optuna
     except ImportError as error:

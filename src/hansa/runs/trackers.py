@@ -116,7 +116,7 @@ def finite_numbers(record: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in record.items() if name != "round" and is_finite(value)}
 
 
-def flatten(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested settings under dotted names.
 
     >>> flatten({"seed": 0, "local": {"lr": 0.1}})
@@ -124,7 +124,7 @@ def flatten(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """
     flattened: dict[str, Any] = {}
     for key, value in tree.items():
-        flattened.update(flatten(value, f"{above}{key}.") if isinstance(value, Mapping) else {f"{above}{key}": value})
+        flattened.update(flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
     return flattened
 
 

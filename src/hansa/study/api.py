@@ -15,7 +15,7 @@ from hansa.runs.driver import Callback, Run, RunOptions, RunOptionsDict, device_
 from hansa.runs.store import ClientStore
 from hansa.training import TaskLike
 
-if TYPE_CHECKING:  # a run in memory needs none of these: folders, results and progress are imported where they are used
+if TYPE_CHECKING:  # not needed by a run in memory: functions import folders, results and progress
     from hansa.config import Config
     from hansa.runs.experiment import IfExists
     from hansa.runs.search import Axis, Search
@@ -26,7 +26,7 @@ log = logging.getLogger("hansa")
 
 
 class RunCall(RunOptionsDict, total=False):
-    """The keyword arguments of `run` but for seeds, for type checkers."""
+    """The keyword arguments of `run` except seeds, for type checkers."""
 
     seed: int | None
     out: Path | str | None
@@ -81,25 +81,25 @@ def run(
         progress: Whether to show a progress bar, or lines where there is no terminal.
         name: The title of the run in tables and reports; by default the algorithm's.
         overwrite: Replace a different run in ``out``, which is otherwise refused.
-        accept: Kinds of changes since the run in ``out`` was started with which it is continued, as in `hansa.resume`.
+        accept: Kinds of changes to accept when the run in ``out`` is continued, as in `hansa.resume`.
         checkpoint_every: Rounds between checkpoints in ``out``.
         store: Where client memory is kept, for a run without ``out``.
-        parallel: How many seeds run side by side, in worker processes; None uses all cores where forks are safe.
+        parallel: The number of seeds that run in parallel, in worker processes; None uses all cores if forks are safe.
         dtype: ``torch.float32`` or ``torch.float64`` for all arithmetic; by default the task's.
         device: Where clients train: a device, or a list of which each worker takes one; by default the task's.
         deterministic: Whether accelerators use deterministic algorithms only, the default; an operation without one is
-            then an error. No effect on CPUs, whose results are always the same.
+            then an error. CPU results are always deterministic.
         server_device: Where the server aggregates and steps; by default the CPU.
         workers: The number of workers; None uses all cores when that is faster.
-        quorum: The smallest number of accepted updates with which a round changes the model.
+        quorum: The minimum number of accepted updates; with fewer a round does not change the model.
         keep_params: Whether to keep the model of every round, for ``Run.trajectory``.
         evaluate_every: Rounds between evaluations; 0 evaluates after the last round only.
         callbacks: Functions of (run, record), called after every round; a true result stops the run.
         faults: A plan of clients that drop out or misbehave, `hansa.faults`.
         max_norm: Updates with a larger norm are refused.
         measures: Additional measurements for each round's record, such as `hansa.measures.compression`.
-        per_client: Whether to evaluate every client on its own test rows, or every how many rounds; by default with
-            each evaluation if test rows have owners. ``Run.clients`` has the results.
+        per_client: Whether to evaluate every client on its own test rows, or the rounds between these evaluations; by
+            default with each evaluation if test rows have owners. ``Run.clients`` has the results.
         personalise: Steps on its own training rows that a client takes before a second evaluation:
             ``{"steps": 5, "lr": 0.01}``.
         profile: Speeds of the clients' devices on the virtual clock, such as `hansa.pace.devices`.
@@ -115,7 +115,7 @@ def run(
     if not isinstance(algorithm, Algorithm):
         raise invalid_argument("run", "algorithm", algorithm, "an Algorithm", "hansa.presets.fedavg(...) makes one.")
     check_integer("run", "rounds", rounds)
-    chosen = RunOptions(**options)
+    run_options = RunOptions(**options)
     if store is not None and (out is not None or seeds is not None):
         hint = "Each seed has its own store." if out is None else "The run's folder holds client memory."
         raise invalid_argument("run", "store", store, "None with out or several seeds", hint)
@@ -123,24 +123,24 @@ def run(
         raise invalid_argument("run", "parallel", parallel, "None for one seed", "workers=N uses N cores.")
     if seed is not None and seeds is not None and not isinstance(seeds, int):
         raise invalid_argument("run", "seed", seed, "none beside a list of seeds", f"The list is {list(seeds)}.")
-    first = 0 if seed is None else seed
+    first_seed = 0 if seed is None else seed
     if seeds is None and out is None and not progress:
-        engine = auto_engine(chosen.workers, rounds, devices=chosen.resolve_devices(task))
-        alone = Run(algorithm, task, seed=first, store=store, engine=engine, options=chosen)
-        return alone.advance(rounds, chosen.callbacks)
+        engine = auto_engine(run_options.workers, rounds, devices=run_options.resolve_devices(task))
+        new_run = Run(algorithm, task, seed=first_seed, store=store, engine=engine, options=run_options)
+        return new_run.advance(rounds, run_options.callbacks)
     from hansa.runs.experiment import PythonRun
     from hansa.runs.folder import parse_seeds
     from hansa.study.report.results import Runs
     from hansa.study.session import Session, plan_jobs
 
-    python = PythonRun(algorithm, task, chosen)
-    several = None if seeds is None else parse_seeds(seeds, first)
-    config = python.describe(rounds, first, several, name=name, checkpoint_every=checkpoint_every)
-    kept: dict[str, Any] = {"store": store} if out is None else {"rounds": rounds, "accept": accept}
+    python = PythonRun(algorithm, task, run_options)
+    seed_list = None if seeds is None else parse_seeds(seeds, first_seed)
+    config = python.describe(rounds, first_seed, seed_list, name=name, checkpoint_every=checkpoint_every)
+    open_options: dict[str, Any] = {"store": store} if out is None else {"rounds": rounds, "accept": accept}
     with Session(progress, saved=out is not None) as session:
-        jobs = plan_jobs(config, out, "replace" if overwrite else "resume", python=python, **kept)
+        jobs = plan_jobs(config, out, "replace" if overwrite else "resume", python=python, **open_options)
         session.run_jobs(jobs, parallel)
-        return jobs[0].run if several is None else Runs(config.title, [job.run for job in jobs])
+        return jobs[0].run if seed_list is None else Runs(config.title, [job.run for job in jobs])
 
 
 def compare(
@@ -170,11 +170,10 @@ def compare(
         progress: Whether to show a progress bar.
         overwrite: Replace different runs in ``out``, which are otherwise refused; or the names of the methods to run
             again.
-        accept: Kinds of changes since the runs in ``out`` were started with which they are continued, as in
-            `hansa.resume`.
+        accept: Kinds of changes to accept when the runs in ``out`` are continued, as in `hansa.resume`.
         checkpoint_every: Rounds between checkpoints in ``out``.
-        parallel: How many runs are executed side by side, in worker processes; None uses all cores where
-            forks are safe. Results do not depend on it.
+        parallel: The number of parallel runs, in worker processes; None uses all cores if forks are safe. Results do
+            not depend on it.
         options: Further options of every run, as in `hansa.run`.
 
     >>> import torch
@@ -197,18 +196,18 @@ def compare(
     slugs = {name: slug(name) for name in methods}
     if out is not None and len(set(slugs.values())) < len(slugs):
         raise HansaError(f"compare: two methods have the same folder name in {sorted(slugs.values())}. Rename one.")
-    again = [*methods] if overwrite is True else [] if overwrite is False else list(overwrite)
-    if unknown := [name for name in again if name not in methods]:
+    replaced = [*methods] if overwrite is True else [] if overwrite is False else list(overwrite)
+    if unknown := [name for name in replaced if name not in methods]:
         raise invalid_argument("compare", "overwrite", unknown[0], f"names among {', '.join(methods)}")
-    all_seeds, chosen = parse_seeds(seeds, 0, "compare"), RunOptions(**options)
+    all_seeds, run_options = parse_seeds(seeds, 0, "compare"), RunOptions(**options)
     jobs: list[Job] = []
     with Session(progress, saved=out is not None) as session:
         for name, algorithm in methods.items():
-            python = PythonRun(algorithm, task, chosen)
+            python = PythonRun(algorithm, task, run_options)
             config = python.describe(rounds, seeds=all_seeds, name=name, checkpoint_every=checkpoint_every)
             folder = None if out is None else Path(out) / slugs[name]
-            how: IfExists = "replace" if name in again else "resume"
-            jobs += plan_jobs(config, folder, how, python=python, rounds=rounds, accept=accept)
+            if_exists: IfExists = "replace" if name in replaced else "resume"
+            jobs += plan_jobs(config, folder, if_exists, python=python, rounds=rounds, accept=accept)
         session.run_jobs(jobs, parallel)
         runs = iter([job.run for job in jobs])
         return Comparison({name: Runs(name, [next(runs) for _ in all_seeds]) for name in methods})
@@ -231,7 +230,7 @@ def search(
     parallel: int | None = None,
     **options: Unpack[RunOptionsDict],
 ) -> Search:
-    """Search for the arguments of ``factory`` with which ``metric`` is best. Needs the extra ``optuna``.
+    """Search for the arguments of ``factory`` that optimize ``metric``. Needs the extra ``optuna``.
 
     ``hansa.search(presets.fedams, task, {"local_lr": hansa.search_range(1e-3, 1), "steps": [5, 10]}, rounds=40)``
 
@@ -244,16 +243,16 @@ def search(
         axes: For each argument a list of values, or `hansa.search_range` for a range.
         rounds: The number of communication rounds of every run.
         trials: The number of points to try.
-        metric: A column of the history, or COLUMN:lower where its direction is not known; by default the main metric of
-            the task, on its validation rows if it has any (`hansa.data.with_validation`).
+        metric: A column of the history, or COLUMN:lower if its direction is unknown; by default the task's main metric,
+            on its validation rows if it has any (`hansa.data.with_validation`).
         window: How many of the last measurements a score averages.
         seeds: How many seeds from 0, or a list of them.
-        prune: Whether to end trials early that are worse than the median of the trials before them.
+        prune: Whether to stop trials that are worse than the median of the previous trials.
         out: A folder for the trials; the same call resumes an interrupted search.
         progress: Whether to show a progress bar.
         checkpoint_every: Rounds between checkpoints in ``out``.
-        parallel: How many seeds of a trial run side by side, if trials are not pruned; a trial follows from those
-            before it, so trials never do. None uses all cores where forks are safe.
+        parallel: The number of seeds of a trial that run in parallel, if trials are not pruned; trials are sequential,
+            since each depends on the previous ones. None uses all cores if forks are safe.
         options: Further options of every run, as in `hansa.run`.
     """
     from hansa.runs.experiment import PythonRun
@@ -262,14 +261,14 @@ def search(
     from hansa.study.session import Session, plan_jobs
 
     check_integer("search", "rounds", rounds)
-    all_seeds, chosen = parse_seeds(seeds, 0, "search"), RunOptions(**options)
-    same: dict[str, Any] = {"rounds": rounds, "prune": prune, "window": window, "facts": {"task": task.name}}
-    study = Search(axes, metric, task=task, seeds=len(all_seeds), folder=out, **same)
+    all_seeds, run_options = parse_seeds(seeds, 0, "search"), RunOptions(**options)
+    settings: dict[str, Any] = {"rounds": rounds, "prune": prune, "window": window, "facts": {"task": task.name}}
+    study = Search(axes, metric, task=task, seeds=len(all_seeds), folder=out, **settings)
     if warning := scores_test_rows(study.metric):
         log.warning("search: %s", warning)
 
     def plan(point: Mapping[str, Any]) -> list[Job]:
-        python = PythonRun(factory(**point), task, chosen)
+        python = PythonRun(factory(**point), task, run_options)
         title = ", ".join(f"{name}={value!r}" for name, value in point.items())
         config = python.describe(rounds, seeds=all_seeds, name=title, checkpoint_every=checkpoint_every)
         folder = None if out is None else Path(out) / slug(title)
@@ -301,15 +300,15 @@ def resume(
 
     Args:
         folder: The folder of a run, or of several seeds.
-        algorithm: For a run started in Python, the algorithm it was started with.
-        task: For a run started in Python, the task it was started with.
-        rounds: A new last round; by default the one of the run.
+        algorithm: The algorithm of a run started in Python.
+        task: The task of a run started in Python.
+        rounds: A new last round; by default that of the run.
         fallback: Use the newest undamaged checkpoint if a newer one is damaged.
         accept: Kinds of changes to accept: data, partition, augment, model, loss, metric, method, version. Others are
             refused; accepted ones are recorded in the folder.
         trust: Import code that the folder names even if this user did not create the folder on this machine.
         progress: Whether to show a progress bar.
-        parallel: How many seeds run side by side, as in `hansa.run`.
+        parallel: The number of seeds that run in parallel, as in `hansa.run`.
         options: The options that the run was started with, as in `hansa.run`; ``workers``, ``callbacks``, ``device``,
             ``server_device`` and ``deterministic`` may differ.
 
@@ -330,18 +329,18 @@ def resume(
         raise HansaError(f"resume({str(folder)!r}): expected both an algorithm and a task, or neither.")
     if task is None and (foreign := sorted(set(options) - RESUMABLE)):
         raise HansaError(f"resume({str(folder)!r}): {', '.join(foreign)}: the folder's configuration sets these.")
-    chosen = RunOptions(**options)
-    python = None if algorithm is None or task is None else PythonRun(algorithm, task, chosen)
+    run_options = RunOptions(**options)
+    python = None if algorithm is None or task is None else PythonRun(algorithm, task, run_options)
     settings: dict[str, Any] = {
         "rounds": rounds,
-        "workers": chosen.workers,
-        "device": None if chosen.device is None else device_names(chosen.device),
-        "deterministic": chosen.deterministic,
-        "server_device": None if chosen.server_device is None else str(chosen.server_device),
+        "workers": run_options.workers,
+        "device": None if run_options.device is None else device_names(run_options.device),
+        "deterministic": run_options.deterministic,
+        "server_device": None if run_options.server_device is None else str(run_options.server_device),
     }
     with Session(progress) as session:
-        how: dict[str, Any] = {"trust": trust, "fallback": fallback, "accept": accept}
-        jobs = plan_resumed(folder, python, settings, chosen.callbacks, **how)
+        open_options: dict[str, Any] = {"trust": trust, "fallback": fallback, "accept": accept}
+        jobs = plan_resumed(folder, python, settings, run_options.callbacks, **open_options)
         session.run_jobs(jobs, parallel)
         return _runs_of(jobs)
 
@@ -375,14 +374,14 @@ def run_config(
     from hansa.study.session import Session, plan_jobs
 
     with Session(progress) as session:
-        how: IfExists = "replace" if overwrite else "resume"
-        jobs = plan_jobs(config, out, how, callbacks=callbacks, rounds=config.rounds)
+        if_exists: IfExists = "replace" if overwrite else "resume"
+        jobs = plan_jobs(config, out, if_exists, callbacks=callbacks, rounds=config.rounds)
         session.run_jobs(jobs)
         return _runs_of(jobs)
 
 
 def _runs_of(jobs: Sequence[Job]) -> Run | Runs:
-    """Return the only run, or those of all seeds."""
+    """Return the run, or the runs of all seeds."""
     from hansa.study.report.results import Runs
 
     return jobs[0].run if jobs[0].group is None else Runs(jobs[0].config.title, [job.run for job in jobs])

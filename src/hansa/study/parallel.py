@@ -1,16 +1,16 @@
-"""Runs of a study side by side in worker processes.
+"""Parallel runs of a study in worker processes.
 
-One run of a small model cannot use all cores, several can. Worker processes take runs from a queue, the longest first:
-one that begins last keeps one core busy while the others wait. This process collects results, shows progress and knows
-what signals mean. A worker is a fork of this process where that is safe: it starts in milliseconds, since all modules
-are imported and all data are there. Elsewhere it is a new interpreter, which first imports torch and Hansa, about two
-seconds of a core: these are started only if the user asks for parallel runs.
+A single run of a small model cannot use all cores; several runs can. Worker processes take runs from a queue, the
+longest first, so that no long run is left for last. This process collects results, shows progress and handles signals.
+A worker is a fork of this process if that is safe: it starts in milliseconds, with all modules and data loaded.
+Otherwise it is a new interpreter, which takes about two seconds to import torch and Hansa: these are started only if
+the user asks for parallel runs.
 
-Results do not depend on who executes a run, nor on the order in which runs end. The error of a run is raised here. The
-run of a worker that dies is executed again by another one, or by this process when no worker is left.
+Results do not depend on which process executes a run, nor on the order in which runs end. Errors of runs are raised in
+this process. If a worker dies, another one executes its run again, or this process if no worker is left.
 
-Workers ignore the signals that stop a study, since a terminal or a batch system sends them to all its processes. They
-end with this process, however it ends; runs in folders are then resumed from their last checkpoints.
+Workers ignore the signals that stop a study, since terminals and batch systems send them to all processes. They exit
+when this process ends for any reason; runs in folders can then be resumed from their last checkpoints.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("hansa")
 
 SHOW_SECONDS = 0.2
-"""The least time between two messages about the progress of a run."""
+"""The minimum time between two progress messages of a run."""
 STOP_SIGNALS = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None))]
 STOP, LOG, DONE, FAILED = "stop", "log", "done", "failed"
 
@@ -69,14 +69,14 @@ class JobStopped(Exception):
 
 
 def choose_parallel(parallel: int | None, jobs: Sequence[Job], obstacle: str = "") -> int:
-    """Return how many runs of a study are under way at once.
+    """Return the number of parallel runs of a study.
 
-    By default as many as there are cores, divided by the workers of each; one on other devices than the CPU.
+    By default the number of cores divided by the workers of a run; 1 on devices other than the CPU.
 
     Args:
-        parallel: The number that the user asks for; None chooses it.
+        parallel: The requested number; None chooses it.
         jobs: The runs.
-        obstacle: Why they cannot be sent to other processes, if they cannot.
+        obstacle: Why the runs cannot be sent to other processes, if they cannot.
     """
     if parallel is not None:
         check_integer("study", "parallel", parallel, "None uses all cores; 1 runs one after the other.")
@@ -94,7 +94,7 @@ def choose_parallel(parallel: int | None, jobs: Sequence[Job], obstacle: str = "
     on_cpu = all(device.type == "cpu" for job in jobs for device in resolve_devices(job.config.device))
     cores = available_cores() // (workers or 1) if on_cpu else 1
     count = min(cores if parallel is None else parallel, len(jobs))
-    if count > 1 and obstacle:  # the user's choice, unless they ask for more
+    if count > 1 and obstacle:  # worth a warning only if the user asked for parallel runs
         log.log(logging.INFO if parallel is None else logging.WARNING, "runs one after the other: %s", obstacle)
     elif count > 1 and workers_that_fit(count) < 2:
         warn_sequential("there is not enough free memory for two processes")
@@ -105,28 +105,27 @@ def choose_parallel(parallel: int | None, jobs: Sequence[Job], obstacle: str = "
 
 @cache
 def warn_sequential(reason: str) -> None:
-    """Warn that runs use one core for a reason which the user did not choose; once in a process for each reason."""
+    """Warn, once per reason, that runs are sequential for a reason that the user did not choose."""
     log.warning("runs one after the other: %s", reason)
 
 
 class StudyScheduler:
     """Executes the runs of a study.
 
-    If a run fails, the runs after it end with their current round and no others are started; those before it are
-    finished, as if one had been executed after the other. Then its error is raised. A shared run that another process
-    executes is put last.
+    If a run fails, later runs stop after their current round or are not started, and earlier ones are finished, as in
+    sequential execution. Then its error is raised. A shared run that another process executes is put last.
 
     Args:
-        session: Shows progress, and knows whether the user wants to stop.
+        session: Shows progress and receives signals.
         jobs: The runs.
         run_here: Executes a job in this process.
-        parallel: How many runs are under way at once, from `choose_parallel`; one is executed in this process.
+        parallel: The number of parallel runs, from `choose_parallel`; 1 executes all in this process.
     """
 
     def __init__(self, session: Session, jobs: Sequence[Job], run_here: Callable[[Job], None], parallel: int) -> None:
         self.jobs, self._session, self._run_here, self._parallel = list(jobs), session, run_here, parallel
         self._queue = deque(range(len(self.jobs)))
-        self._in_use: dict[int, float] = {}  # jobs that another process executes, each with when to ask again
+        self._in_use: dict[int, float] = {}  # jobs that another process executes: when to try each again
         self._failed: tuple[int, BaseException] | None = None
         self._workers: list[Worker] = []
 
@@ -140,7 +139,7 @@ class StudyScheduler:
                     raise KeyboardInterrupt
                 if self._workers:
                     self._serve_workers()
-                elif (index := self._take()) is None:
+                elif (index := self._next_job()) is None:
                     time.sleep(SHOW_SECONDS)
                 else:
                     self._execute_here(index)
@@ -158,8 +157,8 @@ class StudyScheduler:
     def _busy(self) -> list[Worker]:
         return [worker for worker in self._workers if worker.job is not None]
 
-    def _take(self) -> int | None:
-        """Return the next job of the queue, but for those that another process executed a moment ago."""
+    def _next_job(self) -> int | None:
+        """Take the next job from the queue; skip those that another process executed a moment ago."""
         now = time.monotonic()
         index = next((index for index in self._queue if self._in_use.get(index, 0.0) <= now), None)
         if index is not None:
@@ -172,15 +171,15 @@ class StudyScheduler:
         except Exception as error:
             if self._session.interrupt.received is not None:
                 raise
-            self._settle(index, error)
+            self._handle_failure(index, error)
 
-    def _alone(self, index: int) -> bool:
-        """Whether a run that does not set its workers may use all cores: it is the last, and the others are equal."""
-        alike = len({job.rounds for job in self.jobs}) == 1
-        return alike and len(self.jobs) % self._parallel == 1 and index == len(self.jobs) - 1
+    def _may_use_all_cores(self, index: int) -> bool:
+        """Return whether a run without a set number of workers may use all cores: the last of equally long runs."""
+        equal_rounds = len({job.rounds for job in self.jobs}) == 1
+        return equal_rounds and len(self.jobs) % self._parallel == 1 and index == len(self.jobs) - 1
 
     def _start_workers(self) -> None:
-        """Start worker processes, before the first run opens files if they are forks."""
+        """Start worker processes; forks must start before the first run opens files."""
         sources: Mapping[str, str] = {}
         if not (fork := can_fork()):
             checker = CodeChecker()
@@ -197,20 +196,20 @@ class StudyScheduler:
         log.info("%d runs side by side", self._parallel)
 
     def _serve_workers(self) -> None:
-        """Give jobs to idle workers, and take a message of each that has one."""
+        """Send jobs to idle workers and handle the messages of the others."""
         for worker in self._workers:
-            if worker.job is None and (index := self._take()) is not None:
-                worker.start(index, alone=self._alone(index))
+            if worker.job is None and (index := self._next_job()) is not None:
+                worker.start(index, all_cores=self._may_use_all_cores(index))
         ready = connection.wait([worker.pipe for worker in self._workers], SHOW_SECONDS)
         for worker in [worker for worker in self._workers if worker.pipe in ready]:
             if message := worker.receive():
                 self._handle(worker, *message)
             else:
-                self._bury(worker)
+                self._remove_dead_worker(worker)
 
     def _handle(self, worker: Worker, kind: str, *content: Any) -> None:
-        """Take a worker's message: show the progress of its run, or settle its job."""
-        if kind == LOG:  # also between two jobs
+        """Handle a worker's message: progress, a result or an error."""
+        if kind == LOG:  # may arrive between two jobs
             (record,) = content
             logging.getLogger(record.name).handle(record)
             return
@@ -229,25 +228,25 @@ class StudyScheduler:
             worker.job = None
             if worker.progress is not None:
                 worker.progress.close()
-            self._settle(index, *content)
+            self._handle_failure(index, *content)
         else:  # skip, print_once
             getattr(self._session.display, kind)(*content)
 
-    def _bury(self, worker: Worker) -> None:
-        """Put the job of a worker that died first in the queue."""
+    def _remove_dead_worker(self, worker: Worker) -> None:
+        """Remove a dead worker and return its job to the head of the queue."""
         self._workers.remove(worker)
         worker.end()
         if worker.job is not None:
             log.warning(
-                "%s: the worker process died (exit code %s); the run is continued by another one",
+                "%s: the worker process died (exit code %s); another one continues the run",
                 self.jobs[worker.job].title, worker.process.exitcode,
             )  # fmt: skip
             if self._failed is None or worker.job < self._failed[0]:
                 self._queue.appendleft(worker.job)
 
-    def _settle(self, index: int, error: Exception) -> None:
-        """Put a run last that another process executes; else record the first error in the order of the jobs, and stop
-        the jobs after it."""
+    def _handle_failure(self, index: int, error: Exception) -> None:
+        """Requeue a run that another process executes; otherwise record the error of the first failed job and stop the
+        jobs after it."""
         if isinstance(error, JobStopped):
             return
         if isinstance(error, InUseError) and self.jobs[index].shared:
@@ -259,16 +258,16 @@ class StudyScheduler:
             return
         if self._failed is None or index < self._failed[0]:
             self._failed = index, error
-        first = self._failed[0]
-        self._queue = deque(job for job in self._queue if job < first)
+        failed_index = self._failed[0]
+        self._queue = deque(job for job in self._queue if job < failed_index)
         for worker in self._busy:
-            if worker.job is not None and worker.job > first:
+            if worker.job is not None and worker.job > failed_index:
                 worker.send(STOP)
 
     def _stop_workers(self) -> None:
-        """Stop all runs of workers after their rounds, if that saves them."""
+        """Stop all runs of workers; those that are saved stop after their round."""
         self._queue.clear()
-        self._failed = -1, KeyboardInterrupt()  # nothing is queued any more
+        self._failed = -1, KeyboardInterrupt()  # no job is queued any more
         for worker in self._busy:
             worker.send(STOP)
         while self._busy and self.jobs[0].folder is not None:
@@ -276,23 +275,23 @@ class StudyScheduler:
 
 
 def workers_that_fit(count: int) -> int:
-    """Return how many processes of the size of this one fit into the free memory, at most ``count``."""
+    """Return the number of processes of this size that fit into the free memory, at most ``count``."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-        own = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        free_bytes = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        resident_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, StopIteration):  # not Linux
         return count
-    return min(count, int(free // (1.2 * own)))
+    return min(count, int(free_bytes // (1.2 * resident_pages * os.sysconf("SC_PAGE_SIZE"))))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StudySetup:
-    """What a worker receives once: the jobs of the study, and the settings of its process."""
+    """The setup of a worker: the jobs of the study, and the settings of its process."""
 
     jobs: Sequence[Job]
     sources: Mapping[str, str]
-    shown: bool
+    show_progress: bool
     settings: NumericSettings = field(default_factory=NumericSettings.current)
     threads: int = field(default_factory=torch.get_num_threads)
     level: int = field(default_factory=logging.getLogger("hansa").getEffectiveLevel)
@@ -300,34 +299,33 @@ class StudySetup:
 
 
 class Worker:
-    """A worker process, and the job that it executes. A fork inherits the setup; a new interpreter receives it, packed
-    in a memory."""
+    """A worker process and its job. A fork inherits the setup; a new interpreter receives it in shared memory."""
 
     def __init__(self, setup: StudySetup | tuple[PackedObject, SharedMemory]) -> None:
-        self.pipe, other = multiprocessing.Pipe()
+        self.pipe, worker_end = multiprocessing.Pipe()
         self.job: int | None = None
         self.progress: RunProgress | None = None
         if isinstance(setup, StudySetup):
-            self.process = start_process(execute_jobs, (other, setup), "fork")
+            self.process = start_process(execute_jobs, (worker_end, setup), "fork")
         else:
-            self.process = start_process(execute_jobs, (other, None), "spawn")
+            self.process = start_process(execute_jobs, (worker_end, None), "spawn")
             self.send(tuple(setup[0]))
             with suppress(OSError):
                 reduction.send_handle(self.pipe, setup[1].fd, self.process.pid)
-        other.close()
+        worker_end.close()
 
-    def start(self, job: int, *, alone: bool) -> None:
-        """Start a job; ``alone`` if it may use all cores."""
+    def start(self, job: int, *, all_cores: bool) -> None:
+        """Start a job; ``all_cores`` if it may use all cores."""
         self.job, self.progress = job, None
-        self.send((job, alone))
+        self.send((job, all_cores))
 
     def send(self, message: object) -> None:
-        """Send an order; a dead worker is noticed when its answer is awaited."""
+        """Send a message; `receive` detects a dead worker."""
         with suppress(OSError):
             self.pipe.send(message)
 
     def receive(self) -> Sequence[Any]:
-        """Return the next message, with the answer of a job that is done; nothing if the process has ended."""
+        """Return the next message, with the result of a finished job; empty if the process has ended."""
         try:
             message: Sequence[Any] = self.pipe.recv()
             if message[0] != DONE:
@@ -338,7 +336,7 @@ class Worker:
         return DONE, unpack_object(PackedObject(*message[1:]), [memory], copy=False)
 
     def end(self) -> None:
-        """Wait for the process, which has ended or been killed, and close the pipe."""
+        """Close the pipe and wait for the process, which has ended or was killed."""
         if self.progress is not None:
             self.progress.close()
         self.pipe.close()
@@ -350,14 +348,14 @@ class Worker:
 def can_fork() -> bool:
     """Return whether this process can be forked safely; the variable ``HANSA_FORK=off`` forbids it.
 
-    Only the thread that forks exists in the new process: a lock that another thread of Python holds would stay locked.
-    So there may be no other, as there is in a notebook. The threads of BLAS and OpenMP do nothing between two calls.
-    Accelerators cannot be used after a fork, and on macOS neither can system libraries.
+    Only the forking thread exists in the new process, so a lock held by another Python thread would stay locked: there
+    must be no other thread, as there is in a notebook. BLAS and OpenMP threads are idle between calls. Accelerators,
+    and on macOS system libraries, cannot be used after a fork.
     """
     if sys.platform != "linux" or os.environ.get("HANSA_FORK") == "off":
         return False
-    alone = len(sys._current_frames()) == 1 and threading.current_thread() is threading.main_thread()
-    return alone and not torch.cuda.is_initialized() and not torch.xpu.is_initialized()  # type: ignore[no-untyped-call]
+    single_threaded = len(sys._current_frames()) == 1 and threading.current_thread() is threading.main_thread()
+    return single_threaded and not torch.cuda.is_initialized() and not torch.xpu.is_initialized()  # type: ignore[no-untyped-call]
 
 
 def start_process(
@@ -366,10 +364,10 @@ def start_process(
     """Start a process that calls a function and ends with this one.
 
     Args:
-        main: The function. It is called in a new thread: the OpenMP threads of this process are missing in a fork, and
-            a new thread starts its own.
+        main: The function, called in a new thread: a fork lacks the OpenMP threads of this process, and a new thread
+            starts its own.
         arguments: Its arguments.
-        method: Whether the process is a fork or a new interpreter, which does not execute the user's program again.
+        method: ``fork``, or ``spawn`` for a new interpreter, which does not execute the user's program again.
     """
     if method == "spawn":
         resource_tracker.ensure_running()  # it unblocks signals when it starts
@@ -389,20 +387,20 @@ def start_process(
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block the signals that stop a study: a new process has them blocked until it ignores them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    """Block the signals that stop a study; a new process inherits the mask until it ignores them."""
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
 def _become_worker(main: Callable[..., object], *arguments: Any) -> None:
     for number in STOP_SIGNALS:
-        signal.signal(number, lambda *_: None)  # not SIG_IGN, which processes started here would inherit
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which child processes would inherit
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # a progress display may have replaced them
-    gc.freeze()  # what was there before is neither searched nor finalized here
+    gc.freeze()  # inherited objects are neither collected nor finalized
     threading.Thread(target=_end_with_parent, daemon=True).start()
     thread = threading.Thread(target=main, args=arguments, name="hansa run")
     thread.start()
@@ -420,7 +418,7 @@ def _end_with_parent() -> None:
 def _receive_setup(pipe: Connection) -> StudySetup:
     """Receive and unpack the setup in a new interpreter."""
     packed = PackedObject(*pipe.recv())
-    os.environ["HANSA_WORKER"] = "1"  # with it, importing the user's modules cannot start runs
+    os.environ["HANSA_WORKER"] = "1"  # importing the user's modules must not start runs
     memory = SharedMemory(reduction.recv_handle(pipe), private=True)
     setup: StudySetup = unpack_object(packed, [memory], copy=False)
     del os.environ["HANSA_WORKER"]
@@ -431,7 +429,7 @@ def _receive_setup(pipe: Connection) -> StudySetup:
 
 
 def execute_jobs(pipe: Connection, setup: StudySetup | None) -> None:
-    """Execute jobs until the study ends this process; without a setup, receive it first."""
+    """Execute jobs until the study ends this process; without a setup, receive one first."""
     setup = _receive_setup(pipe) if setup is None else setup
     lock = threading.Lock()
 
@@ -440,22 +438,22 @@ def execute_jobs(pipe: Connection, setup: StudySetup | None) -> None:
             pipe.send(message)
 
     setup.settings.apply()
-    torch.set_num_threads(setup.threads)  # as where the study was started: preprocessing must give the same bits
+    torch.set_num_threads(setup.threads)  # the study's number: preprocessing must give the same bits
     log.setLevel(setup.level)
     log.propagate = False
     log.handlers[:] = [QueueHandler(SimpleNamespace(put_nowait=partial(send, LOG)))]
-    display = WorkerDisplay(send, pipe.poll, setup.shown)
+    display = WorkerDisplay(send, pipe.poll, setup.show_progress)
     while True:
-        if (order := pipe.recv()) == STOP:  # the run had ended before
+        if (message := pipe.recv()) == STOP:  # the run had already ended
             continue
-        index, alone = order
+        index, all_cores = message
         memory = SharedMemory()
         try:
             with ExitStack() as stack:
                 may, trust = setup.code
                 if may:
                     stack.enter_context(allow_code(trust=trust))
-                if not alone:
+                if not all_cores:
                     stack.enter_context(worker_block(1))
                 packed = Packer(memory).pack(setup.jobs[index].work(display))
             with lock:
@@ -479,18 +477,18 @@ def portable(error: Exception) -> Exception:
     text = "".join(traceback.format_exception(error))
     try:
         reduction.ForkingPickler.loads(reduction.ForkingPickler.dumps(error))
-    except Exception:  # whatever a user's own error does
+    except Exception:  # a user's exception may fail in any way
         error = RuntimeError(f"{type(error).__name__}: {error}")
     error.add_note(text)
     return error
 
 
 class WorkerDisplay(ProgressDisplay):
-    """Sends the progress of a worker's run to the study, as names of methods of its display with their arguments, and
-    stops the run when there is an order of the study, which during a run can only be to stop."""
+    """Sends the progress of a worker's run to the study, as method names of its display with arguments; stops the run
+    on any message of the study, which during a run can only be STOP."""
 
-    def __init__(self, send: Callable[..., None], stopping: Callable[[], bool], shown: bool) -> None:
-        self.send, self.stopping, self.shown = send, stopping, shown
+    def __init__(self, send: Callable[..., None], stopping: Callable[[], bool], show_progress: bool) -> None:
+        self.send, self.stopping, self.show_progress = send, stopping, show_progress
 
     def follow(self, title: str, rounds: int, done: int = 0) -> RunProgress:
         self.send("follow", rounds, done)
@@ -506,7 +504,7 @@ class WorkerDisplay(ProgressDisplay):
 class _SentProgress(RunProgress):
     def __init__(self, display: WorkerDisplay, rounds: int) -> None:
         super().__init__(display)
-        self._worker, self._rounds, self._sent = display, rounds, 0.0
+        self._worker, self._rounds, self._sent_at = display, rounds, 0.0
 
     def __call__(self, run: Run, record: Mapping[str, Any]) -> bool:
         super().__call__(run, record)
@@ -514,6 +512,6 @@ class _SentProgress(RunProgress):
 
     def update(self, round: int, numbers: str) -> None:
         now = time.monotonic()
-        if self._worker.shown and (now - self._sent >= SHOW_SECONDS or round == self._rounds):
-            self._sent = now
+        if self._worker.show_progress and (now - self._sent_at >= SHOW_SECONDS or round == self._rounds):
+            self._sent_at = now
             self._worker.send("update", round, numbers)

@@ -1,7 +1,7 @@
-"""How the runs of a call are executed: one after the other or side by side, shown, stopped by signals, and saved.
+"""Execution of the runs of a call: sequential or parallel, with progress, signal handling and saving.
 
-`Session` is what `hansa.run`, `hansa.compare`, `hansa.search`, `hansa.resume`, `hansa.run_config` and the commands have
-in common: one display of progress, one handler of signals, one scheduler.
+`hansa.run`, `hansa.compare`, `hansa.search`, `hansa.resume`, `hansa.run_config` and the commands share `Session`: one
+progress display, one signal handler, one scheduler.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Job:
         python: The algorithm and the task of a run started in Python.
         callbacks: Called after each round, before its record is written.
         shared: Whether other studies may plan the same run: while one executes it, the others wait.
-        group: The folder of all seeds, if it is one of several.
-        opened: The run, while and after it is executed in this process; None if its folder holds the finished one.
+        group: The folder of all seeds, if the run is one of several.
+        opened: The run, once opened in this process; None if its folder holds the finished one.
     """
 
     config: Config
@@ -80,27 +80,28 @@ class Job:
 
     @property
     def rounds(self) -> int:
-        """Its number of rounds."""
+        """The number of rounds of the run."""
         return self.config.rounds
 
     @property
     def obstacle(self) -> str:
-        """Why it cannot be executed in another process; "" if it can."""
+        """Why the run cannot be executed in another process; "" if it can."""
         if self.callbacks:
             return "callbacks are called in this process"
         if self.config.engine.kind != "pool":
             return f"engine {self.config.engine.kind} uses other processes itself"
         for measure in () if self.python is None else self.python.options.measures:
-            if not any(str(getattr(of, "__module__", "")).startswith("hansa.") for of in (type(measure), measure)):
+            modules = (getattr(part, "__module__", "") for part in (type(measure), measure))
+            if not any(str(module).startswith("hansa.") for module in modules):
                 return "measures of your own are called in this process"
         if self.python is not None and self.folder is None and requires_disk(self.python.algorithm):
-            return "client memory is in temporary folders of this process; out=FOLDER keeps it where others find it"
+            return "client memory is in temporary folders of this process; out=FOLDER makes it available to others"
         return ""
 
     def open(self) -> Experiment | None:
         """Open the run before its next round, unless its folder holds the finished one.
 
-        It is an `InUseError` while another process executes the run.
+        Raises `InUseError` while another process executes the run.
         """
         if self.opened is not None:
             return self.opened
@@ -108,11 +109,11 @@ class Job:
             assert self.python is not None
             self.opened = Experiment(self.config, self.python(self.config, self.options.get("store")))
             return self.opened
-        found = RunFolder(self.folder)
-        if self.if_exists == "resume" and found.exists:
-            saved = found.config
-            if saved.rounds >= self.rounds and found.summary["status"] == FINISHED:
-                refuse_other_settings(found.path, saved, self.config)
+        run_folder = RunFolder(self.folder)
+        if self.if_exists == "resume" and run_folder.exists:
+            saved = run_folder.config
+            if saved.rounds >= self.rounds and run_folder.summary["status"] == FINISHED:
+                refuse_other_settings(run_folder.path, saved, self.config)
                 return None
         self.opened = open_run(self.config, self.folder, self.if_exists, run_factory=self.python, **self.options)
         return self.opened
@@ -123,11 +124,11 @@ class Job:
             display.skip(self.rounds)
         else:
             display.print_once(describe_kernels(opened.run.task))
-            progress = display.follow(self.title, opened.config.rounds, opened.began)
+            progress = display.follow(self.title, opened.config.rounds, opened.start_round)
             opened.execute([progress, *callbacks], self.callbacks, stopped=stopped)
 
     def work(self, display: ProgressDisplay) -> Any:
-        """Execute it in a worker process; return what a run in memory holds."""
+        """Execute the run in a worker process; return the state of a run in memory."""
         opened = self.open()
         self.execute(display)
         if opened is not None and opened.rounds_left > 0:
@@ -138,18 +139,18 @@ class Job:
         saved = run.checkpoint_state(), list(run.history), list(run.trajectory) if run.options.keep_params else None
         return saved, run.store, run.client_blocks, run.dropped_clients
 
-    def collect(self, answer: Any) -> None:
-        """Take the run in memory that a worker process has executed, from what `work` has returned."""
-        if answer is not None and (opened := self.open()) is not None:
+    def collect(self, result: Any) -> None:
+        """Restore a run in memory from the result of `work` in a worker process."""
+        if result is not None and (opened := self.open()) is not None:
             run = opened.run
-            saved, run.store, run.client_blocks, dropped = answer
+            saved, run.store, run.client_blocks, dropped = result
             run.restore(*saved)
-            run.dropped_clients = dropped  # a checkpoint has the last of them only
+            run.dropped_clients = dropped  # a checkpoint has only the last ones
             run.release_data()
 
     @property
     def run(self) -> Run:
-        """The executed run; one that is only a folder here is restored from it."""
+        """The executed run; if another process executed it, restored from its folder."""
         if self.opened is None:
             assert self.folder is not None
             options = {**self.options, "fallback": False}
@@ -160,7 +161,7 @@ class Job:
 
     @property
     def path(self) -> Path:
-        """The folder of the executed run, which may have got a number."""
+        """The folder of the executed run, with its number if it has one."""
         assert self.folder is not None
         return self.folder if self.opened is None else self.opened.folder.path
 
@@ -180,14 +181,14 @@ def plan_jobs(
     shared: bool = False,
     **options: Any,
 ) -> list[Job]:
-    """Plan a run, or those of all its seeds, which are in a common folder.
+    """Plan a run, or the runs of all its seeds in a common folder.
 
     Args:
         config: A configuration, with one seed or several.
         folder: The folder of the run, or of the seeds; None for runs in memory.
         if_exists: What happens if the folder holds runs already.
         python: The algorithm and the task of a run started in Python.
-        callbacks: Called after each round, before its record is written; those of ``python`` are, too.
+        callbacks: Called after each round, before its record is written; with ``python``, its callbacks are used.
         shared: Whether other studies may plan the same runs.
         options: Further arguments of `hansa.runs.experiment.open_run`, or the ``store`` of a run in memory.
     """
@@ -196,15 +197,15 @@ def plan_jobs(
         group = _start_group(config, Path(folder), if_exists)
         if_exists = "replace" if if_exists == "replace" else "resume"
     if python is not None and folder is not None:
-        server = None if (given := python.options.server_device) is None else str(given)
+        server = None if (device := python.options.server_device) is None else str(device)
         options = {"workers": python.options.workers, "server_device": server, **options}
     callbacks = callbacks if python is None else python.options.callbacks
     jobs, configs = [], expand_seeds(config)
-    for each in configs:
-        title = f"{config.title}, seed {each.seed}" if len(configs) > 1 else config.title
-        place = folder if group is None else group.run(each.seed).path
-        path, above = None if place is None else Path(place), None if group is None else group.path
-        jobs.append(Job(each, title, path, if_exists, options, python, callbacks, shared, above))
+    for seed_config in configs:
+        title = f"{config.title}, seed {seed_config.seed}" if len(configs) > 1 else config.title
+        run_path = folder if group is None else group.run(seed_config.seed).path
+        path, group_path = None if run_path is None else Path(run_path), None if group is None else group.path
+        jobs.append(Job(seed_config, title, path, if_exists, options, python, callbacks, shared, group_path))
     return jobs
 
 
@@ -230,25 +231,25 @@ def plan_resumed(
     trust: bool = False,
     **options: Any,
 ) -> list[Job]:
-    """Plan to resume the run in a folder, or its seeds; those that have not been started are.
+    """Plan to resume the run in a folder, or its seeds; seeds that were not started are started.
 
     Args:
         folder: The folder of a run, or of several seeds.
-        python: For runs started in Python, the objects that they were started with.
+        python: The algorithm, task and options of runs started in Python.
         settings: New values of `hansa.runs.experiment.FREE_SETTINGS`; None keeps a value.
         callbacks: Called after each round, before its record is written.
         trust: As the options, an argument of `hansa.runs.experiment.open_run`.
         options: Further arguments.
     """
-    given = {name: value for name, value in (settings or {}).items() if value is not None}
+    overrides = {name: value for name, value in (settings or {}).items() if value is not None}
     group = SeedGroupFolder(folder)
     if not group.exists:
-        opened = open_run(None, folder, "resume", trust=trust, run_factory=python, **options, **given)
+        opened = open_run(None, folder, "resume", trust=trust, run_factory=python, **options, **overrides)
         return [opened_job(opened, callbacks)]
     if python is None:
         group.require_trust(trust=trust)
-    config = group.config.model_copy(update=given)
-    return plan_jobs(config, folder, "resume", python=python, callbacks=callbacks, **options, **given)
+    config = group.config.model_copy(update=overrides)
+    return plan_jobs(config, folder, "resume", python=python, callbacks=callbacks, **options, **overrides)
 
 
 def plan_reusable(config: Config, parent: Path | str, name: str, *, extend: bool = True) -> list[Job]:
@@ -257,8 +258,8 @@ def plan_reusable(config: Config, parent: Path | str, name: str, *, extend: bool
     Args:
         config: A configuration, with one seed or several.
         parent: The folder of the runs.
-        name: The title of the run, with which the names of folders begin.
-        extend: Whether a run of fewer rounds is continued; otherwise it stays, and another one is started.
+        name: The title of the run; the names of folders begin with it.
+        extend: Whether a run of fewer rounds is continued; otherwise a new run is started.
     """
     with hold_folder(Path(parent)):
         folder = find_folder(config, parent, name, extend=extend)
@@ -272,14 +273,14 @@ def opened_job(experiment: Experiment, callbacks: Sequence[Callback] = ()) -> Jo
 
 
 class Session(ExitStack):
-    """A context in which runs are executed, shown and stopped by signals.
+    """A context that executes runs, shows their progress and stops them on signals.
 
     Args:
         progress: Whether to show progress.
-        console: Where; by default on standard error.
-        signals: The signals that stop runs after their round; by default Ctrl-C, and those that a display asks for.
-        saved: Whether runs are saved when they are stopped: then signals stop them after a round, otherwise at once.
-        track: The names of trackers that runs in folders are logged to.
+        console: Where to show it; by default on standard error.
+        signals: The signals that stop runs after their round; by default Ctrl-C.
+        saved: Whether stopped runs are saved: signals then stop them after a round, otherwise at once.
+        track: The trackers to which runs in folders are logged.
     """
 
     def __init__(
@@ -303,15 +304,15 @@ class Session(ExitStack):
         return super().__enter__()
 
     def run_jobs(self, jobs: Sequence[Job], parallel: int | None = None) -> None:
-        """Execute runs; ``parallel`` says how many are under way at once, None chooses it."""
+        """Execute runs, at most ``parallel`` at once; None chooses the number."""
         if len(jobs) > 1 or jobs[0].group is not None:
             self.display.expect(sum(job.rounds for job in jobs))
         self._run(jobs, parallel)
 
     def _run(self, jobs: Sequence[Job], parallel: int | None = None, trial: RunningTrial | None = None) -> None:
-        """Execute runs; a trial stops a run that is pruned."""
+        """Execute runs; a pruned trial stops its run."""
         group = jobs[0].group if len({job.group for job in jobs}) == 1 and jobs[0].python is None else None
-        alone = len(jobs) == 1 and group is None
+        single = len(jobs) == 1 and group is None
 
         def run_here(job: Job) -> None:
             opened = job.open()
@@ -324,8 +325,8 @@ class Session(ExitStack):
                 if self.interrupt.received is not None:
                     raise KeyboardInterrupt
             except KeyboardInterrupt:
-                raise self._interrupted(path, path if alone and job.config.python is None else group) from None
-            if opened is not None and not alone:
+                raise self._interrupted(path, path if single and job.config.python is None else group) from None
+            if opened is not None and not single:
                 opened.run.release_data()
 
         count = choose_parallel(parallel, jobs, "trackers are called in this process" if self.track else "")
@@ -337,12 +338,12 @@ class Session(ExitStack):
             raise self._interrupted(None, group) from None
 
     def _interrupted(self, folder: Path | None, to_resume: object) -> KeyboardInterrupt:
-        """Return the error that says how to resume; without a handler of signals, nothing has been saved."""
+        """Return the error that explains how to resume; nothing is saved if signals were not handled."""
         if self.interrupt.received is None:
             return KeyboardInterrupt()
-        again = "Run the same command or call again to continue."
-        how = again if to_resume is None else f"To resume: hansa resume {to_resume}"
-        return Interrupted(f"interrupted and saved. {how}", self.interrupt.received, folder)
+        repeat = "Run the same command or call again to continue."
+        hint = repeat if to_resume is None else f"To resume: hansa resume {to_resume}"
+        return Interrupted(f"interrupted and saved. {hint}", self.interrupt.received, folder)
 
     def run_reusable(
         self,
@@ -352,30 +353,30 @@ class Session(ExitStack):
         *,
         extend: bool = True,
     ) -> dict[str, ReportEntry]:
-        """Execute the seeds of several configurations, unless they have finished before, and return their entries.
+        """Execute the unfinished seeds of several configurations, and return the entries of all.
 
-        Configurations that differ only in rounds continue each other's runs: they are executed in their order.
+        Configurations that differ only in rounds continue each other's runs and are executed in order.
 
         Args:
             configs: Configurations by name.
             parent: The folder of their runs.
-            parallel: How many runs may be under way at once; None chooses it.
-            extend: Whether a run of fewer rounds is continued; otherwise it stays, and another one is started.
+            parallel: The maximum number of parallel runs; None chooses it.
+            extend: Whether a run of fewer rounds is continued; otherwise a new run is started.
         """
-        self.display.expect(sum(each.rounds * len(expand_seeds(each)) for each in configs.values()))
+        self.display.expect(sum(config.rounds * len(expand_seeds(config)) for config in configs.values()))
         entries: dict[str, ReportEntry] = {}
-        left = dict(configs)
-        while left:
-            first: dict[str, str] = {}  # of those that share a folder
-            for name, config in left.items():
-                first.setdefault(digest_name("one run" if config.seeds is None else "seeds", config), name)
+        pending = dict(configs)
+        while pending:
+            by_folder: dict[str, str] = {}  # the first name for each folder
+            for name, config in pending.items():
+                by_folder.setdefault(digest_name("one run" if config.seeds is None else "seeds", config), name)
             jobs = {}
-            for name in first.values():
-                config = left.pop(name).model_copy(update={"name": name})
+            for name in by_folder.values():
+                config = pending.pop(name).model_copy(update={"name": name})
                 jobs[name] = plan_reusable(config, parent, name, extend=extend)
-            self._run([job for listed in jobs.values() for job in listed], parallel)
-            for name, listed in jobs.items():  # before others continue these runs
-                entries[name] = ReportEntry.from_seeds(name, [ReportEntry.from_folder(job.path) for job in listed])
+            self._run([job for seed_jobs in jobs.values() for job in seed_jobs], parallel)
+            for name, seed_jobs in jobs.items():  # before others continue these runs
+                entries[name] = ReportEntry.from_seeds(name, [ReportEntry.from_folder(job.path) for job in seed_jobs])
         return {name: entries[name] for name in configs}
 
     def run_trials(
@@ -385,20 +386,20 @@ class Session(ExitStack):
         plan: Callable[[Mapping[str, Any]], Sequence[Job]],
         parallel: int | None = None,
     ) -> None:
-        """Run the trials of a search until there are this many.
+        """Run the trials of a search until it has ``trials``.
 
         Args:
-            search: Proposes points and records what they are worth.
+            search: Proposes points and records their values.
             trials: The number of trials.
             plan: Returns the runs of a point, one for each seed.
-            parallel: How many seeds of a trial run side by side, if trials are not pruned.
+            parallel: The number of seeds of a trial that run in parallel, if trials are not pruned.
         """
         self.display.expect(search.rounds * search.seeds * (trials - len(search.trials)))
         for trial in search.ask(trials):
             jobs = plan(trial.point)
             finished = False
             if not search.prune and len(jobs) > 1 and parallel != 1:
-                with suppress(HansaError):  # it is raised again below, by the run that failed
+                with suppress(HansaError):  # the loop below raises it again
                     self._run(jobs, parallel)
                     finished = True
             failed = False

@@ -74,7 +74,7 @@ def point_name(point: Mapping[str, Any]) -> str:
 
 
 def run_search(
-    running: Session,
+    session: Session,
     configure: Callable[[Mapping[str, Any]], Config],
     axes: Mapping[str, Axis],
     folder: Path,
@@ -85,10 +85,10 @@ def run_search(
     prune: bool,
     parallel: int | None = None,
 ) -> Search:
-    """Search for the best point, or resume the search; its trials are runs below a folder.
+    """Search for the best point, or resume the search; its trials are runs below ``folder``.
 
-    ``configure`` returns the configuration of a point; that of no point is what all have in common. The other arguments
-    are those of `hansa.search`.
+    ``configure`` returns the configuration of a point, and for ``{}`` that of the base. The other arguments are those
+    of `hansa.search`.
     """
     from hansa.config import build
     from hansa.runs.experiment import digest_name
@@ -96,30 +96,30 @@ def run_search(
     from hansa.study.session import plan_reusable
 
     base = configure({})
-    of_seeds = expand_seeds(base)
+    seed_configs = expand_seeds(base)
     search = Search(
         axes,
         metric,
-        task=build.build_task(of_seeds[0], build.load_data(of_seeds[0])),
+        task=build.build_task(seed_configs[0], build.load_data(seed_configs[0])),
         window=window,
-        seeds=len(of_seeds),
+        seeds=len(seed_configs),
         rounds=base.rounds,
         seed=base.seed,
         prune=prune,
         folder=folder,
-        facts={"config": digest_name("base", base), "seed_list": [each.seed for each in of_seeds]},
+        facts={"config": digest_name("base", base), "seed_list": [config.seed for config in seed_configs]},
     )
 
     def plan(point: Mapping[str, Any]) -> list[Job]:
         name = point_name(point)
         return plan_reusable(configure(point).model_copy(update={"name": name}), folder, name)
 
-    running.run_trials(search, trials, plan, parallel)
+    session.run_trials(search, trials, plan, parallel)
     return search
 
 
 def write_results(folder: Path, ranking: Ranking, values_of: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write ``results.csv``, a line for each point with its means over seeds, and ``runs.csv``, a line for each run.
+    """Write ``results.csv``, a row per point with its means over seeds, and ``runs.csv``, a row per run.
 
     ``values_of`` has the values of each point, by the name of its entry.
     """
@@ -145,8 +145,8 @@ def write_results(folder: Path, ranking: Ranking, values_of: Mapping[str, Mappin
         })  # fmt: skip
         for run in ranked.entry.runs:
             numbers = summarize(run.history, metric=ranking.directed_metric, window=ranking.window)
-            of_run = {column: numbers.get(name, "") for column, name in columns.items()}
-            runs.append({**values, "seed": run.seed, **of_run})
+            run_columns = {column: numbers.get(name, "") for column, name in columns.items()}
+            runs.append({**values, "seed": run.seed, **run_columns})
     for name, rows in (("results.csv", points), ("runs.csv", runs)):
         table = pandas.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")
         write_file(folder / name, table.encode())
