@@ -264,12 +264,10 @@ class replay(BaseActivity):
 
     def check(self, cohorts: Sequence[Sequence[int]], steps: int | None = None) -> None:
         """Raise if a listed client is in no cluster, or a round has too few steps."""
-        for number, recorded in enumerate(self.rounds):
-            if steps is not None and len(recorded) < steps:
-                raise HansaError(
-                    f"replay: round {number} has {len(recorded)} steps, but there are {steps} local steps."
-                )
-            for step, clients in enumerate(recorded):
+        for number, round_steps in enumerate(self.rounds):
+            if steps is not None and len(round_steps) < steps:
+                raise HansaError(f"replay: round {number} has {len(round_steps)} steps, not {steps} local steps.")
+            for step, clients in enumerate(round_steps):
                 _check_members(f"replay: round {number}, step {step}", clients, cohorts)
 
     def draw(self, round: int, step: int, clients: Sequence[int], key: Key) -> list[int]:

@@ -183,9 +183,10 @@ class by_labels(Checked, BaseClustering):
         share = np.divide(labels, total, out=np.zeros_like(labels), where=total > 0)
         # a client without data counts as an average client
         share[total[:, 0] == 0] = share[total[:, 0] > 0].mean(axis=0) if total.any() else 0.0
-        owner = (
-            _by_diversity(share, capacities) if self.diverse else _by_similarity(np.sqrt(share), capacities, self.even)
-        )
+        if self.diverse:
+            owner = _by_diversity(share, capacities)
+        else:
+            owner = _by_similarity(np.sqrt(share), capacities, self.even)
         return sorted([np.flatnonzero(owner == k).tolist() for k in range(self.k)])
 
 

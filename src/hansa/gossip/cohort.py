@@ -286,11 +286,9 @@ class Cohort:
         sent = models
         if (attack := self.order.attack) is not None:
             sent = models.clone()
-            for index, position in enumerate(positions):
+            for i, position in enumerate(positions):
                 if (client := self.clients[position]) in attack.clients:
-                    sent[index] = attack.message(
-                        models[index], self.start, self.order.key.child("attack", count, client)
-                    )
+                    sent[i] = attack.message(models[i], self.start, self.order.key.child("attack", count, client))
         n = len(positions)
         weights = torch.full((n, n), 1.0 / n, dtype=torch.float64) if average else self.mixer.dense(torch.float64)
         mixed = exchange_messages(models, sent, weights, self.mixing.robust)

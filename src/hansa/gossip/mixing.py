@@ -73,11 +73,7 @@ class Mixing(Checked):
             (robust and compressed, "robust", "no compressor with it: a rule cannot judge compressed differences"),
             (robust and self.average_every is not None, "robust", "no average_every with it: all enter an average"),
             (reporters_only and keeps_models, "reporters_only", "False with keep_local_models=True"),
-            (
-                reporters_only and computing,
-                "reporters_only",
-                f"False with active={self.active!r}: all reporters compute",
-            ),
+            (reporters_only and computing, "reporters_only", f"False with active={self.active!r}: all compute"),
         ):
             if invalid:
                 raise invalid_argument("Mixing", argument, getattr(self, argument), expected)

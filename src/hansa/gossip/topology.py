@@ -182,11 +182,9 @@ class torus(Topology):
         rows = self.rows or max(r for r in range(1, math.isqrt(n) + 1) if n % r == 0)
         if n % rows:
             raise invalid_argument("torus", "rows", rows, f"a divisor of the {n} clients")
-        positions = np.arange(n).reshape(rows, -1)
-        down, right = np.roll(positions, -1, axis=0), np.roll(positions, -1, axis=1)
-        return metropolis(
-            n, np.stack([np.tile(positions.ravel(), 2), np.concatenate([down.ravel(), right.ravel()])], axis=1)
-        )
+        ids = np.arange(n).reshape(rows, -1)
+        down, right = np.roll(ids, -1, axis=0), np.roll(ids, -1, axis=1)
+        return metropolis(n, np.stack([np.tile(ids.ravel(), 2), np.concatenate([down, right], axis=None)], axis=1))
 
 
 @dataclass(frozen=True, slots=True)

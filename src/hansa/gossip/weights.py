@@ -220,16 +220,12 @@ def reroute(W: Matrix, alive: Sequence[bool]) -> WeightMatrix:
     """
     S = as_sparse(W)
     check_mixing_matrix(W)
-    kept_positions = np.flatnonzero(np.asarray(alive, dtype=bool))
-    if len(alive) != S.shape[0] or len(kept_positions) == 0:
+    alive_rows = np.flatnonzero(np.asarray(alive, dtype=bool))
+    if len(alive) != S.shape[0] or len(alive_rows) == 0:
         expected = f"one True or False for each of {S.shape[0]} clients, at least one True"
         raise invalid_argument("over_survivors", "alive", alive, expected)
-    dropped = np.setdiff1d(np.arange(len(alive)), kept_positions)
-    W_ss, W_sd, W_ds = (
-        S[kept_positions][:, kept_positions],
-        S[kept_positions][:, dropped],
-        S[dropped][:, kept_positions],
-    )
+    dropped = np.setdiff1d(np.arange(len(alive)), alive_rows)
+    W_ss, W_sd, W_ds = S[alive_rows][:, alive_rows], S[alive_rows][:, dropped], S[dropped][:, alive_rows]
     if len(dropped) == 0 or W_ds.nnz == 0:
         return scipy.sparse.csr_array(W_ss)
     touched = np.unique(W_ds.indices)

@@ -71,10 +71,8 @@ class deadline(Pace):
     cites: ClassVar[tuple[str, ...]] = ("bonawitz2019",)
 
     def check(self, population: int, participants: int | None) -> None:
-        participant_count = population if participants is None else participants
-        check_integer(
-            "deadline", "min_updates", self.min_updates, "A round has no more participants.", maximum=participant_count
-        )
+        count = population if participants is None else participants
+        check_integer("deadline", "min_updates", self.min_updates, "A round has no more participants.", maximum=count)
 
     def first_arrivals(self, arrivals: list[tuple[float, int]]) -> tuple[int, float]:
         if not arrivals or arrivals[-1][0] <= self.seconds:

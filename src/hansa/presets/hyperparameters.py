@@ -121,19 +121,16 @@ def preset(
         hints = get_type_hints(function)
         *parameters, options = inspect.signature(function).parameters.values()
         (typed_dict,) = get_args(hints[options.name])
-        defaults_by_name = {**COMMON_DEFAULTS, **server_defaults, **defaults}
+        all_defaults = {**COMMON_DEFAULTS, **server_defaults, **defaults}
         expanded = [
             *(parameter.replace(annotation=hints[parameter.name]) for parameter in parameters),
             *(
-                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults_by_name[name], annotation=hint)
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=all_defaults[name], annotation=hint)
                 for name, hint in _hints_of(typed_dict).items()
             ),
         ]
-        values = {
-            name: value
-            for name, value in defaults_by_name.items()
-            if value is not None and name in _hints_of(typed_dict)
-        }
+        names = _hints_of(typed_dict).keys()
+        values = {name: value for name, value in all_defaults.items() if value is not None and name in names}
         signature = inspect.Signature(expanded, return_annotation=Algorithm)
 
         @wraps(function)
@@ -198,9 +195,7 @@ def compose(
     """Return FedAvg with the given arguments, under another name; other channels get the links of the model's."""
     downlink, uplink = _links(name, common)
     model = Channel(downlink, uplink, mean(common["weights"]), scale(common["server_lr"]))
-    other_channels = {
-        key: replace(channel, downlink=downlink, uplink=uplink) for key, channel in (channels or {}).items()
-    }
+    others = {key: replace(channel, downlink=downlink, uplink=uplink) for key, channel in (channels or {}).items()}
     local = LocalPhase(
         solver=sgd() if solver is None else solver,
         steps=local_work(common),
@@ -211,7 +206,7 @@ def compose(
         weight_decay=common["weight_decay"],
         max_grad_norm=common.get("max_grad_norm"),
     )
-    return Algorithm(name, select_sampler(common), local, {MODEL: model, **other_channels})
+    return Algorithm(name, select_sampler(common), local, {MODEL: model, **others})
 
 
 def compose_adaptive(
