@@ -16,7 +16,7 @@ import hansa
 from hansa import HansaError, Key, local, presets
 from hansa.config import build_algorithm, from_yaml
 from hansa.core import native
-from hansa.local.batching import Place, as_batching
+from hansa.local.batching import PassPosition, as_batching
 
 SIZES = (13, 5, 22, 8)
 STEPS: dict[str, Any] = {"local_lr": 0.05, "steps": 3, "batch_size": 4}
@@ -140,10 +140,10 @@ def test_the_derived_control_is_the_sent_one_when_few_take_part_and_at_rate_0() 
 def test_passes_hold_every_row_once_and_go_on_where_they_ended(last: Any, samples: int, size: int) -> None:
     division = local.batching(last, continued=True)
     whole = division.draw(2, samples, size, 12, Key(1), Key(0))
-    place, pieces = Place(), []
+    place, pieces = PassPosition(), []
     for round, steps in enumerate((5, 1, 4, 2)):
         pieces += division.draw(2, samples, size, steps, Key(1).child(round), Key(0), place)
-        place = division.place_after(samples, size, steps, place)
+        place = division.position_after(samples, size, steps, place)
     assert all(np.array_equal(a, b) for a, b in zip(whole, pieces, strict=True))
     per_pass = {"fill": samples, "short": samples, "drop": samples - samples % size}[last]
     rows = np.concatenate(whole)
@@ -202,7 +202,7 @@ def layers() -> nn.Module:
 @pytest.mark.parametrize("preset", ["fedavg", "scaffold", "dsgd", "cafga"])
 def test_native_steps_equal_pytorchs(batches: str, preset: str) -> None:
     if (preset, batches) == ("cafga", "continued"):
-        with pytest.raises(HansaError, match="keep_local_models=True only"):
+        with pytest.raises(HansaError, match="only with keep_local_models=True"):
             presets.cafga(**STEPS, batches="continued")
         return
     method = getattr(presets, preset)(**STEPS, batches=batches, **({"clusters": 2} if preset == "cafga" else {}))
@@ -235,7 +235,7 @@ class Backwards:
 def test_an_order_of_ones_own_is_used_and_checked() -> None:
     division = local.batching("short", order=Backwards())
     assert division.draw(1, 5, 2, 3, Key(0), Key(0))[2].tolist() == [0]
-    with pytest.raises(HansaError, match="pass 0 of client 0 is no permutation of its 5 rows"):
+    with pytest.raises(HansaError, match="pass 0 of client 0 is not a permutation of its 5 rows"):
         division.draw(0, 5, 2, 3, Key(0), Key(0))
 
 

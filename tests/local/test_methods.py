@@ -296,7 +296,7 @@ def test_all_of_them_are_the_same_for_any_number_of_workers(workers):
         (lambda: blocks(), "names or patterns"),
         (
             lambda: presets.ha_fed().with_local(private_blocks=blocks("a")),
-            "Leave out private, frozen and optimizer_state",
+            "Omit private, frozen and optimizer_state",
         ),
         (
             lambda: hansa.Algorithm(channels={"model": Channel(), "extra": Channel(follows="mode")}),
@@ -305,7 +305,7 @@ def test_all_of_them_are_the_same_for_any_number_of_workers(workers):
         (lambda: hansa.Algorithm(local=hansa.LocalPhase(solver=leaning(0.5))), "Channel\\(follows='model'"),
         (
             lambda: hansa.run(presets.fedavg().with_local(private_blocks=blocks("a")), bowls(), rounds=1),
-            "has no names",
+            "without parameter names",
         ),
         (
             lambda: hansa.run(
@@ -321,7 +321,7 @@ def test_all_of_them_are_the_same_for_any_number_of_workers(workers):
                 hansa.Task(Normed, nn.functional.cross_entropy, normed_data()),
                 rounds=1,
             ),
-            "nothing would be left",
+            "so that none is shared",
         ),
     ],
 )

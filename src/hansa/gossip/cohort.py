@@ -181,17 +181,17 @@ class Cohort:
         """Return the size of a client's batches: none is larger than its dataset."""
         return min(self.order.works[0].batch_size, self._samples[client])
 
-    def memory_of_place(self, client: int, steps_taken: int) -> Vectors:
-        """Return the client's memory of its place among its batches, after so many steps."""
-        before = self.memory(client)
-        return self.phase.memory_of_place(self._samples[client], self.batch_size(client), steps_taken, before)
+    def position_memory(self, client: int, steps_taken: int) -> Vectors:
+        """Return the memory row of the client's position in its passes, after so many steps."""
+        memory = self.memory(client)
+        return self.phase.position_memory(self._samples[client], self.batch_size(client), steps_taken, memory)
 
     def batches(self, client: int) -> Any:
         """Draw a client's batches of the round."""
         phase, work = self.phase, Work(self.steps, self.batch_size(client))
-        key, place = self.key.child(client, "batch"), phase.place(self.memory(client))
+        key, position = self.key.child(client, "batch"), phase.pass_position(self.memory(client))
         samples = self._samples[client]
-        return draw_batches(self._trainer, phase.division, client, samples, work, key, self.order.key, place)
+        return draw_batches(self._trainer, phase.division, client, samples, work, key, self.order.key, position)
 
     def storage(self, *, native: bool = False) -> Storage:
         """Choose the storage of the rows, once; lazy rows if they may be used and the cost rule prefers them."""

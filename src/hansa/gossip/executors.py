@@ -97,7 +97,7 @@ def _result(cohort: Cohort, outcome: CohortOutcome) -> Trained:
     memory: dict[int, Vectors] = {}
     for position, client in zip(positions, clients, strict=True):
         if client_memory := _memory(cohort, outcome, client, position):
-            memory[client] = client_memory | cohort.memory_of_place(client, outcome.steps_taken[client])
+            memory[client] = client_memory | cohort.position_memory(client, outcome.steps_taken[client])
     loss = math.fsum(outcome.losses) / len(outcome.losses) if outcome.losses else None
     report = replace(
         report, clients=clients, losses=[loss] * len(clients), memory=memory, info={"consensus": outcome.spread}

@@ -17,18 +17,19 @@ from hansa.core.keys import Key
 from hansa.core.protocols import check_component
 
 Positions: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+Pieces: TypeAlias = list[tuple[int, int, int]]  # of a batch: the number of a pass, start and stop in it
 LastBatch: TypeAlias = Literal["fill", "short", "drop"]
 BatchWord: TypeAlias = Literal["full", "short", "drop", "continued"]
 
 
-class Place(NamedTuple):
-    """Where a client is in its passes.
+class PassPosition(NamedTuple):
+    """A client's position in its passes.
 
     Args:
         number: The pass, counted from 0.
         used: The rows of this pass that are in earlier batches.
 
-    >>> Place().number
+    >>> PassPosition().number
     0
     """
 
@@ -36,7 +37,7 @@ class Place(NamedTuple):
     used: int = 0
 
 
-START = Place()
+START = PassPosition()
 
 
 @runtime_checkable
@@ -52,7 +53,7 @@ class PassOrder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class in_order(PassOrder):
-    """Rows in the order in which the data has them, in every pass: no shuffling.
+    """Rows in the order of the data in every pass: no shuffling.
 
     >>> in_order().permutation(client=0, samples=3, number=7, key=Key(0))
     range(0, 3)
@@ -79,9 +80,9 @@ class batching(Checked):
     ``batching("drop")`` and ``batching("short", continued=True)``.
 
     Args:
-        last: What becomes of the n mod B rows at the end of a pass: "fill" completes their batch from the next pass,
-            "short" makes a smaller batch of them, "drop" leaves them out.
-        continued: Whether a round continues the pass that the client's last round began, instead of a new one.
+        last: How the n mod B rows at the end of a pass are used: "fill" completes their batch from the next pass,
+            "short" puts them in a smaller batch, "drop" omits them.
+        continued: Whether a round continues the pass of the client's last round instead of starting a new one.
         order: The order of the rows in a pass; None shuffles them anew in every pass.
 
     >>> [len(batch) for batch in batching("short").draw(0, 10, 4, 5, Key(0), Key(0))]
@@ -119,29 +120,29 @@ class batching(Checked):
         steps: int,
         round_key: Key,
         run_key: Key,
-        place: Place = START,
+        position: PassPosition = START,
     ) -> list[Positions]:
         """Return the positions of each batch among the client's rows.
 
         New passes are shuffled with ``round_key``, the address of the client's batches in the round, and continued ones
-        with ``run_key``, by client and pass; ``place`` is where the client is in them.
+        with ``run_key``, by client and pass; ``position`` is the client's in them.
         """
         passes = self._passes(client, samples, round_key, run_key)
         return [
             np.concatenate([passes(number)[start:stop] for number, start, stop in pieces])
-            for pieces in self._spans(samples, batch_size, steps, place)
+            for pieces in self._spans(samples, batch_size, steps, position)
         ]
 
-    def place_after(self, samples: int, batch_size: int, steps: int, place: Place) -> Place:
-        """Return where a client is in its passes after some steps.
+    def position_after(self, samples: int, batch_size: int, steps: int, position: PassPosition) -> PassPosition:
+        """Return a client's position in its passes after some steps.
 
-        >>> batching("short", continued=True).place_after(10, 4, 4, Place())
-        Place(number=1, used=4)
+        >>> batching("short", continued=True).position_after(10, 4, 4, PassPosition())
+        PassPosition(number=1, used=4)
         """
-        for pieces in self._spans(samples, batch_size, steps, place):
+        for pieces in self._spans(samples, batch_size, steps, position):
             number, _, used = pieces[-1]
-            place = Place(number, used)
-        return place
+            position = PassPosition(number, used)
+        return position
 
     def _passes(self, client: int, samples: int, round_key: Key, run_key: Key) -> Callable[[int], Positions]:
         """Return the function from the number of a pass to its order; new passes come from one generator, in turn."""
@@ -162,24 +163,24 @@ class batching(Checked):
         positions = np.asarray(order.permutation(client, samples, number, key), dtype=np.int64)
         if positions.shape != (samples,) or not np.array_equal(np.sort(positions), np.arange(samples)):
             raise HansaError(
-                f"{order!r}: pass {number} of client {client} is no permutation of its {samples} rows: expected each "
-                f"of 0..{samples - 1} once."
+                f"{order!r}: pass {number} of client {client} is not a permutation of its {samples} rows: expected "
+                f"each of 0..{samples - 1} once."
             )
         return positions
 
-    def _spans(self, samples: int, batch_size: int, steps: int, place: Place) -> Iterator[list[tuple[int, int, int]]]:
-        """Yield for each batch its pieces: the number of a pass, and a range of it."""
-        number, used = place
+    def _spans(self, samples: int, batch_size: int, steps: int, position: PassPosition) -> Iterator[Pieces]:
+        """Yield the pieces of each batch."""
+        number, used = position
         for _ in range(steps):
-            pieces, wanted = [], batch_size
-            while wanted:
-                left = samples - used
-                if left <= 0 or (self.last == "drop" and left < batch_size):
-                    number, used, left = number + 1, 0, samples
-                size = min(wanted, left)
+            pieces, missing = [], batch_size
+            while missing:
+                remaining = samples - used
+                if remaining <= 0 or (self.last == "drop" and remaining < batch_size):
+                    number, used, remaining = number + 1, 0, samples
+                size = min(missing, remaining)
                 pieces.append((number, used, used + size))
                 used += size
-                wanted = wanted - size if self.last == "fill" else 0
+                missing = missing - size if self.last == "fill" else 0
             yield pieces
 
 

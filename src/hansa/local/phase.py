@@ -26,15 +26,15 @@ from hansa.gossip import Topology
 from hansa.gossip.mixing import Mixing
 from hansa.local import Correction, LocalStep, LocalWork, Solver, Work, blocks, epochs, solver_receives
 from hansa.local import sgd as sgd_solver
-from hansa.local.batching import Batches, Place, as_batching, batching
+from hansa.local.batching import Batches, PassPosition, as_batching, batching
 from hansa.local.solvers import BaseSolver, require_solver
 from hansa.local.work import BaseLocalWork, is_set_by_samples, require_work
 from hansa.server import BaseServerTransform, ServerTransform
 from hansa.server.base import require_server
 
 _ALL = "None takes all of a client's samples at each step."
-PLACE = "local/place"
-"""The row of a client's memory that says where it is in its passes."""
+POSITION_ROW = "local/place"
+"""The row of a client's memory with its position in its passes."""
 
 
 def _optimizer_state(owner: str, argument: str, value: object) -> object:
@@ -68,7 +68,7 @@ class LocalPhase(Checked):
         private_blocks: Blocks that stay with their client and are never sent (FedBN).
         frozen_blocks: Blocks that are not trained.
         batches: How a client's rows become batches: "full" batches from a new pass each round; "short" and "drop" keep
-            the smaller last batch of a pass or leave it out; "continued" is "short" with passes that go on across
+            the smaller last batch of a pass or omit it; "continued" is "short" with passes that continue across
             rounds; or a `batching`.
 
     >>> LocalPhase(lr=0.1, batch_size=None).lr
@@ -104,18 +104,18 @@ class LocalPhase(Checked):
             self._check_mixing(self.mixing)
 
     def _check_mixing(self, mixing: Mixing) -> None:
-        """Raise for what clients that gossip cannot do."""
+        """Raise for options that gossip does not support."""
         if not isinstance(mixing, Mixing):
             expected = f"Mixing({mixing!r})" if isinstance(mixing, Topology) else "Mixing(ring()) or None"
             raise invalid_argument("LocalPhase", "mixing", mixing, expected)
         solver, shares_state = with_defaults(self.solver, BaseSolver), has_shared_state(self.optimizer)
-        own = "Use server.amsgrad(), which stays with each client, or no Mixing"
+        remedy = "Use server.amsgrad(), which stays with each client, or no Mixing"
         rules: tuple[tuple[str, object, str], ...] = (
             (
                 "mixing",
                 self.private_blocks or self.frozen_blocks or self.optimizer_state != "fresh",
-                "clients that gossip share the whole model, and their optimizers last as long as their models do. "
-                "Leave out private, frozen and optimizer_state.",
+                "clients that gossip share the whole model and keep their optimizers as long as their models. "
+                "Omit private, frozen and optimizer_state.",
             ),
             (
                 "solver",
@@ -130,27 +130,27 @@ class LocalPhase(Checked):
             (
                 "optimizer",
                 shares_state and mixing.robust is not None,
-                f"its second moment gossips without a rule. {own}(robust=...).",
+                f"its second moment gossips without a rule. {remedy}(robust=...).",
             ),
             (
                 "optimizer",
                 shares_state and mixing.compressor is not None,
-                f"its second moment gossips uncompressed only. {own}(compressor=...).",
+                f"its second moment gossips uncompressed only. {remedy}(compressor=...).",
             ),
             (
                 "batches",
                 self.division.continued and not mixing.keep_local_models,
-                "passes go on across rounds where clients keep a memory, which clients that gossip have with "
-                "keep_local_models=True only. Use batches='short'.",
+                "continued passes need client memory, which clients that gossip have only with "
+                "keep_local_models=True. Use batches='short'.",
             ),
             (
                 "steps",
                 with_defaults(self.steps, BaseLocalWork).common is None,
-                "expected one number of steps for all. Those who gossip step together.",
+                "expected one number of steps for all: clients that gossip step together.",
             ),
         )
-        for argument, wrong, problem in rules:
-            if wrong:
+        for argument, invalid, problem in rules:
+            if invalid:
                 raise argument_error("LocalPhase", argument, getattr(self, argument), problem)
 
     @property
@@ -173,35 +173,35 @@ class LocalPhase(Checked):
     def rows_of(self, work: Work, samples: int) -> int:
         """Return how many different rows of a client with some samples the work of a round uses at least."""
         batch = min(work.batch_size, samples)
-        whole = samples - samples % batch if self.division.last == "drop" else samples
+        available = samples - samples % batch if self.division.last == "drop" else samples
         rows = work.steps * batch
         if self.division.last == "short" and self.division.continued and samples % batch:
             rows -= batch - samples % batch  # the short batch of a pass may be among them
-        return min(rows, whole)
+        return min(rows, available)
 
     def draw_works(self, clients: Sequence[int], samples: Sequence[int], key: Key) -> tuple[Work, ...]:
         """Return the work of each client in the round whose address is ``key``, by the samples of the whole population.
         Equal works are one object: garbage collection visits all."""
-        own, known = [samples[client] for client in clients], dict[Work, Work]()
+        counts, unique = [samples[client] for client in clients], dict[Work, Work]()
         if is_set_by_samples(self.steps):
-            drawn = ((count, self.draw_work(0, count, key)) for count in set(own))
-            works = {count: known.setdefault(work, work) for count, work in drawn}
-            return tuple([works[count] for count in own])
-        pairs = zip(clients, own, strict=True)
-        each = (self.draw_work(client, count, key.child(client)) for client, count in pairs)
-        return tuple([known.setdefault(work, work) for work in each])
+            drawn = ((count, self.draw_work(0, count, key)) for count in set(counts))
+            works = {count: unique.setdefault(work, work) for count, work in drawn}
+            return tuple([works[count] for count in counts])
+        pairs = zip(clients, counts, strict=True)
+        drawn_works = (self.draw_work(client, count, key.child(client)) for client, count in pairs)
+        return tuple([unique.setdefault(work, work) for work in drawn_works])
 
-    def place(self, memory: Mapping[str, Vector]) -> Place:
-        """Return where a client is in its passes, from its memory."""
-        row = memory.get(PLACE)
-        return Place() if row is None or not self.division.continued else Place(*row.tolist())
+    def pass_position(self, memory: Mapping[str, Vector]) -> PassPosition:
+        """Return a client's position in its passes, from its memory."""
+        row = memory.get(POSITION_ROW)
+        return PassPosition() if row is None or not self.division.continued else PassPosition(*row.tolist())
 
-    def memory_of_place(self, samples: int, batch_size: int, steps: int, memory: Mapping[str, Vector]) -> Vectors:
-        """Return a client's memory of its place in its passes after some steps; empty if passes are not continued."""
+    def position_memory(self, samples: int, batch_size: int, steps: int, memory: Mapping[str, Vector]) -> Vectors:
+        """Return the memory row of a client's position after some steps; empty if passes are not continued."""
         if not self.division.continued:
             return {}
-        place = self.division.place_after(samples, batch_size, steps, self.place(memory))
-        return {PLACE: torch.tensor(place)}
+        position = self.division.position_after(samples, batch_size, steps, self.pass_position(memory))
+        return {POSITION_ROW: torch.tensor(position)}
 
     def lr_at(self, round: int) -> float:
         return rate_at(self.lr, round)
@@ -240,10 +240,10 @@ class LocalPhase(Checked):
 
     def client_start(self, x: Vector, memory: Mapping[str, Vector], *, of_buffers: bool = False) -> Vector:
         """Return the model that a client starts from: the received one with the client's private blocks."""
-        own = memory.get("local/private_buffers" if of_buffers else "local/private")
-        if self.private_blocks is None or own is None:
+        values = memory.get("local/private_buffers" if of_buffers else "local/private")
+        if self.private_blocks is None or values is None:
             return x
-        return self.private_blocks.put(x.clone(), own, of_buffers=of_buffers)
+        return self.private_blocks.put(x.clone(), values, of_buffers=of_buffers)
 
     def without_private_blocks(self, change: Vector, *, of_buffers: bool = False) -> Vector:
         """Return the change with its private blocks set to zero."""
@@ -263,7 +263,7 @@ class LocalPhase(Checked):
     def bind(self, layout: Layout | None) -> LocalPhase:
         """Return the phase with its blocks bound to a model's layout."""
         chosen = {"private_blocks": self.private_blocks, "frozen_blocks": self.frozen_blocks}
-        bound: dict[str, Any] = {name: each.bind(layout) for name, each in chosen.items() if each is not None}
+        bound: dict[str, Any] = {name: value.bind(layout) for name, value in chosen.items() if value is not None}
         return replace(self, **bound) if bound else self
 
 

@@ -92,7 +92,7 @@ class BaseSolver(Checked, Solver):
         return SolverResult({}, {})
 
     def check_composition(self, owner: str, phase: Any, channels: Mapping[str, Any]) -> None:
-        """Raise for a local phase or channels with which the method would be something else.
+        """Raise for a local phase or channels that would change the method.
 
         Args:
             owner: The name of the algorithm, for messages.
@@ -182,23 +182,23 @@ class scaffold(BaseSolver):
     def check_composition(self, owner: str, phase: Any, channels: Mapping[str, Any]) -> None:
         _check_plain_steps(owner, phase)
         control, model = channels[CONTROL], channels[MODEL]
-        wanted = getattr(model.aggregate, "weights", "uniform")
+        model_weights = getattr(model.aggregate, "weights", "uniform")
         for component in (control.aggregate, control.server):
-            weights = getattr(component, "weights", wanted)
-            if weights != wanted:
-                expected = f"{wanted!r} on the channel 'control', as on 'model'"
+            weights = getattr(component, "weights", model_weights)
+            if weights != model_weights:
+                expected = f"{model_weights!r} on the channel 'control', as on 'model'"
                 raise invalid_argument(
-                    owner, "weights", weights, expected, f"presets.scaffold(weights={wanted!r}) sets both."
+                    owner, "weights", weights, expected, f"presets.scaffold(weights={model_weights!r}) sets both."
                 )
 
     def correction(self, got: Vectors, memory: Vectors) -> Correction:
-        own = memory.get(CONTROL)
-        return Correction(shift=got[CONTROL] - own if own is not None else got[CONTROL])
+        control = memory.get(CONTROL)
+        return Correction(shift=got[CONTROL] - control if control is not None else got[CONTROL])
 
     def finish(self, change: Vector, steps: int, lr: float, got: Vectors, memory: Vectors) -> SolverResult:
         difference = change / (-steps * lr) - got[CONTROL] if lr else torch.zeros_like(change)
-        own = memory.get(CONTROL)
-        return SolverResult({CONTROL: difference}, {CONTROL: difference if own is None else own + difference})
+        control = memory.get(CONTROL)
+        return SolverResult({CONTROL: difference}, {CONTROL: difference if control is None else control + difference})
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +223,8 @@ class scaffold_derived(BaseSolver):
                 owner, "control", control, "derived_control(...)", "presets.scaffold(control='derived') sets it."
             )
         steps = with_defaults(phase.steps, BaseLocalWork).common
-        wanted = {"lr": phase.lr, "steps": steps, "weights": getattr(model.aggregate, "weights", "uniform")}
-        for name, value in wanted.items():
+        expected = {"lr": phase.lr, "steps": steps, "weights": getattr(model.aggregate, "weights", "uniform")}
+        for name, value in expected.items():
             if getattr(control, name) != value:
                 raise invalid_argument(
                     "derived_control",
@@ -249,12 +249,12 @@ class scaffold_derived(BaseSolver):
 
 
 def _check_plain_steps(owner: str, phase: Any) -> None:
-    """Raise unless y - x is the sum of gradients, which SCAFFOLD reads off it."""
+    """Raise unless y - x is the sum of gradients, as SCAFFOLD requires."""
     if phase.optimizer is not None:
-        remedy = "SCAFFOLD reads gradients off y - x, which no longer is a sum of them. Use plain local steps."
+        remedy = "SCAFFOLD needs y - x to be a sum of gradients. Use plain local steps."
         raise invalid_argument(owner, "optimizer", phase.optimizer, "None", remedy)
     if phase.momentum:
-        remedy = "SCAFFOLD reads gradients off y - x, which momentum would distort."
+        remedy = "SCAFFOLD needs y - x to be a sum of gradients, without momentum."
         raise invalid_argument(owner, "local_momentum", phase.momentum, "0", remedy)
 
 

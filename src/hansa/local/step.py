@@ -57,14 +57,14 @@ class blocks:
     def bind(self, layout: Layout | None) -> blocks:
         """Return the blocks with their positions; raise if a pattern matches no parameter."""
         if layout is None:
-            raise HansaError(f"{self!r}: this task is a function of a flat vector, which has no names.")
+            raise HansaError(f"{self!r}: this task is a function of a flat vector, without parameter names.")
         names = [entry.name for entry in layout.parameters]
         for pattern in self.patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise HansaError(f"{self!r}: no parameter matches {pattern!r}. {suggestion(pattern, names)}")
         bound = blocks(*self.patterns, parameters=self._ranges(layout.parameters), buffers=self._ranges(layout.buffers))
         if bound.parameters == ((0, layout.dim),):
-            raise HansaError(f"{self!r}: matches every parameter: nothing would be left to share.")
+            raise HansaError(f"{self!r}: matches every parameter, so that none is shared.")
         return bound
 
     def _ranges(self, entries: Sequence[TensorEntry]) -> Ranges:
@@ -93,24 +93,24 @@ class blocks:
 
     def put(self, x: Vector, values: Vector | float, *, of_buffers: bool = False) -> Vector:
         """Write the entries of the blocks in place."""
-        at = 0
+        offset = 0
         for start, stop in self._bound(of_buffers):
-            x[start:stop] = values[at : at + stop - start] if isinstance(values, torch.Tensor) else values
-            at += stop - start
+            x[start:stop] = values[offset : offset + stop - start] if isinstance(values, torch.Tensor) else values
+            offset += stop - start
         return x
 
     def without(self, parameters: Sequence[Vector], gradients: Sequence[Vector]) -> list[Vector]:
         """Return the gradients with those of the blocks' parameters, which are whole, set to zero."""
-        ranges, shared, at = self._bound(of_buffers=False), [], 0
+        ranges, shared, offset = self._bound(of_buffers=False), [], 0
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            inside = any(start <= at < stop for start, stop in ranges)
+            inside = any(start <= offset < stop for start, stop in ranges)
             shared.append(torch.zeros_like(gradient) if inside else gradient)
-            at += parameter.numel()
+            offset += parameter.numel()
         return shared
 
     def _bound(self, of_buffers: bool) -> Ranges:
         if self.parameters is None:
-            raise HansaError(f"{self!r}: not bound to a model yet: an algorithm is by `bind`.")
+            raise HansaError(f"{self!r}: not bound to a model yet. Bind the algorithm with `bind`.")
         return self.buffers if of_buffers else self.parameters
 
 
@@ -139,8 +139,8 @@ class LocalStep(AffineStep):
     @property
     def is_affine(self) -> bool:
         """Whether this is a plain affine step, which native code supports."""
-        others = (self.optimizer, self.ascent_offset, self.frozen_blocks)
-        return not self.decoupled_weight_decay and all(each is None for each in others)
+        parts = (self.optimizer, self.ascent_offset, self.frozen_blocks)
+        return not self.decoupled_weight_decay and all(part is None for part in parts)
 
     def step(self, y: Vector, parameters: Tensors, gradients: Tensors) -> None:
         """Take one step in place; absent terms cost no pass over y. The parameters are views of y; y and all vectors of
@@ -224,23 +224,23 @@ class LocalStep(AffineStep):
             return
         self.state = self.optimizer.init(y)
         for name, row in rows.items():
-            *above, last = name.split("/")
-            inside = self.state
-            for part in above:
-                inside = inside.setdefault(part, {})
-            inside[last.removesuffix("#")] = row.item() if last.endswith("#") else row
+            *folders, leaf = name.split("/")
+            branch = self.state
+            for part in folders:
+                branch = branch.setdefault(part, {})
+            branch[leaf.removesuffix("#")] = row.item() if leaf.endswith("#") else row
 
 
-def _flatten_state(state: State, above: str = "") -> Vectors:
+def _flatten_state(state: State, prefix: str = "") -> Vectors:
     rows: Vectors = {}
     for name, value in state.items():
         if isinstance(value, dict):
-            rows.update(_flatten_state(value, f"{above}{name}/"))
+            rows.update(_flatten_state(value, f"{prefix}{name}/"))
         elif isinstance(value, torch.Tensor):
-            rows[above + name] = value
+            rows[prefix + name] = value
         else:
-            whole = isinstance(value, int)
-            rows[f"{above}{name}#"] = torch.tensor([value], dtype=torch.int64 if whole else torch.float64)
+            is_integer = isinstance(value, int)
+            rows[f"{prefix}{name}#"] = torch.tensor([value], dtype=torch.int64 if is_integer else torch.float64)
     return rows
 
 

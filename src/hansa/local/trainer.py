@@ -15,7 +15,7 @@ from hansa.core.protocols import with_defaults
 from hansa.core.types import Vector
 from hansa.core.vectors import allocator
 from hansa.core.vectors.arithmetic import all_finite
-from hansa.local.batching import Place, Positions, batching
+from hansa.local.batching import PassPosition, Positions, batching
 from hansa.local.step import LocalStep, Tensors
 from hansa.local.work import Work
 
@@ -66,23 +66,23 @@ class ClientJobs:
     def __len__(self) -> int:
         return len(self.clients)
 
-    def key_of(self, place: int) -> Key:
+    def key_of(self, index: int) -> Key:
         """Return the key of one client."""
-        return self.key.child(self.clients[place])
+        return self.key.child(self.clients[index])
 
-    def batches_of(self, place: int) -> BatchRows | None:
+    def batches_of(self, index: int) -> BatchRows | None:
         """Return the given batches of one client, if any."""
-        return None if self.batches is None else self.batches[place]
+        return None if self.batches is None else self.batches[index]
 
-    def buffers_of(self, place: int) -> Vector | None:
+    def buffers_of(self, index: int) -> Vector | None:
         """Return the buffers of one client, if the model has any."""
-        return None if self.buffers is None else self.buffers[place]
+        return None if self.buffers is None else self.buffers[index]
 
-    def part(self, places: Sequence[int]) -> ClientJobs:
-        """Return the jobs of some clients, given by their places."""
+    def part(self, indices: Sequence[int]) -> ClientJobs:
+        """Return the jobs of the clients at these indices."""
         columns = {name: getattr(self, name) for name in ("clients", "works", "models", "steps", "buffers", "batches")}
         chosen: dict[str, Any] = {
-            name: [column[place] for place in places] for name, column in columns.items() if column is not None
+            name: [column[index] for index in indices] for name, column in columns.items() if column is not None
         }
         return replace(self, **chosen)
 
@@ -94,8 +94,8 @@ class LocalResults:
     Args:
         changes: The change y - x of each model: a matrix with a row of each, or a vector of each.
         losses: The mean loss of each client's steps.
-        failures: Why a change is not finite, by place; such a client drops out.
-        models: The trained models, if asked for.
+        failures: Why a change is not finite, by index; such a client drops out.
+        models: The trained models, if requested.
         buffers: The trained buffers; empty if the model has none.
 
     >>> LocalResults(torch.ones(2, 3), [0.5, 0.25]).failures
@@ -116,9 +116,9 @@ class LocalResults:
         change = torch.sub(y, x, out=allocator.empty_like(x))
         finite = all_finite(change)
         if not finite:
-            broken = next((t for t, loss in enumerate(losses) if not math.isfinite(loss)), None)
-            when = "an overflow" if broken is None else f"the loss was {losses[broken]} at step {broken}"
-            self.failures[len(self.losses)] = f"{when}; a smaller local learning rate or max_grad_norm= may help"
+            step = next((t for t, loss in enumerate(losses) if not math.isfinite(loss)), None)
+            cause = "an overflow" if step is None else f"the loss was {losses[step]} at step {step}"
+            self.failures[len(self.losses)] = f"{cause}; a smaller local learning rate or max_grad_norm= may help"
         self.changes.append(change)
         self.losses.append(math.fsum(losses) / len(losses) if finite else math.nan)
         if keep_model:
@@ -126,18 +126,18 @@ class LocalResults:
         if buffers is not None:
             self.buffers.append(buffers.clone())
 
-    def extend(self, more: LocalResults) -> None:
+    def extend(self, results: LocalResults) -> None:
         """Add the results of further clients."""
         assert isinstance(self.changes, list)
-        self.failures.update({len(self.losses) + place: why for place, why in more.failures.items()})
-        self.changes.extend(more.changes)
-        self.losses.extend(more.losses)
-        self.models.extend(more.models)
-        self.buffers.extend(more.buffers)
+        self.failures.update({len(self.losses) + index: reason for index, reason in results.failures.items()})
+        self.changes.extend(results.changes)
+        self.losses.extend(results.losses)
+        self.models.extend(results.models)
+        self.buffers.extend(results.buffers)
 
 
 class NativeSteps(NamedTuple):
-    """The native code of the steps of gossiping clients, and what draws the batches of several in one call, if any."""
+    """The native code of gossiping clients' steps, and the function that draws several clients' batches, if any."""
 
     kernel: ClientKernel
     draw_rows: DrawRows | None
@@ -205,7 +205,7 @@ class BaseTrainer:
         return None
 
     def native_steps(self) -> NativeSteps | None:
-        """Return the native code of the steps of gossiping clients; None if single steps have to be taken."""
+        """Return the native code of gossiping clients' steps; None if there is none."""
         return None
 
     def interrupt(self) -> None:
@@ -228,10 +228,10 @@ def train(trainer: Trainer, jobs: ClientJobs) -> LocalResults:
 def train_by_steps(trainer: Trainer, jobs: ClientJobs) -> LocalResults:
     """Train clients one after the other by single steps. The last one's model and buffers stay in the trainer."""
     results = LocalResults()
-    for place, (client, x) in enumerate(zip(jobs.clients, jobs.models, strict=True)):
-        trainer.load(x, jobs.buffers_of(place))
-        rows, first = jobs.batches_of(place), jobs.first_step
-        losses = take_steps(trainer, client, jobs.works[place], jobs.steps[place], jobs.key_of(place), rows, first)
+    for index, (client, x) in enumerate(zip(jobs.clients, jobs.models, strict=True)):
+        trainer.load(x, jobs.buffers_of(index))
+        rows, first = jobs.batches_of(index), jobs.first_step
+        losses = take_steps(trainer, client, jobs.works[index], jobs.steps[index], jobs.key_of(index), rows, first)
         results.add_model(x, trainer.y, losses.tolist(), trainer.read_buffers(), keep_model=jobs.keep_models)
     return results
 
@@ -244,12 +244,12 @@ def draw_batches(
     work: Work,
     key: Key,
     run_key: Key,
-    place: Place,
+    position: PassPosition,
 ) -> BatchRows | None:
-    """Draw a client's batches of a round; ``key`` is their address, ``place`` where the client is in its passes."""
+    """Draw a client's batches of a round; ``key`` is their address, ``position`` the client's in its passes."""
     if division.is_default:
         return trainer.batches(client, work, key)
-    positions = division.draw(client, samples, work.batch_size, work.steps, key, run_key, place)
+    positions = division.draw(client, samples, work.batch_size, work.steps, key, run_key, position)
     return with_defaults(trainer, BaseTrainer).batches_at(client, positions, key)
 
 

@@ -327,14 +327,14 @@ class hybrid_plus(BaseLocalWork):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epochs", tuple(self.epochs))
-        for argument, value in (*(("epochs", each) for each in self.epochs), ("min_batch", self.min_batch)):
+        for argument, value in (*(("epochs", passes) for passes in self.epochs), ("min_batch", self.min_batch)):
             check_integer("hybrid_plus", argument, value)
         if self.epochs[1] < self.epochs[0]:
             raise invalid_argument("hybrid_plus", "epochs", self.epochs, "low <= high")
 
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching = FULL) -> Work:
-        both = drawn(between(*self.epochs), between(self.min_batch, "samples"))
-        return both.draw(client, samples, batch_size, key, batches)
+        work = drawn(between(*self.epochs), between(self.min_batch, "samples"))
+        return work.draw(client, samples, batch_size, key, batches)
 
 
 TYPICAL = lognormal(median=10.0, sigma=0.5)
@@ -367,5 +367,5 @@ class deadline(BaseLocalWork):
         speed = drawn_value(self.speed, Key(self.seed).child("speed", client).numpy(), samples)
         factor = lognormal(1.0, self.jitter).draw(key.numpy(), samples) if self.jitter else 1.0
         steps = max(1, math.floor(speed * factor * self.seconds + 1e-9))
-        most = steps if self.epochs is None else batches.epoch_steps(self.epochs, samples, size)
-        return Work(min(steps, most), size)
+        limit = steps if self.epochs is None else batches.epoch_steps(self.epochs, samples, size)
+        return Work(min(steps, limit), size)

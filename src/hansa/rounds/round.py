@@ -202,7 +202,7 @@ def _train_alone(
             before = order.memory.get(client, {})
             memory[client] = {
                 **phase.memory_after(jobs.steps[place], y, after),
-                **phase.memory_of_place(population.samples[client], work.batch_size, work.steps, before),
+                **phase.position_memory(population.samples[client], work.batch_size, work.steps, before),
             }
     report = Report.on(
         order,
@@ -251,7 +251,7 @@ def _jobs(
         batches = [
             draw_batches(
                 trainer, phase.division, client, population.samples[client], work, key.child(client, "batch"),
-                order.key, phase.place(order.memory.get(client, {})),
+                order.key, phase.pass_position(order.memory.get(client, {})),
             )
             for client, work in zip(clients, order.works, strict=True)
         ]  # fmt: skip
