@@ -81,7 +81,9 @@ def _describe_preset(preset: Callable[..., Algorithm], as_json: bool) -> None:
         return
     rows = {
         "preset": f"{name}  {summary_line(preset)}",
-        "algorithm": ", ".join(p.name if p.required else f"{p.name}={p.default!r}" for p in parameters.values()),
+        "algorithm": ", ".join(
+            key if each.default is each.empty else f"{key}={each.default!r}" for key, each in parameters.items()
+        ),
         **{section: ", ".join(keys) for section, keys in sections.items()},
         "sample": "participation, count, or another sampler" * any(n in accepted for n in compose.SAMPLING_ARGUMENTS),
         "composition": repr(algorithm),

@@ -55,7 +55,13 @@ def _partition_data(config: Config, split: data.Split | None) -> data.FederatedD
     partition = PARTITION.build(section.partition)
     seed = config.seed if section.seed is None else section.seed
     if section.factory is not None:
-        dataset = _call_data_factory(section.factory, section.options)
+        try:
+            dataset = _find_function("data.factory", section.factory)(**section.options)
+        except TypeError as error:
+            raise data.DataError(f"data.factory: {section.factory}: {error}.") from error
+        if not isinstance(dataset, (data.Dataset, data.FederatedData, data.GeneratedData, data.CollatedData)):
+            expected = "expected data, as from hansa.data.from_arrays(...)."
+            raise data.DataError(f"data.factory: {section.factory} returns {short_repr(dataset)}: {expected}")
         if not isinstance(dataset, data.Dataset):
             if partition is not None or section.clients is not None:
                 raise data.DataError(f"data.factory: {section.factory} returns data that has its clients: leave out "
@@ -76,19 +82,6 @@ def _partition_data(config: Config, split: data.Split | None) -> data.FederatedD
     knows_clients = isinstance(partition, (data.natural, data.saved_split))
     clients = CLIENTS if section.clients is None and not knows_clients else section.clients
     return data.partition_dataset(dataset, partition, clients, seed)
-
-
-def _call_data_factory(path: str, options: Mapping[str, Any]) -> data.Dataset | data.FederatedData:
-    """Call the user's data function with the options."""
-    try:
-        produced = _find_function("data.factory", path)(**options)
-    except TypeError as error:
-        raise data.DataError(f"data.factory: {path}: {error}.") from error
-    if not isinstance(produced, (data.Dataset, data.FederatedData, data.GeneratedData, data.CollatedData)):
-        raise data.DataError(
-            f"data.factory: {path} returns {short_repr(produced)}: expected data, as from hansa.data.from_arrays(...)."
-        )
-    return cast("data.Dataset | data.FederatedData", produced)
 
 
 @lru_cache(maxsize=1)

@@ -19,7 +19,6 @@ from hansa import aggregate, compress, data, gossip, local, pace, presets, sampl
 from hansa.algorithm import Algorithm
 from hansa.config import import_path
 from hansa.config.import_path import Plugin, is_import_path, normalize_name, warn_once
-from hansa.config.yaml_text import ConfigError, Keys, Problem
 from hansa.core import schedule
 from hansa.core.errors import HansaError, short_repr, suggestion
 from hansa.core.lazy_imports import exports
@@ -32,25 +31,17 @@ EMPTY: Any = inspect.Parameter.empty
 Factory: TypeAlias = Callable[..., Any]
 
 
-class Argument(NamedTuple):
-    """One argument: its type and default (`EMPTY` without); ``starred`` takes a list as ``*name``."""
-
-    name: str
-    hint: Any = EMPTY
-    default: Any = EMPTY
-    starred: bool = False
-
-    @property
-    def required(self) -> bool:
-        """Whether a value must be passed."""
-        return self.default is EMPTY
-
-
 class Signature(NamedTuple):
     """The arguments by name; ``accepts_any`` if it also takes arguments of other names."""
 
-    arguments: dict[str, Argument]
+    arguments: dict[str, inspect.Parameter]
     accepts_any: bool = False
+
+    @property
+    def required(self) -> list[str]:
+        """The names of the arguments without a default."""
+        values = self.arguments.values()
+        return [each.name for each in values if each.default is EMPTY and each.kind is not each.VAR_POSITIONAL]
 
 
 @lru_cache(maxsize=1024)
@@ -58,23 +49,20 @@ def signature_of(factory: Factory) -> Signature:
     """Return the arguments of a class or function; ``**options: Unpack[Options]`` expands to the keys of `Options`.
 
     >>> def mine(lr: float, *, b1=0.9): ...
-    >>> [(one.name, one.required) for one in signature_of(mine).arguments.values()]
-    [('lr', True), ('b1', False)]
+    >>> signature_of(mine).required, list(signature_of(mine).arguments)
+    (['lr'], ['lr', 'b1'])
     """
-    arguments: dict[str, Argument] = {}
+    arguments: dict[str, inspect.Parameter] = {}
     accepts_any = False
     for name, parameter in inspect.signature(factory).parameters.items():
         hint = evaluate(parameter.annotation, factory)
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            typed_dicts = [option for option in typing.get_args(hint) if typing.is_typeddict(option)]
-            for typed_dict in typed_dicts:
-                keys = typing.get_type_hints(typed_dict)
-                arguments.update({key: Argument(key, key_hint, None) for key, key_hint in keys.items()})
-            accepts_any = not typed_dicts
-        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            arguments[name] = Argument(name, hint, (), starred=True)
-        else:
-            arguments[name] = Argument(name, hint, parameter.default)
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            arguments[name] = parameter.replace(annotation=hint)
+            continue
+        typed_dicts = [option for option in typing.get_args(hint) if typing.is_typeddict(option)]
+        accepts_any = not typed_dicts
+        for key, annotation in (pair for keys in typed_dicts for pair in typing.get_type_hints(keys).items()):
+            arguments[key] = inspect.Parameter(key, parameter.KEYWORD_ONLY, default=None, annotation=annotation)
     return Signature(arguments, accepts_any)
 
 
@@ -168,10 +156,9 @@ class Kind:
 
     def items(self) -> Iterator[tuple[str, Factory]]:
         """Yield all names and factories; a plug-in that cannot be loaded is reported and left out."""
-        yield from self.built_in.items()
-        for name, plugin in self.plugins.items():
+        for name in self.names:
             try:
-                yield name, self._factory(plugin.load(), str(plugin))
+                yield name, self.find(name)
             except HansaError as error:
                 warn_once(str(error))
 
@@ -179,31 +166,24 @@ class Kind:
         """Return whether a word is the name of a component, or an import path."""
         return is_import_path(name) or normalize_name(name) in self.names
 
-    def find(self, name: str, at: Keys = ()) -> Factory:
-        """Return the factory of that name, or raise `ConfigError` at the keys ``at``."""
+    def find(self, name: str) -> Factory:
+        """Return the factory of that name; for a finished component a function that returns it."""
         plain = normalize_name(name)
         if plain in self.built_in:
             return self.built_in[plain]
-        try:
-            if is_import_path(name):
-                return self._factory(import_path.import_object(name, self), repr(name))
-            if plain in self.plugins:
-                return self._factory(self.plugins[plain].load(), str(self.plugins[plain]))
-        except HansaError as error:
-            raise ConfigError([Problem("", at, str(error))]) from error
-        message = f"no {self.title} {short_repr(name)}. {suggestion(plain, self.names)}"
-        raise ConfigError([Problem("", at, message)])
-
-    def _factory(self, imported: Any, source: str) -> Factory:
-        """Return the class or function itself, or for a finished component a function that returns it."""
-        if not isinstance(imported, type) and not inspect.isroutine(imported) and not self.mismatch(imported):
-            return lambda: imported
+        plugin = None if is_import_path(name) else self.plugins.get(plain)
+        if plugin is None and not is_import_path(name):
+            raise HansaError(f"no {self.title} {short_repr(name)}. {suggestion(plain, self.names)}")
+        found = import_path.import_object(name, self) if plugin is None else plugin.load()
+        if not isinstance(found, type) and not inspect.isroutine(found) and not self.mismatch(found):
+            return lambda: found
         argument = self.function_argument
-        if argument and inspect.isfunction(imported) and argument in inspect.signature(imported).parameters:
-            return _function_factory(imported, argument)
-        if not callable(imported):
-            raise HansaError(f"{source}: expected a {self.title} or a function that makes one, found {imported!r}.")
-        return imported  # type: ignore[no-any-return]
+        if argument and inspect.isfunction(found) and argument in inspect.signature(found).parameters:
+            return _function_factory(found, argument)
+        if not callable(found):
+            made_by = f"expected a {self.title} or a function that makes one"
+            raise HansaError(f"{plugin or repr(name)}: {made_by}, found {found!r}.")
+        return found  # type: ignore[no-any-return]
 
     def mismatch(self, component: Any) -> str:
         """Return why a value is not a component of this kind, or a class does not make one; "" if it is or does.
@@ -255,16 +235,15 @@ def unknown_plugins() -> list[str]:
 
 def _accepts(method: Any, wanted: inspect.Signature, bound: bool) -> bool:
     """Return whether a method can be called with the arguments of its protocol."""
-    keyword_only, needed = inspect.Parameter.KEYWORD_ONLY, wanted.parameters.values()
-    positional = [None for each in needed if each.kind is not keyword_only and each.default is EMPTY]
+    needed = wanted.parameters.values()
+    keywords = {each.name: None for each in needed if each.kind is each.KEYWORD_ONLY}
+    positional = [None for each in needed if each.name not in keywords and each.default is EMPTY]
     try:
         signature = inspect.signature(method)
     except (TypeError, ValueError):  # compiled code has no signature
         return True
     try:
-        signature.bind(
-            *positional, *([] if bound else [None]), **{e.name: None for e in needed if e.kind is keyword_only}
-        )
+        signature.bind(*positional, *([] if bound else [None]), **keywords)
     except TypeError:
         return False
     return True

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from inspect import Parameter
 from typing import Any
 
 from pydantic import BaseModel
 
 from hansa import presets
 from hansa.algorithm import Algorithm, Mixing
-from hansa.config.components import KINDS, Argument, signature_of
+from hansa.config.components import KINDS, signature_of
 from hansa.config.fields import ComponentField, field_for_argument
 from hansa.config.import_path import is_import_path, named_code, normalize_name
 from hansa.config.sections import LOSS, CompressSection, Config, GossipSection, LocalSection, ServerSection
@@ -23,23 +24,15 @@ from hansa.sample import per_cluster, uniform
 from hansa.server import ServerTransform, chain
 
 _SECTIONS: Mapping[str, type[BaseModel]] = {
-    "local": LocalSection,
-    "server": ServerSection,
-    "gossip": GossipSection,
-    "compress": CompressSection,
-}
-_RENAMED = {
-    "local.lr": "local_lr",
-    "local.momentum": "local_momentum",
-    "server.lr": "server_lr",
-    "gossip.compressor": "gossip_compressor",
-}
+    "local": LocalSection, "server": ServerSection, "gossip": GossipSection, "compress": CompressSection
+}  # fmt: skip
+_RENAMED = {"local.lr": "local_lr", "local.momentum": "local_momentum", "server.lr": "server_lr",
+            "gossip.compressor": "gossip_compressor"}  # fmt: skip
 SECTION_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
-    name: {
-        key: _RENAMED.get(f"{name}.{key}", key) for key in section.model_fields if key != "optimizer" or name == "local"
-    }
+    name: {key: _RENAMED.get(f"{name}.{key}", key) for key in section.model_fields
+           if f"{name}.{key}" != "server.optimizer"}
     for name, section in _SECTIONS.items()
-}
+}  # fmt: skip
 """For each section, its keys and the preset arguments that they set."""
 
 SAMPLING_ARGUMENTS = ("participation", "sampler")
@@ -47,12 +40,11 @@ MODEL_CHANNEL_KEYS = ("uplink", "downlink", "aggregate")
 """Keys that are short for those of channels.model, as server.optimizer is for its server."""
 COMPOSED_SECTIONS = ("local", "gossip")
 """Sections whose keys replace components of the algorithm where the preset has no such argument."""
-_SECTION_OF = {"LocalPhase": "local", "Mixing": "gossip"}
 
 Preset = Callable[..., Algorithm]
 
 
-def preset_arguments(preset: Preset) -> dict[str, Argument]:
+def preset_arguments(preset: Preset) -> dict[str, Parameter]:
     """Return all arguments of a preset; ``**common`` without annotation stands for those that all presets share.
 
     >>> sorted(set(preset_arguments(presets.fedprox)) - set(preset_arguments(presets.fedavg)))
@@ -63,7 +55,7 @@ def preset_arguments(preset: Preset) -> dict[str, Argument]:
     return {**common, **signature.arguments}
 
 
-def own_arguments(preset: Preset) -> dict[str, Argument]:
+def own_arguments(preset: Preset) -> dict[str, Parameter]:
     """Return the arguments that belong in the section ``algorithm``: those that no other section has.
 
     >>> own_arguments(presets.fedprox)["mu"].default
@@ -114,18 +106,20 @@ def compose(config: Config, *, checking: bool = False) -> tuple[Algorithm | None
     if checking and is_import_path(config.algorithm.preset):
         return None, errors
     try:
-        preset = KINDS["preset"].find(config.algorithm.preset, ("algorithm", "preset"))
-        errors += _invalid_settings(config, preset)
-        if errors or (checking and code_names(config)):
-            return None, errors
+        preset = KINDS["preset"].find(config.algorithm.preset)
+    except HansaError as error:
+        return None, [*errors, Problem("", ("algorithm", "preset"), str(error))]
+    errors += _invalid_settings(config, preset)
+    if errors or (checking and code_names(config)):
+        return None, errors
+    try:
         return _compose(config, preset, built), []
     except ConfigError as error:
-        errors += error.problems
+        return None, list(error.problems)
     except HansaError as error:
-        errors.append(Problem("", _keys_of(config, error), str(error)))
+        return None, [Problem("", _keys_of(config, error), str(error))]
     except TypeError as error:  # from a user-defined preset
-        errors.append(Problem("", ("algorithm",), f"{config.algorithm.preset}: {error}."))
-    return None, errors
+        return None, [Problem("", ("algorithm",), f"{config.algorithm.preset}: {error}.")]
 
 
 def _components(section: BaseModel, above: Keys = ()) -> Iterator[tuple[Keys, ComponentField, Any]]:
@@ -241,17 +235,18 @@ def _channels(config: Config, built: Mapping[Keys, Any]) -> dict[str, dict[str, 
 
 def _keys_of(config: Config, error: HansaError) -> Keys:
     """Return the key whose value caused an error, by the error's component and argument."""
-    for section, key, argument in _settings(config):
-        if error.argument and error.argument in (argument, key):
+    component, argument = error.component, error.argument
+    for section, key, name in _settings(config):
+        if argument and argument in (name, key):
             return section, key
-    if error.argument in config.algorithm.own:
-        return "algorithm", error.argument
-    if error.argument == "pace" and config.pace is not None:
+    if argument in config.algorithm.own:
+        return "algorithm", argument
+    if argument == "pace" and config.pace is not None:
         return ("pace",)
-    if error.component in _SECTION_OF:
-        return _SECTION_OF[error.component], error.argument
-    if error.component == "channels" and error.argument in config.channels:
-        return "channels", error.argument
-    if error.component == "solver" and config.local.solver is not None:
+    if component in ("LocalPhase", "Mixing"):
+        return "local" if component == "LocalPhase" else "gossip", argument
+    if component == "channels" and argument in config.channels:
+        return "channels", argument
+    if component == "solver" and config.local.solver is not None:
         return "local", "solver"
     return ("algorithm",)

@@ -12,6 +12,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from inspect import Parameter
 from typing import Annotated, Any, Literal, Optional, Union, cast
 
 from pydantic import (
@@ -28,7 +29,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from typing_extensions import TypedDict
 
-from hansa.config.components import EMPTY, KINDS, Argument, Factory, Kind, signature_of
+from hansa.config.components import EMPTY, KINDS, Factory, Kind, signature_of
 from hansa.config.import_path import is_import_path, normalize_name
 from hansa.config.yaml_text import ConfigError, Keys, Problem, has_key
 from hansa.core.errors import HansaError, quotes_hint, short_repr, suggestion
@@ -78,17 +79,16 @@ def _build(kind: Kind, value: Any) -> Any:
     name = described["kind"]
     try:
         factory = kind.find(name)
-    except ConfigError as error:
+    except HansaError as error:
         raise _refused(("kind",), str(error), value) from error
     signature = signature_of(factory)
     for key in arguments.keys() - signature.arguments.keys() if not signature.accepts_any else ():
         takes = suggestion(key, signature.arguments) if signature.arguments else "It takes none."
         raise _refused((key,), f"{name} has no {short_repr(key)}. {takes}", value)
-    for argument in signature.arguments.values():
-        if argument.required and argument.name not in arguments:
-            raise _refused((), f"{name} needs {argument.name}.", value)
+    for missing in (needed for needed in signature.required if needed not in arguments):
+        raise _refused((), f"{name} needs {missing}.", value)
     built = arguments_of(factory).validate_python(arguments)
-    starred = next((built.pop(one.name, ()) for one in signature.arguments.values() if one.starred), ())
+    starred = next((built.pop(each.name, ()) for each in signature.arguments.values() if _is_starred(each)), ())
     try:
         component = factory(*starred, **built)
     except HansaError as error:
@@ -199,9 +199,13 @@ class ComponentField:
         return self.adapter.json_schema()
 
 
-def field_for_argument(argument: Argument) -> ComponentField:
+def field_for_argument(argument: Parameter) -> ComponentField:
     """Return the field of an argument."""
-    return ComponentField(argument.hint, argument.name, argument.starred)
+    return ComponentField(argument.annotation, argument.name, _is_starred(argument))
+
+
+def _is_starred(argument: Parameter) -> bool:
+    return argument.kind is Parameter.VAR_POSITIONAL
 
 
 @lru_cache(maxsize=1024)

@@ -9,7 +9,7 @@ import math
 from typing import Any, cast
 
 from hansa.config import sections
-from hansa.config.components import KINDS, Argument, Kind, signature_of, summary_line
+from hansa.config.components import KINDS, Kind, signature_of, summary_line
 from hansa.config.compose import own_arguments
 from hansa.config.fields import field_for_argument
 from hansa.config.sections import Config
@@ -67,12 +67,11 @@ def key_descriptions() -> dict[str, dict[str, str]]:
     return descriptions
 
 
-def argument_schema(argument: Argument) -> dict[str, Any]:
+def argument_schema(argument: inspect.Parameter) -> dict[str, Any]:
     """Return the schema of an argument."""
     schema = field_for_argument(argument).adapter.json_schema()
-    if isinstance(argument.default, (bool, int, float, str)) and argument.default != math.inf:
-        return {**schema, "default": argument.default}
-    return schema
+    plain = isinstance(argument.default, (bool, int, float, str)) and argument.default != math.inf
+    return {**schema, "default": argument.default} if plain else schema
 
 
 def kind_schema(kind: Kind) -> dict[str, Any]:
@@ -80,16 +79,15 @@ def kind_schema(kind: Kind) -> dict[str, Any]:
     bare, known = [], []
     for name, factory in kind.items():
         signature = signature_of(factory)
-        arguments = {argument.name: argument_schema(argument) for argument in signature.arguments.values()}
-        required = [argument.name for argument in signature.arguments.values() if argument.required]
-        bare += [] if required else [name]
+        arguments = {key: argument_schema(argument) for key, argument in signature.arguments.items()}
+        bare += [] if signature.required else [name]
         known.append(
             {
                 "type": "object",
                 "title": name,
                 "description": summary_line(factory),
                 "properties": {"kind": {"const": name}, **arguments},
-                "required": [*([] if kind.default == name else ["kind"]), *required],
+                "required": [*([] if kind.default == name else ["kind"]), *signature.required],
                 "additionalProperties": signature.accepts_any,
             }
         )

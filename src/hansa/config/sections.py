@@ -44,10 +44,8 @@ class ConfigSection(BaseModel):
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
-        if (
-            len([key for key in self.alternatives if key in self.model_fields_set and getattr(self, key) is not None])
-            > 1
-        ):
+        given = [key for key in self.alternatives if key in self.model_fields_set and getattr(self, key) is not None]
+        if len(given) > 1:
             raise ValueError(f"{' and '.join(self.alternatives)}: expected one of the two.")
         return self
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -67,14 +67,12 @@ class Document:
 
     def problem(self, keys: Keys, message: str) -> Problem:
         """Return a problem at a key, with the line of that key or of the nearest one above it."""
-        for length in range(len(keys), -1, -1):
-            prefix = keys[:length]
-            if prefix in self.changes:
-                return Problem(self.changes[prefix], keys, message)
-            if prefix in self.lines:
-                line = self.lines[prefix]
-                excerpt = self.text[line - 1][:200] if 0 < line <= len(self.text) else ""
-                return Problem(f"{self.source}:{line}", keys, message, line, excerpt)
+        for above in (keys[:length] for length in range(len(keys), -1, -1)):
+            if above in self.changes:
+                return Problem(self.changes[above], keys, message)
+            if above in self.lines:
+                line = self.lines[above]
+                return Problem(f"{self.source}:{line}", keys, message, line, "".join(self.text[line - 1 : line])[:200])
         return Problem(self.source, keys, message)
 
     def apply(self, assignment: str) -> None:
@@ -123,98 +121,95 @@ def parse_document(text: str, source: str = "config") -> Document:
     >>> parse_document("local: {lr: 1e-3}").data
     {'local': {'lr': 0.001}}
     """
-    try:
-        data, lines = _parse(text)
-        data = {} if data is None else data
-        if not isinstance(data, dict):
-            raise _Refused(1, f"expected sections such as data and local, found {short_repr(data)}.")
-    except _Refused as error:
-        place = Document({}, source, {error.keys: error.line}, text[:MAX_CHARACTERS].splitlines())
-        raise ConfigError([place.problem(error.keys, error.problem)]) from error
+    data, lines = _parse(text, source)
+    data = {} if data is None else data
+    if not isinstance(data, dict):
+        raise _refused(text, source, 1, f"expected sections such as data and local, found {short_repr(data)}.")
     return Document(deepcopy(data), source, lines, text.splitlines())
 
 
 def parse_value(text: str, source: str) -> Any:
     """Parse a value as it stands in a file: ``0.1``, ``true``, ``ring``, ``{kind: cosine, lr: 0.1, rounds: 50}``."""
     try:
-        return deepcopy(_parse(text)[0])
-    except _Refused as error:
-        raise ConfigError([Problem(source, error.keys, error.problem)]) from error
+        return deepcopy(_parse(text, source)[0])
+    except ConfigError as error:
+        raise ConfigError([Problem(source, problem.keys, problem.message) for problem in error.problems]) from error
 
 
-class _Refused(Exception):
-    """What is wrong with a text, and where."""
-
-    def __init__(self, line: int, problem: str, keys: Keys = ()) -> None:
-        super().__init__(problem)
-        self.line, self.problem, self.keys = line, problem, keys
+def _refused(text: str, source: str, line: int, message: str, keys: Keys = ()) -> ConfigError:
+    """Return the error for what is wrong with a text."""
+    document = Document({}, source, {keys: line}, text[:MAX_CHARACTERS].splitlines())
+    return ConfigError([document.problem(keys, message)])
 
 
 @lru_cache(maxsize=128)
-def _parse(text: str) -> tuple[Any, dict[Keys, int]]:
+def _parse(text: str, source: str) -> tuple[Any, dict[Keys, int]]:
     """Return the value of a text and the line of each key; a report reads the same text a dozen times."""
     if len(text) > MAX_CHARACTERS:
-        raise _Refused(1, f"longer than {MAX_CHARACTERS} characters.")
+        raise _refused(text, source, 1, f"longer than {MAX_CHARACTERS} characters.")
     try:
-        reader = _Reader(text)
+        reader = _Reader(text, source)
         node = reader.get_single_node()
         return (None if node is None else reader.read(node)), reader.lines
     except RecursionError:
-        raise _Refused(1, f"nested more than {MAX_DEPTH} levels deep.") from None
+        raise _refused(text, source, 1, f"nested more than {MAX_DEPTH} levels deep.") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = 1 if mark is None else mark.line + 1
         if isinstance(error, yaml.reader.ReaderError):
             line = text.count("\n", 0, error.position) + 1
         reason = (getattr(error, "problem", None) or str(error).splitlines()[0])[:300]
-        raise _Refused(line, f"not YAML: {reason}.") from error
+        raise _refused(text, source, line, f"not YAML: {reason}.") from error
 
 
 class _Reader(yaml.SafeLoader):
     """PyYAML's safe loader with limits, but ``1e-3`` is a number, which YAML 1.1 reads as a string, and dates are
     strings; keys that are set twice, of which YAML would silently keep the last, are refused."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, source: str) -> None:
         super().__init__(text)
         self.lines: dict[Keys, int] = {}
         self.values = 0
+        self.refused = partial(_refused, text, source)
 
     def read(self, node: yaml.Node, keys: Keys = (), depth: int = 1) -> Any:
         """Return the value of a node; note the lines of its keys."""
         line = node.start_mark.line + 1
         self.values += 1
         if depth > MAX_DEPTH:
-            raise _Refused(line, f"nested more than {MAX_DEPTH} levels deep.")
+            raise self.refused(line, f"nested more than {MAX_DEPTH} levels deep.")
         if self.values > MAX_VALUES:
-            raise _Refused(line, f"stands for more than {MAX_VALUES} values, by its aliases.")
+            raise self.refused(line, f"stands for more than {MAX_VALUES} values, by its aliases.")
         if node.tag not in _TAGS:
-            raise _Refused(line, f"a value of type {node.tag[:80]!r}: expected strings, numbers, lists and mappings.")
+            expected = "expected strings, numbers, lists and mappings."
+            raise self.refused(line, f"a value of type {node.tag[:80]!r}: {expected}")
         if isinstance(node, yaml.ScalarNode):
             return self._read_scalar(node, line)
         if isinstance(node, yaml.SequenceNode):
-            self.lines.update({(*keys, place): inner.start_mark.line + 1 for place, inner in enumerate(node.value)})
-            return [self.read(inner, (*keys, place), depth + 1) for place, inner in enumerate(node.value)]
+            self.lines.update({(*keys, index): item.start_mark.line + 1 for index, item in enumerate(node.value)})
+            return [self.read(item, (*keys, index), depth + 1) for index, item in enumerate(node.value)]
         mapping: dict[Any, Any] = {}
         for key_node, value in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                raise _Refused(line, "not YAML: a key that is a list or a mapping.")
+                raise self.refused(line, "not YAML: a key that is a list or a mapping.")
             key = self.read(key_node, keys, depth + 1)
-            at, line = (*keys, key), key_node.start_mark.line + 1
+            inner, line = (*keys, key), key_node.start_mark.line + 1
             if key in mapping:
-                raise _Refused(line, f"is set twice, first in line {self.lines[at]}. Keep one of them.", at)
-            self.lines[at] = line
-            mapping[key] = self.read(value, at, depth + 1)
+                message = f"is set twice, first in line {self.lines[inner]}. Keep one of them."
+                raise self.refused(line, message, inner)
+            self.lines[inner] = line
+            mapping[key] = self.read(value, inner, depth + 1)
         return mapping
 
     def _read_scalar(self, node: yaml.ScalarNode, line: int) -> Any:
         if node.tag.endswith((":int", ":float")) and len(node.value) > MAX_DIGITS:
-            raise _Refused(line, f"a number of {len(node.value)} digits: expected at most {MAX_DIGITS}.")
+            raise self.refused(line, f"a number of {len(node.value)} digits: expected at most {MAX_DIGITS}.")
         if (control := _CONTROL.search(node.value)) is not None:
-            raise _Refused(line, f"a string with the control character {control.group()!r}.")
+            raise self.refused(line, f"a string with the control character {control.group()!r}.")
         try:
             return self.construct_object(node)
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-            raise _Refused(line, f"a value that does not match its tag ({short_repr(str(error))}).") from error
+            raise self.refused(line, f"a value that does not match its tag ({short_repr(str(error))}).") from error
 
 
 _FLOAT = re.compile(r"^(?:[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$")
