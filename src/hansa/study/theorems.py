@@ -1,7 +1,6 @@
-"""The theorems of the four papers as a table: what each requires of a setting, the orders that it gives, and its bound.
+"""The theorems of the four papers as a table: the conditions, orders and bound of each.
 
-Orders have no constants: only their ratios mean something. What is not known is NaN, which makes every value that needs
-it NaN as well.
+Orders omit constants: only their ratios are meaningful. Unknown numbers are NaN, as is every value that needs them.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class ProblemConstants:
             sigma_k^2 ([HAFED] 5.4, [AFGA] D.1).
         sigma_between: Deviation of the clusters' gradients from the global one: sigma_g of [HAFED] 5.4 and sigma_c of
             [AFGA] D.1, at alpha = 1.
-        gap: f_0 - f*, the loss at the start above its minimum.
+        gap: f_0 - f*, the initial loss above its minimum.
         gradient_norm: Norm of the global gradient.
         gradient_scale: sqrt(sum lambda_i ||grad f_i||^2), the G~ of [AWARE] Theorem 4.1.
         d: Number of parameters.
@@ -76,14 +75,14 @@ CONSTANTS = tuple(item.name for item in fields(ProblemConstants) if item.name !=
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TheorySetting:
-    """The facts of an algorithm over a population that the theorems use. NaN stands for what is not known."""
+    """The facts of an algorithm over a population that the theorems use; unknown numbers are NaN."""
 
     method: str = ""
     family: Family | None = None
     clients: int
     participants: int
     steps: tuple[int, ...] = ()
-    """K_i of every client, or () if they depend on data that are not at hand."""
+    """K_i of every client, or () if they depend on data that is not available."""
     rounds: float = nan
     server_lr: float = nan
     local_lr: float = nan
@@ -107,7 +106,7 @@ class TheorySetting:
     diversity: float = nan
     """Surrogate diversity D~ of a run."""
     deviations: tuple[str, ...] = ()
-    """What the algorithm has that the theorems do not cover."""
+    """The properties of the algorithm that the theorems do not cover."""
 
     @property
     def full(self) -> bool:
@@ -115,7 +114,7 @@ class TheorySetting:
         return self.participants == self.clients
 
     @property
-    def most_steps(self) -> float:
+    def max_steps(self) -> float:
         """The largest K_i: the theorems of all papers but [AWARE] assume equal ones."""
         return max(self.steps) if self.steps else nan
 
@@ -127,9 +126,9 @@ class TheorySetting:
 
 Values: TypeAlias = dict[str, float]
 Relation: TypeAlias = tuple[str, float, Literal["<=", "<", ">=", ">"], str, float]
-"""What a theorem requires: a name and its value, a relation, and a name and its value."""
+"""A condition of a theorem: a name and its value, a relation, and a name and its value."""
 Order: TypeAlias = tuple[str, Callable[[TheorySetting], float]]
-"""An order as printed, and what is inside it."""
+"""An order as printed, and the value of its argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +139,11 @@ class Theorem:
         name: Its paper and number.
         family: The methods that it covers.
         applies: Whether it covers a setting of these methods.
-        conditions: What it requires of a setting and of its own values.
+        conditions: Its conditions on a setting and on its values.
         orders: The scaling of the server rate and of the local rate, and the rate of convergence that follows.
         values: The terms of its bound.
         needs: The constants that the terms need.
-        note: What is to be known about its statement.
+        note: A remark on its statement.
     """
 
     name: str
@@ -163,8 +162,8 @@ class Theorem:
         orders = zip(("server rate", "local rate", "rate"), self.orders, strict=False)
         return TheoremResult(
             name=self.name,
-            conditions=dict(map(_checked, self.conditions(setting, values))),
-            orders={name: (text, inside(setting)) for name, (text, inside) in orders},
+            conditions=dict(map(_check_condition, self.conditions(setting, values))),
+            orders={name: (text, value_of(setting)) for name, (text, value_of) in orders},
             values=values,
             needs=(*(unknown if values else ()), *(name for name in self.needs if isnan(getattr(problem, name)))),
             note=self.note,
@@ -173,16 +172,16 @@ class Theorem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TheoremResult:
-    """A theorem with the numbers of a setting. Numbers that need an unknown one are NaN."""
+    """A theorem with the numbers of a setting; numbers that need an unknown one are NaN."""
 
     name: str
     conditions: dict[str, bool | None]
-    """Each condition in words, with whether it holds; None if that is not known."""
+    """Each condition in words, with whether it holds; None if unknown."""
     orders: dict[str, tuple[str, float]]
-    """Each order as printed, with the number inside."""
+    """Each order as printed, with the value of its argument."""
     values: Values
     needs: tuple[str, ...]
-    """What the unknown values need."""
+    """The names that the unknown values need."""
     note: str
 
     def rows(self) -> Iterator[tuple[str, str]]:
@@ -190,8 +189,8 @@ class TheoremResult:
         yield self.name, ""
         for text, holds in self.conditions.items():
             yield "  condition", f"{text}: {'not known' if holds is None else 'holds' if holds else 'does not hold'}"
-        for name, (text, inside) in self.orders.items():
-            yield f"  {name}", text if isnan(inside) else f"{text}, with {inside:.3g} inside"
+        for name, (text, argument) in self.orders.items():
+            yield f"  {name}", text if isnan(argument) else f"{text}, with {argument:.3g} inside"
         unknown = [name for name, value in self.values.items() if isnan(value)]
         yield from ((f"  {name}", f"{value:.6g}") for name, value in self.values.items() if name not in unknown)
         if unknown:
@@ -201,7 +200,7 @@ class TheoremResult:
 
 
 def theorem_results(setting: TheorySetting, problem: ProblemConstants) -> tuple[TheoremResult, ...]:
-    """Return the theorems of a setting's family that cover it, with its numbers."""
+    """Return the theorems that cover a setting, with its numbers."""
     rows = (row for row in THEOREMS if row.family == setting.family and row.applies(setting))
     return tuple(row.result(setting, problem) for row in rows)
 
@@ -241,26 +240,26 @@ def adaptive_bound(s: TheorySetting, p: ProblemConstants) -> Values:
     >>> round(adaptive_bound(setting, ProblemConstants())["C1"], 6)
     9.0
     """
-    m, n, K, T, eta, lr, q = s.clients, s.participants, s.most_steps, s.rounds, s.server_lr, s.local_lr, s.q
+    m, n, K, T, eta, lr, q = s.clients, s.participants, s.max_steps, s.rounds, s.server_lr, s.local_lr, s.q
     L, G, b = p.L, p.G, s.b1 / (1 - s.b1)
-    C1 = b + (_divided(2 * q, 1 - q**2) if s.compressor and q else 0.0)
-    apart = 4 * (q + s.gamma) ** 2
-    C2 = b**2 + (_divided(apart, (1 - q**2) ** 2) if apart else 0.0)
-    growth = _divided(4 * (1 + q**2) ** 3, (1 - q**2) ** 2) if s.compressor else 1.0
+    C1 = b + (_divide(2 * q, 1 - q**2) if s.compressor and q else 0.0)
+    dissimilarity = 4 * (q + s.gamma) ** 2
+    C2 = b**2 + (_divide(dissimilarity, (1 - q**2) ** 2) if dissimilarity else 0.0)
+    growth = _divide(4 * (1 + q**2) ** 3, (1 - q**2) ** 2) if s.compressor else 1.0
     drift = (3 + (2 * C2 if s.compressor else C1**2)) * eta * L + 2 * sqrt(2 * (1 - s.b2)) * G
-    halves, share, stale = 2, 24.0, 0.0
+    halves, divisor, residual = 2, 24.0, 0.0
     if s.compressor and not s.full:  # Theorem B.2
         drift = eta * L + sqrt(2 * (1 - s.b2)) * G
-        halves, share, stale = 1, 48.0, C1 * eta * lr * K * L * G**2 / s.eps
+        halves, divisor, residual = 1, 48.0, C1 * eta * lr * K * L * G**2 / s.eps
     root = K * sqrt(growth * s.b2 * K**2 * G**2 + s.eps)
     if s.full:
-        limit = _divided(s.eps, root * drift)
+        limit = _divide(s.eps, root * drift)
     else:
-        limit = _divided(n * (m - 1) * s.eps, share * m * (n - 1) * root * drift)
+        limit = _divide(n * (m - 1) * s.eps, divisor * m * (n - 1) * root * drift)
     size = G**2 * p.d
     psi = C1 * size / sqrt(s.eps) + 2 * C1**2 * (eta * lr * K * L) * size / s.eps
     variances = p.sigma_l**2 + 6 * K * p.sigma_g**2
-    phi = stale + 5 * lr**2 * K * L**2 / sqrt(2 * s.eps) * variances
+    phi = residual + 5 * lr**2 * K * L**2 / sqrt(2 * s.eps) * variances
     phi += drift * lr / (halves * n * s.eps) * p.sigma_l**2
     if not s.full:
         sampling = 15 * (K * L * lr) ** 2 * variances + 3 * K * p.sigma_g**2
@@ -269,7 +268,7 @@ def adaptive_bound(s: TheorySetting, p: ProblemConstants) -> Values:
     return {
         "C1": C1,
         **({"C2": C2} if s.compressor and s.full else {}),
-        "largest eta_l": _smallest(_divided(1.0, 8 * K * L), limit),
+        "largest eta_l": _minimum(_divide(1.0, 8 * K * L), limit),
         "Psi": psi,
         "Phi": phi,
         "bound": factor * (p.gap / (eta * lr * K * T) + psi / T + phi),
@@ -278,8 +277,8 @@ def adaptive_bound(s: TheorySetting, p: ProblemConstants) -> Values:
 
 def _clustered_terms(s: TheorySetting, p: ProblemConstants) -> tuple[int, int, float, float, float, float]:
     """n, m, tau, rho, D = min{1/(1 - rho), tau} and C_{beta,eta} = (C_beta^2 + 3) eta L + 2 sqrt(1 - beta_2) G."""
-    tau, rho = s.most_steps, s.rho_max
-    D = tau if rho >= 1 else _smallest(1 / (1 - rho), tau)
+    tau, rho = s.max_steps, s.rho_max
+    D = tau if rho >= 1 else _minimum(1 / (1 - rho), tau)
     spread = ((s.b1 / (1 - s.b1)) ** 2 + 3) * s.server_lr * p.L + 2 * sqrt(1 - s.b2) * p.G
     return min(s.sizes), min(s.reporters), tau, rho, D, spread
 
@@ -296,11 +295,11 @@ def clustered_limits(s: TheorySetting, p: ProblemConstants, local_lr: float) -> 
     C_0 = sqrt(s.b2 * (local_lr * tau * p.G) ** 2 + s.eps)
     drifted, root = sqrt(C_0 * tau * (tau + rho**2 * D)), s.eps**0.25
     if m == n:
-        return _divided(root, drifted), _divided(s.eps, 2 * tau * C_0 * spread)
+        return _divide(root, drifted), _divide(s.eps, 2 * tau * C_0 * spread)
     return (
-        inf if tau == 1 else _divided(1.0, 4 * C_0 * spread * (tau - 1)),
-        _divided(root, 2 * p.L * drifted),
-        inf if rho == 0 else _divided(1.0, 128 * C_0 * spread * rho**2 * D * ((n - m) / (m * (n - 1)) + 1 / tau**2)),
+        inf if tau == 1 else _divide(1.0, 4 * C_0 * spread * (tau - 1)),
+        _divide(root, 2 * p.L * drifted),
+        inf if rho == 0 else _divide(1.0, 128 * C_0 * spread * rho**2 * D * ((n - m) / (m * (n - 1)) + 1 / tau**2)),
     )
 
 
@@ -317,15 +316,15 @@ def clustered_bound(s: TheorySetting, p: ProblemConstants) -> Values:
     """
     n, m, tau, rho, D, spread = _clustered_terms(s, p)
     T, eta, lr, L, N = s.rounds, s.server_lr, s.local_lr, p.L, len(s.sizes) * n
-    low, high = 0.0, _smallest(*clustered_limits(s, p, 0.0))  # the limit falls as eta_l grows: where do they meet?
+    low, high = 0.0, _minimum(*clustered_limits(s, p, 0.0))  # bisection: the limit falls as eta_l grows
     for _ in range(200 if isfinite(high) else 0):
         middle = (low + high) / 2
-        low, high = (middle, high) if middle <= _smallest(*clustered_limits(s, p, middle)) else (low, middle)
+        low, high = (middle, high) if middle <= _minimum(*clustered_limits(s, p, middle)) else (low, middle)
     b, size = s.b1 / (1 - s.b1), p.G**2 * p.d
     psi = b * size / sqrt(s.eps) + 2 * b**2 * (eta * lr * tau * L) * size / s.eps
-    inside = (tau * p.sigma_between) ** 2 + tau * p.sigma_l**2 * (1 / n + rho**2)
-    inside += tau * rho**2 * D * p.sigma_within**2 if rho else 0.0
-    phi_1 = (L * lr) ** 2 / (4 * sqrt(s.eps)) * inside
+    drift = (tau * p.sigma_between) ** 2 + tau * p.sigma_l**2 * (1 / n + rho**2)
+    drift += tau * rho**2 * D * p.sigma_within**2 if rho else 0.0
+    phi_1 = (L * lr) ** 2 / (4 * sqrt(s.eps)) * drift
     if m == n:
         phi_2, phi_3, phi_4 = spread * lr / (2 * s.eps * N) * p.sigma_l**2, 0.0, 0.0
     else:
@@ -335,21 +334,21 @@ def clustered_bound(s: TheorySetting, p: ProblemConstants) -> Values:
         phi_3 = spread * ((n - m) / (m * (n - 1))) * lr * gossip if rho else 0.0
         phi_4 = spread * lr**3 * L**2 * gossip if rho else 0.0
     factor = 8 * sqrt(s.b2 * (lr * tau * p.G) ** 2 + s.eps)
-    started = p.gap / (eta * lr * tau * T)
+    initial_gap = p.gap / (eta * lr * tau * T)
     return {
         "D_{tau,rho}": D, "largest eta_l": low if isfinite(high) else high, "Psi": psi, "Phi_1": phi_1, "Phi_2": phi_2,
-        "Phi_3": phi_3, "Phi_4": phi_4, "bound": factor * (started + psi / T + (phi_1 + phi_2 + phi_3 + phi_4)),
+        "Phi_3": phi_3, "Phi_4": phi_4, "bound": factor * (initial_gap + psi / T + (phi_1 + phi_2 + phi_3 + phi_4)),
     }  # fmt: skip
 
 
 def resampled_bound(s: TheorySetting, p: ProblemConstants) -> Values:
-    """The orders of the terms of AFGA's bound, each inside an O() of unknown constant.
+    """The orders of the terms of AFGA's bound, each inside an O() with an unknown constant.
 
     The first is [f_0 - f* + L (sigma^2 + sigma_g^2)]/sqrt(R I M), in K clusters [f_0 - f* + L (sigma^2 + sigma_l^2 +
     sigma_c^2 + sigma^2/K)]/sqrt(R I m). The second is [G^2 + L^2 (1 + rho^2) sigma_g^2 + rho^2 sigma^2/I]/R, in
     clusters [G^2 + L^2 (sigma_c^2 + (1 + rho^2) sigma_l^2) + rho^2 sigma^2/I]/R. A third term is of order R^(-3/2).
     """
-    K, m, steps, rounds, rho = len(s.sizes), min(s.reporters), s.most_steps, s.rounds, s.rho_max
+    K, m, steps, rounds, rho = len(s.sizes), min(s.reporters), s.max_steps, s.rounds, s.rho_max
     if K == 1:
         variances, differences = p.sigma_l**2 + p.sigma_g**2, (1 + rho**2) * p.sigma_g**2
     else:
@@ -380,23 +379,23 @@ def aware_bound(s: TheorySetting, p: ProblemConstants) -> Values:
     elif len(p.zeta) != len(steps):
         hetero = nan
     else:
-        more = ((count - K_min) * zeta for count, zeta in zip(steps, p.zeta, strict=True))
-        hetero = 30 * lr * fsum(more)
+        excess = ((count - K_min) * zeta for count, zeta in zip(steps, p.zeta, strict=True))
+        hetero = 30 * lr * fsum(excess)
     sigma_square = 5 * lr * (p.sigma_l**2 + 6 * K_min**2 * p.sigma_g**2)
     drift = sigma_square + 30 * lr * K_tilde * p.gradient_norm**2 + hetero
     beta = (1 - s.alpha) * (s.participants / s.clients)
     chi = float(s.clients) if len(set(s.weights)) == 1 else nan
-    apart = len(s.weights) + s.chi_square - 2 * chi
-    apart = 0.0 if apart < 0 else apart  # below 0 by rounding only; NaN stays NaN
+    weight_gap = len(s.weights) + s.chi_square - 2 * chi
+    weight_gap = 0.0 if weight_gap < 0 else weight_gap  # below 0 by rounding only; NaN stays NaN
     slope = beta * p.L * p.gradient_scale * sqrt(s.chi_square) / s.diversity
-    rho_t = 1 - sqrt(apart) - apart - 6 * K_tilde * slope
+    rho_t = 1 - sqrt(weight_gap) - weight_gap - 6 * K_tilde * slope
     stationary = inf if rho_t <= 0 else slope * sqrt(sigma_square + hetero) / rho_t
     return {
         "K~": K_tilde, "K_min": K_min, "Phi_Hetero": hetero, "drift": drift, "beta = (1 - alpha) p": beta,
         "momentum gap": beta**2 * p.L**2 * drift, "chi^2": s.chi_square, "rho^t": rho_t,
         "bound without vanishing terms": stationary,
-        "factor of sigma_g^2": 2 * apart, "factor of ||grad f||^2": 2 * (1 + apart),
-        "bound at this model": 2 * apart * p.sigma_g**2 + 2 * (1 + apart) * p.gradient_norm**2,
+        "factor of sigma_g^2": 2 * weight_gap, "factor of ||grad f||^2": 2 * (1 + weight_gap),
+        "bound at this model": 2 * weight_gap * p.sigma_g**2 + 2 * (1 + weight_gap) * p.gradient_norm**2,
     }  # fmt: skip
 
 
@@ -404,16 +403,16 @@ def _rate_limit(s: TheorySetting, values: Values) -> list[Relation]:
     return [("eta_l", s.local_lr, "<=", "its limit", values["largest eta_l"])]
 
 
-def _enough(s: TheorySetting, values: Values) -> list[Relation]:
-    return [("T", s.rounds, ">=", "K m", s.most_steps * s.clients)]
+def _enough_rounds(s: TheorySetting, values: Values) -> list[Relation]:
+    return [("T", s.rounds, ">=", "K m", s.max_steps * s.clients)]
 
 
 def _density(s: TheorySetting, values: Values) -> list[Relation]:
-    silent = max(n - m for n, m in zip(s.sizes, s.reporters, strict=True))
+    unreported = max(n - m for n, m in zip(s.sizes, s.reporters, strict=True))
     return [
-        ("rho_max", s.rho_max, "<=", "1/(2 sqrt(n - m))", _divided(1, 2 * sqrt(silent))),
+        ("rho_max", s.rho_max, "<=", "1/(2 sqrt(n - m))", _divide(1, 2 * sqrt(unreported))),
         ("K", len(s.sizes), "<", "n", min(s.sizes)),
-        ("T", s.rounds, ">", "tau M", s.most_steps * sum(s.reporters)),
+        ("T", s.rounds, ">", "tau M", s.max_steps * sum(s.reporters)),
     ]
 
 
@@ -421,20 +420,20 @@ def _resampled_density(s: TheorySetting, values: Values) -> list[Relation]:
     bound = min(m / (m + n) for n, m in zip(s.sizes, s.reporters, strict=True))
     return [
         ("rho_max", s.rho_max, "<=", "M/(M + N)" if len(s.sizes) == 1 else "m/(m + n)", bound),
-        ("R", s.rounds, ">=", "I M", s.most_steps * sum(s.reporters)),
+        ("R", s.rounds, ">=", "I M", s.max_steps * sum(s.reporters)),
     ]
 
 
 def _volume(s: TheorySetting) -> float:
     """Return the rounds times the local steps."""
-    return s.rounds * s.most_steps
+    return s.rounds * s.max_steps
 
 
-_SERVER: Order = ("Theta(sqrt(K m))", lambda s: sqrt(s.most_steps * s.clients))
-_LOCAL: Order = ("Theta(1/(sqrt(T) K))", lambda s: 1 / (sqrt(s.rounds) * s.most_steps))
+_SERVER: Order = ("Theta(sqrt(K m))", lambda s: sqrt(s.max_steps * s.clients))
+_LOCAL: Order = ("Theta(1/(sqrt(T) K))", lambda s: 1 / (sqrt(s.rounds) * s.max_steps))
 """The root of eta_l covers T alone: with 1/sqrt(T K), T >= K m would not give the rate."""
 _ALL_REPORTERS: tuple[Order, ...] = (
-    ("Theta(sqrt(tau M))", lambda s: sqrt(s.most_steps * sum(s.reporters))),
+    ("Theta(sqrt(tau M))", lambda s: sqrt(s.max_steps * sum(s.reporters))),
     ("Theta(1/sqrt(T tau))", lambda s: 1 / sqrt(_volume(s))),
     ("O(1/sqrt(T tau M))", lambda s: 1 / sqrt(_volume(s) * sum(s.reporters))),
 )
@@ -442,7 +441,7 @@ _ALL_REPORTERS: tuple[Order, ...] = (
 
 def _resampled_orders(n: str, m: str) -> tuple[Order, ...]:
     def server(s: TheorySetting) -> float:
-        return max(size / sqrt(count) for size, count in zip(s.sizes, s.reporters, strict=True)) * sqrt(s.most_steps)
+        return max(size / sqrt(count) for size, count in zip(s.sizes, s.reporters, strict=True)) * sqrt(s.max_steps)
 
     return (
         (f"Theta({n} sqrt(I/{m}))", server),
@@ -455,27 +454,27 @@ def _aware(*names: str) -> Callable[[TheorySetting, ProblemConstants], Values]:
     return lambda s, p: {name: value for name, value in aware_bound(s, p).items() if name in names}
 
 
-_ROOT, _SENT = "K sqrt(beta_2 K^2 G^2 + eps)", "K sqrt(4 beta_2 (1 + q^2)^3 (1 - q^2)^-2 K^2 G^2 + eps)"
+_ROOT, _ROOT_Q = "K sqrt(beta_2 K^2 G^2 + eps)", "K sqrt(4 beta_2 (1 + q^2)^3 (1 - q^2)^-2 K^2 G^2 + eps)"
 _CAMS = ("L", "G", "sigma_l", "sigma_g", "gap", "d")
 _HAFED = ("L", "G", "sigma_l", "sigma_within", "sigma_between", "gap", "d")
-_UNPRINTED = "the paper gives no constants in O(), and requires constraints on eta_l that it does not print"
+_UNSTATED = "the paper states neither the constants in O() nor its constraints on eta_l"
 
 THEOREMS: tuple[Theorem, ...] = (
     Theorem(
-        "[CAMS] Corollary 4.6", "adaptive", lambda s: s.full and not s.compressor, _enough,
+        "[CAMS] Corollary 4.6", "adaptive", lambda s: s.full and not s.compressor, _enough_rounds,
         (_SERVER, _LOCAL, ("O(1/sqrt(T K m))", lambda s: 1 / sqrt(_volume(s) * s.clients))),
     ),
     Theorem(
         "[CAMS] Corollary 4.11", "adaptive", lambda s: not s.full and not s.compressor,
         orders=(
-            ("Theta(sqrt(K n))", lambda s: sqrt(s.most_steps * s.participants)), _LOCAL,
-            ("O(sqrt(K)/sqrt(T n))", lambda s: sqrt(s.most_steps / (s.rounds * s.participants))),
+            ("Theta(sqrt(K n))", lambda s: sqrt(s.max_steps * s.participants)), _LOCAL,
+            ("O(sqrt(K)/sqrt(T n))", lambda s: sqrt(s.max_steps / (s.rounds * s.participants))),
         ),
     ),
     Theorem(
-        "[CAMS] Corollary 4.20", "adaptive", lambda s: s.full and bool(s.compressor), _enough,
+        "[CAMS] Corollary 4.20", "adaptive", lambda s: s.full and bool(s.compressor), _enough_rounds,
         (_SERVER, _LOCAL,
-         ("O(1/((1 - q) sqrt(T K m)))", lambda s: _divided(1.0, (1 - s.q) * sqrt(_volume(s) * s.clients)))),
+         ("O(1/((1 - q) sqrt(T K m)))", lambda s: _divide(1.0, (1 - s.q) * sqrt(_volume(s) * s.clients)))),
         note="the dependence on q is kept (Remark 4.22)",
     ),
     Theorem(
@@ -489,12 +488,12 @@ THEOREMS: tuple[Theorem, ...] = (
     ),
     Theorem(
         "[CAMS] Theorem 4.18", "adaptive", lambda s: s.full and bool(s.compressor), _rate_limit, (), adaptive_bound,
-        _CAMS, f"the limit is min{{1/(8 K L), eps/({_SENT} [(3 + 2 C2) eta L + 2 sqrt(2 (1 - beta_2)) G])}}",
+        _CAMS, f"the limit is min{{1/(8 K L), eps/({_ROOT_Q} [(3 + 2 C2) eta L + 2 sqrt(2 (1 - beta_2)) G])}}",
     ),
     Theorem(
         "[CAMS] Theorem B.2", "adaptive", lambda s: not s.full and bool(s.compressor), _rate_limit, (), adaptive_bound,
-        _CAMS, f"the limit is min{{1/(8 K L), n (m - 1) eps/(48 m (n - 1) {_SENT} (eta L + sqrt(2 (1 - beta_2)) G))}}; "
-        "the paper states no rate for compressed updates at partial participation",
+        _CAMS, f"the limit is min{{1/(8 K L), n (m - 1) eps/(48 m (n - 1) {_ROOT_Q} (eta L + sqrt(2 (1 - beta_2)) "
+        "G))}; the paper states no rate for compressed updates at partial participation",
     ),
     Theorem("[HAFED] Corollary 5.11", "clustered", conditions=_density, orders=_ALL_REPORTERS),
     Theorem(
@@ -510,15 +509,15 @@ THEOREMS: tuple[Theorem, ...] = (
     ),
     Theorem(
         "[AFGA] Theorem 4.6", "resampled", lambda s: len(s.sizes) == 1, _resampled_density, _resampled_orders("N", "M"),
-        resampled_bound, ("L", "G", "sigma_l", "sigma_g", "gap"), _UNPRINTED,
+        resampled_bound, ("L", "G", "sigma_l", "sigma_g", "gap"), _UNSTATED,
     ),
     Theorem(
         "[AFGA] Theorem D.3", "resampled", lambda s: len(s.sizes) > 1, _resampled_density, _resampled_orders("n", "m"),
-        resampled_bound, ("L", "G", "sigma_l", "sigma_within", "sigma_between", "gap"), _UNPRINTED,
+        resampled_bound, ("L", "G", "sigma_l", "sigma_within", "sigma_between", "gap"), _UNSTATED,
     ),
     Theorem(
         "[AWARE] Corollary 3.2", "aware",
-        conditions=lambda s, values: [("eta_l", s.local_lr, "<=", "1/max K_i", 1 / s.most_steps)],
+        conditions=lambda s, values: [("eta_l", s.local_lr, "<=", "1/max K_i", 1 / s.max_steps)],
         values=_aware("K~", "K_min", "Phi_Hetero", "drift"), needs=("sigma_l", "sigma_g", "gradient_norm"),
     ),
     Theorem(
@@ -530,15 +529,15 @@ THEOREMS: tuple[Theorem, ...] = (
         conditions=lambda s, values: [("rho^t", values["rho^t"], ">", "", 0)],
         values=_aware("chi^2", "rho^t", "bound without vanishing terms"),
         needs=("L", "sigma_l", "sigma_g", "gradient_scale"),
-        note="says nothing unless rho^t > 0; chi^2 and D~ are those of a run, which records them",
+        note="vacuous unless rho^t > 0; chi^2 and D~ are recorded by runs",
     ),
     Theorem(
         "[AWARE] Theorem 4.2", "aware",
         values=_aware("factor of sigma_g^2", "factor of ||grad f||^2", "bound at this model"),
-        needs=("sigma_g", "gradient_norm"), note="chi^2 is that of a run, which records it",
+        needs=("sigma_g", "gradient_norm"), note="chi^2 is recorded by runs",
     ),
 )  # fmt: skip
-"""Every theorem of the four papers that says something about a setting."""
+"""The theorems of the four papers."""
 
 
 _HOLDS: dict[str, Callable[[float, float], bool]] = {
@@ -547,27 +546,27 @@ _HOLDS: dict[str, Callable[[float, float], bool]] = {
 }  # fmt: skip
 
 
-def _checked(relation: Relation) -> tuple[str, bool | None]:
-    """Return a condition in words, with whether it holds; None if a side is not known."""
+def _check_condition(relation: Relation) -> tuple[str, bool | None]:
+    """Return a condition in words, with whether it holds; None if a side is unknown."""
     left, value, sign, right, bound = relation
-    known = not isnan(value) and not isnan(bound)
-    return f"{_named(left, value)} {sign} {_named(right, bound)}", _HOLDS[sign](value, bound) if known else None
+    holds = None if isnan(value) or isnan(bound) else _HOLDS[sign](value, bound)
+    return f"{_with_name(left, value)} {sign} {_with_name(right, bound)}", holds
 
 
-def _named(name: str, value: float) -> str:
-    return name if isnan(value) else f"{name} = {shown(value)}" if name else shown(value)
+def _with_name(name: str, value: float) -> str:
+    return name if isnan(value) else f"{name} = {format_fact(value)}" if name else format_fact(value)
 
 
-def shown(value: Any) -> str:
+def format_fact(value: Any) -> str:
     """Return a number or another fact as text."""
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _smallest(*terms: float) -> float:
+def _minimum(*terms: float) -> float:
     """Return the smallest term, or NaN if one is unknown."""
     return nan if any(isnan(term) for term in terms) else min(terms)
 
 
-def _divided(above: float, below: float) -> float:
-    """Return above / below; infinite where a theorem divides by zero, which is then no condition."""
-    return inf if below == 0 else above / below
+def _divide(numerator: float, denominator: float) -> float:
+    """Return numerator / denominator; infinite for a zero denominator, which imposes no condition."""
+    return inf if denominator == 0 else numerator / denominator

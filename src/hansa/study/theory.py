@@ -1,4 +1,4 @@
-"""`hansa.theory`: what the papers prove about an algorithm, with its own numbers."""
+"""`hansa.theory`: what the papers prove about an algorithm, with the numbers of a setting."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from hansa.runs.metrics import is_finite
 from hansa.runs.record import to_plain_json
 from hansa.sample import per_cluster, uniform
 from hansa.server import ams, amsgrad, chain, scale
-from hansa.study.theorems import Family, ProblemConstants, TheoremResult, TheorySetting, shown, theorem_results
+from hansa.study.theorems import Family, ProblemConstants, TheoremResult, TheorySetting, format_fact, theorem_results
 
 MEASURED = ("q", "gamma", "chi_square", "surrogate_diversity")
-"""Columns of a run's history that replace what the composition alone does not say."""
-TYPICAL_SIZE = 1_000_000  # parameters, where the contraction depends on their number and it is not known
-NORMAL_SIGN = sqrt(1 - 2 / pi)  # q of the sign of a vector with normal entries; of others their bound
+"""Columns of a run's history that replace values which the composition does not determine."""
+TYPICAL_SIZE = 1_000_000  # parameters, if the contraction depends on their unknown number
+NORMAL_SIGN = sqrt(1 - 2 / pi)  # q of sign compression for normal entries; other compressors use their bound
 SAMPLES, HESSIANS, ITERATIONS = 16, 8, 12  # of estimates: gradients a client, clients, steps of a power iteration
 
 
@@ -40,7 +40,7 @@ class TheoryReport:
 
     >>> import hansa
     >>> report = theory(hansa.presets.fedams(steps=10, participation=1.0), clients=20, rounds=500)
-    >>> [each.name for each in report.results]
+    >>> [result.name for result in report.results]
     ['[CAMS] Corollary 4.6', '[CAMS] Theorem 4.4']
     >>> report["Corollary 4.6"].conditions
     {'T = 500 >= K m = 200': True}
@@ -77,12 +77,12 @@ class TheoryReport:
             if name == "deviations":
                 yield from (("not covered", text) for text in value)
             elif isinstance(value, tuple) and value:
-                yield name, ", ".join(map(shown, sorted(set(value)))) if len(set(value)) <= 8 else "different"
+                yield name, ", ".join(map(format_fact, sorted(set(value)))) if len(set(value)) <= 8 else "different"
             elif value not in (None, "", ()) and not (isinstance(value, float) and isnan(value)):
-                yield name, shown(value)
+                yield name, format_fact(value)
         yield "constants", ", ".join(f"{name} = {value:.4g}" for name, value in self.problem.known().items()) or "none"
         if self.estimated:
-            yield "", "estimated at one model: the true constants are at least these, up to sampling"
+            yield "", "estimated at one model: lower bounds of the true constants, up to sampling"
         for result in self.results:
             yield from (("", ""), *result.rows())
 
@@ -100,22 +100,22 @@ def theory(
     measured: Mapping[str, float] | None = None,
     seed: int = 0,
 ) -> TheoryReport:
-    """Return what the papers prove about an algorithm, with its own numbers.
+    """Return what the papers prove about an algorithm, with the numbers of a setting.
 
     For FedAMS, FedAMSGrad and FedCAMS these are [CAMS] Corollaries 4.6, 4.11 and 4.20 and the bounds and limits on the
     local rate of Theorems 4.4, 4.9, 4.18 and B.2; for HA-Fed [HAFED] Corollary 5.11 and Theorems 5.6 and 5.8; for AFGA
     and CAFGA [AFGA] Theorems 4.6 and D.3; for FedAWARE [AWARE] Corollary 3.2, Lemma 4.1, Theorems 4.1 and 4.2. Orders
-    have no constants: only their ratios mean something. Values that need unknown constants are NaN.
+    omit constants: only their ratios are meaningful. Values that need unknown constants are NaN.
 
     Args:
         algorithm: A preset or a composition.
-        task: The task, which gives the clients, their samples and, with ``estimate``, the constants.
+        task: The task, which has the clients, their samples and, with ``estimate``, the constants.
         clients: Number of clients, without a task.
         rounds: Number of rounds.
-        steps: Local steps, where they follow from the data and there is no task.
+        steps: Local steps, if they follow from the data and there is no task.
         parameters: Number of parameters, without a task.
         constants: Known constants by name, such as ``{"L": 10.0}``; see `ProblemConstants`.
-        estimate: Estimate the other constants from the task, at its first model.
+        estimate: Estimate the other constants from the task, at its initial model.
         measured: Values that a run recorded: q, gamma, chi_square, surrogate_diversity.
         seed: Seed of random clusters and of the estimates.
 
@@ -145,23 +145,23 @@ def theory(
     bound = algorithm.bind(count, key, labels)
     model, mixing = bound.channels[MODEL], bound.local.mixing
     transforms = model.server.transforms if isinstance(model.server, chain) else (model.server,)
-    adaptive = next((each for each in transforms if isinstance(each, ams | amsgrad)), None)
+    adaptive = next((transform for transform in transforms if isinstance(transform, ams | amsgrad)), None)
     if isinstance(model.aggregate, aware):
         family: Family = "aware"
     elif adaptive is None or bound.serverless:
         raise HansaError(
-            f"{algorithm.name}: none of the theorems covers it. They are of servers with ams() or amsgrad() (FedAMS, "
-            "FedAMSGrad, FedCAMS, HA-Fed, AFGA, CAFGA) and of the aggregator aware() (FedAWARE)."
+            f"{algorithm.name}: no theorem covers it. Theorems cover servers with ams() or amsgrad() (FedAMS, "
+            "FedAMSGrad, FedCAMS, HA-Fed, AFGA, CAFGA) and the aggregator aware() (FedAWARE)."
         )
     elif mixing is None:
         family = "adaptive"
     else:
         active = mixing.active.activity if isinstance(mixing.active, available) else mixing.active
         family = "resampled" if isinstance(active, resample) else "clustered"
-    lists = () if mixing is None else mixing.cluster_lists()
-    sizes = tuple(len(group) for group in lists)
+    clusters = () if mixing is None else mixing.cluster_lists()
+    sizes = tuple(len(group) for group in clusters)
     population = Population(samples if samples is not None else (1,) * count)
-    chosen = bound.sampler.select(0, population, key)
+    participants = bound.sampler.select(0, population, key)
     compressor = model.uplink.compressor if isinstance(model.uplink, error_feedback) else None
     if compressor is None or isinstance(compressor, sign):
         contraction = 0.0 if compressor is None else NORMAL_SIGN
@@ -170,27 +170,27 @@ def theory(
         contraction = min(1.0, with_defaults(compressor, Coder).contraction(size))
     weights = with_defaults(model.aggregate, BaseAggregator).weights
     alpha = model.aggregate.alpha if isinstance(model.aggregate, aware) else nan
-    taken = _steps(bound, count, steps, samples, key)
+    local_steps = _steps(bound, count, steps, samples, key)
     setting = TheorySetting(
-        method=algorithm.name, family=family, clients=count, steps=taken, rounds=nan if rounds is None else rounds,
-        participants=participants_of(bound.sampler, count) or len(chosen),
-        server_lr=prod(rate_at(each.lr, 0) for each in transforms if isinstance(each, scale)),
-        local_lr=rate_at(bound.local.lr, 0),
+        method=algorithm.name, family=family, clients=count, steps=local_steps,
+        participants=participants_of(bound.sampler, count) or len(participants),
+        server_lr=prod(rate_at(transform.lr, 0) for transform in transforms if isinstance(transform, scale)),
+        local_lr=rate_at(bound.local.lr, 0), rounds=nan if rounds is None else rounds,
         **({} if adaptive is None else {"b1": adaptive.b1, "b2": adaptive.b2, "eps": adaptive.eps}),
         compressor="" if compressor is None else repr(compressor),
         q=recorded.get("q", contraction), gamma=recorded.get("gamma", 0.0), sizes=sizes,
-        reporters=tuple(len(set(group) & set(chosen)) for group in lists),
+        reporters=tuple(len(set(group) & set(participants)) for group in clusters),
         cluster_rho=() if mixing is None else cluster_rho(mixing.topology, sizes),
         alpha=alpha if isinstance(alpha, float) else fsum(alpha) / len(alpha),
         weights=tuple(client_weights(_equal(weights), range(count), population.samples)),
         chi_square=recorded.get("chi_square", nan), diversity=recorded.get("surrogate_diversity", nan),
-        deviations=tuple(_deviations(bound, family, taken, sizes)),
+        deviations=tuple(_deviations(bound, family, local_steps, sizes)),
     )  # fmt: skip
     return TheoryReport(setting=setting, problem=problem, estimated=estimate, results=theorem_results(setting, problem))
 
 
 def recorded_values(history: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return what a run recorded of `MEASURED`: the largest q and gamma, and FedAWARE's measures of the last round.
+    """Return the values of `MEASURED` that a run recorded: the largest q and gamma, the others of the last round.
 
     Args:
         history: The records of the run.
@@ -204,21 +204,21 @@ def recorded_values(history: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def estimate_constants(algorithm: Algorithm, task: Any, seed: int = 0) -> ProblemConstants:
-    """Estimate L, G, the sigmas, zeta and f_0 at the first model of a seed.
+    """Estimate L, G, the sigmas, zeta and f_0 at the initial model of a seed.
 
-    Batches, clusters and weights are those of the algorithm. ``gap`` is the loss at the start, which bounds f_0 - f*
-    for losses that are never negative. The assumptions bound these quantities at every model, the estimates at one.
+    Batches, clusters and weights are those of the algorithm. ``gap`` is the initial loss, which bounds f_0 - f* for
+    nonnegative losses. The assumptions bound these quantities at every model, the estimates at one.
 
     Args:
         algorithm: A preset or a composition.
         task: A task.
-        seed: Seed of the first model and of all draws.
+        seed: Seed of the initial model and of all draws.
 
     >>> import torch
     >>> import hansa
     >>> task = hansa.training.quadratic([[[2.0]], [[3.0]]], [[0.0], [3.0]])
-    >>> found = estimate_constants(hansa.presets.fedams(), task)
-    >>> round(found.L, 6), found.sigma_g, found.gap
+    >>> constants = estimate_constants(hansa.presets.fedams(), task)
+    >>> round(constants.L, 6), constants.sigma_g, constants.gap
     (9.0, 4.5, 2.25)
     """
     bound = algorithm.bind(task.population.count, Key(seed), getattr(getattr(task, "data", None), "label_counts", None))
@@ -241,7 +241,7 @@ def estimate_constants(algorithm: Algorithm, task: Any, seed: int = 0) -> Proble
 
 
 def _equal(weights: Any) -> Any:
-    """Return the weights of an aggregator in the objective: those of clusters are equal."""
+    """Return the weights of an aggregator in the objective, where clusters are weighted equally."""
     return "uniform" if weights == "clusters" else weights
 
 
@@ -261,16 +261,16 @@ def _steps(
 
 
 def _deviations(algorithm: Algorithm, family: Family, steps: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[str]:
-    """Yield what the theorems of a family do not cover."""
+    """Yield the properties of an algorithm that the theorems of a family do not cover."""
     local, model, mixing = algorithm.local, algorithm.channels[MODEL], algorithm.local.mixing
     aware_family, plain = family == "aware", "the theorems have plain SGD"
     equal = isinstance(model.aggregate, mean) and model.aggregate.weights in ("uniform", "clusters")
     own_alphas = isinstance(model.aggregate, aware) and isinstance(model.aggregate.alpha, tuple)
-    off = {"momentum": 0.0, "weight_decay": 0.0, "max_grad_norm": None, "optimizer": None}
-    extras = {name: getattr(local, name) for name in off}
+    neutral = {"momentum": 0.0, "weight_decay": 0.0, "max_grad_norm": None, "optimizer": None}
+    settings = {name: getattr(local, name) for name in neutral}
     checks = [
         (type(local.solver) is sgd, f"the local solver {local.solver!r}: {plain}"),
-        *((value == off[name], f"local {name}={value!r}: {plain}") for name, value in extras.items()),
+        *((value == neutral[name], f"local {name}={value!r}: {plain}") for name, value in settings.items()),
         (algorithm.pace == synchronous(), f"{algorithm.pace!r}: the theorems are of synchronous rounds"),
         (isinstance(algorithm.sampler, (uniform, per_cluster)), f"the sampler {algorithm.sampler!r}: the theorems draw "
          "a fixed number uniformly, without replacement"),
@@ -285,14 +285,14 @@ def _deviations(algorithm: Algorithm, family: Family, steps: tuple[int, ...], si
          "compressed updates"),
     ]  # fmt: skip
     if mixing is not None:
-        drawn = family == "resampled" and isinstance(mixing.active, available)
+        restricted = family == "resampled" and isinstance(mixing.active, available)
         checks += [
             (mixing.gossip_every == 1, f"gossip_every={mixing.gossip_every}: the theorems gossip after every step"),
             (not mixing.reporters_only, "reporters_only: in the theorems all clients of a cluster gossip"),
             (mixing.compressor is None, f"the gossip compressor {mixing.compressor!r}: in the theorems neighbours "
              "exchange whole models"),
             (mixing.robust is None, f"the rule {mixing.robust!r}: in the theorems models are mixed by W"),
-            (not drawn, "active=available(...): in the theorems every client can be drawn at every step"),
+            (not restricted, "active=available(...): in the theorems every client can be drawn at every step"),
             (family != "clustered" or mixing.active == everyone(), f"active={mixing.active!r}: in HA-Fed's theorems "
              "all clients compute at every step"),
         ]  # fmt: skip

@@ -316,7 +316,7 @@ def test_a_target_of_other_data_is_left_out_and_its_claims_are_undecided() -> No
         comparisons, (check,) = compare_with_paper(scaled, "cpu", runs({"a": around(0.9), "b": around(0.7)}))
         assert {one.measure for one in comparisons} == set(measured)
         if "rounds" not in measured:
-            assert (check.holds, check.evidence) == (None, "the target is that of other data")
+            assert (check.holds, check.evidence) == (None, "the target is for other data")
         same = name == "cifar10"
         assert [one.difference is not None for one in comparisons if one.measure == "accuracy"] == [same, same]
 

@@ -1,7 +1,7 @@
-"""FLamby's two benchmarks of tables: Fed-Heart-Disease (four hospitals) and Fed-TCGA-BRCA (six regions).
+"""FLamby's two tabular benchmarks: Fed-Heart-Disease (four hospitals) and Fed-TCGA-BRCA (six regions).
 
-Data, models, losses and metrics as FLamby defines them (du Terrail et al. 2022), written from its descriptions. The
-heart disease tables are embedded. Those of TCGA-BRCA are files of FLamby, verified by their SHA-256.
+Data, models, losses and metrics follow FLamby (du Terrail et al. 2022), written from its descriptions. The tables of
+heart disease are embedded. Those of TCGA-BRCA are files of FLamby, verified by their SHA-256.
 
 FLamby's numbers depend on the order in which PyTorch's DataLoader shuffles: examples/flamby.py draws the same orders.
 """
@@ -46,7 +46,7 @@ _TCGA_REMEDY = (
 
 
 class SiteRows(NamedTuple):
-    """The rows of one client: inputs and targets to train and to test on."""
+    """The rows of one client: inputs and targets for training and testing."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
@@ -63,7 +63,7 @@ class Benchmark(NamedTuple):
 
     def federated(self, name: str) -> FederatedData:
         """Return the data of the clients with the pooled test set."""
-        owners = [place for place, rows in enumerate(self.sites.values()) for _ in range(len(rows.targets))]
+        owners = [index for index, rows in enumerate(self.sites.values()) for _ in range(len(rows.targets))]
         data = from_arrays(
             torch.cat([rows.inputs for rows in self.sites.values()]),
             torch.cat([rows.targets for rows in self.sites.values()]),
@@ -77,8 +77,8 @@ class Benchmark(NamedTuple):
 def read_heart_disease() -> Benchmark:
     """Return Fed-Heart-Disease: 13 inputs, standardised by each hospital's own training rows.
 
-    Rows with a missing value in the ten columns used are left out. The pooled test rows are standardised by the
-    training rows of all hospitals, as in FLamby.
+    Rows with a missing value in the ten columns used are dropped. The pooled test rows are standardised by the training
+    rows of all hospitals, as in FLamby.
 
     >>> [len(rows.targets) for rows in read_heart_disease().sites.values()]
     [199, 172, 30, 85]
@@ -120,8 +120,8 @@ def read_tcga_brca(folder: Path | str | None = None) -> Benchmark:
         if not path.is_file():
             raise missing_file(path, _TCGA_REMEDY)
         content = path.read_bytes()
-        if (found := hashlib.sha256(content).hexdigest()) != digest:
-            raise invalid_file(path, f"contents of SHA-256 {digest}", found, _TCGA_REMEDY)
+        if (actual := hashlib.sha256(content).hexdigest()) != digest:
+            raise invalid_file(path, f"contents of SHA-256 {digest}", actual, _TCGA_REMEDY)
         texts.append(content.decode())
     patients, folds = (list(csv.reader(io.StringIO(text)))[1:] for text in texts)
     fold_of = {patient: (fold, region) for patient, fold, region in folds}
@@ -130,11 +130,11 @@ def read_tcga_brca(folder: Path | str | None = None) -> Benchmark:
     inputs, targets = values[:, :-2], values[:, -2:]
 
     def rows(column: int, key: str) -> torch.Tensor:
-        return torch.tensor([place for place, patient in enumerate(cells) if fold_of[patient][column] == key])
+        return torch.tensor([index for index, patient in enumerate(cells) if fold_of[patient][column] == key])
 
     sites = {}
-    for place, name in enumerate(REGIONS):
-        train, test = rows(1, f"train_{place}"), rows(1, f"test_{place}")
+    for index, name in enumerate(REGIONS):
+        train, test = rows(1, f"train_{index}"), rows(1, f"test_{index}")
         sites[name] = SiteRows(inputs[train], targets[train], inputs[test], targets[test])
     pooled = rows(0, "test")
     return Benchmark(sites, inputs[pooled], targets[pooled])
@@ -158,7 +158,7 @@ def tcga_brca(folder: str | None = None) -> FederatedData:
 
 @component
 def sample_survival() -> FederatedData:
-    """Return a small made-up data set in the form of Fed-TCGA-BRCA: times shorter at a higher first input.
+    """Return a small synthetic data set in the form of Fed-TCGA-BRCA: times decrease with the first input.
 
     >>> sample_survival().population
     6
@@ -166,13 +166,13 @@ def sample_survival() -> FederatedData:
     generator = torch.Generator()
     generator.manual_seed(0)
     sites = {}
-    for place, name in enumerate(REGIONS):
-        inputs = torch.randn(20 + 3 * place, 39, generator=generator)
+    for index, name in enumerate(REGIONS):
+        inputs = torch.randn(20 + 3 * index, 39, generator=generator)
         times = torch.exp(-inputs[:, 0]) * (0.5 + torch.rand(len(inputs), generator=generator))
         events = (torch.rand(len(inputs), generator=generator) < 0.7).float()
         targets = torch.stack([events, times], dim=1)
         sites[name] = SiteRows(inputs[4:], targets[4:], inputs[:4], targets[:4])
-    _, _, *tests = (torch.cat(part) for part in zip(*sites.values(), strict=True))
+    _, _, *tests = (torch.cat(tensors) for tensors in zip(*sites.values(), strict=True))
     return Benchmark(sites, *tests).federated("sample-survival")
 
 
@@ -203,7 +203,7 @@ def binary_cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Te
 
 @component
 def correct_rows(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return for each row whether the probability is on the side of its label, 0 or 1.
+    """Return for each row whether the probability rounds to its label, 0 or 1.
 
     >>> correct_rows(torch.tensor([[0.9], [0.6]]), torch.tensor([[1.0], [0.0]])).tolist()
     [1.0, 0.0]
@@ -215,7 +215,7 @@ def correct_rows(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def cox_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Return the negative partial log-likelihood of Cox's model, divided by the number of rows.
 
-    Those at risk at a row's time are the rows with a later time, and of equal times the rows before it.
+    The rows at risk at a row's time are those with a later time, and of equal times the rows before it.
 
     >>> round(cox_loss(torch.zeros(2, 1), torch.tensor([[1.0, 5.0], [1.0, 3.0]])).item(), 4)  # log(2) / 2
     0.3466

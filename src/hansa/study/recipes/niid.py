@@ -14,9 +14,9 @@ from hansa.local import BaseSolver, Correction, SolverResult, scaffold
 class momentum_scaffold(BaseSolver):
     """SCAFFOLD's correction next to local momentum beta instead of in it: y <- y - lr (v + c - c_i), v <- beta v + g.
 
-    Then c_i' = c_i - c + (x - y)/(tau lr), which is about 1/(1 - beta) times the mean gradient. Hansa's steps have the
-    correction in the momentum, which multiplies it by 1/(1 - beta) after the first steps. So it is divided by that
-    here: the sum over tau steps has tau - beta (1 - beta^tau)/(1 - beta) parts c - c_i in place of tau.
+    Then c_i' = c_i - c + (x - y)/(tau lr), which is about 1/(1 - beta) times the mean gradient. Hansa adds the
+    correction to the momentum, which multiplies it by 1/(1 - beta) after the first steps, so it is scaled by 1 - beta
+    here: the sum over tau steps has tau - beta (1 - beta^tau)/(1 - beta) terms c - c_i in place of tau.
 
     Args:
         beta: The local momentum.

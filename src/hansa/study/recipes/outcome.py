@@ -34,7 +34,7 @@ CLAIM_WORDS = {True: "holds", False: "does not hold", None: "undecided"}
 
 
 class PlannedCell(NamedTuple):
-    """One row in one column of a recipe, with its configuration and, when it has been run, its runs."""
+    """One row in one column of a recipe, with its configuration and, if it was run, its runs."""
 
     cell: RecipeCell
     config: Config
@@ -60,7 +60,7 @@ class RecipeResult(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """The verdicts on its numbers and claims in a line.
+        """The verdicts on its numbers and claims in one line.
 
         >>> from hansa.study.recipes.recipe import library
         >>> RecipeResult(library()["cams-table-3"], "cpu", error="no data").verdict
@@ -68,9 +68,9 @@ class RecipeResult(NamedTuple):
         """
         if self.error:
             return f"not run: {self.error}"
-        verdicts = Counter(one.verdict for one in self.cells if one.published is not None)
+        verdicts = Counter(cell.verdict for cell in self.cells if cell.published is not None)
         parts = [f"{count} {verdict}" for verdict, count in verdicts.items()]
-        decided = [one.holds for one in self.claims if one.holds is not None]
+        decided = [claim.holds for claim in self.claims if claim.holds is not None]
         parts += [f"{sum(decided)} of {len(decided)} claims hold"] * bool(decided)
         parts += [f"{len(self.claims) - len(decided)} undecided"] * (len(decided) < len(self.claims))
         return ", ".join(parts) or "nothing to compare"
@@ -79,7 +79,7 @@ class RecipeResult(NamedTuple):
     def rules(self) -> list[str]:
         """The rules of agreement that were applied."""
         numbers = self.recipe.at(self.scale).compares == "numbers"
-        measures = [self.recipe.measures[one.measure] for one in self.cells if one.published is not None and numbers]
+        measures = [self.recipe.measures[cell.measure] for cell in self.cells if cell.published is not None and numbers]
         return [*dict.fromkeys(map(agreement_rule, measures)), *[CLAIM_RULE] * bool(self.claims)]
 
     @property
@@ -94,15 +94,15 @@ class RecipeResult(NamedTuple):
             "verdict": self.verdict,
             "error": self.error,
             "numbers": [
-                {"row": one.cell.row, "column": one.cell.column}
+                {"row": number.cell.row, "column": number.cell.column}
                 | {key: value._asdict() if hasattr(value, "_asdict") else value
-                   for key, value in one._asdict().items() if key != "cell"}
-                for one in self.cells
+                   for key, value in number._asdict().items() if key != "cell"}
+                for number in self.cells
             ],
             "claims": [
-                {"statement": one.claim.statement}
-                | {key: value for key, value in one._asdict().items() if key != "claim"}
-                for one in self.claims
+                {"statement": check.claim.statement}
+                | {key: value for key, value in check._asdict().items() if key != "claim"}
+                for check in self.claims
             ],
             "rules": {name: agreement_rule(measure) for name, measure in self.recipe.measures.items()},
             "known_differences": list(self.recipe.known_differences),
@@ -128,35 +128,35 @@ def plan_recipe(
     for cell in recipe.cells(scale):
         text, source = yaml.safe_dump(cell.document), f"{recipe.name}, {cell.label}"
         cells.append(PlannedCell(cell, from_yaml(text, overrides, source, building=building)))
-        seeds, first = ([each.seed for each in expand_seeds(one.config)] for one in (cells[-1], cells[0]))
-        if seeds != first:
+        seeds, expected = ([run.seed for run in expand_seeds(planned.config)] for planned in (cells[-1], cells[0]))
+        if seeds != expected:
             raise HansaError(
-                f"{recipe.name}, {cell.label}: its seeds are {seeds}, those of {cells[0].cell.label} {first}. Rows are "
-                "compared within seeds: set the same ones for all, in the scale or with --seeds."
+                f"{recipe.name}, {cell.label}: its seeds are {seeds}, those of {cells[0].cell.label} {expected}. Rows "
+                "are compared within seeds: set the same seeds for all, in the scale or with --seeds."
             )
     return cells
 
 
 def run_keys(cells: Iterable[PlannedCell]) -> set[str]:
-    """Return what distinguishes the runs of some cells: all that affects their results and measurements."""
-    return {_run_key(each) for planned in cells for each in expand_seeds(planned.config)}
+    """Return the keys of the runs of some cells, made of all that affects their results and measurements."""
+    return {_run_key(config) for planned in cells for config in expand_seeds(planned.config)}
 
 
 def finished_keys(folder: Path) -> set[str]:
-    """Return the keys of the finished runs below a folder; none of their code is imported."""
-    found = set()
+    """Return the keys of the finished runs below a folder, without importing their code."""
+    keys = set()
     for path in [*folder.glob("*/seed-*"), *folder.glob("*")]:
         try:
             if (run := RunFolder(path)).exists and run.summary["status"] == FINISHED:
-                found.add(_run_key(run.config))
-        except HansaError:  # damaged: it will be reported when it is needed
+                keys.add(_run_key(run.config))
+        except HansaError:  # damaged, which the run reports when it is needed
             continue
-    return found
+    return keys
 
 
 def _run_key(config: Config) -> str:
-    watched = config.model_dump(mode="json", include={"rounds", "evaluate", "links"})
-    return f"{config_digest(config)} {json.dumps(watched, sort_keys=True)}"
+    measurements = config.model_dump(mode="json", include={"rounds", "evaluate", "links"})
+    return f"{config_digest(config)} {json.dumps(measurements, sort_keys=True)}"
 
 
 def run_recipe(
@@ -175,14 +175,14 @@ def run_recipe(
         folder: The folder of all runs, which recipes share.
         session: Executes the runs.
         overrides: Assignments such as ``workers=1``.
-        parallel: How many runs may be under way at once; None chooses it.
+        parallel: Number of runs at once; None chooses it.
     """
-    planned = plan_recipe(recipe, scale, overrides)
-    named = {each.cell.label: each.config for each in planned}
-    # a run of fewer rounds stays: another recipe may need it
-    found = session.run_reusable(named, folder, parallel, extend=False)
-    runs = [each._replace(entry=found[each.cell.label]) for each in planned]
-    histories = {(each.cell.row, each.cell.column): [run.history for run in each.runs] for each in runs}
+    plan = plan_recipe(recipe, scale, overrides)
+    configs = {planned.cell.label: planned.config for planned in plan}
+    # do not extend a run of fewer rounds: another recipe may need it
+    entries = session.run_reusable(configs, folder, parallel, extend=False)
+    runs = [planned._replace(entry=entries[planned.cell.label]) for planned in plan]
+    histories = {(planned.cell.row, planned.cell.column): [run.history for run in planned.runs] for planned in runs}
     return RecipeResult(recipe, scale, *compare_with_paper(recipe, scale, histories), runs=runs)
 
 
@@ -190,22 +190,23 @@ def result_tables(result: RecipeResult) -> list[tuple[str, list[tuple[str, ...]]
     """Return a table for each column and measure: its title, and its rows under `HEADINGS`."""
     tables: dict[str, list[tuple[str, ...]]] = {}
     targets = result.recipe.at(result.scale).targets
-    for one in result.cells:
-        measure = result.recipe.measures[one.measure]
-        title = one.measure + (f" ({measure.unit})" if measure.unit else "")
-        if (target := targets.get(one.measure)) is not None:
+    for cell in result.cells:
+        measure = result.recipe.measures[cell.measure]
+        title = cell.measure + (f" ({measure.unit})" if measure.unit else "")
+        if (target := targets.get(cell.measure)) is not None:
             title += f" to {100 * target:g}% at this scale, {100 * (measure.target or 0):g}% published"
         published = ours = difference = "–"
-        if one.published is not None:
-            published = f"{'over ' * one.published.exceeded}{_with_spread(one.published.value, one.published.spread)}"
-        if one.ours is not None:
-            ours = _with_spread(one.ours.mean, one.ours.std)
+        if cell.published is not None:
+            number = cell.published
+            published = f"{'over ' * number.exceeded}{_with_spread(number.value, number.spread)}"
+        if cell.ours is not None:
+            ours = _with_spread(cell.ours.mean, cell.ours.std)
         elif measure.target is not None:
             ours = "not reached by all"
-        if one.difference is not None:
-            difference = f"{one.difference:+.4g}"
-        title = f"{one.cell.column}, {title}" if one.cell.column else title
-        tables.setdefault(title, []).append((one.cell.row, published, ours, difference, one.verdict))
+        if cell.difference is not None:
+            difference = f"{cell.difference:+.4g}"
+        title = f"{cell.cell.column}, {title}" if cell.cell.column else title
+        tables.setdefault(title, []).append((cell.cell.row, published, ours, difference, cell.verdict))
     return list(tables.items())
 
 
@@ -218,14 +219,13 @@ def _with_spread(value: float, spread: float | None) -> str:
 
 
 def claim_lines(result: RecipeResult) -> list[tuple[str, str]]:
-    """Return the verdict on each claim, and its statement with the evidence."""
-    return [
-        (
-            CLAIM_WORDS[one.holds],
-            f"{one.claim.statement}{f' ({one.row or one.column})' * bool(one.row or one.column)}; {one.evidence}",
-        )
-        for one in result.claims
-    ]
+    """Return the verdict on each claim, with its statement and evidence."""
+    lines = []
+    for check in result.claims:
+        setting = check.row or check.column
+        text = f"{check.claim.statement}{f' ({setting})' if setting else ''}; {check.evidence}"
+        lines.append((CLAIM_WORDS[check.holds], text))
+    return lines
 
 
 def report_tables(result: RecipeResult) -> list[ReportTable]:
@@ -243,8 +243,8 @@ def report_tables(result: RecipeResult) -> list[ReportTable]:
 def export_result(result: RecipeResult, folder: Path) -> None:
     """Write NAME.md, .json, .csv, .yaml and, with ``hansa[plot]``, figures.
 
-    The CSV file has one line for each round of every seed in which a metric of the recipe was measured. The YAML file
-    has the full configuration of every row and column.
+    The CSV file has one line for each round of each seed in which a metric of the recipe was measured; the YAML file
+    has the full configuration of each row and column.
     """
     make_folder(folder.absolute())
     name = result.recipe.name
@@ -273,7 +273,7 @@ def read_verdict(path: Path) -> str:
 
 
 def result_markdown(result: RecipeResult, figures: Sequence[str] = ()) -> str:
-    """Return the result as Markdown: the setting, its reduction, every number, every claim."""
+    """Return the result as Markdown: the setting, its reduction, all numbers and claims."""
     recipe = result.recipe
     lines = [f"# {recipe.name}", "", f"{recipe.reference}. {recipe.summary}", ""]
     lines += [f"Scale `{result.scale}`: {recipe.at(result.scale).reduction or 'nothing is reduced.'}", ""]
@@ -293,7 +293,7 @@ def result_markdown(result: RecipeResult, figures: Sequence[str] = ()) -> str:
 
 
 def curves_csv(result: RecipeResult) -> str:
-    """Return one line for each round of every run in which one of the recipe's metrics was measured."""
+    """Return one line for each round of each run in which a metric of the recipe was measured."""
     metrics = list(dict.fromkeys(measure.metric for measure in result.recipe.measures.values()))
     lines: list[list[Any]] = [["row", "column", "seed", "round", *metrics]]
     for cell, run in ((planned.cell, run) for planned in result.runs for run in planned.runs):
@@ -306,7 +306,7 @@ def curves_csv(result: RecipeResult) -> str:
 
 
 def _draw_figures(result: RecipeResult, folder: Path) -> list[str]:
-    """Draw each charted metric, one figure for each column; nothing without matplotlib."""
+    """Draw each charted metric, one figure per column; nothing without matplotlib."""
     try:
         matplotlib = import_module("matplotlib")
     except ImportError:

@@ -38,9 +38,9 @@ class RecipeMeasure(StrictModel):
 
     metric: str = "test_accuracy"
     statistic: Statistic = "best"
-    """The best, last, mean or largest value; rounds or hours to a target; the increase in the last round; or of the
-    curve: ``jitter``, the mean change from one evaluation to the next in its second half, without sign, and ``growth``,
-    the mean of the second half divided by that of the first."""
+    """The best, last, mean or largest value; rounds or hours to a target; the increase in the last round; ``jitter``,
+    the mean absolute change between evaluations in the second half of the curve; or ``growth``, the mean of the second
+    half divided by that of the first."""
     target: float | None = None
     """The target of rounds_to and hours_to, in the unit of the run."""
     factor: float = 100.0
@@ -52,7 +52,7 @@ class RecipeMeasure(StrictModel):
     """Whether ``tolerance`` is a fraction of the published number."""
     smaller_is_better: bool = False
     counted: bool = False
-    """Counted, not trained: it depends neither on the data set nor on the seed (bits)."""
+    """Whether it is a count that depends on neither data nor seed, such as bits."""
 
     @model_validator(mode="after")
     def _target(self) -> RecipeMeasure:
@@ -75,7 +75,7 @@ class RecipeRow(ConfigFragment):
     """
 
     columns: tuple[str, ...] = ()
-    """The columns that have it; by default all."""
+    """The columns that have the row; by default all."""
     published: dict[str, dict[str, Any]] = {}
     overrides: dict[str, dict[str, Any]] = {}
     """Additional keys in some columns."""
@@ -109,7 +109,7 @@ class PaperClaim(StrictModel):
     def _one_form(self) -> PaperClaim:
         bounded, across_rows = self.at_most is not None, self.across == "rows"
         forms = [self.order, self.better, self.similar, bounded]
-        refused = {
+        problems = {
             "order, better, similar and at_most: expected exactly one of them": sum(map(bool, forms)) != 1,
             "order and similar: expected at least two names": 1 in (len(self.order), len(self.similar)),
             "better and than: a name is in both": set(self.better) & set(self.than),
@@ -118,7 +118,7 @@ class PaperClaim(StrictModel):
             "columns and at_most: expected with claims across rows only": not across_rows and (self.columns or bounded),
             "rows: expected with claims across columns and with bounds only": self.rows and across_rows and not bounded,
         }
-        for message in (message for message, wrong in refused.items() if wrong):
+        for message in (message for message, wrong in problems.items() if wrong):
             raise ValueError(f"{message}.")
         return self
 
@@ -128,14 +128,14 @@ class PaperClaim(StrictModel):
         return self.order or self.similar or (*self.better, *self.than)
 
     def pairs(self, names: Iterable[str]) -> Iterable[tuple[str, str]]:
-        """Return the pairs that it compares, ``names`` being all that ``better`` may be better than."""
+        """Return the pairs to compare; ``names`` are the candidates that ``better`` may be better than."""
         if self.better:
             return product(self.better, self.than or [name for name in names if name not in self.better])
         return pairwise(self.order) if self.order else combinations(self.similar, 2)
 
 
 class RecipeScale(ConfigFragment):
-    """The size at which a recipe is run, and how that differs from the published setting."""
+    """The size of a recipe's runs, and how it differs from the published setting."""
 
     reduction: str = ""
     seeds: int = Field(default=1, ge=1)
@@ -146,7 +146,7 @@ class RecipeScale(ConfigFragment):
     compares: Literal["numbers", "order", "nothing"] = "order"
     """What is compared with the paper at this scale."""
     targets: dict[str, float] = {}
-    """Targets of some measures at this scale, where its data are not the paper's."""
+    """Targets of some measures at this scale, if its data are not the paper's."""
 
 
 class Recipe(ConfigFragment):
@@ -166,7 +166,7 @@ class Recipe(ConfigFragment):
     known_differences: tuple[str, ...] = ()
     """Known differences between the paper, its code and this library."""
     spread: Literal["deviation", "standard error"] = "deviation"
-    """What the paper's ± is."""
+    """The meaning of the paper's ±."""
     published_seeds: int = Field(default=1, ge=1)
     """The number of seeds behind a published mean; 1 if the paper does not say."""
     scales: dict[str, RecipeScale]
@@ -176,27 +176,27 @@ class Recipe(ConfigFragment):
     def _consistent(self) -> Recipe:
         for name, row in self.rows.items():
             columns = row.columns or self.columns
-            _known(row.columns, self.columns, f"rows.{name}.columns")
-            _known(row.overrides, columns, f"rows.{name}.overrides")
-            _known(row.published, columns, f"rows.{name}.published")
+            _check_names(row.columns, self.columns, f"rows.{name}.columns")
+            _check_names(row.overrides, columns, f"rows.{name}.overrides")
+            _check_names(row.published, columns, f"rows.{name}.published")
             for column, numbers in row.published.items():
-                _known(numbers, self.measures, f"rows.{name}.published.{column}")
+                _check_names(numbers, self.measures, f"rows.{name}.published.{column}")
                 for value in numbers.values():
                     parse_published(value)
         for claim in self.claims:
-            _known([claim.measure], self.measures, "claims")
-            _known(claim.named, self.rows if claim.across == "rows" else self.columns, "claims")
-            _known(claim.rows, self.rows, "claims")
-            _known(claim.columns, self.columns, "claims")
+            _check_names([claim.measure], self.measures, "claims")
+            _check_names(claim.named, self.rows if claim.across == "rows" else self.columns, "claims")
+            _check_names(claim.rows, self.rows, "claims")
+            _check_names(claim.columns, self.columns, "claims")
         to_target = [name for name, measure in self.measures.items() if measure.target is not None]
-        _known(self.scales, SCALES, "scales")
+        _check_names(self.scales, SCALES, "scales")
         for name, scale in self.scales.items():
-            _known([*scale.rows, *scale.overrides], self.rows, f"scales.{name}.rows")
-            _known(scale.columns, self.columns, f"scales.{name}.columns")
-            _known(scale.targets, to_target, f"scales.{name}.targets")
+            _check_names([*scale.rows, *scale.overrides], self.rows, f"scales.{name}.rows")
+            _check_names(scale.columns, self.columns, f"scales.{name}.columns")
+            _check_names(scale.targets, to_target, f"scales.{name}.targets")
         fragments: list[ConfigFragment] = [self, *self.columns.values(), *self.rows.values(), *self.scales.values()]
         for fragment in fragments:
-            _known(fragment.use, self.settings, "use")
+            _check_names(fragment.use, self.settings, "use")
         return self
 
     def at(self, scale: str) -> RecipeScale:
@@ -206,7 +206,7 @@ class Recipe(ConfigFragment):
         return self.scales[scale]
 
     def cells(self, scale: str) -> Iterator[RecipeCell]:
-        """Yield what to train at a scale, column by column."""
+        """Yield the cells to train at a scale, column by column."""
         scaled = self.at(scale)
         for column, settings in self.columns.items():
             for row, method in self.rows.items():
@@ -228,7 +228,7 @@ class Recipe(ConfigFragment):
                 yield RecipeCell(row, column, document, published)
 
     def same_data(self, scale: str) -> bool:
-        """Return whether a scale trains on the data sets of the paper; true for recipes without a scale of the paper.
+        """Return whether a scale trains on the data sets of the paper; true for recipes without the scale ``paper``.
 
         >>> [library()[name].same_data("cpu") for name in ("hafed-table-1", "afga-table-1", "aware-table-1")]
         [True, False, False]
@@ -241,18 +241,18 @@ class Recipe(ConfigFragment):
     def measured(self, scale: str) -> dict[str, RecipeMeasure]:
         """Return the measures of a scale, with its targets.
 
-        A target accuracy of the paper means nothing on other data: such a measure is left out unless the scale has its
-        own target, or compares nothing.
+        A target accuracy of the paper is meaningless on other data: such a measure is omitted unless the scale sets its
+        own target or compares nothing.
 
         >>> list(library()["afga-table-5"].measured("paper")), list(library()["afga-figure-2"].measured("cpu"))
         (['accuracy', 'rounds'], ['accuracy', 'accuracy over the run', 'loss', 'loss over the run'])
         """
-        own = self.at(scale).targets
-        same = self.at(scale).compares == "nothing" or self.same_data(scale)
+        targets = self.at(scale).targets
+        comparable = self.at(scale).compares == "nothing" or self.same_data(scale)
         return {
-            name: measure.model_copy(update={"target": own[name]}) if name in own else measure
+            name: measure.model_copy(update={"target": targets[name]}) if name in targets else measure
             for name, measure in self.measures.items()
-            if name in own or same or measure.target is None
+            if name in targets or comparable or measure.target is None
         }
 
 
@@ -280,11 +280,11 @@ class RecipeCell(NamedTuple):
 
 
 def parse_published(value: Any, spread: str = "deviation", seeds: int = 1) -> PublishedValue:
-    """Parse a published number as a recipe writes it.
+    """Parse a published number of a recipe.
 
     Args:
         value: A number, [number, ±] or a text like 500+.
-        spread: What the ± is: ``deviation`` (the standard error is ± / sqrt(seeds)) or ``standard error``.
+        spread: The meaning of ±: ``deviation`` (the standard error is ± / sqrt(seeds)) or ``standard error``.
         seeds: The number of seeds behind the mean.
 
     >>> parse_published([88.79, 0.16], "standard error", seeds=3)
@@ -297,16 +297,16 @@ def parse_published(value: Any, spread: str = "deviation", seeds: int = 1) -> Pu
     if isinstance(value, str) and re.fullmatch(r"[0-9]+\+", value):
         return PublishedValue(float(value[:-1]), exceeded=True)
     if isinstance(value, (list, tuple)) and len(value) == 2:
-        around = float(value[1])
-        error = around if spread == "standard error" else around / math.sqrt(seeds)
-        return PublishedValue(float(value[0]), around, standard_error=error)
+        deviation = float(value[1])
+        error = deviation if spread == "standard error" else deviation / math.sqrt(seeds)
+        return PublishedValue(float(value[0]), deviation, standard_error=error)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return PublishedValue(float(value))
     raise ValueError(f"{value!r}: expected a number, [number, spread] or a text like 500+.")
 
 
 def _data_of(cell: RecipeCell) -> tuple[str, int]:
-    """Return the data set of a cell and how far its images are reduced: accuracies on others do not compare."""
+    """Return the data set of a cell and the downsampling of its images, which must match to compare accuracies."""
     data = cell.document.get("data", {})
     if not isinstance(data, Mapping):
         return str(data), 1
@@ -350,9 +350,9 @@ def read_recipes(path: Path) -> dict[str, Recipe]:
         try:
             recipes[name] = Recipe.model_validate({**shared, **body, "name": name, "scales": scales})
         except ValidationError as error:
-            first = error.errors()[0]
-            at = ".".join(map(str, first["loc"]))
-            raise HansaError(f"{path}: recipes.{name}: {at}{': ' if at else ''}{first['msg']}") from error
+            problem = error.errors()[0]
+            location = ".".join(map(str, problem["loc"]))
+            raise HansaError(f"{path}: recipes.{name}: {location}{': ' if location else ''}{problem['msg']}") from error
     return recipes
 
 
@@ -370,17 +370,17 @@ def library() -> Mapping[str, Recipe]:
 
 
 def find_recipes(name: str) -> list[Recipe]:
-    """Return the recipes of that name, of a paper (``cams``), or of a YAML file."""
+    """Return the recipes of a name, a paper (``cams``) or a YAML file."""
     if name.endswith((".yaml", ".yml")) or Path(name).is_file():
         return list(read_recipes(Path(name)).values())
     if name in library():
         return [library()[name]]
-    if of_paper := [recipe for each, recipe in library().items() if each.startswith(f"{name}-")]:
-        return of_paper
+    if recipes := [recipe for key, recipe in library().items() if key.startswith(f"{name}-")]:
+        return recipes
     raise HansaError(f"{name}: not a recipe, a paper or a file. {suggestion(name, library())}")
 
 
-def _known(names: Iterable[str], known: Collection[str], where: str) -> None:
+def _check_names(names: Iterable[str], allowed: Collection[str], location: str) -> None:
     for name in names:
-        if name not in known:
-            raise ValueError(f"{where}: {name!r} is not known. {suggestion(name, known)}")
+        if name not in allowed:
+            raise ValueError(f"{location}: {name!r} is not known. {suggestion(name, allowed)}")

@@ -1,4 +1,4 @@
-"""What a recipe reads from runs, and its comparison with the paper: a rule for numbers and one for claims.
+"""The numbers that a recipe reads from runs, and their comparison with the paper: a rule for numbers, one for claims.
 
 Both compare rows by paired differences over seeds. The rules are printed with every result.
 """
@@ -21,20 +21,21 @@ Histories: TypeAlias = Mapping[tuple[str, str], Sequence[History]]
 Verdict: TypeAlias = Literal["agrees", "same order", "undecided", "differs", "not comparable"]
 
 CLAIM_RULE = (
-    "a claim holds, or does not hold, if the interval mean ± t s/sqrt(n) of the paired differences over seeds (95%, at "
-    f"least {MIN_SEEDS} seeds) says so for every pair that it names, or for one the contrary; otherwise it is undecided"
+    "a claim holds if the interval mean ± t s/sqrt(n) of the paired differences over seeds (95%, at least "
+    f"{MIN_SEEDS} seeds) supports it for every pair, does not hold if one pair contradicts it, and is undecided "
+    "otherwise"
 )
 
 
 class SeedValue(NamedTuple):
-    """One run's number; with ``reached`` false a lower bound, what had passed when the run ended without its target."""
+    """One run's number; if ``reached`` is false, the rounds or hours at the end of a run that missed its target."""
 
     value: float
     reached: bool = True
 
 
 class CellComparison(NamedTuple):
-    """A measured number and the published one; no ``difference`` between numbers of two data sets."""
+    """A measured number and the published one; no ``difference`` between numbers on different data sets."""
 
     cell: RecipeCell
     measure: str
@@ -45,9 +46,9 @@ class CellComparison(NamedTuple):
 
 
 class ClaimCheck(NamedTuple):
-    """A claim of the paper, whether it holds here (None: undecided), and the supporting numbers.
+    """A claim of the paper, whether it holds (None: undecided), and the evidence.
 
-    ``column`` is that in which rows were compared, ``row`` that in which columns were.
+    Rows were compared in ``column``, or columns in ``row``.
     """
 
     claim: PaperClaim
@@ -75,8 +76,8 @@ def agreement_rule(measure: RecipeMeasure) -> str:
 def read_measure(history: History, measure: RecipeMeasure) -> SeedValue | None:
     """Return one run's number in the unit of the paper; None if it was not measured.
 
-    A curve that is not finite in the last round has no number, except its best: a run that diverges would otherwise be
-    judged by what it was before.
+    A curve that is not finite in the last round has no number except its best, so that a diverged run is not judged by
+    its earlier rounds.
 
     >>> rounds = [{"round": r, "test_accuracy": r / 10, "simulated_seconds": 1800.0} for r in (1, 2, 3)]
     >>> read_measure(rounds, RecipeMeasure())
@@ -87,20 +88,21 @@ def read_measure(history: History, measure: RecipeMeasure) -> SeedValue | None:
     if not len(history):
         return None
     if measure.target is None:
-        found = SeedValue(measure.factor * _statistic(history, measure))
-    else:  # the rounds or hours until the target, or until the end of a run that does not reach it
-        at = metrics.rounds_to(history, measure.target, measure.metric)
+        number = SeedValue(measure.factor * _statistic(history, measure))
+    else:  # rounds or hours to the target, or to the end of a run that misses it
+        target_round = metrics.rounds_to(history, measure.target, measure.metric)
         totals = metrics.with_totals(history)
-        record = next((record for record in totals if record["round"] == at), totals[-1])
+        record = next((record for record in totals if record["round"] == target_round), totals[-1])
         hours = float(record.get("simulated_total_seconds", math.nan)) / 3600
-        found = SeedValue(float(record["round"]) if measure.statistic == "rounds_to" else hours, at is not None)
-    return found if math.isfinite(found.value) else None
+        value = float(record["round"]) if measure.statistic == "rounds_to" else hours
+        number = SeedValue(value, reached=target_round is not None)
+    return number if math.isfinite(number.value) else None
 
 
 def _statistic(history: History, measure: RecipeMeasure) -> float:
     """Return a statistic of a curve, or NaN."""
     if measure.statistic == "per_round":
-        # the last round: the first one may send less, since all clients have the initial model
+        # the last round, since the first may send less: all clients have the initial model
         totals = [float(record.get(measure.metric, math.nan)) for record in metrics.with_totals(history)]
         return totals[-1] - totals[-2] if len(totals) > 1 else totals[0]
     points = metrics.series(history, measure.metric)
@@ -109,19 +111,19 @@ def _statistic(history: History, measure: RecipeMeasure) -> float:
         return (min if measure.smaller_is_better else max)(values, default=math.nan)
     if not values or points[-1][0] != int(history[-1]["round"]):
         return math.nan
-    first, second = values[: len(values) // 2], values[len(values) // 2 :]
+    early, late = values[: len(values) // 2], values[len(values) // 2 :]
     if measure.statistic == "max":
         return max(values)
     if measure.statistic == "jitter":
-        steps = [abs(later - one) for one, later in pairwise(second if len(second) > 1 else values)]
+        steps = [abs(later - earlier) for earlier, later in pairwise(late if len(late) > 1 else values)]
         return fmean(steps) if steps else math.nan
     if measure.statistic == "growth":
-        return fmean(second) / (fmean(first or [math.nan]) or math.nan)
+        return fmean(late) / (fmean(early or [math.nan]) or math.nan)
     return fmean(values[-{"last": 1, "last5": 5, "last10": 10, "mean": len(values)}[measure.statistic] :])
 
 
 class Measured(NamedTuple):
-    """The numbers of a cell's seeds, in their order; or none, and why."""
+    """The numbers of a cell's seeds in their order, or none and the reason."""
 
     name: str
     seeds: Sequence[SeedValue]
@@ -130,13 +132,13 @@ class Measured(NamedTuple):
 
     @property
     def ours(self) -> SeedStatistics | None:
-        """The statistics over seeds, if all have the number."""
-        complete = not self.missing and all(one.reached for one in self.seeds)
-        return seed_statistics([one.value for one in self.seeds]) if complete else None
+        """The statistics over seeds, if all reached the target."""
+        complete = not self.missing and all(seed.reached for seed in self.seeds)
+        return seed_statistics([seed.value for seed in self.seeds]) if complete else None
 
     def __str__(self) -> str:
-        over = "" if all(one.reached for one in self.seeds) else "over "
-        return f"{self.name} {over}{fmean(one.value for one in self.seeds):.4g}"
+        bound = "" if all(seed.reached for seed in self.seeds) else "over "
+        return f"{self.name} {bound}{fmean(seed.value for seed in self.seeds):.4g}"
 
 
 def measure_seeds(
@@ -153,28 +155,28 @@ def measure_seeds(
     values = [read_measure(history, measure) for history in histories]
     missing = "" if values else f"no run of {name}"
     if None in values:
-        place = f"run {values.index(None) + 1} of {len(values)}"
-        missing = f"{name}: {place} has no finite {measure.metric} in its last round"
-    return Measured(name, [] if missing else [one for one in values if one is not None], missing, published)
+        run = f"run {values.index(None) + 1} of {len(values)}"
+        missing = f"{name}: {run} has no finite {measure.metric} in its last round"
+    return Measured(name, [] if missing else [value for value in values if value is not None], missing, published)
 
 
-def difference(one: Measured, other: Measured, measure: RecipeMeasure) -> tuple[MeanInterval | None, str]:
-    """Return the interval of the paired differences, or None and the reason why there is none.
+def difference(first: Measured, second: Measured, measure: RecipeMeasure) -> tuple[MeanInterval | None, str]:
+    """Return the interval of the paired differences, or None and the reason.
 
-    A run that ended without its target counts with what had passed by then, where that is more than the other run took.
+    A run that missed its target counts with its length if that exceeds the number of the other run.
     """
-    if reason := one.missing or other.missing:
+    if reason := first.missing or second.missing:
         return None, reason
-    if len(one.seeds) != len(other.seeds):
-        return None, f"{one}, {other}: {len(one.seeds)} and {len(other.seeds)} seeds"
-    for first, second in zip(one.seeds, other.seeds, strict=True):
-        if not first.reached and not second.reached:
-            return None, f"{one}, {other}: neither reaches the target"
-        if (not first.reached and first.value < second.value) or (not second.reached and second.value < first.value):
-            return None, f"{one}, {other}: a run ended without the target before the other one reached it"
-    interval = paired_interval([each.value for each in one.seeds], [each.value for each in other.seeds])
+    if len(first.seeds) != len(second.seeds):
+        return None, f"{first}, {second}: {len(first.seeds)} and {len(second.seeds)} seeds"
+    for a, b in zip(first.seeds, second.seeds, strict=True):
+        if not a.reached and not b.reached:
+            return None, f"{first}, {second}: neither reaches the target"
+        if (not a.reached and a.value < b.value) or (not b.reached and b.value < a.value):
+            return None, f"{first}, {second}: a run ended without the target before the other one reached it"
+    interval = paired_interval([seed.value for seed in first.seeds], [seed.value for seed in second.seeds])
     interval = interval._replace(half=0.0) if measure.counted else interval
-    return interval, f"{one}, {other}: {_format(interval)}"
+    return interval, f"{first}, {second}: {_format(interval)}"
 
 
 def _format(interval: MeanInterval) -> str:
@@ -188,9 +190,9 @@ def compare_with_paper(
 ) -> tuple[list[CellComparison], list[ClaimCheck]]:
     """Compare every cell that was run with its published number, and check every claim.
 
-    A number within the rule `agrees`. Otherwise it has the `same order` if every pair of its column that the paper
-    separates by more than its spread is in that order here, by the paired differences over seeds; it `differs` if one
-    is reversed, and is `undecided` otherwise. The scale determines what is compared.
+    A number within the rule `agrees`. Otherwise it has the `same order` if the paired differences over seeds have the
+    published sign for every pair of its column that the paper separates by more than its spread, `differs` if one is
+    reversed, and is `undecided` otherwise. The scale determines what is compared.
     """
     compares, same_data = recipe.at(scale).compares, recipe.same_data(scale)
     comparisons: list[CellComparison] = []
@@ -200,62 +202,62 @@ def compare_with_paper(
             for cell in recipe.cells(scale)
             if (cell.row, cell.column) in histories
         ]
-        for cell, one in cells:
-            ours, published, shift = one.ours, one.published, None
+        for cell, measured in cells:
+            ours, published, shift = measured.ours, measured.published, None
             if ours is not None and published is not None and not published.exceeded:
                 shift = ours.mean - published.value if same_data or measure.counted else None
-            verdict = _verdict(measure, compares, one, [found for other, found in cells if other.column == cell.column])
+            column = [row for other, row in cells if other.column == cell.column]
+            verdict = _verdict(measure, compares, measured, column)
             comparisons.append(CellComparison(cell, name, published, ours, shift, verdict))
     return comparisons, list(check_claims(recipe, scale, histories))
 
 
-def _verdict(measure: RecipeMeasure, compares: str, one: Measured, column: Sequence[Measured]) -> Verdict:
-    ours, published = one.ours, one.published
-    if compares == "nothing" or published is None or one.missing:
+def _verdict(measure: RecipeMeasure, compares: str, measured: Measured, column: Sequence[Measured]) -> Verdict:
+    ours, published = measured.ours, measured.published
+    if compares == "nothing" or published is None or measured.missing:
         return "not comparable"
-    clearly: Verdict = "differs" if measure.counted or len(one.seeds) >= MIN_SEEDS else "undecided"
+    disagreement: Verdict = "differs" if measure.counted or len(measured.seeds) >= MIN_SEEDS else "undecided"
     tolerance = measure.tolerance * abs(published.value) if measure.relative else measure.tolerance
-    if compares == "numbers" and published.exceeded:  # the paper did not reach the target: agrees if no run did either
-        within = [each.reached and each.value <= published.value for each in one.seeds]
-        if any(within):
-            return clearly if all(within) else "undecided"
-        # a run that ended earlier without the target says nothing about the time until the bound
-        return (
-            "agrees" if all(each.reached or each.value >= published.value for each in one.seeds) else "not comparable"
-        )
+    if compares == "numbers" and published.exceeded:  # the paper missed the target: agrees if all runs did too
+        reached_in_time = [seed.reached and seed.value <= published.value for seed in measured.seeds]
+        if any(reached_in_time):
+            return disagreement if all(reached_in_time) else "undecided"
+        # a run that missed the target must be as long as the published bound
+        as_long = all(seed.reached or seed.value >= published.value for seed in measured.seeds)
+        return "agrees" if as_long else "not comparable"
     if compares == "numbers" and ours is not None:
-        allowed = tolerance + 2 * math.hypot(ours.std / math.sqrt(len(one.seeds)), published.standard_error)
-        if abs(ours.mean - published.value) <= allowed:
+        limit = tolerance + 2 * math.hypot(ours.std / math.sqrt(len(measured.seeds)), published.standard_error)
+        if abs(ours.mean - published.value) <= limit:
             return "agrees"
-    orders = [order for other in column if other is not one and (order := _order(measure, one, other)) is not None]
+    orders = [order for row in column if row is not measured and (order := _order(measure, measured, row)) is not None]
     if orders:
         return "differs" if -1 in orders else "undecided" if 0 in orders else "same order"
     if compares != "numbers":
         return "not comparable"
-    if ours is None:  # the paper reached the target: it differs if all runs took longer
-        if all(each.value > published.value + tolerance + 2 * published.standard_error for each in one.seeds):
-            return clearly
-        return "undecided" if any(each.reached for each in one.seeds) else "not comparable"
-    return clearly
+    if ours is None:  # the paper reached the target: differs if all runs took longer
+        if all(seed.value > published.value + tolerance + 2 * published.standard_error for seed in measured.seeds):
+            return disagreement
+        return "undecided" if any(seed.reached for seed in measured.seeds) else "not comparable"
+    return disagreement
 
 
-def _order(measure: RecipeMeasure, one: Measured, other: Measured) -> int | None:
+def _order(measure: RecipeMeasure, first: Measured, second: Measured) -> int | None:
     """Return 1 if a pair is in the published order, -1 if it is reversed, 0 if neither is clear.
 
-    None if the paper does not separate it by more than twice its standard error.
+    None if the published difference is at most twice its standard error.
     """
-    first, second = one.published, other.published
-    if first is None or second is None or first.exceeded or second.exceeded:
+    first_value, second_value = first.published, second.published
+    if first_value is None or second_value is None or first_value.exceeded or second_value.exceeded:
         return None
-    gap = first.value - second.value
-    if abs(gap) <= 2 * math.hypot(first.standard_error, second.standard_error):
+    gap = first_value.value - second_value.value
+    if abs(gap) <= 2 * math.hypot(first_value.standard_error, second_value.standard_error):
         return None
-    interval, _ = difference(one, other, measure)
+    interval, _ = difference(first, second, measure)
     return 0 if interval is None else interval.sign * (1 if gap > 0 else -1)
 
 
 def check_claims(recipe: Recipe, scale: str, histories: Histories) -> Iterator[ClaimCheck]:
-    """Test every claim in every column (or row) in which at least two of what it compares were run."""
+    """Test every claim in every column (or row) in which at least two of the compared rows (or columns) were run."""
     measures = recipe.measured(scale)
     for claim in recipe.claims:
         across_rows = claim.across == "rows"
@@ -270,7 +272,7 @@ def check_claims(recipe: Recipe, scale: str, histories: Histories) -> Iterator[C
             if recipe.at(scale).compares == "nothing":
                 evidence = "not compared at this scale"
             elif claim.measure not in measures:
-                evidence = "the target is that of other data"
+                evidence = "the target is for other data"
             else:
                 measure = measures[claim.measure]
                 cells = {name: measure_seeds(name, histories.get(key, ()), measure) for name, key in keys.items()}
@@ -282,27 +284,23 @@ def check_claims(recipe: Recipe, scale: str, histories: Histories) -> Iterator[C
 
 
 def _check_parts(claim: PaperClaim, measure: RecipeMeasure, cells: Mapping[str, Measured]) -> Iterator[tuple[int, str]]:
-    """Yield for each part of a claim 1 if it holds, -1 if it does not, 0 if that is open; and the evidence."""
-    for one in cells.values() if claim.at_most is not None else ():
-        if one.missing:
-            yield 0, one.missing
+    """Yield for each part of a claim 1 if it holds, -1 if it does not, 0 if it is undecided; and the evidence."""
+    for cell in cells.values() if claim.at_most is not None else ():
+        if cell.missing:
+            yield 0, cell.missing
             continue
-        interval = mean_interval([each.value for each in one.seeds])
+        interval = mean_interval([seed.value for seed in cell.seeds])
         interval = interval._replace(half=0.0) if measure.counted else interval
         outcome = interval._replace(mean=(claim.at_most or 0.0) - interval.mean).sign
-        # what had passed at the end of a run without its target is a lower bound: it can only exceed a limit
-        reached = all(each.reached for each in one.seeds)
-        yield (
-            outcome if reached or outcome == -1 else 0,
-            f"{one.name} {'' if reached else 'over '}{_format(interval)}",
-        )
+        reached = all(seed.reached for seed in cell.seeds)  # otherwise a lower bound, which can only exceed the limit
+        yield outcome if reached or outcome == -1 else 0, f"{cell.name} {'' if reached else 'over '}{_format(interval)}"
     for first, second in claim.pairs(tuple(cells)):
         paired, text = difference(cells[first], cells[second], measure)
         if paired is None:
             yield 0, text
         elif claim.tolerance is None:
             yield paired._replace(mean=-paired.mean if measure.smaller_is_better else paired.mean).sign, text
-        else:  # whether the whole interval is within ± tolerance, or outside, or both
-            within = abs(paired.mean) + paired.half <= claim.tolerance
+        else:  # whether the interval is within ± tolerance, outside, or both
+            inside = abs(paired.mean) + paired.half <= claim.tolerance
             outside = abs(paired.mean) - paired.half > claim.tolerance
-            yield 1 if within else -1 if outside else 0, text
+            yield 1 if inside else -1 if outside else 0, text
