@@ -167,7 +167,7 @@ def test_a_changed_request_is_refused_on_resume(tmp_path):
 REFUSED: dict[str, Any] = {
     "BatchNorm": (batched_models.Normed, METHODS["fedavg"]),
     "draws random numbers": (batched_models.Noisy, METHODS["fedavg"]),
-    "torch.func.vmap cannot take it": (batched_models.Dropping, METHODS["fedavg"]),
+    "torch.func.vmap does not support it": (batched_models.Dropping, METHODS["fedavg"]),
     "data-dependent control flow": (batched_models.Branching, METHODS["fedavg"]),
     "two gradients a step": (Net, lambda: presets.fedavg(**WORK).with_local(solver=local.sam(0.05))),
     "gossip between the steps": (Net, lambda: presets.dsgd(**WORK)),

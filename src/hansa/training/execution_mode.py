@@ -1,15 +1,15 @@
-"""How a task's clients are executed: by native code, by ``torch.compile``, or several together by ``torch.func.vmap``.
+"""Execution modes of a task's clients: native code, ``torch.compile``, or several clients in one ``torch.func.vmap``.
 
-Native code is chosen once, when the task is created, so that every worker does the same, if it computes the same as
-eager PyTorch. Of compiled code there is one graph per batch signature (shapes, types and strides). It depends only on
-that, and its comparison with eager only on the task's example rows, never on earlier clients: any number of workers
-gives the same bits. There are no graphs of dynamic shape, whose code would depend on the shape that came first.
+Native code is selected once, when the task is created, so that all workers agree, and only if its results match eager
+PyTorch. Compiled code has one graph per batch signature (shapes, types and strides). The graph depends only on the
+signature, and its comparison with eager only on the task's example rows, never on earlier clients: any number of
+workers gives the same bits. Dynamic shapes are off, since their code would depend on the first shape.
 
-Under ``vmap`` clients are trained in one program over stacked parameters. The bits of a client's result depend neither
-on the clients beside it nor on their number. Torch may compute a single model by another kernel than several, and the
-last numbers of a tensor by other functions (exp, tanh, ...) than whole vectors of numbers: so a program always has 32
-models, of which no tensor leaves a rest. Missing models are copies. Before a run, losses and gradients of example
-batches are compared with those of single steps. Models that draw random numbers, such as dropout, are refused.
+``vmap`` trains clients in one program over stacked parameters. The bits of a client's result do not depend on the other
+clients or their number. Torch may use different kernels for one model and for several, and different functions (exp,
+tanh, ...) for full vectors and for the tail of a tensor: so a program always has 32 models, which leave no tail. Unused
+models are copies. Before a run, losses and gradients of example batches are compared with those of single steps. Models
+that draw random numbers, such as dropout, are refused.
 """
 
 from __future__ import annotations
@@ -62,21 +62,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("hansa")
 
 Execution: TypeAlias = Literal["auto", "native", "vmap", "compiled", "eager"]
-"""How clients are trained, as `hansa.Task` describes it."""
+"""The execution modes, documented by `hansa.Task`."""
 LossAndGradients: TypeAlias = "tuple[torch.Tensor, tuple[torch.Tensor, ...]]"
 
 BACKEND = "inductor"
 _OPTIONS = {"fallback_random": True, "cpp.threads": 1, "compile_threads": 1}
 """Random numbers as in eager torch, one thread as in workers, and no background processes."""
-_MAX_GRAPHS = 1 << 20  # beyond torch's own limit graphs would be eager
-_ROWS = 8  # of a batch for the comparison of native code with eager
+_MAX_GRAPHS = 1 << 20  # beyond torch's own limit, graphs would be eager
+_ROWS = 8  # in a batch for the comparison of native code with eager
 _LR = 0.05
 _WIDE = 1 << 19  # weights of one convolution
 
 
 def find_network(task: Task) -> Network:
     """Return the native form of a task's model and loss after a comparison on three batches; raise `NotEligible` if
-    there is none, or if PyTorch is faster and native code was not asked for."""
+    there is none, or if PyTorch is faster and native code was not requested."""
     required, (inputs, targets) = task.execution == "native", task.example
     single = isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor)
     reasons = {
@@ -111,34 +111,35 @@ def find_network(task: Task) -> Network:
 
 
 def _refuse(reasons: Mapping[str, object]) -> None:
-    for reason in (reason for reason, holds in reasons.items() if holds):
+    for reason in (reason for reason, applies in reasons.items() if applies):
         raise NotEligible(reason)
 
 
 def native_inputs(inputs: torch.Tensor) -> torch.Tensor:
-    """Return examples as native code reads them: contiguous, float32 or int64 tokens."""
+    """Return examples in the form of native code: contiguous, float32 or int64 tokens."""
     return (inputs.float() if inputs.is_floating_point() else inputs).contiguous()
 
 
 def describe_kernels(task: object) -> str:
-    """Return one line: which native kernels a run of a task uses, and whether they train its model.
+    """Describe in one line the native kernels of a run, and whether they train the task's model.
 
     >>> describe_kernels(None).startswith("kernels: ")
     True
     """
-    used = native.describe()
+    names = native.describe()
     if native.unavailable_reason() is not None:
-        return f"kernels: {used}. PyTorch does all the work, several times slower for small models. {native.remedy()}"
+        return f"kernels: {names}. PyTorch does all the work, several times slower for small models. {native.remedy()}"
     if getattr(task, "network", None) is not None:
-        return f"kernels: {used}, for training, the server and compression"
+        return f"kernels: {names}, for training, the server and compression"
     reason = getattr(task, "eager_reason", None)
-    return f"kernels: {used}, for the server and compression. PyTorch trains the model{f': {reason}' if reason else ''}"
+    suffix = f": {reason}" if reason else ""
+    return f"kernels: {names}, for the server and compression. PyTorch trains the model{suffix}"
 
 
 def _compare_native(network: Network, trial: Trial, inputs: torch.Tensor, targets: torch.Tensor) -> None:
     """Compare loss, gradient and a step on each of three batches with eager; raise `NotEligible` if they differ.
 
-    Rounding may occasionally select another maximum, so the tolerance for one of the three is larger.
+    Rounding may occasionally select another maximum, so one of the three has a larger tolerance.
     """
     start = trial.y.clone()
     native_y = start.clone()
@@ -163,7 +164,7 @@ def _compare_native(network: Network, trial: Trial, inputs: torch.Tensor, target
 
 
 def _dropout_mask(network: Network, key: Key) -> torch.Tensor | None:
-    """Return the factors that eager dropout draws for a batch."""
+    """Return the dropout factors that eager PyTorch draws for a batch."""
     if not network.dropout_numbers:
         return None
     generator, keep = torch.Generator(), torch.empty(_ROWS * network.dropout_numbers)
@@ -177,7 +178,7 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def missing_compiler() -> str | None:
-    """Return why nothing can be compiled here, or None."""
+    """Return why ``torch.compile`` is unavailable, or None."""
     from torch._inductor import cpp_builder  # takes a second
 
     try:
@@ -190,7 +191,7 @@ def missing_compiler() -> str | None:
 
 
 def check_compiled(task: Task) -> None:
-    """Raise if a task's model cannot be compiled; forward, loss and backward are traced on example rows."""
+    """Trace forward, loss and backward on example rows; raise if the task's model cannot be compiled."""
     if task.autocast is not None:
         raise _not_compiled(task, f"it uses autocast={task.autocast!r}")
     if (reason := missing_compiler()) is not None:
@@ -215,7 +216,7 @@ class CompiledLoss:
         self._compared: set[Any] = set()
 
     def gradient(self, inputs: Any, targets: Any) -> LossAndGradients:
-        """Return loss and gradient of a batch; raise if compiled code computes others than eager."""
+        """Return loss and gradient of a batch; raise if compiled code and eager differ."""
         signature = _signature((inputs, targets))
         with nullcontext() if signature in self._compared else _compilation_settings():
             if signature not in self._compared:
@@ -229,8 +230,7 @@ class CompiledLoss:
 
 
 def _compare_compiled(task: Task, dtype: torch.dtype, device: torch.device, signature: Any, backend: str) -> None:
-    """Raise if loss, gradient or buffers of compiled and eager code differ on two batches of example rows that have a
-    signature."""
+    """Raise if loss, gradient or buffers of compiled and eager code differ on two batches with a signature."""
     compiled, eager = task.trial(dtype, device), task.trial(dtype, device)
     with _compilation_settings(), random_state.preserve_rng():
         program = _compile(model_loss(compiled.call, compiled.loss), backend)
@@ -240,25 +240,25 @@ def _compare_compiled(task: Task, dtype: torch.dtype, device: torch.device, sign
                 loss, gradient = compiled.gradient(batch, Key(step), program)
                 eager_loss, eager_gradient = eager.gradient(batch, Key(step), model_loss(eager.call, eager.loss))
             except Exception as error:
-                said = str(error).strip().splitlines()[0] if str(error) else ""
-                raise _not_compiled(task, f"{type(error).__name__}: {said}") from error
+                message = str(error).strip().splitlines()[0] if str(error) else ""
+                raise _not_compiled(task, f"{type(error).__name__}: {message}") from error
             if not abs(loss - eager_loss) <= 1e-4 * (1 + abs(eager_loss)):
                 raise _not_compiled(task, f"the compiled loss is {loss:.6g}, the eager loss {eager_loss:.6g}")
             if not (distance := _distance(gradient, eager_gradient)) < 1e-3:
                 raise _not_compiled(task, f"the compiled gradient differs by {distance:.2g}")
             for a, b in zip(compiled.module.buffers(), eager.module.buffers(), strict=True):
                 if not a.is_complex() and not torch.allclose(a.double(), b.double(), 1e-3, 1e-5, equal_nan=True):
-                    raise _not_compiled(task, "the compiled code changes buffers otherwise")
+                    raise _not_compiled(task, "the compiled code changes buffers differently")
 
 
 def _signature(batch: Any) -> Any:
-    """Return structure, shapes, strides, types and devices of a batch."""
+    """Return the structure, shapes, strides, types and devices of a batch."""
     leaves, spec = trees.tree_flatten(tuple(batch))
     return spec, tuple((tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device) for leaf in leaves)
 
 
 def _batch_like(signature: Any, example: Batch, step: int) -> Batch:
-    """Return example rows as a batch of the given signature."""
+    """Return example rows as a batch with a signature."""
     leaves, spec = trees.tree_flatten(tuple(example))
     if spec != signature[0]:
         raise ValueError("its batches do not have one structure")
@@ -278,7 +278,7 @@ def _compile(loss: ModelLoss, backend: str) -> ModelLoss:
 
 @contextmanager
 def _compilation_settings() -> Iterator[None]:
-    """Allow any number of graphs, each of static shape, and silence torch's warnings."""
+    """Allow any number of graphs, all with static shapes, and suppress torch's warnings."""
     from torch._dynamo import config as tracing
 
     settings = {
@@ -292,31 +292,30 @@ def _compilation_settings() -> Iterator[None]:
 
 
 MODELS = 32
-"""The models in one program: two vectors of 16 numbers for every tensor with one number per model."""
-_ALIGNMENT = 64  # numbers: rows of a matrix of models start at such multiples, so that all are computed alike
+"""The models in one program: a tensor with one number per model is two full vectors of 16."""
+_ALIGNMENT = 64  # rows of a matrix of models start at multiples of this many numbers, so that all have the same bits
 
 _planned: WeakKeyDictionary[Any, dict[Any, Task]] = WeakKeyDictionary()
-"""The tasks that `with_vmap` returned, by task and method: engines know a task by its identity."""
+"""The tasks that `with_vmap` returned, by task and method: engines identify a task by its id."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientBatching:
-    """How clients are trained together: the batch size of those that are."""
+    """The batch size of clients that are trained together."""
 
     batch_size: int
     models: ClassVar[int] = MODELS
 
 
 def with_vmap(task: TaskLike, algorithm: Algorithm, dtype: torch.dtype, device: torch.device) -> TaskLike:
-    """Return the task as the engine of a run of a method needs it: with ``client_batching`` if its execution is
-    "vmap"."""
+    """Return the task with ``client_batching`` for a method if its execution is "vmap"; otherwise the task itself."""
     if getattr(task, "execution", "") != "vmap":
         return task
     task = cast("Task", task)
-    known, kind = _planned.setdefault(task, {}), (repr(algorithm.local), dtype, device)
-    if kind not in known:
+    planned, key = _planned.setdefault(task, {}), (repr(algorithm.local), dtype, device)
+    if key not in planned:
         sizes = Counter(task.population.samples)
-        most_common = max(sizes, key=lambda each: (sizes[each], each))
+        most_common = max(sizes, key=lambda size: (sizes[size], size))
         batch_size = most_common if algorithm.local.batch_size is None else algorithm.local.batch_size
         try:
             _check(task, algorithm)
@@ -327,13 +326,13 @@ def with_vmap(task: TaskLike, algorithm: Algorithm, dtype: torch.dtype, device: 
                 f"{reason}. Omit execution to train them one after the other."
             ) from reason
         log.info("%s: trained by torch.func.vmap, up to %d clients in one program", task.name, MODELS)
-        known[kind] = copy.copy(task)
-        known[kind].client_batching = ClientBatching(batch_size)
-    return known[kind]
+        planned[key] = copy.copy(task)
+        planned[key].client_batching = ClientBatching(batch_size)
+    return planned[key]
 
 
 def _check(task: Task, algorithm: Algorithm) -> None:
-    """Raise `NotEligible` for what needs one client after the other."""
+    """Raise `NotEligible` if a task or a method needs sequential clients."""
     phase = algorithm.local
     offset = with_defaults(phase.solver, BaseSolver).ascent_offset
     reasons = {
@@ -351,8 +350,8 @@ def _check(task: Task, algorithm: Algorithm) -> None:
 class BatchedTraining:
     """Trains the clients of a trainer together.
 
-    A client's result depends neither on the clients beside it nor on their number. So clients are put together in any
-    order, and those with fewer steps leave the group early.
+    A client's result does not depend on the other clients of its group. So clients are grouped in any order, and those
+    with fewer steps leave the group early.
     """
 
     def __init__(self, trainer: ModuleTrainer, plan: ClientBatching) -> None:
@@ -362,74 +361,74 @@ class BatchedTraining:
 
     @torch.no_grad()
     def train(self, jobs: ClientJobs) -> LocalResults:
-        """Train clients together where their batches have the size of the plan, the others one by one."""
+        """Train clients whose batches have the planned size together, the others one by one."""
         results: dict[int, LocalResults] = {}
         groups: dict[object, list[_Client]] = {}
-        for place in range(len(jobs)):
-            client = self._client(jobs, place)
+        for index in range(len(jobs)):
+            client = self._client(jobs, index)
             if client is None:
-                results[place] = train_by_steps(self.trainer, jobs.part([place]))
+                results[index] = train_by_steps(self.trainer, jobs.part([index]))
             else:
                 step = client.step
                 groups.setdefault((step.numbers, step.shift is None, step.is_affine), []).append(client)
         for clients in groups.values():
             clients.sort(key=lambda client: -client.work.steps)
-            for first in range(0, len(clients), MODELS):
-                some = clients[first : first + MODELS]
-                results.update(zip([client.place for client in some], self._train(jobs, some), strict=True))
+            for start in range(0, len(clients), MODELS):
+                group = clients[start : start + MODELS]
+                results.update(zip([client.position for client in group], self._train(jobs, group), strict=True))
         self.trainer.read_buffers()  # checks what training must not change
         joined = LocalResults()
-        for place in range(len(jobs)):
-            joined.extend(results[place])
+        for index in range(len(jobs)):
+            joined.extend(results[index])
         return joined
 
-    def _client(self, jobs: ClientJobs, place: int) -> _Client | None:
-        """Return a client with its batches; None if one of them has another size than the plan's."""
-        client, work, key, given = jobs.clients[place], jobs.works[place], jobs.key_of(place), jobs.batches_of(place)
+    def _client(self, jobs: ClientJobs, index: int) -> _Client | None:
+        """Return a client with its batches; None if their size is not the planned one."""
+        client, work, key, batches = jobs.clients[index], jobs.works[index], jobs.key_of(index), jobs.batches_of(index)
         if work.batch_size != self.plan.batch_size:
             return None
-        if given is None:
-            given = self.trainer.batches(client, work, key.child("batch"))
-        rows = given.rows if isinstance(given, KeyedBatches) else given
+        if batches is None:
+            batches = self.trainer.batches(client, work, key.child("batch"))
+        rows = batches.rows if isinstance(batches, KeyedBatches) else batches
         if not isinstance(rows, torch.Tensor) or rows.shape[1] != work.batch_size:
             return None
-        return _Client(place, jobs.models[place], client, work, jobs.steps[place], key, given)
+        return _Client(index, jobs.models[index], client, work, jobs.steps[index], key, batches)
 
     def _train(self, jobs: ClientJobs, clients: Sequence[_Client]) -> list[LocalResults]:
-        """Train a group. If that fails, train each of its clients alone, so that the error names its client and step,
-        and the others do not depend on it."""
+        """Train a group. If it fails, train each client separately, so that the error names its client and step and the
+        other clients are not affected."""
         try:
             return self._train_group(clients, jobs.keep_models)
         except Exception as error:
             if len(clients) == 1:
                 log.debug("client %d is trained by single steps: %s", clients[0].client, error)
-                return [train_by_steps(self.trainer, jobs.part([clients[0].place]))]
+                return [train_by_steps(self.trainer, jobs.part([clients[0].position]))]
         return [self._train(jobs, [client])[0] for client in clients]
 
     def _train_group(self, jobs: Sequence[_Client], keep_models: bool) -> list[LocalResults]:
-        """Train clients in descending order of their steps, with the same arithmetic."""
+        """Train clients with the same arithmetic, sorted by descending number of steps."""
         trainer, steps = self.trainer, [job.work.steps for job in jobs]
         trainer.module_state.restore()
         group = _Group(trainer, jobs)
         source = _GroupBatches(trainer, jobs)
         losses = torch.zeros(steps[0], len(jobs), dtype=trainer.dtype, device=trainer.device)
         for t in range(steps[0]):
-            active = sum(each > t for each in steps)
+            active = sum(count > t for count in steps)
             values, gradients = self._loss.gradients(group.views, source[t, active])
             group.step(active, gradients)
             losses[t, :active] = values[:active]
         group.keep_state()
         results = []
-        for place, job in enumerate(jobs):
-            results.append(alone := LocalResults())
-            alone.add_model(job.x, group.row(place), losses[: steps[place], place].tolist(), keep_model=keep_models)
+        for index, job in enumerate(jobs):
+            results.append(result := LocalResults())
+            result.add_model(job.x, group.row(index), losses[: steps[index], index].tolist(), keep_model=keep_models)
         return results
 
 
 class _Client(NamedTuple):
-    """One of the clients that are trained together, with its place among the jobs and its batches."""
+    """A client of a group, with its position among the jobs and its batches."""
 
-    place: int
+    position: int
     x: torch.Tensor
     client: int
     work: Work
@@ -440,7 +439,7 @@ class _Client(NamedTuple):
 
 class _GroupBatches:
     """The batches of a group: ``batches[t, active]`` has one for each model in step t. Models beyond the active clients
-    repeat the last one's."""
+    repeat the batch of the last one."""
 
     def __init__(self, trainer: ModuleTrainer, jobs: Sequence[_Client]) -> None:
         self._trainer, self._jobs = trainer, jobs
@@ -451,12 +450,12 @@ class _GroupBatches:
             ]
             self._rows = nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
-    def __getitem__(self, place: tuple[int, int]) -> Batch:
-        t, active = place
+    def __getitem__(self, position: tuple[int, int]) -> Batch:
+        t, active = position
         models = torch.arange(MODELS).clamp(max=active - 1)
         if self._rows is None:
-            some = [self._trainer.batch(job.client, job.batches[t]) for job in self._jobs[:active]]
-            return stack_batches([some[model] for model in models.tolist()])
+            batches = [self._trainer.batch(job.client, job.batches[t]) for job in self._jobs[:active]]
+            return stack_batches([batches[model] for model in models.tolist()])
         flat = self._trainer.source.batch(None, self._rows[models, t].reshape(-1))
         return Batch(*trees.tree_map(lambda leaf: leaf.view(MODELS, -1, *leaf.shape[1:]), tuple(flat)))
 
@@ -474,14 +473,14 @@ class _Group:
         step, steps = jobs[0].step, [job.step for job in jobs]
         self._affine = step.is_affine
         if not self._affine:
-            self._rows = [[view[place] for view in self.views] for place in range(len(jobs))]
-            self._steps = [copy.deepcopy(each, {id(each.anchor): each.anchor}) for each in steps]
+            self._rows = [[view[index] for view in self.views] for index in range(len(jobs))]
+            self._steps = [copy.deepcopy(step, {id(step.anchor): step.anchor}) for step in steps]
             return
         self._max_norm, self._step = step.max_grad_norm, replace(step, max_grad_norm=None)
         self._vectors = {
-            "anchor": self._stack([each.anchor for each in steps]) if step.prox_weight else self._y,
-            "shift": None if step.shift is None else self._stack([cast("Vector", each.shift) for each in steps]),
-            "velocity": self._stack([each.init_velocity() for each in steps]) if step.momentum else None,
+            "anchor": self._stack([step.anchor for step in steps]) if step.prox_weight else self._y,
+            "shift": None if step.shift is None else self._stack([cast("Vector", step.shift) for step in steps]),
+            "velocity": self._stack([step.init_velocity() for step in steps]) if step.momentum else None,
         }
 
     def _stack(self, vectors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -490,24 +489,24 @@ class _Group:
             row[: self._dim] = vector
         return rows
 
-    def row(self, place: int) -> torch.Tensor:
+    def row(self, index: int) -> torch.Tensor:
         """Return a client's model."""
-        return self._y[place, : self._dim]
+        return self._y[index, : self._dim]
 
     def keep_state(self) -> None:
-        """Store velocities and the state of optimizers in the clients' steps, once all steps have succeeded."""
-        for place, job in enumerate(self._jobs):
+        """Store velocities and optimizer states in the clients' steps, after all steps succeeded."""
+        for index, job in enumerate(self._jobs):
             if not self._affine:
-                job.step.state, job.step.velocity = self._steps[place].state, self._steps[place].velocity
+                job.step.state, job.step.velocity = self._steps[index].state, self._steps[index].velocity
             elif (velocity := self._vectors["velocity"]) is not None:
-                job.step.velocity = velocity[place, : self._dim]
+                job.step.velocity = velocity[index, : self._dim]
 
     def step(self, active: int, gradients: Sequence[torch.Tensor]) -> None:
-        """Take the step of the first clients."""
+        """Take a step of the first ``active`` clients."""
         gradients = [gradient[:active] for gradient in gradients]
         if not self._affine:
-            for place, step in enumerate(self._steps[:active]):
-                step.step(self.row(place), self._rows[place], [gradient[place] for gradient in gradients])
+            for index, step in enumerate(self._steps[:active]):
+                step.step(self.row(index), self._rows[index], [gradient[index] for gradient in gradients])
             return
         if self._max_norm is not None:
             gradients = _clip(gradients, self._max_norm)
@@ -517,24 +516,24 @@ class _Group:
 
 
 def _clip(gradients: Sequence[torch.Tensor], max_norm: float) -> list[torch.Tensor]:
-    """Return the gradients, [models, ...] each, clipped to a norm for each model."""
-    parts = [torch.linalg.vector_norm(gradient.reshape(len(gradient), -1), dim=1) for gradient in gradients]
-    norms = torch.linalg.vector_norm(torch.stack(parts, dim=1), dim=1)
+    """Return the gradients, [models, ...] each, clipped by the norm of each model."""
+    norms_by_layer = [torch.linalg.vector_norm(gradient.reshape(len(gradient), -1), dim=1) for gradient in gradients]
+    norms = torch.linalg.vector_norm(torch.stack(norms_by_layer, dim=1), dim=1)
     factors = torch.clamp(max_norm / (norms + 1e-12), max=1.0)
     return [gradient * factors.view(-1, *[1] * (gradient.ndim - 1)) for gradient in gradients]
 
 
 class _Comparison:
-    """Steps of a few models on example rows, alone and together."""
+    """Compares steps of a few models on example rows, single and in one program."""
 
     def __init__(self, task: Task, dtype: torch.dtype, device: torch.device, batch_size: int) -> None:
         self.task, self.dtype, self.device, self.batch_size = task, dtype, device, batch_size
         self.trial = task.trial(dtype, device)
         self.trial.module.train()
-        for part in self.trial.module.modules():
+        for module in self.trial.module.modules():
             for name in ("padding_idx", "max_norm", "sparse"):
-                value = getattr(part, name, None)
-                if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and not (value is None or value is False):
+                value = getattr(module, name, None)
+                if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and not (value is None or value is False):
                     raise NotEligible(f"an embedding has {name}")
         if ModuleState(self.trial.module).generators:
             raise NotEligible("its model has a random generator of its own")
@@ -543,25 +542,27 @@ class _Comparison:
         self.start = self.trial.y.clone()
 
     def compare(self) -> None:
-        """Raise `NotEligible` if results together differ from those alone, or depend on the other models."""
+        """Raise `NotEligible` if joint results differ from single ones, or depend on the other models."""
         with random_state.fixed_arithmetic(), torch.no_grad():
-            alone = [self._alone(model) for model in range(3)]
-            before = random_state.rng_state(self.device)
-            orders = [[(place + shift) % 3 for place in range(MODELS)] for shift in range(3)]
-            together = [
-                (model, *result) for order in orders for model, result in zip(order, self._together(order), strict=True)
+            single = [self._single_gradient(model) for model in range(3)]
+            rng_before = random_state.rng_state(self.device)
+            orders = [[(index + shift) % 3 for index in range(MODELS)] for shift in range(3)]
+            joint = [
+                (model, *result)
+                for order in orders
+                for model, result in zip(order, self._joint_gradients(order), strict=True)
             ]
-            if random_state.rng_state(self.device) != before:
+            if random_state.rng_state(self.device) != rng_before:
                 raise NotEligible("its model draws random numbers")
-        for model, together_loss, gradient in together:
-            loss, flat = alone[model]
+        for model, joint_loss, gradient in joint:
+            loss, flat = single[model]
             tolerance = 1e-4 if self.dtype == torch.float32 else 1e-9
-            if not abs(together_loss - loss) <= tolerance * (1 + abs(loss)):
-                raise NotEligible(f"the loss together is {together_loss:.6g}, alone {loss:.6g}")
+            if not abs(joint_loss - loss) <= tolerance * (1 + abs(loss)):
+                raise NotEligible(f"the joint loss is {joint_loss:.6g}, the single loss {loss:.6g}")
             if not (distance := _distance(gradient, flat)) <= tolerance:
-                raise NotEligible(f"the gradient together differs from that alone by {distance:.2g}")
-            if not bitwise_equal(gradient, together[model][2]):
-                raise NotEligible("the last bits of a gradient depend on the clients beside it")
+                raise NotEligible(f"the joint gradient differs from the single one by {distance:.2g}")
+            if not bitwise_equal(gradient, joint[model][2]):
+                raise NotEligible("the last bits of a gradient depend on the other clients")
 
     def _vector(self, model: int) -> torch.Tensor:
         """Return a model near the initial one."""
@@ -569,18 +570,18 @@ class _Comparison:
         return self.start + 0.02 * noise.to(self.start)
 
     def _batch(self, model: int) -> Batch:
-        """Return example rows as a batch of the run's size, for each model others."""
+        """Return example rows as a batch of the run's size, different for each model."""
         inputs, targets = self.task.example
         rows = (torch.arange(self.batch_size) + 5 * model) % count_rows(targets)
         batch = Batch(take_rows(inputs, rows), take_rows(targets, rows))
         return convert_batch(batch, self.dtype, self.device, self.task.layout.channels_last)
 
-    def _alone(self, model: int) -> tuple[float, torch.Tensor]:
-        """Return loss and flat gradient of a model by itself."""
+    def _single_gradient(self, model: int) -> tuple[float, torch.Tensor]:
+        """Return loss and flat gradient of one model."""
         self.trial.y.copy_(self._vector(model))
         return self.trial.gradient(self._batch(model), Key(0).child("noise", model), self.loss)
 
-    def _together(self, models: Sequence[int]) -> list[tuple[float, torch.Tensor]]:
+    def _joint_gradients(self, models: Sequence[int]) -> list[tuple[float, torch.Tensor]]:
         """Return loss and flat gradient of each model, computed in one program."""
         rows = stacked_rows(len(models), self.start.numel(), self.start)
         for row, model in zip(rows, models, strict=True):
@@ -590,7 +591,7 @@ class _Comparison:
             losses, gradients = self.batched.gradients(stacked_views(self.task.layout, rows), batch)
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise NotEligible(f"torch.func.vmap cannot take it: {reason}") from error
+            raise NotEligible(f"torch.func.vmap does not support it: {reason}") from error
         flat = torch.zeros_like(rows)
         for view, gradient in zip(stacked_views(self.task.layout, flat), gradients, strict=True):
             view.copy_(gradient)
@@ -598,7 +599,7 @@ class _Comparison:
 
 
 class _LossModule(nn.Module):
-    """A model and its loss as one module, so that its parameters can be replaced in a call."""
+    """A model and its loss as one module, for ``functional_call``."""
 
     def __init__(self, model: nn.Module, loss: ModelLoss) -> None:
         super().__init__()
@@ -609,7 +610,7 @@ class _LossModule(nn.Module):
 
 
 class BatchedLoss:
-    """Losses and gradients of several models on a batch each; ``module`` is in training mode."""
+    """Losses and gradients of several models, each on a batch; ``module`` is in training mode."""
 
     def __init__(self, module: nn.Module, loss: ModelLoss, layout: Layout) -> None:
         self._module = _LossModule(module, loss)
@@ -624,7 +625,7 @@ class BatchedLoss:
         """Return the losses, [models], and the gradients, one [models, ...] per parameter, for the parameters of
         `stacked_views` and a batch of [models, rows, ...]."""
         leaves = [parameter.detach().requires_grad_() for parameter in parameters]
-        with torch.enable_grad():  # the gradient of a sum over models, whose terms share no parameter
+        with torch.enable_grad():  # the gradient of a sum whose terms share no parameter
             losses = self._program(dict(zip(self._names, leaves, strict=True)), *batch)
             gradients = torch.autograd.grad(
                 losses, leaves, torch.ones_like(losses), allow_unused=True, materialize_grads=True
@@ -633,7 +634,7 @@ class BatchedLoss:
 
 
 def stacked_rows(count: int, dim: int, like: torch.Tensor) -> torch.Tensor:
-    """Return zeros for ``count`` vectors of length ``dim``, a row each; rows may be longer than that.
+    """Return zeros for ``count`` vectors of length ``dim``, one per row; rows are padded to an aligned length.
 
     >>> stacked_rows(3, 70, torch.zeros(1)).shape
     torch.Size([3, 128])
@@ -642,19 +643,19 @@ def stacked_rows(count: int, dim: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def stacked_views(layout: Layout, rows: torch.Tensor) -> list[torch.Tensor]:
-    """Return the parameters in a matrix of models, one view [models, ...] each.
+    """Return the parameters in a matrix of models as views [models, ...].
 
     >>> layout = Layout.of(nn.Linear(3, 2))
     >>> [tuple(view.shape) for view in stacked_views(layout, stacked_rows(5, layout.dim, torch.zeros(1)))]
     [(5, 2, 3), (5, 2)]
     """
-    first = [entry.view(rows[0]) for entry in layout.parameters]
+    views = [entry.view(rows[0]) for entry in layout.parameters]
     return [
         rows.as_strided((len(rows), *view.shape), (rows.stride(0), *view.stride()), view.storage_offset())
-        for view in first
+        for view in views
     ]
 
 
 def stack_batches(batches: Sequence[Batch]) -> Batch:
-    """Return batches of equal shapes as one, each tensor with a new first axis."""
+    """Stack batches of equal shapes along a new first axis."""
     return Batch(*(trees.tree_map(lambda *leaves: torch.stack(leaves), *part) for part in zip(*batches, strict=True)))

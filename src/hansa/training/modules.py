@@ -1,15 +1,15 @@
-"""A task's module: what a step on example rows says about it, and what it has beside the vectors that are sent.
+"""A task's module: the properties found by a step on example rows, and the state that is not sent.
 
-The layout and dtypes that it takes, the buffers that training changes, and the size of its outputs are found once, when
-the task is created, so that every worker does the same.
+The layout and dtypes, the buffers that training changes, and the output size are determined once, when the task is
+created, so that all workers agree.
 
-Before each client a module is as after construction, with the parameters and buffers that the client received: other
-buffers, attributes, containers, plain objects and hooks are put back in place, and generators are seeded from the
-client's key. A module whose results still depend on who trained before is refused (`check_repeatable`).
+Before each client a module is reset to its state after construction, with the parameters and buffers that the client
+received: other buffers, attributes, containers, plain objects and hooks are restored in place, and generators are
+seeded from the client's key. A module whose results still depend on earlier clients is refused (`check_repeatable`).
 
-Frozen weights are parameters with ``requires_grad=False`` and buffers that training does not change. They keep their
-dtype if that is narrow, and the trainers of a process and device share one copy: a base model in bfloat16 with a
-trained float32 part (LoRA, a new head) so takes the memory that it takes in PyTorch.
+Frozen weights are parameters with ``requires_grad=False`` and buffers that training does not change. They keep a narrow
+dtype, and the trainers of a process and device share one copy: so a base model in bfloat16 with a trained float32 part
+(LoRA, a new head) uses as much memory as in PyTorch.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from inspect import Parameter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -52,13 +53,13 @@ AUTOCAST_DTYPES = {"bfloat16": torch.bfloat16}
 SHARED_BYTES = 1 << 16
 """Constant buffers of at least this size are shared by trainers; smaller ones are copied for each."""
 _ROWS = 12
-_MOST_COUNTED = 1 << 24  # the largest whole numbers that float32 has without gaps
+_MAX_COUNT = 1 << 24  # float32 represents all smaller integers
 
 
 def fresh(model: Callable[..., nn.Module], key: Key) -> nn.Module:
-    """Return a new module whose initial weights depend on the key only, whatever other threads do.
+    """Return a new module whose initial weights depend only on the key, not on other threads.
 
-    A function with a parameter ``seed`` that nobody has set receives the seed of the run.
+    An unset parameter ``seed`` of the function receives the seed of the run.
     """
     signature, arguments = inspect.signature(model), {}
     if "seed" in signature.parameters and not (isinstance(model, functools.partial) and "seed" in model.keywords):
@@ -83,24 +84,24 @@ def model_caller(module: nn.Module, inputs: Any) -> Callable[[Any], Any]:
     """Return a function that calls the module with a batch like ``inputs``.
 
     A dict is passed by keyword, ``module(**batch)``, if ``forward()`` has parameters of all its names; a tuple by
-    position, ``module(*batch)``, if ``forward()`` takes that many. Otherwise the batch is one argument.
+    position, ``module(*batch)``, if ``forward()`` has as many. Otherwise the batch is one argument.
 
     >>> class Both(nn.Module):
     ...     def forward(self, a, b=0): return a + b
     >>> model_caller(Both(), {"a": 1, "b": 2})({"a": 1, "b": 2}), model_caller(Both(), (1, 2))((3, 4))
     (3, 7)
     """
-    own, parameters = inspect.Parameter, dict[str, inspect.Parameter]()
-    with suppress(TypeError, ValueError):  # one that is not written in Python
+    parameters: dict[str, Parameter] = {}
+    with suppress(TypeError, ValueError):  # a forward() without a Python signature
         parameters |= inspect.signature(module.forward).parameters
-    kinds = [one.kind for one in parameters.values()]
+    kinds = [parameter.kind for parameter in parameters.values()]
     if isinstance(inputs, Mapping):
-        by_name = (own.KEYWORD_ONLY, own.POSITIONAL_OR_KEYWORD)
-        if set(inputs) <= {name for name, one in parameters.items() if one.kind in by_name}:
+        named = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+        if set(inputs) <= {name for name, parameter in parameters.items() if parameter.kind in named}:
             return lambda batch: module(**batch)
     elif isinstance(inputs, (tuple, list)):
-        by_place = (own.POSITIONAL_ONLY, own.POSITIONAL_OR_KEYWORD)
-        if len(inputs) <= sum(kind in by_place for kind in kinds) or own.VAR_POSITIONAL in kinds:
+        positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+        if len(inputs) <= sum(kind in positional for kind in kinds) or Parameter.VAR_POSITIONAL in kinds:
             return lambda batch: module(*batch)
     return module
 
@@ -110,9 +111,9 @@ def autocast_caller(
 ) -> Callable[[Any], Any]:
     """Return a function that calls a model under ``torch.autocast`` and returns its outputs in the dtype of the run.
 
-    So the loss is computed in float32. Parameters are float32; their gradients are converted to it by autograd. Torch's
-    cache of converted weights is off: another thread may clear it between two uses of a weight, and the gradients of
-    both would then be added in float32 and not in the lower precision.
+    So the loss is computed in float32. Parameters are float32, and autograd converts their gradients. Torch's cache of
+    converted weights is off: if another thread cleared it between two uses of a weight, their gradients would be added
+    in float32 instead of the lower precision.
 
     >>> autocast_caller(torch.nn.Linear(2, 1), "bfloat16", torch.float32, torch.device("cpu"))(torch.ones(1, 2)).dtype
     torch.float32
@@ -137,8 +138,8 @@ def model_loss(call: Callable[[Any], Any], loss: LossFunction) -> ModelLoss:
 
 
 class Trial:
-    """A model apart from those in training, for gradients of example rows by eager PyTorch. The module is converted in
-    place; ``keep`` are the frozen weights that keep their dtype, by default those of the layout."""
+    """A separate model for eager gradients of example rows. The module is converted in place; ``keep`` are the frozen
+    weights that keep their dtype, by default those of the layout."""
 
     def __init__(
         self,
@@ -159,8 +160,8 @@ class Trial:
         self.call = autocast_caller(model_caller(self.module, inputs), autocast, dtype, device)
 
     def gradient(self, batch: Batch, key: Key, value_of: ModelLoss | None = None) -> tuple[float, torch.Tensor]:
-        """Return the loss of a batch and its gradient as a vector. The key seeds the model's draws; ``value_of``
-        computes the loss in another way."""
+        """Return the loss of a batch and its gradient as a vector. The key seeds the model's random numbers;
+        ``value_of`` replaces the function that computes the loss."""
         random_state.seed_all(key, self.y.device)
         with torch.enable_grad():
             value = (self.value if value_of is None else value_of)(*batch)
@@ -171,7 +172,7 @@ class Trial:
         return float(value.detach()), flat
 
     def value(self, x: Any, target: Any) -> torch.Tensor:
-        """Return the loss of a batch; raise if it is no number that depends on the parameters."""
+        """Return the loss of a batch; raise unless it is one number that depends on the parameters."""
         name = getattr(self.loss, "__name__", type(self.loss).__name__)
         shapes = f"inputs {describe_shapes(x)}"
         with _naming(f"{type(self.module).__name__} cannot take a batch of the data, {shapes}"):
@@ -195,26 +196,26 @@ class Trial:
 
 
 @contextmanager
-def _naming(what: str) -> Iterator[None]:
-    """Put what failed before the error of a user's function."""
+def _naming(prefix: str) -> Iterator[None]:
+    """Prefix the error of a user's function."""
     try:
         yield
     except HansaError:
         raise
     except Exception as error:
-        raise HansaError(f"{what}: {type(error).__name__}: {error}") from error
+        raise HansaError(f"{prefix}: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelFacts:
-    """What a step on a few rows says about a model.
+    """The properties of a model that a step on a few rows shows.
 
     Args:
         layout: The positions of its parameters, and of the buffers that are sent, in the vectors.
         dtype: The dtype of the vectors: float64 if a parameter is, else float32.
         constant: Names of averaged buffers that training does not change and that are equal for every seed.
         frozen: The weights that trainers share: frozen parameters and large constant buffers.
-        output: The output for the rows; None if the model fails in evaluation, which will report that.
+        output: The output for the rows; None if the model fails in evaluation mode, which evaluation reports.
         target: The targets of the rows.
         output_bytes: The bytes of a row of the output.
     """
@@ -231,36 +232,36 @@ class ModelFacts:
 def describe_model(
     name: str, model: Callable[..., nn.Module], loss: LossFunction, batch: Batch, autocast: str | None
 ) -> ModelFacts:
-    """Return what a step on a few rows says about a model; raise if model or loss cannot take them.
+    """Return the properties of a model from a step on a few rows; raise if model or loss cannot take them.
 
-    The first layout with which the model takes a step is chosen. Images channels-last are faster, but ``x.view(...)``
-    after a convolution works in torch's own order only, and group normalisation is up to four times as fast in it.
-    Frozen weights in bfloat16 or float16 keep their dtype if the model converts its inputs to it.
+    The first layout with which a step succeeds is chosen. Channels-last images are faster, but ``x.view(...)`` after a
+    convolution requires torch's default order, in which group normalisation is up to four times as fast. Frozen weights
+    in bfloat16 or float16 keep their dtype if the model converts its inputs.
     """
     module = fresh(model, Key(0))
-    plain = Layout.of(module, channels_last=False)
-    layouts = [plain]
+    default = Layout.of(module, channels_last=False)
+    layouts = [default]
     if isinstance(batch.inputs, torch.Tensor) and isinstance(batch.targets, torch.Tensor):
-        images = batch.inputs.ndim == 4 or any(len(entry.shape) >= 4 for entry in plain.parameters)
+        images = batch.inputs.ndim == 4 or any(len(entry.shape) >= 4 for entry in default.parameters)
         if not (images and any(isinstance(part, nn.GroupNorm) for part in module.modules())):
-            layouts = [Layout.of(module), plain]
+            layouts = [Layout.of(module), default]
     narrow = frozenset(_narrow_weights(module))
     if narrow:
-        layouts = [each for layout in layouts for each in (replace(layout, own_dtypes=narrow), layout)]
+        layouts = [option for layout in layouts for option in (replace(layout, own_dtypes=narrow), layout)]
     count = count_rows(batch.targets)
-    if has_rows(tuple(batch), count):  # what a function collates may have no rows
+    if has_rows(tuple(batch), count):  # batches of a collate function may have no rows
         rows = torch.linspace(0, count - 1, min(_ROWS, count)).long()
         batch = Batch(take_rows(batch.inputs, rows), take_rows(batch.targets, rows))
-    *others, last = layouts
-    for layout in others:
+    *preferred, fallback = layouts
+    for layout in preferred:
         try:
             return _take_step(model, module, loss, layout, batch, autocast)
         except Exception as error:
-            tried = f"images and weights channels-{'last' if layout.channels_last else 'first'}"
+            form = f"images and weights channels-{'last' if layout.channels_last else 'first'}"
             if layout.own_dtypes:
-                tried += " and frozen weights in fewer bits (convert their inputs in forward(): x.to(weight.dtype))"
-            log.info("%s: takes no step with %s: %s", name, tried, (str(error).strip() or repr(error)).splitlines()[0])
-    return _take_step(model, module, loss, last, batch, autocast)
+                form += " and frozen weights in fewer bits (convert their inputs in forward(): x.to(weight.dtype))"
+            log.info("%s: takes no step with %s: %s", name, form, (str(error).strip() or repr(error)).splitlines()[0])
+    return _take_step(model, module, loss, fallback, batch, autocast)
 
 
 def _take_step(
@@ -271,16 +272,16 @@ def _take_step(
     batch: Batch,
     autocast: str | None,
 ) -> ModelFacts:
-    """Return what a step with a layout says about the model; ``module`` is the model before any step."""
+    """Return the properties of a model from a step with a layout; ``module`` is the model before any step."""
     dtype = torch.float64 if any(entry.dtype == torch.float64 for entry in layout.parameters) else torch.float32
     batch = convert_batch(batch, dtype, CPU, layout.channels_last)
     with random_state.preserve_rng():
-        mixed = autocast if layout.own_dtypes else None  # which such weights may need
+        mixed = autocast if layout.own_dtypes else None  # narrow weights may need it
         trial = Trial(fresh(model, Key(0)), loss, layout, dtype, batch.inputs, autocast=mixed)
-        before = {name: buffer.clone() for name, buffer in trial.module.named_buffers()}
+        initial = {name: buffer.clone() for name, buffer in trial.module.named_buffers()}
         trial.gradient(batch, Key(0))
         buffers = {name: buffer.detach().clone() for name, buffer in trial.module.named_buffers()}
-        changed = {name: each for name, each in buffers.items() if not bitwise_equal(each, before.get(name))}
+        changed = {name: buffer for name, buffer in buffers.items() if not bitwise_equal(buffer, initial.get(name))}
         trial.module.eval()
         output = None
         with suppress(Exception), torch.no_grad():  # evaluation will report it
@@ -288,10 +289,9 @@ def _take_step(
     layout = layout.sending(module, _counters(module, changed))
     same = _constant_buffers(module, fresh(model, Key(1)), changed)
     constant = frozenset(same & {entry.name for entry in layout.buffers})
-    frozen = {name: each.detach() for name, each in module.named_parameters() if not each.requires_grad}
-    frozen |= {
-        name: each.detach() for name, each in module.named_buffers() if name in same and each.nbytes >= SHARED_BYTES
-    }
+    frozen = {name: tensor.detach() for name, tensor in module.named_parameters() if not tensor.requires_grad}
+    shared = {name: buffer for name, buffer in module.named_buffers() if name in same}
+    frozen |= {name: buffer.detach() for name, buffer in shared.items() if buffer.nbytes >= SHARED_BYTES}
     size = sum(leaf.nbytes for leaf in trees.tree_leaves(output) if isinstance(leaf, torch.Tensor))
     facts = layout.without(constant), dtype, constant, frozen, output, batch.targets
     return ModelFacts(*facts, -(-size // max(1, count_rows(batch.targets))))
@@ -299,38 +299,38 @@ def _take_step(
 
 def _narrow_weights(module: nn.Module) -> Iterator[str]:
     """Yield the names of frozen parameters and buffers with fewer bits than float32."""
-    frozen = [(name, each) for name, each in module.named_parameters() if not each.requires_grad]
-    for name, each in (*frozen, *module.named_buffers()):
-        if each.is_floating_point() and each.dtype.itemsize < torch.float32.itemsize:
+    frozen = [(name, tensor) for name, tensor in module.named_parameters() if not tensor.requires_grad]
+    for name, tensor in (*frozen, *module.named_buffers()):
+        if tensor.is_floating_point() and tensor.dtype.itemsize < torch.float32.itemsize:
             yield name
 
 
 def _counters(module: nn.Module, changed: Mapping[str, torch.Tensor]) -> set[str]:
-    """Return the integer and boolean buffers that are sent: those that a training step raises, such as a counter, or a
-    flag that the first batch sets. Their average is rounded to the nearest whole number.
+    """Return the integer and boolean buffers that are sent: those that a training step increases, such as counters and
+    flags set by the first batch. Their average is rounded to the nearest integer.
 
-    Not sent is what has no effect, BatchNorm's count of batches unless its momentum is None, and what float32 does not
-    hold, numbers from 2^24. All other whole buffers keep their initial value.
+    BatchNorm's count of batches, which has no effect unless its momentum is None, and numbers from 2^24, which float32
+    does not represent, are not sent. All other integer buffers keep their initial value.
     """
     unused = {
         f"{prefix}.num_batches_tracked".lstrip(".")
-        for prefix, part in module.named_modules()
-        if isinstance(part, _NormBase) and part.momentum is not None
+        for prefix, submodule in module.named_modules()
+        if isinstance(submodule, _NormBase) and submodule.momentum is not None
     }
     persistent = set(module.state_dict(keep_vars=True))
-    found = set()
+    counters = set()
     for name, buffer in module.named_buffers():
-        whole = not buffer.is_floating_point() and not buffer.is_complex()
-        if not whole or name not in persistent or name not in changed or name in unused:
+        integral = not buffer.is_floating_point() and not buffer.is_complex()
+        if not integral or name not in persistent or name not in changed or name in unused:
             continue
-        end = changed[name].to(torch.int64)
-        if end.shape == buffer.shape and int(end.abs().max()) < _MOST_COUNTED and bool((end >= buffer).all()):
-            found.add(name)
-    return found
+        value = changed[name].to(torch.int64)
+        if value.shape == buffer.shape and int(value.abs().max()) < _MAX_COUNT and bool((value >= buffer).all()):
+            counters.add(name)
+    return counters
 
 
 def _constant_buffers(module: nn.Module, other: nn.Module, changed: Collection[str]) -> set[str]:
-    """Return the persistent buffers that a step does not change and that are equal in a module of another seed."""
+    """Return the persistent buffers that a step does not change and that do not depend on the seed."""
     persistent, others = set(module.state_dict(keep_vars=True)), dict(other.named_buffers())
     return {
         name
@@ -340,8 +340,8 @@ def _constant_buffers(module: nn.Module, other: nn.Module, changed: Collection[s
 
 
 class _Constant(NamedTuple):
-    """A tensor that training must not change, with the dict of its module that holds it, and a copy of it; of a large
-    one its version."""
+    """A tensor that training must not change: the dict of its module that contains it, its version, and a copy of a
+    small one."""
 
     name: str
     owner: dict[str, Any]
@@ -351,7 +351,7 @@ class _Constant(NamedTuple):
 
     @property
     def changed(self) -> bool:
-        """Whether the module has written to the tensor, or has another one in its place."""
+        """Whether the module has written to the tensor or replaced it."""
         current = self.owner.get(self.name.rpartition(".")[2])
         if current is None or not (current is self.tensor or bitwise_equal(current, self.tensor)):
             return True
@@ -359,10 +359,10 @@ class _Constant(NamedTuple):
 
 
 class ModuleState:
-    """A snapshot of a module's state, apart from its parameters and the buffers that are ``sent``.
+    """A snapshot of a module's state, except its parameters and the buffers that are ``sent``.
 
     Weights in ``frozen`` are replaced by the shared ones, or by those of ``like``, the state of a trainer with the same
-    dtype and device. Buffers in ``constant`` were left unchanged by training.
+    dtype and device. Training does not change the buffers in ``constant``.
     """
 
     def __init__(
@@ -374,40 +374,41 @@ class ModuleState:
         like: ModuleState | None = None,
     ) -> None:
         frozen = dict(frozen or {})
-        shared = frozen if like is None else frozen | {each.name: each.tensor for each in like._constants}
+        shared = frozen if like is None else frozen | {constant.name: constant.tensor for constant in like._constants}
         self._constants: list[_Constant] = []
-        for prefix, part in module.named_modules():
-            for owner in (part._parameters, part._buffers):
-                for own, tensor in owner.items():
-                    name = f"{prefix}.{own}" if prefix else own
+        for prefix, submodule in module.named_modules():
+            for owner in (submodule._parameters, submodule._buffers):
+                for key, tensor in owner.items():
+                    name = f"{prefix}.{key}" if prefix else key
                     if tensor is None or not (name in frozen or name in constant):
                         continue
                     common = shared[name].detach() if name in frozen else tensor
                     if common.dtype == tensor.dtype and common.device == tensor.device and common is not tensor:
-                        if owner is part._parameters:
+                        if owner is submodule._parameters:
                             tensor.data = common
                         else:
-                            owner[own] = tensor = common
+                            owner[key] = tensor = common
                     saved = tensor.detach().clone() if tensor.nbytes < SHARED_BYTES else None
                     self._constants.append(_Constant(name, owner, tensor, tensor._version, saved))
-        large = {each.name for each in self._constants if each.saved is None}
-        others = [buffer for name, buffer in module.named_buffers() if name in {*sent, *large}]
-        self._state = ObjectState(module, map(id, [*module.parameters(), *others]))
-        own = [each for part in module.modules() for each in vars(part).values() if isinstance(each, GENERATOR_TYPES)]
-        known = set(map(id, own))
-        self.generators = [*own, *(each for each in self._state.generators if id(each) not in known)]
+        large = {item.name for item in self._constants if item.saved is None}
+        excluded = [buffer for name, buffer in module.named_buffers() if name in {*sent, *large}]
+        self._state = ObjectState(module, map(id, [*module.parameters(), *excluded]))
+        attributes = [value for submodule in module.modules() for value in vars(submodule).values()]
+        direct = [value for value in attributes if isinstance(value, GENERATOR_TYPES)]
+        ids = set(map(id, direct))
+        self.generators = [*direct, *(generator for generator in self._state.generators if id(generator) not in ids)]
         self.unrestorable = self._state.unrestorable
 
     def restore(self) -> None:
-        """Put back the state of the snapshot."""
+        """Restore the snapshot."""
         self._state.restore()
 
     def check(self) -> None:
-        """Raise if training has changed a weight that is neither sent nor restored, but common to all clients."""
-        for each in self._constants:
-            if each.changed:
+        """Raise if training has changed a weight that all clients share and that is neither sent nor restored."""
+        for constant in self._constants:
+            if constant.changed:
                 raise HansaError(
-                    f"{each.name} was left unchanged by the first batch, or is frozen, and was changed by a later one: "
+                    f"{constant.name} was left unchanged by the first batch, or is frozen, and a later one changed it: "
                     "it is not averaged, and workers share it. Write to it in every training step, or register it as a "
                     "buffer with persistent=False if it belongs to the client."
                 )
@@ -419,30 +420,30 @@ class ModuleState:
 
 
 def check_repeatable(task: Task, used: ModuleTrainer, unused: ModuleTrainer) -> None:
-    """Raise if a client's result depends on which clients were trained before it.
+    """Raise if a client's result depends on the clients trained before it.
 
     Client B is trained after client A on one trainer, and alone on another, from the same vectors with the same key.
     Both results must have equal bits. Otherwise results depend on the number of workers and on resumes.
     """
     samples = task.population.samples
-    first, second = 0, len(samples) - 1
+    client_a, client_b = 0, len(samples) - 1
     vectors = task.start(Key(0), used.dtype)
     try:
         with random_state.preserve_rng():
-            _train_one_step(used, first, samples[first], vectors)
-            after = _train_one_step(used, second, samples[second], vectors)
-            alone = _train_one_step(unused, second, samples[second], vectors)
-    except Exception as error:  # the first round reports it better
+            _train_one_step(used, client_a, samples[client_a], vectors)
+            second = _train_one_step(used, client_b, samples[client_b], vectors)
+            single = _train_one_step(unused, client_b, samples[client_b], vectors)
+    except Exception as error:  # the first round reports it with more context
         log.debug("%s: not compared on two trainers: %s", task.name, error)
         return
-    if all(a.numpy().tobytes() == b.numpy().tobytes() for a, b in zip(after, alone, strict=True)):
+    if all(a.numpy().tobytes() == b.numpy().tobytes() for a, b in zip(second, single, strict=True)):
         return
-    parameters = [(entry.name, entry.view(after[0]), entry.view(alone[0])) for entry in task.layout.parameters]
+    parameters = [(entry.name, entry.view(second[0]), entry.view(single[0])) for entry in task.layout.parameters]
     different = [name for name, a, b in parameters if not torch.equal(a, b)]
-    shown = ", ".join(different[:3]) + (", ..." if len(different) > 3 else "") if different else "losses or buffers"
+    names = ", ".join(different[:3]) + (", ..." if len(different) > 3 else "") if different else "losses or buffers"
     places = ", ".join(used.module_state.unrestorable[:5]) or "a global object"
     raise HansaError(
-        f"{task.name}: a client's result depends on who trained before it (its {shown} differ): the model has state or "
+        f"{task.name}: a client's result depends on who trained before it (its {names} differ): the model has state or "
         f"draws that cannot be restored, perhaps in {places}. Results would depend on the number of workers and on "
         "resumes. Keep such state in buffers or attributes of the module, and draw from torch's, NumPy's or Python's "
         "generators."
