@@ -78,7 +78,7 @@ def test_a_typo_on_the_command_line_names_the_option():
         ("uplink: {kind: error_feedback, compressor: {kind: topk, ratio: 0.1}}", "no compressor 'topk'.*top_k"),
         ("algorithm: cafga\ngossip: {topology: rin}", "gossip.topology: no topology 'rin'. Did you mean ring"),
         ("algorithm: feddyn\nserver: {weights: samples}", "uniform"),
-        ("faults: {before: 0.8, nan: 0.4}", "faults: .*chances sum to 1.2"),
+        ("faults: {before: 0.8, nan: 0.4}", "faults: .*rates sum to 1.2"),
         *((f"{section}: {{name: mlp, factory: 'a:b'}}", "name and factory: expected one of the two")
           for section in ("model", "data")),
         ("max_norm: .inf", "max_norm: expected a finite number"),

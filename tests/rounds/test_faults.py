@@ -71,7 +71,7 @@ def test_a_plan_without_faults_is_no_plan():
         (lambda: faults(before=1.2), r"faults\(before=1.2\): expected 0 <= before <= 1"),
         (lambda: faults(nan=-0.1), r"nan=-0.1"),
         (lambda: faults(stale=math.nan), r"stale=nan"),
-        (lambda: faults(before=0.6, flipped=0.6), "the chances sum to 1.2"),
+        (lambda: faults(before=0.6, flipped=0.6), "the rates sum to 1.2"),
         (lambda: faults(factor=0.0), "factor=0.0"),
     ],
 )

@@ -127,5 +127,5 @@ def test_gamma_of_nothing() -> None:
     zero, one = torch.zeros(2), torch.tensor([1.0, -1.0])
     assert gamma(sign(), [zero], [None], Key(0)) == 0
     assert gamma(top_k(0.5), [one, -one], [torch.tensor([0.0, 5.0]), None], Key(0)) == math.inf
-    with pytest.raises(HansaError, match="expected as many"):
+    with pytest.raises(HansaError, match="expected one residual per update"):
         gamma(sign(), [one], [], Key(0))

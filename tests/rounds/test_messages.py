@@ -126,7 +126,7 @@ def test_a_well_sealed_frame_with_a_wrong_head_is_refused(head):
 
 
 def test_a_frame_is_bounded_before_it_is_read():
-    with pytest.raises(wire_format.FrameError, match="at most 10 are taken"):
+    with pytest.raises(wire_format.FrameError, match="at most 10 are accepted"):
         Report.from_bytes(example_report().to_bytes(), limit=10)
     with pytest.raises(wire_format.FrameError, match="of kind b'order', expected 'report'"):
         Report.from_bytes(wire_format.pack("order", {}))

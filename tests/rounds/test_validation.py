@@ -224,7 +224,9 @@ def test_a_run_with_a_malformed_client_is_bit_for_bit_the_run_without_it(preset)
     class Malforming(Serial):
         def run(self, orders, recall):
             for report in super().run(orders, recall):
-                yield report.part([place for place, client in enumerate(report.clients) if client != bad], alone=False)
+                yield report.part(
+                    [place for place, client in enumerate(report.clients) if client != bad], clients_only=False
+                )
                 for sent in (sent for sent in Upload.each(report) if sent.client == bad):
                     draw = Key(9).child(sent.round).numpy()
                     wrong = kinds[int(draw.integers(len(kinds)))](None, sent, draw)

@@ -137,7 +137,7 @@ class Scene:
 
 
 def _without(report: Report, client: int) -> Report:
-    return report.part([place for place, other in enumerate(report.clients) if other != client], alone=False)
+    return report.part([place for place, other in enumerate(report.clients) if other != client], clients_only=False)
 
 
 @cache

@@ -207,7 +207,7 @@ class EnrollmentReply(Message):
     kind = ENROLLMENT_REPLY
     enrollment: str = plain(_text)
     version: str = plain(_text)
-    samples: Mapping[int, int] = mapping(wire_format.whole_key, partial(wire_format.integer, most=MAX_SAMPLES))
+    samples: Mapping[int, int] = mapping(wire_format.whole_key, partial(wire_format.integer, maximum=MAX_SAMPLES))
     model: str = plain(_text)
     labels: Mapping[int, tuple[int, ...]] | None = mapping(wire_format.whole_key, wire_format.integers, default=None)
     arithmetic: Mapping[str, str] = plain(_facts, default_factory=numeric_platform)
@@ -306,7 +306,7 @@ class SiteEvaluationReply(Message):
     run: str = plain(wire_format.name)
     round: int = plain(wire_format.integer)
     digest: bytes = plain(bytes.fromhex, bytes.hex)
-    rows: int = plain(partial(wire_format.integer, most=1 << 53), default=0)
+    rows: int = plain(partial(wire_format.integer, maximum=1 << 53), default=0)
     loss: float = plain(lambda value: wire_format.as_number(value) or 0.0, wire_format.number, default=0.0)
     weight: float = plain(lambda value: wire_format.as_number(value) or 0.0, wire_format.number, default=0.0)
     hits: float | None = plain(wire_format.as_number, wire_format.number, default=None)

@@ -91,7 +91,7 @@ class ServerState:
 
         def placed(states: State, component: str) -> State:
             components = ((name, getattr(algorithm.channels[name], component)) for name in states)
-            return {name: tree_to(states[name], computes_on(each, device)) for name, each in components}
+            return {name: tree_to(states[name], computes_on(part, device)) for name, part in components}
 
         return replace(
             self,
@@ -128,8 +128,8 @@ class Outcome:
 
 
 class ClosedRound(NamedTuple):
-    """The state after a round, the client memory to commit with it, the outcome, and, for diagnostics, the aggregation
-    that made them; None if no update was applied."""
+    """The state after a round, the client memory to commit with it, the outcome, and the aggregation for diagnostics,
+    None if no update was applied."""
 
     state: ServerState
     memory: dict[int, Vectors]
@@ -178,11 +178,11 @@ class RoundAggregation:
         self.quorum, self.rows = quorum, rows
         self.orders = [order for order in orders if order.reporters]
         gossips = algorithm.local.mixing is not None
-        asked = [client for order in orders for client in order.reporters]
-        places: Iterable[int] = range(len(asked))
+        clients = [client for order in orders for client in order.reporters]
+        cohorts: Iterable[int] = range(len(clients))
         if gossips:
-            places = [order.cohort or 0 for order in orders for _ in order.reporters]
-        self.cohorts = dict(zip(asked, places, strict=True))
+            cohorts = [order.cohort or 0 for order in orders for _ in order.reporters]
+        self.cohorts = dict(zip(clients, cohorts, strict=True))
         self.dropped = list(unreachable)
         self.norms: dict[int, float] = {}
         self.losses: dict[int, float | None] = {}
@@ -193,13 +193,13 @@ class RoundAggregation:
         self._expected = expected_upload(algorithm, state, orders, max_norm) if orders else None
         self._running: dict[str, RunningAggregate] = {}
         for name, channel in algorithm.channels.items():
-            begin = with_defaults(channel.aggregate, BaseAggregator).running
+            start_running = with_defaults(channel.aggregate, BaseAggregator).running
             if channel.follows is not None:
                 continue
-            if begin is None or keep_updates or gossips or not self.orders:
+            if start_running is None or keep_updates or gossips or not self.orders:
                 self.updates[name] = []
             else:
-                self._running[name] = begin(Participants.of(sorted(asked), self.cohorts, population.samples))
+                self._running[name] = start_running(Participants.of(sorted(clients), self.cohorts, population.samples))
         self._memory: dict[int, Vectors] = {}
         self._up: dict[int, int] = {}
         self._peer: Counter[int] = Counter()
@@ -245,17 +245,17 @@ class RoundAggregation:
             self._up.update(dict.fromkeys(clients, Packet.of(changes[0]).nbytes))
             for client, memory in report.memory.items():
                 if client in self.norms:
-                    self._remember(client, memory)
+                    self._store_memory(client, memory)
             running.add_rows(clients, changes)
             return
-        several = repeated_senders(report, self._expected) if len(clients) > 1 else ()
-        for place in range(len(clients)):
-            self._add_upload(report, place, self._expected, several)
+        repeated = repeated_senders(report, self._expected) if len(clients) > 1 else ()
+        for index in range(len(clients)):
+            self._add_upload(report, index, self._expected, repeated)
 
     def _add_models(self, report: Report) -> None:
         """Add the mean of a report's local models, requested for a measure; ignore one that is non-finite or has the
         wrong size."""
-        mean, size = report.mean, sum(self.state.vectors[name].numel() for name in self._of_model())
+        mean, size = report.mean, sum(self.state.vectors[name].numel() for name in self._model_channels())
         if mean is not None and report.trained > 0 and mean.shape == (size,) and all_finite(mean):
             total, count = self._models or (torch.zeros_like(mean, dtype=torch.float64), 0)
             self._models = total + mean.double() * report.trained, count + report.trained
@@ -265,17 +265,17 @@ class RoundAggregation:
         if self._models is None:
             return None
         total, count = self._models
-        like = {name: self.state.vectors[name] for name in self._of_model()}
+        like = {name: self.state.vectors[name] for name in self._model_channels()}
         parts = torch.split(total / count, [vector.numel() for vector in like.values()])
         return {name: part.to(vector.dtype) for (name, vector), part in zip(like.items(), parts, strict=True)}
 
-    def _of_model(self) -> list[str]:
+    def _model_channels(self) -> list[str]:
         return [name for name in (MODEL, BUFFERS) if name in self.state.vectors]
 
-    def _add_upload(self, report: Report, place: int, expected: ExpectedUpload, several: Collection[int]) -> None:
-        client, loss = report.clients[place], report.losses[place]
+    def _add_upload(self, report: Report, index: int, expected: ExpectedUpload, repeated: Collection[int]) -> None:
+        client, loss = report.clients[index], report.losses[index]
         try:
-            vectors, norms, nbytes = validate_upload(report, place, expected, several)
+            vectors, norms, nbytes = validate_upload(report, index, expected, repeated)
             if client in self.norms:
                 raise RefusedUpdate("duplicate", f"client {client} sent more than one update this round")
         except RefusedUpdate as refusal:
@@ -283,7 +283,7 @@ class RoundAggregation:
             return
         self.norms[client], self.losses[client] = norms[MODEL], loss
         self._up[client] = 0 if self.algorithm.serverless else sum(nbytes.values())
-        self._remember(client, report.memory.get(client, {}))
+        self._store_memory(client, report.memory.get(client, {}))
         for name, decode in vectors.items():
             update = self._update(name, client, decode, loss)
             if name in self._running:
@@ -291,7 +291,7 @@ class RoundAggregation:
             else:
                 self.updates[name].append(update)
 
-    def _remember(self, client: int, memory: Vectors) -> None:
+    def _store_memory(self, client: int, memory: Vectors) -> None:
         if memory and self._stage_memory is not None:
             self._stage_memory(client, memory)
         elif memory:
@@ -302,8 +302,8 @@ class RoundAggregation:
         steps = self._steps.get((work.steps, order.round))
         if steps is None:
             phase = self.algorithm.local
-            pull = with_defaults(phase.solver, BaseSolver).prox_weight
-            steps = effective_steps(work.steps, phase.lr_at(order.round), phase.momentum, pull)
+            prox_weight = with_defaults(phase.solver, BaseSolver).prox_weight
+            steps = effective_steps(work.steps, phase.lr_at(order.round), phase.momentum, prox_weight)
             self._steps[work.steps, order.round] = steps
         samples, cohort = self.population.samples[client], self.cohorts[client]
         if not self.algorithm.pace.asynchronous:
@@ -339,23 +339,23 @@ class RoundAggregation:
         combined = self.combined = {name: self._combine(name, ctx) for name in (*self.updates, *self._running)}
         vectors, server, aggregate, downlink = {}, {}, dict(state.aggregate), {}
         for name, channel in self.algorithm.channels.items():
-            before, source = state.vectors[name], name if channel.follows is None else channel.follows
+            vector, source = state.vectors[name], name if channel.follows is None else channel.follows
             change = where_computed(channel.server, combined[source].vector)
             result, server[name] = channel.server.update(change, state.server[name], ctx)
-            result = result.to(before.device)
+            result = result.to(vector.device)
             if channel.follows is not None:
                 vectors[name] = result
             else:
                 aggregate[name] = combined[name].state
-                vectors[name] = torch.add(before, result, out=allocator.empty_like(before))
+                vectors[name] = torch.add(vector, result, out=allocator.empty_like(vector))
             downlink[name] = channel.downlink.acknowledge(state.downlink[name], admitted, state.round)
         for channel_result in combined.values():
             for client, rows in channel_result.rows.items():
                 self._memory.setdefault(client, {}).update(tree_to(dict(rows), torch.device("cpu")))
         heard = ClientStats(**state.heard).updated(self.losses, self.norms)._asdict() if state.heard else {}
-        after = ServerState(state.round + 1, vectors, server, aggregate, downlink, heard, state.pace)
+        new_state = ServerState(state.round + 1, vectors, server, aggregate, downlink, heard, state.pace)
         outcome = self._outcome(admitted, combined[MODEL].info, applied=True)
-        return ClosedRound(after, self._memory, outcome, self if admitted else None)
+        return ClosedRound(new_state, self._memory, outcome, self if admitted else None)
 
     def _combine(self, name: str, ctx: RoundContext) -> Combined:
         state, device = self.state.aggregate[name], self.state.vectors[name].device

@@ -59,7 +59,7 @@ class faults:
         check_positive("faults", "factor", self.factor)
         total = sum(rate for _, rate in self._rates())
         if total > 1 + 1e-12:
-            raise HansaError(f"faults: the chances sum to {total:.3g}; at most one fault befalls a client a round.")
+            raise HansaError(f"faults: the rates sum to {total:.3g}, expected at most 1: one fault a client and round.")
 
     def _rates(self) -> list[tuple[str, float]]:
         return [(item.name, getattr(self, item.name)) for item in fields(self) if item.name not in SETTINGS]
@@ -82,7 +82,7 @@ class faults:
                 DroppedClient(client, "lost", "before training") for client in order.reporters if client in absent
             ]
             if absent and order.cohort is None:
-                order = order.part([place for place, client in enumerate(order.clients) if client not in absent])
+                order = order.part([index for index, client in enumerate(order.clients) if client not in absent])
                 absent = []
             reporters = tuple(client for client in order.reporters if client not in absent)
             if reporters:
@@ -95,7 +95,7 @@ class faults:
         return replace(order, attack=Attack(clients, self.attack, self.attack_scale)) if clients else order
 
     def check(self, algorithm: Algorithm, population: int) -> None:
-        """Raise if malicious clients have nobody to attack, or not in a way that is simulated."""
+        """Raise if malicious clients cannot attack: without gossip, or with compressed gossip."""
         if not self.malicious:
             return
         if max(self.malicious) >= population:
@@ -104,7 +104,7 @@ class faults:
         mixing = algorithm.local.mixing
         if mixing is None or mixing.compressor is not None:
             expected = "a method whose clients gossip" if mixing is None else "gossip without a compressor"
-            raise invalid_argument("faults", "malicious", self.malicious, expected, "They attack messages of gossip.")
+            raise invalid_argument("faults", "malicious", self.malicious, expected, "The attack is on gossip messages.")
 
     def apply_to_reports(
         self, algorithm: Algorithm, orders: Sequence[WorkOrder], reports: Iterable[Report]
@@ -112,17 +112,17 @@ class faults:
         """Yield the reports with uploads dropped or corrupted."""
         for report in reports:
             key, dropped = orders[0].key, list(report.dropped)
-            found = [self.draw(key, report.round, client) for client in report.clients]
-            fine = [place for place, fault in enumerate(found) if not fault]
+            drawn_faults = [self.draw(key, report.round, client) for client in report.clients]
+            sound = [index for index, fault in enumerate(drawn_faults) if not fault]
             faulty = []
-            for place, fault in enumerate(found):
-                result = self._apply(algorithm, report.part([place]), fault, key) if fault else None
+            for index, fault in enumerate(drawn_faults):
+                result = self._apply(algorithm, report.part([index]), fault, key) if fault else None
                 if isinstance(result, DroppedClient):
                     dropped.append(result)
                 elif result is not None:
                     faulty.append(result)
-            if len(fine) < len(found):
-                report = replace(report.part(fine, alone=False), dropped=tuple(dropped))
+            if len(sound) < len(drawn_faults):
+                report = replace(report.part(sound, clients_only=False), dropped=tuple(dropped))
             yield report
             yield from faulty
 
@@ -133,13 +133,13 @@ class faults:
             return DroppedClient(client, "lost", "after training" if fault == "after" else "during upload")
         if fault == "stale":
             return replace(report, round=report.round - 1)
-        times = {"nan": math.nan, "scaled": self.factor, "flipped": -1.0}[fault]
+        scale = {"nan": math.nan, "scaled": self.factor, "flipped": -1.0}[fault]
         rows = {}
         for name, packet in report.packets(0).items():
             link = algorithm.channels[name].uplink
-            wrong = link.receive(packet, dim=packet.dim, dtype=packet.dtype) * times
+            corrupted = link.receive(packet, dim=packet.dim, dtype=packet.dtype) * scale
             try:
-                sent, _ = link.send(wrong, {}, key.child("fault", name, report.round, client))
+                sent, _ = link.send(corrupted, {}, key.child("fault", name, report.round, client))
             except HansaError as error:  # compressors refuse non-finite input: nothing was sent
                 return DroppedClient(client, "non-finite", str(error))
             rows[name] = [sent]

@@ -128,9 +128,9 @@ class Ledger:
         {'north': {'up_bytes': 24, 'down_bytes': 90, 'peer_bytes': 0}}
         """
         for name, counts in sorted(sites.items()):
-            mine = self.sites.setdefault(name, {})
+            totals = self.sites.setdefault(name, {})
             for kind, count in counts.items():
-                mine[kind] = mine.get(kind, 0) + count
+                totals[kind] = totals.get(kind, 0) + count
 
     @property
     def seconds(self) -> float:
@@ -140,7 +140,7 @@ class Ledger:
         return float(self._seconds)
 
     def state(self) -> dict[str, Any]:
-        """Return the totals as a plain tree, without the link model, which is a setting."""
+        """Return the totals as a plain tree, without the link model."""
         totals = {name: getattr(self, name) for name in ("up_bytes", "down_bytes", "peer_bytes")}
         last = None if self.last is None else asdict(self.last)
         return {**totals, "last": last, "seconds": str(self._seconds), "sites": _counts(self.sites)}

@@ -104,8 +104,8 @@ def diagnose(
     algorithm: Algorithm,
     closed: RoundAggregation,
     measures: Sequence[Measure],
-    before: Callable[[int], Vectors],
-    after: Mapping[int, Vectors],
+    read_memory: Callable[[int], Vectors],
+    new_memory: Mapping[int, Vectors],
     key: Key,
 ) -> dict[str, float]:
     """Return the diversity and aggregate norm of a round, and the requested measures.
@@ -122,8 +122,8 @@ def diagnose(
             uploads.setdefault(update.client, {})[name] = update.vector.cpu()
     got = decode_broadcasts(algorithm, closed.orders[0], {})
     assert got is not None
-    vectors, memory = tree_to(got, torch.device("cpu")), {client: before(client) for client in uploads}
-    probe = Probe(closed.state.round, algorithm, key, vectors, uploads, memory, after, closed.mean_model())
+    vectors, memory = tree_to(got, torch.device("cpu")), {client: read_memory(client) for client in uploads}
+    probe = Probe(closed.state.round, algorithm, key, vectors, uploads, memory, new_memory, closed.mean_model())
     return {**diagnostics, **take_measures(measures, probe)}
 
 
@@ -160,13 +160,13 @@ def compression(probe: Probe) -> dict[str, float]:
     residuals: list[torch.Tensor | None] = []
     ratios: list[float] = []
     for client in sorted(probe.received):
-        left = probe.after[client][row]
-        carried = probe.received[client][MODEL] + left
-        before = probe.before.get(client, {}).get(row)
-        deltas.append(carried if before is None else carried - before)
-        residuals.append(before)
-        length = float(torch.linalg.vector_norm(carried))
-        ratios.append(float(torch.linalg.vector_norm(left)) / length if length else 0.0)
+        remainder = probe.after[client][row]
+        total = probe.received[client][MODEL] + remainder
+        residual = probe.before.get(client, {}).get(row)
+        deltas.append(total if residual is None else total - residual)
+        residuals.append(residual)
+        length = float(torch.linalg.vector_norm(total))
+        ratios.append(float(torch.linalg.vector_norm(remainder)) / length if length else 0.0)
     round_gamma = gamma(link.compressor, deltas, residuals, probe.key.child("gamma", probe.round))
     return {"gamma": round_gamma, "q": math.fsum(ratios) / len(ratios)}
 
@@ -193,19 +193,19 @@ def gamma(compressor: Compressor, deltas: Sequence[Tensor], residuals: Sequence[
     0.767
     """
     if not deltas or len(deltas) != len(residuals):
-        raise HansaError(f"gamma: {len(deltas)} updates, {len(residuals)} residuals; expected as many, at least one.")
+        raise HansaError(f"gamma: {len(deltas)} updates, {len(residuals)} residuals: expected one residual per update.")
     totals = [delta if e is None else delta + e for delta, e in zip(deltas, residuals, strict=True)]
 
     def compressed(x: Tensor, key: Key) -> Tensor:
         return decode(compressor.encode(x, key), compressor, dim=x.numel())
 
-    apart = _mean([compressed(total, key.child(i)) for i, total in enumerate(totals)])
-    together = compressed(_mean(totals).to(deltas[0].dtype), key.child("mean")).double()
-    above = float(torch.linalg.vector_norm(together - apart))
-    below = float(torch.linalg.vector_norm(_mean(deltas)))
-    if below:
-        return above / below
-    return math.inf if above else 0.0
+    mean_of_compressed = _mean([compressed(total, key.child(i)) for i, total in enumerate(totals)])
+    compressed_mean = compressed(_mean(totals).to(deltas[0].dtype), key.child("mean")).double()
+    distance = float(torch.linalg.vector_norm(compressed_mean - mean_of_compressed))
+    length = float(torch.linalg.vector_norm(_mean(deltas)))
+    if length:
+        return distance / length
+    return math.inf if distance else 0.0
 
 
 def _mean(vectors: Sequence[Tensor]) -> Tensor:
@@ -255,9 +255,9 @@ class local_mean_loss:
 class ClientGradients:
     """The full gradients of all clients at one model, in float64."""
 
-    def __init__(self, caller: str, task: TaskLike, at: Vectors | Vector | None, key: Key, dtype: torch.dtype) -> None:
+    def __init__(self, caller: str, task: TaskLike, x: Vectors | Vector | None, key: Key, dtype: torch.dtype) -> None:
         start = task.start(key, dtype)
-        vectors: Vectors = start if at is None else {**start, MODEL: at} if isinstance(at, torch.Tensor) else at
+        vectors: Vectors = start if x is None else {**start, MODEL: x} if isinstance(x, torch.Tensor) else x
         self.dim = start[MODEL].numel()
         if vectors[MODEL].shape != start[MODEL].shape:
             raise HansaError(
@@ -279,7 +279,7 @@ class ClientGradients:
         """Take all further gradients at a model."""
         self.trainer.load(model, self.buffers)
 
-    def each(self) -> Iterator[tuple[int, Vector]]:
+    def by_client(self) -> Iterator[tuple[int, Vector]]:
         if self.gradients:
             yield from enumerate(self.gradients)
             return
@@ -296,7 +296,7 @@ class ClientGradients:
         total, divisor = torch.zeros(self.dim, dtype=torch.float64), 0.0
         for piece in torch.split(rows, len(rows) if self.couples_rows else self.piece):
             weight, gradient = self.piece_gradient(client, piece)
-            if weight:  # without labels that count, there is no gradient
+            if weight:  # zero if all labels are ignored
                 total.add_(gradient, alpha=weight)
                 divisor += weight
         return total / divisor if divisor else total
@@ -307,7 +307,7 @@ class ClientGradients:
         if rows is None:
             return float(self.trainer.gradient(client, None)[0])
         pieces = torch.split(rows, len(rows) if self.couples_rows else self.piece)
-        return math.fsum(float(self.trainer.gradient(client, each)[0]) * len(each) for each in pieces) / len(rows)
+        return math.fsum(float(self.trainer.gradient(client, piece)[0]) * len(piece) for piece in pieces) / len(rows)
 
     def noise(self, client: int, full: Vector, batch_size: int, samples: int | None) -> float:
         """E||g(batch) - g||^2 for batches without replacement: (n - B)/((n - 1) B) of a single sample's."""
@@ -319,11 +319,11 @@ class ClientGradients:
         if not self.is_row_mean and batch > 1:  # the mean over batches that are drawn
             count = n if samples is None else samples
             batches = (rows[torch.from_numpy(draw.choice(n, batch, replace=False))] for _ in range(count))
-            return math.fsum(square(self.flat(client, each) - full) for each in batches) / count
+            return math.fsum(square(self.flat(client, picked) - full) for picked in batches) / count
         if samples is not None and samples < n:
             rows = rows[torch.from_numpy(draw.choice(n, samples, replace=False, shuffle=False))]
-        apart = [square(self.flat(client, rows[i : i + 1]) - full) for i in range(len(rows))]
-        single = math.fsum(apart) / len(rows)
+        squares = [square(self.flat(client, rows[i : i + 1]) - full) for i in range(len(rows))]
+        single = math.fsum(squares) / len(rows)
         return single * (n - batch) / ((n - 1) * batch)
 
     def rows(self, client: int) -> torch.Tensor | None:
@@ -418,36 +418,36 @@ def heterogeneity(
     groups = _groups(clusters, task.population.count)
     key = Key(seed)
     measuring = ClientGradients("heterogeneity", task, at, key, task.dtype if dtype is None else dtype)
-    lam = client_weights(weights, range(task.population.count), task.population.samples)
+    weights_of = client_weights(weights, range(task.population.count), task.population.samples)
 
     noise = []
     total = torch.zeros(measuring.dim, dtype=torch.float64)
     means = [torch.zeros_like(total) for _ in groups]
-    where = {client: k for k, group in enumerate(groups) for client in group}
+    cluster_of = {client: k for k, group in enumerate(groups) for client in group}
     squares = []
-    for client, gradient in measuring.each():
-        total.add_(gradient, alpha=lam[client])
-        if where:
-            means[where[client]].add_(gradient, alpha=1 / len(groups[where[client]]))
+    for client, gradient in measuring.by_client():
+        total.add_(gradient, alpha=weights_of[client])
+        if cluster_of:
+            means[cluster_of[client]].add_(gradient, alpha=1 / len(groups[cluster_of[client]]))
         squares.append(float(gradient @ gradient))
         noise.append(measuring.noise(client, gradient, batch_size, samples))
     zeta = []
     within = [0.0] * len(groups)
-    for client, gradient in measuring.each():
+    for client, gradient in measuring.by_client():
         zeta.append(square(gradient - total))
-        if where:
-            k = where[client]
+        if cluster_of:
+            k = cluster_of[client]
             within[k] += square(gradient - means[k]) / len(groups[k])
     centre = torch.stack(means).mean(dim=0) if means else total
     length = float(total @ total)
     return Heterogeneity(
         zeta=tuple(zeta),
-        sigma_g=math.sqrt(math.fsum(w * z for w, z in zip(lam, zeta, strict=True))),
+        sigma_g=math.sqrt(math.fsum(w * z for w, z in zip(weights_of, zeta, strict=True))),
         sigma_l=math.sqrt(math.fsum(noise) / len(noise)),
         sigma_within=math.sqrt(math.fsum(within) / len(groups)) if groups else None,
         sigma_between=math.sqrt(math.fsum(square(mean - centre) for mean in means) / len(means)) if means else None,
         gradient_norm=math.sqrt(length),
-        diversity=diversity(squares, lam, length),
+        diversity=diversity(squares, weights_of, length),
     )
 
 
@@ -573,10 +573,10 @@ def _longest_gradient(measuring: ClientGradients, client: int, batch_size: int, 
         return math.sqrt(square(measuring.flat(client, None)))
     size, draw = min(batch_size, len(rows)), measuring.key.child("smoothness", client).numpy()
     if len(rows) <= batches and size == 1:
-        picked = [rows[i : i + 1] for i in range(len(rows))]
+        drawn = [rows[i : i + 1] for i in range(len(rows))]
     else:
-        picked = [rows[torch.from_numpy(draw.choice(len(rows), size, replace=False))] for _ in range(batches)]
-    return math.sqrt(max(square(measuring.flat(client, each)) for each in picked))
+        drawn = [rows[torch.from_numpy(draw.choice(len(rows), size, replace=False))] for _ in range(batches)]
+    return math.sqrt(max(square(measuring.flat(client, batch)) for batch in drawn))
 
 
 def _largest_eigenvalue(measuring: ClientGradients, client: int, iterations: int, step: float) -> float:

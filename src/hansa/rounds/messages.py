@@ -45,11 +45,11 @@ class Broadcast(NamedTuple):
         return cls(version, None, (Packet.of(vector, "whole"),))
 
 
-def write_broadcasts(mail: Mapping[str, Broadcast], blobs: Blobs) -> dict[str, Any]:
+def write_broadcasts(broadcasts: Mapping[str, Broadcast], blobs: Blobs) -> dict[str, Any]:
     """Encode broadcasts for the head of a frame."""
     return {
-        name: [sent.version, sent.base, [blobs.bytes(packet.bytes) for packet in sent.packets]]
-        for name, sent in mail.items()
+        name: [broadcast.version, broadcast.base, [blobs.bytes(packet.bytes) for packet in broadcast.packets]]
+        for name, broadcast in broadcasts.items()
     }
 
 
@@ -59,7 +59,7 @@ def read_broadcasts(entry: Mapping[Any, Any], frame: Frame) -> dict[str, Broadca
         wire_format.name(name): Broadcast(
             wire_format.integer(version),
             None if base is None else wire_format.integer(base),
-            tuple(frame.packet(at) for at in packets),
+            tuple(frame.packet(index) for index in packets),
         )
         for name, (version, base, packets) in entry.items()
     }
@@ -85,7 +85,7 @@ class WorkOrder:
         memory: The memory of each reporter that has one.
         absent: Clients that are unreachable; the others continue without them.
         mean: Whether the report contains the mean of all final models.
-        attack: What a fault plan lets malicious clients send to their neighbours.
+        attack: The attack of a fault plan's malicious clients on their neighbours.
     """
 
     run: str
@@ -106,13 +106,13 @@ class WorkOrder:
         if self.reporters is None:
             object.__setattr__(self, "reporters", self.clients)
 
-    def part(self, places: slice | Sequence[int]) -> WorkOrder:
-        """Return the order of some clients that train alone, given by their places."""
-        if isinstance(places, slice):
-            clients, works = self.clients[places], self.works[places]
+    def part(self, indices: slice | Sequence[int]) -> WorkOrder:
+        """Return the order of the clients at these indices; they train alone."""
+        if isinstance(indices, slice):
+            clients, works = self.clients[indices], self.works[indices]
         else:
-            clients = tuple([self.clients[place] for place in places])
-            works = tuple([self.works[place] for place in places])
+            clients = tuple([self.clients[index] for index in indices])
+            works = tuple([self.works[index] for index in indices])
         memory = {client: self.memory[client] for client in clients if client in self.memory} if self.memory else {}
         return replace(self, clients=clients, reporters=clients, works=works, memory=memory)
 
@@ -155,7 +155,7 @@ class WorkOrder:
                 works,
                 bytes.fromhex(head["base"]),
                 read_broadcasts(head["mail"], frame),
-                Key(wire_format.integer(seed, most=1 << 256)).child(*path),
+                Key(wire_format.integer(seed, maximum=1 << 256)).child(*path),
                 _read_cohort(head["cohort"]),
                 wire_format.integers(head["reporters"]),
                 {wire_format.whole_key(c): wire_format.read_tensors(rows, frame) for c, rows in head["memory"].items()},
@@ -182,11 +182,11 @@ def joined_orders(orders: Iterable[WorkOrder]) -> list[WorkOrder]:
     for order in orders:
         by_version.setdefault(order.round, []).append(order)
     joined = []
-    for _, same in sorted(by_version.items()):
-        clients = tuple(client for order in same for client in order.clients)
-        works = tuple(work for order in same for work in order.works)
-        memory = {client: rows for order in same for client, rows in order.memory.items()}
-        joined.append(replace(same[0], clients=clients, reporters=clients, works=works, memory=memory))
+    for _, group in sorted(by_version.items()):
+        clients = tuple(client for order in group for client in order.clients)
+        works = tuple(work for order in group for work in order.works)
+        memory = {client: rows for order in group for client, rows in order.memory.items()}
+        joined.append(replace(group[0], clients=clients, reporters=clients, works=works, memory=memory))
     return joined
 
 
@@ -241,35 +241,35 @@ class Report:
         """Return a report that drops all reporters of an order."""
         return cls.on(order, dropped=tuple(DroppedClient(client, reason, detail) for client in order.reporters))
 
-    def packets(self, place: int) -> dict[str, Packet]:
+    def packets(self, index: int) -> dict[str, Packet]:
         """Return the packet of one client on each channel."""
         return {
-            name: Packet.of(rows[place]) if isinstance(rows, torch.Tensor) else rows[place]
+            name: Packet.of(rows[index]) if isinstance(rows, torch.Tensor) else rows[index]
             for name, rows in self.rows.items()
         }
 
-    def part(self, places: Sequence[int], *, alone: bool = True) -> Report:
-        """Return the report of some clients, given by their places. With ``alone`` it has nothing that the report says
-        of the whole batch: dropped clients, bytes between neighbours and the like."""
-        clients = [self.clients[place] for place in places]
+    def part(self, indices: Sequence[int], *, clients_only: bool = True) -> Report:
+        """Return the report of the clients at these indices; ``clients_only`` omits the facts about the whole batch,
+        such as dropped clients and the bytes between neighbours."""
+        clients = [self.clients[index] for index in indices]
         chosen = replace(
             self,
             clients=clients,
             rows={
-                name: rows[list(places)] if isinstance(rows, torch.Tensor) else [rows[place] for place in places]
+                name: rows[list(indices)] if isinstance(rows, torch.Tensor) else [rows[index] for index in indices]
                 for name, rows in self.rows.items()
             },
-            losses=[self.losses[place] for place in places],
+            losses=[self.losses[index] for index in indices],
             memory={c: self.memory[c] for c in clients if type(c) is int and c in self.memory} if self.memory else {},
         )
-        if not alone:
+        if not clients_only:
             return chosen
         return replace(chosen, dropped=(), peer_bytes={}, exchanges=0, info={}, mean=None, trained=0)
 
     def to_bytes(self) -> bytes:
         """Encode the report as one frame."""
         blobs = Blobs()
-        uploads = [self.packets(place) for place in range(len(self.clients))]
+        uploads = [self.packets(index) for index in range(len(self.clients))]
         head = {
             "run": self.run,
             "round": self.round,
@@ -296,13 +296,13 @@ class Report:
             head = frame.head
             clients = tuple(head["clients"])
             rows = {
-                wire_format.name(name): [frame.packet(at) for at in packets]
+                wire_format.name(name): [frame.packet(index) for index in packets]
                 for name, packets in head["packets"].items()
             }
             losses = [wire_format.as_number(loss) for loss in head["losses"]]
             lengths = {len(losses), *(len(packets) for packets in rows.values())}
             if lengths != {len(clients)}:
-                raise FrameError(f"frame: columns that do not have an entry for each of {len(clients)} clients.")
+                raise FrameError(f"frame: expected columns with one entry for each of {len(clients)} clients.")
             return cls(
                 head["run"],
                 head["round"],
@@ -336,8 +336,8 @@ def _float(value: Any) -> float:
 
 
 class Trained(NamedTuple):
-    """What the clients of an order trained, before it is encoded: a report without uploads, and the change of each
-    reporter's model and buffers."""
+    """The training result of an order before it is encoded: a report without uploads, and the change of each reporter's
+    model and buffers."""
 
     report: Report
     changes: Sequence[Vector] | Vector = ()
@@ -347,13 +347,13 @@ class Trained(NamedTuple):
 def joined_reports(reports: Sequence[Report]) -> Report:
     """Return reports of clients of one order that trained alone as one report."""
     names = next((report.rows for report in reports if report.clients), {})
-    full = [report for report in reports if report.clients]
+    uploading = [report for report in reports if report.clients]
     return replace(
         reports[0],
-        clients=[client for report in full for client in report.clients],
-        rows={name: [r.packets(place)[name] for r in full for place in range(len(r.clients))] for name in names},
-        losses=[loss for report in full for loss in report.losses],
-        memory={client: rows for report in full for client, rows in report.memory.items()},
+        clients=[client for report in uploading for client in report.clients],
+        rows={name: [r.packets(index)[name] for r in uploading for index in range(len(r.clients))] for name in names},
+        losses=[loss for report in uploading for loss in report.losses],
+        memory={client: rows for report in uploading for client, rows in report.memory.items()},
         dropped=tuple(dropped for report in reports for dropped in report.dropped),
     )
 
@@ -361,44 +361,44 @@ def joined_reports(reports: Sequence[Report]) -> Report:
 def in_client_order(
     reports: Iterable[Report], orders: Iterable[WorkOrder], missing: Collection[int] = ()
 ) -> Iterator[Report]:
-    """Yield reports in the order of the orders' reporters, as soon as possible; those of others come last.
+    """Yield reports in the order of the orders' reporters, as soon as possible; those of other clients come last.
 
-    A report of clients that do not follow each other there is divided. No report is expected of ``missing`` clients.
+    A report whose clients are not consecutive there is divided. No report is expected of ``missing`` clients.
     """
-    asked = (client for order in orders for client in order.reporters if client not in missing)
-    places = {client: place for place, client in enumerate(asked)}
-    early: dict[int, tuple[int, Report | None]] = {}
+    requested = (client for order in orders for client in order.reporters if client not in missing)
+    position_of = {client: position for position, client in enumerate(requested)}
+    waiting: dict[int, tuple[int, Report | None]] = {}
     late: list[Report] = []
-    at, seen = 0, set[int]()
+    next_position, received = 0, set[int]()
     for report in reports:
-        for first, count, piece in _consecutive(report, places):
-            if first < 0 or first in seen:
+        for first, count, piece in _consecutive(report, position_of):
+            if first < 0 or first in received:
                 late += [] if piece is None else [piece]
             else:
-                seen.update(range(first, first + count))
-                early[first] = count, piece
-        while at in early:
-            count, piece = early.pop(at)
-            at += count
+                received.update(range(first, first + count))
+                waiting[first] = count, piece
+        while next_position in waiting:
+            count, piece = waiting.pop(next_position)
+            next_position += count
             if piece is not None:
                 yield piece
-    yield from (piece for first in sorted(early) if (piece := early[first][1]) is not None)
+    yield from (piece for first in sorted(waiting) if (piece := waiting[first][1]) is not None)
     yield from late
 
 
-def _consecutive(report: Report, places: Mapping[int, int]) -> Iterator[tuple[int, int, Report | None]]:
-    """Yield the pieces of a report whose clients follow each other, each with its first place and the number of places:
-    -1 for clients that were not asked, no report for those that dropped out."""
-    found = [places.get(client, -1) if type(client) is int else -1 for client in report.clients]
-    dropped = [places[lost.client] for lost in report.dropped if lost.client in places]
-    named = sorted({*found, *dropped})
-    whole = -1 not in named and named == list(range(named[0], named[0] + len(named))) if named else False
-    if report.cohort is not None or len(named) < 2 or (whole and found == sorted(found)):
-        yield named[0] if named else -1, len(named) if whole else 1, report
+def _consecutive(report: Report, position_of: Mapping[int, int]) -> Iterator[tuple[int, int, Report | None]]:
+    """Yield the pieces of a report with consecutive clients, each with its first position and the number of positions:
+    -1 for clients of no order, no report for those that dropped out."""
+    positions = [position_of.get(client, -1) if type(client) is int else -1 for client in report.clients]
+    dropped = [position_of[lost.client] for lost in report.dropped if lost.client in position_of]
+    span = sorted({*positions, *dropped})
+    contiguous = bool(span) and span[0] >= 0 and span[-1] - span[0] + 1 == len(span)
+    if report.cohort is not None or len(span) < 2 or (contiguous and positions == sorted(positions)):
+        yield span[0] if span else -1, len(span) if contiguous else 1, report
         return
-    yield from ((place, 1, report.part([at])) for at, place in enumerate(found))
-    yield from ((place, 1, None) for place in dropped)
-    yield -1, 1, report.part([], alone=False)
+    yield from ((position, 1, report.part([index])) for index, position in enumerate(positions))
+    yield from ((position, 1, None) for position in dropped)
+    yield -1, 1, report.part([], clients_only=False)
 
 
 def scoped(memory: Mapping[str, torch.Tensor], scope: str) -> Vectors:

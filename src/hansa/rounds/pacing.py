@@ -61,8 +61,8 @@ def _without_stragglers(algorithm: Algorithm, opened: OpenedRound, clock: Virtua
     state = opened.state
     begin, up = float(state.pace.get("now", 0.0)), upload_bytes(algorithm, state.vectors)
     jobs: dict[int, TimedJob] = {}
-    asked = [pair for order in opened.orders for pair in zip(order.clients, order.works, strict=True)]
-    for client, work in asked:
+    requested = [pair for order in opened.orders for pair in zip(order.clients, order.works, strict=True)]
+    for client, work in requested:
         start = clock.device(client).next_start(begin)
         down = opened.down_bytes[client]
         jobs[client] = clock.job(client, state.round, start, work, down_bytes=down, up_bytes=up)
@@ -74,7 +74,7 @@ def _without_stragglers(algorithm: Algorithm, opened: OpenedRound, clock: Virtua
     detail = f"the round closed after {seconds:g} s of virtual time"
 
     def in_time(order: WorkOrder) -> WorkOrder:
-        return order.part([place for place, client in enumerate(order.clients) if client not in late])
+        return order.part([index for index, client in enumerate(order.clients) if client not in late])
 
     dropped = tuple(DroppedClient(client, "late", detail) for client in sorted(late))
     return opened._replace(
@@ -109,8 +109,8 @@ class _ServerStep:
         slots = int(queue["vacant"]) + len(queue["jobs"])
         down = sum(Packet.of(vector, "whole").nbytes for vector in state.vectors.values())
         self._bytes = {"down_bytes": down, "up_bytes": upload_bytes(self.algorithm, state.vectors)}
-        now = {"base": fingerprint(state.vectors[MODEL]).hex(), "vectors": dict(state.vectors)}
-        self.versions = {**queue.get("versions", {}), str(version): now}
+        current = {"base": fingerprint(state.vectors[MODEL]).hex(), "vectors": dict(state.vectors)}
+        self.versions = {**queue.get("versions", {}), str(version): current}
         if machines is not None:
             self._restart(queue, machines)
         arrivals = collect_arrivals(
@@ -142,8 +142,8 @@ class _ServerStep:
         nbytes = sum(v.nbytes for entry in kept_versions.values() for v in entry["vectors"].values())
         facts = (jobs, slots, arrivals.occupied, len(kept_versions), nbytes, machines is not None)
         timing = RoundTiming(arrivals.begin, arrivals.end, *facts)
-        after = replace(state, pace={**arrivals.queue, "versions": kept_versions})
-        return OpenedRound(orders, broadcasts, after, dict.fromkeys(sorted(jobs), down), timing, refused)
+        new_state = replace(state, pace={**arrivals.queue, "versions": kept_versions})
+        return OpenedRound(orders, broadcasts, new_state, dict.fromkeys(sorted(jobs), down), timing, refused)
 
     def _first_queue(self) -> State:
         slots = self.pace.concurrency
@@ -162,20 +162,20 @@ class _ServerStep:
         population = self.state.population_with_stats(self.population)
         clients = self.algorithm.sampler.select(wave, population, self.key)
         order = self.key.child("wave", wave).numpy().permutation(len(clients))
-        return [clients[place] for place in order.tolist()]
+        return [clients[index] for index in order.tolist()]
 
-    def _start(self, client: int, at: float) -> TimedJob:
+    def _start(self, client: int, time: float) -> TimedJob:
         version = self.state.round
         address = self.key.child("work", version, client)
         work = self.algorithm.local.draw_work(client, self.population.samples[client], address)
         if self.machines is None:
-            return self.clock.job(client, version, at, work, **self._bytes)
-        job = TimedJob(math.inf, client, version, at, 0.0, math.inf, 0.0, *work)
+            return self.clock.job(client, version, time, work, **self._bytes)
+        job = TimedJob(math.inf, client, version, time, 0.0, math.inf, 0.0, *work)
         self.machines.start_job(self._order(job))
         return job
 
     def _restart(self, queue: State, machines: Any) -> None:
-        """Send the jobs again that an earlier process had in flight."""
+        """Resend the jobs that an earlier process had in flight."""
         for job in map(TimedJob._make, queue["jobs"]):
             if machines.has_job(job.client):
                 continue
@@ -189,8 +189,8 @@ class _ServerStep:
         number = job.version
         if number not in self._sent:
             entry = self.versions[str(number)]
-            whole = {name: Broadcast.whole(vector, number) for name, vector in entry["vectors"].items()}
-            self._sent[number] = bytes.fromhex(entry["base"]), whole
+            broadcasts = {name: Broadcast.whole(vector, number) for name, vector in entry["vectors"].items()}
+            self._sent[number] = bytes.fromhex(entry["base"]), broadcasts
         work = Work(job.steps, job.batch_size)
         return WorkOrder(self.run, number, (job.client,), (work,), *self._sent[number], self.key)
 
@@ -207,10 +207,10 @@ def upload_bytes(algorithm: Algorithm, vectors: Vectors) -> int:
 
 
 def check_profile(algorithm: Algorithm) -> None:
-    """Raise for methods whose rounds have no time on a device profile."""
+    """Raise for methods whose rounds a device profile does not model."""
     if algorithm.local.mixing is not None:
         raise HansaError(
-            f"{algorithm.name}: a device profile has no time for exchanges between clients. Use links, whose "
-            "peer_bandwidth and peer_latency are those of gossip.",
+            f"{algorithm.name}: a device profile does not model exchanges between clients. Use links, with "
+            "peer_bandwidth and peer_latency.",
             component="run", argument="profile",
         )  # fmt: skip

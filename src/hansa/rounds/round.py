@@ -55,14 +55,14 @@ class OpenedRound(NamedTuple):
     def on_host(self) -> OpenedRound:
         """Return the round with every vector that is sent on the CPU, for clients that do not train on the server's
         device."""
-        moved: dict[int, Any] = {}  # by identity, so that what was shared stays so
+        moved: dict[int, Any] = {}  # by identity: shared objects stay shared
 
         def host(item: Any) -> Any:
             if id(item) not in moved:
-                moved[id(item)] = copied(item)
+                moved[id(item)] = copy(item)
             return moved[id(item)]
 
-        def copied(item: Any) -> Any:
+        def copy(item: Any) -> Any:
             if isinstance(item, torch.Tensor):
                 return item.cpu()
             if isinstance(item, Packet):
@@ -72,7 +72,7 @@ class OpenedRound(NamedTuple):
             if isinstance(item, ServerBroadcast):
                 messages = {client: tuple(map(host, packets)) for client, packets in item.messages.items()}
                 return replace(item, vector=host(item.vector), messages=messages)
-            return {name: host(each) for name, each in item.items()}
+            return {name: host(value) for name, value in item.items()}
 
         orders = tuple(replace(order, broadcasts=host(order.broadcasts)) for order in self.orders)
         return self._replace(orders=orders, broadcasts=host(self.broadcasts))
@@ -81,30 +81,30 @@ class OpenedRound(NamedTuple):
 def open_round(algorithm: Algorithm, state: ServerState, population: Population, run: str, key: Key) -> OpenedRound:
     """Select the participants, draw their work and make the broadcasts."""
     clients = algorithm.sampler.select(state.round, state.population_with_stats(population), key)
-    broadcasts, after, sizes = {}, {}, list[dict[int, int]]()
+    broadcasts, downlink_states, sizes = {}, {}, list[dict[int, int]]()
     for name, channel in algorithm.channels.items():
         x = where_computed(channel.downlink, state.vectors[name])
-        broadcasts[name], after[name] = channel.downlink.broadcast(
+        broadcasts[name], downlink_states[name] = channel.downlink.broadcast(
             x, state.downlink[name], clients, state.round, key.child("downlink", name, state.round)
         )
         sizes.append(dict.fromkeys(clients, 0) if algorithm.serverless else broadcasts[name].sizes(clients))
-    sent = sizes[0] if len(sizes) == 1 else {client: sum(each[client] for each in sizes) for client in clients}
-    whole = {name: Broadcast.whole(broadcast.vector, broadcast.version) for name, broadcast in broadcasts.items()}
+    sent = sizes[0] if len(sizes) == 1 else {client: sum(nbytes[client] for nbytes in sizes) for client in clients}
+    packets = {name: Broadcast.whole(broadcast.vector, broadcast.version) for name, broadcast in broadcasts.items()}
     base = fingerprint(broadcasts[MODEL].vector)
     phase = algorithm.local
-    after_broadcast = replace(state, downlink=after)
+    after_broadcast = replace(state, downlink=downlink_states)
     if phase.mixing is None:
         works = phase.draw_works(clients, population.samples, key.child("work", state.round))
-        order = WorkOrder(run, state.round, tuple(clients), works, base, whole, key)
+        order = WorkOrder(run, state.round, tuple(clients), works, base, packets, key)
         return OpenedRound((order,) if clients else (), broadcasts, after_broadcast, sent)
     orders = []
     for cohort, members, reporters in _clusters(phase.mixing, clients):
         # one number of steps for all; the batch size is the largest drawn, capped per client by its sample count
         draw = key.child("work", state.round, members[0])
-        most = max(population.samples[client] for client in members)
-        work = phase.draw_work(members[0], most, draw)
+        largest = max(population.samples[client] for client in members)
+        work = phase.draw_work(members[0], largest, draw)
         works = (work,) * len(members)
-        orders.append(WorkOrder(run, state.round, members, works, base, whole, key, cohort, reporters))
+        orders.append(WorkOrder(run, state.round, members, works, base, packets, key, cohort, reporters))
     return OpenedRound(tuple(orders), broadcasts, after_broadcast, sent)
 
 
@@ -139,12 +139,12 @@ def client_round(
     """
     decoded: dict[tuple[int, bytes], Vectors | None] = {}
     for order in orders:
-        place = id(order.broadcasts), order.base
-        if place not in decoded:
-            decoded[place] = decode_broadcasts(algorithm, order, base_vectors or {})
+        address = id(order.broadcasts), order.base
+        if address not in decoded:
+            decoded[address] = decode_broadcasts(algorithm, order, base_vectors or {})
     received = [decoded[id(order.broadcasts), order.base] for order in orders]
-    able = [(order, got) for order, got in zip(orders, received, strict=True) if got is not None]
-    trained = iter(_train(algorithm, [order for order, _ in able], [got for _, got in able], trainer, population))
+    usable = [(order, got) for order, got in zip(orders, received, strict=True) if got is not None]
+    trained = iter(_train(algorithm, [order for order, _ in usable], [got for _, got in usable], trainer, population))
     detail = "the broadcast does not decode to the model that was sent"
     return [
         Report.without(order, "base", detail) if got is None else _report(algorithm, order, got, next(trained))
@@ -159,20 +159,20 @@ def _train(
     trainer: Trainer,
     population: Population,
 ) -> list[Trained]:
-    """Train on the trainer's device. ``received`` has the vectors of each order; the updates return to where these are:
-    on the CPU, or on the server's device."""
+    """Train on the trainer's device. ``received`` has the vectors of each order; the updates are returned on the device
+    of these: the CPU or the server's device."""
     if not orders:
         return []
-    device, home, phase = trainer.y.device, received[0][MODEL].device, algorithm.local
-    elsewhere = not device.type == home.type == "cpu"
-    if elsewhere:
+    device, server_device, phase = trainer.y.device, received[0][MODEL].device, algorithm.local
+    moves_devices = not device.type == server_device.type == "cpu"
+    if moves_devices:
         orders, received = _to_device(device, orders, received)
     if phase.mixing is not None:
         results = train_cohorts(phase, orders, received, trainer, population.samples)
     else:
         pairs = zip(orders, received, strict=True)
         results = [_train_alone(phase, order, got, trainer, population) for order, got in pairs]
-    return [_bring_home(result, home) for result in results] if elsewhere else results
+    return [_to_server_device(result, server_device) for result in results] if moves_devices else results
 
 
 def _train_alone(
@@ -183,36 +183,36 @@ def _train_alone(
     jobs = _jobs(phase, order, got, trainer, population, keep_models=keep_models)
     results = train(trainer, jobs)
     clients, changes, losses = order.clients, results.changes, results.losses
-    places: Sequence[int] = range(len(clients))
+    indices: Sequence[int] = range(len(clients))
     if results.failures:
-        places = [place for place in places if place not in results.failures]
-        changes, losses = [changes[place] for place in places], [losses[place] for place in places]
-    dropped = [DroppedClient(clients[place], "non-finite", why) for place, why in results.failures.items()]
+        indices = [index for index in indices if index not in results.failures]
+        changes, losses = [changes[index] for index in indices], [losses[index] for index in indices]
+    dropped = [DroppedClient(clients[index], "non-finite", reason) for index, reason in results.failures.items()]
     buffers: list[Vector] = []
     if phase.private_blocks is not None:
         changes = [phase.without_private_blocks(change) for change in changes]
     if results.buffers and jobs.buffers is not None:
-        moved = [results.buffers[place] - jobs.buffers[place] for place in places]
+        moved = [results.buffers[index] - jobs.buffers[index] for index in indices]
         buffers = [phase.without_private_blocks(change, of_buffers=True) for change in moved]
     memory: dict[int, Vectors] = {}
     if phase.private_blocks is not None or phase.optimizer_state == "kept" or phase.division.continued:
-        for place in places:
-            client, work, y = clients[place], order.works[place], results.models[place] if keep_models else None
-            after = results.buffers[place] if results.buffers else None
-            before = order.memory.get(client, {})
+        for index in indices:
+            client, work, y = clients[index], order.works[index], results.models[index] if keep_models else None
+            buffers_after = results.buffers[index] if results.buffers else None
+            memory_before = order.memory.get(client, {})
             memory[client] = {
-                **phase.memory_after(jobs.steps[place], y, after),
-                **phase.position_memory(population.samples[client], work.batch_size, work.steps, before),
+                **phase.memory_after(jobs.steps[index], y, buffers_after),
+                **phase.position_memory(population.samples[client], work.batch_size, work.steps, memory_before),
             }
     report = Report.on(
         order,
-        clients=[clients[place] for place in places] if results.failures else clients,
+        clients=[clients[index] for index in indices] if results.failures else clients,
         losses=losses,
         memory=memory,
         dropped=tuple(dropped),
     )
-    if order.mean and places:
-        models = [torch.cat([results.models[place], *results.buffers[place : place + 1]]) for place in places]
+    if order.mean and indices:
+        models = [torch.cat([results.models[index], *results.buffers[index : index + 1]]) for index in indices]
         mean = models[0] if len(models) == 1 else torch.stack(models).mean(0)
         report = replace(report, mean=mean, trained=len(models))
     return Trained(report, changes, buffers)
@@ -232,15 +232,15 @@ def _jobs(
     shared = not phase.momentum and phase.optimizer is None and phase.optimizer_state == "fresh"
     models, buffers, steps = [got[MODEL]] * len(clients), [got[BUFFERS]] * len(clients) if BUFFERS in got else None, []
     common: LocalStep | None = None
-    for place, client in enumerate(clients) if order.memory or not shared else ():
+    for index, client in enumerate(clients) if order.memory or not shared else ():
         memory = order.memory.get(client, {})
-        models[place] = phase.client_start(models[place], memory)
+        models[index] = phase.client_start(models[index], memory)
         if buffers is not None:
-            buffers[place] = phase.client_start(buffers[place], memory, of_buffers=True)
+            buffers[index] = phase.client_start(buffers[index], memory, of_buffers=True)
         step = common
         if step is None or memory:
             correction = phase.solver.correction(got, scoped(memory, "solver"))
-            step = phase.local_step(order.round, models[place], correction, got, memory)
+            step = phase.local_step(order.round, models[index], correction, got, memory)
             common = step if shared and not memory else common
         steps.append(step)
     if not steps:
@@ -264,20 +264,20 @@ def _to_device(
     """Copy the clients' received vectors, each once, and the memory that training reads to a device."""
     copied = []
     for order in orders:
-        read = {
+        needed = {
             client: {name: row for name, row in rows.items() if not name.startswith("uplink/")}
             for client, rows in order.memory.items()
         }
-        copied.append(replace(order, memory=tree_to(read, device)))
-    once = {id(got): tree_to(got, device) for got in received}
-    return copied, [once[id(got)] for got in received]
+        copied.append(replace(order, memory=tree_to(needed, device)))
+    moved = {id(got): tree_to(got, device) for got in received}
+    return copied, [moved[id(got)] for got in received]
 
 
-def _bring_home(trained: Trained, home: torch.device) -> Trained:
-    """Copy a training result to where the server's vectors came from, and the clients' memory to the CPU."""
+def _to_server_device(trained: Trained, device: torch.device) -> Trained:
+    """Copy a training result to the device of the server's vectors, and the clients' memory to the CPU."""
     report, cpu = trained.report, torch.device("cpu")
     report = replace(report, memory=tree_to(dict(report.memory), cpu), mean=tree_to(report.mean, cpu))
-    changes, buffers = ([change.to(home) for change in each] for each in (trained.changes, trained.buffers))
+    changes, buffers = ([change.to(device) for change in vectors] for vectors in (trained.changes, trained.buffers))
     return Trained(report, changes, buffers)
 
 
@@ -321,7 +321,7 @@ def _report(algorithm: Algorithm, order: WorkOrder, got: Vectors, trained: Train
     if type(phase.solver).finish is not BaseSolver.finish:
         work_of = dict(zip(order.clients, order.works, strict=True))
         for client, change in zip(clients, trained.changes, strict=True):
-            with _naming(client):
+            with _add_client_to_errors(client):
                 _finish(phase, order, got, client, work_of[client], change, outgoing, memory)
     rows: dict[str, Any] = {}
     for name, channel in algorithm.channels.items():
@@ -334,13 +334,13 @@ def _report(algorithm: Algorithm, order: WorkOrder, got: Vectors, trained: Train
         packets = rows[name] = []
         keys = order.key.child("uplink", name, order.round)
         for client, vector in zip(clients, vectors, strict=True):
-            with _naming(client):
+            with _add_client_to_errors(client):
                 before = scoped(order.memory.get(client, {}), scope)
                 packet, after = uplink.send(where_computed(uplink, vector), before, keys.child(client))
             packets.append(packet)
             if after:
                 memory.setdefault(client, {}).update({f"{scope}/{row}": value for row, value in after.items()})
-    return replace(trained.report, rows=rows, memory={client: kept for client, kept in memory.items() if kept})
+    return replace(trained.report, rows=rows, memory={client: stored for client, stored in memory.items() if stored})
 
 
 def _finish(
@@ -354,11 +354,11 @@ def _finish(
     memory: dict[int, Vectors],
 ) -> None:
     """Add a client's reports on the solver's channels and the solver's memory."""
-    own = scoped(order.memory.get(client, {}), "solver")
+    solver_memory = scoped(order.memory.get(client, {}), "solver")
     if not change.is_cpu:
-        place = computes_on(phase.solver, change.device)
-        change, got, own = change.to(place), tree_to(got, place), tree_to(own, place)
-    finished = phase.solver.finish(change, work.steps, phase.lr_at(order.round), got, own)
+        device = computes_on(phase.solver, change.device)
+        change, got, solver_memory = change.to(device), tree_to(got, device), tree_to(solver_memory, device)
+    finished = phase.solver.finish(change, work.steps, phase.lr_at(order.round), got, solver_memory)
     for name, vector in finished.reports.items():
         outgoing.setdefault(name, []).append(vector)
     rows = {f"solver/{name}": row.to("cpu") for name, row in finished.memory.items()}
@@ -366,8 +366,8 @@ def _finish(
 
 
 @contextmanager
-def _naming(client: int) -> Iterator[None]:
-    """Let errors name a client."""
+def _add_client_to_errors(client: int) -> Iterator[None]:
+    """Add the client to an error's message."""
     try:
         yield
     except Exception as error:

@@ -3,7 +3,7 @@
 ==============  ========================================================================
 reason          error, in the order of the checks
 ==============  ========================================================================
-``sender``      the client was not asked, or not in this cohort
+``sender``      the client is not a reporter of the round, or not of this cohort
 ``run``         made for another run
 ``round``       made for another round: too late, too early or replayed
 ``base``        made from another model than the broadcast one
@@ -86,28 +86,28 @@ class ValidUpload(NamedTuple):
 
 
 def validate_upload(
-    report: Report, place: int, expected: ExpectedUpload, repeated: Collection[int] = ()
+    report: Report, index: int, expected: ExpectedUpload, repeated: Collection[int] = ()
 ) -> ValidUpload:
     """Validate the upload of one client of a report, or raise `RefusedUpdate`; no content of it raises anything else.
 
     ``repeated`` are the clients that sent several uploads.
     """
     try:
-        client = _check_address(report, place, expected)
+        client = _check_address(report, index, expected)
         if client in repeated:
             raise RefusedUpdate("duplicate", f"client {client} sent more than one update this round")
-        return _check_contents(report.packets(place), report.losses[place], expected)
+        return _check_contents(report.packets(index), report.losses[index], expected)
     except RefusedUpdate:
         raise
     except Exception as error:  # built-in or user-defined decoders: one client's bytes never end the round
         raise RefusedUpdate("malformed", f"{type(error).__name__}: {_safe_repr(str(error))}") from error
 
 
-def validate_rows(report: Report, expected: ExpectedUpload, *known: Collection[int]) -> list[float] | None:
+def validate_rows(report: Report, expected: ExpectedUpload, *earlier: Collection[int]) -> list[float] | None:
     """Return the norms of all uploads of a report if it is one matrix and `validate_upload` accepts every row,
     otherwise None.
 
-    ``known`` are clients that have sent an update.
+    ``earlier`` are the clients that have sent an update.
     """
     changes, like = report.rows.get(MODEL), expected.vectors[MODEL]
     if not isinstance(changes, Tensor) or set(report.rows) != {MODEL} or set(expected.links) != {MODEL}:
@@ -118,26 +118,26 @@ def validate_rows(report: Report, expected: ExpectedUpload, *known: Collection[i
     if set(map(expected.reporters.get, clients, repeat(NOBODY))) != {report.cohort}:
         return None
     senders = set(clients)
-    if len(senders) < len(clients) or not all(map(senders.isdisjoint, known)) or set(map(type, clients)) != {int}:
+    if len(senders) < len(clients) or not all(map(senders.isdisjoint, earlier)) or set(map(type, clients)) != {int}:
         return None
     if type(expected.links[MODEL]) is not direct or changes.shape != (len(clients), like.numel()):
         return None
     if like.dtype != torch.float32 or not native_fits(changes, like):
         return None
     norms, losses = row_norms(changes), report.losses
-    fine = all(length <= expected.max_norm for length in norms)  # false for NaN
-    return norms if fine and all(type(loss) is float and abs(loss) <= LARGEST_LOSS for loss in losses) else None
+    bounded = all(length <= expected.max_norm for length in norms)  # false for NaN
+    return norms if bounded and all(type(loss) is float and abs(loss) <= LARGEST_LOSS for loss in losses) else None
 
 
 def repeated_senders(report: Report, expected: ExpectedUpload) -> frozenset[int]:
     """Return the clients with more than one valid upload in a report."""
-    times: Counter[int] = Counter()
-    for place in range(len(report.clients)):
+    counts: Counter[int] = Counter()
+    for index in range(len(report.clients)):
         try:
-            times[_check_address(report, place, expected)] += 1
+            counts[_check_address(report, index, expected)] += 1
         except RefusedUpdate:
             continue
-    return frozenset(client for client, count in times.items() if count > 1)
+    return frozenset(client for client, count in counts.items() if count > 1)
 
 
 def sender_of(client: object) -> int:
@@ -149,12 +149,12 @@ def sender_of(client: object) -> int:
     return client if type(client) is int and 0 <= client < 1 << 63 else NOBODY
 
 
-def _check_address(report: Report, place: int, expected: ExpectedUpload) -> int:
+def _check_address(report: Report, index: int, expected: ExpectedUpload) -> int:
     """Return the client of an upload if it answers this round's order. Types are checked exactly: True is not 1."""
-    client = report.clients[place]
-    asked = expected.reporters.get(client, NOBODY) if type(client) is int else NOBODY
-    if asked == NOBODY or asked != report.cohort:
-        raise RefusedUpdate("sender", f"client {_safe_repr(client)} was not asked to report in round {expected.round}")
+    client = report.clients[index]
+    cohort = expected.reporters.get(client, NOBODY) if type(client) is int else NOBODY
+    if cohort == NOBODY or cohort != report.cohort:
+        raise RefusedUpdate("sender", f"client {_safe_repr(client)} is not a reporter of round {expected.round}")
     if type(report.run) is not str or report.run != expected.run:
         raise RefusedUpdate("run", f"from run {_safe_repr(report.run)}, this is {expected.run!r}")
     round, base = expected.versions.get(client, (expected.round, expected.base))
@@ -180,11 +180,11 @@ def _check_contents(packets: Mapping[str, object], loss: object, expected: Expec
             vector = decode()
         except HansaError as error:
             raise RefusedUpdate("payload", f"channel {name!r}: {error}") from error
-        wanted = (like.dtype, like.shape, like.layout, device)
-        if (received := (vector.dtype, vector.shape, vector.layout, vector.device)) != wanted:
-            raise RefusedUpdate("shape", f"channel {name!r}: {received}, expected {wanted}")
+        expected_form = (like.dtype, like.shape, like.layout, device)
+        if (received := (vector.dtype, vector.shape, vector.layout, vector.device)) != expected_form:
+            raise RefusedUpdate("shape", f"channel {name!r}: {received}, expected {expected_form}")
         if isinstance(packet.content, Tensor) and packet.content.device != device:
-            decode = partial(_moved, vector)  # whole vectors travel between devices once
+            decode = partial(_return_vector, vector)  # whole vectors travel between devices once
         admitted.vectors[name], admitted.nbytes[name] = decode, packet.nbytes
         admitted.norms[name] = _check_norm(name, vector, expected.max_norm)
     return admitted
@@ -199,7 +199,7 @@ def _rebuild_packet(packet: object) -> Packet:
     return Packet.parse(packet.content)
 
 
-def _moved(vector: Vector) -> Vector:
+def _return_vector(vector: Vector) -> Vector:
     return vector
 
 
@@ -210,11 +210,11 @@ def _decode(link: Uplink, packet: Packet, like: Vector, device: torch.device) ->
     return vector.to(device) if movable else vector
 
 
-def _check_norm(name: str, vector: Vector, most: float) -> float:
+def _check_norm(name: str, vector: Vector, limit: float) -> float:
     length = norm(vector)
-    if not length <= most:  # also so for a NaN; entries that are infinite or overflow make the norm inf or NaN
+    if not length <= limit:  # or NaN; infinite entries and overflow make the norm inf or NaN
         reason = "norm" if all_finite(vector) else "non-finite"
-        raise RefusedUpdate(reason, f"channel {name!r}: norm {length}, at most {most} is admitted")
+        raise RefusedUpdate(reason, f"channel {name!r}: norm {length}, at most {limit} is accepted")
     return length
 
 

@@ -62,20 +62,20 @@ class Frame:
 
     head: Any
     blobs: Sequence[memoryview]
-    _taken: set[int] = field(default_factory=set, repr=False)
+    _used: set[int] = field(default_factory=set, repr=False)
 
-    def take(self, at: Any) -> memoryview:
+    def take(self, index: Any) -> memoryview:
         """Return one of the blobs; a message may refer to each only once."""
-        if type(at) is not int or not 0 <= at < len(self.blobs):
-            raise FrameError(f"frame: there is no blob {_short(at)}.")
-        if at in self._taken:
-            raise FrameError(f"frame: names blob {at} twice.", "inflated")
-        self._taken.add(at)
-        return self.blobs[at]
+        if type(index) is not int or not 0 <= index < len(self.blobs):
+            raise FrameError(f"frame: there is no blob {_abbreviate(index)}.")
+        if index in self._used:
+            raise FrameError(f"frame: names blob {index} twice.", "inflated")
+        self._used.add(index)
+        return self.blobs[index]
 
-    def packet(self, at: Any) -> Packet:
+    def packet(self, index: Any) -> Packet:
         """Return the packet in one of the blobs."""
-        return Packet.parse(self.take(at))
+        return Packet.parse(self.take(index))
 
 
 class reading:
@@ -91,7 +91,7 @@ class reading:
             error, FrameError
         ):
             raise FrameError(
-                f"frame: not the head of {self.what}: {type(error).__name__} at {_short(error)}."
+                f"frame: not the head of {self.what}: {type(error).__name__} at {_abbreviate(error)}."
             ) from error
 
 
@@ -123,60 +123,60 @@ def unpack(data: Blob, kind: str, *, limit: int | None = None) -> Frame:
     """Decode a message of the given kind, or raise `FrameError`; ``limit`` is the maximum number of bytes."""
     view = memoryview(data).cast("B")
     if limit is not None and len(view) > limit:
-        raise FrameError(f"frame: {len(view)} bytes, at most {limit} are taken.", "oversize")
-    frame_kind, at = _kind(view)
+        raise FrameError(f"frame: {len(view)} bytes, at most {limit} are accepted.", "oversize")
+    frame_kind, offset = _parse_kind(view)
     if frame_kind != kind.encode("ascii"):
-        raise FrameError(f"frame: of kind {_short(bytes(frame_kind))}, expected {kind!r}.")
-    if len(view) < at + _COUNTS.size + DIGEST:
+        raise FrameError(f"frame: of kind {_abbreviate(bytes(frame_kind))}, expected {kind!r}.")
+    if len(view) < offset + _COUNTS.size + DIGEST:
         raise FrameError(f"frame: truncated at {len(view)} bytes.", "truncated")
-    length, count = _COUNTS.unpack_from(view, at)
-    at += _COUNTS.size
-    if length > HEAD_LIMIT or count > BLOB_LIMIT or len(view) < at + 8 * count + length + DIGEST:
+    length, count = _COUNTS.unpack_from(view, offset)
+    offset += _COUNTS.size
+    if length > HEAD_LIMIT or count > BLOB_LIMIT or len(view) < offset + 8 * count + length + DIGEST:
         raise FrameError(f"frame: a head of {length} bytes and {count} blobs: not in {len(view)} bytes.", "truncated")
-    sizes = struct.unpack_from(f"<{count}Q", view, at)
-    at += 8 * count
-    if at + length + sum(sizes) + DIGEST != len(view):
-        declared = at + length + sum(sizes) + DIGEST
+    sizes = struct.unpack_from(f"<{count}Q", view, offset)
+    offset += 8 * count
+    if offset + length + sum(sizes) + DIGEST != len(view):
+        declared = offset + length + sum(sizes) + DIGEST
         raise FrameError(f"frame: declares {declared} bytes, {len(view)} arrived.", "truncated")
     if hashlib.blake2b(view[:-DIGEST], digest_size=DIGEST).digest() != view[-DIGEST:]:
         raise FrameError("frame: the digest does not match: the bytes were damaged on the way.", "damaged")
-    head = _head(bytes(view[at : at + length]))
-    at += length
+    head = _parse_head(bytes(view[offset : offset + length]))
+    offset += length
     blobs = []
     for size in sizes:
-        blobs.append(view[at : at + size])
-        at += size
+        blobs.append(view[offset : offset + size])
+        offset += size
     return Frame(head, blobs)
 
 
 def kind_of(data: Blob) -> str:
     """Return the kind of a frame without parsing the rest."""
-    frame_kind, _ = _kind(memoryview(data).cast("B"))
+    frame_kind, _ = _parse_kind(memoryview(data).cast("B"))
     return bytes(frame_kind).decode("ascii", "replace")
 
 
-def _head(text: bytes) -> Any:
+def _parse_head(text: bytes) -> Any:
     brackets, commas = text.count(b"[") + text.count(b"{"), text.count(b",")
     if commas > ENTRY_LIMIT or 4 * brackets > ENTRY_LIMIT:
         raise FrameError(f"frame: a head of {brackets} lists and {commas} entries, too many.", "inflated")
     try:
-        return json.loads(text.decode("utf-8"), parse_constant=_no_constant)
+        return json.loads(text.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise FrameError(f"frame: the head is not JSON: {_short(error)}.") from error
+        raise FrameError(f"frame: the head is not JSON: {_abbreviate(error)}.") from error
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
 
 
-def _kind(view: memoryview) -> tuple[memoryview, int]:
+def _parse_kind(view: memoryview) -> tuple[memoryview, int]:
     if len(view) < _START.size:
         raise FrameError(f"frame: truncated at {len(view)} bytes.", "truncated")
     magic, version, length = _START.unpack_from(view)
     if magic != MAGIC:
-        raise FrameError(f"frame: starts with {magic!r}, expected {MAGIC!r}: this is no message of ours.")
+        raise FrameError(f"frame: starts with {magic!r}, expected {MAGIC!r}: not a hansa frame.")
     if version != VERSION:
-        raise FrameError(f"frame: version {version}, this reader knows version {VERSION}.", "version")
+        raise FrameError(f"frame: version {version}, expected version {VERSION}.", "version")
     return view[_START.size : _START.size + length], _START.size + length
 
 
@@ -194,41 +194,41 @@ def as_number(value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, str) and value not in ("nan", "inf", "-inf"):
-        raise FrameError(f"frame: {_short(value)} is no number.")
+        raise FrameError(f"frame: {_abbreviate(value)} is not a number.")
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise FrameError(f"frame: a {type(value).__name__} is no number.")
+        raise FrameError(f"frame: a {type(value).__name__} is not a number.")
     try:
         return float(value)
     except OverflowError as error:
-        raise FrameError(f"frame: {_short(value)} is larger than any number.") from error
+        raise FrameError(f"frame: {_abbreviate(value)} is larger than any number.") from error
 
 
-def integer(value: Any, least: int = 0, most: int = (1 << 63) - 1) -> int:
+def integer(value: Any, minimum: int = 0, maximum: int = (1 << 63) - 1) -> int:
     """Return the value if it is an integer within bounds: not a string, 3.0 or true.
 
     >>> integer(3)
     3
     """
-    if type(value) is not int or not least <= value <= most:
-        raise FrameError(f"frame: {_short(value)}, expected a whole number from {least} to {most}.")
+    if type(value) is not int or not minimum <= value <= maximum:
+        raise FrameError(f"frame: {_abbreviate(value)}, expected a whole number from {minimum} to {maximum}.")
     return value
 
 
-def integers(values: Any, least: int = 0) -> tuple[int, ...]:
+def integers(values: Any, minimum: int = 0) -> tuple[int, ...]:
     """Return the values if they are a list of integers."""
     if not isinstance(values, list):
-        raise FrameError(f"frame: {_short(values)} is no list of whole numbers.")
-    return tuple(integer(value, least) for value in values)
+        raise FrameError(f"frame: {_abbreviate(values)} is not a list of whole numbers.")
+    return tuple(integer(value, minimum) for value in values)
 
 
-def name(value: Any, most: int = WORD_LIMIT) -> str:
+def name(value: Any, limit: int = WORD_LIMIT) -> str:
     """Return the value if it is a printable string of at most ``most`` characters.
 
     >>> name("model")
     'model'
     """
-    if not isinstance(value, str) or len(value) > most or not value.isprintable():
-        raise FrameError(f"frame: {_short(value)}, expected at most {most} characters that can be printed.")
+    if not isinstance(value, str) or len(value) > limit or not value.isprintable():
+        raise FrameError(f"frame: {_abbreviate(value)}, expected at most {limit} printable characters.")
     return value
 
 
@@ -238,14 +238,14 @@ def sentence(text: str) -> str:
     >>> sentence("two\\nlines")
     'two lines'
     """
-    one = "".join(letter if letter.isprintable() else " " for letter in text[:TEXT_LIMIT])
-    return one if len(text) <= TEXT_LIMIT else one[: TEXT_LIMIT - 3] + "..."
+    line = "".join(letter if letter.isprintable() else " " for letter in text[:TEXT_LIMIT])
+    return line if len(text) <= TEXT_LIMIT else line[: TEXT_LIMIT - 3] + "..."
 
 
 def whole_key(text: Any) -> int:
     """Return the integer in a JSON key, which is a string."""
     if not isinstance(text, str) or not re.fullmatch("0|[1-9][0-9]{0,17}", text):
-        raise FrameError(f"frame: {_short(text)}, expected the number of a client.")
+        raise FrameError(f"frame: {_abbreviate(text)}, expected the number of a client.")
     return int(text)
 
 
@@ -264,7 +264,7 @@ class Blobs:
         """Encode a tensor as dtype, shape and blob."""
         kind = str(value.dtype).removeprefix("torch.")
         if kind not in DTYPES:
-            raise FrameError(f"frame: {value.dtype} tensors cannot travel. Known: {', '.join(DTYPES)}.")
+            raise FrameError(f"frame: {value.dtype} tensors cannot be sent. Supported: {', '.join(DTYPES)}.")
         raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
         return [kind, list(value.shape), self.bytes(raw)]
 
@@ -276,30 +276,30 @@ class Blobs:
 def read_tensor(entry: Any, frame: Frame) -> torch.Tensor:
     """Decode the result of `Blobs.tensor` into a new tensor."""
     try:
-        kind, shape, at = entry
+        kind, shape, index = entry
         dtype = getattr(torch, DTYPES[DTYPES.index(kind)])
     except (TypeError, ValueError) as error:
-        raise FrameError(f"frame: {_short(entry)} is no tensor.") from error
-    sizes, blob = integers(shape), frame.take(at)
+        raise FrameError(f"frame: {_abbreviate(entry)} is not a tensor.") from error
+    sizes, blob = integers(shape), frame.take(index)
     if len(sizes) > _AXES or math.prod(max(1, size) for size in sizes) > 1 << 58:
-        raise FrameError(f"frame: a tensor of shape {_short(sizes)} is none that travels.")
+        raise FrameError(f"frame: a tensor of shape {_abbreviate(sizes)} is not supported.")
     if math.prod(sizes) * dtype.itemsize != len(blob):
-        raise FrameError(f"frame: a {kind} tensor of shape {_short(sizes)} does not take {len(blob)} bytes.")
+        raise FrameError(f"frame: a {kind} tensor of shape {_abbreviate(sizes)} does not take {len(blob)} bytes.")
     if not len(blob):
         return torch.empty(sizes, dtype=dtype)
     raw = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
     if dtype == torch.bool and int(raw.max()) > 1:
-        raise FrameError("frame: a tensor of truth values holds another number than 0 and 1.")
+        raise FrameError("frame: a bool tensor contains values other than 0 and 1.")
     return raw.view(dtype).view(sizes)
 
 
 def read_tensors(entry: Any, frame: Frame) -> dict[str, torch.Tensor]:
     """Decode the result of `Blobs.tensors`."""
     if not isinstance(entry, dict):
-        raise FrameError(f"frame: {_short(entry)} holds no named tensors.")
+        raise FrameError(f"frame: {_abbreviate(entry)} is not a mapping of tensors.")
     return {name(row): read_tensor(value, frame) for row, value in entry.items()}
 
 
-def _short(value: object) -> str:
+def _abbreviate(value: object) -> str:
     text = reprlib.repr(value) if not isinstance(value, Exception) else ascii(str(value))
     return text if len(text) <= 60 else text[:57] + "..."
