@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -95,7 +95,7 @@ ENGINES = {"serial": Serial, "loopback": Loopback}
 
 def test_the_engine_is_chosen_by_name_and_results_do_not_depend_on_it():
     config = from_yaml("engine: {kind: ray, gpus: 0.25, address: 'ray://here:1'}\nworkers: 3")
-    factory = _engine_factory(config, 0)
+    factory: Any = _engine_factory(config, 0)
     assert factory.func is RayPool
     assert factory.keywords == {"workers": 3, "address": "ray://here:1", "gpus": 0.25}
     with pytest.raises(hansa.HansaError, match=r"engine\.gpus: 0\.25: engine pool has no actors"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,7 +68,7 @@ class Key:
 
     def numpy(self) -> np.random.Generator:
         """Return a NumPy generator for this address."""
-        return np.random.Generator(np.random.Philox(key=np.frombuffer(self.digest(16), "<u8")))
+        return np.random.Generator(np.random.Philox(_seed_sequence()(self.digest(16))))
 
     def torch(self, device: torch.device | str = "cpu") -> torch.Generator:
         """Return a torch generator for this address."""
@@ -85,3 +87,25 @@ def _encode(*parts: str | int) -> bytes:
         text = str(part).encode()
         pieces.append(b"%c%d:%b" % (b"i" if isinstance(part, int) else b"s", len(text), text))
     return b"".join(pieces)
+
+
+@cache
+def _seed_sequence() -> Any:
+    """Return a class that gives 128 bits to Philox: ``Philox(key=...)`` also draws entropy of the system, which takes
+    longer than all the rest. It is made when numpy is used, which commands that look are not to import."""
+
+    class Digest(np.random.bit_generator.ISeedSequence):
+        def __init__(self, digest: bytes) -> None:
+            self.digest = digest
+
+        def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray[Any, Any]:
+            return np.frombuffer(self.digest, np.dtype(dtype).newbyteorder("<")).astype(dtype)[:n_words]
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return _restored, (self.digest,)
+
+    return Digest
+
+
+def _restored(digest: bytes) -> Any:
+    return _seed_sequence()(digest)

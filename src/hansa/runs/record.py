@@ -57,8 +57,9 @@ class ClientStore(ABC):
 
     def read(self, client: int) -> dict[str, Tensor]:
         """Return copies of the client's rows; empty if none were written."""
-        mine = sorted(self._rows.get(client, {}).items())
-        return {name: self._load(row) for name, row in mine if not name.startswith(SERVER)}
+        if not (rows := self._rows.get(client)):
+            return {}
+        return {name: self._load(row) for name, row in sorted(rows.items()) if not name.startswith(SERVER)}
 
     def read_many(self, clients: Sequence[int], name: str) -> Tensor:
         """Return one row of several clients as [k, d]; raise if a client has none."""
@@ -412,6 +413,7 @@ class RunRecord(Database):
 
     >>> import tempfile
     >>> import numpy as np
+    >>> from hansa.runs.client_columns import encode_clients
     >>> with tempfile.TemporaryDirectory() as folder, RunRecord.create(folder) as record:
     ...     record.add_round({"round": 1, "loss": 0.5}, encode_clients({"client": np.array([3])}))
     ...     record.save_checkpoint({"x": torch.ones(2)}, {"round": 1})

@@ -98,8 +98,14 @@ def _fill(part: str, name: str, value: Any) -> tuple[float, ...] | None:
     return None
 
 
+class CheckedAugmentation(Checked, Augmentation):
+    """The base class of Hansa's augmentations; so type checkers know what a list of several of them holds."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class crop(Checked, Augmentation):
+class crop(CheckedAugmentation):
     """Pad each image and cut it to its size at a random position, like torchvision's RandomCrop.
 
     Args:
@@ -137,7 +143,7 @@ class crop(Checked, Augmentation):
 
 
 @dataclass(frozen=True, slots=True)
-class flip(Checked, Augmentation):
+class flip(CheckedAugmentation):
     """Mirror each image left to right at random.
 
     Args:
@@ -156,7 +162,7 @@ class flip(Checked, Augmentation):
 
 
 @dataclass(frozen=True, slots=True)
-class normalize(Checked, Augmentation):
+class normalize(CheckedAugmentation):
     """(x - mean) / std for each channel, of training and test rows.
 
     Args:

@@ -145,7 +145,8 @@ def test_clients_one_after_the_other_move_as_each_alone(name, weight_decay):
     for place, (first, stop) in enumerate(spans):
         own, alone = index[first:stop].clone(), torch.empty_like(x)
         kernel = ClientKernel(network, inputs, labels)
-        (mean,) = train_one(kernel, x, y, alone, own, *works[place], keys[place], step)
+        steps, batch = works[place]
+        (mean,) = train_one(kernel, x, y, alone, own, steps, batch, keys[place], step)
         assert mean == found[place]
         assert torch.equal(changes[place], alone)
 

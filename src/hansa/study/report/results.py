@@ -322,8 +322,12 @@ class Comparison(Mapping[str, Runs]):
 
         ranking = self.ranking(common_target(self.entries))
         columns = ranking.columns()[:4]
-        titles = ["method", *(column.title.replace("\n", " ") for column in columns)]
-        rows = [[r.entry.name, *(r.cell(column.key, column.write) for column in columns)] for r in ranking]
+        width = max(len(row.entry.name) for row in ranking)
+        titles = ["method".ljust(width), *(column.title.replace("\n", " ") for column in columns)]
+        rows = [
+            [row.entry.name.ljust(width), *(row.cell(column.key, column.write) for column in columns)]
+            for row in ranking
+        ]
         seeds = sorted({len(runs) for runs in self._methods.values()})
         title = f"Comparison of {len(self)} methods, {'/'.join(map(str, seeds))} seeds each, ranked {ranking.order}"
         return f"{title}\n{pandas.DataFrame(rows, columns=titles).to_string(index=False)}"
