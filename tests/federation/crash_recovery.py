@@ -46,7 +46,7 @@ def survive(setting, rounds, faults, rollbacks=(), keep=3):
         del saved[:-keep]
         run.oldest_resumable_round = saved[0][0]["server"]["round"]
 
-    engine = Federations(transport=transport, sites=places, attempts=60)
+    engine = Federations(transport=transport, sites=places)
     run = Run(algorithm, problem, engine=engine, evaluate_every=0)
     save(run)
     while True:

@@ -23,18 +23,24 @@ class FaultyTransport:
     build: Callable[[str], Site]
     plan: Callable[[], str] = lambda: "deliver"
     sites: dict[str, Site] = field(default_factory=dict)
-    inbox: list[tuple[str, bytes]] = field(default_factory=list)
-    late: list[tuple[str, bytes]] = field(default_factory=list)
+    inbox: list[tuple[str, bytes, bytes]] = field(default_factory=list)  # sites, frames and replies
+    late: list[tuple[str, bytes, bytes]] = field(default_factory=list)
     on_message: Any = None
     carried: int = 0
-
+    attempts: int = 60
+    """How often a frame is sent again whose answer does not arrive."""
+    unanswered: dict[str, bytes] = field(default_factory=dict)
     dying: bool = False
 
     FAULTS = ("deliver", "drop", "double", "crash before", "crash after", "lose the reply", "delay", "damage")
     SERVER_FAULTS = ("server dies before", "server dies after", "server dies at receipt")
 
     def send(self, site: str, data: bytes) -> None:
-        fault = self.plan()
+        self.unanswered[site] = data
+        self.deliver(site, data)
+
+    def deliver(self, site: str, frame: bytes) -> None:
+        fault, data = self.plan(), frame
         self.carried += len(data)
         if fault == "drop":
             return
@@ -53,16 +59,25 @@ class FaultyTransport:
                 self.sites.pop(site, None)
             if reply is None or fault == "lose the reply":
                 continue
-            (self.late if fault == "delay" else self.inbox).append((site, reply))
+            (self.late if fault == "delay" else self.inbox).append((site, frame, reply))
         self.dying |= fault == "server dies at receipt"
         if fault == "server dies after":
             raise ServerDied
 
     def receive(self) -> Sequence[tuple[str, bytes]]:
-        if self.dying:
-            self.dying = False
-            raise ServerDied
-        arrived, self.inbox = self.inbox[::-1], []
-        if not arrived:
-            arrived, self.late = self.late, []
-        return arrived
+        for _ in range(self.attempts):
+            if self.dying:
+                self.dying = False
+                raise ServerDied
+            arrived, self.inbox = self.inbox[::-1], []
+            if not arrived:
+                arrived, self.late = self.late, []
+            for site, frame, _ in arrived:
+                if self.unanswered.get(site) == frame:
+                    del self.unanswered[site]
+            if arrived or not self.unanswered:
+                return [(site, reply) for site, _, reply in arrived]
+            for site, frame in list(self.unanswered.items()):
+                self.deliver(site, frame)
+        self.inbox = []
+        return []

@@ -48,7 +48,7 @@ def transport_of(algorithm, kind=FaultyTransport, stores=None, **options):
     return kind(lambda name: Site(bound, problem, SITES[name], memory_store=stores and stores[name]), **options)
 
 
-def federated(algorithm, rounds=3, plan=None, sites=None, attempts=60, folder=None, store=None, transport=None):
+def federated(algorithm, rounds=3, plan=None, sites=None, folder=None, store=None, transport=None):
     """Return the same run over the protocol, its engine and its transport."""
     problem = task()
     places = SITES if sites is None else sites
@@ -63,7 +63,7 @@ def federated(algorithm, rounds=3, plan=None, sites=None, attempts=60, folder=No
     transport = FaultyTransport(build) if transport is None else transport
     if plan is not None:
         transport.plan = plan
-    engine = Federations(transport=transport, sites=places, attempts=attempts)
+    engine = Federations(transport=transport, sites=places)
     run = Run(algorithm, problem, engine=engine, evaluate_every=0, store=store).advance(rounds)
     return run, engine.last, transport
 

@@ -39,12 +39,12 @@ def task(test=None, seed=0):
 TASKS = {"server": task(20, 1), "north": task(ROWS["north"], 2), "south": task(ROWS["south"], 3)}
 
 
-def run(algorithm, where, rounds=2, tasks=TASKS, plan=None, attempts=20):
+def run(algorithm, where, rounds=2, tasks=TASKS, plan=None):
     bound, kept = Run(algorithm, tasks["server"]).algorithm, {name: MemoryStore() for name in SITES}
     transport = FaultyTransport(lambda name: Site(bound, tasks[name], SITES[name], memory_store=kept[name]))
     if plan is not None:
         transport.plan = plan
-    engine = Federations(transport=transport, where=where, attempts=attempts)
+    engine = Federations(transport=transport, where=where)
     found = Run(algorithm, tasks["server"], engine=engine, evaluate_every=1).advance(rounds)
     return found, engine.last, transport
 
@@ -146,7 +146,7 @@ def test_a_site_without_test_rows_adds_nothing_and_a_silent_one_is_told_of(caplo
 
     bound = Run(METHOD, TASKS["server"]).algorithm
     transport = Deaf(lambda name: Site(bound, TASKS[name], SITES[name]))
-    engine = Federations(transport=transport, where="sites", attempts=2)
+    engine = Federations(transport=transport, where="sites")
     half = Run(METHOD, TASKS["server"], engine=engine).advance(1)
     assert half.history[-1]["sites_test_rows"] == ROWS["north"]
     assert "evaluated without site south" in caplog.text
@@ -189,24 +189,28 @@ def test_evaluation_requests_for_others_are_refused():
     assert (marks.rows, marks.weight) == (7, 7.0)
 
 
-def test_impossible_evaluation_replies_are_refused():
+def answered(engine, reply, request):
+    """What the server takes of a reply to an evaluation; None if it refuses it."""
+    return engine._receive("north", reply.to_bytes(), {"north": request}, SiteEvaluationReply)
+
+
+def test_evaluation_replies_to_other_requests_are_refused():
     found, engine, transport = run(METHOD, "sites")
     request = request_of(found, transport)
     good = SiteEvaluationReply(request.run, request.round, request.digest, 7, 5.0, 7.0, 3.0, 7.0)
     wrong = [
-        ("marks", {"hits": 8.0}),
         ("round", {"round": 1}),
         ("round", {"digest": b"\1"}),
-        ("round", {"run": "another"}),
+        ("run", {"run": "another"}),
     ]
     for reason, change in wrong:
         before = engine.refusals.counts[reason]
         said = SiteEvaluationReply(**{**{name: getattr(good, name) for name in good.__slots__}, **change})
-        assert engine._handle_evaluation("north", said.to_bytes(), request, {"north": None}) is None
+        assert answered(engine, said, request) is None
         assert engine.refusals.counts[reason] == before + 1
-    assert engine._handle_evaluation("north", good.to_bytes(), request, {}) is None
+    assert engine._receive("north", good.to_bytes(), {}, SiteEvaluationReply) is None
     assert engine.refusals.counts["unasked"] == 1
-    assert engine._handle_evaluation("north", good.to_bytes(), request, {"north": None}) == good
+    assert answered(engine, good, request) == (request, good)
 
 
 def test_each_site_has_its_numbers_and_the_worst_is_known():

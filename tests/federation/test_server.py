@@ -98,7 +98,7 @@ def test_a_silent_site_costs_its_reporters_the_round_and_nothing_else():
                 super().send(site, data)
 
     algorithm = presets.scaffold(steps=2, batch_size=3)
-    run, _, _ = federated(algorithm, rounds=2, transport=transport_of(algorithm, Deaf), attempts=2)
+    run, _, _ = federated(algorithm, rounds=2, transport=transport_of(algorithm, Deaf))
     assert [record["clients"] for record in run.history] == [[0, 2, 4]] * 2
     assert run.history[0]["reasons"] == {"silent": 2}
     dead.clear()

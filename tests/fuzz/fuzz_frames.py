@@ -43,6 +43,7 @@ from hansa.federation import (
     SiteEvaluationRequest,
 )
 from hansa.federation.messages import EnrollmentReply, EnrollmentRequest, ProtocolError, Refusal
+from hansa.federation.site_metrics import check_reply, combine_replies
 from hansa.rounds import wire_format
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.rounds.wire_format import DIGEST, FrameError, pack, unpack
@@ -281,9 +282,21 @@ def _read(place: Place, kind: str, data: bytes) -> str:
 
 
 def _shown_to_server(place: Place, kind: str, data: bytes) -> object:
-    if kind == "marks":
-        return place.engine._handle_evaluation("north", data, place.evaluation, {"north": None})
-    return place.engine._handle_reports("north", data, dict(place.orders))
+    engine = place.engine
+    if kind == "reports":
+        reports = engine._receive("north", data, dict(place.orders), RoundReports)
+        return reports and engine._accept("north", *reports)
+    marks = engine._receive("north", data, {"north": place.evaluation}, SiteEvaluationReply)
+    try:
+        return marks and combine_replies({"north": checked(marks[1], engine.task)}, engine.task)
+    except ProtocolError as error:
+        return engine.refusals.record(error.reason, error.detail)
+
+
+def checked(reply: SiteEvaluationReply | Refusal, task: Any) -> SiteEvaluationReply:
+    assert isinstance(reply, SiteEvaluationReply)
+    check_reply("north", reply, task)
+    return reply
 
 
 def _handle(site: Site, data: bytes) -> None:

@@ -282,7 +282,7 @@ class Server:
         assert self.transport is not None
         kind = LiveFederation if arguments[0].pace.asynchronous else Federation
         self.engine = kind(
-            *arguments, transport=self.transport, sites=self.sites, attempts=1, enough=self.config.engine.enough,
+            *arguments, transport=self.transport, sites=self.sites, enough=self.config.engine.enough,
             where=self.config.evaluate.where,
         )  # fmt: skip
         return self.engine

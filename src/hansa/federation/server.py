@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
@@ -55,7 +54,7 @@ VERSION_ROW = "federation/stamp"
 """The row in the server's store for each client: the accepted version of its memory at the site."""
 
 
-Answer = TypeVar("Answer")
+Answer = TypeVar("Answer", RoundReports, SiteEvaluationReply)
 Where: TypeAlias = Literal["server", "sites", "both"]
 """Where the model is evaluated: on the test rows of the server, of the sites, or both."""
 
@@ -77,7 +76,6 @@ class Federation:
         device: The device for the server's own evaluation.
         transport: Carries frames to sites and back.
         sites: The clients of each site.
-        attempts: The number of requests per round to a silent site.
         limit: The largest accepted frame in bytes.
         where: The test rows that the model is evaluated on: ``"server"``, ``"sites"`` or ``"both"``.
         enough: Close a round when this many sites have answered; None waits for all.
@@ -94,13 +92,13 @@ class Federation:
         *,
         transport: Transport,
         sites: Mapping[str, Sequence[int]],
-        attempts: int = 5,
         limit: int | None = None,
         where: Where = "server",
         enough: int | None = None,
     ) -> None:
-        self.algorithm, self.task, self.transport = algorithm, task, transport
-        self.attempts, self.limit, self.where, self.enough = attempts, limit, where, enough
+        self.algorithm, self.task = algorithm, task
+        self.transport: Any = transport  # what an `EnrollingTransport` has beside its protocol is optional
+        self.limit, self.where, self.enough = limit, where, enough
         if where not in ("server", "sites", "both"):
             raise invalid_argument("Federation", "where", where, "'server', 'sites' or 'both'")
         self.refusals = Refusals()
@@ -147,37 +145,29 @@ class Federation:
 
         Asynchronous steps have orders of several versions: a site is sent those of one version after another.
         """
-        for version in sorted({order.round for order in orders}):
-            yield from self._run_version([order for order in orders if order.round == version], load_memory)
-
-    def _run_version(self, orders: Sequence[WorkOrder], load_memory: LoadMemory) -> Iterator[Report]:
         assert self._opened is not None
-        opened = orders[0].round == self._opened.state.round
-        self._sent = self._opened.broadcasts if opened else _in_full(orders)
-        pending = {name: self._round_orders(own, load_memory) for name, own in self._by_site(orders).items()}
-        handle = partial(self._handle_reports, pending=pending)
-        for _, reports in self._exchange(pending, lambda site: pending[site].to_bytes(), handle):
-            yield from reports
-        self.unresponsive |= set(pending)
-        for name, message in pending.items():
-            yield from _dropped(message, "silent", f"site {name} did not answer")
+        for version in sorted({order.round for order in orders}):
+            batch = [order for order in orders if order.round == version]
+            self._sent = self._opened.broadcasts if version == self._opened.state.round else _in_full(batch)
+            pending = {site: self._round_orders(part, load_memory) for site, part in self._by_site(batch).items()}
+            for site, request, answer in self._exchange(pending, RoundReports):
+                yield from self._accept(site, request, answer)
+            self.unresponsive |= set(pending)
+            for site, request in pending.items():
+                yield from _dropped(request, "silent", f"site {site} did not answer")
 
     def _exchange(
-        self, pending: Collection[str], frame: Callable[[str], bytes], handle: Callable[[str, bytes], Answer | None]
-    ) -> Iterator[tuple[str, Answer]]:
-        """Send each pending site its frame, and yield answers until there is none to wait for. ``handle`` returns the
-        answer in a frame, or None, and removes the site from ``pending``."""
+        self, pending: dict[str, Any], kind: type[Answer], data: bytes = b""
+    ) -> Iterator[tuple[str, Any, Answer | Refusal]]:
+        """Send each pending site its request, or the same ``data``, and yield the answers with their requests until
+        there is none to wait for. Sites that have not answered remain pending."""
         count = len(pending)
-        for _ in range(self.attempts):
-            for site in list(pending):
-                self._send(site, frame(site))
-            while self._must_wait(pending, count) and (frames := self.transport.receive()):
-                for site, data in frames:
-                    answer = handle(site, data)
-                    if answer is not None:
-                        yield site, answer
-            if not self._must_wait(pending, count):
-                return
+        for site, request in pending.items():
+            self._send(site, data or request.to_bytes())
+        while self._must_wait(pending, count) and (frames := self.transport.receive()):
+            for site, frame in frames:
+                if (answered := self._receive(site, frame, pending, kind)) is not None:
+                    yield site, answered[0], answered[1]
 
     def _must_wait(self, pending: Collection[str], count: int) -> bool:
         """Whether to wait for more of the ``count`` sites."""
@@ -189,13 +179,52 @@ class Federation:
         self._count(site, "down_bytes", len(data))
         self.transport.send(site, data)
 
+    def _receive(
+        self, site: str, data: bytes, pending: dict[str, Any], kind: type[Answer]
+    ) -> tuple[Any, Answer | Refusal] | None:
+        """Return a site's request, which is no longer pending, and the answer; None if the frame is refused here, is a
+        duplicate, or asks for full broadcasts."""
+        self._count(site, "up_bytes", len(data))
+        self.unresponsive.discard(site)
+        try:
+            name = wire_format.kind_of(data)
+            if site not in pending or name in {REPORTS, EVALUATION_REPLY} - {kind.kind}:
+                raise ProtocolError("unasked", f"site {site} was not asked for this, or has answered")
+            if name == REFUSAL:
+                refusal = Refusal.from_bytes(data, limit=self.limit)
+                detail = getattr(self.transport, "rejected", {}).get(site, refusal.detail)
+                self.refusals.record(f"by the site: {refusal.reason}", f"site {site}: {detail}")
+                return pending.pop(site), refusal
+            answer = kind.from_bytes(data, limit=self.limit)
+            _check_answer(site, answer, pending[site])
+        except HansaError as error:
+            reason, detail = getattr(error, "reason", "malformed"), getattr(error, "detail", error)
+            self.refusals.record(str(reason), str(detail))
+            return None
+        if isinstance(answer, RoundReports) and answer.need:
+            broadcasts = dict(pending[site].broadcasts)
+            for channel in answer.need:
+                broadcasts[channel] = Broadcast.whole(self._sent[channel].vector, broadcasts[channel].version)
+            pending[site] = replace(pending[site], broadcasts=broadcasts)
+            self._send(site, pending[site].to_bytes())
+            return None
+        return pending.pop(site), answer
+
+    def _accept(self, site: str, request: RoundOrders, answer: RoundReports | Refusal) -> tuple[Report, ...]:
+        """Return a site's reports, with the server's texts and the new versions of its clients' memory."""
+        if isinstance(answer, Refusal):
+            return _dropped(request, "refused", f"site {site}: {answer.reason}: {answer.detail}")
+        self._count(site, "peer_bytes", sum(sum(report.peer_bytes.values()) for report in answer.reports))
+        reports = [replace(report, dropped=with_texts(site, report.dropped)) for report in answer.reports]
+        return tuple(_with_versions(report, answer.updated) for report in reports)
+
     def _count(self, site: str, direction: str, count: int) -> None:
         """Count the bytes of whole frames to and from a site, and those that its clients sent each other."""
         self._bytes.setdefault(site, dict.fromkeys(("down_bytes", "up_bytes", "peer_bytes"), 0))[direction] += count
 
     def _by_site(self, orders: Sequence[WorkOrder]) -> dict[str, list[WorkOrder]]:
         by_site: dict[str, list[WorkOrder]] = {}
-        for order in (single for each in orders for single in single_orders(each)):
+        for order in (single for batch in orders for single in single_orders(batch)):
             sites = {self._site_of[client] for client in order.clients}
             if len(sites) > 1:
                 raise HansaError(
@@ -206,94 +235,21 @@ class Federation:
         return by_site
 
     def _round_orders(self, orders: Sequence[WorkOrder], load_memory: LoadMemory) -> RoundOrders:
+        """Return a site's request. The broadcasts of its client that needs the fewest bytes serve all."""
         versions: dict[int, MemoryVersion | None] = {}
         for order in orders:
             memory = load_memory(order).memory
             for client in order.reporters:
                 row = memory.get(client, {}).get(VERSION_ROW)
                 versions[client] = None if row is None else MemoryVersion.from_row(row)
-        first = orders[0]
-        receivers = [client for order in orders for client in order.reporters]
-        digests = {name: fingerprint(broadcast.vector) for name, broadcast in self._sent.items()}
-        broadcasts = self._broadcasts(receivers)
-        oldest = min(self._oldest, first.round)
-        return RoundOrders(first.run, first.round, oldest, broadcasts, tuple(orders), versions, digests)
-
-    def _broadcasts(self, receivers: Sequence[int]) -> dict[str, Broadcast]:
-        """Return the broadcasts for a site: those of its client that needs the fewest bytes serve all."""
         broadcasts = {}
         for name, sent in self._sent.items():
-            client = min(receivers, key=sent.nbytes)
+            client = min(versions, key=sent.nbytes)
             broadcasts[name] = Broadcast(sent.version, sent.bases[client], tuple(sent.packets(client)))
-        return broadcasts
-
-    def _handle(
-        self, site: str, data: bytes, pending: Collection[str], kind: str, read: Callable[[Refusal | None], Answer]
-    ) -> Answer | None:
-        """Return what ``read`` makes of a site's frame, or of its refusal; None for a frame that is refused here."""
-        self._count(site, "up_bytes", len(data))
-        self.unresponsive.discard(site)
-        try:
-            found = wire_format.kind_of(data)
-            if site not in pending or found in {REPORTS, EVALUATION_REPLY} - {kind}:
-                raise ProtocolError("unasked", f"site {site} was not asked for this, or has answered")
-            if found != REFUSAL:
-                return read(None)
-            refusal = Refusal.from_bytes(data, limit=self.limit)
-            detail = getattr(self.transport, "rejected", {}).get(site, refusal.detail)
-            self.refusals.record(f"by the site: {refusal.reason}", f"site {site}: {detail}")
-            return read(refusal)
-        except HansaError as error:
-            reason, detail = getattr(error, "reason", "malformed"), getattr(error, "detail", error)
-            self.refusals.record(str(reason), str(detail))
-            return None
-
-    def _handle_reports(self, site: str, data: bytes, pending: dict[str, RoundOrders]) -> tuple[Report, ...] | None:
-        """Return a site's reports; None if the frame is refused, is a duplicate, or asks for full broadcasts."""
-
-        def read(refusal: Refusal | None) -> tuple[Report, ...] | None:
-            request = pending[site]
-            if refusal is not None:
-                del pending[site]
-                return _dropped(request, "refused", f"site {site}: {refusal.reason}: {refusal.detail}")
-            answer = RoundReports.from_bytes(data, limit=self.limit)
-            self._check(site, answer, request)
-            if answer.need:
-                full = {
-                    name: Broadcast.whole(self._sent[name].vector, sent.version) if name in answer.need else sent
-                    for name, sent in request.broadcasts.items()
-                }
-                pending[site] = replace(request, broadcasts=full)
-                self._send(site, pending[site].to_bytes())
-                return None
-            del pending[site]
-            self._count(site, "peer_bytes", sum(sum(report.peer_bytes.values()) for report in answer.reports))
-            reports = [replace(report, dropped=with_texts(site, report.dropped)) for report in answer.reports]
-            return tuple(_with_versions(report, answer.updated) for report in reports)
-
-        return self._handle(site, data, pending, REPORTS, read)
-
-    def _check(self, site: str, answer: RoundReports, request: RoundOrders) -> None:
-        if answer.run != request.run:
-            raise ProtocolError("run", f"site {site} answered for run {answer.run!r}")
-        if answer.round != request.round:
-            raise ProtocolError("round", f"site {site} answered for round {answer.round}, this is {request.round}")
-        if answer.need:
-            relative = {name for name, sent in request.broadcasts.items() if sent.base is not None}
-            if not relative.issuperset(answer.need):
-                wrong = sorted(set(answer.need) - relative)[0]
-                raise ProtocolError("need", f"site {site} asks for channel {wrong!r}, which it cannot need in full")
-            return
-        answered, asked = ([each.cohort for each in some] for some in (answer.reports, request.orders))
-        if answered != asked:
-            raise ProtocolError("cohorts", f"site {site} answered for cohorts {answered}, expected {asked}")
-        for report, order in zip(answer.reports, request.orders, strict=True):
-            _check_report(site, report, order)
-        uploaded = {sender_of(client) for report in answer.reports for client in report.clients}
-        if answer.updated - uploaded:
-            raise ProtocolError(
-                "kept", f"site {site} updated memory of clients {answer.updated - uploaded} without uploads"
-            )
+        digests = {name: fingerprint(sent.vector) for name, sent in self._sent.items()}
+        first = orders[0]
+        oldest = min(self._oldest, first.round)
+        return RoundOrders(first.run, first.round, oldest, broadcasts, tuple(orders), versions, digests)
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
         """Evaluate the model on the test rows of the server, of the sites, or both."""
@@ -301,47 +257,35 @@ class Federation:
         return metrics if self.where == "server" else {**metrics, **self._evaluate_at_sites(vectors)}
 
     def _evaluate_at_sites(self, vectors: Vectors) -> dict[str, float]:
-        """Combine the sums of all sites, in the order of their names; silent sites are left out with a warning."""
+        """Combine the sums of the sites. One that is silent, that refuses, or whose sums cannot be true is left out
+        with a warning."""
         assert self._opened is not None
         order = self._opened.orders[0]
         broadcasts = {
             name: Broadcast.whole(vectors[name], order.round + 1) for name in (MODEL, BUFFERS) if name in vectors
         }
         request = SiteEvaluationRequest(order.run, order.round, broadcasts, fingerprint(vectors[MODEL]))
-        data, waiting = request.to_bytes(), dict.fromkeys(sorted(self.sites))
-        handle = partial(self._handle_evaluation, request=request, waiting=waiting)
+        waiting, replies = dict.fromkeys(sorted(self.sites), request), {}
         self.left_out = {}
-        replies = dict(self._exchange(waiting, lambda site: data, handle))
+        for site, _, answer in self._exchange(waiting, SiteEvaluationReply, request.to_bytes()):
+            if isinstance(answer, Refusal):
+                self.left_out[site] = f"{answer.reason}: {answer.detail}"
+                continue
+            try:
+                check_reply(site, answer, self.task)
+            except ProtocolError as error:
+                self.refusals.record(error.reason, error.detail)
+                self.left_out[site] = wire_format.sentence(error.detail)
+                continue
+            replies[site] = answer
+            if answer.kept_back:
+                self.left_out[site] = FEW_ROWS
         self.left_out |= dict.fromkeys(waiting, "did not answer")
-        self.left_out |= {site: FEW_ROWS for site, reply in replies.items() if reply.kept_back}
         for site, reason in sorted(self.left_out.items()):
             log.warning("round %d: evaluated without site %s: %s", order.round + 1, site, reason)
         results = combine_replies(replies, self.task)
         self.combined_by = results.combined_by
         return results.metrics
-
-    def _handle_evaluation(
-        self, site: str, data: bytes, request: SiteEvaluationRequest, waiting: dict[str, None]
-    ) -> SiteEvaluationReply | None:
-        """Return a site's sums; a site whose sums cannot be true, or that refuses, is left out with the reason."""
-
-        def read(refusal: Refusal | None) -> SiteEvaluationReply | None:
-            if refusal is not None:
-                self.left_out[site] = f"{refusal.reason}: {refusal.detail}"
-                del waiting[site]
-                return None
-            reply = SiteEvaluationReply.from_bytes(data, limit=self.limit)
-            if (reply.run, reply.round, reply.digest) != (request.run, request.round, request.digest):
-                raise ProtocolError("round", f"site {site} replies to another evaluation, of round {reply.round}")
-            del waiting[site]  # it is not asked again for the same
-            try:
-                check_reply(site, reply, self.task)
-            except ProtocolError as error:
-                self.left_out[site] = wire_format.sentence(error.detail)
-                raise
-            return reply
-
-        return self._handle(site, data, waiting, EVALUATION_REPLY, read)
 
     def close(self) -> None:
         return None
@@ -399,16 +343,11 @@ class LiveFederation(Federation):
     def next_arrival(self) -> tuple[int, float]:
         """Wait for the next site to answer, or for the deadline of one that does not."""
         while not self._ended:
-            frames = self.transport.receive()
-            for site, data in frames:
-                request = self._requests.get(site)
-                reports = self._handle_reports(site, data, self._requests)
-                if reports is not None and request is not None:
-                    self._end(request.orders[0].clients[0], reports[0])
-            waiting = getattr(self.transport, "waiting", None)
-            for site in [
-                site for site in self._requests if not frames or (waiting is not None and site not in waiting)
-            ]:
+            for site, data in self.transport.receive():
+                if (answered := self._receive(site, data, self._requests, RoundReports)) is not None:
+                    request, answer = answered
+                    self._end(request.orders[0].clients[0], self._accept(site, request, answer)[0])
+            for site in [site for site in self._requests if site not in self.transport.waiting]:
                 (client,) = self._requests.pop(site).orders[0].clients
                 self._end(client, _lost(client, f"site {site} did not answer"))
         client = self._ended.popleft()
@@ -469,6 +408,34 @@ def _with_versions(report: Report, updated: Collection[int]) -> Report:
         if client in updated
     }
     return replace(report, memory=versions)
+
+
+def _check_answer(
+    site: str, answer: RoundReports | SiteEvaluationReply, request: RoundOrders | SiteEvaluationRequest
+) -> None:
+    """Raise for an answer to another request, or with what was not requested."""
+    if answer.run != request.run:
+        raise ProtocolError("run", f"site {site} answered for run {answer.run!r}")
+    if answer.round != request.round:
+        raise ProtocolError("round", f"site {site} answered for round {answer.round}, this is {request.round}")
+    if isinstance(answer, SiteEvaluationReply):
+        if isinstance(request, SiteEvaluationRequest) and answer.digest != request.digest:
+            raise ProtocolError("round", f"site {site} evaluated another model than that of round {request.round}")
+        return
+    assert isinstance(request, RoundOrders)
+    if answer.need:
+        relative = {name for name, sent in request.broadcasts.items() if sent.base is not None}
+        if wrong := sorted(set(answer.need) - relative):
+            raise ProtocolError("need", f"site {site} asks for channel {wrong[0]!r}, which it cannot need in full")
+        return
+    answered, asked = [report.cohort for report in answer.reports], [order.cohort for order in request.orders]
+    if answered != asked:
+        raise ProtocolError("cohorts", f"site {site} answered for cohorts {answered}, expected {asked}")
+    for report, order in zip(answer.reports, request.orders, strict=True):
+        _check_report(site, report, order)
+    uploaded = {sender_of(client) for report in answer.reports for client in report.clients}
+    if kept := answer.updated - uploaded:
+        raise ProtocolError("kept", f"site {site} updated memory of clients {kept} without uploads")
 
 
 def _check_report(site: str, report: Report, order: WorkOrder) -> None:
