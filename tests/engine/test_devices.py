@@ -22,7 +22,7 @@ from engine import problems
 from hansa.config import build
 from hansa.core import devices as places
 from hansa.engine import Serial, auto_engine
-from hansa.engine.processes import ProcessGroup, WorkerSetup, WorkerState
+from hansa.engine.processes import ProcessGroup, WorkerSetup
 from hansa.engine.requests import NumericSettings, single_orders
 from hansa.local import BaseTrainer
 from hansa.rounds import round
@@ -226,7 +226,7 @@ def test_a_worker_process_has_its_own_device_and_makes_it_the_default_one(monkey
     monkeypatch.setattr(torch.accelerator, "set_device_index", default.append)
     threads = torch.get_num_threads()
     for number in range(3):
-        WorkerState(setup, number)
+        setup.make_trainer(number)
     torch.set_num_threads(threads)
     assert trained == [TWO[0], TWO[1], TWO[0]]
     assert default == [0, 1, 0]

@@ -66,7 +66,7 @@ def _partition_data(config: Config, split: data.Split | None) -> data.FederatedD
             if partition is not None or section.clients is not None:
                 raise data.DataError(f"data.factory: {section.factory} returns data that has its clients: leave out "
                                      "partition and clients.")  # fmt: skip
-            return dataset
+            return cast("data.FederatedData", dataset)
     elif section.name in set(data.dataset_names()) - set(data.DATASETS):  # synthetic data has its own clients
         # which rows of one's own files are test rows does not depend on the run's seed
         own = None if section.name == data.loading.CSV_FOLDER else seed

@@ -37,7 +37,6 @@ from hansa.engine.requests import (
     Job,
     JobDone,
     NumericSettings,
-    Request,
     WorkerExited,
     WorkerGroup,
     WorkersUnsupported,
@@ -162,10 +161,7 @@ class ProcessGroup(WorkerGroup):
         worker.end()
 
     def publish(self, vectors: Iterable[Vector]) -> None:
-        packer, self._placed = Packer(self._shared), {}
-        for vector in vectors:
-            if id(vector) not in self._placed:
-                self._placed[id(vector)] = packer.write_tensor(vector, memory=1)
+        self._placed = Packer(self._shared).write_shared(vectors)
 
     def submit(self, worker: WorkerProcess, job: Job) -> None:
         worker.slot ^= 1
@@ -242,20 +238,12 @@ class WorkerSetup(NamedTuple):
     settings: NumericSettings
     devices: tuple[torch.device, ...]
 
-
-class WorkerState:
-    """The algorithm, the task and the trainer of a worker."""
-
-    def __init__(self, setup: WorkerSetup, number: int) -> None:
-        setup.settings.apply()
-        self.algorithm, self.task = setup.algorithm, setup.task
-        device = setup.devices[number % len(setup.devices)]
+    def make_trainer(self, number: int) -> Any:
+        """Prepare this process, and return the trainer of the worker of that number."""
+        self.settings.apply()
+        device = self.devices[number % len(self.devices)]
         use_device(device)
-        self.trainer = setup.task.trainer(setup.dtype, device)
-
-    def execute(self, request: Request) -> Any:
-        """Return the answer to a request."""
-        return execute([request], self.algorithm, self.task, self.trainer)[0]
+        return self.task.trainer(self.dtype, device)
 
 
 def worker_main(options: Mapping[str, Any]) -> NoReturn:
@@ -264,27 +252,31 @@ def worker_main(options: Mapping[str, Any]) -> NoReturn:
     torch.set_num_interop_threads(1)
     pipe = connection.Connection(options["pipe"])
     shared, *slots = map(SharedMemory, options["memories"])
-    state: WorkerState | None = None
+    setup: WorkerSetup | None = None
+    trainer: Any = None
     while True:
         number, *location = MESSAGE.unpack(_receive(pipe))
         packed = PackedObject(*location)
         if number == RESET:
-            state = None
+            setup = trainer = None
             for memory in (shared, *slots):
                 memory.unmap()
             gc.collect()
             continue
         if number == SETUP:
-            state = None  # frees the old one's memory first
+            setup = trainer = None  # frees the old one's memory first
             memory = SharedMemory(reduction.recv_handle(pipe), private=True)
             try:
-                state = WorkerState(unpack_object(packed, [memory], copy=False), options["number"])
+                setup = unpack_object(packed, [memory], copy=False)
+                trainer = setup.make_trainer(options["number"])
                 pipe.send_bytes(b"")
             except Exception:
                 pipe.send_bytes(traceback.format_exc().encode("utf-8", "replace"))
             continue
-        assert state is not None
-        answer = state.execute(unpack_object(packed, [slots[number], shared], copy=False))
+        assert setup is not None
+        requests = [unpack_object(packed, [slots[number], shared], copy=False)]
+        answer = execute(requests, setup.algorithm, setup.task, trainer).pop()
+        requests.clear()
         # written after the request: the client's memory may lie in the slot and be part of the answer
         reply = Packer(slots[number], start=sum(packed)).pack(answer)
         pipe.send_bytes(MESSAGE.pack(number, *reply))
@@ -375,9 +367,5 @@ def current_workers() -> workers | None:
 @contextmanager
 def reuse_workers() -> Iterator[workers]:
     """Open a `workers` block, or use the one that is open."""
-    block = current_workers()
-    if block is not None:
-        yield block
-        return
-    with workers() as block:
+    with current_workers() or workers() as block:
         yield block

@@ -38,28 +38,21 @@ _WARN_SECONDS = 60.0  # without any started actor
 _SMALL_BYTES = 1 << 16  # smaller tensors of a task are copied to each actor
 
 
-class ObjectStoreMemory:
+class ObjectStoreMemory(SharedMemory):
     """Memory of Ray's object store, as `unpack_object` reads it. It is shared and must not be written: with ``copy``
     all tensors are copied, otherwise only small ones."""
 
     def __init__(self, data: Bytes, *, copy: bool) -> None:
-        self._data, self._copy = data, copy
+        self._data, self._copy = data.data, copy
 
-    def mapped(self, size: int) -> ObjectStoreMemory:
-        return self
-
-    def __getitem__(self, part: slice) -> bytes:
-        return self._data[part].tobytes()
+    def mapped(self, size: int) -> memoryview:
+        return self._data
 
     def tensor(self, place: TensorPlace) -> torch.Tensor:
-        size = place.entries * place.dtype.itemsize
-        if not size:
-            return torch.empty(place.shape, dtype=place.dtype)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the array is read-only, which torch tensors cannot be
-            flat = torch.from_numpy(self._data[place.offset : place.offset + size]).view(place.dtype)
-        tensor = flat.as_strided(place.shape, place.stride)
-        return tensor.clone() if self._copy or size < _SMALL_BYTES else tensor
+            tensor = super().tensor(place)
+        return tensor.clone() if self._copy or tensor.nbytes < _SMALL_BYTES else tensor
 
 
 def _as_array(memory: SharedMemory, end: int) -> Bytes:
@@ -73,8 +66,8 @@ class _ActorWorker:
     def __init__(self, packed: PackedObject, setup: Bytes, gpus: float | None) -> None:
         os.environ["HANSA_WORKER"] = "1"
         device = torch.device("cpu") if gpus is None else _assigned_accelerator(gpus)
-        memory: Any = ObjectStoreMemory(setup, copy=False)
-        self.algorithm, self.task, dtype, settings = unpack_object(packed, [memory], copy=False)
+        memories = [ObjectStoreMemory(setup, copy=False)]
+        self.algorithm, self.task, dtype, settings = unpack_object(packed, memories, copy=False)
         settings.apply_on(device)
         check_dtype(device, dtype)
         self.trainer = self.task.trainer(dtype, device)
@@ -83,7 +76,7 @@ class _ActorWorker:
 
     def execute(self, packed: PackedObject, own: Bytes, shared: Bytes) -> tuple[PackedObject, Bytes]:
         """Execute a request, given by its own data and the vectors it shares with others."""
-        memories: list[Any] = [ObjectStoreMemory(own, copy=True), ObjectStoreMemory(shared, copy=False)]
+        memories = [ObjectStoreMemory(own, copy=True), ObjectStoreMemory(shared, copy=False)]
         request = unpack_object(packed, memories, copy=False)
         reply = Packer(self._buffer).pack(execute([request], self.algorithm, self.task, self.trainer)[0])
         return reply, _as_array(self._buffer, sum(reply))
@@ -147,12 +140,9 @@ class RayGroup(WorkerGroup):
 
     def publish(self, vectors: Iterable[Vector]) -> None:
         """Put vectors into the object store, each once."""
-        memory = SharedMemory()
-        packer, self._placed = Packer(memory), {}
-        for vector in vectors:
-            if id(vector) not in self._placed:
-                self._placed[id(vector)] = packer.write_tensor(vector, memory=1)
-        self._shared = self.ray.put(_as_array(memory, packer.end))
+        packer = Packer(SharedMemory())
+        self._placed = packer.write_shared(vectors)
+        self._shared = self.ray.put(_as_array(packer.memory, packer.end))
 
     def submit(self, worker: RayActor, job: Job) -> None:
         packed = Packer(self._buffer, placed=self._placed).pack(job.load_request())
@@ -180,11 +170,11 @@ class RayGroup(WorkerGroup):
                 actor.starting = None
                 self.devices.add(result)
                 continue
-            place = actor.futures.index(future)
-            del actor.futures[place]
+            index = actor.futures.index(future)
+            del actor.futures[index]
             packed, data = result
-            memory: Any = ObjectStoreMemory(data, copy=True)
-            return [JobDone(actor, actor.jobs[place], unpack_object(packed, [memory], copy=False))]
+            answer = unpack_object(packed, [ObjectStoreMemory(data, copy=True)], copy=False)
+            return [JobDone(actor, actor.jobs[index], answer)]
         return []
 
     def _warn_waiting(self) -> None:

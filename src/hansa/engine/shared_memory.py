@@ -13,7 +13,7 @@ import mmap
 import os
 import pickle
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -22,7 +22,6 @@ import torch
 
 _ALIGN = 64  # a cache line: also enough for every vector instruction
 _LONG = 1024  # shorter byte strings are part of the pickle
-_BYTES = (bytes, bytearray, memoryview)
 
 
 class TensorPlace(NamedTuple):
@@ -73,7 +72,7 @@ class SharedMemory:
         self._access = mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE
         self._map: mmap.mmap | None = None
 
-    def mapped(self, size: int) -> mmap.mmap:
+    def mapped(self, size: int) -> mmap.mmap | memoryview:
         """Map at least the first ``size`` bytes; the file grows if needed."""
         if self._map is None or len(self._map) < size:
             capacity = os.fstat(self.fd).st_size
@@ -149,15 +148,21 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
         self._alive.append(tensor)
         return place
 
+    def write_shared(self, vectors: Iterable[torch.Tensor]) -> dict[int, TensorPlace]:
+        """Write vectors that the requests of a round share, each once; return their places for the requests' packers,
+        in which this memory is the second one."""
+        different = {id(vector): vector for vector in vectors}
+        return {name: self.write_tensor(vector, memory=1) for name, vector in different.items()}
+
     def persistent_id(self, item: Any) -> Place | None:
-        kind = type(item)
-        if kind is torch.Tensor:
+        if type(item) is torch.Tensor:
             return self._placed.get(id(item)) or (self.write_tensor(item) if _plain(item) else None)
-        if kind in _BYTES and memoryview(item).nbytes >= _LONG:
-            offset = self._reserve(memoryview(item).nbytes)
-            self.memory.write(offset, memoryview(item).cast("B"))
-            return BytesPlace(0, offset, memoryview(item).nbytes)
-        return None
+        if not _is_long(item):
+            return None
+        content = memoryview(item).cast("B")
+        offset = self._reserve(content.nbytes)
+        self.memory.write(offset, content)
+        return BytesPlace(0, offset, content.nbytes)
 
     def reducer_override(self, item: Any) -> Any:
         """Leave Hansa's own classes to pickle, which is faster, and reduce a class method to its class and name.
@@ -210,11 +215,11 @@ class CodeChecker(Packer):
     def persistent_id(self, item: Any) -> Place | None:
         if type(item) is torch.Tensor and _plain(item):
             return TensorPlace(0, 0, item.dtype, (0,), (1,))
-        return BytesPlace(0, 0, 0) if type(item) in _BYTES and memoryview(item).nbytes >= _LONG else None
+        return BytesPlace(0, 0, 0) if _is_long(item) else None
 
 
 class _Unpacker(pickle.Unpickler):
-    def __init__(self, pickled: bytes, memories: Sequence[SharedMemory], copy: bool) -> None:
+    def __init__(self, pickled: bytes | memoryview, memories: Sequence[SharedMemory], copy: bool) -> None:
         super().__init__(io.BytesIO(pickled))
         self._memories, self._copy = memories, copy
         self._loaded: dict[Place, Any] = {}
@@ -223,10 +228,11 @@ class _Unpacker(pickle.Unpickler):
         if place not in self._loaded:  # what was one object stays one: data compare their tensors by identity
             memory = self._memories[place.memory]
             if isinstance(place, BytesPlace):
-                loaded: Any = memory.mapped(place.offset + place.size)[place.offset : place.offset + place.size]
+                end = place.offset + place.size
+                self._loaded[place] = bytes(memory.mapped(end)[place.offset : end])
             else:
-                loaded = memory.tensor(place)
-            self._loaded[place] = loaded.clone() if self._copy and isinstance(place, TensorPlace) else loaded
+                tensor = memory.tensor(place)
+                self._loaded[place] = tensor.clone() if self._copy else tensor
         return self._loaded[place]
 
 
@@ -240,6 +246,10 @@ def unpack_object(packed: PackedObject, memories: Sequence[SharedMemory], *, cop
     """
     end = packed.offset + packed.size
     return _Unpacker(memories[0].mapped(end)[packed.offset : end], memories, copy).load()
+
+
+def _is_long(item: Any) -> bool:
+    return type(item) in (bytes, bytearray, memoryview) and memoryview(item).nbytes >= _LONG
 
 
 def _plain(tensor: torch.Tensor) -> bool:
