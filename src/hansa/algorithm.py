@@ -123,14 +123,15 @@ class Algorithm:
                 MODEL, f"channel {MODEL!r} follows {channels[MODEL].follows!r}, but clients train the model and report "
                 "on it. Leave out follows, or let the other channel follow the model."
             )  # fmt: skip
+        part = "solver" if self.local.loop is None else "loop"
         needed = {
             **dict.fromkeys(self.local.receives, ("clients receive", "follows='model', ...")),
-            **dict.fromkeys(solver.channels, (f"the solver {self.local.solver!r} reports on", "...")),
+            **dict.fromkeys(self.local.channels, (f"the {part} {getattr(self.local, part)!r} reports on", "...")),
         }
         for name, (subject, arguments) in needed.items():
             if name not in channels:
                 remedy = f"Add channels={{{name!r}: Channel({arguments})}}."
-                component = "solver" if name in solver.channels else "channels"
+                component = part if name in self.local.channels else "channels"
                 raise self._refusal(name, f"{subject} channel {name!r}, which is not there. {remedy}", component)
         reported = [name for name, channel in channels.items() if channel.follows is None]
         for name, channel in channels.items():

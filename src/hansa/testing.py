@@ -37,6 +37,7 @@ from hansa.core.protocols import missing_methods, with_defaults
 from hansa.core.types import MODEL, ClientStats, Population, RoundContext, Update
 from hansa.gossip import Activity, BaseActivity, BaseClustering, Clustering, MixingRule, Topology
 from hansa.local import Correction, LocalWork, Solver, SolverResult, Work
+from hansa.local.loops import BaseClientLoop, ClientLoop, require_loop
 from hansa.local.solvers import BaseSolver
 from hansa.local.work import BaseLocalWork
 from hansa.runs.store import RamStore
@@ -411,6 +412,16 @@ def _check_solver(component: Solver, dim: int = 23) -> None:
             _expect(shapes == [(4,), (2, 3)], f"ascent_offset returns {shapes} for gradients of [(4,), (2, 3)]")
 
 
+def _check_loop(component: ClientLoop) -> None:
+    """Its traits and its arguments; what it trains is the user's own model, which is not here."""
+    require_loop("check", "loop", component)
+    declared = with_defaults(component, BaseClientLoop)
+    for name in ("channels", "receives"):
+        names = getattr(declared, name)
+        fits = isinstance(names, tuple) and all(isinstance(each, str) for each in names)
+        _expect(fits, f"declares {name} = {names!r}, expected a tuple of channels")
+
+
 def _check_work(component: LocalWork, population: int = 5) -> None:
     """Integer steps and a batch no larger than the client's data, as a function of the arguments."""
     declared = with_defaults(component, BaseLocalWork)
@@ -499,5 +510,6 @@ _CONTRACTS: Mapping[type, Callable[[Any], None]] = {
     ServerTransform: _check_server,
     Sampler: _check_sampler,
     Solver: _check_solver,
+    ClientLoop: _check_loop,
 }
 """The kinds of components whose methods tell them apart, and their checks."""

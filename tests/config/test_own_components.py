@@ -41,7 +41,7 @@ def configured(line):
 TABLED = [kind for kind, _ in TABLE]
 CHECKED = {
     "compressor", "uplink", "downlink", "aggregate", "server", "sampler", "topology", "clustering", "activity", "work",
-    "solver",
+    "solver", "loop",
 }  # fmt: skip
 
 

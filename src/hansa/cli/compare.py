@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 OF_METHOD = ("server", "gossip", "compress", "uplink", "downlink", "aggregate", "channels", "pace")
 """Sections of a shared file that belong to its own method; of ``server``, all but the weights."""
-OF_METHOD_LOCAL = ("solver", "optimizer", "optimizer_state", "decoupled_weight_decay", "private_blocks")
+OF_METHOD_LOCAL = ("solver", "loop", "optimizer", "optimizer_state", "decoupled_weight_decay", "private_blocks")
 """Keys of the section local that belong to the file's own method."""
 
 

@@ -270,6 +270,7 @@ KINDS = {
         Kind("work", local.LocalWork, local, (), ("hansa.local",), "kind of local work"),
         Kind("distribution", local.Distribution, local, ("draw",), ("hansa.local",)),
         Kind("solver", local.Solver, local, (), ("hansa.local",), "local solver"),
+        Kind("loop", local.ClientLoop, local, (), ("hansa.local",), "client loop"),
         Kind("blocks", local.blocks, {"blocks": local.blocks}, (), (), "choice of blocks", "blocks", local.blocks),
         Kind("batching", local.batching, {"batching": local.batching}, (), (), "division into batches", "batching"),
         Kind("pass_order", local.PassOrder, local, (), ("hansa.local",), "order of passes"),

@@ -247,6 +247,6 @@ def _keys_of(config: Config, error: HansaError) -> Keys:
         return "local" if component == "LocalPhase" else "gossip", argument
     if component == "channels" and argument in config.channels:
         return "channels", argument
-    if component == "solver" and config.local.solver is not None:
-        return "local", "solver"
+    if component in ("solver", "loop") and getattr(config.local, component) is not None:
+        return "local", component
     return ("algorithm",)

@@ -14,7 +14,7 @@ from hansa.config.yaml_text import BARE_WORD_KEYS
 from hansa.core.schedule import Rate
 from hansa.data import Partition
 from hansa.gossip import Activity, MixingRule, Topology
-from hansa.local import Batches, LocalWork, Solver, blocks
+from hansa.local import Batches, ClientLoop, LocalWork, Solver, blocks
 from hansa.pace import Pace, Profile
 from hansa.presets import Clusters
 from hansa.rounds.faults import faults
@@ -173,6 +173,8 @@ class LocalSection(ConfigSection):
     """Parameter blocks that stay on their client, by name patterns: [bn*] is FedBN."""
     frozen_blocks: Annotated[Any, ComponentField(blocks)] = None
     """Parameter blocks that are not trained, by name patterns."""
+    loop: Annotated[Any, ComponentField(ClientLoop)] = None
+    """Training code of your own that replaces the local steps: mine:distill."""
 
 
 class ServerSection(ConfigSection):

@@ -45,6 +45,7 @@ from hansa.runs.store import DamagedFileError, io
 from hansa.runs.store.database import Database, RowEntry
 from hansa.training import TaskLike, random_state
 from hansa.training.evaluation import compute_site_metrics
+from hansa.training.execution_mode import without_native
 
 
 class MemoryStore:
@@ -178,7 +179,7 @@ class Site:
         self.run, self.key, self.rounds, self.dtype = run, key, rounds, dtype
         self.memory_store = MemoryStore() if memory_store is None else memory_store
         self.refusals = Refusals()
-        self._trainer = task.trainer(dtype, torch.device("cpu"))
+        self._trainer = without_native(task, algorithm).trainer(dtype, torch.device("cpu"))
         self._received: dict[str, dict[int, Vector]] = {}
         self._start: Vectors = {}
         self.kept_back: dict[str, str] = {}  # what the last answer does not say, and why; for the site only

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from hansa.core.lazy_imports import lazy_exports
 from hansa.core.schedule import cosine, inverse_sqrt, piecewise, step_decay, warmup
 from hansa.local.batching import Batches, PassOrder, as_batching, batching, in_order
+from hansa.local.loops import BaseClientLoop, ClientLoop, LoopResult
 from hansa.local.solvers import (
     AscentOffset,
     BaseSolver,
@@ -43,16 +44,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AscentOffset",
+    "BaseClientLoop",
     "BaseLocalWork",
     "BaseSolver",
     "BaseTrainer",
     "Batches",
     "ClientJobs",
+    "ClientLoop",
     "Correction",
     "Distribution",
     "LocalResults",
     "LocalStep",
     "LocalWork",
+    "LoopResult",
     "PassOrder",
     "Solver",
     "SolverResult",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -27,6 +27,7 @@ from hansa.gossip.mixing import Mixing
 from hansa.local import Correction, LocalStep, LocalWork, Solver, Work, blocks, epochs, solver_receives
 from hansa.local import sgd as sgd_solver
 from hansa.local.batching import Batches, PassPosition, as_batching, batching
+from hansa.local.loops import BaseClientLoop, ClientLoop, require_loop
 from hansa.local.solvers import BaseSolver, require_solver
 from hansa.local.work import BaseLocalWork, is_set_by_samples, require_work
 from hansa.server import BaseServerTransform, ServerTransform
@@ -70,6 +71,7 @@ class LocalPhase(Checked):
         batches: How a client's rows become batches: "full" batches from a new pass each round; "short" and "drop" keep
             the smaller last batch of a pass or omit it; "continued" is "short" with passes that continue across
             rounds; or a `batching`.
+        loop: Training code of your own that replaces the steps, on the same batches (`hansa.local.ClientLoop`).
 
     >>> LocalPhase(lr=0.1, batch_size=None).lr
     0.1
@@ -91,6 +93,7 @@ class LocalPhase(Checked):
     private_blocks: blocks | None = field(default=None, metadata=bound(_blocks))
     frozen_blocks: blocks | None = field(default=None, metadata=bound(_blocks))
     batches: Batches = field(default="full", metadata=bound(lambda owner, _, value: as_batching(value, owner)))
+    loop: ClientLoop | None = field(default=None, metadata=bound(require_loop))
 
     def __post_init__(self) -> None:
         Checked.__post_init__(self)
@@ -100,8 +103,19 @@ class LocalPhase(Checked):
         if self.optimizer is None and isinstance(self.optimizer_state, Mapping):
             expected = "a local optimizer to start from it"
             raise invalid_argument("LocalPhase", "optimizer_state", self.optimizer_state, expected)
+        if self.loop is not None:
+            self._check_loop()
         if self.mixing is not None:
             self._check_mixing(self.mixing)
+
+    def _check_loop(self) -> None:
+        """Raise for what a loop of one's own would ignore."""
+        plain = {each.name: each.default for each in fields(self)} | {"solver": sgd_solver()}
+        used = {"loop", "lr", "steps", "batch_size", "batches", "private_blocks"}
+        for name in plain:
+            if name not in used and getattr(self, name) != plain[name]:
+                problem = f"has no effect, since the client loop {self.loop!r} replaces the local steps. Leave it out."
+                raise argument_error("LocalPhase", name, getattr(self, name), problem)
 
     def _check_mixing(self, mixing: Mixing) -> None:
         """Raise for options that gossip does not support."""
@@ -157,7 +171,14 @@ class LocalPhase(Checked):
     def receives(self) -> tuple[str, ...]:
         """The channels that clients only receive."""
         state = self.optimizer_state
-        return (*solver_receives(self.solver), *(state.values() if isinstance(state, Mapping) else ()))
+        own = () if self.loop is None else with_defaults(self.loop, BaseClientLoop).receives
+        return (*solver_receives(self.solver), *(state.values() if isinstance(state, Mapping) else ()), *own)
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The channels, besides the model, that clients receive and report on."""
+        own = () if self.loop is None else with_defaults(self.loop, BaseClientLoop).channels
+        return (*with_defaults(self.solver, BaseSolver).channels, *own)
 
     @property
     def division(self) -> batching:

@@ -12,7 +12,7 @@ import torch
 from hansa.core.errors import HansaError, add_step
 from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
-from hansa.core.types import Vector
+from hansa.core.types import Vector, Vectors
 from hansa.core.vectors import allocator
 from hansa.core.vectors.arithmetic import all_finite
 from hansa.local.batching import PassPosition, Positions, batching
@@ -21,6 +21,7 @@ from hansa.local.work import Work
 
 if TYPE_CHECKING:
     from hansa.core.native.clients import ClientKernel
+    from hansa.local.loops import ClientLoop, LoopResult
 
 DrawRows: TypeAlias = Callable[[Sequence[int], Sequence[bytes], Any], Any]
 """From clients, the keys of their batches and the rows that each needs: the row numbers, one client after the other."""
@@ -207,6 +208,12 @@ class BaseTrainer:
     def native_steps(self) -> NativeSteps | None:
         """Return the native code of gossiping clients' steps; None if there is none."""
         return None
+
+    def run_loop(
+        self, loop: ClientLoop, client: int, rows: BatchRows | None, lr: float, got: Vectors, memory: Vectors, key: Key
+    ) -> LoopResult:
+        """Run a client's own loop on the model that is loaded; ``rows`` are its batches."""
+        raise HansaError(f"{type(self).__name__}: has no module that a client loop could train.")
 
     def interrupt(self) -> None:
         """Interrupt a fast path that runs in another thread; it raises there."""

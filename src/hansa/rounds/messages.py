@@ -336,12 +336,13 @@ def _float(value: Any) -> float:
 
 
 class Trained(NamedTuple):
-    """The training result of an order before it is encoded: a report without uploads, and the change of each reporter's
-    model and buffers."""
+    """The training result of an order before it is encoded: a report without uploads, the change of each reporter's
+    model and buffers, and what its own loop reports, by channel."""
 
     report: Report
     changes: Sequence[Vector] | Vector = ()
     buffers: Sequence[Vector] = ()
+    reports: Mapping[str, Sequence[Vector]] = {}
 
 
 def joined_reports(reports: Sequence[Report]) -> Report:

@@ -19,6 +19,7 @@ from hansa.core.vectors.arithmetic import computes_on, tree_to, where_computed
 from hansa.core.vectors.fingerprint import fingerprint
 from hansa.gossip.executors import train_cohorts
 from hansa.gossip.mixing import Mixing
+from hansa.local.loops import LoopResult, train_by_loop
 from hansa.local.solvers import BaseSolver
 from hansa.local.step import LocalStep
 from hansa.local.trainer import ClientJobs, Trainer, draw_batches, train
@@ -181,7 +182,12 @@ def _train_alone(
     """Train clients that do not gossip, from the received model with each one's private blocks."""
     keep_models = phase.private_blocks is not None or order.mean
     jobs = _jobs(phase, order, got, trainer, population, keep_models=keep_models)
-    results = train(trainer, jobs)
+    finished: list[LoopResult] = []
+    if phase.loop is None:
+        results = train(trainer, jobs)
+    else:
+        own = {client: scoped(rows, "loop") for client, rows in order.memory.items()}
+        results, finished = train_by_loop(trainer, phase.loop, jobs, phase.lr_at(order.round), got, own)
     clients, changes, losses = order.clients, results.changes, results.losses
     indices: Sequence[int] = range(len(clients))
     if results.failures:
@@ -195,7 +201,7 @@ def _train_alone(
         moved = [results.buffers[index] - jobs.buffers[index] for index in indices]
         buffers = [phase.without_private_blocks(change, of_buffers=True) for change in moved]
     memory: dict[int, Vectors] = {}
-    if phase.private_blocks is not None or phase.optimizer_state == "kept" or phase.division.continued:
+    if phase.private_blocks is not None or phase.optimizer_state == "kept" or phase.division.continued or finished:
         for index in indices:
             client, work, y = clients[index], order.works[index], results.models[index] if keep_models else None
             buffers_after = results.buffers[index] if results.buffers else None
@@ -203,6 +209,7 @@ def _train_alone(
             memory[client] = {
                 **phase.memory_after(jobs.steps[index], y, buffers_after),
                 **phase.position_memory(population.samples[client], work.batch_size, work.steps, memory_before),
+                **({f"loop/{name}": row for name, row in finished[index].memory.items()} if finished else {}),
             }
     report = Report.on(
         order,
@@ -215,7 +222,9 @@ def _train_alone(
         models = [torch.cat([results.models[index], *results.buffers[index : index + 1]]) for index in indices]
         mean = models[0] if len(models) == 1 else torch.stack(models).mean(0)
         report = replace(report, mean=mean, trained=len(models))
-    return Trained(report, changes, buffers)
+    names = finished[0].reports if finished else ()
+    reports = {name: [finished[index].reports[name] for index in indices] for name in names}
+    return Trained(report, changes, buffers, reports)
 
 
 def _jobs(
@@ -278,7 +287,7 @@ def _to_server_device(trained: Trained, device: torch.device) -> Trained:
     report, cpu = trained.report, torch.device("cpu")
     report = replace(report, memory=tree_to(dict(report.memory), cpu), mean=tree_to(report.mean, cpu))
     changes, buffers = ([change.to(device) for change in vectors] for vectors in (trained.changes, trained.buffers))
-    return Trained(report, changes, buffers)
+    return Trained(report, changes, buffers, tree_to(dict(trained.reports), device))
 
 
 def decode_broadcasts(algorithm: Algorithm, order: WorkOrder, base_vectors: Mapping[str, Vector]) -> Vectors | None:
@@ -314,7 +323,7 @@ def close_round(
 def _report(algorithm: Algorithm, order: WorkOrder, got: Vectors, trained: Trained) -> Report:
     """Finish the solver's round, and encode the vectors of each channel with its uplink."""
     phase, clients = algorithm.local, trained.report.clients
-    outgoing: dict[str, Any] = {MODEL: trained.changes}
+    outgoing: dict[str, Any] = {MODEL: trained.changes, **trained.reports}
     if trained.buffers:
         outgoing[BUFFERS] = trained.buffers
     memory = dict(trained.report.memory)

@@ -58,7 +58,7 @@ from hansa.runs.per_client import (
 from hansa.runs.store import ClientStore, DiskStore, RamStore
 from hansa.training import TaskLike, personalise, random_state
 from hansa.training.evaluation import EvaluationJob
-from hansa.training.execution_mode import with_vmap
+from hansa.training.execution_mode import with_vmap, without_native
 
 if TYPE_CHECKING:
     import pandas
@@ -230,7 +230,7 @@ class Run:
     def engine_task(self) -> TaskLike:
         """The task as the engine needs it: with a plan if clients are trained together (`execution="vmap"`)."""
         if self._engine_task is None:
-            task = self.task
+            task = without_native(self.task, self.algorithm)
             self._engine_task = task if self.one_by_one else with_vmap(task, self.algorithm, self.dtype, self.device)
         return self._engine_task
 

@@ -307,6 +307,23 @@ class ClientBatching:
     models: ClassVar[int] = MODELS
 
 
+def without_native(task: TaskLike, algorithm: Algorithm) -> TaskLike:
+    """Return the task without native code if clients have a loop of their own, which is eager PyTorch on a module."""
+    loop = algorithm.local.loop
+    if loop is None:
+        return task
+    if getattr(task, "execution", None) not in ("auto", "eager") or getattr(task, "autocast", None) is not None:
+        raise HansaError(
+            f"{algorithm.name}(loop={loop!r}): a client loop is PyTorch code for a module, which {task.name} does not "
+            "run as it is: expected hansa.Task(..., execution='auto' or 'eager') without autocast."
+        )
+    known = _planned.setdefault(task, {})
+    if "loop" not in known:
+        known["loop"] = copy.copy(cast("Task", task))
+        known["loop"].network = None
+    return known["loop"]
+
+
 def with_vmap(task: TaskLike, algorithm: Algorithm, dtype: torch.dtype, device: torch.device) -> TaskLike:
     """Return the task with ``client_batching`` for a method if its execution is "vmap"; otherwise the task itself."""
     if getattr(task, "execution", "") != "vmap":

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,7 @@ from hansa.core.vectors import allocator
 from hansa.core.vectors.arithmetic import native_fits
 from hansa.core.vectors.layout import convert_module
 from hansa.local.batching import Positions
+from hansa.local.loops import ClientLoop, LoopResult
 from hansa.local.step import LocalStep
 from hansa.local.trainer import BaseTrainer, ClientJobs, LocalResults, NativeSteps
 from hansa.local.work import Work
@@ -131,10 +135,13 @@ class ModuleTrainer(BaseTrainer):
     def seed(self, key: Key) -> None:
         """Seed the generators that a model may draw from; native code has its own generator for dropout."""
         if self.network is None or self.task.augment.has_user_code:
-            random_state.seed_all(key, self.device)
-            self.module_state.seed(key)
+            self._seed_all(key)
         elif self.network.dropout_numbers:
             random_state.seed_generator(self._noise, key)
+
+    def _seed_all(self, key: Key) -> None:
+        random_state.seed_all(key, self.device)
+        self.module_state.seed(key)
 
     def batch(self, client: int, rows: torch.Tensor | KeyedBatches) -> Batch:
         """Return one batch, augmented if it has a key, otherwise prepared like test rows."""
@@ -259,6 +266,27 @@ class ModuleTrainer(BaseTrainer):
         index, spans = client_row_index(self.task.data, clients)
         return shuffled_rows(keys, index, spans, lengths)
 
+    @torch.enable_grad()
+    def run_loop(
+        self, loop: ClientLoop, client: int, rows: Any, lr: float, got: Vectors, memory: Vectors, key: Key
+    ) -> LoopResult:
+        """Run a client's own loop on the module; afterwards its parameters are views of ``y`` as before."""
+        self.module_state.restore()
+        self._seed_all(key.child("loop"))
+        result = loop.train(self.module.train(), _LoopBatches(self, client, rows, key), lr, got, memory, key)
+        named = dict(self.module.named_parameters())
+        for entry, parameter in zip(self.layout.parameters, self.parameters, strict=True):
+            if named.get(entry.name) is not parameter:
+                name = type(loop).__name__
+                raise HansaError(f"{name}.train: the model has another {entry.name} than before: change it in place.")
+            if parameter.data_ptr() != entry.view(self.y).data_ptr():
+                entry.view(self.y).copy_(parameter.detach())
+                parameter.data = entry.view(self.y)
+            parameter.grad = None
+            parameter.requires_grad_(True)
+        self.module.train()
+        return result
+
     def interrupt(self) -> None:
         if self.kernel is not None:
             self.kernel.stop = True
@@ -348,6 +376,26 @@ def batch_stream(samples: int, length: int, key: Key) -> np.ndarray[Any, np.dtyp
     draw = key.numpy()
     passes = [draw.permutation(samples) for _ in range(-(-length // samples))]
     return (passes[0] if len(passes) == 1 else np.concatenate(passes))[:length]
+
+
+class _LoopBatches(Sequence[Batch]):
+    """The batches of a client's own loop. The n-th one that is read has the draws of an ordinary n-th step."""
+
+    def __init__(self, trainer: ModuleTrainer, client: int, rows: Any, key: Key) -> None:
+        self._batch, self._seed, self._rows = partial(trainer.batch, client), trainer._seed_all, rows
+        self._steps, self._keys = range(len(rows)), map(partial(key.child, "noise"), itertools.count())
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            part = copy.copy(self)
+            part._steps = self._steps[at]
+            return part
+        rows = self._rows[self._steps[at]]
+        self._seed(next(self._keys))
+        return self._batch(rows)
 
 
 def _has_ignored_labels(batch: Batch) -> bool:
