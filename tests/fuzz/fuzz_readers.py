@@ -1,4 +1,4 @@
-"""Fuzzes all that reads what others wrote: data files, partitions, configurations, changes to them, command lines.
+"""Fuzzes all that reads what others wrote: data files, partitions, configurations, commands, run folders.
 
     PYTHONPATH=tests python tests/fuzz/fuzz_readers.py [--inputs 200000] [--seed 0] [--only cifar leaf ...]
 
@@ -17,6 +17,7 @@ import json
 import os
 import random
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -25,7 +26,9 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +38,7 @@ from hansa.config import from_yaml
 from hansa.core.errors import HansaError
 from hansa.data import Split, load_split, save_split
 from hansa.data.readers import read_cifar, read_femnist, read_idx, read_shakespeare
+from hansa.runs.record import RunRecord
 
 SECONDS = 5.0
 """Of processor time that one input may take: far more than any does, far less than for ever."""
@@ -150,6 +154,7 @@ def targets() -> dict[str, Target]:
         "yaml": Target(_configurations(), _read_yaml, 2),
         "change": Target(_changes(), _read_change, 2),
         "command": Target(_commands(), _run_command, 1),
+        "folder": Target(_FOLDER, _read_folder, 1),
     }
 
 
@@ -317,6 +322,128 @@ def _run_command(home: Path, data: bytes) -> None:
     assert "Traceback" not in result.output
     if result.exit_code:
         raise HansaError(result.output[:1000].encode("utf-8", "replace").decode() or "no word")
+
+
+FOLDER_FILES = (
+    "config.yaml", "summary.json", "metrics.jsonl", "environment.json", "preprocessing.json", ".hansa-run", "run.db",
+    "partition.safetensors", "model.safetensors",
+)  # fmt: skip
+HOSTILE = (
+    None,
+    True,
+    -1,
+    0,
+    2**63,
+    10**400,
+    1e308,
+    float("nan"),
+    "",
+    "x",
+    "\x1b[31m",
+    "a" * 3000,
+    [],
+    [[]],
+    {},
+    {"a": {}},
+)
+_FOLDER = (b"a folder", b"its marker", b"its rounds")
+READING = (
+    "show run", "show run --json", "show run --clients", "report run --out page.html", "export run -o clients.csv",
+    "predict run", "export run -o model.safetensors", "compare run good --report page.html", "cite run", "watch",
+)  # fmt: skip
+
+
+@cache
+def _small_run() -> tuple[tuple[str, bytes], ...]:
+    """The files of a finished run."""
+    from command_line import CliRunner, app
+
+    with tempfile.TemporaryDirectory() as home:
+        config = _written(
+            Path(home) / "small.yaml",
+            b"rounds: 2\ndata: {name: synthetic, clients: 3}\nlocal: {steps: 1, batch_size: 5}\nmodel: logistic\n"
+            b"sample: {participation: 0.5}\nworkers: 1\nevaluate: {every: 1}\n",
+        )
+        result = CliRunner().invoke(app, ["run", str(config), "--out", f"{home}/run", "--quiet"])
+        assert result.exit_code == 0, result.output
+        return tuple((path.name, path.read_bytes()) for path in sorted((Path(home) / "run").iterdir()))
+
+
+def _read_folder(home: Path, data: bytes) -> None:
+    """Read a run folder by one of the commands that only read. The input names the file that somebody has damaged, or
+    marker or rounds that are sealed again as their owner would; what is done to it is drawn from the input."""
+    from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
+    from command_line import CliRunner
+    from hansa.study.report.live import RunWatcher
+
+    draw, files = random.Random(data), dict(_small_run())
+    for name in ("run", "good"):
+        shutil.rmtree(home / "runs" / name, ignore_errors=True)
+        for file, content in files.items():
+            _written(home / "runs" / name / file, content)
+    if data not in _FOLDER:
+        file = draw.choice([*FOLDER_FILES, *["sealed"] * 6])
+        path = home / "runs" / "run" / file
+        if file == "sealed":
+            _forge(home / "runs" / "run", draw)
+        elif draw.random() < 0.2:
+            path.unlink()
+            draw.choice([path.touch, path.mkdir, lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero"), list])()
+        else:
+            damaged = mutate(files[file], files[draw.choice(FOLDER_FILES)], draw)
+            _written(home / "runs" / "run" / file, _without_code(damaged.decode("latin-1")).encode("latin-1"))
+    command = draw.choice(READING)
+    if command == "watch":
+        watcher = RunWatcher([home / "runs"])
+        watcher.refresh()
+        watcher.page()
+        assert {run["name"] for run in watcher.content["data"]["runs"]}, "the other run is not shown"
+        return
+    before = Path.cwd()
+    os.chdir(home / "runs")
+    try:
+        result = CliRunner(env={"COLUMNS": "100", "TERM": "dumb"}).invoke(app, command.split())
+    finally:
+        os.chdir(before)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert "\x1b" not in result.output
+    if result.exit_code:
+        raise HansaError(result.output[:1000] or "no word")
+
+
+def _forge(folder: Path, draw: random.Random) -> None:
+    """Change values of the marker or of the rounds, and seal them again."""
+    if draw.random() < 0.4:
+        _, _, content = (folder / ".hansa-run").read_bytes().partition(b"\n")
+        body = json.dumps(_with_hostile_values(json.loads(content), draw)).encode()
+        _written(folder / ".hansa-run", hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+        return
+    with RunRecord(folder) as record:
+        rounds = [
+            (each.record, block) for each, (_, block) in zip(record.rounds(), record.client_blocks(), strict=True)
+        ]
+    (folder / "run.db").unlink()
+    with RunRecord.create(folder) as record:
+        for number, (values, block) in enumerate(rounds, 1):
+            forged = _with_hostile_values(values, draw)
+            record.add_round({**forged, "round": number} if isinstance(forged, dict) else {"round": number}, block)
+            record.commit()
+
+
+def _with_hostile_values(tree: object, draw: random.Random) -> Any:
+    """A tree of JSON in which one to three values, keys and all below them, are others."""
+    for _ in range(draw.randint(1, 3)):
+        node = holder = tree
+        place: Any = None
+        while isinstance(node, (dict, list)) and node and (place is None or draw.random() < 0.6):
+            holder, place = node, draw.choice(sorted(node) if isinstance(node, dict) else range(len(node)))
+            node = holder[place]
+        if isinstance(holder, (dict, list)) and place is not None:
+            holder[place] = draw.choice(HOSTILE)
+            if draw.random() < 0.2:
+                del holder[place]
+    return tree
 
 
 def _without_code(text: str) -> str:

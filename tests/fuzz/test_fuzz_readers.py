@@ -29,6 +29,12 @@ def test_damaged_command_lines_end_in_a_sentence() -> None:
     assert run(40, seed=1, only=("command",))["command"]["refused"] > 20
 
 
+def test_damaged_and_forged_run_folders_end_in_a_sentence() -> None:
+    counts = run(240, seed=1, only=("folder",))["folder"]
+    assert counts["refused"] > 40
+    assert counts["read"] > 40
+
+
 @pytest.mark.parametrize("name", targets())
 def test_undamaged_inputs_reach_the_reader(name: str, tmp_path: Path) -> None:
     target = targets()[name]

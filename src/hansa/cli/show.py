@@ -40,8 +40,8 @@ def show(
     as_json: opt.AsJson = False,
 ) -> None:
     """Show the summary and the last rounds of a run."""
-    from hansa.runs.folder import MODEL, RunFolder, SeedGroupFolder
-    from hansa.study.report.entries import ReportEntry, check_readable
+    from hansa.runs.folder import MODEL, RunFolder, SeedGroupFolder, check_readable
+    from hansa.study.report.entries import ReportEntry
 
     check_readable(folder)
     group, run = SeedGroupFolder(folder), RunFolder.containing(folder)

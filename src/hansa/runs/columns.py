@@ -276,6 +276,42 @@ def _evaluated_prefix(name: str) -> str:
     return next((prefix for prefix in EVALUATED if metric.startswith(prefix)), "")
 
 
+def check_record(record: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for a value in the record of a round that is not of its column's kind: a folder of somebody
+    else may hold any. Columns that are in no table may have any value."""
+    for name, value in record.items():
+        unit = COLUMNS[name].unit if name in COLUMNS else "number" if _evaluated_prefix(name) else ""
+        if value is None or not unit:
+            continue
+        if unit == "list":
+            inner = value.values() if name == "sites" and isinstance(value, dict) else [value]
+            fits = isinstance(value, (list, dict)) and all(map(_fits_list, inner))
+        elif unit == "flag":
+            fits = isinstance(value, bool)
+        else:
+            fits = is_number(value) and (unit not in ("count", "bytes") or 0 <= value < 1 << 62)
+        if not fits:
+            raise ValueError(f"{name!r} is {value!r:.60}")
+
+
+def _fits_list(value: object) -> bool:
+    """Whether this is a list, or numbers and texts by name."""
+    return isinstance(value, list) or (
+        isinstance(value, dict) and all(isinstance(each, str) or is_number(each) for each in value.values())
+    )
+
+
+def is_number(value: object) -> bool:
+    """Return whether this is a number that a float can hold; a flag is none.
+
+    >>> is_number(0.5), is_number(float("nan")), is_number(True), is_number(10**400)
+    (True, True, False, False)
+    """
+    return isinstance(value, float) or (
+        isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 999
+    )
+
+
 def evaluated_metrics(names: Iterable[str]) -> list[str]:
     """Return the evaluated columns among some names, sorted.
 

@@ -31,13 +31,17 @@ import logging
 import os
 import platform
 import re
+import stat
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from hansa import __version__, data
 from hansa.config import Config, ConfigError, code_names, load, to_yaml
@@ -80,7 +84,56 @@ REPLACED = ".replaced"
 FORMAT = 4
 """Format of run folders. Others are refused."""
 GROUP = "group.yaml"
+MAX_FILES = 2000
+"""How many files and folders of a folder are looked at."""
+MAX_BYTES = 1 << 29
+"""Run folders with larger files, besides the model and the record, are named and not read."""
 FINISHED, STOPPED, FAILED, UNFINISHED = "finished", "stopped", "failed", "unfinished"
+
+
+@dataclass
+class _Marker:
+    """The entries of the marker that are read, as they must be."""
+
+    format: int
+    bound: dict[str, str]
+    accepted: list[_Accepted]
+    cites: list[str]
+    client_names: list[str] = field(default_factory=list)
+    composition: str = ""
+    data: str = ""
+
+
+@dataclass
+class _Accepted:
+    changed: list[str]
+    round: int
+
+
+def check_readable(folder: Path) -> None:
+    """Refuse a run folder with files that cannot be read to their end: pipes, devices, or more than `MAX_BYTES`.
+
+    The model is not read by most commands, and the record has readers with bounds of their own, so these may be larger.
+    """
+    for inner in (folder, *(each for each in subfolders(folder) if each.name.startswith("seed-"))):
+        for name in (*NAMES, GROUP):
+            try:
+                status = (inner / name).stat()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
+                raise HansaError(f"{inner}: {name} is not a regular file.")
+            if status.st_size > MAX_BYTES and not name.startswith(("model.", "run.")):
+                raise HansaError(f"{inner}: {name} has {status.st_size:,} bytes; at most {MAX_BYTES:,} are read.")
+
+
+def subfolders(folder: Path) -> Iterator[Path]:
+    """Yield the folders in a folder by name, of its first `MAX_FILES` files and folders; none if it is not readable."""
+    try:
+        inside = islice(folder.iterdir(), MAX_FILES)
+        yield from sorted(each for each in inside if each.is_dir() and not each.name.startswith("."))
+    except OSError:  # deleted, or not readable
+        return
 
 
 class _Folder:
@@ -124,10 +177,11 @@ class RunFolder(_Folder):
 
     @classmethod
     def containing(cls, path: Path | str) -> RunFolder:
-        """Return the run folder of a path, which may also be a file in it, such as config.yaml."""
+        """Return the run folder of a path, which may also be a file in it, such as config.yaml, to be looked at."""
         path = Path(path)
         inside = path.name in NAMES and path.is_file() and (path.parent / CONFIG).is_file()
-        return cls(path.parent if inside else path)
+        check_readable(folder := path.parent if inside else path)
+        return cls(folder)
 
     @property
     def config(self) -> Config:
@@ -144,8 +198,13 @@ class RunFolder(_Folder):
         """What was recorded when the run was started: what resuming depends on, and what is known of the method without
         importing code. A run of another format is refused by the version that wrote it."""
         content = io.read_sealed(self / MARKER)
+        try:
+            TypeAdapter(_Marker).validate_python(content)
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"]))
+            raise DamagedFileError(f"{self / MARKER} is damaged: {where[:60] or 'its content'}. Restore it.") from error
         if content["format"] != FORMAT:
-            version = content["bound"]["version"]
+            version = content["bound"].get("version")
             raise HansaError(
                 f"{self}: written by Hansa {version} (format {content['format']}); this is Hansa {__version__}, which "
                 f"reads format {FORMAT}. Use Hansa {version} for it, or start a new run."

@@ -21,6 +21,7 @@ from hansa.runs.columns import (
     direction_of,
     evaluated_metrics,
     facts_of,
+    is_number,
     lower_is_better,
     main_metric,
     plain_name,
@@ -51,7 +52,7 @@ def column_names(history: Iterable[Record]) -> list[str]:
 
 def is_finite(value: Any) -> bool:
     """Return whether a value is a finite number; booleans are not."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)
 
 
 def series(history: History, metric: str | None = None) -> list[tuple[int, float]]:

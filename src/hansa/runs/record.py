@@ -24,6 +24,7 @@ from hansa.core.errors import HansaError, check_integer, invalid_argument, sugge
 from hansa.core.types import State
 from hansa.core.vectors import arithmetic, kernels
 from hansa.runs.client_columns import ClientColumns, join_rounds, total_by_client
+from hansa.runs.columns import check_record
 from hansa.runs.store import database, io
 from hansa.runs.store.database import DTYPES, REMEDY, Database, Head, RowEntry, dtype_name, dtype_of, row_digest
 from hansa.runs.store.io import DamagedFileError, FileLock, sha256
@@ -459,7 +460,11 @@ class RunRecord(Database):
         """Yield the closed rounds, checked: 1, 2, 3, ... and every digest."""
         with self.checked():
             for round, text, chain, _ in self._checked_rounds("NULL", last):
-                yield RecordedRound(round, dict(json.loads(text)), chain)
+                record = dict(json.loads(text))
+                if record.get("round") != round:
+                    raise ValueError(f"the record of round {round} is of another one")
+                check_record(record)
+                yield RecordedRound(round, record, chain)
 
     def client_blocks(self) -> Iterator[tuple[int, bytes]]:
         """Yield the client block of every round, checked."""

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import logging
-import os
-import stat
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hansa.config import from_yaml, to_yaml
 from hansa.core.errors import HansaError
-from hansa.runs.folder import CONFIG, GROUP, METRICS, RunFolder, SeedGroupFolder, config_without_seed
+from hansa.runs.folder import (
+    CONFIG,
+    GROUP,
+    METRICS,
+    RunFolder,
+    SeedGroupFolder,
+    check_readable,
+    config_without_seed,
+    subfolders,
+)
 
 if TYPE_CHECKING:
     from hansa.runs.client_columns import ClientColumns
 
 log = logging.getLogger("hansa")
 
-MAX_DEPTH, MAX_FILES = 4, 2000
-"""Levels below a folder that are searched for runs, and files and folders read on each."""
-MAX_BYTES = 1 << 29
-"""Run folders with larger files, besides the model and the record, are not read."""
+MAX_DEPTH = 4
+"""Levels below a folder that are searched for runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,25 +195,6 @@ def read_entries(folders: Sequence[Path]) -> tuple[list[ReportEntry], list[str]]
     return entries, problems
 
 
-def check_readable(folder: Path) -> None:
-    """Refuse a run folder that contains pipes, devices, or files of more than `MAX_BYTES`.
-
-    The model and the record may be larger: the model is not read, and the readers of the record have their own bounds.
-    """
-    if not folder.is_dir():  # its reader raises the error
-        return
-    for run_folder in (folder, *(child for child in _subfolders(folder) if child.name.startswith("seed-"))):
-        with os.scandir(run_folder) as files:
-            for file in islice(files, MAX_FILES):
-                status = file.stat()
-                if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
-                    raise HansaError(f"{run_folder}: {file.name} is not a regular file.")
-                if status.st_size > MAX_BYTES and not file.name.startswith(("model.", "run.")):
-                    raise HansaError(
-                        f"{run_folder}: {file.name} has {status.st_size:,} bytes; reports read at most {MAX_BYTES:,}."
-                    )
-
-
 def merge_seeds(entries: Sequence[ReportEntry]) -> list[ReportEntry]:
     """Combine runs that differ only in the seed, and give each entry a unique name: its title, or that of its folder.
 
@@ -242,21 +227,13 @@ def find_runs(path: Path, depth: int = MAX_DEPTH) -> list[Path]:
     """Return the folders of runs and of seed groups at a path or some levels below it, sorted by name."""
     if (path / GROUP).is_file() or (path / CONFIG).is_file():
         return [path]
-    return [run for inner in _subfolders(path) for run in find_runs(inner, depth - 1)] if depth else []
-
-
-def _subfolders(folder: Path) -> Iterator[Path]:
-    try:
-        children = islice(folder.iterdir(), MAX_FILES)
-        yield from sorted(child for child in children if child.is_dir() and not child.name.startswith("."))
-    except OSError:  # deleted, or not readable
-        return
+    return [run for inner in subfolders(path) for run in find_runs(inner, depth - 1)] if depth else []
 
 
 def change_stamp(folder: Path) -> tuple[object, ...]:
     """Return the sizes and modification times of a run's files."""
     stamps: list[object] = []
-    for run_folder in [folder, *(inner for inner in _subfolders(folder) if inner.name.startswith("seed-"))]:
+    for run_folder in [folder, *(inner for inner in subfolders(folder) if inner.name.startswith("seed-"))]:
         for name in (CONFIG, GROUP, METRICS, "summary.json"):
             try:
                 status = (run_folder / name).stat()

@@ -423,7 +423,7 @@ def common_target(entries: Sequence[ReportEntry], metric: str | None = None) -> 
     best.sort(reverse=True)
     if not best:
         return None
-    target = round(math.floor(best[(len(best) - 1) // 2] * 20 + 1e-9) / 20, 2)
+    target = round(math.floor(min(best[(len(best) - 1) // 2], 1.0) * 20 + 1e-9) / 20, 2)
     return target if target > chance_level(entries) else None
 
 
