@@ -56,7 +56,7 @@ class Arc(nn.Module):
         (lambda o, y: F.cross_entropy(o, y).item(), "returned float: expected one number for a batch as a tensor"),
         (lambda o, y: F.cross_entropy(o, y).detach(), "has no gradient"),
         (lambda o, y: F.cross_entropy(o.detach(), y), "has no gradient"),
-        (Arc(), r"Arc\): has parameters of its own \(centres\)"),
+        (Arc(), r"Arc\): has its own parameters \(centres\)"),
         (nn.CrossEntropyLoss, "expected a function of"),
     ],
     ids=["tuple", "float", "no gradient", "detached", "parameters", "class"],

@@ -75,12 +75,12 @@ def as_pipeline(parts: Sequence[Augment] | Augment) -> Pipeline:
     >>> as_pipeline([crop(padding=4), flip()])
     Pipeline(parts=(crop(padding=4, fill=0.0), flip(p=0.5)))
     """
-    listed = tuple(parts) if isinstance(parts, (list, tuple)) else (parts,)
-    for part in listed:
+    augments = tuple(parts) if isinstance(parts, (list, tuple)) else (parts,)
+    for part in augments:
         if isinstance(part, type) or not callable(part):
             call = f"{part.__name__}()" if isinstance(part, type) else "augment=[hansa.augment.flip()]"
             raise HansaError(f"augment: {short_repr(part)}: expected functions of (batch, generator), such as {call}.")
-    return Pipeline(listed)
+    return Pipeline(augments)
 
 
 def _numbers(part: str, name: str, values: Any) -> tuple[float, ...]:
@@ -127,8 +127,8 @@ class crop(CheckedAugmentation):
         offsets = torch.randint(2 * self.padding + 1, (2, count, 1), generator=generator)
         y, x = copy_to_device(offsets, images.device)
         rows, columns = y + torch.arange(height, device=y.device), x + torch.arange(width, device=x.device)
-        each = torch.arange(count, device=y.device)[:, None, None]
-        cut = padded.permute(0, 2, 3, 1)[each, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+        index = torch.arange(count, device=y.device)[:, None, None]
+        cut = padded.permute(0, 2, 3, 1)[index, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
         return _with_layout_of(images, cut)
 
     def _pad(self, images: torch.Tensor) -> torch.Tensor:

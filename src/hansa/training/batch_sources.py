@@ -207,12 +207,12 @@ def client_row_index(data: Any, clients: Sequence[int]) -> tuple[torch.Tensor, n
     """
     index: Any = getattr(data, "index", None)
     offsets: Any = getattr(data, "offsets", None)
-    usable = all(isinstance(each, torch.Tensor) and each.dtype == torch.int64 for each in (index, offsets))
+    usable = all(isinstance(tensor, torch.Tensor) and tensor.dtype == torch.int64 for tensor in (index, offsets))
     if usable and index.is_contiguous() and min(clients) >= 0 and max(clients) < len(offsets) - 1:
-        numbers, ends = np.array(clients), offsets.numpy()
-        return index, np.stack([ends[numbers], ends[numbers + 1]], axis=1)
+        ids, bounds = np.array(clients), offsets.numpy()
+        return index, np.stack([bounds[ids], bounds[ids + 1]], axis=1)
     rows = [data.rows(client).to(torch.int64) for client in clients]
-    stops = np.cumsum([len(each) for each in rows])
+    stops = np.cumsum([len(numbers) for numbers in rows])
     return torch.cat(rows).contiguous(), np.stack([np.concatenate([[0], stops[:-1]]), stops], axis=1)
 
 
@@ -267,7 +267,7 @@ def describe_shapes(tree: Tree) -> str:
     if isinstance(tree, torch.Tensor):
         return f"{str(tree.dtype).removeprefix('torch.')} {list(tree.shape)}"
     if isinstance(tree, dict):
-        return ", ".join(f"{name}: {describe_shapes(inner)}" for name, inner in tree.items())
+        return ", ".join(f"{name}: {describe_shapes(subtree)}" for name, subtree in tree.items())
     if isinstance(tree, (tuple, list)):
         return f"({', '.join(map(describe_shapes, tree))})"
     return type(tree).__name__

@@ -139,9 +139,9 @@ def compute_site_metrics(score: PartialScore, metrics: Mapping[str, Metric], few
             value = compute_metric(name, metric, output, target)
             if math.isfinite(value):
                 results.values[name] = value
-            part = function.sketch(output, target, fewest) if sketch and isinstance(function, MergeableMetric) else None
-            if part is not None:
-                results.sketches[name] = part
+            mergeable = function if sketch and isinstance(function, MergeableMetric) else None
+            if mergeable is not None and (summary := mergeable.sketch(output, target, fewest)) is not None:
+                results.sketches[name] = summary
         except Exception as error:
             results.kept_back[name] = f"{type(error).__name__}: {error}"
             log.warning("metric %s is left out: %s", name, results.kept_back[name])
@@ -181,19 +181,19 @@ def check_outputs(facts: ModelFacts, test_rows: int, for_loss: bool, metrics: Ma
     size = facts.output_bytes * test_rows
     if not has_rows(facts.output, count_rows(facts.target)):
         returned = type(facts.output).__name__
-        wrong = f"but the model returns {returned} with something else than tensors of one entry per row"
+        problem = f"but the model returns {returned} with values that are not tensors of one entry per row"
     elif for_loss and size > _OUTPUT_BYTES:
-        wrong = f"which take {size / 2**30:.1f} GiB for {test_rows:,} rows"
+        problem = f"which take {size / 2**30:.1f} GiB for {test_rows:,} rows"
     else:
         return
     if not for_loss:
         raise HansaError(
-            f"Task(metrics) needs the outputs of all test rows at once, {wrong}. Return a tensor, or tuples or dicts "
+            f"Task(metrics) needs the outputs of all test rows at once, {problem}. Return a tensor, or tuples or dicts "
             "of such tensors."
         )
     raise HansaError(
         "Task(loss): a loss that is neither torch's nor of hansa.losses is computed from the outputs of all test rows "
-        f"at once, {wrong}. State how it reduces a batch: Task(reduction='mean') over rows, 'sum', or 'labels' for a "
+        f"at once, {problem}. State how it reduces a batch: Task(reduction='mean') over rows, 'sum', or 'labels' for a "
         "mean over labels that count."
     )
 
@@ -228,12 +228,11 @@ def named_test_sets(test: Mapping[str, Any], like: Batch) -> dict[str, Any]:
             )
         if not count_rows(pair.targets) or len({len(leaf) for leaf in trees.tree_leaves(pair)}) != 1:
             raise HansaError(f"Task(test): {name} has no rows, or not as many inputs as targets.")
-        for what in ("inputs", "targets"):
-            mine, theirs = getattr(pair, what), getattr(like, what)
-            if _row_forms(mine) != _row_forms(theirs):
+        for part, values, expected in zip(Batch._fields, pair, like, strict=True):
+            if _row_forms(values) != _row_forms(expected):
                 raise HansaError(
-                    f"Task(test): the {what} of {name} are {describe_shapes(mine)}, those of the training data "
-                    f"{describe_shapes(theirs)}. Prepare them in the same way, for example with hansa.data.from_arrays."
+                    f"Task(test): the {part} of {name} are {describe_shapes(values)}, those of the training data "
+                    f"{describe_shapes(expected)}. Prepare them in the same way, as by hansa.data.from_arrays."
                 )
         sets[name] = EvaluationRows(*pair)
     return sets
@@ -270,10 +269,10 @@ def score_rows(trainer: ModuleTrainer, name: str, rows: torch.Tensor, seed: int)
     source, is_native = trainer.test_sources.get(trainer, name)
     network = trainer.network
     if is_native and network is not None:
-        first, count = int(rows[0]), len(rows)
+        start, count = int(rows[0]), len(rows)
         if isinstance(source, TensorSource) and source.native_inputs is not None and _consecutive(rows):
             inputs = source.native_inputs.logical, source.labels
-            loss, hits = network.evaluate(trainer.y, *inputs, first, first + count)
+            loss, hits = network.evaluate(trainer.y, *inputs, start, start + count)
         else:
             loss, hits = network.evaluate(trainer.y, *source.batch(None, rows))
         return PartialScore(loss, count, math.nan if math.isnan(loss) else hits, labels=count)
@@ -310,8 +309,8 @@ def _score_batch(trainer: ModuleTrainer, batch: Batch) -> PartialScore:
     loss, weight = (0.0, 0.0) if task.loss_sums is None else task.loss_sums(output, target)
     target = strip_weights(target)
     hits, labels = (None, 0.0) if task.metric is None else task.metric.score(output, target)
-    kept = ((move_to_cpu(output), move_to_cpu(target)),) if task.needs_all_outputs else ()
-    return PartialScore(loss, weight, hits, labels, kept)
+    outputs = ((move_to_cpu(output), move_to_cpu(target)),) if task.needs_all_outputs else ()
+    return PartialScore(loss, weight, hits, labels, outputs)
 
 
 def _is_native(trainer: ModuleTrainer, source: BatchSource) -> bool:
@@ -331,8 +330,8 @@ def _prepare(trainer: ModuleTrainer, data: Any) -> BatchSource:
     source = test_source(data, *form)
     if not isinstance(source, TensorSource) or source.native_inputs is None or not trainer.task.augment.test_pipeline():
         return source
-    pieces = torch.split(torch.arange(count_test_rows(data), device=trainer.device), EVALUATION_BATCH)
-    inputs = [trainer.prepare_test_batch(source.batch(None, piece)).inputs for piece in pieces]
+    chunks = torch.split(torch.arange(count_test_rows(data), device=trainer.device), EVALUATION_BATCH)
+    inputs = [trainer.prepare_test_batch(source.batch(None, chunk)).inputs for chunk in chunks]
     return TensorSource(torch.cat(inputs), source.labels, *form)
 
 
@@ -440,5 +439,5 @@ def rows_by_owner(owners: torch.Tensor | None) -> dict[int, torch.Tensor]:
         return {}
     order = torch.argsort(owners, stable=True)
     clients, counts = torch.unique_consecutive(owners[order], return_counts=True)
-    parts = zip(clients.tolist(), torch.split(order, counts.tolist()), strict=True)
-    return {client: rows for client, rows in parts if client >= 0}
+    groups = zip(clients.tolist(), torch.split(order, counts.tolist()), strict=True)
+    return {client: rows for client, rows in groups if client >= 0}

@@ -223,9 +223,9 @@ def _logits(output: Any) -> torch.Tensor:
 
 
 def _classes_second(output: torch.Tensor, target: torch.Tensor, class_axis: str) -> torch.Tensor:
-    second = output.ndim == target.ndim + 1 and output.shape[:1] + output.shape[2:] == target.shape
-    last = output.ndim == target.ndim + 1 and output.shape[:-1] == target.shape
-    if last and (class_axis == "last" or (class_axis == "auto" and not second)):
+    second_fits = output.ndim == target.ndim + 1 and output.shape[:1] + output.shape[2:] == target.shape
+    last_fits = output.ndim == target.ndim + 1 and output.shape[:-1] == target.shape
+    if last_fits and (class_axis == "last" or (class_axis == "auto" and not second_fits)):
         return output.movedim(-1, 1)
     return output
 
@@ -233,13 +233,13 @@ def _classes_second(output: torch.Tensor, target: torch.Tensor, class_axis: str)
 def label_weights(
     weights: Sequence[float] | torch.Tensor | None, target: torch.Tensor, ignore_index: int, losses: torch.Tensor
 ) -> torch.Tensor:
-    counted = target != ignore_index
+    mask = target != ignore_index
     if weights is None:
-        return counted.to(losses.dtype)
+        return mask.to(losses.dtype)
     table = torch.as_tensor(weights, dtype=losses.dtype, device=losses.device)
-    if bool((target[counted] >= len(table)).any()):
+    if bool((target[mask] >= len(table)).any()):
         raise HansaError(f"class_weights has {len(table)} classes, but there is a target {int(target.max())}.")
-    return table[target.clamp(min=0)] * counted
+    return table[target.clamp(min=0)] * mask
 
 
 @cache
@@ -309,8 +309,9 @@ def torch_form(loss: Any) -> TorchForm | None:
             name: value for name, value in vars(loss).items() if not name.startswith("_") and name != "training"
         }
         settings |= dict(loss.named_buffers())
-    old, per_entry = settings.keys() & {"size_average", "reduce"}, settings.get("reduction") == "none"
-    return None if function not in _torch_losses().values() or old or per_entry else TorchForm(function, settings)
+    deprecated, per_entry = settings.keys() & {"size_average", "reduce"}, settings.get("reduction") == "none"
+    known = function in _torch_losses().values()
+    return TorchForm(function, settings) if known and not deprecated and not per_entry else None
 
 
 def ignored_label(loss: Any) -> int | None:
@@ -319,15 +320,16 @@ def ignored_label(loss: Any) -> int | None:
     >>> ignored_label(partial(torch.nn.functional.cross_entropy, ignore_index=0)), ignored_label(mse())
     (0, None)
     """
-    for part in (loss, getattr(loss, "function", None)):
-        settings = part.keywords if isinstance(part, partial) else {"ignore_index": getattr(part, "ignore_index", None)}
-        if isinstance(ignored := settings.get("ignore_index"), int):
+    for candidate in (loss, getattr(loss, "function", None)):
+        bound = candidate.keywords.get("ignore_index") if isinstance(candidate, partial) else None
+        ignored = getattr(candidate, "ignore_index", bound)
+        if isinstance(ignored, int):
             return ignored
     return None
 
 
 def check_classes(loss: LossFunction, output: Any, targets: Any) -> None:
-    """Raise for class numbers without an output of the model, if the loss is torch's cross-entropy."""
+    """Raise if class numbers exceed the outputs of the model and the loss is torch's cross-entropy."""
     form, targets = torch_form(loss), strip_weights(targets)
     tensors = isinstance(targets, torch.Tensor) and isinstance(output, torch.Tensor) and output.ndim > 1
     if form is None or not form.of_classes or not tensors or targets.is_floating_point():
@@ -341,16 +343,16 @@ def check_classes(loss: LossFunction, output: Any, targets: Any) -> None:
 
 
 def check_loss(loss: Any) -> None:
-    """Raise for a loss that is no function, or that has parameters, which nobody would train."""
+    """Raise for a loss that is not a function, or that has parameters, which would not be trained."""
     if isinstance(loss, type) or not callable(loss):
         raise HansaError(
             f"Task(loss={getattr(loss, '__name__', loss)!r}): expected a function of (output, target), such as "
             "torch.nn.functional.cross_entropy or torch.nn.CrossEntropyLoss()."
         )
     named = loss.named_parameters() if isinstance(loss, torch.nn.Module) else ()
-    if trained := [name for name, each in named if each.requires_grad]:
+    if trainable := [name for name, parameter in named if parameter.requires_grad]:
         raise HansaError(
-            f"Task(loss={type(loss).__name__}): has parameters of its own ({', '.join(trained[:3])}), which are not "
+            f"Task(loss={type(loss).__name__}): has its own parameters ({', '.join(trainable[:3])}), which are not "
             "trained. Make them parameters of the model and return them with its output."
         )
 
@@ -424,10 +426,10 @@ def _counted_sums(loss: LossFunction, ignored: int | None, output: Any, target: 
 def _class_sums(loss: LossFunction, form: TorchForm, output: Any, target: torch.Tensor) -> tuple[float, float]:
     if target.is_floating_point():  # class probabilities: torch divides by the rows
         return _row_sums(loss, False, output, target)
-    counted, weights = target != form.ignored, form.settings.get("weight")
-    if weights is None and (labels := int(counted.sum())) == target.numel():
+    mask, weights = target != form.ignored, form.settings.get("weight")
+    if weights is None and (labels := int(mask.sum())) == target.numel():
         return float(loss(output, target)) * labels, float(labels)
-    divisor = counted.sum() if weights is None else weights.to(output.device)[target[counted]].double().sum()
+    divisor = mask.sum() if weights is None else weights.to(output.device)[target[mask]].double().sum()
     return float(form.function(output, target, reduction="sum", **form.options)), float(divisor)
 
 

@@ -88,9 +88,9 @@ def stated_direction(name: str, metric: Any) -> Direction:
     >>> stated_direction("rmse", max), stated_direction("spread", max)
     ('lower', '')
     """
-    own = getattr(metric, "higher_is_better", None)
-    if isinstance(own, bool):
-        return "higher" if own else "lower"
+    higher = getattr(metric, "higher_is_better", None)
+    if isinstance(higher, bool):
+        return "higher" if higher else "lower"
     function = getattr(unwrapped(metric), "__name__", "")
     if is_of_sklearn(metric):
         return _OF_SKLEARN.get(function.rpartition("_")[2], "")
@@ -105,10 +105,10 @@ def metric_directions(metrics: Mapping[str, Callable[..., Any]]) -> dict[str, Di
     """
     directions = {name: stated_direction(name, metric) for name, metric in metrics.items()}
     for name in (name for name, direction in directions.items() if not direction):
-        shown = getattr(metrics[name], "__name__", "f").strip("<>")
+        function = getattr(metrics[name], "__name__", "f").strip("<>")
         raise HansaError(
             f"Task(metrics={{{short_repr(name)}: ...}}): nothing says whether a larger value is better. Write "
-            f"hansa.higher({shown}) or hansa.lower({shown}); in a file, metrics: "
-            f"{{{name}: {{function: MODULE:{shown}, better: lower}}}}."
+            f"hansa.higher({function}) or hansa.lower({function}); in a file, metrics: "
+            f"{{{name}: {{function: MODULE:{function}, better: lower}}}}."
         )
     return directions

@@ -54,13 +54,13 @@ class Accuracy:
     def score(self, output: Any, target: torch.Tensor) -> tuple[float, float]:
         """Return the number of correct predictions and the number of labels."""
         scores = getattr(output, "logits", output)
-        counted = counted_labels(target, self.ignored)
+        mask = counted_labels(target, self.ignored)
         if self.threshold is None:
             hits = scores.argmax(dim=self.axis) == target
         else:
             hits = (scores.reshape(target.shape) > self.threshold) == (target > 0)
-        labels = float(counted.sum())
-        return (math.nan if has_no_order(scores) else float((hits & counted).double().sum())), labels
+        labels = float(mask.sum())
+        return (math.nan if has_no_order(scores) else float((hits & mask).double().sum())), labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +111,16 @@ def default_accuracy(
         if threshold is None:
             return None, "one output per row may be a logit or a probability"
         return Accuracy(threshold=threshold, ignored=ignored), ""
-    stated = "second" if form is not None and form.of_classes else getattr(loss, "class_axis", "")
-    second = output.ndim == target.ndim + 1 and output.shape[2:] == target.shape[1:]
-    last = output.ndim == target.ndim + 1 and output.shape[:-1] == target.shape
-    unknown_order = target.ndim == 2 and not stated  # a language model may compare outputs with the next label
-    if second and (stated in ("auto", "second") or output.ndim == 2 or not (last or unknown_order)):
+    axis = "second" if form is not None and form.of_classes else getattr(loss, "class_axis", "")
+    second_fits = output.ndim == target.ndim + 1 and output.shape[2:] == target.shape[1:]
+    last_fits = output.ndim == target.ndim + 1 and output.shape[:-1] == target.shape
+    unknown_order = target.ndim == 2 and not axis  # a language model may compare outputs with the next label
+    if second_fits and (axis in ("auto", "second") or output.ndim == 2 or not (last_fits or unknown_order)):
         return Accuracy(1, ignored=ignored), ""
-    if last and stated in ("auto", "last"):
+    if last_fits and axis in ("auto", "last"):
         return Accuracy(-1, ignored=ignored), ""
-    wrong = "its classes may be on two axes, or its loss may compare outputs with the next label"
-    return None, wrong if second or last else ""
+    reason = "its classes may be on two axes, or its loss may compare outputs with the next label"
+    return None, reason if second_fits or last_fits else ""
 
 
 def compute_metric(name: str, metric: Any, output: Any, target: Any) -> float:
@@ -279,9 +279,9 @@ class RocAuc:
         if not pairs:
             return Bounded(math.nan, math.nan, math.nan)
         value = float(_area_below(above, below).sum()) / pairs
-        surely = float((above[0] * _rows_below(below, above)).sum()) / pairs
-        never = float((below[0] * _rows_below(above, below)).sum()) / pairs
-        return Bounded(min(max(value, surely), 1 - never), surely, 1 - never)
+        lower = float((above[0] * _rows_below(below, above)).sum()) / pairs
+        upper = 1 - float((below[0] * _rows_below(above, below)).sum()) / pairs
+        return Bounded(min(max(value, lower), upper), lower, upper)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,18 +304,18 @@ class ConcordanceIndex:
         risk, (event, time) = _single_output("c_index", output), _events_and_times(target)
         if not bool(torch.isfinite(risk).all()):
             return math.nan
-        places = torch.arange(len(time))
+        index = torch.arange(len(time))
         halves = count = 0
-        for first in range(0, len(time), _BLOCK):
-            rows = slice(first, first + _BLOCK)
-            event_here, time_here, risk_here = event[rows, None], time[rows, None], risk[rows, None]
-            same = time_here == time
-            pairs = event_here & ((time_here < time) | (same & ~event)) & (places[rows, None] != places)
-            together = event_here & event & same & (places[rows, None] < places)
-            level = risk_here == risk
-            halves += int(2 * (pairs & (risk_here > risk)).sum() + (pairs & level).sum())
-            halves += int((together & ~level).sum() + 2 * (together & level).sum())
-            count += int(pairs.sum() + together.sum())
+        for start in range(0, len(time), _BLOCK):
+            rows = slice(start, start + _BLOCK)
+            row_event, row_time, row_risk = event[rows, None], time[rows, None], risk[rows, None]
+            same_time = row_time == time
+            pairs = row_event & ((row_time < time) | (same_time & ~event)) & (index[rows, None] != index)
+            event_pairs = row_event & event & same_time & (index[rows, None] < index)
+            same_risk = row_risk == risk
+            halves += int(2 * (pairs & (row_risk > risk)).sum() + (pairs & same_risk).sum())
+            halves += int((event_pairs & ~same_risk).sum() + 2 * (event_pairs & same_risk).sum())
+            count += int(pairs.sum() + event_pairs.sum())
         return halves / (2 * count) if count else math.nan
 
     def smallest_group(self, target: torch.Tensor) -> int:
@@ -376,8 +376,8 @@ def _group_means(scores: torch.Tensor, fewest: int) -> list[list[float]]:
 
 
 def _read_groups(sketch: Sketch, name: str) -> torch.Tensor:
-    """Return a column for each group of a class: rows; where its scores are taken to begin and end; and where they
-    surely do. Raise ValueError for what is not a list of groups."""
+    """Return a column for each group of a class: its rows, the assumed range of its scores, and their certain range.
+    Raise ValueError for anything but a list of groups."""
     if set(sketch) != {"negative", "positive"}:
         raise ValueError("a sketch without the two classes")
     groups = sketch[name]
@@ -389,31 +389,31 @@ def _read_groups(sketch: Sketch, name: str) -> torch.Tensor:
     if means != sorted(means) or not 0 <= means[0] <= means[-1] <= 1:
         raise ValueError("means of groups that are not in order between 0 and 1")
     edges = [(a + b) / 2 for a, b in itertools.pairwise(means)]
-    alone = min(means[0], 1 - means[0])  # of a single group only the mean is known
-    first = max(0.0, 2 * means[0] - edges[0]) if edges else means[0] - alone
-    last = min(1.0, 2 * means[-1] - edges[-1]) if edges else means[0] + alone
-    ends = [[first, *edges], [*edges, last], [0.0, *means[:-1]], [*means[1:], 1.0]]
-    return torch.tensor([rows, *ends], dtype=torch.float64)
+    spread = min(means[0], 1 - means[0])  # a single group has no neighbours
+    low = max(0.0, 2 * means[0] - edges[0]) if edges else means[0] - spread
+    high = min(1.0, 2 * means[-1] - edges[-1]) if edges else means[0] + spread
+    bounds = [[low, *edges], [*edges, high], [0.0, *means[:-1]], [*means[1:], 1.0]]
+    return torch.tensor([rows, *bounds], dtype=torch.float64)
 
 
 def _area_below(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
     """Return for each group of ``above`` its rows times the expected rows of ``below`` with a lower score."""
     start, stop = above[1] - _HALF, above[2] + _HALF
-    first, last = below[1] - _HALF, below[2] + _HALF
+    low, high = below[1] - _HALF, below[2] + _HALF
 
     def integral(x: torch.Tensor) -> torch.Tensor:
         """The integral up to x of the number of rows below."""
-        inside = x[:, None].clamp(first, last) - first
-        beyond = (x[:, None] - last).clamp(min=0)
-        return ((inside**2 / (2 * (last - first)) + beyond) * below[0]).sum(1)
+        inside = x[:, None].clamp(low, high) - low
+        beyond = (x[:, None] - high).clamp(min=0)
+        return ((inside**2 / (2 * (high - low)) + beyond) * below[0]).sum(1)
 
-    parts = [slice(place, place + _BLOCK) for place in range(0, len(start), _BLOCK)]
-    means = [(integral(stop[part]) - integral(start[part])) / (stop[part] - start[part]) for part in parts]
+    blocks = [slice(i, i + _BLOCK) for i in range(0, len(start), _BLOCK)]
+    means = [(integral(stop[block]) - integral(start[block])) / (stop[block] - start[block]) for block in blocks]
     return above[0] * torch.cat(means)
 
 
 def _rows_below(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """Return for each group of ``high`` the rows of ``low`` whose scores are surely lower."""
+    """Return for each group of ``high`` the rows of ``low`` whose scores are certainly lower."""
     order = low[4].argsort()
     sums = torch.cat([torch.zeros(1, dtype=torch.float64), low[0][order].cumsum(0)])
     return sums[torch.searchsorted(low[4][order] + 2 * _HALF, high[3])]

@@ -58,12 +58,12 @@ def mlp(*, classes: int, shape: Sequence[int], hidden: int | Sequence[int] = 200
     check_integer("mlp", "classes", classes)
     widths = [hidden] if isinstance(hidden, int) else list(hidden)
     layers: list[nn.Module] = [nn.Flatten()]
-    last = math.prod(shape)
+    inputs = math.prod(shape)
     for width in widths:
         check_integer("mlp", "hidden", width)
-        layers += [nn.Linear(last, width), nn.ReLU()]
-        last = width
-    return nn.Sequential(*layers, nn.Linear(last, classes))
+        layers += [nn.Linear(inputs, width), nn.ReLU()]
+        inputs = width
+    return nn.Sequential(*layers, nn.Linear(inputs, classes))
 
 
 def cnn_29k(*, classes: int = 10, shape: Sequence[int] = (1, 28, 28)) -> nn.Sequential:
@@ -158,10 +158,10 @@ def resnet18(
     channels, _, _ = _image_shape("resnet18", classes, shape)
     make_norm = _norm("resnet18", norm, groups, (64, 128, 256, 512))
     layers: list[nn.Module] = [nn.Conv2d(channels, 64, 3, padding=1, bias=False), make_norm(64), nn.ReLU()]
-    last = 64
+    inputs = 64
     for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        layers += [ResidualBlock(last, width, stride, make_norm), ResidualBlock(width, width, 1, make_norm)]
-        last = width
+        layers += [ResidualBlock(inputs, width, stride, make_norm), ResidualBlock(width, width, 1, make_norm)]
+        inputs = width
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
 
 
@@ -322,9 +322,9 @@ def build(name: str, *, classes: int, shape: Sequence[int], **options: Any) -> n
     factory = MODELS.get(name.replace("-", "_"))
     if factory is None:
         raise HansaError(f"no model {name!r}. {suggestion(name, MODELS)}")
-    known = set(inspect.signature(factory).parameters) - {"classes", "shape"}
-    for option in options.keys() - known:
-        raise HansaError(f"{name}: no option {option!r}. {suggestion(option, known) if known else 'It takes none.'}")
+    names = set(inspect.signature(factory).parameters) - {"classes", "shape"}
+    for option in options.keys() - names:
+        raise HansaError(f"{name}: no option {option!r}. {suggestion(option, names) if names else 'It takes none.'}")
     return factory(classes=classes, shape=tuple(shape), **options)
 
 

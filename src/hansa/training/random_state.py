@@ -1,5 +1,5 @@
-"""Global state of a run: random generators, seeded from a key before a client's steps and restored after a run, and
-deterministic algorithms of torch and its libraries for training on accelerators.
+"""Global state of a run: random generators, seeded from a key before a client's steps and restored after a run, and the
+deterministic algorithms of torch and its libraries on accelerators.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ AnyGenerator: TypeAlias = "torch.Generator | np.random.Generator | np.random.Ran
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 CUBLAS_WORKSPACE = ":4096:8"
-"""The setting with which cuBLAS is deterministic, if the environment has none; read when a process first uses it."""
+"""The default setting for deterministic cuBLAS, which reads it at the first use in a process."""
 
 NO_DETERMINISTIC_FORM = "does not have a deterministic implementation"
-"""What torch says of such an operation."""
+"""Torch's error message for such an operation."""
 
 REQUESTED: ContextVar[bool] = ContextVar("hansa.deterministic", default=True)
-"""Whether the run of this context wants deterministic algorithms on accelerators, also on those of other machines."""
+"""Whether the current run requests deterministic algorithms on accelerators, including those of other machines."""
 LOCK = threading.RLock()
-"""Held while the global generators, which all threads share, are seeded, used to build a model, or restored."""
+"""Protects the global generators while they are seeded, used to build a model, or restored."""
 
 
 def seed_all(key: Key, device: torch.device) -> None:
@@ -48,8 +48,8 @@ def seed_all(key: Key, device: torch.device) -> None:
         if device.type != "cpu":
             module: Any = torch.get_device_module(device)
             generators = getattr(module, "default_generators", ())
-            place = (module.current_device() if device.index is None else device.index) if generators else 0
-            (generators[place] if generators else module).manual_seed(seed)
+            index = (module.current_device() if device.index is None else device.index) if generators else 0
+            (generators[index] if generators else module).manual_seed(seed)
 
 
 def seed_generator(generator: Any, key: Key) -> None:
@@ -92,12 +92,12 @@ def preserve_rng(devices: Sequence[torch.device] = ()) -> Iterator[None]:
 
 
 def rng_state(device: torch.device | None = None) -> bytes:
-    """Return the states of Python's, NumPy's, torch's and the device's generators, to be compared."""
+    """Return the states of Python's, NumPy's, torch's and the device's generators as comparable bytes."""
     states = [random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()]  # noqa: NPY002
     if device is not None and device.type != "cpu":
         module: Any = torch.get_device_module(device)
-        own = module.get_rng_state() if device.type == "mps" else module.get_rng_state(device)
-        states.append(own.numpy())
+        state = module.get_rng_state() if device.type == "mps" else module.get_rng_state(device)
+        states.append(state.numpy())
     return pickle.dumps(states)
 
 
@@ -108,7 +108,7 @@ def _seed_number(key: Key) -> int:
 @contextmanager
 def fixed_arithmetic(devices: Sequence[torch.device] = (), deterministic: bool = True) -> Iterator[None]:
     """Use one intra-op thread, as their number changes the last bits, and deterministic algorithms on accelerators,
-    those of an engine's other machines too. The global generators and all settings are restored on exit."""
+    including those of an engine's other machines. On exit the global generators and all settings are restored."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     accelerated = deterministic and any(device.type != "cpu" for device in devices)
@@ -122,9 +122,8 @@ def fixed_arithmetic(devices: Sequence[torch.device] = (), deterministic: bool =
 
 
 class DeterminismSettings(NamedTuple):
-    """The settings of torch that decide whether accelerators give the same bits every time: whether operations without
-    a deterministic form are errors, or warned of only; whether new memory is filled, which costs time; cuDNN's; and
-    that of cuBLAS in the environment."""
+    """The settings of torch for deterministic accelerators: whether operations without a deterministic form are errors
+    or warnings; whether new memory is filled, which costs time; cuDNN's; and cuBLAS's in the environment."""
 
     enabled: bool
     warn_only: bool
@@ -146,14 +145,14 @@ class DeterminismSettings(NamedTuple):
         )
 
     def for_training(self) -> DeterminismSettings:
-        """Return the settings of deterministic training. A user's own choice to be only warned is kept."""
+        """Return the settings of deterministic training; the user's ``warn_only`` is kept."""
         warn_only = self.enabled and self.warn_only
         return DeterminismSettings(True, warn_only, False, True, False, self.cublas or CUBLAS_WORKSPACE)
 
     def apply(self) -> None:
-        """Set them for this process."""
-        now = DeterminismSettings.current()
-        if now[:2] != self[:2]:  # the call imports torch.compile, which takes a second
+        """Apply the settings to this process."""
+        current = DeterminismSettings.current()
+        if current[:2] != self[:2]:  # the call imports torch.compile, which takes a second
             torch.use_deterministic_algorithms(self.enabled, warn_only=self.warn_only)
         torch_deterministic.fill_uninitialized_memory = self.fill_memory  # type: ignore[attr-defined]
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = self[3:5]
@@ -165,7 +164,7 @@ class DeterminismSettings(NamedTuple):
 
 @contextmanager
 def deterministic_algorithms() -> Iterator[None]:
-    """Use deterministic algorithms only; on exit all settings are restored. An operation without a deterministic form
+    """Use only deterministic algorithms; on exit all settings are restored. An operation without a deterministic form
     raises an error that names the remedy.
 
     >>> with deterministic_algorithms():
@@ -174,13 +173,13 @@ def deterministic_algorithms() -> Iterator[None]:
     >>> torch.are_deterministic_algorithms_enabled()
     False
     """
-    before = DeterminismSettings.current()
-    before.for_training().apply()
+    previous = DeterminismSettings.current()
+    previous.for_training().apply()
     try:
         with naming_the_remedy():
             yield
     finally:
-        before.apply()
+        previous.apply()
 
 
 @contextmanager
@@ -191,8 +190,8 @@ def naming_the_remedy() -> Iterator[None]:
     except Exception as error:
         if NO_DETERMINISTIC_FORM not in str(error):
             raise
-        said = str(error).partition(NO_DETERMINISTIC_FORM)[0] + NO_DETERMINISTIC_FORM
+        message = str(error).partition(NO_DETERMINISTIC_FORM)[0] + NO_DETERMINISTIC_FORM
         raise HansaError(
-            f"{said} on this device, so results would differ from run to run. Replace the operation, or allow it with "
+            f"{message} on this device, so results would differ between runs. Replace the operation, or allow it with "
             "deterministic=False (deterministic: false in a file)."
         ) from error

@@ -65,7 +65,7 @@ log = logging.getLogger("hansa")
 VALIDATION = "validation"
 """The name of the test set of validation rows."""
 _PROBE_ROWS = 24
-_drawn: WeakKeyDictionary[Any, WeakValueDictionary[int, Task]] = WeakKeyDictionary()
+_tasks_by_seed: WeakKeyDictionary[Any, WeakValueDictionary[int, Task]] = WeakKeyDictionary()
 _trainers: WeakKeyDictionary[Any, dict[Any, ref[ModuleTrainer]]] = WeakKeyDictionary()
 """The trainers in use in this process, by task, dtype and device: later ones share their data and frozen weights."""
 
@@ -101,23 +101,23 @@ class Task:
     """A model, a loss and federated data.
 
     Equal seeds give equal initial models. A model with float64 parameters is trained in float64. Frozen parameters and
-    buffers in bfloat16 or float16 keep their dtype if the model converts their inputs to it. Floating buffers that
-    training changes are averaged. Of integer and boolean buffers those are sent that the first step raises, such as
-    counters and flags that a first batch sets: their average is rounded to the nearest. Other buffers keep their
-    initial value. Before each client the rest of a module (attributes, hooks, plain objects) is as after construction,
-    and its random draws are seeded from the client's key; a module for which that fails is refused.
+    buffers in bfloat16 or float16 keep their dtype if the model converts their inputs to it. Floating-point buffers
+    that training changes are averaged. Integer and boolean buffers are sent if the first step increases them, such as
+    counters and flags set by the first batch: their average is rounded to the nearest. Other buffers keep their initial
+    value. Before each client the remaining state of a module (attributes, hooks, plain objects) is reset to that after
+    construction, and its random numbers are seeded from the client's key; a module that cannot be reset is refused.
 
     A model that is equivalent to a stack of convolutions and linear layers with cross-entropy, however its
-    ``forward()`` is written, is trained by native code in float32 after three batches have agreed with PyTorch to float
-    rounding. Any other model is trained by eager PyTorch, and one log line says why.
+    ``forward()`` is written, is trained by native code in float32 after three batches have agreed with PyTorch up to
+    rounding. Any other model is trained by eager PyTorch, and one log line gives the reason.
 
     Args:
         model: A function without arguments, or a module class, that returns the model. A parameter ``seed`` receives
             the seed of the run.
         loss: A function of (output, target) that returns one number for a batch. The test loss of torch's and Hansa's
-            losses is the quotient of their sums over all test rows, a sum divided by the number of rows. Any other loss
-            is called once with the outputs of all test rows, so that it may be a mean or couple the rows, such as a Cox
-            or a contrastive loss.
+            losses is computed from sums over all test rows; a summed loss is divided by the number of rows. Any other
+            loss is called once with the outputs of all test rows, so that it may be a mean or couple the rows, such as
+            a Cox or a contrastive loss.
         data: Federated data, such as `hansa.data.federate` returns.
         metric: A function of (output, target) that returns one value per row, such as whether it is correct, or one
             number for all test rows; or an object with ``update`` and ``compute``. It is reported as test_accuracy.
@@ -130,16 +130,15 @@ class Task:
             there is one, else the first of ``metrics``, else the loss.
         augment: Functions of (batch, generator) that every training batch passes through, such as
             ``[hansa.augment.crop(4), hansa.augment.flip()]``.
-        reduction: What your own loss is for a batch: "mean" over its rows, "sum", or "labels" for the mean over labels
-            that count. Its test loss is then added batch by batch, and outputs are not kept.
-        ignored: A label that counts neither in accuracy nor in ``reduction="labels"``. Default: the ``ignore_index`` of
-            the loss. Negative labels never count.
+        reduction: The reduction of a user-defined loss over a batch: "mean" over its rows, "sum", or "labels" for the
+            mean over labels that are not ignored. Its test loss is then summed by batch, without keeping outputs.
+        ignored: A label that accuracy and ``reduction="labels"`` ignore. Default: the ``ignore_index`` of the loss.
+            Negative labels are always ignored.
         name: Name of the task. Default: the class of the model.
-        execution: How clients are trained. "auto": by native code where model and loss have a native form, otherwise by
-            eager PyTorch. "native" and "eager": by that only. "vmap": many clients in one program
-            (`torch.func.vmap`), for small models without dropout. "compiled": by ``torch.compile``.
-            What is asked for and impossible is refused with the reason. Results of different executions differ in
-            their last bits.
+        execution: How clients are trained. "auto": by native code if model and loss have a native form, otherwise by
+            eager PyTorch. "native" and "eager": only by that. "vmap": many clients in one program (`torch.func.vmap`),
+            for small models without dropout. "compiled": by ``torch.compile``. An impossible execution is refused with
+            the reason. Results of different executions differ in their last bits.
         autocast: "bfloat16" runs the model in mixed precision (`torch.autocast`); updates stay float32.
         test: Further test sets by name, each a pair (inputs, targets) or data with a test set. ``{"pooled": ...}`` is
             reported as pooled/test_loss and so on. If ``data`` has no test set, the first one is also reported as
@@ -182,21 +181,21 @@ class Task:
         self.model, self.data, self.augment = model, data, as_pipeline(augment)
         self.device = None if device is None else resolve_devices(device, "Task")
         self.client_batching: ClientBatching | None = None  # `with_vmap` sets it for a run
-        words = {"execution": get_args(Execution), "autocast": (*AUTOCAST_DTYPES, None)}
-        words["reduction"] = (*get_args(Reduction), None)
+        choices = {"execution": get_args(Execution), "autocast": (*AUTOCAST_DTYPES, None)}
+        choices["reduction"] = (*get_args(Reduction), None)
         for argument, value in (("execution", execution), ("autocast", autocast), ("reduction", reduction)):
-            if value not in words[argument]:
-                raise invalid_argument("Task", argument, value, " or ".join(map(repr, words[argument])))
+            if value not in choices[argument]:
+                raise invalid_argument("Task", argument, value, " or ".join(map(repr, choices[argument])))
         self.execution, self.autocast, self.reduction = execution, autocast, reduction
         self.population = Population(samples_of(data))
         if 0 in (self.population.samples or (0,)):
             empty = (*self.population.samples, 0).index(0)
             raise HansaError(f"client {empty} has no samples: give it some, or remove it from the data.")
         self.name = name if name is not None else type(self.example_model()).__name__
-        self.example = self._example_batch()  # a few rows as the model sees them in training
+        self.example = self._example_batch()  # a few rows as in training
         self.loss = with_row_weights(loss) if isinstance(self.example.targets, WeightedTargets) else loss
-        stated = ignored_label(self.loss) if ignored is None else ignored
-        self.ignored = None if stated is None or stated < 0 else stated
+        label = ignored_label(self.loss) if ignored is None else ignored
+        self.ignored = None if label is None or label < 0 else label
         self.test_sets = self._test_sets(test)
         self._client_test_rows = rows_by_owner(getattr(data, "test_owners", None))
         facts = describe_model(self.name, model, self.loss, self.example, autocast)
@@ -221,7 +220,7 @@ class Task:
         allocator.trim()  # memory of the comparisons
 
     def _find_network(self) -> Network | None:
-        """Return the native form of the model and its loss, if there is one; `eager_reason` says why there is none."""
+        """Return the native form of the model and its loss, if any; otherwise set `eager_reason`."""
         self.eager_reason: str | None = None
         if self.execution in ("auto", "native"):
             native.warn_if_missing()
@@ -241,9 +240,9 @@ class Task:
         return None
 
     def _describe_scores(self, facts: ModelFacts, metric: Metric | None, metrics: dict[str, Metric]) -> None:
-        """Set how test rows are scored: the sums of the loss, accuracy, and metrics of all rows."""
+        """Set the scores of test rows: the sums of the loss, accuracy, and metrics of all rows."""
         targets, output, target = getattr(self.data, "targets", self.example.targets), facts.output, facts.target
-        reduction = self.reduction if self.network is None else "labels"  # it is cross-entropy, however it is written
+        reduction = self.reduction if self.network is None else "labels"  # the native loss is cross-entropy
         self.loss_sums, self.sums_rows, self.is_row_mean = loss_form(self.loss, reduction, self.ignored, targets)
         self.metric: Accuracy | RowMetric | None = None
         self.metrics = metrics
@@ -255,16 +254,16 @@ class Task:
         elif "accuracy" not in metrics and output is not None:
             self.metric, reason = default_accuracy(self.loss, output, target, strip_weights(targets), self.ignored)
             if reason:
-                log.warning("%s: no accuracy: %s. Task(metric=...) takes a function of yours.", self.name, reason)
+                log.warning("%s: no accuracy: %s. Task(metric=...) takes your own function.", self.name, reason)
         if output is None:
             return
         check_classes(self.loss, output, targets)
-        for name, each in metrics.items():
+        for name, function in metrics.items():
             try:
-                compute_metric(name, each, output, target)
+                compute_metric(name, function, output, target)
             except HansaError:
                 raise
-            except Exception as error:  # such as for one class among few rows; if it fails again, evaluation says so
+            except Exception as error:  # such as one class among few rows; evaluation reports other failures
                 log.debug("the metric %s fails on a few rows: %s", name, error)
         rows = max(map(count_test_rows, self.test_sets.values()), default=0)
         check_outputs(facts, rows, self.loss_sums is None, self.metrics)
@@ -286,7 +285,7 @@ class Task:
         return fresh(self.model, Key(0))
 
     def _test_sets(self, test: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the test sets by name; that of the data itself has the name ""."""
+        """Return the test sets by name; the name of the data's own is ""."""
         sets = named_test_sets({} if test is None else test, self.example)
         sets = sets if sets and not count_test_rows(self.data) else {"": self.data, **sets}
         return {**sets, **_validation_set(self.data)}
@@ -297,19 +296,19 @@ class Task:
         return {MODEL: model, BUFFERS: buffers} if self.layout.buffer_dim else {MODEL: model}
 
     def kept_weights(self, dtype: torch.dtype) -> frozenset[str]:
-        """Return the frozen weights that keep their own dtype in a run with trained parameters of the given dtype."""
+        """Return the frozen weights that keep their own dtype in a run with a dtype."""
         return self.layout.own_dtypes if dtype == self.dtype else frozenset()
 
     def trial(self, dtype: torch.dtype, device: torch.device) -> Trial:
-        """Return a new model apart from those in training, for gradients of example rows."""
-        parts = self.example_model(), self.loss, self.layout, dtype, self.example.inputs
-        return Trial(*parts, device=device, keep=self.kept_weights(dtype))
+        """Return a new, separate model for gradients of example rows."""
+        arguments = self.example_model(), self.loss, self.layout, dtype, self.example.inputs
+        return Trial(*arguments, device=device, keep=self.kept_weights(dtype))
 
     def trainer(self, dtype: torch.dtype, device: torch.device) -> ModuleTrainer:
         """Return a worker's trainer of the model."""
         in_use = _trainers.setdefault(self, {})
-        known = in_use.get((dtype, device))
-        trainer = ModuleTrainer(self, dtype, device, like=None if known is None else known())
+        existing = in_use.get((dtype, device))
+        trainer = ModuleTrainer(self, dtype, device, like=None if existing is None else existing())
         in_use[dtype, device] = ref(trainer)
         if not self._checked_for_state and trainer.network is None and device.type == "cpu":
             self._checked_for_state = True  # once, not in every worker
@@ -335,45 +334,45 @@ class Task:
 
     @property
     def collates_all_test_rows(self) -> bool:
-        """Whether test rows that a function collates are collated together, so that outputs have one shape."""
+        """Whether a collate function gets all test rows at once, so that outputs have one shape."""
         return self.needs_all_outputs and any(hasattr(data, "fetch_test") for data in self.test_sets.values())
 
     def test_chunks(self) -> list[tuple[int, int]]:
-        """Return the rows of all test sets, one set after the other, as fixed ranges, which workers share."""
+        """Return fixed ranges of the rows of all test sets, one set after the other; workers divide them."""
         chunks, offset = [], 0
         for data in self.test_sets.values():
             rows = count_test_rows(data)
             step = rows if self.collates_all_test_rows else max(CHUNK_ROWS, self.evaluation_batch_size)
-            ranges = [(first, min(first + step, rows)) for first in range(0, rows, max(1, step))]
-            chunks += [(offset + first, offset + stop) for first, stop in ranges]
+            ranges = [(start, min(start + step, rows)) for start in range(0, rows, max(1, step))]
+            chunks += [(offset + start, offset + stop) for start, stop in ranges]
             offset += rows
         return chunks
 
     def locate_test_rows(self, row: int) -> tuple[str, int]:
-        """Return the test set of a row in the numbering of `test_chunks`, and the number of the set's first row."""
-        first = 0
+        """Return the test set of a row, numbered as in `test_chunks`, and the number of the set's first row."""
+        start = 0
         for name, data in self.test_sets.items():
             rows = count_test_rows(data)
-            if row < first + rows:
-                return name, first
-            first += rows
-        raise HansaError(f"{self.name}: test row {row} does not exist, there are {first}.")
+            if row < start + rows:
+                return name, start
+            start += rows
+        raise HansaError(f"{self.name}: test row {row} does not exist, there are {start}.")
 
     def compute_metrics(self, scores: Sequence[PartialScore]) -> dict[str, float]:
         """Return loss, accuracy and metrics of the test sets from one score per chunk; empty without scores."""
         results: dict[str, float] = {}
-        for name, own in self._scores_by_set(scores).items():
+        for name, set_scores in self._scores_by_set(scores).items():
             rows = count_test_rows(self.test_sets[name])
-            found = compute_metrics(own, rows, self.metrics, self._loss_of_all_rows)
-            metrics = {f"test_{metric}": value for metric, value in found.items()}
+            values = compute_metrics(set_scores, rows, self.metrics, self._loss_of_all_rows)
+            metrics = {f"test_{metric}": value for metric, value in values.items()}
             results |= metrics if name == self.main_test_set else {}
             results |= {f"{name}/{metric}": value for metric, value in metrics.items()} if name else {}
         return results
 
     def sum_scores(self, scores: Sequence[PartialScore]) -> PartialScore:
         """Return the sums over the main test set, from one score per chunk of `test_chunks`."""
-        own = self._scores_by_set(scores)[self.main_test_set]
-        return total_score(own, self.main_test_rows, self._loss_of_all_rows)
+        set_scores = self._scores_by_set(scores)[self.main_test_set]
+        return total_score(set_scores, self.main_test_rows, self._loss_of_all_rows)
 
     def _scores_by_set(self, scores: Sequence[PartialScore]) -> dict[str, list[PartialScore]]:
         by_set: dict[str, list[PartialScore]] = {}
@@ -402,23 +401,23 @@ class Task:
         return compute_metrics(scores, len(rows), self.metrics, self._loss_of_all_rows, may_be_undefined=True)
 
     def for_seed(self, seed: int) -> Task:
-        """Return the task with the clients, or validation rows, that the seed of a run draws; itself if they are fixed.
+        """Return the task with the clients, or validation rows, drawn from the seed of a run; itself if they are fixed.
 
-        It is the same object as long as a run or the caller holds it.
+        Repeated calls return the same object as long as it is in use.
         """
-        known = _drawn.setdefault(self, WeakValueDictionary())
-        if (result := known.get(seed)) is not None:
+        tasks = _tasks_by_seed.setdefault(self, WeakValueDictionary())
+        if (result := tasks.get(seed)) is not None:
             return result
         data: Any = self.data
-        drawn = data.for_seed(seed) if hasattr(data, "for_seed") else data
-        if drawn is data:
+        seed_data = data.for_seed(seed) if hasattr(data, "for_seed") else data
+        if seed_data is data:
             return self
-        known[seed] = other = copy.copy(self)
-        other.data, other.population = drawn, Population(samples_of(drawn))
-        other.test_sets = {name: drawn if test is data else test for name, test in self.test_sets.items()}
-        other.test_sets |= _validation_set(drawn)
-        other._client_test_rows = rows_by_owner(getattr(drawn, "test_owners", None))
-        return other
+        tasks[seed] = task = copy.copy(self)
+        task.data, task.population = seed_data, Population(samples_of(seed_data))
+        task.test_sets = {name: seed_data if test is data else test for name, test in self.test_sets.items()}
+        task.test_sets |= _validation_set(seed_data)
+        task._client_test_rows = rows_by_owner(getattr(seed_data, "test_owners", None))
+        return task
 
     def on_training_data(self) -> Task:
         """Return the task with all clients' training rows as test set: ``test_loss`` is the global training loss."""
@@ -429,18 +428,18 @@ class Task:
 
     def module(self, vectors: Vectors) -> nn.Module:
         """Return a new module with the given vectors and their dtype, ready to use or to save. Narrow frozen weights
-        keep theirs."""
+        keep their own dtype."""
         module = self.example_model()
         widen_module(module, vectors[MODEL].dtype, self.kept_weights(vectors[MODEL].dtype))
         with torch.no_grad():
-            named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
             for name, value in self.layout.unpack(vectors[MODEL], vectors.get(BUFFERS)).items():
-                named[name].copy_(value)
+                tensors[name].copy_(value)
         return module
 
 
 def _check_model_and_data(model: Any, data: Any) -> None:
-    """Raise for a model that is no function, and for data that is not federated."""
+    """Raise for a model that is not a function, or data that is not federated."""
     if isinstance(model, nn.Module):
         raise HansaError(
             f"Task(model={type(model).__name__} object): expected a function that returns the model, because every "

@@ -49,12 +49,12 @@ _DROPOUT_NUMBERS = 1 << 20  # numbers drawn for dropout at a time
 
 
 class ModuleTrainer(BaseTrainer):
-    """One model whose parameters are views of one flat vector."""
+    """A model whose parameters are views of one flat vector."""
 
     def __init__(
         self, task: Task, dtype: torch.dtype, device: torch.device, *, like: ModuleTrainer | None = None
     ) -> None:
-        """``like`` is a trainer of the same task, dtype and device, whose data and frozen weights it shares."""
+        """Share data and frozen weights with ``like``, a trainer of the same task, dtype and device."""
         self.task, self.layout, self.device = task, task.layout, device
         self.module = convert_module(fresh(task.model, Key(0)), dtype, device, task.kept_weights(dtype))
         self.y = torch.zeros(self.layout.dim, dtype=dtype, device=device)
@@ -73,8 +73,8 @@ class ModuleTrainer(BaseTrainer):
         call = model_caller(self.module, task.example[0])
         self.call_model: Callable[[Any], Any] = autocast_caller(call, task.autocast, dtype, device)
         self.module.train()
-        sent, known = [entry.name for entry in self.layout.buffers], None if like is None else like.module_state
-        self.module_state: ModuleState = ModuleState(self.module, sent, task.constant_buffers, task.frozen, known)
+        sent, shared = [entry.name for entry in self.layout.buffers], None if like is None else like.module_state
+        self.module_state: ModuleState = ModuleState(self.module, sent, task.constant_buffers, task.frozen, shared)
         fits = dtype == torch.float32 and device.type == "cpu"
         self.network = task.network if fits else None
         self.kernel: ClientKernel | None = None
@@ -97,7 +97,7 @@ class ModuleTrainer(BaseTrainer):
         return self.source.native_inputs is not None and not self.task.augment
 
     def _examples(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the examples that native code reads: the data itself, or a few rows as a placeholder for batches."""
+        """Return the examples for native code: the data itself, or a few rows as a placeholder for batches."""
         if self._direct and isinstance(self.source, TensorSource) and self.source.native_inputs is not None:
             return self.source.native_inputs.logical, self.source.labels
         inputs, targets = self.task.example
@@ -116,24 +116,24 @@ class ModuleTrainer(BaseTrainer):
 
     def batches(self, client: int, work: Work, key: Key) -> torch.Tensor | KeyedBatches:
         """Return the batches of a round, [steps, batch]: passes over the client's rows, each shuffled."""
-        own, length = self.task.data.rows(client), work.steps * work.batch_size
+        client_rows, length = self.task.data.rows(client), work.steps * work.batch_size
         if native.available() and draws_like_numpy():
-            index, spans = own.to(torch.int64).contiguous(), np.array([[0, own.numel()]])
-            drawn = torch.from_numpy(shuffled_rows([key.digest(16)], index, spans, np.array([length])))
+            index, spans = client_rows.to(torch.int64).contiguous(), np.array([[0, client_rows.numel()]])
+            numbers = torch.from_numpy(shuffled_rows([key.digest(16)], index, spans, np.array([length])))
         else:
-            drawn = own[torch.from_numpy(batch_stream(own.numel(), length, key))]
-        rows = copy_to_device(drawn.view(work.steps, work.batch_size), self.source.index_device)
+            numbers = client_rows[torch.from_numpy(batch_stream(client_rows.numel(), length, key))]
+        rows = copy_to_device(numbers.view(work.steps, work.batch_size), self.source.index_device)
         return rows if self._direct else KeyedBatches(client, rows, key)
 
     def batches_at(self, client: int, positions: Sequence[Positions], key: Key) -> Batches:
-        """Return batches of the client's rows at these positions, one tensor if they have one size."""
-        own, sizes = self.task.data.rows(client).to(torch.int64), list(map(len, positions))
-        drawn = copy_to_device(own[torch.from_numpy(np.concatenate(positions))], self.source.index_device)
-        rows = drawn.view(len(sizes), -1) if len(set(sizes)) == 1 else list(torch.split(drawn, sizes))
+        """Return batches of the client's rows at these positions; one tensor if all have one size."""
+        client_rows, sizes = self.task.data.rows(client).to(torch.int64), list(map(len, positions))
+        numbers = copy_to_device(client_rows[torch.from_numpy(np.concatenate(positions))], self.source.index_device)
+        rows = numbers.view(len(sizes), -1) if len(set(sizes)) == 1 else list(torch.split(numbers, sizes))
         return rows if self._direct else KeyedBatches(client, rows, key)
 
     def seed(self, key: Key) -> None:
-        """Seed the generators that a model may draw from; native code has its own generator for dropout."""
+        """Seed the generators that a model may use; native code has its own generator for dropout."""
         if self.network is None or self.task.augment.has_user_code:
             self._seed_all(key)
         elif self.network.dropout_numbers:
@@ -156,10 +156,11 @@ class ModuleTrainer(BaseTrainer):
 
     def prepare_test_batch(self, batch: Batch) -> Batch:
         """Apply the test pipeline to a batch."""
-        after = self.task.augment.test_pipeline()
-        if not after:
+        pipeline = self.task.augment.test_pipeline()
+        if not pipeline:
             return batch
-        return Batch(self._to_layout(after(batch.inputs, Key(0).child("evaluation"), self._generator)), batch.targets)
+        inputs = pipeline(batch.inputs, Key(0).child("evaluation"), self._generator)
+        return Batch(self._to_layout(inputs), batch.targets)
 
     def _to_layout(self, inputs: Any) -> Any:
         """Convert images to the model's memory layout after augmentation."""
@@ -168,9 +169,9 @@ class ModuleTrainer(BaseTrainer):
         return inputs
 
     def train_clients(self, jobs: ClientJobs) -> LocalResults | None:
-        """Train clients natively, or together as the task's plan says; None if there is no fast path for them.
+        """Train clients by native code, or together by vmap; return None if neither applies.
 
-        Clients with a common start and step are trained in one call, each change into a row of a matrix.
+        Clients with a common start and step are trained in one call, which writes each change to a row of a matrix.
         """
         if self.batched is not None:
             return self.batched.train(jobs)
@@ -178,70 +179,70 @@ class ModuleTrainer(BaseTrainer):
         if kernel is None or not all(step.is_affine for step in steps):
             return None
         draws_natively = self._direct and draws_like_numpy() and not kernel.network.dropout_numbers
-        x, first = jobs.models[0], steps[0]
-        one_start = len(set(map(id, jobs.models))) == 1 and not jobs.keep_models and native_fits(x)
-        common = all(step.shift is None and step.numbers == first.numbers for step in steps) and not first.momentum
-        if jobs.batches is None and draws_natively and one_start and common:
+        x, reference = jobs.models[0], steps[0]
+        same_start = len(set(map(id, jobs.models))) == 1 and not jobs.keep_models and native_fits(x)
+        same_step = all(step.shift is None and step.numbers == reference.numbers for step in steps)
+        if jobs.batches is None and draws_natively and same_start and same_step and not reference.momentum:
             index, spans = client_row_index(self.task.data, jobs.clients)
             changes = allocator.empty(len(jobs) * x.numel(), x.dtype).view(len(jobs), -1)
             keys = jobs.key.digests(jobs.clients, "batch")
             works = np.fromiter(chain.from_iterable(jobs.works), np.int64, 2 * len(jobs)).reshape(-1, 2)
-            losses = kernel.train_rows(x, self.y, changes, index, spans, works, keys, first)
+            losses = kernel.train_rows(x, self.y, changes, index, spans, works, keys, reference)
             if losses is not None:  # otherwise a change is not finite
                 return LocalResults(changes, losses)
         return self._train_each(kernel, jobs)
 
     def _train_each(self, kernel: ClientKernel, jobs: ClientJobs) -> LocalResults:
-        """Train clients one after the other, on batches that are drawn, and possibly augmented, in Python. Dropout has
-        the random numbers of eager training."""
+        """Train clients one after the other, on batches drawn, and possibly augmented, in Python. Dropout uses the
+        random numbers of eager training."""
         results = LocalResults()
-        for place, (x, step) in enumerate(zip(jobs.models, jobs.steps, strict=True)):
+        for index, (x, step) in enumerate(zip(jobs.models, jobs.steps, strict=True)):
             if step.momentum:
                 step.init_velocity()
             self.y.copy_(x)
-            key, rows, losses = jobs.key_of(place), jobs.batches_of(place), list[torch.Tensor]()
+            key, rows, losses = jobs.key_of(index), jobs.batches_of(index), list[torch.Tensor]()
             if rows is None:
-                rows = self.batches(jobs.clients[place], jobs.works[place], key.child("batch"))
-            taken = jobs.first_step
-            for piece in self._pieces(kernel, rows):
-                losses.append(self._take_steps(kernel, piece, step, key, taken))
-                taken += len(piece)
+                rows = self.batches(jobs.clients[index], jobs.works[index], key.child("batch"))
+            step_number = jobs.first_step
+            for chunk in self._batch_groups(kernel, rows):
+                losses.append(self._take_steps(kernel, chunk, step, key, step_number))
+                step_number += len(chunk)
             results.add_model(x, self.y, torch.cat(losses).tolist(), keep_model=jobs.keep_models)
         return results
 
-    def _pieces(self, kernel: ClientKernel, batches: Batches) -> Iterator[Batches]:
-        """Yield consecutive batches of one size, as many at a time as fit into memory with dropout or augmentation."""
-        rows, first = batches.rows if isinstance(batches, KeyedBatches) else batches, 0
+    def _batch_groups(self, kernel: ClientKernel, batches: Batches) -> Iterator[Batches]:
+        """Yield groups of consecutive batches of one size that fit into memory with dropout or augmentation."""
+        rows, start = batches.rows if isinstance(batches, KeyedBatches) else batches, 0
         if isinstance(rows, torch.Tensor):
-            runs = [(rows.shape[1], len(rows))]
+            groups = [(rows.shape[1], len(rows))]
         else:
-            runs = [(width, len(list(same))) for width, same in groupby(map(len, rows))]
-        for width, count in runs:
-            most = count
+            groups = [(width, len(list(group))) for width, group in groupby(map(len, rows))]
+        for width, count in groups:
+            length = count
             if kernel.network.dropout_numbers:
-                most = min(most, max(1, _DROPOUT_NUMBERS // (width * kernel.network.dropout_numbers)))
+                length = min(length, max(1, _DROPOUT_NUMBERS // (width * kernel.network.dropout_numbers)))
             if isinstance(batches, KeyedBatches):
-                most = min(most, max(1, _BATCH_NUMBERS // max(1, width * self.task.example[0][0].numel())))
-            for at in range(first, first + count, most):
-                yield batches[at : min(at + most, first + count)]
-            first += count
+                length = min(length, max(1, _BATCH_NUMBERS // max(1, width * self.task.example[0][0].numel())))
+            for i in range(start, start + count, length):
+                yield batches[i : min(i + length, start + count)]
+            start += count
 
-    def _take_steps(self, kernel: ClientKernel, run: Batches, step: LocalStep, key: Key, first: int) -> torch.Tensor:
-        """Take steps on batches of one size; return the losses. ``first`` is the number of the first step."""
+    def _take_steps(self, kernel: ClientKernel, rows: Batches, step: LocalStep, key: Key, first: int) -> torch.Tensor:
+        """Take steps on batches of one size, numbered from ``first``; return the losses."""
         keep, numbers = None, kernel.network.dropout_numbers
         if numbers:
-            width = len((run.rows if isinstance(run, KeyedBatches) else run)[0])
-            keep = torch.empty(len(run), width * numbers)
-            for t in range(len(run)):
+            width = len((rows.rows if isinstance(rows, KeyedBatches) else rows)[0])
+            keep = torch.empty(len(rows), width * numbers)
+            for t in range(len(rows)):
                 self.seed(key.child("noise", first + t))
                 kernel.network.draw(width, self._noise, keep[t])
-        if not isinstance(run, KeyedBatches):
-            return kernel.steps(self.y, torch.stack(run) if isinstance(run, list) else run, step, keep)
+        if not isinstance(rows, KeyedBatches):
+            return kernel.steps(self.y, torch.stack(rows) if isinstance(rows, list) else rows, step, keep)
         batches = []
-        for each in (run[t] for t in range(len(run))):
+        for step_rows in (rows[t] for t in range(len(rows))):
             if self.task.augment.has_user_code:
-                self.seed(each.address())
-            batches.append(self.batch(run.client, each))
+                self.seed(step_rows.address())
+            batches.append(self.batch(rows.client, step_rows))
         if any(_has_ignored_labels(batch) for batch in batches):
             losses = []
             for batch in batches:
@@ -249,7 +250,7 @@ class ModuleTrainer(BaseTrainer):
                 step.step(self.y, self.parameters, gradients)
                 losses.append(loss)
             return torch.stack(losses)
-        inputs, labels = (torch.cat([batch[place] for batch in batches]) for place in (0, 1))
+        inputs, labels = (torch.cat(tensors) for tensors in zip(*batches, strict=True))
         kernel.use(self._to_layout(inputs), labels)
         return kernel.steps(self.y, torch.arange(len(labels)).view(len(batches), -1), step, keep)
 
@@ -313,7 +314,7 @@ class ModuleTrainer(BaseTrainer):
     def _eager_gradient(self, batch: Batch) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         if self.network is not None and self.network.dropout_numbers and self.module.training:
             raise HansaError(
-                f"{self.task.name}: a batch has a negative label, which native code with dropout does not take. Use "
+                f"{self.task.name}: a batch has a negative label, which native code with dropout does not support. Use "
                 "Task(execution='eager')."
             )
         return self._differentiate(batch)[1:]
@@ -338,11 +339,11 @@ class ModuleTrainer(BaseTrainer):
 
     @torch.no_grad()
     def weighted_gradient(self, client: int, rows: torch.Tensor) -> tuple[float, tuple[torch.Tensor, ...]]:
-        """Return the gradient of the loss on some rows, and its weight in the gradient on more rows: the gradient on
-        all rows is the mean of those of disjoint parts with these weights.
+        """Return the weight and the gradient of the loss on some rows: the gradient on all rows is the mean of the
+        gradients on disjoint parts with these weights.
 
-        A loss that sums is divided by the number of rows. A loss that needs all rows at once has the weight of its
-        rows.
+        A summed loss is divided by the number of rows. The weight of a loss that needs all rows at once is its number
+        of rows.
         """
         task = self.task
         if self.network is not None or task.loss_sums is None:
@@ -355,16 +356,16 @@ class ModuleTrainer(BaseTrainer):
         return weight, gradients
 
     @torch.no_grad()
-    def score(self, own: torch.Tensor) -> PartialScore:
+    def score(self, rows: torch.Tensor) -> PartialScore:
         """Return the current model's score on some rows of the main test set."""
-        return score_rows(self, self.task.main_test_set, own, int(own[0]))
+        return score_rows(self, self.task.main_test_set, rows, int(rows[0]))
 
     @torch.no_grad()
     def evaluate(self, vectors: Vectors, start: int, stop: int) -> PartialScore:
         """Return the score of the given vectors on a range of test rows."""
         self.load(vectors[MODEL], vectors.get(BUFFERS))
-        name, first = self.task.locate_test_rows(start)
-        return score_rows(self, name, torch.arange(start - first, stop - first), start)
+        name, offset = self.task.locate_test_rows(start)
+        return score_rows(self, name, torch.arange(start - offset, stop - offset), start)
 
 
 def batch_stream(samples: int, length: int, key: Key) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -399,5 +400,5 @@ class _LoopBatches(Sequence[Batch]):
 
 
 def _has_ignored_labels(batch: Batch) -> bool:
-    """Return whether a batch has negative labels, which cross-entropy ignores and native code does not take."""
+    """Return whether a batch has negative labels, which cross-entropy ignores and native code does not support."""
     return int(batch.targets.min()) < 0
