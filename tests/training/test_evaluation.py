@@ -158,7 +158,8 @@ def test_outputs_without_rows_need_a_stated_reduction():
     inputs = {"input_ids": ids, "labels": ids}
     data = from_arrays(inputs, ids, clients=3, test=(inputs, ids))
     options = {"loss": lambda output, target: output.loss, "data": data, "evaluation_batch_size": 7}
-    with pytest.raises(HansaError, match=r"Task\(loss\).*Reply with values that are not tensors.*Task\(reduction='mean'\)"):
+    expected = r"Task\(loss\).*Reply with values that are not tensors.*Task\(reduction='mean'\)"
+    with pytest.raises(HansaError, match=expected):
         hansa.Task(OwnLoss, **options)
     task = hansa.Task(OwnLoss, **options, reduction="mean")
     vectors = task.start(Key(0), torch.float32)
