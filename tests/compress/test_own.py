@@ -201,7 +201,7 @@ def test_it_runs_on_any_number_of_workers_with_equal_bits(method: str, kind: str
     group = shared_workers.acquire() if kind == "process" else None
     both = finished(engine=lambda *parts: Pool(*parts, workers=2, kind=kind, group=group))
     if group is not None:
-        shared_workers.release(group)
+        group.reset()
     assert len(alone.trajectory.unique(dim=0)) == 4, "the model moved in every round"
     assert torch.equal(alone.trajectory, both.trajectory)
     assert alone.ledger.up_bytes == both.ledger.up_bytes

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -16,7 +16,7 @@ from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.protocols import with_defaults
 from hansa.core.types import Vectors
 from hansa.engine.pool import Pool, WorkerKind, refuse_inside_worker
-from hansa.engine.processes import ProcessGroup, current_workers
+from hansa.engine.processes import current_workers
 from hansa.engine.ray_pool import RayPool
 from hansa.engine.requests import (
     LoadEvaluationMemory,
@@ -116,8 +116,7 @@ class AutoEngine(BaseEngine):
         self._undecided = True  # whether workers may still be started
         self._seconds_per_cost = math.inf  # of the fastest round so far: the first one includes one-time work
         self._pool: Pool | None = None
-        self._reusable = current_workers()
-        self._acquired: ProcessGroup | None = None
+        self._block = current_workers()
         self._serial: Serial | None = Serial(*self._arguments)
 
     def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
@@ -148,13 +147,9 @@ class AutoEngine(BaseEngine):
         self._close_pool()
 
     def _close_pool(self) -> None:
-        """Close the pool and release reused workers."""
         if self._pool is not None:
             self._pool.close()
         self._pool = None
-        if self._reusable is not None and self._acquired is not None:
-            self._reusable.release(self._acquired)
-        self._acquired = None
 
     def _engine(self) -> Serial | Pool:
         """Return the pool once all of its workers have started; from then on the serial engine is dropped."""
@@ -176,11 +171,12 @@ class AutoEngine(BaseEngine):
         """Start the requested number of workers, but at most one per order of a round."""
         if workers < 2:
             return
-        if self._undecided and self._too_short(orders):
+        if self._undecided:
             self._undecided = False
-            log.info("serial: a client's steps take less time than handing them to a worker")
-        elif self._undecided:
-            self._start_pool(workers)
+            if self._too_short(orders):
+                log.info("serial: a client's steps take less time than handing them to a worker")
+            else:
+                self._start_pool(workers)
         elif self._pool is not None and workers > self._pool.workers:
             self._pool.grow(workers)
 
@@ -190,26 +186,27 @@ class AutoEngine(BaseEngine):
         self._seconds_per_cost = min(self._seconds_per_cost, seconds / max(1.0, cost))
         workers = min(available_cores(), count_requests(orders))
         remaining = max(0, self._rounds) * cost * self._seconds_per_cost
-        started = self._reusable is not None and self._reusable.started >= workers
+        started = self._block is not None and self._block.started >= workers
         least = max(0.0 if started else 2 * START_SECONDS, START_SECONDS / 4)
         if workers > 1 and remaining * (1 - 1 / workers) >= least:
             self._start_pool(workers)
 
     def _too_short(self, orders: Sequence[WorkOrder]) -> bool:
         """Whether native steps are so few and short that threads would mostly wait for the interpreter lock."""
-        device, trainer = self._arguments[3], self._trainer()
-        if self._kind is not None or device.type != "cpu" or not with_defaults(trainer, BaseTrainer).releases_gil:
+        if self._kind is not None or self._arguments[3].type != "cpu" or not self._releases_gil():
             return False
         steps = sum(work.steps for order in orders for work in order.works) / count_requests(orders)
         return steps * self._step_seconds() < HANDOVER_SECONDS
 
-    def _trainer(self) -> Any:
+    def _releases_gil(self) -> bool:
         assert self._serial is not None
-        return self._serial.trainer
+        return with_defaults(self._serial.trainer, BaseTrainer).releases_gil
 
     def _step_seconds(self) -> float:
+        assert self._serial is not None
         algorithm, task, dtype, _ = self._arguments
-        return probe_step(algorithm, task, self._trainer(), dtype).seconds
+        _, seconds = probe_step(algorithm, task, self._serial.trainer, dtype)
+        return seconds
 
     def _start_pool(self, workers: int) -> None:
         """Start a pool of the first kind of worker that supports the task."""
@@ -217,21 +214,18 @@ class AutoEngine(BaseEngine):
         task, reasons = self._arguments[1], []
         for kind in self._worker_kinds():
             try:
-                if kind == "process" and self._reusable is not None:
-                    self._acquired = self._reusable.acquire()
-                self._pool = Pool(
-                    *self._arguments, workers=workers, kind=kind, group=self._acquired, devices=self._devices
-                )
+                group = self._block.acquire() if kind == "process" and self._block is not None else None
+                self._pool = Pool(*self._arguments, workers=workers, kind=kind, group=group, devices=self._devices)
                 if self._workers is not None:
                     self._pool.wait_until_ready()
             except (WorkersUnsupported, WorkerStartError) as error:
                 self._close_pool()
                 reasons.append(str(error))
-                continue
-            for reason in reasons:
-                log.info("%s: %s", task.name, reason)
-            log.info("%d workers: %s", workers, "threads" if kind == "thread" else "processes")
-            return
+            else:
+                for reason in reasons:
+                    log.info("%s: %s", task.name, reason)
+                log.info("%d workers: %s", workers, "threads" if kind == "thread" else "processes")
+                return
         _warn_once(f"{task.name}: runs serially, without workers: {'; '.join(reasons)}")
 
     def _worker_kinds(self) -> Iterator[WorkerKind]:
@@ -240,7 +234,7 @@ class AutoEngine(BaseEngine):
             yield self._kind
         elif len(set(self._devices)) > 1 and device.type != "cpu":
             yield from ("process", "thread")  # in one process the interpreter lock would let them start work in turn
-        elif device.type != "cpu" or with_defaults(self._trainer(), BaseTrainer).releases_gil:
+        elif device.type != "cpu" or self._releases_gil():
             yield from ("thread", "process")
         else:
             yield "process"

@@ -26,7 +26,6 @@ from hansa.engine.requests import (
     LoadEvaluationMemory,
     LoadMemory,
     RequestFailed,
-    WorkerExited,
     WorkerGroup,
     WorkerStartError,
     combine_evaluation,
@@ -181,23 +180,23 @@ class Pool(BaseEngine):
                 self._finished.append((event.job, event.answer))
                 self._failed_starts = 0
             else:
-                self._replace(event)
+                self._replace(event.worker, event.cause, cannot_start=event.cannot_start)
         self._assign()
 
-    def _replace(self, exited: WorkerExited) -> None:
+    def _replace(self, worker: Any, cause: str, *, cannot_start: bool) -> None:
         """Replace a dead worker and execute its jobs again. The oldest job counts as the cause of the crash."""
-        jobs = list(exited.worker.jobs)
-        self._group.stop(exited.worker)
-        if not exited.worker.ready:
+        jobs = list(worker.jobs)
+        self._group.stop(worker)
+        if not worker.ready:
             self._failed_starts += 1
-            if exited.cannot_start or self._failed_starts >= _MAX_CRASHES:
-                raise WorkerStartError(f"a worker could not start: {exited.cause.strip()}")
+            if cannot_start or self._failed_starts >= _MAX_CRASHES:
+                raise WorkerStartError(f"a worker could not start: {cause.strip()}")
         if jobs:
-            job, request = jobs[0], describe_request(jobs[0].request)
-            job.crashes += 1
-            log.warning("%s: the worker died (%s); it is replaced and the work repeated", request, exited.cause)
-            if job.crashes >= _MAX_CRASHES:
-                message = f"{request}: {_MAX_CRASHES} workers in a row died executing it ({exited.cause})"
+            request = describe_request(jobs[0].request)
+            jobs[0].crashes += 1
+            log.warning("%s: the worker died (%s); it is replaced and the work repeated", request, cause)
+            if jobs[0].crashes >= _MAX_CRASHES:
+                message = f"{request}: {_MAX_CRASHES} workers in a row died executing it ({cause})"
                 self._finished.append((jobs.pop(0), RequestFailed(message)))
         self._pending = [*jobs, *self._pending]
         self._group.spawn()

@@ -99,6 +99,8 @@ class WorkerProcess:
 class ProcessGroup(WorkerGroup):
     """Worker processes and the memory they share. One group can serve several runs, one after the other."""
 
+    in_use = False
+
     def __init__(self) -> None:
         if os.name != "posix" or not hasattr(socket, "AF_UNIX"):
             raise WorkersUnsupported("worker processes need a POSIX system: they receive files by sockets")
@@ -118,6 +120,7 @@ class ProcessGroup(WorkerGroup):
         try:
             packed = Packer(memory).pack(WorkerSetup(algorithm, task, dtype, NumericSettings.current(), chosen))
         except Exception as error:
+            self.in_use = False
             raise WorkersUnsupported(_unpicklable(algorithm, task)) from error
         memory.unmap()
         self._setup = packed, memory
@@ -135,6 +138,7 @@ class ProcessGroup(WorkerGroup):
                 worker.pipe.send_bytes(MESSAGE.pack(RESET, 0, 0))
         for memory in (self._shared, *(slot for worker in self.workers for slot in worker.slots)):
             memory.clear()
+        self.in_use = False
 
     def spawn(self) -> None:
         """Start one more worker; it is ready after some seconds."""
@@ -144,12 +148,9 @@ class ProcessGroup(WorkerGroup):
         number = next(number for number in itertools.count() if number not in numbers)
         memories = [self._shared.fd, *(slot.fd for slot in slots)]
         options = {"path": sys.path, "pipe": worker_pipe.fileno(), "number": number, "memories": memories}
-        popen = subprocess.Popen(
-            [os.fsdecode(spawn.get_executable()), "-c", BOOT, json.dumps(options)],
-            stdin=subprocess.DEVNULL,
-            pass_fds=(worker_pipe.fileno(), *memories),
-            env={**os.environ, **ENVIRONMENT},
-        )
+        program = [os.fsdecode(spawn.get_executable()), "-c", BOOT, json.dumps(options)]
+        environment, passed = {**os.environ, **ENVIRONMENT}, (worker_pipe.fileno(), *memories)
+        popen = subprocess.Popen(program, stdin=subprocess.DEVNULL, pass_fds=passed, env=environment)
         worker_pipe.close()
         worker = WorkerProcess(popen, pipe, slots, number)
         self.workers.append(worker)
@@ -321,7 +322,6 @@ class workers:
             check_integer("workers", "count", count, "None uses all cores when that saves time.")
         self.count = count
         self._group: ProcessGroup | None = None
-        self._in_use = False
         self._tokens: list[Token[workers | None]] = []
 
     @property
@@ -330,24 +330,19 @@ class workers:
         return 0 if self._group is None else len(self._group.workers)
 
     def acquire(self) -> ProcessGroup | None:
-        """Return the processes for one run, or None while another run uses them."""
-        if self._in_use:
-            return None
+        """Return the processes for one run, or None while another run uses them, which ends with `Pool.close`."""
         if self._group is None:
             self._group = ProcessGroup()
-        self._in_use = True
+        elif self._group.in_use:
+            return None
+        self._group.in_use = True
         return self._group
-
-    def release(self, group: ProcessGroup) -> None:
-        """Return the processes after a run."""
-        if group is self._group:
-            self._in_use = False
 
     def close(self) -> None:
         """End the processes."""
         if self._group is not None:
             self._group.close()
-        self._group, self._in_use = None, False
+        self._group = None
 
     def __enter__(self) -> workers:
         self._tokens.append(_current.set(self))

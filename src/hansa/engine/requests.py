@@ -202,7 +202,7 @@ def describe_request(request: Request) -> str:
     'the evaluation of test rows 0 to 499'
     """
     if isinstance(request, WorkOrder):
-        clients = ", ".join(map(str, request.clients[:5])) + (", ..." if len(request.clients) > 5 else "")
+        clients = ", ".join([*map(str, request.clients[:5]), *["..."] * (len(request.clients) > 5)])
         return f"round {request.round}, client{'s' if len(request.clients) > 1 else ''} {clients}"
     if isinstance(request, EvaluationJob):
         return f"the evaluation of clients {request.clients[0]} to {request.clients[-1]}"
@@ -272,9 +272,7 @@ class Job:
 
     def load_request(self) -> Request:
         """Return the request with the memory of its clients, read now; the job does not keep it."""
-        if self.load_memory is None or isinstance(self.request, EvaluationRequest):
-            return self.request
-        return self.load_memory(self.request)  # type: ignore[arg-type]
+        return self.request if self.load_memory is None else self.load_memory(self.request)  # type: ignore[arg-type]
 
 
 class JobDone(NamedTuple):

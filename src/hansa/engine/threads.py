@@ -72,12 +72,7 @@ class ThreadGroup(WorkerGroup):
     jobs_per_worker = 2 * MAX_COHORTS
 
     def __init__(
-        self,
-        algorithm: Algorithm,
-        task: TaskLike,
-        dtype: torch.dtype,
-        devices: Sequence[torch.device],
-        workers: int,
+        self, algorithm: Algorithm, task: TaskLike, dtype: torch.dtype, devices: Sequence[torch.device], workers: int
     ) -> None:
         self.algorithm, self.task, self.dtype, self.devices = algorithm, task, dtype, tuple(devices)
         self.workers: list[WorkerThread] = []
@@ -88,7 +83,8 @@ class ThreadGroup(WorkerGroup):
         self.publish(())
         self._num_threads = torch.get_num_threads()
         trainer = task.trainer(dtype, self.devices[0])
-        if probe_step(algorithm, task, trainer, dtype).draws:
+        draws, _ = probe_step(algorithm, task, trainer, dtype)
+        if draws:
             raise WorkersUnsupported(_DRAWS)
         self._caller: WorkerThread | None = None
         if workers > 1 and trainer.y.device.type == "cpu" and with_defaults(trainer, BaseTrainer).releases_gil:
@@ -178,8 +174,9 @@ class ThreadGroup(WorkerGroup):
             if not self._queue:
                 return []
             first = self._queue[0].request
-            cohorts = isinstance(first, WorkOrder) and first.cohort is not None
-            size = worker.batch_sizer.size(first) if isinstance(first, WorkOrder) and cohorts else 1
+            size = 1
+            if isinstance(first, WorkOrder) and first.cohort is not None:
+                size = worker.batch_sizer.size(first)
             share = -(-len(self._queue) // (2 * len(self.workers)))
             return [self._queue.popleft() for _ in range(max(1, min(size, share)))]
 
@@ -217,15 +214,9 @@ class ThreadGroup(WorkerGroup):
         torch.set_num_threads(self._num_threads)  # MKL has one number for all threads
 
 
-class StepProbe(NamedTuple):
-    """The result of a probe step: whether it draws random numbers from a shared generator, and its duration."""
-
-    draws: bool
-    seconds: float
-
-
-def probe_step(algorithm: Algorithm, task: TaskLike, trainer: Any, dtype: torch.dtype) -> StepProbe:
-    """Compute the gradient of the largest client's first batch, twice since the first is slow; restore generators."""
+def probe_step(algorithm: Algorithm, task: TaskLike, trainer: Any, dtype: torch.dtype) -> tuple[bool, float]:
+    """Return whether a step draws random numbers from a shared generator, and its duration. The gradient of the largest
+    client's first batch is computed twice, since the first time is slow, and the generators are restored."""
     samples = task.population.samples
     client = max(range(len(samples)), key=samples.__getitem__)
     phase, key = algorithm.local, Key(0)
@@ -241,7 +232,7 @@ def probe_step(algorithm: Algorithm, task: TaskLike, trainer: Any, dtype: torch.
         trainer.gradient(client, batch)
         seconds = time.perf_counter() - start
         own = getattr(getattr(trainer, "private", None), "generators", ())
-        return StepProbe(bool(own) or random_state.rng_state(trainer.y.device) != before, seconds)
+        return bool(own) or random_state.rng_state(trainer.y.device) != before, seconds
 
 
 def _lend_to_server(answers: Sequence[Any]) -> None:
