@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+from hansa.runs.record import RunRecord
 from recorded import begin_record
 
 
@@ -36,3 +39,30 @@ def test_who_held_what_is_drawn_of_a_run_that_lies_on_disk(cli, folder):
     (folder / "one" / "partition.safetensors").write_bytes(b"\xff" * 40)
     assert cli("report", "one").exit_code == 0
     assert "Label distribution" not in (folder / "report.html").read_text("utf-8")
+
+
+def test_files_of_a_finished_run_that_were_cut_are_named_on_the_page_and_by_every_command(cli, folder):
+    assert cli("run", "small.yaml", "-o", "run", "-q").exit_code == 0
+    assert cli("run", "small.yaml", "-o", "good", "-q", "--seed", "1").exit_code == 0
+    config = (folder / "run" / "config.yaml").read_bytes()
+
+    def all_say(words):
+        for command in (["show", "run"], ["export", "run", "-o", "a.csv"], ["export", "run", "-o", "a.safetensors"]):
+            assert words in " ".join(cli(*command).output.split()), command
+        compared = cli("compare", "run", "good", "--json", "--report", "page.html")
+        assert words in " ".join(json.loads(compared.stdout)["notes"])
+        assert words in json.loads(cli("show", "run", "--json").stdout)["notes"][0]
+        assert words in (folder / "page.html").read_text("utf-8")
+
+    assert "notes" not in json.loads(cli("show", "run", "--json").stdout)
+    (folder / "run" / "config.yaml").write_bytes(b"")
+    all_say("not the configuration that the run ended with")
+    (folder / "run" / "config.yaml").write_bytes(config)
+    with RunRecord(folder / "run") as record:
+        rounds = list(zip([each.record for each in record.rounds()], record.client_blocks(), strict=True))
+    (folder / "run" / "run.db").unlink()
+    with RunRecord.create(folder / "run") as record:
+        for values, (_, block) in rounds[:-1]:
+            record.add_round(values, block)
+        record.commit()
+    all_say("does not agree with the record")

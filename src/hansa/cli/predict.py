@@ -71,15 +71,17 @@ def export(
     trust: opt.Trust = False,
 ) -> None:
     """Export the trained model or the client record."""
-    if to.suffix in (".csv", ".npz"):
-        from hansa.runs.folder import RunFolder
+    from hansa.runs.folder import RunFolder
 
-        rows = RunFolder.containing(folder).clients()
+    if to.suffix in (".csv", ".npz"):
+        run = RunFolder.containing(folder)
+        rows, _ = run.clients(), run.summary  # warns if the record is not the one that the run ended with
         say(f"{rows.rows} rows: {rows.write(to)}")
         return
     from hansa.runs import export
     from hansa.runs.preprocessing import read_preprocessing
 
+    _ = RunFolder.containing(folder).summary
     path = export.export(folder, to, trust=trust)
     say(f"model: {path}")
     if (stored := read_preprocessing(export.sidecar_path(path))) is None:

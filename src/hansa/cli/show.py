@@ -93,6 +93,8 @@ def show_numbers(ranking: Ranking, as_json: bool = False) -> None:
             content["over_seeds"] = {name: spread._asdict() for name, spread in ranked.spreads.items()}
         else:
             content["folder"] = entry.folder
+        if notes := [text for run in entry.runs for text in run.notes]:
+            content["notes"] = notes
         say_json({**content, "summary": {**entry.summary, **ranked.numbers}})
         return
     print_table((), _summary(ranking))
@@ -274,7 +276,10 @@ def print_and_write(
         write_latex(latex, [ranking.latex()])
     if as_json:
         rows = [{"name": ranked.entry.name, "seeds": len(ranked.entry.runs), **ranked.numbers} for ranked in ranking]
-        say_json({"ranked_by": ranking.score, "ranking": rows, "report": str(page)})
+        content: dict[str, Any] = {"ranked_by": ranking.score, "ranking": rows, "report": str(page)}
+        if notes := [text for entry in entries for run in entry.runs for text in run.notes]:
+            content["notes"] = notes
+        say_json(content)
     else:
         say(f"\nreport: {page.resolve().as_uri()}")
     return ranking

@@ -104,7 +104,7 @@ class ClientColumns(dict[str, Array]):
             frame = self.frame()
             if "name" in frame:
                 frame["name"] = frame["name"].map(spreadsheet_text)
-            frame.to_csv(content, index=False, lineterminator="\n")
+            frame.rename(columns=spreadsheet_text).to_csv(content, index=False, lineterminator="\n")
         io.make_folder(path.parent.resolve())
         io.write_file(path, content.getvalue())
         return path

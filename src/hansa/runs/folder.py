@@ -295,6 +295,8 @@ class RunFolder(_Folder):
         if not (self / SUMMARY).is_file():
             return {"status": UNFINISHED, **derived}
         stored = _read_json(self / SUMMARY)
+        if stored.get("config_digest", "") not in ("", io.sha256(config_without_seed(self.config).encode())):
+            log.warning("%s is not the configuration that the run ended with: it was changed or cut", self / CONFIG)
         expected = to_plain_json({"record_digest": history.digest, **derived})
         if differing := [name for name, value in expected.items() if stored.get(name, value) != value]:
             log.warning(
@@ -384,6 +386,7 @@ class RunFolder(_Folder):
             "server_device": device_name(run.server_device),
             "model_sha256": io.sha256(model),
             "record_digest": history.digest,
+            "config_digest": io.sha256(config_without_seed(self.config).encode()) if self.exists else "",
         }
         io.write_file(self / MODEL, model)
         _write_json(self / SUMMARY, summary)

@@ -260,9 +260,9 @@ const report = (() => {
     copy.toBlob((blob) => save(blob, `${name}.png`));
   }
   function csv() {
-    const names = Object.keys(data.columns).filter(measured), quote = (text) => `"${String(text).replaceAll('"', '""')}"`;
+    const names = Object.keys(data.columns).filter(measured), quote = (text) => `"${String(text).replace(/^[=+\-@\t\r]/, "'$&").replaceAll('"', '""')}"`;
     const rows = data.runs.flatMap((run) => run.series.flatMap((table, seed) => table.round.map((_, i) => [quote(run.name), run.seeds[seed] ?? "", ...names.map((name) => table[name]?.[i] ?? "")].join(","))));
-    return [["run", "seed", ...names].join(","), ...rows].join("\n") + "\n";
+    return [["run", "seed", ...names.map((name) => /^\w+$/.test(name) ? name : quote(name))].join(","), ...rows].join("\n") + "\n";
   }
   function load(content) {
     const first = !data.runs.length;
