@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from hansa.core.errors import check_decay, invalid_argument, short_repr, suggestion
+from hansa.core.errors import check_decay, invalid_argument, short_repr
 from hansa.data.federated import Dataset, FederatedData, partition_dataset
 from hansa.data.files import DataError, MissingFileError, read_asset
 from hansa.data.partitions import natural
@@ -38,7 +38,6 @@ from hansa.data.schema import (
     encode,
     parse_number,
     read_csv,
-    read_csv_text,
     table_moments,
 )
 
@@ -92,12 +91,12 @@ def from_csv_folder(
         given = {"target": target, "schema": schema} | inference
         raise invalid_argument("from_csv_folder", "target", given, "the column of targets, or else a schema alone")
     if schema is None:
-        chosen = infer_schema(folder, str(target), test=test, seed=seed, **inference)
+        draft = infer_schema(folder, str(target), test=test, seed=seed, **inference)
     else:
-        chosen = as_schema(schema)
-    tables, fraction = read_tables(folder, chosen), fraction_of_test_rows(chosen, test)
+        draft = as_schema(schema)
+    tables, fraction = read_tables(folder, draft), fraction_of_test_rows(draft, test)
     title = Path(folder).stem if name is None else name
-    return federate_tables(complete_schema(chosen, tables, fraction, seed), tables, fraction, seed, title)
+    return federate_tables(complete_schema(draft, tables, fraction, seed), tables, fraction, seed, title)
 
 
 def read_tables(folder: Path | str, schema: Schema | None = None) -> list[Table]:
@@ -125,50 +124,49 @@ def federate_tables(
 
 def dataset_of_tables(schema: Schema, tables: Sequence[Table], test: float, seed: int, name: str) -> Dataset:
     """Return tables as one data set; the natural owners of its rows are the tables."""
-    encoded = [encode(schema, table, training=True, test=test, seed=seed) for table in tables]
-    sizes = [table.rows for table in tables]
-    is_test = torch.from_numpy(np.concatenate([each.is_test for each in encoded]))
-    owners = torch.from_numpy(np.repeat(np.arange(len(tables)), sizes))
-    x = torch.from_numpy(np.concatenate([each.inputs for each in encoded]))
-    y = torch.from_numpy(np.concatenate([each.targets for each in encoded if each.targets is not None]))
-    has_test = bool(is_test.any())
-    target = schema.target
-    return Dataset(
-        name=name,
-        inputs=x[~is_test],
-        targets=y[~is_test],
-        test_inputs=x[is_test] if has_test else None,
-        test_targets=y[is_test] if has_test else None,
+    encoded = {table.name: encode(schema, table, training=True, test=test, seed=seed) for table in tables}
+    parts = encoded.values()
+    is_test = torch.from_numpy(np.concatenate([part.is_test for part in parts]))
+    owners = torch.from_numpy(np.repeat(np.arange(len(tables)), [table.rows for table in tables]))
+    x = torch.from_numpy(np.concatenate([part.inputs for part in parts]))
+    y = torch.from_numpy(np.concatenate([part.targets for part in parts if part.targets is not None]))
+    statistics = {client: part.statistics for client, part in encoded.items() if part.statistics}
+    counts = {client: part.counts for client, part in encoded.items() if part.counts}
+    data = Dataset(
+        name,
+        x[~is_test],
+        y[~is_test],
         classes=schema.classes,
         groups=owners[~is_test],
-        test_groups=owners[is_test] if has_test else None,
-        group_names=tuple(table.name for table in tables),
-        class_names=() if target is None or target.categories is None else target.categories,
-        encoding=TableEncoding(
-            schema,
-            {table.name: each.statistics for table, each in zip(tables, encoded, strict=True) if each.statistics},
-            {table.name: each.counts for table, each in zip(tables, encoded, strict=True) if each.counts},
-        ),
+        group_names=tuple(encoded),
+        class_names=() if schema.target is None else schema.target.categories or (),
+        encoding=TableEncoding(schema, statistics, counts),
     )
+    if not bool(is_test.any()):
+        return data
+    return replace(data, test_inputs=x[is_test], test_targets=y[is_test], test_groups=owners[is_test])
 
 
-def schema_template(schema: Schema, name: str = "tables") -> FederatedData:
+def schema_template(schema: Schema) -> FederatedData:
     """Return data of one row of zeros with the shape and classes of a schema, for a party without any table."""
     if schema.target is None:
         raise DataError("schema: has no target: no model can be built for it.")
-    targets = torch.zeros(1) if schema.classes is None else torch.zeros(1, dtype=torch.int64)
-    zeros = torch.zeros(1, len(schema.inputs))
-    data = Dataset(name, zeros, targets, classes=schema.classes, groups=torch.zeros(1, dtype=torch.int64),
-                   encoding=TableEncoding(schema))  # fmt: skip
-    return partition_dataset(data, natural(), None, 0)
+    return zero_row((len(schema.inputs),), schema.classes, encoding=TableEncoding(schema))
+
+
+def zero_row(shape: Sequence[int], classes: int | None, dtype: str = "float32", **options: Any) -> FederatedData:
+    """Return data of one row of zeros, from which a model can be built."""
+    inputs = torch.zeros(1, *shape, dtype=getattr(torch, dtype))
+    targets = torch.zeros(1, dtype=torch.float32 if classes is None else torch.int64)
+    return FederatedData(inputs, targets, torch.tensor([0]), torch.tensor([0, 1]), classes=classes, **options)
 
 
 def fraction_of_test_rows(schema: Schema, test: float | None) -> float:
     """Return the fraction of test rows: none with a split column, otherwise 0.2 by default."""
     if schema.split is not None:
         if test is not None:
-            column = schema.split.column
-            raise invalid_argument("from_csv_folder", "test", test, f"none: the column {column!r} divides the rows")
+            expected = f"none: the column {schema.split.column!r} divides the rows"
+            raise invalid_argument("from_csv_folder", "test", test, expected)
         return 0.0
     if test is None:
         return TEST
@@ -230,66 +228,51 @@ def infer_schema(
         raise invalid_argument("infer_schema", "kind", kind, "'class', 'number' or None")
     if missing_values is None:
         missing_values = () if missing == "refuse" else MISSING_TEXTS
-    form = Schema((TableColumn("any", "number"),), as_split(split), tuple(missing_values), Path(folder).stem,
+    if isinstance(split, str):
+        split = SplitColumn(split, ("test",), ("train",))
+    elif isinstance(split, Mapping):
+        split = SplitColumn(**split)
+    form = Schema((TableColumn("any", "number"),), split, tuple(missing_values), Path(folder).stem,
                   delimiter, decimal, encoding)  # fmt: skip
     tables = read_tables(folder, form)
-    source, first = tables[0].source, list(tables[0].columns)
-    beside = [] if form.split is None else [form.split.column]
-    for column in (target, *drop, *ids, *beside):
-        if column not in first:
-            raise DataError(f"{source}: no column {column!r}. {suggestion(column, first)}")
+    first = tables[0]
+    left_out = [*drop] if split is None else [*drop, split.column]
+    for name in (target, *ids, *left_out):
+        first.cells(name)  # all are there
     for table in tables[1:]:
-        if different := sorted(set(first) ^ set(table.columns)):
+        if different := sorted(set(first.columns) ^ set(table.columns)):
             others = ", ".join(map(short_repr, different[:5]))
-            raise DataError(f"{table.source}: other columns than {tables[0].name}.csv: {others}.")
+            raise DataError(f"{table.source}: other columns than {first.name}.csv: {others}.")
     columns = []
-    for column in first:
-        if column in ids:
-            columns.append(TableColumn(column, "id"))
-        elif column not in (*drop, *beside):
-            cells = [cell for table in tables for cell in table.columns[column] if cell not in form.missing_values]
+    for name in first.columns:
+        if name in ids:
+            columns.append(TableColumn(name, "id"))
+        elif name not in left_out:
+            cells = [cell for table in tables for cell in table.columns[name] if cell not in form.missing_values]
             if not cells:
-                raise DataError(f"{source}: {column!r} has no value in any file: drop=[{column!r}] leaves it out.")
-            if column == target:
-                columns.append(_infer_target(column, cells, decimal, kind))
+                raise DataError(f"{first.source}: {name!r} has no value in any file: drop=[{name!r}] leaves it out.")
+            if name == target:
+                columns.append(_infer_target(name, cells, decimal, kind))
             else:
-                gaps = len(cells) < sum(table.rows for table in tables)
-                columns.append(_infer_column(source, column, cells, decimal, scale, missing if gaps else "refuse"))
+                has_gaps = len(cells) < sum(table.rows for table in tables)
+                columns.append(_infer_column(name, cells, decimal, scale, missing if has_gaps else "refuse"))
     draft = replace(form, columns=tuple(columns))
     return complete_schema(draft, tables, fraction_of_test_rows(draft, test), seed)
 
 
-def as_split(split: SplitLike | None) -> SplitColumn | None:
-    """Return the split column; of a column that is only named, ``train`` and ``test`` are the values.
-
-    >>> as_split("fold")
-    SplitColumn(column='fold', test=('test',), train=('train',))
-    """
-    if split is None or isinstance(split, SplitColumn):
-        return split
-    try:
-        return SplitColumn(split, ("test",), ("train",)) if isinstance(split, str) else SplitColumn(**split)
-    except TypeError:
-        expected = "the name of a column, or {'column': NAME, 'test': [VALUES]}"
-        raise invalid_argument("infer_schema", "split", split, expected) from None
-
-
-def _infer_column(
-    source: str, name: str, cells: Sequence[str], decimal: str, scale: Scale, missing: Missing
-) -> TableColumn:
+def _infer_column(name: str, cells: Sequence[str], decimal: str, scale: Scale, missing: Missing) -> TableColumn:
     """Return a column by its cells; what does not fit is refused when the table is encoded."""
-    fill = 0.0 if missing == "constant" else None
     numbers = [parse_number(cell, decimal) for cell in cells]
-    if all(map(_is_date, cells)):
-        return TableColumn(name, "date", missing=missing, fill=fill, scale=scale)
-    if 2 * numbers.count(None) < len(cells):
-        return TableColumn(name, "number", missing=missing, fill=fill, scale="none" if len({*numbers}) <= 2 else scale)
+    is_date = all(map(_is_date, cells))
+    if is_date or 2 * numbers.count(None) < len(cells):
+        binary = not is_date and len(set(numbers)) <= 2
+        fill = 0.0 if missing == "constant" else None
+        kind: Literal["date", "number"] = "date" if is_date else "number"
+        return TableColumn(name, kind, missing=missing, fill=fill, scale="none" if binary else scale)
     distinct = sorted(set(map(category_text, cells)))
     if len(distinct) > MAX_CATEGORIES:
-        raise DataError(
-            f"{source}: {name!r} has {len(distinct)} different texts, more than {MAX_CATEGORIES}: "
-            f"drop=[{name!r}] leaves it out."
-        )
+        problem = f"{len(distinct)} different texts, more than {MAX_CATEGORIES}"
+        raise DataError(f"column {name!r} has {problem}: drop=[{name!r}] leaves it out.")
     return TableColumn(name, "category", tuple(distinct), "refuse" if missing == "refuse" else "indicator")
 
 
@@ -299,7 +282,7 @@ def _infer_target(name: str, cells: Sequence[str], decimal: str, kind: str | Non
     if kind == "number" or (kind is None and all(map(math.isfinite, numbers)) and not whole):
         return TableColumn(name, "target", target="number")
     classes = sorted(set(map(category_text, cells)))
-    if all(text.isascii() and text.isdigit() and str(int(text)) == text for text in classes) and whole:
+    if whole and all(text.isascii() and text.isdigit() and str(int(text)) == text for text in classes):
         classes = list(map(str, range(max(map(int, classes)) + 1)))
     return TableColumn(name, "target", tuple(classes))
 
@@ -322,15 +305,14 @@ SCHEMA_FILE, README_FILE = "schema.yaml", "README.txt"
 def read_hospital_tables() -> tuple[list[Table], Schema]:
     """Return the tables of the four hospitals and the draft of their schema."""
     content = _read_asset()
-    tables = [read_csv_text(content[f"{name}.csv"], f"{name}.csv") for name in HOSPITALS]
+    tables = [read_csv(f"{name}.csv", text=content[f"{name}.csv"]) for name in HOSPITALS]
     return tables, Schema.from_yaml(content[SCHEMA_FILE], SCHEMA_FILE)
 
 
 def load_hospitals(name: str, test: float = TEST) -> Dataset:
     """Return the tables as one data set whose natural owners are the hospitals."""
     tables, draft = read_hospital_tables()
-    schema = complete_schema(draft, tables, test, 0)
-    return dataset_of_tables(schema, tables, test, 0, name)
+    return dataset_of_tables(complete_schema(draft, tables, test, 0), tables, test, 0, name)
 
 
 def write_hospital_tables(folder: Path) -> None:

@@ -15,12 +15,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -38,15 +38,26 @@ Kind: TypeAlias = Literal["number", "category", "ordinal", "date", "text_length"
 Missing: TypeAlias = Literal["refuse", "indicator", "constant", "mean"]
 Scale: TypeAlias = Literal["none", "site", "pooled"]
 Unknown: TypeAlias = Literal["refuse", "zero"]
-CHOICES = {"kind": get_args(Kind), "missing": get_args(Missing), "scale": get_args(Scale), "unknown": get_args(Unknown)}
-NUMERIC = ("number", "ordinal", "date", "text_length")
-"""Kinds that become one number, which can be scaled."""
+CHOICES = {
+    "kind": get_args(Kind), "missing": get_args(Missing), "scale": get_args(Scale), "unknown": get_args(Unknown),
+    "target": (None, "class", "number"),
+}  # fmt: skip
+_NUMERIC = ("missing", "fill", "scale", "mean", "std")
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "number": _NUMERIC,
+    "text_length": _NUMERIC,
+    "date": (*_NUMERIC, "format"),
+    "ordinal": (*_NUMERIC, "categories", "spellings"),
+    "category": ("missing", "fill", "categories", "spellings", "unknown"),
+    "target": ("target", "categories", "spellings"),
+    "id": (),
+}
+"""The arguments of a column by its kind."""
 FORMAT = 1
 MISSING_TEXTS = ("", "?", "NA", "N/A", "NaN", "nan", "null")
 """Cells with these texts are missing values, unless the schema lists others."""
 MAX_CATEGORIES, MAX_COLUMNS = 10_000, 100_000
 _MAX_SCHEMA_BYTES, _MAX_TABLE_BYTES = 16 << 20, 2 << 30
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Statistics: TypeAlias = Mapping[str, tuple[float, float]]
 """Mean and deviation of each column that is scaled by site."""
@@ -92,6 +103,15 @@ def category_text(value: object) -> str:
 _WHOLE = re.compile(r"(-?[0-9]{1,18})\.0*")
 
 
+def _category_texts(values: Any) -> tuple[str, ...]:
+    """Return a list of categories as texts."""
+    valid = isinstance(values, (list, tuple))
+    if not valid or any(value is None or isinstance(value, (bool, list, tuple, dict)) for value in values):
+        expected = "a list of texts. Quote it: YAML reads yes, no, true, false and null otherwise"
+        raise DataError(f"schema: {short_repr(values)}: expected {expected}.")
+    return tuple(map(category_text, values))
+
+
 @dataclass(frozen=True, slots=True)
 class TableColumn:
     """One column of a table and its encoding.
@@ -134,85 +154,69 @@ class TableColumn:
     spellings: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def __post_init__(self) -> None:
-        for argument, allowed in CHOICES.items():
-            if (value := getattr(self, argument)) not in allowed:
-                self._invalid(argument, f"one of {', '.join(allowed)}", suggestion(str(value), allowed))
-        if self.kind == "target" and self.target is None:
+        kind, missing = self.kind, self.missing
+        is_name = isinstance(self.name, str) and bool(self.name.strip()) and len(self.name) <= 500
+        self._require(is_name, "name", "a text of at most 500 characters")
+        for argument, choices in CHOICES.items():
+            self._require(getattr(self, argument) in choices, argument, f"one of {', '.join(map(str, choices))}")
+        for entry in fields(self)[2:]:
+            is_default = getattr(self, entry.name) == entry.default
+            self._require(is_default or entry.name in ARGUMENTS[kind], entry.name, f"its default for the kind {kind}")
+        if kind == "target" and self.target is None:
             object.__setattr__(self, "target", "class")
-        for argument in ("mean", "std") if self.kind == "category" else ("mean", "std", "fill"):
+        for argument in ("mean", "std") if kind == "category" else ("mean", "std", "fill"):
             if (value := getattr(self, argument)) is not None:
-                if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                    self._invalid(argument, "a finite number")
+                is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+                self._require(is_number, argument, "a finite number")
                 object.__setattr__(self, argument, float(value))
+        if kind == "category" and self.fill is not None:
+            object.__setattr__(self, "fill", category_text(self.fill))
         if self.lists_categories:
             self._read_categories()
-        if self.kind == "category" and self.fill is not None:
-            object.__setattr__(self, "fill", category_text(self.fill))
-        is_text, kind = isinstance(self.name, str), self.kind
-        rules = {
-            ("name", "a text of at most 500 characters"): is_text and bool(self.name.strip()) and len(self.name) <= 500,
-            ("target", "class or number for the kind target, and none for others"):
-                self.target in (("class", "number") if kind == "target" else (None,)),
-            ("format", "a format of dates, for the kind date"):
-                self.format is None or (kind == "date" and isinstance(self.format, str)),
-            ("scale", f"none for the kind {kind}"): self.scale == "none" or kind in NUMERIC,
-            ("mean", "none: the column is neither scaled pooled nor filled with its mean"):
-                self.mean is None or self.uses_moments,
-            ("std", "a number above 0, with scale: pooled"):
-                self.std is None or (self.std > 0 and self.scale == "pooled"),
-            ("categories", f"none for the kind {kind}"):
-                self.lists_categories or (self.categories is None and not self.spellings),
-            ("missing", f"refuse for the kind {kind}. Leave out rows without target"):
-                self.missing == "refuse" or kind not in ("id", "target"),
-            ("missing", "refuse, indicator or constant for a category"): self.missing != "mean" or kind != "category",
-            ("fill", "the constant for missing values"): self.missing != "constant" or self.fill is not None,
-            ("fill", f"none with missing: {self.missing}"):
-                self.fill is None or self.missing in ("constant", "indicator"),
-            ("fill", "one of the categories, with missing: constant"):
-                self.fill is None or kind != "category"
-                or (self.missing == "constant" and self.fill in (self.categories or ())),
-        }  # fmt: skip
-        for (argument, expected), holds in rules.items():
-            if not holds:
-                self._invalid(argument, expected)
+        pooled = self.scale == "pooled"
+        fills = missing == "constant" or (missing == "indicator" and kind != "category")
+        for argument, holds, expected in (
+            ("format", self.format is None or isinstance(self.format, str), "a format of dates"),
+            ("categories", self.lists_categories or self.categories is None, "none for a number"),
+            ("mean", self.mean is None or self.uses_moments, "none: it is neither scaled pooled nor filled with it"),
+            ("std", self.std is None or (self.std > 0 and pooled), "a number above 0, with scale: pooled"),
+            ("missing", missing != "mean" or kind != "category", "refuse, indicator or constant for a category"),
+            ("fill", self.fill is not None or missing != "constant", "the constant for missing values"),
+            ("fill", self.fill is None or fills, f"none with missing: {missing}"),
+            ("fill", kind != "category" or self.fill in (None, *(self.categories or ())), "one of the categories"),
+        ):
+            self._require(holds, argument, expected)
 
     def _read_categories(self) -> None:
         """Check categories and their other spellings, and keep them as texts."""
-        if not isinstance(self.categories, (list, tuple)):
-            order = "in increasing order" if self.kind == "ordinal" else "which `hansa data schema` finds in a table"
-            self._invalid("categories", f"a list of the values, {order}")
-        if any(isinstance(value, bool) or value is None for value in self.categories):
-            self._invalid("categories", "texts", "Quote it: YAML reads yes, no, true, false and null otherwise.")
-        categories = tuple(map(category_text, self.categories))
+        order = "in increasing order" if self.kind == "ordinal" else "which `hansa data schema` finds in a table"
+        self._require(self.categories is not None, "categories", f"a list of the values, {order}")
+        categories = _category_texts(self.categories)
         pairs = self.spellings.items() if isinstance(self.spellings, Mapping) else self.spellings
-        try:
-            spellings = tuple((category_text(value), tuple(map(category_text, others))) for value, others in pairs)
-        except (TypeError, ValueError):
-            self._invalid("spellings", "lists of other spellings by category")
+        spellings = tuple((category_text(value), _category_texts(others)) for value, others in pairs)
         texts = [*categories, *(text for _, others in spellings for text in others)]
-        known = {value for value, _ in spellings} <= set(categories)
-        if not (1 <= len(categories) <= MAX_CATEGORIES and known and len(set(texts)) == len(texts)):
-            self._invalid("categories", f"1 to {MAX_CATEGORIES} values, and other spellings of them: every text once")
+        are_known = {value for value, _ in spellings} <= set(categories)
+        is_valid = 1 <= len(categories) <= MAX_CATEGORIES and are_known and len(set(texts)) == len(texts)
+        expected = f"1 to {MAX_CATEGORIES} values, and other spellings of them: every text once"
+        self._require(is_valid, "categories", expected)
         object.__setattr__(self, "categories", categories)
         object.__setattr__(self, "spellings", spellings)
 
-    def _invalid(self, argument: str, expected: str, remedy: str = "") -> NoReturn:
-        value = getattr(self, argument)
-        raise DataError(
-            f"schema: column {short_repr(self.name)}: {argument}={short_repr(value)}: expected {expected}."
-            f"{' ' + remedy if remedy else ''}",
-            component="TableColumn", argument=argument, value=value,
-        )  # fmt: skip
+    def _require(self, holds: bool, argument: str, expected: str) -> None:
+        if not holds:
+            value = getattr(self, argument)
+            text = f"schema: column {short_repr(self.name)}: {argument}={short_repr(value)}: expected {expected}."
+            raise DataError(text, component="TableColumn", argument=argument, value=value)
 
     @property
     def lists_categories(self) -> bool:
         """Whether the column has a list of categories or classes."""
-        return self.kind in ("category", "ordinal") or (self.kind == "target" and self.target == "class")
+        return self.kind in ("category", "ordinal") or self.target == "class"
 
     @property
     def uses_moments(self) -> bool:
         """Whether the encoding needs the mean or deviation over all sites."""
-        return self.kind in NUMERIC and (self.scale == "pooled" or (self.missing == "mean" and self.scale == "none"))
+        return self.scale == "pooled" or (self.missing == "mean" and self.scale == "none")
 
     @property
     def is_open(self) -> bool:
@@ -226,6 +230,12 @@ class TableColumn:
             return ()
         names = (self.name,) if self.kind != "category" else tuple(f"{self.name}={c}" for c in self.categories or ())
         return (*names, f"{self.name} is missing") if self.missing == "indicator" else names
+
+    @property
+    def codes(self) -> dict[str, int]:
+        """The position of every category, by all its spellings."""
+        codes = {text: code for code, text in enumerate(self.categories or ())}
+        return codes | {text: codes[value] for value, others in self.spellings for text in others}
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +258,8 @@ class SplitColumn:
     def __post_init__(self) -> None:
         for argument in ("test", "train"):
             if (value := getattr(self, argument)) is not None:
-                texts = value if isinstance(value, (list, tuple)) else (value,)
-                object.__setattr__(self, argument, tuple(map(category_text, texts)))
+                values = value if isinstance(value, (list, tuple)) else (value,)
+                object.__setattr__(self, argument, _category_texts(values))
         if not isinstance(self.column, str) or not self.column or set(self.test) & set(self.train or ()):
             raise DataError(f"schema: {self}: expected the name of a column, and different values of train and test.")
 
@@ -284,25 +294,27 @@ class Schema:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
-        object.__setattr__(self, "missing_values", tuple(dict.fromkeys(("", *self.missing_values))))
-        if not self.columns:
-            raise DataError("schema: columns: expected at least one.")
+        texts = [str(text) if isinstance(text, (int, float)) else text for text in ("", *self.missing_values)]
+        object.__setattr__(self, "missing_values", tuple(dict.fromkeys(text for text in texts if text is not None)))
         names = Counter(column.name for column in self.columns)
         targets = [column.name for column in self.columns if column.kind == "target"]
-        problems = {
-            f"column {short_repr(max(names, key=lambda name: names[name]))} is listed twice":
-                len(names) < len(self.columns),
-            f"{len(targets)} targets ({', '.join(targets[:5])}): expected one": len(targets) > 1,
-            "no column of inputs: expected at least one besides the target":
-                not any(column.kind not in ("id", "target") for column in self.columns),
-            "split: its column is also in columns. List it once": self.split is not None and self.split.column in names,
-            f"missing_values={short_repr(self.missing_values)}: expected texts":
-                not all(isinstance(text, str) and len(text) <= 100 for text in self.missing_values),
-            f"decimal={short_repr(self.decimal)}: expected '.' or ','": self.decimal not in (".", ","),
-        }  # fmt: skip
-        for problem, present in problems.items():
-            if present:
-                raise DataError(f"schema: {problem}.")
+        problem = ""
+        if not self.columns:
+            problem = "columns: expected at least one"
+        elif len(names) < len(self.columns):
+            problem = f"column {short_repr(names.most_common(1)[0][0])} is listed twice"
+        elif len(targets) > 1:
+            problem = f"{len(targets)} targets ({', '.join(targets[:5])}): expected one"
+        elif all(column.kind in ("id", "target") for column in self.columns):
+            problem = "no column of inputs: expected at least one besides the target"
+        elif self.split is not None and self.split.column in names:
+            problem = "split: its column is also in columns. List it once"
+        elif not all(isinstance(text, str) and len(text) <= 100 for text in self.missing_values):
+            problem = f"missing_values={short_repr(self.missing_values)}: expected short texts"
+        elif self.decimal not in (".", ","):
+            problem = f"decimal={short_repr(self.decimal)}: expected '.' or ','"
+        if problem:
+            raise DataError(f"schema: {problem}.")
 
     def __iter__(self) -> Iterator[TableColumn]:
         return iter(self.columns)
@@ -334,13 +346,9 @@ class Schema:
     @property
     def sha256(self) -> str:
         """SHA-256 of the canonical JSON form, without the name."""
-        content = {name: value for name, value in self.to_dict().items() if name != "name"}
+        content = self.to_dict()
+        del content["name"]
         return hashlib.sha256(canonical_json(content).encode()).hexdigest()
-
-    def replace_columns(self, *columns: TableColumn) -> Schema:
-        """Return the schema with these columns in place of those of the same names."""
-        by_name = {column.name: column for column in columns}
-        return replace(self, columns=tuple(by_name.get(column.name, column) for column in self.columns))
 
     def provisional(self) -> Schema:
         """Return the schema with mean 0 and deviation 1 where they are open: of the same shape, to check tables by."""
@@ -348,7 +356,8 @@ class Schema:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the schema as plain data, without defaults."""
-        return {"hansa_schema": FORMAT, "name": self.name, **_plain(self)}
+        content = {"hansa_schema": FORMAT, "name": self.name, **_stated(self)}
+        return dict(json.loads(json.dumps(content, default=_stated)))
 
     def to_json(self) -> str:
         """Return the canonical JSON form."""
@@ -360,42 +369,37 @@ class Schema:
 
         content = self.to_dict()
         columns = content.pop("columns")
-        flow: Any = partial(yaml.safe_dump, sort_keys=False, allow_unicode=True)
-        lines = [f"  - {flow(column, default_flow_style=True, width=math.inf).strip()}\n" for column in columns]
-        return f"{flow(content)}columns:\n{''.join(lines)}"
+        dump: Any = partial(yaml.safe_dump, sort_keys=False, allow_unicode=True)
+        lines = [f"  - {dump(column, default_flow_style=True, width=math.inf).strip()}\n" for column in columns]
+        return f"{dump(content)}columns:\n{''.join(lines)}"
 
     @classmethod
     def from_dict(cls, content: object, source: str = "schema") -> Schema:
         """Return the schema of plain data, as read from JSON or YAML."""
-        head = _keywords(source, content, ["hansa_schema", *(each.name for each in fields(cls))], "hansa_schema")
-        if head.pop("hansa_schema") != FORMAT:
-            raise DataError(f"{source}: not a schema: expected hansa_schema: {FORMAT}.")
-        for name in ("columns", "missing_values"):
-            if not isinstance(head.get(name, []), (list, tuple)):
-                raise DataError(f"{source}: {name}: {short_repr(head[name])}: expected a list.")
-        names = [each.name for each in fields(TableColumn)]
-        columns = [_keywords(f"{source}: columns", each, names, "name", "kind") for each in head.pop("columns", ())]
-        split = head.pop("split", None)
-        if split is not None:
-            entries = {"column": split} if isinstance(split, str) else split
-            split = SplitColumn(**_keywords(f"{source}: split", entries, ("column", "test", "train"), "column"))
-        texts = ["" if text is None else str(text) for text in head.pop("missing_values", MISSING_TEXTS)]
+        if not isinstance(content, Mapping) or content.get("hansa_schema") != FORMAT:
+            raise DataError(f"{source}: not a schema: expected a mapping with hansa_schema: {FORMAT}.")
+        arguments: dict[str, Any] = {name: value for name, value in content.items() if name != "hansa_schema"}
         try:
-            return cls(tuple(TableColumn(**each) for each in columns), split, tuple(texts), **head)
+            arguments["columns"] = [TableColumn(**column) for column in arguments.get("columns", ())]
+            if (split := arguments.get("split")) is not None:
+                arguments["split"] = SplitColumn(split) if isinstance(split, str) else SplitColumn(**split)
+            return cls(**arguments)
         except DataError as error:
             raise DataError(f"{source}: {error}" if source != "schema" else str(error)) from error
+        except (TypeError, OverflowError) as error:  # unknown and missing keys, values of other types
+            raise DataError(f"{source}: not a schema: {str(error)[:200]}.") from error
 
     @classmethod
-    def from_json(cls, text: str, source: str = "schema") -> Schema:
+    def from_json(cls, text: str) -> Schema:
         """Return the schema of its JSON form."""
-        return cls.from_dict(_parsed(text, source, json.loads), source)
+        return cls.from_dict(_parse(json.loads, text, "schema"))
 
     @classmethod
     def from_yaml(cls, text: str, source: str = "schema") -> Schema:
         """Return the schema of its YAML form."""
         import yaml
 
-        return cls.from_dict(_parsed(text, source, yaml.safe_load), source)
+        return cls.from_dict(_parse(yaml.safe_load, text, source), source)
 
     @classmethod
     def load(cls, path: Path | str) -> Schema:
@@ -415,14 +419,10 @@ def as_schema(value: Schema | Path | str | Mapping[str, Any]) -> Schema:
     return Schema.load(value) if isinstance(value, (str, Path)) else Schema.from_dict(value)
 
 
-def _plain(value: Any) -> Any:
-    """Return a part of a schema as plain data: its fields that differ from their defaults."""
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    if not is_dataclass(value):
-        return value
-    found = ((each, getattr(value, each.name)) for each in fields(value))
-    return {each.name: _plain(part) for each, part in found if part != each.default}
+def _stated(record: Any) -> dict[str, Any]:
+    """Return the fields of a part of a schema that differ from their defaults."""
+    values = ((entry, getattr(record, entry.name)) for entry in fields(record))
+    return {entry.name: value for entry, value in values if value != entry.default}
 
 
 def canonical_json(content: object) -> str:
@@ -430,32 +430,20 @@ def canonical_json(content: object) -> str:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def _parsed(text: str, source: str, parse: Callable[[str], object]) -> object:
+def _parse(parse: Callable[[str], object], text: str, source: str) -> object:
     try:
         return parse(text)
     except Exception as error:  # of the parser
         raise DataError(f"{source}: not the text of a schema ({str(error)[:200]}).") from error
 
 
-def _keywords(source: str, content: object, keys: Sequence[str], *required: str) -> dict[str, Any]:
-    """Return a mapping as keyword arguments, after a check of its keys."""
-    if not isinstance(content, Mapping) or not set(required) <= set(content):
-        raise DataError(f"{source}: {short_repr(content)}: expected a mapping with {' and '.join(required)}.")
-    for key in content:
-        if key not in keys:
-            raise DataError(f"{source}: unknown key {short_repr(key)}. {suggestion(str(key), keys)}")
-    return dict(content)
-
-
 def _read_text(path: Path, encoding: str, limit: int, what: str) -> str:
     try:
-        size = path.stat().st_size
-        text = path.read_text(encoding=encoding) if size <= limit else ""
+        if path.stat().st_size > limit:
+            raise ValueError(f"it is larger than {limit >> 20} MiB")
+        return path.read_text(encoding=encoding)
     except (OSError, ValueError, LookupError, TypeError) as error:  # also an unknown encoding
         raise DataError(f"{path}: cannot be read as {what} ({str(error)[:200]}).") from error
-    if size > limit:
-        raise DataError(f"{path}: larger than {limit >> 20} MiB: not read as {what}.")
-    return text
 
 
 # ---- tables of texts
@@ -485,36 +473,36 @@ class Table:
         """Number of rows."""
         return len(self.lines)
 
+    def cells(self, column: str) -> Sequence[str]:
+        """Return the cells of a column, or raise."""
+        if column not in self.columns:
+            text = f"{self.source}: no column {column!r}. {suggestion(column, self.columns)}"
+            raise SchemaMisfitError(text, "column-missing", column)
+        return self.columns[column]
+
     def misfit(self, column: str, row: int, problem: str, code: str) -> SchemaMisfitError:
-        """Return the error for a cell, with its place and value, which stay with the owner of the table."""
-        value = short_repr(self.columns[column][row])
+        """Return the error for a cell, with its line and value, which stay with the owner of the table."""
+        cell = self.columns[column][row]
+        value = short_repr(cell) if cell else "empty"
         text = f"{self.source}, line {self.lines[row]}: {column!r} is {value}: {problem}."
-        return SchemaMisfitError(text.replace(" is '': ", " is empty: "), code, column)
+        return SchemaMisfitError(text, code, column)
 
 
-def read_csv(path: Path | str, schema: Schema | None = None) -> Table:
+def read_csv(path: Path | str, schema: Schema | None = None, text: str | None = None) -> Table:
     """Read a CSV file with a header. Lines without any cell are left out, and lines of another length refused.
 
     Args:
         path: The file.
         schema: Its schema, which states the delimiter and the encoding; by default a comma and UTF-8.
+        text: The text of the file, if it is already read.
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder, "north.csv")
-    ...     _ = file.write_text(chr(10).join(["age,ward", "40, icu", "50,"]))
-    ...     read_csv(file).columns
+    >>> read_csv("north.csv", text=chr(10).join(["age,ward", "40, icu", "50,"])).columns
     {'age': ['40', '50'], 'ward': ['icu', '']}
     """
-    encoding = "utf-8" if schema is None else schema.encoding
-    encoding = "utf-8-sig" if encoding == "utf-8" else encoding
-    text = _read_text(Path(path), encoding, _MAX_TABLE_BYTES, "CSV")
-    return read_csv_text(text, path, "," if schema is None else schema.delimiter)
-
-
-def read_csv_text(text: str, path: Path | str, delimiter: str = ",") -> Table:
-    """Return the table of the text of a CSV file."""
     path = Path(path)
+    delimiter, encoding = (",", "utf-8") if schema is None else (schema.delimiter, schema.encoding)
+    if text is None:
+        text = _read_text(path, "utf-8-sig" if encoding == "utf-8" else encoding, _MAX_TABLE_BYTES, "CSV")
     try:  # pandas would fill up short lines without a word
         reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
         rows = [(reader.line_num, row) for row in reader if row]
@@ -531,9 +519,9 @@ def read_csv_text(text: str, path: Path | str, delimiter: str = ",") -> Table:
     for line, row in body:
         if len(row) != len(header):
             raise DataError(f"{path}, line {line}: {len(row)} values for {len(header)} columns.")
-    cells = zip(*(row for _, row in body), strict=True)
-    columns = {column: [cell.strip() for cell in each] for column, each in zip(header, cells, strict=True)}
-    return Table(path.stem, str(path), columns, [line for line, _ in body])
+    columns = zip(header, zip(*(row for _, row in body), strict=True), strict=True)
+    cells = {column: [cell.strip() for cell in texts] for column, texts in columns}
+    return Table(path.stem, str(path), cells, [line for line, _ in body])
 
 
 def as_table(frame: Any, schema: Schema | None = None, name: str = "frame") -> Table:
@@ -554,15 +542,14 @@ def as_table(frame: Any, schema: Schema | None = None, name: str = "frame") -> T
     if isinstance(frame, Sequence) and frame and all(isinstance(row, Mapping) for row in frame):
         names = dict.fromkeys(column for row in frame for column in row)
         frame = {column: [row.get(column) for row in frame] for column in names}
-    columns = list(frame) if isinstance(frame, Mapping) else getattr(frame, "columns", None)
-    if columns is None or not len(columns):
-        raise DataError(f"{name}: {short_repr(frame)}: expected a CSV file, a data frame, or dicts of columns or rows.")
-    mark = "." if schema is None else schema.decimal
-    texts = {str(column): [_text(value, mark) for value in frame[column]] for column in columns}
-    sizes = {len(cells) for cells in texts.values()}
+    columns = list(frame) if isinstance(frame, Mapping) else getattr(frame, "columns", ())
+    decimal = "." if schema is None else schema.decimal
+    cells = {str(column): [_text(value, decimal) for value in frame[column]] for column in columns}
+    sizes = {len(texts) for texts in cells.values()}
     if len(sizes) != 1 or sizes == {0}:
-        raise DataError(f"{name}: columns of {sorted(sizes)} rows: expected the same number, at least 1.")
-    return Table(name, name, texts, range(1, sizes.pop() + 1))
+        expected = "a CSV file, a data frame, or dicts of columns or rows, with the same number of rows, at least 1"
+        raise DataError(f"{name}: {short_repr(frame)}: expected {expected}.")
+    return Table(name, name, cells, range(1, sizes.pop() + 1))
 
 
 def _text(value: Any, decimal: str) -> str:
@@ -622,10 +609,9 @@ class Moments:
         """Return the mean and the standard deviation over n, correctly rounded; a deviation of 0 is returned as 1."""
         mean = self.total / self.count
         try:
-            deviation = math.sqrt(float(self.squares / self.count - mean * mean))
+            return float(mean), math.sqrt(float(self.squares / self.count - mean * mean)) or 1.0
         except OverflowError:
             raise DataError("moments: the variance is too large for float64: rescale the column.") from None
-        return float(mean), deviation if deviation > 0 else 1.0
 
     def to_json(self) -> list[Any]:
         """Return the moments as plain data: the count, and each sum as ``HEX/EXPONENT``, numerator / 2**exponent."""
@@ -635,18 +621,19 @@ class Moments:
     @classmethod
     def from_json(cls, content: Any) -> Moments:
         """Return the moments of plain data; impossible ones are refused."""
-        if not isinstance(content, list) or len(content) != 3 or not all(isinstance(text, str) for text in content[1:]):
-            raise DataError("moments: expected a count and two sums.")
-        count, sums = content[0], [_DYADIC.fullmatch(text) for text in content[1:]]
-        if not all(match is not None and int(match[2]) <= 5000 for match in sums):
-            raise DataError("moments: not a sum of floats.")
-        total, squares = (Fraction(int(match[1], 16), 1 << int(match[2])) for match in sums if match is not None)
-        if type(count) is not int or not 1 <= count < 1 << 48 or squares * count < total * total:
-            raise DataError("moments: no values have this count, sum and sum of squares.")
+        try:
+            count, *texts = content
+            matches = [match for text in texts if (match := _DYADIC.fullmatch(text))]
+            total, squares = (Fraction(int(match[1], 16), 1 << int(match[2])) for match in matches)
+            is_possible = type(count) is int and 1 <= count < 1 << 48 and squares * count >= total * total
+        except (TypeError, ValueError):
+            is_possible = False
+        if not is_possible:
+            raise DataError("moments: expected the count, sum and sum of squares of some floats.")
         return cls(count, total, squares)
 
 
-_DYADIC = re.compile("(-?[0-9a-f]{1,2400})/([0-9]{1,4})")
+_DYADIC = re.compile("(-?[0-9a-f]{1,2400})/([0-4]?[0-9]{1,3})")
 
 
 def table_moments(schema: Schema, table: Table, test: float = 0.0, seed: int = 0) -> dict[str, Moments]:
@@ -662,6 +649,16 @@ def table_moments(schema: Schema, table: Table, test: float = 0.0, seed: int = 0
     return {column.name: column_moments(schema, column, table, ~is_test) for column in schema if column.is_open}
 
 
+def column_moments(schema: Schema, column: TableColumn, table: Table, rows: Mask) -> Moments:
+    """Return the exact moments of a numeric column over some rows, without missing values."""
+    numbers, missing = read_column(schema, column, table)
+    chosen = numbers[rows & ~missing]
+    if not len(chosen):
+        text = f"{table.source}: {column.name!r} has no value in a training row: its mean is unknown."
+        raise SchemaMisfitError(text, "too-few-rows", column.name)
+    return Moments.of(chosen)
+
+
 def complete(schema: Schema, moments: Sequence[Mapping[str, Moments]]) -> Schema:
     """Return the schema with means and deviations from the moments of all tables. Their order does not matter.
 
@@ -674,22 +671,12 @@ def complete(schema: Schema, moments: Sequence[Mapping[str, Moments]]) -> Schema
     >>> complete(draft, [table_moments(draft, table) for table in (north, south)])["age"].mean
     50.0
     """
-    pooled = []
-    for column in schema:
+    columns = list(schema.columns)
+    for place, column in enumerate(columns):
         if column.is_open:
-            mean, std = reduce(Moments.merge, (each[column.name] for each in moments)).mean_and_std()
-            pooled.append(replace(column, mean=mean, std=std if column.scale == "pooled" else None))
-    return schema.replace_columns(*pooled)
-
-
-def column_moments(schema: Schema, column: TableColumn, table: Table, rows: Mask) -> Moments:
-    """Return the exact moments of a numeric column over some rows, without missing values."""
-    values, missing = parse_numbers(schema, column, table)
-    chosen = values[rows & ~missing]
-    if not len(chosen):
-        text = f"{table.source}: {column.name!r} has no value in a training row: its mean is unknown."
-        raise SchemaMisfitError(text, "too-few-rows", column.name)
-    return Moments.of(chosen)
+            mean, std = reduce(Moments.merge, (sums[column.name] for sums in moments)).mean_and_std()
+            columns[place] = replace(column, mean=mean, std=std if column.scale == "pooled" else None)
+    return replace(schema, columns=tuple(columns))
 
 
 # ---- rows become inputs and targets
@@ -743,24 +730,19 @@ class TableEncoding:
             frame: A data frame, a dict of columns, a list of dicts, or the path of a CSV file.
             client: The client whose statistics scale the columns with ``scale: site``.
         """
-        return torch.from_numpy(encode(self.schema, as_table(frame, self.schema), self._statistics(client)).inputs)
+        scaled = [column.name for column in self.schema if column.scale == "site"]
+        if scaled and client not in self.statistics:
+            names = ", ".join(sorted(self.statistics))
+            where = f"Known: {names}." if names else "They stay at the sites: predict there."
+            expected = f"expected the client whose statistics are used, got {client!r}. {where}"
+            raise SchemaMisfitError(f"{scaled[0]!r} is scaled by site: {expected}", "scale-unknown", scaled[0])
+        statistics = self.statistics.get(client, {}) if client is not None else {}
+        return torch.from_numpy(encode(self.schema, as_table(frame, self.schema), statistics).inputs)
 
     def targets(self, frame: Any) -> torch.Tensor | None:
         """Return the targets of a frame, or None if it has no column of targets."""
-        targets = _targets(self.schema, as_table(frame, self.schema), required=False)
+        targets = _read_targets(self.schema, as_table(frame, self.schema))
         return None if targets is None else torch.from_numpy(targets)
-
-    def _statistics(self, client: str | None) -> Statistics:
-        by_site = [column.name for column in self.schema if column.scale == "site"]
-        if not by_site or (client is not None and client in self.statistics):
-            return {} if client is None else self.statistics.get(client, {})
-        names = ", ".join(sorted(self.statistics))
-        raise SchemaMisfitError(
-            f"{by_site[0]!r} is scaled by site: expected the client whose statistics are used, got {client!r}. "
-            + (f"Known: {names}." if names else "They stay at the sites: predict there."),
-            "scale-unknown",
-            by_site[0],
-        )
 
 
 def encode(
@@ -784,24 +766,21 @@ def encode(
         test: Fraction of rows for testing, if the schema has no split column.
         seed: Seed of the choice of test rows.
     """
-    targets = _targets(schema, table, required=training)
+    targets = _read_targets(schema, table, required=training)
     is_test = choose_test_rows(schema, table, test, seed) if training else np.zeros(table.rows, bool)
-    if training:
-        scaled = [column for column in schema if column.scale == "site"]
-        statistics = {each.name: column_moments(schema, each, table, ~is_test).mean_and_std() for each in scaled}
-    if schema.is_open:
-        name = next(column.name for column in schema if column.is_open)
-        raise SchemaMisfitError(f"schema: the mean or deviation of {name!r} is still open.", "not-agreed", name)
+    statistics = dict(statistics or {})
     blocks, counts = [], {}
     for column in schema:
+        if column.is_open:
+            text = f"schema: the mean or deviation of {column.name!r} is still open."
+            raise SchemaMisfitError(text, "not-agreed", column.name)
+        if training and column.scale == "site":
+            statistics[column.name] = column_moments(schema, column, table, ~is_test).mean_and_std()
         if column.inputs:
-            block, count = _encode_column(schema, column, table, statistics or {})
+            block, counted = _encode_column(schema, column, table, statistics)
             blocks.append(block)
-            if any(count):
-                counts[column.name] = count
-            if count.unknown:
-                log.warning("%s: %d of %d values of %r are not in the schema: no input says what they are",
-                            table.source, count.unknown, table.rows, column.name)  # fmt: skip
+            if any(counted):
+                counts[column.name] = counted
     wide = np.concatenate(blocks, axis=1)
     with np.errstate(over="ignore"):
         inputs = wide.astype(np.float32)
@@ -810,30 +789,29 @@ def encode(
         name = next(column.name for column in schema if schema.inputs[place] in column.inputs)
         problem = f"{wide[row, place]:g} after scaling: too large for float32"
         raise table.misfit(name, int(row), problem, "not-finite")
-    return EncodedTable(inputs, targets, is_test, statistics or {}, counts)
+    return EncodedTable(inputs, targets, is_test, statistics, counts)
 
 
 def choose_test_rows(schema: Schema, table: Table, fraction: float, seed: int) -> Mask:
     """Return a mask of test rows: by the split column, or a fraction of the rows, rounded down, by the seed."""
     split = schema.split
     if split is None:
-        mask = np.zeros(table.rows, bool)
+        is_test = np.zeros(table.rows, bool)
         draw = Key(seed).child("csv test", table.name).numpy()
-        mask[draw.permutation(table.rows)[: math.floor(Fraction(repr(float(fraction))) * table.rows)]] = True
+        is_test[draw.permutation(table.rows)[: math.floor(Fraction(repr(float(fraction))) * table.rows)]] = True
     else:
-        cells = [category_text(cell) for cell in _cells(split.column, table)]
+        cells = [category_text(cell) for cell in table.cells(split.column)]
         for row, cell in enumerate(cells):
-            if cell not in split.test and (
-                cell in schema.missing_values if split.train is None else cell not in split.train
-            ):
-                values = f"one of {', '.join([*(split.train or ()), *split.test])}"
-                expected = values if split.train else f"a value; {split.test} is for testing"
-                raise table.misfit(split.column, row, f"expected {expected}", "split-value")
-        mask = np.array([cell in split.test for cell in cells])
-    if mask.all():
+            is_train = cell not in schema.missing_values if split.train is None else cell in split.train
+            if not is_train and cell not in split.test:
+                train = ("any value",) if split.train is None else split.train
+                expected = f"expected one of {', '.join((*train, *split.test))}"
+                raise table.misfit(split.column, row, expected, "split-value")
+        is_test = np.array([cell in split.test for cell in cells])
+    if is_test.all():
         column = "" if split is None else split.column
         raise SchemaMisfitError(f"{table.source}: no training rows, only test rows.", "no-training-rows", column)
-    return mask
+    return is_test
 
 
 def parse_number(cell: str, decimal: str) -> float | None:
@@ -844,101 +822,77 @@ def parse_number(cell: str, decimal: str) -> float | None:
         return None
 
 
-def parse_numbers(schema: Schema, column: TableColumn, table: Table) -> tuple[Floats, Mask]:
-    """Return a numeric column as float64 and which values are missing (0 there)."""
-    cells = _cells(column.name, table)
-    missing = _missing(schema, column, table, cells)
-    values, places = np.zeros(len(cells)), _places(column)
-    for row in np.flatnonzero(~missing).tolist():
-        value: float | None
-        match column.kind:
-            case "ordinal":
-                value = places.get(category_text(cells[row]))
-            case "date":
-                value = _days(cells[row], column.format)
-            case "text_length":
-                value = len(cells[row])
-            case _:
-                value = parse_number(cells[row], schema.decimal)
-        if value is None:
-            raise table.misfit(column.name, row, *_NO_NUMBER.get(column.kind, ("not a number", "not-a-number")))
-        if not math.isfinite(value):
-            raise table.misfit(column.name, row, "not finite", "not-finite")
-        values[row] = value
-    return values, missing
-
-
-_NO_NUMBER = {
-    "ordinal": ("not one of the categories of the schema", "unknown-category"),
-    "date": ("not a date of the format of the schema", "not-a-date"),
-}
-
-
-def _days(cell: str, form: str | None) -> float | None:
+def _parse_date(cell: str, form: str | None) -> float | None:
+    """Return the days since 1970 of a cell, or None if it is no date."""
     try:
-        day = datetime.fromisoformat(cell) if form is None else datetime.strptime(cell, form)
+        date = datetime.fromisoformat(cell) if form is None else datetime.strptime(cell, form)
     except (ValueError, OverflowError):
         return None
-    return ((day if day.tzinfo is not None else day.replace(tzinfo=UTC)) - _EPOCH).total_seconds() / 86400
+    date = date if date.tzinfo is not None else date.replace(tzinfo=UTC)
+    return (date - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() / 86400
 
 
-def _places(column: TableColumn) -> dict[str, int]:
-    """Return the position of every category, by all its spellings."""
-    places = {text: place for place, text in enumerate(column.categories or ())}
-    return places | {text: places[value] for value, others in column.spellings for text in others}
-
-
-def _cells(name: str, table: Table) -> Sequence[str]:
-    if name not in table.columns:
-        hint = suggestion(name, table.columns)
-        raise SchemaMisfitError(f"{table.source}: no column {name!r}. {hint}", "column-missing", name)
-    return table.columns[name]
-
-
-def _missing(schema: Schema, column: TableColumn, table: Table, cells: Sequence[str]) -> Mask:
-    texts = set(schema.missing_values)
-    missing = np.array([cell in texts for cell in cells])
+def read_column(schema: Schema, column: TableColumn, table: Table) -> tuple[Floats, Mask]:
+    """Return the cells of a column as numbers in float64, and which are missing (0 there). Categories are numbered in
+    the order of the schema; an unknown one that is not refused is -1."""
+    cells = table.cells(column.name)
+    missing_texts = set(schema.missing_values)
+    missing = np.array([cell in missing_texts for cell in cells])
     if column.missing == "refuse" and missing.any():
-        remedy = "a missing value. Fill it in, or drop the row or the column"
-        if column.kind != "target":
-            remedy += ". Or let the schema fill it in, with missing: indicator, mean or constant"
-        raise table.misfit(column.name, int(np.flatnonzero(missing)[0]), remedy, "value-missing")
-    return missing
+        problem = "a missing value. Fill it in, leave out the row, or let the schema say what it becomes (missing)"
+        raise table.misfit(column.name, int(missing.argmax()), problem, "value-missing")
+    parse: Callable[[str], float | None]
+    if column.lists_categories:
+        codes = column.codes
+        parse, code = lambda cell: codes.get(category_text(cell)), "unknown-category"
+        problem = f"the schema has the categories {short_repr(column.categories)}. Add it there, or set unknown: zero"
+    elif column.kind == "date":
+        parse, code = partial(_parse_date, form=column.format), "not-a-date"
+        problem = "not a date of the format of the schema"
+    else:
+        parse = len if column.kind == "text_length" else partial(parse_number, decimal=schema.decimal)
+        problem, code = "not a number", "not-a-number"
+    numbers = np.zeros(len(cells))
+    for row in np.flatnonzero(~missing).tolist():
+        number = parse(cells[row])
+        if number is None and column.unknown == "refuse":
+            raise table.misfit(column.name, row, problem, code)
+        numbers[row] = -1.0 if number is None else number
+    if not np.isfinite(numbers).all():
+        raise table.misfit(column.name, int(np.isfinite(numbers).argmin()), "not finite", "not-finite")
+    return numbers, missing
 
 
 def _encode_column(
     schema: Schema, column: TableColumn, table: Table, statistics: Statistics
 ) -> tuple[Floats, CellCounts]:
     """Return the inputs of one column, [rows, inputs], and the counts of its cells."""
-    if column.kind != "category":
-        values, missing = parse_numbers(schema, column, table)
+    numbers, missing = read_column(schema, column, table)
+    counted = CellCounts(missing=int(missing.sum()))
+    if column.kind == "category":
+        categories = column.categories or ()
+        unknown = int((numbers < 0).sum())
+        if unknown:
+            log.warning("%s: %d of %d values of %r are not in the schema: no input says what they are",
+                        table.source, unknown, table.rows, column.name)  # fmt: skip
+        texts, listed = map(category_text, table.cells(column.name)), set(categories)
+        others = sum(text not in listed for text, gap in zip(texts, missing, strict=True) if not gap)
+        counted = CellCounts(counted.missing, others - unknown, unknown)
+        fill = -1.0 if column.fill is None else categories.index(str(column.fill))
+        numbers = np.where(missing, fill, numbers)
+        block = (numbers[:, None] == np.arange(len(categories))).astype(np.float64)
+    else:
         mean, std = statistics[column.name] if column.scale == "site" else ((column.mean or 0.0), (column.std or 1.0))
         by_mean = column.missing == "mean" or column.scale != "none"
         fill = float(column.fill) if column.fill is not None else mean if by_mean else 0.0
-        filled = np.where(missing, fill, values)
-        scaled = filled if column.scale == "none" else (filled - mean) / std
-        inputs = [scaled, missing.astype(np.float64)] if column.missing == "indicator" else [scaled]
-        return np.stack(inputs, axis=1), CellCounts(missing=int(missing.sum()))
-    places, listed = _places(column), set(column.categories or ())
-    cells = _cells(column.name, table)
-    missing = _missing(schema, column, table, cells)
-    encoded = np.zeros((len(cells), len(column.inputs)))
-    encoded[missing, -1 if column.missing == "indicator" else places.get(str(column.fill), 0)] = 1.0
-    spelled = unknown = 0
-    for row in np.flatnonzero(~missing).tolist():
-        text = category_text(cells[row])
-        place = places.get(text)
-        if place is not None:
-            encoded[row, place] = 1.0
-            spelled += text not in listed
-        elif column.unknown == "refuse":
-            raise _unknown(column, table, row)
-        else:
-            unknown += 1
-    return encoded, CellCounts(int(missing.sum()), spelled, unknown)
+        numbers = np.where(missing, fill, numbers)
+        block = (numbers if column.scale == "none" else (numbers - mean) / std)[:, None]
+    if column.missing == "indicator":
+        block = np.column_stack([block, missing])
+    return block, counted
 
 
-def _targets(schema: Schema, table: Table, *, required: bool) -> npt.NDArray[Any] | None:
+def _read_targets(schema: Schema, table: Table, *, required: bool = False) -> npt.NDArray[Any] | None:
     """Return class numbers or float32 numbers; None if the table has no targets and none are required."""
     column = schema.target
     if column is None:
@@ -947,18 +901,5 @@ def _targets(schema: Schema, table: Table, *, required: bool) -> npt.NDArray[Any
         return None
     if not required and any(cell in schema.missing_values for cell in table.columns.get(column.name, ("",))):
         return None  # rows to predict, some of which have no target yet
-    if column.target == "number":
-        return parse_numbers(schema, column, table)[0].astype(np.float32)
-    cells, places = _cells(column.name, table), _places(column)
-    _missing(schema, column, table, cells)
-    numbers = [places.get(category_text(cell), -1) for cell in cells]
-    if -1 in numbers:
-        raise _unknown(column, table, numbers.index(-1))
-    return np.array(numbers, dtype=np.int64)
-
-
-def _unknown(column: TableColumn, table: Table, row: int) -> SchemaMisfitError:
-    what = "classes" if column.kind == "target" else "categories"
-    remedy = "" if column.kind == "target" else ". Add it to the schema, or set unknown: zero"
-    problem = f"the schema has the {what} {short_repr(column.categories)}{remedy}"
-    return table.misfit(column.name, row, problem, "unknown-category")
+    numbers, _ = read_column(schema, column, table)
+    return numbers.astype(np.int64 if column.target == "class" else np.float32)

@@ -61,9 +61,10 @@ def misfit(error: SchemaMisfitError, schema: str) -> ProtocolError:
     'not-a-number'
     """
     log.error("the table does not fit the schema: %s", error)
-    agreed = Schema.from_json(schema) if schema else None
-    names = [] if agreed is None else [column.name for column in agreed]
-    names += [] if agreed is None or agreed.split is None else [agreed.split.column]
+    agreed = Schema.from_json(schema) if schema else ()
+    names = [column.name for column in agreed]
+    if isinstance(agreed, Schema) and agreed.split is not None:
+        names.append(agreed.split.column)
     column = error.column if error.column in names else ""
     return ProtocolError("schema", f"column {column!r}: {error.code}" if column else error.code, error.code, column)
 
@@ -77,14 +78,14 @@ def answer_request(
     except DataError as error:
         raise ProtocolError("schema", "the server's schema cannot be read") from error
     try:
-        found = [table_moments(schema, table, request.test, request.seed) for table in tables(schema)]
-        moments = {name: reduce(Moments.merge, (each[name] for each in found)) for name in found[0]}
-        for name, sums in moments.items():
+        sums = [table_moments(schema, table, request.test, request.seed) for table in tables(schema)]
+        moments = {name: reduce(Moments.merge, (part[name] for part in sums)) for name in sums[0]}
+        for name, total in moments.items():
             if not policy.moments:
                 text = f"the policy lets no sum of {name!r} leave the site. Set table.moments, or list mean and std."
                 raise SchemaMisfitError(text, "not-agreed", name)
-            if sums.count < policy.rows:
-                text = f"{name!r}: the policy lets no sum of {sums.count} rows leave the site, only of {policy.rows}."
+            if total.count < policy.rows:
+                text = f"{name!r}: the policy lets no sum of {total.count} rows leave the site, only of {policy.rows}."
                 raise SchemaMisfitError(text, "too-few-rows", name)
     except SchemaMisfitError as error:
         raise misfit(error, request.schema) from None
@@ -110,23 +111,19 @@ def agree_schema(connections: SiteConnections, sites: Sequence[str], draft: Sche
     transport = EnrollingTransport(connections, dict.fromkeys(sites, b""), deadline=math.inf)
     for site in sites:
         transport.send(site, SchemaRequest(site, draft.to_json(), test, seed).to_bytes())
+    open_columns = {column.name for column in draft if column.is_open}
     moments: dict[str, Mapping[str, Moments]] = {}
     while len(moments) < len(sites):
         for site, answer in transport.receive():
             if wire_format.kind_of(answer) == REFUSAL:
                 refusal = Refusal.from_bytes(answer)
                 raise HansaError(f"site {site} does not take part: {refusal.reason}: {refusal.detail}")
-            moments[site] = _read_sums(site, answer, draft)
+            try:
+                moments[site] = SchemaReply.from_bytes(answer).moments
+            except (ValueError, RecursionError) as error:  # also FrameError and DataError
+                raise HansaError(f"site {site}: its sums of a table cannot be read.") from error
+            if set(moments[site]) != open_columns:
+                raise HansaError(f"site {site}: its sums are not of the columns that are open in the schema.")
     schema = complete(draft, [moments[site] for site in sites])
     log.info("the sites agreed on the schema %s", schema.sha256)
     return schema
-
-
-def _read_sums(site: str, answer: bytes, draft: Schema) -> Mapping[str, Moments]:
-    try:
-        moments = SchemaReply.from_bytes(answer).moments
-    except (ValueError, RecursionError) as error:  # also FrameError and DataError
-        raise HansaError(f"site {site}: its sums of a table cannot be read.") from error
-    if set(moments) != {column.name for column in draft if column.is_open}:
-        raise HansaError(f"site {site}: its sums are not of the columns that are open in the schema.")
-    return moments

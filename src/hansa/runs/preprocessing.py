@@ -18,7 +18,7 @@ import torch
 from hansa import data
 from hansa.config import Config
 from hansa.core.errors import HansaError
-from hansa.data.csv_folder import schema_template
+from hansa.data.csv_folder import zero_row
 from hansa.data.schema import canonical_json
 from hansa.runs.store import DamagedFileError, io
 from hansa.training.augment import Pipeline, normalize
@@ -66,13 +66,9 @@ class Preprocessing:
 
     def template(self) -> data.FederatedData | None:
         """Return data of one row of zeros from which the model can be built, without the training data."""
-        if self.encoding is not None and self.encoding.schema.target is not None:
-            return schema_template(self.encoding.schema)
         if self.shape is None:
             return None
-        inputs = torch.zeros(1, *self.shape, dtype=getattr(torch, self.dtype))
-        targets = torch.zeros(1) if self.classes is None else torch.zeros(1, dtype=torch.int64)
-        return data.FederatedData(inputs, targets, torch.tensor([0]), torch.tensor([0, 1]), classes=self.classes)
+        return zero_row(self.shape, self.classes, self.dtype, encoding=self.encoding)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -91,8 +87,9 @@ class Preprocessing:
         """Return the preprocessing of plain data."""
         if not isinstance(content, Mapping) or content.get("hansa_preprocessing") != FORMAT:
             raise HansaError(f"{source}: expected hansa_preprocessing: {FORMAT}. Export the model again.")
-        encoding, shape, pixels = None, content.get("shape"), content.get("pixels")
+        encoding, pixels = None, content.get("pixels")
         try:
+            shape, classes, parts = content["shape"], content["classes"], content["normalize"]
             if "schema" in content:
                 statistics = {
                     str(client): {str(column): (float(mean), float(std)) for column, (mean, std) in columns.items()}
@@ -103,13 +100,13 @@ class Preprocessing:
                 mean, std = (tuple(map(float, pixels[name])) for name in ("mean", "std"))
                 pixels = data.loading.ImageScaling(mean, std, int(pixels["downsample"]))
             return cls(
-                None if shape is None else tuple(map(int, shape)),
-                str(content["dtype"]),
-                None if content["classes"] is None else int(content["classes"]),
-                encoding,
-                pixels,
-                tuple(normalize(mean, std) for mean, std in content["normalize"]),
-                tuple(map(str, content["own"])),
+                shape=None if shape is None else tuple(map(int, shape)),
+                dtype=str(content["dtype"]),
+                classes=None if classes is None else int(classes),
+                encoding=encoding,
+                pixels=pixels,
+                normalize=tuple(normalize(mean, std) for mean, std in parts),
+                own=tuple(map(str, content["own"])),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise HansaError(f"{source}: damaged: {type(error).__name__}: {str(error)[:200]}. Restore it.") from error
@@ -120,22 +117,19 @@ class Preprocessing:
         federated = getattr(task, "data", None)
         if federated is None:
             return None
-        inputs = getattr(federated, "inputs", None)
-        tensor = inputs if hasattr(inputs, "shape") and hasattr(inputs, "dtype") else None
+        inputs: Any = getattr(federated, "inputs", None)
+        is_tensor = hasattr(inputs, "shape") and hasattr(inputs, "dtype")
         parts = getattr(task, "augment", Pipeline()).test_pipeline().parts
+        own = [part for part in parts if not isinstance(part, normalize)]
         known = data.DATASETS.get(config.data.name) if config.python is None and config.data.factory is None else None
         return cls(
-            None if tensor is None else tuple(tensor.shape[1:]),
-            "float32" if tensor is None else str(tensor.dtype).removeprefix("torch."),
-            getattr(federated, "classes", None),
-            getattr(federated, "encoding", None),
-            None if known is None or not known.mean else data.loading.image_scaling(known, **config.data.options),
-            tuple(part for part in parts if isinstance(part, normalize)),
-            tuple(
-                str(getattr(part, "__qualname__", type(part).__qualname__))
-                for part in parts
-                if not isinstance(part, normalize)
-            ),
+            shape=tuple(inputs.shape[1:]) if is_tensor else None,
+            dtype=str(inputs.dtype).removeprefix("torch.") if is_tensor else "float32",
+            classes=getattr(federated, "classes", None),
+            encoding=getattr(federated, "encoding", None),
+            pixels=data.loading.image_scaling(known, **config.data.options) if known and known.mean else None,
+            normalize=tuple(part for part in parts if isinstance(part, normalize)),
+            own=tuple(str(getattr(part, "__qualname__", type(part).__qualname__)) for part in own),
         )
 
     def read_tensor(self, rows: torch.Tensor) -> torch.Tensor:
