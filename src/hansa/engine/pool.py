@@ -99,9 +99,11 @@ class Pool(BaseEngine):
     def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
         """Yield the reports in the order of completion."""
         block, jobs, before = _block_size(orders, self.workers), list[Job](), 0
-        for request in (part for order in orders for part in self._group.divide(order, self.task, self.workers)):
-            jobs.append(Job(request, estimated_cost(request), load_memory, before // block))
-            before += 1 if request.cohort is not None else len(request.clients)
+        for order in orders:
+            alone = order.cohort is None
+            for request in self._group.divide(order, self.task, self.workers) if alone else [order]:
+                jobs.append(Job(request, estimated_cost(request), load_memory, before // block))
+                before += len(request.clients) if alone else 1
         for _, report in self._execute(jobs, _broadcast_vectors(orders)):
             yield report
 

@@ -58,8 +58,8 @@ MESSAGE = struct.Struct("<BQQ")
 SETUP, RESET = 255, 254
 """Sent instead of a slot number: a setup follows, with its own memory; the run has ended, drop its data."""
 
-_ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-ENVIRONMENT = {"HANSA_WORKER": "1", **dict.fromkeys((*_ONE_THREAD, "NUMEXPR_NUM_THREADS"), "1")}
+ENVIRONMENT = dict.fromkeys(("HANSA_WORKER", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS",
+                             "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
@@ -256,7 +256,12 @@ def worker_main(options: Mapping[str, Any]) -> NoReturn:
     setup: WorkerSetup | None = None
     trainer: Any = None
     while True:
-        number, *location = MESSAGE.unpack(_receive(pipe))
+        try:
+            number, *location = MESSAGE.unpack(pipe.recv_bytes())
+        except (EOFError, OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
         packed = PackedObject(*location)
         if number == RESET:
             setup = trainer = None
@@ -281,15 +286,6 @@ def worker_main(options: Mapping[str, Any]) -> NoReturn:
         # written after the request: the client's memory may lie in the slot and be part of the answer
         reply = Packer(slots[number], start=sum(packed)).pack(answer)
         pipe.send_bytes(MESSAGE.pack(number, *reply))
-
-
-def _receive(pipe: connection.Connection) -> bytes:
-    try:
-        return pipe.recv_bytes()
-    except (EOFError, OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
 
 
 def _exit_with_run(descriptor: int) -> None:

@@ -11,7 +11,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -33,22 +33,6 @@ _BATCH_SECONDS = 0.05  # so that no worker waits long for a batch to finish
 _BATCH_BYTES = 1 << 22  # of updates that a batch holds
 
 
-@runtime_checkable
-class SplitEvaluation(Protocol):
-    """A task whose evaluation is split into fixed ranges of test rows, which workers evaluate in parallel.
-
-    Its trainers have ``evaluate(vectors, start, stop)``. The ranges do not depend on the number of workers.
-    """
-
-    def test_chunks(self) -> Sequence[tuple[int, int]]:
-        """Return the ranges of test rows."""
-        ...
-
-    def compute_metrics(self, parts: Sequence[Any]) -> dict[str, float]:
-        """Combine the results of all ranges, in their order."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class EvaluationRequest:
     """Evaluate vectors on one range of the test rows, or, without a range, with the task's own evaluation."""
@@ -68,15 +52,15 @@ def unchanged(order: WorkOrder) -> WorkOrder:
 
 
 def evaluation_requests(task: TaskLike, vectors: Vectors) -> list[EvaluationRequest]:
-    """Split the evaluation of a task, if it can be split."""
-    if isinstance(task, SplitEvaluation):
-        return [EvaluationRequest(vectors, piece) for piece in task.test_chunks()]
-    return [EvaluationRequest(vectors)]
+    """Split the evaluation of a task into the fixed ranges of its ``test_chunks``, if it has them; its trainers then
+    have ``evaluate(vectors, start, stop)``, and its ``compute_metrics`` combines the results."""
+    pieces = task.test_chunks() if hasattr(task, "test_chunks") else [None]
+    return [EvaluationRequest(vectors, piece) for piece in pieces]
 
 
 def combine_evaluation(task: TaskLike, parts: Sequence[Any]) -> dict[str, float]:
     """Combine the answers to `evaluation_requests`, in their order."""
-    return task.compute_metrics(parts) if isinstance(task, SplitEvaluation) else dict(parts[0])
+    return dict(task.compute_metrics(parts) if hasattr(task, "compute_metrics") else parts[0])
 
 
 def single_orders(order: WorkOrder) -> list[WorkOrder]:
@@ -302,9 +286,7 @@ class WorkerGroup(ABC):
 
     def divide(self, order: WorkOrder, task: TaskLike, workers: int) -> list[WorkOrder]:
         """Return an order as one of each client, or of the clients that are trained together, so that every worker has
-        some; a gossiping cohort is not divided."""
-        if order.cohort is not None:
-            return [order]
+        some."""
         plan, count = getattr(task, "client_batching", None), len(order.clients)
         size = 1 if plan is None else max(1, min(plan.models, -(-count // workers)))
         return [order.part(slice(first, first + size)) for first in range(0, count, size)]

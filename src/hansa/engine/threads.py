@@ -125,8 +125,6 @@ class ThreadGroup(WorkerGroup):
 
     def divide(self, order: WorkOrder, task: TaskLike, workers: int) -> list[WorkOrder]:
         """Return an order in parts of falling cost, so that all workers finish at the same time."""
-        if order.cohort is not None:
-            return [order]
         parts, done, count = [], 0, len(order.clients)
         costs = [work.steps * work.batch_size for work in order.works]
         most, left = self.workers[0].batch_sizer.size(order), float(sum(costs))
