@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hansa.config import build, from_yaml
 from hansa.federation import Agent, Policy, Server
-from hansa.federation.agent import DataSource
+from hansa.federation.site import DataSource
 from hansa.federation.transport import Reply
 
 TEXT = """

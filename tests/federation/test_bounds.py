@@ -19,9 +19,9 @@ from hansa.core.errors import HansaError
 from hansa.core.types import MODEL
 from hansa.core.vectors.fingerprint import fingerprint
 from hansa.federation import Agent, Policy, RoundOrders, RoundReports, SiteEvaluationReply
-from hansa.federation.agent import DataSource
 from hansa.federation.messages import EnrollmentRequest, Refusal, RunOver, SiteEvaluationRequest, unpack_batch
 from hansa.federation.policy import REDONE
+from hansa.federation.site import DataSource
 from hansa.federation.site_metrics import check_reply, combine_replies
 from hansa.rounds import wire_format
 from hansa.rounds.messages import Broadcast
@@ -154,7 +154,7 @@ def test_a_model_is_counted_before_memory_is_allocated_for_it(tmp_path):
     agent = Agent("north", DataSource(build.load_data, shared=True), tmp_path / "north")
     text = "rounds: 1\ndata: {name: synthetic, clients: 1}\nmodel: {name: mlp, options: {hidden: [80000, 80000]}}"
     assert enroll(agent, text) == "parameters"
-    assert "permits 1,000,000,000" in agent.refusals.last["parameters"]
+    assert "permits 1,000,000,000" in agent.exchange_log.exchanges[-1].refusal
     small = Agent("north", agent.source, tmp_path / "small", Policy(parameters=500))
     assert enroll(small, text.replace("80000, 80000", "20")) == "parameters"
 

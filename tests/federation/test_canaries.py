@@ -23,9 +23,9 @@ from hansa.data import Schema, TableColumn
 from hansa.data.csv_folder import read_tables
 from hansa.federation import Policy, Server
 from hansa.federation import site as site_module
-from hansa.federation.agent import DataSource
 from hansa.federation.messages import PROTOCOL, REASONS, REFUSAL, Refusal, RoundReports, unpack_batch
 from hansa.federation.policy import USAGE
+from hansa.federation.site import DataSource
 from hansa.rounds import wire_format
 from hansa.runs.store import io
 

@@ -18,9 +18,9 @@ from hansa.data import Schema, TableColumn
 from hansa.data.csv_folder import read_tables
 from hansa.engine import Serial
 from hansa.federation import Policy
-from hansa.federation.agent import DataSource
 from hansa.federation.messages import Refusal
 from hansa.federation.schema_agreement import SchemaRequest, agree_schema
+from hansa.federation.site import DataSource
 from hansa.rounds import wire_format
 from hansa.runs.experiment import build_run
 from hansa.runs.export import predict_from_folder

@@ -134,8 +134,9 @@ def test_a_policy_is_kept(tmp_path):
     sites = LocalSites(tmp_path, policy=Policy(rounds=3, data=("fashion-mini",)))
     assert "rounds: the run has more rounds than the site's policy permits" in refused(sites)
     assert "data: the configuration names data that the site's policy does not list" in refused(sites, "rounds=2")
-    said = [agent.refusals.last for agent in sites.agents.values() if agent.refusals.last]
-    assert said[0]["rounds"] == "a run of 4 rounds, the site's policy permits 3", "the site's own log has the numbers"
+    said = [exchange.refusal for agent in sites.agents.values() for exchange in agent.exchange_log.exchanges]
+    numbers = "rounds: a run of 4 rounds, the site's policy permits 3"
+    assert numbers in said, "the site's own log has the numbers"
     assert not list(tmp_path.rglob("charge"))
 
 
@@ -144,11 +145,11 @@ def test_code_that_a_policy_does_not_list_is_not_imported(tmp_path):
     text = EnrollmentRequest("north", __version__, "rounds: 1\nmodel: {factory: 'sites_trap:make'}", (0,), 1).to_bytes()
     answer = Refusal.from_bytes(sites.agent("north").handle(text))
     assert answer.reason == "code"
-    assert "sites_trap:make" in sites.agent("north").refusals.last["code"]
+    assert "sites_trap:make" in sites.agent("north").exchange_log.exchanges[-1].refusal
     nested = "rounds: 1\nserver: {optimizer: [{kind: 'os:system'}]}"
     answer = sites.agent("north").handle(EnrollmentRequest("north", __version__, nested, (0,), 1).to_bytes())
     assert Refusal.from_bytes(answer).reason == "code"
-    assert sites.agent("north").refusals.counts["code"] == 2
+    assert sites.agent("north").exchange_log.refusals()["code"] == 2
 
 
 def test_label_counts_leave_only_where_the_policy_says_so(tmp_path):
@@ -196,11 +197,11 @@ def test_a_site_refuses_what_is_not_for_it_and_counts_it(tmp_path):
         wrong["version"] = replace(enrollment, site="north", version="0.0.1").to_bytes()
     for reason, data in wrong.items():
         assert Refusal.from_bytes(agent.handle(data)).reason == reason
-        assert agent.refusals.counts[reason] == 1
+        assert agent.exchange_log.refusals()[reason] == 1
     other = wire_format.pack("orders", {"protocol": 99})
     for data, reason in ((b"", "truncated"), (pack_batch([b"x"]), "truncated"), (other, "version")):
         agent.handle(data)
-        assert agent.refusals.counts[reason] > 1
+        assert agent.exchange_log.refusals()[reason] > 1
     big = replace(enrollment, site="north", population=1 << 60).to_bytes()
     assert Refusal.from_bytes(agent.handle(big)).reason == "clients"
     assert files == contents(tmp_path / "sites")

@@ -22,8 +22,8 @@ from hansa.federation.exchange_log import REQUESTED, SENT
 
 if TYPE_CHECKING:
     from hansa.config import Config
-    from hansa.federation.agent import Agent, DataSource
     from hansa.federation.flower import SuperLink
+    from hansa.federation.site import Agent, DataSource
     from hansa.runs.experiment import Experiment
 
 CONNECTION = "Connection"
@@ -181,10 +181,10 @@ def join(
 
     Trains this site's clients when the server asks. Their data never leaves the site.
     """
-    from hansa.federation.agent import Agent
     from hansa.federation.certificates import SiteKeys
     from hansa.federation.flower import SiteNode, require_posix
     from hansa.federation.policy import Policy
+    from hansa.federation.site import Agent
 
     require_posix()
     source = data_source(data)
@@ -271,7 +271,7 @@ def data_source(value: str) -> DataSource:
     """Return the data source that ``--data`` describes."""
     from hansa.config import Document, build, import_path, load, validate
     from hansa.data.csv_folder import read_tables
-    from hansa.federation.agent import DataSource
+    from hansa.federation.site import DataSource
 
     if value == "config":
         return DataSource(build.load_data, shared=True)

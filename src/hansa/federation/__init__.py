@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from hansa.core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
-    from hansa.federation.agent import Agent
     from hansa.federation.messages import (
         MemoryVersion,
         Refusals,
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from hansa.federation.policy import Policy
     from hansa.federation.serve import Server
     from hansa.federation.server import Federation, Where
-    from hansa.federation.site import MemoryStore, Site
+    from hansa.federation.site import Agent, MemoryStore, Site
     from hansa.federation.transport import EnrollingTransport, SiteConnections, Transport
 
 __all__ = [

@@ -6,6 +6,7 @@ import html
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,52 +47,44 @@ class ExchangeLog:
     """Appends exchanges to a file of JSON lines, and makes a page of them.
 
     Args:
-        path: The file; None keeps the exchanges in memory only.
+        path: The file.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.exchanges: list[Exchange] = []
-        if path is not None and path.is_file():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                try:
-                    self.exchanges.append(Exchange(*json.loads(line)))
-                except (ValueError, TypeError):
-                    continue  # the last line of a process that was killed
+        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+            with suppress(ValueError, TypeError):  # the last line of a process that was killed
+                self.exchanges.append(Exchange(*json.loads(line)))
 
     def add(self, exchange: Exchange) -> None:
         """Add an exchange."""
         self.exchanges.append(exchange)
-        if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(exchange) + "\n")
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(exchange) + "\n")
 
     def totals(self) -> dict[str, tuple[int, int]]:
-        """Return the number of messages and the bytes that left the site, by kind.
-
-        >>> log = ExchangeLog()
-        >>> log.add(Exchange("2026-01-01T00:00:00+00:00", "orders", 1000, "reports", 400, 0.25, 1))
-        >>> log.totals()
-        {'reports': (1, 400)}
-        """
+        """Return the number of messages and the bytes that left the site, by kind."""
         totals: dict[str, tuple[int, int]] = {}
-        for each in self.exchanges:
-            count, size = totals.get(each.sent, (0, 0))
-            totals[each.sent] = count + 1, size + each.sent_bytes
+        for exchange in self.exchanges:
+            count, size = totals.get(exchange.sent, (0, 0))
+            totals[exchange.sent] = count + 1, size + exchange.sent_bytes
         return dict(sorted(totals.items()))
+
+    def refusals(self) -> Counter[str]:
+        """Return the number of refused messages, by code."""
+        return Counter(exchange.refusal.partition(":")[0] for exchange in self.exchanges if exchange.refusal)
 
     def page(self, site: str, policy: Mapping[str, Any], newest: int = 200) -> str:
         """Return an HTML page for the operator of the site."""
         left = [[SENT.get(kind, kind), f"{count:,}", f"{size:,}"] for kind, (count, size) in self.totals().items()]
-        refused = Counter(each.refusal.partition(":")[0] for each in self.exchanges if each.refusal)
         rows = [
             [
-                each.time, REQUESTED.get(each.request, each.request), "" if each.round is None else each.round + 1,
-                f"{each.received_bytes:,}", SENT.get(each.sent, each.sent), f"{each.sent_bytes:,}",
-                f"{each.seconds:.2f}",
-                each.refusal or ("permitted; kept back: " + each.kept_back if each.kept_back else "permitted"),
+                row.time, REQUESTED.get(row.request, row.request), "" if row.round is None else row.round + 1,
+                f"{row.received_bytes:,}", SENT.get(row.sent, row.sent), f"{row.sent_bytes:,}", f"{row.seconds:.2f}",
+                row.refusal or ("permitted; kept back: " + row.kept_back if row.kept_back else "permitted"),
             ]
-            for each in reversed(self.exchanges[-newest:])
+            for row in reversed(self.exchanges[-newest:])
         ]  # fmt: skip
         name = html.escape(site)
         return f"""<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="10">
@@ -100,7 +93,7 @@ class ExchangeLog:
 the code only.</p>
 <h2>What left this site</h2>{_table(["content", "messages", "bytes"], left)}
 <h2>Policy</h2>{_table(["setting", "value"], policy.items())}
-<h2>Refused</h2>{_table(["code", "messages"], sorted(refused.items()))}
+<h2>Refused</h2>{_table(["code", "messages"], sorted(self.refusals().items()))}
 <h2>The last {len(rows)} messages</h2>
 {_table(["time (UTC)", "asked", "round", "bytes in", "sent", "bytes out", "seconds", "decision"], rows)}</html>"""
 

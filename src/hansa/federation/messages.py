@@ -356,6 +356,12 @@ class ProtocolError(HansaError):
         self.reason, self.detail, self.misfit, self.column = reason, detail, misfit, column
 
 
+def refuse(fault: object, reason: str, detail: str) -> None:
+    """Raise `ProtocolError` if there is a fault."""
+    if fault:
+        raise ProtocolError(reason, detail)
+
+
 @dataclass(slots=True)
 class Refusals:
     """Counts refused messages by reason, and keeps the last detail of each."""

@@ -21,10 +21,10 @@ from hansa.core.keys import Key
 from hansa.data import FederatedData
 from hansa.data.csv_folder import federate_tables, read_tables, schema_template
 from hansa.federation import Federation
-from hansa.federation.agent import model_digest
 from hansa.federation.messages import EnrollmentReply, EnrollmentRequest, Refusal, RunOver, numeric_platform
 from hansa.federation.schema_agreement import agree_schema, draft_schema, row_choice
 from hansa.federation.server import LiveFederation, check_pace
+from hansa.federation.site import model_digest
 from hansa.federation.transport import EnrollingTransport, SiteConnections
 from hansa.pace.events import RecordedClock
 from hansa.rounds.messages import DroppedClient, Report, WorkOrder

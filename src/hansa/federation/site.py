@@ -1,51 +1,87 @@
-"""A site: it owns the data and the memory of its clients, trains them, and answers. It validates all received data.
+"""A site: it owns the model, the data and the memory of its clients, trains them, and answers frames.
 
-A refused frame changes nothing, and is counted by its code (`hansa.federation.messages.REASONS`).
+`Agent` answers all frames of a site, and `Site` those of one run. They validate all that they receive and do not depend
+on the transport. A refused frame changes nothing, and is counted by its code (`hansa.federation.messages.REASONS`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
+import logging
 import math
+import re
 import shutil
 import tempfile
+import threading
+import time
 import weakref
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hansa import __version__
 from hansa.algorithm import Algorithm
 from hansa.compress import PacketError, decode
+from hansa.config import Config, allow_code, build, build_algorithm, from_yaml
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.core.vectors.fingerprint import fingerprint
+from hansa.data import FederatedData, Schema, SchemaMisfitError
+from hansa.data.csv_folder import federate_tables
+from hansa.data.schema import Table
+from hansa.federation.exchange_log import Exchange, ExchangeLog
 from hansa.federation.messages import (
+    BATCH,
+    ENROLLMENT,
     EVALUATION,
+    OVER,
+    EnrollmentReply,
+    EnrollmentRequest,
     MemoryVersion,
     ProtocolError,
+    Refusal,
     Refusals,
     RoundOrders,
     RoundReports,
+    RunOver,
     SiteEvaluationReply,
     SiteEvaluationRequest,
+    check_protocol,
+    code_of,
+    frame_digest,
+    known,
+    pack_batch,
+    refuse,
+    unpack_batch,
     without_details,
 )
-from hansa.federation.policy import Policy, Usage
+from hansa.federation.policy import USAGE, Policy, Usage
+from hansa.federation.schema_agreement import SCHEMA, SchemaRequest, answer_request, misfit, row_choice
 from hansa.local.work import is_set_by_samples
 from hansa.rounds import client_round, wire_format
 from hansa.rounds.messages import Broadcast, Report, WorkOrder
 from hansa.rounds.wire_format import Blobs
+from hansa.runs.driver import Run
+from hansa.runs.preprocessing import PREPROCESSING, Preprocessing, write_preprocessing
 from hansa.runs.store import DamagedFileError, io
 from hansa.runs.store.database import Database, RowEntry
 from hansa.training import TaskLike, random_state
 from hansa.training.evaluation import compute_site_metrics
 from hansa.training.execution_mode import without_native
+
+log = logging.getLogger("hansa")
+
+MAX_POPULATION = 10_000_000  # clients of a federation
+TEST_ROWS = -1  # the owner of the site's test rows, in the counts of its budgets
+MAX_VERSIONS = 8  # received versions of the model that a site keeps; it asks for the full vector if a base is missing
 
 
 class MemoryStore:
@@ -73,7 +109,7 @@ class MemoryStore:
         return self._opened
 
     def get(self, client: int, version: MemoryVersion) -> dict[str, Tensor] | None:
-        """Return the rows of a version, or None if it is not stored."""
+        """Return the rows of a version, or None if it is not stored; damage is an error."""
         try:
             _, entry = self.versions(client).get(version, (None, None))
             if entry is None:
@@ -193,13 +229,13 @@ class Site:
         """Refuse a run in which no client of the site can take part, as far as its work is known before."""
         local, samples = self.algorithm.local, self.task.population.samples
         if local.mixing is None and is_set_by_samples(local.steps):
-            rows = {
-                client: local.rows_of(local.draw_work(client, samples[client], Key(0)), samples[client])
-                for client in self.clients
-            }
-            if max(rows.values()) < self.policy.min_rows:
-                most = f"{max(rows.values())} rows, the policy has min_rows: {self.policy.min_rows}"
-                raise ProtocolError("rows", f"no update would be computed from more than {most}")
+            works = {client: local.draw_work(client, samples[client], Key(0)) for client in self.clients}
+            most, fewest = (
+                max(local.rows_of(work, samples[client]) for client, work in works.items()),
+                self.policy.min_rows,
+            )
+            detail = f"no update would be computed from more than {most} rows, the policy has min_rows: {fewest}"
+            refuse(most < fewest, "rows", detail)
 
     def handle(self, data: bytes) -> bytes | None:
         """Return the answer to a frame, or None if it is refused; a refused frame changes nothing."""
@@ -220,11 +256,10 @@ class Site:
                 request = RoundOrders.from_bytes(data, limit=self.policy.message)
         except HansaError as error:
             raise ProtocolError(getattr(error, "reason", "malformed"), str(error)) from error
-        if self.run is not None and request.run != self.run:
-            raise ProtocolError("run", f"orders of run {request.run!r}, expected {self.run!r}")
-        last = min(each for each in (self.rounds, self.policy.rounds) if each is not None)
-        if request.round >= last:
-            raise ProtocolError("rounds", f"a message of round {request.round + 1}, the last one is {last}")
+        if self.run is not None:
+            refuse(request.run != self.run, "run", f"orders of run {request.run!r}, expected {self.run!r}")
+        last = self.policy.rounds if self.rounds is None else min(self.rounds, self.policy.rounds)
+        refuse(request.round >= last, "rounds", f"a message of round {request.round + 1}, the last one is {last}")
         with random_state.fixed_arithmetic():
             if isinstance(request, SiteEvaluationRequest):
                 return self._evaluate(request).to_bytes()
@@ -232,52 +267,41 @@ class Site:
             return self._answer(request).to_bytes()
 
     def _check(self, request: RoundOrders) -> None:
-        if set(request.broadcasts) != set(self.algorithm.channels):
-            raise ProtocolError(
-                "channels", f"broadcasts on {[*request.broadcasts]}, expected {[*self.algorithm.channels]}"
-            )
-        if request.keep_from > request.round:
-            raise ProtocolError("round", f"round {request.round} releases memory up to round {request.keep_from}")
+        """Refuse orders for others, and other work than the configuration has, whose rates the site takes from there
+        itself."""
+        asked, channels, now = [*request.broadcasts], [*self.algorithm.channels], request.round
+        refuse(set(asked) != set(channels), "channels", f"broadcasts on {asked}, expected {channels}")
+        refuse(request.keep_from > now, "round", f"round {now} releases memory up to round {request.keep_from}")
         seen: set[int] = set()
         for order in request.orders:
-            if (order.run, order.round) != (request.run, request.round):
-                raise ProtocolError("round", f"an order of round {order.round} among those of round {request.round}")
+            alien = (order.run, order.round) != (request.run, now)
+            refuse(alien, "round", f"an order of round {order.round} among those of round {now}")
             self._check_clients(order, seen)
             missing = sorted(set(order.reporters) - set(request.versions))
-            if missing:
-                raise ProtocolError("stamps", f"no memory version for client {missing[0]}")
-            self._check_work(order)
-
-    def _check_work(self, order: WorkOrder) -> None:
-        """Refuse other work than the configuration has, whose rates the site takes from there itself."""
-        steps = max(work.steps for work in order.works)
-        if steps > self.policy.steps:
-            raise ProtocolError("steps", f"an order of {steps} steps, the site permits {self.policy.steps}")
-        if order.mean:
-            raise ProtocolError("work", f"cohort {order.cohort}: the mean of its models is of simulations only")
-        if self.key is not None and order.key != self.key:
-            raise ProtocolError("work", f"an order with key {order.key}, the configuration has {self.key}")
-        first, address = order.clients[0], order.key.child("work", order.round, order.clients[0])
-        most = max(self.task.population.samples[client] for client in order.clients)
-        agreed = self.algorithm.local.draw_work(first, most, address)
-        if set(order.works) != {agreed}:
-            asked = next(work for work in order.works if work != agreed)
-            raise ProtocolError("work", f"client {first}: an order of {asked}, the configuration has {agreed}")
+            refuse(missing, "stamps", f"no memory version for clients {missing[:5]}")
+            steps, permitted = max(work.steps for work in order.works), self.policy.steps
+            refuse(steps > permitted, "steps", f"an order of {steps} steps, the site permits {permitted}")
+            refuse(order.mean, "work", f"cohort {order.cohort}: the mean of its models is of simulations only")
+            if self.key is not None:
+                refuse(order.key != self.key, "work", f"an order with key {order.key}, expected {self.key}")
+            first, address = order.clients[0], order.key.child("work", order.round, order.clients[0])
+            samples = max(self.task.population.samples[client] for client in order.clients)
+            agreed = self.algorithm.local.draw_work(first, samples, address)
+            other = set(order.works) - {agreed}
+            refuse(other, "work", f"client {first}: an order of {other}, the configuration has {agreed}")
 
     def _check_clients(self, order: WorkOrder, seen: set[int]) -> None:
-        unknown = sorted(set(order.clients) - self.clients)
-        if unknown:
-            raise ProtocolError("clients", f"client {unknown[0]} is not at this site")
-        if not {*order.reporters, *order.absent} <= set(order.clients) or not order.reporters:
-            raise ProtocolError("clients", f"cohort {order.cohort}: reporters {order.reporters} of {order.clients}")
-        if order.attack is not None or order.absent:
-            raise ProtocolError("clients", f"cohort {order.cohort}: an attack or a failure is of simulations only")
-        if order.clients != self._cohort(order):
-            raise ProtocolError("clients", f"cohort {order.cohort}: clients {order.clients}, expected a whole cluster")
-        repeated = seen.intersection(order.clients)
-        if repeated or len(set(order.clients)) < len(order.clients):
-            raise ProtocolError("clients", f"cohort {order.cohort}: a client is ordered twice")
-        seen.update(order.clients)
+        clients, reporters, cohort = order.clients, order.reporters, f"cohort {order.cohort}"
+        unknown = sorted(set(clients) - self.clients)
+        refuse(unknown, "clients", f"clients {unknown[:5]} are not at this site")
+        outside = {*reporters, *order.absent} - set(clients)
+        refuse(outside or not reporters, "clients", f"{cohort}: reporters {reporters} of {clients}")
+        simulated = order.attack is not None or order.absent
+        refuse(simulated, "clients", f"{cohort}: an attack or a failure is of simulations only")
+        refuse(clients != self._cohort(order), "clients", f"{cohort}: clients {clients}, expected a whole cluster")
+        repeated = seen.intersection(clients) or len(set(clients)) < len(clients)
+        refuse(repeated, "clients", f"{cohort}: a client is ordered twice")
+        seen.update(clients)
 
     def _cohort(self, order: WorkOrder) -> tuple[int, ...]:
         """Return the clients that belong into the cohort of an order."""
@@ -344,80 +368,75 @@ class Site:
         """Store a version that later broadcasts may be relative to, and drop the oldest."""
         vectors = self._received.setdefault(name, {})
         vectors[version] = vector.clone()
-        for old in sorted(vectors)[:-_MAX_VERSIONS]:
+        for old in sorted(vectors)[:-MAX_VERSIONS]:
             del vectors[old]
 
     def _train(self, order: WorkOrder, request: RoundOrders, updated: set[int]) -> Report:
-        memory: dict[int, Vectors] = {}
-        for client in order.reporters:
-            version = request.versions[client]
-            try:
-                rows = {} if version is None else self.memory_store.get(client, version)
-            except HansaError as error:  # it is damaged
-                return _drop_all(order, "memory", str(error))
-            if rows is None:
-                problem = f"the site does not have version {version} of client {client}'s memory"
-                remedy = f"Restore it, or restart the server with --forget {client}."
-                return _drop_all(order, "memory", f"{problem}. {remedy}")
-            memory[client] = rows
-        if reason := self._too_few_rows(order):
-            return _drop_all(order, "rows", reason)
-        if reason := self._charge(order, request):
-            return _drop_all(order, "budget", reason)
+        """Train a cohort, and store the new memory of its reporters before the report leaves."""
         try:
-            orders = [replace(order, memory=memory)]
-            (report,) = client_round(self.algorithm, orders, self._trainer, self.task.population)
-        except Exception as error:
-            return _drop_all(order, "failed", f"{type(error).__name__}: {error}")
-        for place, client in enumerate(report.clients):
-            new_rows = report.memory.get(client, {})
+            memory = {client: self._memory(client, request.versions[client]) for client in order.reporters}
+            self._charge(order, request)
             try:
-                if new_rows:
-                    version, rows = MemoryVersion.of_upload(report, place), {**memory[client], **new_rows}
-                    self.memory_store.put(client, version, rows, request.versions[client])
-                    updated.add(client)
-                self.memory_store.prune(client, request.versions[client], request.keep_from)
-            except HansaError as error:  # it is damaged: nothing leaves that was not stored
-                updated.difference_update(order.reporters)
-                return _drop_all(order, "memory", str(error))
+                orders = [replace(order, memory=memory)]
+                (report,) = client_round(self.algorithm, orders, self._trainer, self.task.population)
+            except Exception as error:
+                raise ProtocolError("failed", f"{type(error).__name__}: {error}") from error
+            for place, client in enumerate(report.clients):
+                parent, new_rows = request.versions[client], report.memory.get(client, {})
+                try:
+                    if new_rows:
+                        version = MemoryVersion.of_upload(report, place)
+                        self.memory_store.put(client, version, {**memory[client], **new_rows}, parent)
+                        updated.add(client)
+                    self.memory_store.prune(client, parent, request.keep_from)
+                except HansaError as error:  # it is damaged: nothing leaves that was not stored
+                    raise ProtocolError("memory", str(error)) from error
+        except ProtocolError as error:
+            updated.difference_update(order.reporters)
+            return Report.without(order, error.reason, wire_format.sentence(error.detail))
         return replace(report, memory={})
 
-    def _too_few_rows(self, order: WorkOrder) -> str:
-        """Return which client of a cohort has an update of too few rows, or nothing."""
+    def _memory(self, client: int, version: MemoryVersion | None) -> Vectors:
+        try:
+            rows = {} if version is None else self.memory_store.get(client, version)
+        except HansaError as error:  # it is damaged
+            raise ProtocolError("memory", str(error)) from error
+        if rows is None:
+            problem = f"the site does not have version {version} of client {client}'s memory"
+            raise ProtocolError("memory", f"{problem}. Restore it, or restart the server with --forget {client}.")
+        return rows
+
+    def _charge(self, order: WorkOrder, request: RoundOrders) -> None:
+        """Count the training of a cohort by all that its result depends on, or raise if the policy forbids it."""
         for client in order.clients:
             rows = self.algorithm.local.rows_of(order.works[0], self.task.population.samples[client])
-            if rows < self.policy.min_rows:
-                return (
-                    f"an update of client {client} is computed from {rows} rows, the policy has {self.policy.min_rows}"
-                )
-        return ""
-
-    def _charge(self, order: WorkOrder, request: RoundOrders) -> str:
-        """Count the training of a cohort by all that its result depends on; return what forbids it, or nothing."""
+            detail = f"an update of client {client} is computed from {rows} rows, the policy has {self.policy.min_rows}"
+            refuse(rows < self.policy.min_rows, "rows", detail)
         state = hashlib.sha256(repr((order.key, order.cohort, order.clients, order.reporters, order.works)).encode())
         state.update(repr([str(request.versions[client]) for client in order.reporters]).encode())
         for name in sorted(request.digests):
             state.update(name.encode() + request.digests[name])
         owners = [self.owners[client] for client in order.clients]
         limits = {"total": self.policy.trainings, "rounds": self.policy.rounds}
-        return self.usage.charge("training", owners, request.run, order.round, state.digest(), **limits)
+        problem = self.usage.charge("training", owners, request.run, order.round, state.digest(), **limits)
+        refuse(problem, "budget", problem)
 
     def _evaluate(self, request: SiteEvaluationRequest) -> SiteEvaluationReply:
         """Return the sums over this site's test rows."""
         names = {MODEL, BUFFERS} & set(self.algorithm.channels)
-        if set(request.broadcasts) != names:
-            raise ProtocolError("channels", f"an evaluation on {sorted(request.broadcasts)}, expected {sorted(names)}")
+        asked = sorted(request.broadcasts)
+        refuse(set(asked) != names, "channels", f"an evaluation on {asked}, expected {sorted(names)}")
         vectors = {}
         for name, sent in request.broadcasts.items():
             self._check_fit(name, sent)
-            if len(sent.packets) != 1:
-                raise ProtocolError("model", f"channel {name!r}: {len(sent.packets)} packets, expected one full vector")
+            count = len(sent.packets)
+            refuse(count != 1, "model", f"channel {name!r}: {count} packets, expected one full vector")
             try:
                 vectors[name] = decode(sent.packets[0], dim=self._dims[name], dtype=self.dtype, kind="whole")
             except PacketError as error:
                 raise ProtocolError("model", f"channel {name!r}: {error}") from error
-        if fingerprint(vectors[MODEL]) != request.digest:
-            raise ProtocolError("model", "the broadcast does not decode to the model of the server")
+        other = fingerprint(vectors[MODEL]) != request.digest
+        refuse(other, "model", "the broadcast does not decode to the model of the server")
         reply = SiteEvaluationReply(request.run, request.round, request.digest)
         task: Any = self.task
         if not hasattr(task, "sum_scores") or not (pieces := task.test_chunks()):
@@ -427,8 +446,8 @@ class Site:
             return replace(reply, kept_back=True)
         digest = b"".join(fingerprint(vectors[name]) for name in sorted(vectors))
         limits = {"total": self.policy.evaluations, "rounds": self.policy.rounds}
-        if reason := self.usage.charge("evaluation", [_ALL], request.run, request.round, digest, **limits):
-            raise ProtocolError("budget", reason)
+        problem = self.usage.charge("evaluation", [TEST_ROWS], request.run, request.round, digest, **limits)
+        refuse(problem, "budget", problem)
         with random_state.preserve_rng():
             scores = [self._trainer.evaluate(vectors, *piece) for piece in pieces]  # type: ignore[attr-defined]
             score = task.sum_scores(scores)
@@ -438,22 +457,268 @@ class Site:
             self.kept_back = dict.fromkeys(getattr(task, "metrics", {}), "the policy has metrics: none")
         own = compute_site_metrics(score, requested, self.policy.test_rows, sketch=self.policy.metrics == "sketch")
         self.kept_back |= own.kept_back
+        hits, labels = (score.correct, score.labels) if counted else (None, None)
         return replace(
-            reply,
-            rows=task.main_test_rows,
-            loss=score.loss_sum,
-            weight=score.weight,
-            hits=score.correct if counted else None,
-            labels=score.labels if counted else None,
-            metrics=own.values,
-            sketches=own.sketches,
+            reply, rows=task.main_test_rows, loss=score.loss_sum, weight=score.weight, hits=hits, labels=labels,
+            metrics=own.values, sketches=own.sketches,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    """The source of a site's data: ``load`` returns it for a configuration. ``shared``: the configuration names the
+    data, and all sites load the same. ``tables``: the site's own tables, one per client, which the schema of the
+    federation encodes."""
+
+    load: Callable[[Config], FederatedData]
+    shared: bool = False
+    tables: Callable[[Schema], Sequence[Table]] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteData(FederatedData):
+    """A site's view of data: clients are numbered as in the federation, and only the rows of ``own`` ones are there."""
+
+    own: frozenset[int] = field(default_factory=frozenset)
+
+    @classmethod
+    def of(cls, data: FederatedData, clients: Sequence[int], population: int, *, shared: bool) -> SiteData:
+        """Make the view from data whose i-th client is client ``clients[i]`` of the federation; ``shared`` data has all
+        of its clients."""
+        if data.population != (expected := population if shared else len(clients)):
+            raise HansaError(f"{data.name}: has {data.population} clients, the federation expects {expected} here.")
+        rows = {client: data.rows(client if shared else place) for place, client in enumerate(clients)}
+        placeholder = torch.zeros(1, dtype=torch.int64)  # a client of another site: every client needs a sample
+        parts = [rows.get(client, placeholder) for client in range(population)]
+        offsets = torch.tensor([0, *map(len, parts)]).cumsum(0)
+        return cls(
+            data.inputs, data.targets, torch.cat(parts), offsets, data.test_inputs, data.test_targets, data.classes,
+            data.name, encoding=data.encoding, own=frozenset(rows),
+        )  # fmt: skip
+
+    def rows(self, client: int) -> torch.Tensor:
+        if client not in self.own:
+            raise HansaError(f"{self.name}: client {client} is not at this site.")
+        return FederatedData.rows(self, client)
+
+    def samples(self, client: int) -> int:
+        return int(self.sizes[client])
+
+    def own_label_counts(self) -> dict[int, tuple[int, ...]]:
+        """Return the label counts of each own client."""
+        counts = FederatedData.label_counts(self)
+        return {client: tuple(counts[client].tolist()) for client in sorted(self.own)}
+
+
+class Agent:
+    """Answers frames for one site.
+
+    Args:
+        site: The name of the site.
+        source: The source of its data.
+        folder: Durable storage of client memory and enrollments.
+        policy: The site's policy.
+    """
+
+    def __init__(self, site: str, source: DataSource, folder: Path | str, policy: Policy | None = None) -> None:
+        self.site, self.source, self.folder = site, source, Path(folder)
+        self.policy = Policy() if policy is None else policy
+        self.rounds = 0
+        self.over = False  # whether the server has no more work
+        self._sites: dict[str, Site] = {}
+        self._lock = threading.Lock()
+        self._last: tuple[str, bytes] = ("", b"")
+        io.make_folder(self.folder)
+        self.usage = Usage(self.folder / USAGE)
+        self.exchange_log = ExchangeLog(self.folder / "exchanges.jsonl")
+        self._round: int | None = None
+        self._kept_back = ""
+        self._answers = {ENROLLMENT: self._enroll, SCHEMA: self._summarize, OVER: self._end}
+
+    def handle(self, data: bytes) -> bytes:
+        """Return the answer to a frame, or to a batch of frames: reports, an enrollment reply or a refusal."""
+        with self._lock:
+            digest = frame_digest(data)
+            if digest != self._last[0]:  # a repeated frame has the same answer
+                self._last = (digest, self._answer_all(data))
+            return self._last[1]
+
+    def _answer_all(self, data: bytes) -> bytes:
+        try:
+            if wire_format.kind_of(data) == BATCH:
+                parts = unpack_batch(data, limit=self.policy.message)
+                return pack_batch([self._answer(part) for part in parts])
+        except wire_format.FrameError:
+            pass  # it is refused as one
+        return self._answer(data)
+
+    def _answer(self, data: bytes) -> bytes:
+        """Return the answer to one frame, and enter both into the log of exchanges, with the details of a refusal, of
+        which only codes are sent."""
+        start, self._round, self._kept_back, kind, refused = time.monotonic(), None, "", "not a message", ""
+        try:
+            kind = wire_format.kind_of(data)
+            answer = self._answers.get(kind, self._answer_run)(data)
+        except Exception as error:  # also of the data, the model, the disk, a decoder
+            log.debug("a frame is refused", exc_info=error)
+            fault = error if isinstance(error, ProtocolError) else None
+            fault = fault or ProtocolError(code_of(error), f"{type(error).__name__}: {error}")
+            refused = f"{fault.reason}: {wire_format.sentence(fault.detail)}"
+            answer = Refusal(known(fault.reason), fault.misfit, fault.column).to_bytes()
+        with suppress(OSError):  # of a full disk
+            now, seconds = datetime.now(UTC).isoformat(timespec="seconds"), round(time.monotonic() - start, 3)
+            sent, kept_back = wire_format.kind_of(answer), wire_format.sentence(self._kept_back)
+            self.exchange_log.add(
+                Exchange(now, kind, len(data), sent, len(answer), seconds, self._round, refused, kept_back)
+            )
+        return answer
+
+    def _answer_run(self, data: bytes) -> bytes:
+        """Answer orders or an evaluation of a run."""
+        kind = wire_format.kind_of(data)
+        head = check_protocol(wire_format.unpack(data, kind, limit=self.policy.message).head)
+        self._round = head.get("round") if isinstance(head.get("round"), int) else None
+        site = self._site(str(head.get("run")))
+        answer = site.answer(data)
+        self._kept_back = "; ".join(f"{name}: {why}" for name, why in site.kept_back.items())
+        self.rounds += 1
+        return answer
+
+    def _end(self, data: bytes) -> bytes:
+        RunOver.from_bytes(data, limit=self.policy.message)
+        self.over = True
+        return RunOver().to_bytes()
+
+    def _summarize(self, data: bytes) -> bytes:
+        """Answer the server's question about the tables, before the enrollment."""
+        request = SchemaRequest.from_bytes(data, limit=self.policy.message)
+        refuse(request.site != self.site, "site", f"a question for site {request.site!r}, this is {self.site!r}")
+        if self.source.tables is None:
+            raise ProtocolError("no-tables", "this site has no tables: its data is not a folder of CSV files")
+        return answer_request(request, self.source.tables, self.policy.table).to_bytes()
+
+    def _enroll(self, data: bytes) -> bytes:
+        request = EnrollmentRequest.from_bytes(data, limit=self.policy.message)
+        site, reply = self._build_site(request, frame_digest(data))
+        if request.run:
+            folder = self._folder(request.run)
+            io.make_folder(folder)
+            io.write_file(folder / ENROLLMENT, data)
+            record = Preprocessing.of_task(site.task, from_yaml(request.config, building=False))
+            if record is not None and (encoding := record.encoding) is not None:  # for predictions at this site
+                counts = {
+                    client: {column: cells._asdict() for column, cells in columns.items()}
+                    for client, columns in encoding.counts.items()
+                }
+                write_preprocessing(folder / PREPROCESSING, record, cell_counts=counts)
+            self._sites = {request.run: site}
+        return reply.to_bytes()
+
+    def _site(self, run: str) -> Site:
+        """Return the site of a run, built again from its stored enrollment after a restart."""
+        if run not in self._sites:
+            path = self._folder(run) / ENROLLMENT
+            if not path.is_file():
+                raise ProtocolError(ENROLLMENT, f"this site is not enrolled in run {run!r}")
+            stored = path.read_bytes()
+            site, _ = self._build_site(EnrollmentRequest.from_bytes(stored), frame_digest(stored))
+            self._sites = {run: site}
+        return self._sites[run]
+
+    def _folder(self, run: str) -> Path:
+        if not re.fullmatch("[0-9a-f]{1,64}", run):
+            raise ProtocolError("run", f"{run[:80]!r} is not a run")
+        return self.folder / run
+
+    @allow_code()  # the policy has checked every name
+    def _build_site(self, request: EnrollmentRequest, digest: str) -> tuple[Site, EnrollmentReply]:
+        self._check(request)
+        stage = "config"
+        try:
+            config = from_yaml(request.config, source="enrollment")
+            stage = "site-data"
+            own = self._encode_tables(config, request.schema)
+            data = SiteData.of(own, request.clients, request.population, shared=self.source.shared)
+            stage = "model"
+            self._check_size(config, data)
+            task = build.build_task(config, data)
+            stage = "config"
+            method = build_algorithm(config)
+            mixing = method.local.mixing
+            if mixing is not None and request.clusters is not None:
+                method = method.with_local(mixing=replace(mixing, clusters=request.clusters))
+            elif mixing is not None:  # the clusters are known once all sites have replied
+                method = method.with_local(mixing=replace(mixing, clusters=[list(range(request.population))]))
+            dtype = build.torch_dtype(config)
+            start = task.start(Key(config.seed), dtype)
+            labels = data.own_label_counts() if self.policy.label_counts and data.classes is not None else None
+            samples = {client: data.samples(client) for client in request.clients}
+            schema = "" if data.schema is None else data.schema.sha256
+            reply = EnrollmentReply(digest, __version__, samples, model_digest(start), labels, schema=schema)
+            algorithm = method if not request.run else Run(method, task, seed=config.seed, dtype=dtype).algorithm
+            memory = MemoryStore(self._folder(request.run) / "memory") if request.run else None
+        except (ProtocolError, OSError):
+            raise
+        except SchemaMisfitError as error:
+            raise misfit(error, request.schema) from None
+        except Exception as error:
+            raise ProtocolError(stage, f"{type(error).__name__}: {error}") from error
+        numbers = request.clients if self.source.shared else range(len(request.clients))
+        site = Site(
+            algorithm, task, request.clients, dtype, memory_store=memory, run=request.run, policy=self.policy,
+            key=Key(config.seed), rounds=config.rounds, usage=self.usage,
+            owners=dict(zip(request.clients, numbers, strict=True)),
+        )  # fmt: skip
+        site.check_rows()
+        return site, reply
+
+    def _check_size(self, config: Config, data: FederatedData) -> None:
+        """Refuse a model of more parameters than the policy permits, before memory is allocated for it."""
+        make = build.model_factory(config, data)
+        try:
+            with torch.device("meta"), random_state.preserve_rng():
+                model = make()
+        except Exception:
+            if config.model.factory is None:
+                raise
+            return  # a model of the site's own code, which its operator has listed, may need real tensors
+        entries, most = (
+            sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers())),
+            self.policy.parameters,
         )
+        detail = f"a model of {entries:,} parameters and buffer entries, the site's policy permits {most:,}"
+        refuse(entries > most, "parameters", detail)
+
+    def _check(self, request: EnrollmentRequest) -> None:
+        refuse(request.site != self.site, "site", f"an enrollment for site {request.site!r}, this is {self.site!r}")
+        other = request.version != __version__
+        refuse(other, "version", f"the server has hansa {request.version}, this site {__version__}")
+        clients, population = request.clients, request.population
+        possible = 1 <= population <= MAX_POPULATION and clients and clients[0] >= 0 and clients[-1] < population
+        valid = possible and all(a < b for a, b in itertools.pairwise(clients))
+        refuse(not valid, "clients", f"expected increasing numbers below {population}, got {clients[:5]}")
+        self.policy.check(request.config, data_from_config=self.source.shared)
+
+    def _encode_tables(self, config: Config, text: str) -> FederatedData:
+        """Return the site's data; tables are encoded by the schema of the enrollment, never alone."""
+        source = self.source
+        if not text:
+            if source.tables is not None:
+                raise ProtocolError("no-schema", "tables need data.options.schema in the server's configuration")
+            return source.load(config)
+        schema = Schema.from_json(text)
+        if source.tables is not None:
+            return federate_tables(schema, source.tables(schema), *row_choice(config, schema))
+        if source.shared:
+            options = {**config.data.options, "schema": schema.to_dict()}
+            config = config.model_copy(update={"data": config.data.model_copy(update={"options": options})})
+        data = source.load(config)
+        shape = tuple(data.shape)
+        if (data.schema is None or data.schema.sha256 != schema.sha256) and shape != (len(schema.inputs),):
+            raise ProtocolError("schema", f"inputs of shape {shape}, the schema has {len(schema.inputs)}")
+        return data
 
 
-def _drop_all(order: WorkOrder, reason: str, detail: str) -> Report:
-    """Return a report that drops all reporters of a cohort."""
-    return Report.without(order, reason, wire_format.sentence(detail))
-
-
-_ALL = -1  # the owner of the site's test rows
-_MAX_VERSIONS = 8  # received versions that a site keeps; if the base is missing, it is sent the full vector
+def model_digest(start: Vectors) -> str:
+    """Return the digest of the initial model, which all parties must share."""
+    return "".join(fingerprint(start[name]).hex() for name in sorted(start))
