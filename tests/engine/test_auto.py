@@ -53,7 +53,7 @@ def test_a_small_run_stays_serial_and_says_so(caplog):
     task = problems.task()
     with caplog.at_level(logging.INFO, "hansa"):
         assert_equal_runs(both(presets.fedavg(**WORDS), task, auto_engine(None, rounds=3)))
-    assert messages(caplog) == ["serial: workers would not have saved time in so short a run"]
+    assert messages(caplog) == ["serial: workers would not have saved time in this short run"]
 
 
 def test_workers_take_over_at_the_next_round_when_they_pay(caplog, monkeypatch):

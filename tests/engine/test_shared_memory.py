@@ -137,5 +137,5 @@ def test_an_order_is_small_whatever_the_population(clients):
     task = hansa.training.function(problems.diverging, clients=clients, x0=torch.zeros(2000))
     order = problems.first_orders(algorithm, task, torch.float32)[0]
     packer = Packer(SharedMemory())
-    placed = {id(vector): packer.write_tensor(vector, 1) for vector in problems.vectors_of(order).values()}
-    assert Packer(SharedMemory(), placed=placed).pack(order).size < 1000
+    spans = {id(vector): packer.write_tensor(vector, 1) for vector in problems.vectors_of(order).values()}
+    assert Packer(SharedMemory(), spans=spans).pack(order).size < 1000

@@ -54,8 +54,8 @@ def or_none(component: str, argument: str, value: object, check: Callable[..., A
 def one_of(component: str, argument: str, value: object, *choices: str) -> None:
     """Raise unless the value is one of the choices."""
     if not any(value == choice for choice in choices):
-        *others, last = map(repr, choices)
-        raise invalid_argument(component, argument, value, f"{', '.join(others)} or {last}")
+        *first, last = map(repr, choices)
+        raise invalid_argument(component, argument, value, f"{', '.join(first)} or {last}")
 
 
 def rule_or_numbers(component: str, argument: str, value: Any, *rules: str) -> Any:

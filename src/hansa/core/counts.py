@@ -1,4 +1,4 @@
-"""Counts from shares: the decimal share that was written, not the float below it."""
+"""Counts from shares, computed from the decimal that was written and not from its float."""
 
 from __future__ import annotations
 

@@ -52,31 +52,31 @@ def resolve_devices(requested: Device, component: str = "run", argument: str = "
     Traceback (most recent call last):
     hansa.core.errors.HansaError: run(device='cuda:9'): there is no such device here. There is: cpu (CPU)...
     """
-    each = [requested] if isinstance(requested, (str, torch.device)) else list(requested)
-    if not each:
+    words = [requested] if isinstance(requested, (str, torch.device)) else list(requested)
+    if not words:
         raise invalid_argument(component, argument, requested, "a device such as 'cpu' or 'cuda:0', or several")
-    there = available_devices()
-    found = [_matching(word, there) for word in each]
-    if None in found:
-        listed = ", ".join(f"{device} ({name})" for device, name in there.items())
+    available = available_devices()
+    devices = [_matching(word, available) for word in words]
+    if None in devices:
+        listed = ", ".join(f"{device} ({name})" for device, name in available.items())
         if argument == "server_device":
             listed += ". Without server_device the server computes on the CPU"
-        wrong = each[found.index(None)]
+        missing = words[devices.index(None)]
         raise argument_error(
-            component, argument, str(wrong) if isinstance(wrong, torch.device) else wrong,
+            component, argument, str(missing) if isinstance(missing, torch.device) else missing,
             f"there is no such device here. There is: {listed}.",
         )  # fmt: skip
-    return tuple(device for device in found if device is not None)
+    return tuple(device for device in devices if device is not None)
 
 
 def _matching(requested: str | torch.device, available: Iterable[torch.device]) -> torch.device | None:
     """Return the first available device that a word names, if any; the CPU is also ``cpu:0``."""
     try:
-        wanted = torch.device(requested)
+        named = torch.device(requested)
     except (RuntimeError, TypeError):  # torch knows no such device
         return None
-    same = (device for device in available if device.type == wanted.type)
-    return next((device for device in same if wanted.index in (None, device.index or 0)), None)
+    candidates = (device for device in available if device.type == named.type)
+    return next((device for device in candidates if named.index in (None, device.index or 0)), None)
 
 
 def resolve_server_device(requested: str | torch.device) -> torch.device:
@@ -152,7 +152,7 @@ def index_on_device(device: torch.device, positions: Any) -> torch.Tensor:
 
 
 def use_device(device: torch.device) -> None:
-    """Make an accelerator the default one of this process, so that nothing is allocated on another."""
+    """Make an accelerator the default of this process, so that nothing is allocated on another."""
     if device.type != "cpu" and device.index is not None:
         torch.accelerator.set_device_index(device.index)
 

@@ -156,8 +156,8 @@ def check_integer(
 ) -> None:
     """Raise unless the value is a whole number from ``minimum`` to ``maximum``."""
     if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-        most = f" and <= {maximum}" if maximum < math.inf else ""
-        raise invalid_argument(component, argument, value, f"a whole number >= {minimum}{most}", remedy)
+        limit = f" and <= {maximum}" if maximum < math.inf else ""
+        raise invalid_argument(component, argument, value, f"a whole number >= {minimum}{limit}", remedy)
 
 
 def add_step(error: Exception, client: int, step: int | None = None) -> None:

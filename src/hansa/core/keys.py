@@ -61,9 +61,9 @@ class Key:
         common, end = _hash(_encode(self.seed, *self.path), size), _encode(*parts)
         digests = []
         for number in numbers:
-            own = common.copy()
-            own.update(b"i%d:%d%b" % (len(str(number)), number, end))
-            digests.append(own.digest())
+            state = common.copy()
+            state.update(b"i%d:%d%b" % (len(str(number)), number, end))
+            digests.append(state.digest())
         return digests
 
     def numpy(self) -> np.random.Generator:

@@ -50,11 +50,11 @@ def lazy_exports(package: str) -> tuple[Getter, Lister]:
     modules = exports(package)
 
     def get(name: str) -> object:
-        home = modules.get(name, package)
-        if home != package:
-            module = import_module(home)
+        module_name = modules.get(name, package)
+        if module_name != package:
+            module = import_module(module_name)
             if not hasattr(module, name) and hasattr(module, "__path__"):
-                import_module(f"{home}.{name}")
+                import_module(f"{module_name}.{name}")
             value = getattr(module, name)
             setattr(sys.modules[package], name, value)
             return value

@@ -1,8 +1,8 @@
-"""The state of Python objects: what is reachable from some of them, to be compared and put back.
+"""Snapshots of Python objects: what is reachable from them, to be compared and restored.
 
 A snapshot follows attributes, dicts, lists, sets and tuples. It keeps their contents, and copies of tensors and arrays.
-Modules, hooks, caches and plain objects of users are so restored in place, whatever holds them. Objects of the standard
-library and closures are not entered: `ObjectState.unrestorable` names them.
+Modules, hooks, caches and plain user objects are restored in place. Objects of the standard library and closures are
+not entered: `ObjectState.unrestorable` names them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 GENERATOR_TYPES = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 """Generators that may be attributes of a model; they are seeded, not restored."""
 _MAX_OBJECTS = 100_000
-_MODE = "training"  # of a module: whoever evaluates it sets this
+_MODE = "training"  # of a module: evaluation sets it
 _IMMUTABLE = (
     numbers.Number, str, bytes, type(None), torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format,
     np.dtype, np.generic, range, slice, type, frozenset, types.BuiltinFunctionType, types.ModuleType,
@@ -46,7 +46,7 @@ class ObjectState:
 
     Args:
         root: The object, such as a module.
-        skip: Ids of tensors whose values are somebody else's: parameters, and buffers that are sent.
+        skip: Ids of tensors to leave out: parameters, and buffers that are sent.
 
     >>> class Cache:
     ...     def __init__(self): self.seen = {"a": [1]}
@@ -65,14 +65,14 @@ class ObjectState:
         self._arrays: list[tuple[str, Any, Any]] = []
         self.generators: list[Any] = []
         self.unrestorable: list[str] = []
-        skipped, seen = frozenset(skip), {id(None)}
+        skipped, visited = frozenset(skip), {id(None)}
         pending: deque[tuple[str, Any]] = deque([("", root)])
         while pending:
             path, value = pending.popleft()
-            if id(value) in seen or isinstance(value, _IMMUTABLE):
+            if id(value) in visited or isinstance(value, _IMMUTABLE):
                 continue
-            seen.add(id(value))
-            if len(seen) > _MAX_OBJECTS:
+            visited.add(id(value))
+            if len(visited) > _MAX_OBJECTS:
                 self.unrestorable.append("more than 100,000 objects")
                 break
             if isinstance(value, GENERATOR_TYPES):
@@ -89,12 +89,12 @@ class ObjectState:
         """Keep the contents of a container or an object, and yield them with their paths."""
         if isinstance(value, dict):
             self._containers.append((path, value, dict(value)))
-            yield from ((_join(path, str(name)), each) for name, each in value.items())
+            yield from ((_join(path, str(name)), item) for name, item in value.items())
         elif isinstance(value, (list, deque, set)):
             self._containers.append((path, value, list(value)))
-            yield from ((path, each) for each in value)
+            yield from ((path, item) for item in value)
         elif isinstance(value, tuple):
-            yield from ((path, each) for each in value)
+            yield from ((path, item) for item in value)
         elif isinstance(value, types.FunctionType):
             if value.__closure__ is not None:
                 self.unrestorable.append(f"{path} ({value.__name__})")
@@ -115,7 +115,7 @@ class ObjectState:
         """Yield the paths of what has changed."""
         for path, value, saved in self._containers:
             if _contents_changed(value, saved):
-                names = [*saved, *(each for each in value if each not in saved)] if isinstance(value, dict) else []
+                names = [*saved, *(key for key in value if key not in saved)] if isinstance(value, dict) else []
                 changed = [
                     name for name in names if name != _MODE and value.get(name, names) is not saved.get(name, names)
                 ]
@@ -124,7 +124,7 @@ class ObjectState:
         yield from (path for path, array, saved in self._arrays if array.tobytes() != saved.tobytes())
 
     def restore(self) -> None:
-        """Put everything back in place."""
+        """Restore everything in place."""
         for _, value, saved in self._containers:
             if not _contents_changed(value, saved):
                 continue
@@ -147,7 +147,7 @@ def _contents_changed(value: Any, saved: Any) -> bool:
         return True
     if isinstance(value, dict):
         missing: Any = object()
-        return any(value.get(name, missing) is not each and name != _MODE for name, each in saved.items())
+        return any(value.get(name, missing) is not item and name != _MODE for name, item in saved.items())
     if isinstance(value, set):
         return value != set(saved)
     return any(a is not b for a, b in zip(value, saved, strict=True))

@@ -36,9 +36,9 @@ class _WithDefaults:
         self._component, self._base = component, base
 
     def __getattr__(self, name: str) -> Any:
-        own = getattr(self._component, name, _ABSENT)
-        if own is not _ABSENT:
-            return own
+        trait = getattr(self._component, name, _ABSENT)
+        if trait is not _ABSENT:
+            return trait
         default = _default(self._base, name)
         return default.__get__(self._component, type(self._component)) if hasattr(default, "__get__") else default
 

@@ -1,4 +1,4 @@
-"""The terminal: what files of others contain reaches it without control characters."""
+"""The terminal: text is printed without control characters, since it may come from untrusted files."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rich.segment import Segment
 
 
 def printable(text: str) -> str:
-    r"""Return text without the characters that a terminal or a reader would obey: escape sequences, and marks that turn
-    the direction of writing. Line ends and tabs stay.
+    r"""Return text without control characters: escape sequences and marks of writing direction. Line ends and tabs
+    stay.
 
     >>> printable("a\x1b[2Jb\x9b31m\u202ec\n")
     'a[2Jb31mc\n'

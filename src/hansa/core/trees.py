@@ -1,4 +1,4 @@
-"""Torch's functions on trees of tensors (``torch.utils._pytree``), imported when one is used: commands that only look
+"""Torch's functions on trees of tensors (``torch.utils._pytree``), imported on first use: commands that only look
 load no torch."""
 
 from typing import Any

@@ -73,10 +73,10 @@ class Population:
         """The number of participations of each client so far, [count]."""
         return self._require_stats("participations").participations
 
-    def _require_stats(self, what: str) -> ClientStats:
+    def _require_stats(self, name: str) -> ClientStats:
         if self.stats is None:
             raise HansaError(
-                f"population.{what}: is kept for parts that ask for it. Give your sampler or aggregator the attribute "
+                f"population.{name}: is stored only on request. Give your sampler or aggregator the attribute "
                 "`needs_client_stats = True`."
             )
         return self.stats
@@ -129,7 +129,7 @@ class Update:
     """One accepted update with the id of its client.
 
     ``loss`` is the mean training loss reported with it, or None if no loss was computed. ``staleness`` is the number of
-    server steps since the version that it started from, and ``arrival`` its place among the arrivals of an asynchronous
+    server steps since the version that it started from, and ``arrival`` its index among the arrivals of an asynchronous
     step. ``base_change`` is the version that it started from minus the server's vector, None if they are the same.
     `dataclasses.replace` gives an update with another vector.
     """
@@ -150,8 +150,8 @@ def _called(name: str) -> Any:
     slot = vars(Update)[name]
 
     def value(update: Update) -> Any:
-        kept = slot.__get__(update)
-        return kept() if callable(kept) else kept
+        stored = slot.__get__(update)
+        return stored() if callable(stored) else stored
 
     return property(value, slot.__set__)
 

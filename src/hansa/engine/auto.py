@@ -128,10 +128,10 @@ class AutoEngine(BaseEngine):
         if not isinstance(engine, Serial):
             yield from engine.run(orders, load_memory)
             return
-        before = engine.seconds
+        seconds_before = engine.seconds
         yield from engine.run(orders, load_memory)
         if self._undecided and self._workers is None and orders:
-            self._start_if_worthwhile(orders, engine.seconds - before)
+            self._start_if_worthwhile(orders, engine.seconds - seconds_before)
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
         return self._engine().evaluate(vectors)
@@ -143,7 +143,7 @@ class AutoEngine(BaseEngine):
 
     def close(self) -> None:
         if self._undecided:
-            log.info("serial: workers would not have saved time in so short a run")
+            log.info("serial: workers would not have saved time in this short run")
         self._close_pool()
 
     def _close_pool(self) -> None:
@@ -187,8 +187,8 @@ class AutoEngine(BaseEngine):
         workers = min(available_cores(), count_requests(orders))
         remaining = max(0, self._rounds) * cost * self._seconds_per_cost
         started = self._block is not None and self._block.started >= workers
-        least = max(0.0 if started else 2 * START_SECONDS, START_SECONDS / 4)
-        if workers > 1 and remaining * (1 - 1 / workers) >= least:
+        required = max(0.0 if started else 2 * START_SECONDS, START_SECONDS / 4)
+        if workers > 1 and remaining * (1 - 1 / workers) >= required:
             self._start_pool(workers)
 
     def _too_short(self, orders: Sequence[WorkOrder]) -> bool:

@@ -98,12 +98,12 @@ class Pool(BaseEngine):
 
     def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
         """Yield the reports in the order of completion."""
-        block, jobs, before = _block_size(orders, self.workers), list[Job](), 0
+        block, jobs, clients = _block_size(orders, self.workers), list[Job](), 0
         for order in orders:
             alone = order.cohort is None
             for request in self._group.divide(order, self.task, self.workers) if alone else [order]:
-                jobs.append(Job(request, estimated_cost(request), load_memory, before // block))
-                before += len(request.clients) if alone else 1
+                jobs.append(Job(request, estimated_cost(request), load_memory, clients // block))
+                clients += len(request.clients) if alone else 1
         for _, report in self._execute(jobs, _broadcast_vectors(orders)):
             yield report
 
@@ -154,8 +154,8 @@ class Pool(BaseEngine):
         self.close()
 
     def _execute(self, jobs: Sequence[Job], shared: Iterable[Vector]) -> Iterator[tuple[Job, Any]]:
-        """Yield each job with its answer when it is done. What an earlier call that was left early has started is
-        awaited first: it reads the shared vectors."""
+        """Yield each job with its answer when it is done. Jobs of an abandoned earlier call are awaited first: they
+        read the shared vectors."""
         while any(worker.jobs for worker in self._group.workers):
             self._handle(self._group.wait())
         self._finished.clear()
@@ -204,8 +204,8 @@ class Pool(BaseEngine):
         self._group.spawn()
 
     def _assign(self) -> None:
-        """Give each idle worker the longest job, then a second one in advance so that it never waits. In advance only
-        up to a fair share of the remaining cost, so that nothing queues behind a long job."""
+        """Give each idle worker the longest job, then a second one in advance so that it never waits. Jobs are given in
+        advance only up to a fair share of the remaining cost, so that nothing queues behind a long job."""
         workers = [worker for worker in self._group.workers[: self.workers] if worker.ready]
         for worker in workers:
             if self._pending and not worker.jobs:

@@ -42,7 +42,7 @@ from hansa.engine.requests import (
     WorkersUnsupported,
     execute,
 )
-from hansa.engine.shared_memory import CodeChecker, PackedObject, Packer, SharedMemory, TensorPlace, unpack_object
+from hansa.engine.shared_memory import CodeChecker, PackedObject, Packer, SharedMemory, TensorSpan, unpack_object
 from hansa.training import TaskLike
 
 BOOT = (
@@ -106,7 +106,7 @@ class ProcessGroup(WorkerGroup):
             raise WorkersUnsupported("worker processes need a POSIX system: they receive files by sockets")
         self.workers: list[WorkerProcess] = []
         self._shared = SharedMemory()
-        self._placed: dict[int, TensorPlace] = {}
+        self._spans: dict[int, TensorSpan] = {}
         self._setup: tuple[PackedObject, SharedMemory] | None = None
         self._close = weakref.finalize(self, _close, self.workers, self._shared)
 
@@ -132,7 +132,7 @@ class ProcessGroup(WorkerGroup):
         for worker in [worker for worker in self.workers if worker.jobs]:
             worker.popen.terminate()
             self.stop(worker)
-        self._setup, self._placed = None, {}
+        self._setup, self._spans = None, {}
         for worker in self.workers:
             with suppress(OSError):
                 worker.pipe.send_bytes(MESSAGE.pack(RESET, 0, 0))
@@ -162,11 +162,11 @@ class ProcessGroup(WorkerGroup):
         worker.end()
 
     def publish(self, vectors: Iterable[Vector]) -> None:
-        self._placed = Packer(self._shared).write_shared(vectors)
+        self._spans = Packer(self._shared).write_shared(vectors)
 
     def submit(self, worker: WorkerProcess, job: Job) -> None:
         worker.slot ^= 1
-        packed = Packer(worker.slots[worker.slot], placed=self._placed).pack(job.load_request())
+        packed = Packer(worker.slots[worker.slot], spans=self._spans).pack(job.load_request())
         worker.jobs.append(job)
         with suppress(OSError):
             worker.pipe.send_bytes(MESSAGE.pack(worker.slot, *packed))
@@ -177,8 +177,8 @@ class ProcessGroup(WorkerGroup):
         return [event for event in events if event is not None]
 
     def _receive(self, worker: WorkerProcess) -> Event | None:
-        """Return the event that a worker's message means; None for the answer to a setup that has succeeded, or that a
-        later one has replaced."""
+        """Return the event of a worker's message; None for the answer to a setup that has succeeded or was replaced by
+        a later one."""
         try:
             message = worker.pipe.recv_bytes()
         except (EOFError, OSError):

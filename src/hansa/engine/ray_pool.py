@@ -26,7 +26,7 @@ from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.types import Vector
 from hansa.engine.pool import Pool
 from hansa.engine.requests import Event, Job, JobDone, NumericSettings, WorkerExited, WorkerGroup, execute
-from hansa.engine.shared_memory import PackedObject, Packer, SharedMemory, TensorPlace, unpack_object
+from hansa.engine.shared_memory import PackedObject, Packer, SharedMemory, TensorSpan, unpack_object
 from hansa.training import TaskLike
 from hansa.training.random_state import naming_the_remedy
 
@@ -48,10 +48,10 @@ class ObjectStoreMemory(SharedMemory):
     def mapped(self, size: int) -> memoryview:
         return self._data
 
-    def tensor(self, place: TensorPlace) -> torch.Tensor:
+    def tensor(self, span: TensorSpan) -> torch.Tensor:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the array is read-only, which torch tensors cannot be
-            tensor = super().tensor(place)
+            tensor = super().tensor(span)
         return tensor.clone() if self._copy or tensor.nbytes < _SMALL_BYTES else tensor
 
 
@@ -74,9 +74,9 @@ class _ActorWorker:
         self._device = device_name(device, numbered=False)
         self._buffer = SharedMemory()
 
-    def execute(self, packed: PackedObject, own: Bytes, shared: Bytes) -> tuple[PackedObject, Bytes]:
+    def execute(self, packed: PackedObject, request_data: Bytes, shared: Bytes) -> tuple[PackedObject, Bytes]:
         """Execute a request, given by its own data and the vectors it shares with others."""
-        memories = [ObjectStoreMemory(own, copy=True), ObjectStoreMemory(shared, copy=False)]
+        memories = [ObjectStoreMemory(request_data, copy=True), ObjectStoreMemory(shared, copy=False)]
         request = unpack_object(packed, memories, copy=False)
         reply = Packer(self._buffer).pack(execute([request], self.algorithm, self.task, self.trainer)[0])
         return reply, _as_array(self._buffer, sum(reply))
@@ -95,8 +95,8 @@ def _assigned_accelerator(gpus: float) -> torch.device:
     accelerators = [device for device in available_devices() if device.type != "cpu"]
     if not accelerators:
         raise HansaError(
-            f"engine.gpus={gpus:g}: Ray assigned a GPU to an actor on {socket.gethostname()}, and torch finds none "
-            "there. Install torch with support for it on every node, or leave gpus out to train on CPUs."
+            f"engine.gpus={gpus:g}: Ray assigned a GPU to an actor on {socket.gethostname()}, but torch finds none "
+            "there. Install torch with support for it on every node, or omit gpus to train on CPUs."
         )
     return accelerators[0]
 
@@ -123,7 +123,7 @@ class RayGroup(WorkerGroup):
         memory, self._buffer = SharedMemory(), SharedMemory()
         packed = Packer(memory).pack(setup)
         self._setup = packed, ray.put(_as_array(memory, sum(packed))), gpus
-        self._placed: dict[int, TensorPlace] = {}
+        self._spans: dict[int, TensorSpan] = {}
         self._shared: Any = None
         reserved: dict[str, float] = {"num_cpus": 1} if gpus is None else {"num_cpus": 1, "num_gpus": gpus}
         self._remote = ray.remote(**reserved, max_restarts=0)(_ActorWorker)
@@ -141,31 +141,31 @@ class RayGroup(WorkerGroup):
     def publish(self, vectors: Iterable[Vector]) -> None:
         """Put vectors into the object store, each once."""
         packer = Packer(SharedMemory())
-        self._placed = packer.write_shared(vectors)
+        self._spans = packer.write_shared(vectors)
         self._shared = self.ray.put(_as_array(packer.memory, packer.end))
 
     def submit(self, worker: RayActor, job: Job) -> None:
-        packed = Packer(self._buffer, placed=self._placed).pack(job.load_request())
-        own = _as_array(self._buffer, sum(packed))  # Ray copies it before this returns
+        packed = Packer(self._buffer, spans=self._spans).pack(job.load_request())
+        request_data = _as_array(self._buffer, sum(packed))  # Ray copies it before this returns
         worker.jobs.append(job)
-        worker.futures.append(worker.handle.execute.remote(packed, own, self._shared))
+        worker.futures.append(worker.handle.execute.remote(packed, request_data, self._shared))
 
     def wait(self, timeout: float | None = None) -> list[Event]:
         running = {future: actor for actor in self.workers for future in actor.futures}
         starting = {actor.starting: actor for actor in self.workers if actor.starting is not None}
         if timeout is None and not running:
             timeout = _WARN_SECONDS
-        done, _ = self.ray.wait([*running, *starting], num_returns=1, timeout=timeout)
-        if not done and timeout == _WARN_SECONDS:
+        finished, _ = self.ray.wait([*running, *starting], num_returns=1, timeout=timeout)
+        if not finished and timeout == _WARN_SECONDS:
             self._warn_waiting()
-        for future in done:
+        for future in finished:
             actor = running[future] if future in running else starting[future]
             try:
                 result = self.ray.get(future)
             except self.ray.exceptions.RayError as error:
                 lines = str(error).strip().splitlines() or [type(error).__name__]
-                cannot = actor.starting is not None and getattr(error, "actor_init_failed", False)
-                return [WorkerExited(actor, lines[-1 if cannot else 0], cannot_start=cannot)]
+                cannot_start = actor.starting is not None and getattr(error, "actor_init_failed", False)
+                return [WorkerExited(actor, lines[-1 if cannot_start else 0], cannot_start=cannot_start)]
             if future in starting:
                 actor.starting = None
                 self.devices.add(result)
@@ -180,8 +180,8 @@ class RayGroup(WorkerGroup):
     def _warn_waiting(self) -> None:
         free = self.ray.available_resources()
         gpus = "" if self.gpus is None else f" and {free.get('GPU', 0):g} free GPUs, of which each needs {self.gpus:g}"
-        shown = f"{free.get('CPU', 0):g} free CPUs{gpus}"
-        log.warning("no actor has started: the cluster has %s for %d; waiting", shown, len(self.workers))
+        resources = f"{free.get('CPU', 0):g} free CPUs{gpus}"
+        log.warning("no actor has started: the cluster has %s for %d; waiting", resources, len(self.workers))
 
     def close(self) -> None:
         for actor in self.workers:
@@ -192,8 +192,8 @@ class RayGroup(WorkerGroup):
 class RayPool(Pool):
     """An engine over the actors of a Ray cluster.
 
-    A running cluster is used and left as it is; one that is started here ends with the run. Actors join as they start,
-    so a cluster with fewer free CPUs, or one that has lost a node, uses those it has. Updates are aggregated in
+    A running cluster is used and stays up; one that is started here ends with the run. Actors join as they start, so a
+    cluster with fewer free CPUs, or one that has lost a node, uses those it has. Updates are aggregated in
     client order on this machine, on its CPU.
 
     Args:
@@ -275,7 +275,7 @@ def _connect(ray: Any, workers: int | None, address: str | None) -> None:
         cause = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise HansaError(
             f"engine.address={address!r}: no Ray cluster answers there ({cause}). Start one with `ray start --head`, "
-            "which prints its address, or leave the address out to start one here for the run."
+            "which prints its address, or omit the address to start one for the run."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Requests: what engines send to workers, how a worker executes them, and what a group of workers is.
+"""Requests that engines send to workers, their execution, and the interface of worker groups.
 
 The workers of a group are threads, processes or actors of a cluster.
 """
@@ -67,7 +67,7 @@ def single_orders(order: WorkOrder) -> list[WorkOrder]:
     """Return an order for each client that trains alone, or that of a gossiping cohort."""
     if order.cohort is not None:
         return [order]
-    return [order.part([place]) for place in range(len(order.clients))]
+    return [order.part([index]) for index in range(len(order.clients))]
 
 
 def count_requests(orders: Sequence[WorkOrder]) -> int:
@@ -95,7 +95,7 @@ class NumericSettings(NamedTuple):
     determinism: DeterminismSettings
     flush_denormal: bool
     deterministic: bool
-    """Whether the run wants deterministic algorithms on accelerators, which the run's own device may not be."""
+    """Whether the run requests deterministic algorithms on accelerators, even if its own device is a CPU."""
 
     @classmethod
     def current(cls) -> NumericSettings:
@@ -202,11 +202,11 @@ class BatchSizer:
     def __init__(self, trainer: Any) -> None:
         self._native: bool = with_defaults(trainer, BaseTrainer).releases_gil
         self._clients: int = with_defaults(trainer, BaseTrainer).clients_per_call
-        self._seconds_each = math.inf
+        self._seconds_per_request = math.inf
 
     def record(self, orders: Sequence[WorkOrder], seconds: float) -> None:
         """Record the time that a batch took."""
-        self._seconds_each = seconds / max(1, count_requests(orders))
+        self._seconds_per_request = seconds / max(1, count_requests(orders))
 
     def batches(self, orders: Sequence[WorkOrder]) -> Iterator[list[WorkOrder]]:
         """Yield the orders in batches: several cohorts, or a part of the clients of an order."""
@@ -218,11 +218,11 @@ class BatchSizer:
                     yield cohorts
                     cohorts = []
                 continue
-            done = 0
-            while done < len(order.clients):
+            first = 0
+            while first < len(order.clients):
                 size = self.size(order)
-                yield [order.part(slice(done, done + size))]
-                done += size
+                yield [order.part(slice(first, first + size))]
+                first += size
         if cohorts:
             yield cohorts
 
@@ -231,9 +231,9 @@ class BatchSizer:
         if not self._native:
             return self._clients
         entries = sum(packet.dim for sent in order.broadcasts.values() for packet in sent.packets)
-        in_time = _BATCH_SECONDS / max(self._seconds_each, 1e-9)
-        most = _MAX_CLIENTS if order.cohort is None else MAX_COHORTS
-        return int(max(1, min(most, in_time, _BATCH_BYTES // max(1, 4 * entries))))
+        in_time = _BATCH_SECONDS / max(self._seconds_per_request, 1e-9)
+        limit = _MAX_CLIENTS if order.cohort is None else MAX_COHORTS
+        return int(max(1, min(limit, in_time, _BATCH_BYTES // max(1, 4 * entries))))
 
 
 class WorkersUnsupported(HansaError):
@@ -285,8 +285,8 @@ class WorkerGroup(ABC):
     jobs_per_worker: int = 2
 
     def divide(self, order: WorkOrder, task: TaskLike, workers: int) -> list[WorkOrder]:
-        """Return an order as one of each client, or of the clients that are trained together, so that every worker has
-        some."""
+        """Divide an order into one of each client, or of the clients that are trained together, so that every worker
+        has some."""
         plan, count = getattr(task, "client_batching", None), len(order.clients)
         size = 1 if plan is None else max(1, min(plan.models, -(-count // workers)))
         return [order.part(slice(first, first + size)) for first in range(0, count, size)]
@@ -309,8 +309,8 @@ class WorkerGroup(ABC):
 
     @abstractmethod
     def wait(self, timeout: float | None = None) -> list[Event]:
-        """Wait until a worker does something; return no event if workers have only become ready. The caller's thread
-        may execute jobs meanwhile."""
+        """Wait for events; return none if workers have only become ready. The caller's thread may execute jobs
+        meanwhile."""
 
     @abstractmethod
     def close(self) -> None:

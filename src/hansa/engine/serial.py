@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -130,14 +131,14 @@ class Loopback(Serial):
 
     def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
         assert self._opened is not None, "a loopback engine needs `round_opened` first"
-        for order in [single for each in orders for single in single_orders(each)]:
+        for order in chain.from_iterable(map(single_orders, orders)):
             data = load_memory(self._opened.for_receiver(order)).to_bytes()
             self.sent += len(data)
-            arrived = WorkOrder.from_bytes(data)
+            received = WorkOrder.from_bytes(data)
             try:
-                bases = self._bases(arrived)
-                (report,) = client_round(self.algorithm, [arrived], self.trainer, self.task.population, bases)
-                self._store(arrived, bases)
+                bases = self._bases(received)
+                (report,) = client_round(self.algorithm, [received], self.trainer, self.task.population, bases)
+                self._store(received, bases)
             except Exception as error:
                 raise RequestFailed.of(order, error) from error
             yield Report.from_bytes(report.to_bytes())

@@ -24,8 +24,8 @@ _ALIGN = 64  # a cache line: also enough for every vector instruction
 _LONG = 1024  # shorter byte strings are part of the pickle
 
 
-class TensorPlace(NamedTuple):
-    """Where a tensor lies: the number of the memory, the offset in bytes, and the layout."""
+class TensorSpan(NamedTuple):
+    """The location of a tensor: the number of the memory, the offset in bytes, and the layout."""
 
     memory: int
     offset: int
@@ -38,19 +38,19 @@ class TensorPlace(NamedTuple):
         return torch.Size(self.shape).numel()
 
 
-class BytesPlace(NamedTuple):
-    """Where a byte string lies."""
+class BytesSpan(NamedTuple):
+    """The location of a byte string."""
 
     memory: int
     offset: int
     size: int
 
 
-Place: TypeAlias = TensorPlace | BytesPlace
+Span: TypeAlias = TensorSpan | BytesSpan
 
 
 class PackedObject(NamedTuple):
-    """Where a packed object lies: its pickle, which refers to tensors and byte strings written before it."""
+    """The location of a packed object: its pickle, which refers to tensors and byte strings written before it."""
 
     offset: int
     size: int
@@ -82,13 +82,13 @@ class SharedMemory:
             self._map = mmap.mmap(self.fd, capacity, access=self._access)
         return self._map
 
-    def tensor(self, place: TensorPlace) -> torch.Tensor:
-        """Return the tensor at a place, as a view."""
-        count, size = place.entries, place.entries * place.dtype.itemsize
+    def tensor(self, span: TensorSpan) -> torch.Tensor:
+        """Return the tensor at a location, as a view."""
+        count, size = span.entries, span.entries * span.dtype.itemsize
         if not count:
-            return torch.empty(place.shape, dtype=place.dtype)
-        flat = torch.frombuffer(self.mapped(place.offset + size), dtype=place.dtype, count=count, offset=place.offset)
-        return flat if place.stride == (1,) else flat.as_strided(place.shape, place.stride)
+            return torch.empty(span.shape, dtype=span.dtype)
+        flat = torch.frombuffer(self.mapped(span.offset + size), dtype=span.dtype, count=count, offset=span.offset)
+        return flat if span.stride == (1,) else flat.as_strided(span.shape, span.stride)
 
     def write(self, offset: int, content: bytes | bytearray | memoryview) -> None:
         """Copy bytes to an offset."""
@@ -118,15 +118,15 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
     """Writes an object into a memory: first its tensors and long byte strings, each once, then a short pickle of the
     rest, with code by value that the other process cannot import.
 
-    ``placed`` has the places of tensors that are already written, by ``id``. Dense tensors keep their strides
+    ``spans`` has the locations of tensors that are already written, by ``id``. Dense tensors keep their strides
     (channels-last data stay channels-last).
     """
 
-    def __init__(self, memory: SharedMemory, start: int = 0, placed: Mapping[int, TensorPlace] | None = None) -> None:
+    def __init__(self, memory: SharedMemory, start: int = 0, spans: Mapping[int, TensorSpan] | None = None) -> None:
         self._pickle = io.BytesIO()
         super().__init__(self._pickle, protocol=5)
         self.memory, self.end = memory, start
-        self._placed: dict[int, Place] = dict(placed or {})
+        self._spans: dict[int, Span] = dict(spans or {})
         self._alive: list[Any] = []  # an id is valid only while its object lives
 
     def pack(self, item: Any) -> PackedObject:
@@ -137,32 +137,32 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
         self.memory.write(offset, pickled)
         return PackedObject(offset, len(pickled))
 
-    def write_tensor(self, tensor: torch.Tensor, memory: int = 0) -> TensorPlace:
+    def write_tensor(self, tensor: torch.Tensor, memory: int = 0) -> TensorSpan:
         """Write one tensor."""
         stride = tensor.stride() if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
         offset = self._reserve(tensor.numel() * tensor.dtype.itemsize)
-        place = TensorPlace(memory, offset, tensor.dtype, tuple(tensor.shape), tuple(stride))
+        span = TensorSpan(memory, offset, tensor.dtype, tuple(tensor.shape), tuple(stride))
         if tensor.numel():
-            self.memory.tensor(place).copy_(tensor)
-        self._placed[id(tensor)] = place
+            self.memory.tensor(span).copy_(tensor)
+        self._spans[id(tensor)] = span
         self._alive.append(tensor)
-        return place
+        return span
 
-    def write_shared(self, vectors: Iterable[torch.Tensor]) -> dict[int, TensorPlace]:
-        """Write vectors that the requests of a round share, each once; return their places for the requests' packers,
-        in which this memory is the second one."""
-        different = {id(vector): vector for vector in vectors}
-        return {name: self.write_tensor(vector, memory=1) for name, vector in different.items()}
+    def write_shared(self, vectors: Iterable[torch.Tensor]) -> dict[int, TensorSpan]:
+        """Write vectors that the requests of a round share, each once; return their locations for the packers of the
+        requests, in which this memory is the second one."""
+        by_id = {id(vector): vector for vector in vectors}
+        return {name: self.write_tensor(vector, memory=1) for name, vector in by_id.items()}
 
-    def persistent_id(self, item: Any) -> Place | None:
+    def persistent_id(self, item: Any) -> Span | None:
         if type(item) is torch.Tensor:
-            return self._placed.get(id(item)) or (self.write_tensor(item) if _plain(item) else None)
+            return self._spans.get(id(item)) or (self.write_tensor(item) if _plain(item) else None)
         if not _is_long(item):
             return None
         content = memoryview(item).cast("B")
         offset = self._reserve(content.nbytes)
         self.memory.write(offset, content)
-        return BytesPlace(0, offset, content.nbytes)
+        return BytesSpan(0, offset, content.nbytes)
 
     def reducer_override(self, item: Any) -> Any:
         """Leave Hansa's own classes to pickle, which is faster, and reduce a class method to its class and name.
@@ -186,7 +186,7 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class CodeChecker(Packer):
-    """Finds out whether an object can be packed, without copying its tensors.
+    """Checks whether an object can be packed, without copying its tensors.
 
     >>> CodeChecker().check({"x": torch.zeros(3), "f": lambda: 1})
     ''
@@ -212,28 +212,28 @@ class CodeChecker(Packer):
             return (str(error).strip() or type(error).__name__).splitlines()[0]
         return ""
 
-    def persistent_id(self, item: Any) -> Place | None:
+    def persistent_id(self, item: Any) -> Span | None:
         if type(item) is torch.Tensor and _plain(item):
-            return TensorPlace(0, 0, item.dtype, (0,), (1,))
-        return BytesPlace(0, 0, 0) if _is_long(item) else None
+            return TensorSpan(0, 0, item.dtype, (0,), (1,))
+        return BytesSpan(0, 0, 0) if _is_long(item) else None
 
 
 class _Unpacker(pickle.Unpickler):
     def __init__(self, pickled: bytes | memoryview, memories: Sequence[SharedMemory], copy: bool) -> None:
         super().__init__(io.BytesIO(pickled))
         self._memories, self._copy = memories, copy
-        self._loaded: dict[Place, Any] = {}
+        self._loaded: dict[Span, Any] = {}
 
-    def persistent_load(self, place: Place) -> Any:
-        if place not in self._loaded:  # what was one object stays one: data compare their tensors by identity
-            memory = self._memories[place.memory]
-            if isinstance(place, BytesPlace):
-                end = place.offset + place.size
-                self._loaded[place] = bytes(memory.mapped(end)[place.offset : end])
+    def persistent_load(self, span: Span) -> Any:
+        if span not in self._loaded:  # one object stays one: data compare their tensors by identity
+            memory = self._memories[span.memory]
+            if isinstance(span, BytesSpan):
+                end = span.offset + span.size
+                self._loaded[span] = bytes(memory.mapped(end)[span.offset : end])
             else:
-                tensor = memory.tensor(place)
-                self._loaded[place] = tensor.clone() if self._copy else tensor
-        return self._loaded[place]
+                tensor = memory.tensor(span)
+                self._loaded[span] = tensor.clone() if self._copy else tensor
+        return self._loaded[span]
 
 
 def unpack_object(packed: PackedObject, memories: Sequence[SharedMemory], *, copy: bool) -> Any:

@@ -125,17 +125,17 @@ class ThreadGroup(WorkerGroup):
 
     def divide(self, order: WorkOrder, task: TaskLike, workers: int) -> list[WorkOrder]:
         """Return an order in parts of falling cost, so that all workers finish at the same time."""
-        parts, done, count = [], 0, len(order.clients)
+        parts, first, count = [], 0, len(order.clients)
         costs = [work.steps * work.batch_size for work in order.works]
-        most, left = self.workers[0].batch_sizer.size(order), float(sum(costs))
-        while done < count:
-            stop, cost = done + 1, costs[done]
-            share = left / (2 * len(self.workers))
-            while stop < count and stop - done < most and cost + costs[stop] <= share:
+        limit, remaining = self.workers[0].batch_sizer.size(order), float(sum(costs))
+        while first < count:
+            stop, cost = first + 1, costs[first]
+            share = remaining / (2 * len(self.workers))
+            while stop < count and stop - first < limit and cost + costs[stop] <= share:
                 cost += costs[stop]
                 stop += 1
-            parts.append(order.part(slice(done, stop)))
-            done, left = stop, left - cost
+            parts.append(order.part(slice(first, stop)))
+            first, remaining = stop, remaining - cost
         return parts
 
     def submit(self, worker: WorkerThread, job: Job) -> None:
@@ -191,8 +191,8 @@ class ThreadGroup(WorkerGroup):
         if stream is not None:
             stream.synchronize()
             _lend_to_server(answers)
-        last = isinstance(requests[0], WorkOrder) and not self._queue  # reading the generators takes time
-        if last and random_state.rng_state(device) != self._generators[device]:
+        queue_empty = isinstance(requests[0], WorkOrder) and not self._queue  # reading the generators takes time
+        if queue_empty and random_state.rng_state(device) != self._generators[device]:
             answers = [RequestFailed(f"{describe_request(request)}: {_DRAWS}") for request in requests]
         for queued, answer in zip(batch, answers, strict=True):
             self._events.put(JobDone(queued.worker, queued.job, answer))
@@ -224,17 +224,17 @@ def probe_step(algorithm: Algorithm, task: TaskLike, trainer: Any, dtype: torch.
         trainer.load(vectors[MODEL], vectors.get(BUFFERS))
         rows = trainer.batches(client, work, key)
         batch = None if rows is None else rows[0]
-        before = random_state.rng_state(trainer.y.device)
+        state_before = random_state.rng_state(trainer.y.device)
         trainer.gradient(client, batch)
         start = time.perf_counter()
         trainer.gradient(client, batch)
         seconds = time.perf_counter() - start
-        own = getattr(getattr(trainer, "private", None), "generators", ())
-        return bool(own) or random_state.rng_state(trainer.y.device) != before, seconds
+        generators = getattr(getattr(trainer, "private", None), "generators", ())
+        return bool(generators) or random_state.rng_state(trainer.y.device) != state_before, seconds
 
 
 def _lend_to_server(answers: Sequence[Any]) -> None:
-    """Let the server read the uploads of a worker's stream: their memory is not reused before it has."""
+    """Keep the memory of the uploads of a worker's stream until the server has read them."""
     columns = (rows for report in answers if isinstance(report, Report) for rows in report.rows.values())
     for content in (packet.content for rows in columns if not isinstance(rows, torch.Tensor) for packet in rows):
         if isinstance(content, torch.Tensor) and content.is_cuda:

@@ -93,7 +93,7 @@ def test_structures_of_another_size_are_refused_before_any_call(
     built, known = next(Path(native.__file__).parent.glob("_kernels*.so")), len(abi.STRUCTURES)
     for place, (structures, complaint) in enumerate(
         [
-            ((abi.Stage, Data, *abi.STRUCTURES[2:]), "Data takes 40 bytes there, 48 here"),
+            ((abi.Stage, Data, *abi.STRUCTURES[2:]), "Data takes 40 bytes, not 48"),
             (abi.STRUCTURES[:-1], f"it does not have the {known - 1} structures Stage, "),
             ((*abi.STRUCTURES, Extra), f"it does not have the {known + 1} structures Stage, "),
             (abi.STRUCTURES, None),

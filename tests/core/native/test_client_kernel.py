@@ -155,7 +155,7 @@ def test_clients_one_after_the_other_move_as_each_alone(name, weight_decay):
 def test_rows_that_are_not_there_are_refused(span):
     network, x, inputs, labels = made("MLP")
     spans, works = np.array([span]), np.array([[1, 2]])
-    with pytest.raises(HansaError, match=f"outside of the {ROWS}"):
+    with pytest.raises(HansaError, match=f"out of range: there are {ROWS}"):
         ClientKernel(network, inputs, labels).train_rows(
             x, torch.empty_like(x), x[None].clone(), torch.arange(ROWS), spans, works, [bytes(16)], AffineStep(lr=0.1)
         )

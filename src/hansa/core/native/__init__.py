@@ -132,12 +132,12 @@ def _size_mismatches(library: Any) -> str:
         library.hansa_size.argtypes, library.hansa_size.restype = [ctypes.c_int64], ctypes.c_int64
     except AttributeError:
         return "it does not report the sizes of its structures"
-    here = {kind.__name__: ctypes.sizeof(kind) for kind in abi.STRUCTURES}
-    there = [library.hansa_size(place) for place in range(len(here) + 1)]
-    if there[-1] != -1 or -1 in there[:-1]:
-        return f"it does not have the {len(here)} structures {', '.join(here)}"
-    pairs = zip(here.items(), there[:-1], strict=True)
-    return ", ".join(f"{name} takes {size} bytes there, {own} here" for (name, own), size in pairs if size != own)
+    expected = {kind.__name__: ctypes.sizeof(kind) for kind in abi.STRUCTURES}
+    reported = [library.hansa_size(index) for index in range(len(expected) + 1)]
+    if reported[-1] != -1 or -1 in reported[:-1]:
+        return f"it does not have the {len(expected)} structures {', '.join(expected)}"
+    pairs = zip(expected.items(), reported[:-1], strict=True)
+    return ", ".join(f"{name} takes {size} bytes, not {local}" for (name, local), size in pairs if size != local)
 
 
 @cache

@@ -45,9 +45,9 @@ def _constants() -> dict[str, int]:
     """Return the enumerations and numbers of the header by name, without HANSA_."""
     values = {name: int(value) for name, value in re.findall(r"#define HANSA_(\w+) (\d+)", _HEADER)}
     for enumeration in re.findall(r"enum \{([^}]*)\}", _HEADER):
-        for place, entry in enumerate(enumeration.split(",")):
+        for number, entry in enumerate(enumeration.split(",")):
             name, _, value = (part.strip() for part in entry.partition("="))
-            values[name.removeprefix("HANSA_")] = int(value) if value else place
+            values[name.removeprefix("HANSA_")] = int(value) if value else number
     return values
 
 

@@ -37,11 +37,11 @@ def mean_losses(losses: Array, ends: Array) -> list[float]:
         columns = losses.reshape(-1, steps).T.astype(np.float64)
         total, exact = columns[0], True
         with np.errstate(all="ignore"):
-            for place, column in enumerate(columns[1:], 2):
-                before, total = total, total + column
-                added = total - before
-                rounding = (before - (total - added)) + (column - added)
-                exact = exact and (place == steps or not rounding.any())  # NaN counts as a rounding
+            for count, column in enumerate(columns[1:], 2):
+                previous, total = total, total + column
+                added = total - previous
+                rounding = (previous - (total - added)) + (column - added)
+                exact = exact and (count == steps or not rounding.any())  # NaN counts as a rounding
         if exact and np.isfinite(total).all():
             means: list[float] = (total / steps).tolist()
             return means
@@ -87,7 +87,7 @@ class ClientKernel:
         _refuse_dropout(self.network)
         samples = spans[:, 1] - spans[:, 0]
         if spans.min() < 0 or samples.min() < 1 or spans.max() > index.numel():
-            raise HansaError(f"native: clients' rows lie outside of the {index.numel()} that there are.")
+            raise HansaError(f"native: clients' rows are out of range: there are {index.numel()}.")
         update, table, ends = abi.StepParameters(), np.zeros(len(keys), CLIENT), works[:, 0].cumsum()
         losses = np.empty(int(ends[-1]), np.float32)
         self._fill(update, step, x)
@@ -96,12 +96,12 @@ class ClientKernel:
         table["samples"], table["steps"], table["batch"] = samples, works[:, 0], works[:, 1]
         table["key"] = np.frombuffer(b"".join(keys), "<u8").reshape(-1, 2)
         table["losses"] = losses.ctypes.data + 4 * (ends - works[:, 0])
-        workspace, at = self.workspace(int(works[:, 1].max())), c_int64()
-        while at.value < len(table):
+        workspace, trained = self.workspace(int(works[:, 1].max())), c_int64()
+        while trained.value < len(table):
             code = workspace.kernels.train_clients(
-                workspace.handle, byref(self.data), byref(update), table.ctypes.data, len(table), byref(at), SLICE
+                workspace.handle, byref(self.data), byref(update), table.ctypes.data, len(table), byref(trained), SLICE
             )
-            self._check(code, index[slice(*spans[min(at.value, len(spans) - 1)])])
+            self._check(code, index[slice(*spans[min(trained.value, len(spans) - 1)])])
         return mean_losses(losses, ends) if table["finite"].all() else None
 
     def _check(self, code: int, index: Tensor) -> None:
@@ -274,29 +274,29 @@ class CohortKernel:
 
 
 class ChangeSums(NamedTuple):
-    """Sums of changes: the i-th sums ``weights`` times the changes at ``places``, from starts[i] to starts[i+1].
+    """Sums of changes: the i-th sums ``weights`` times the changes at ``indices``, from starts[i] to starts[i+1].
 
-    >>> ChangeSums.of([np.array([[0.5, 0.0], [0.0, 0.25]])]).places.tolist()
+    >>> ChangeSums.of([np.array([[0.5, 0.0], [0.0, 0.25]])]).indices.tolist()
     [0, 1]
     """
 
     starts: Array
-    places: Array
+    indices: Array
     weights: Array
 
     @classmethod
     def of(cls, coefficients: list[Array]) -> ChangeSums:
         """Convert matrices [sums, changes], without zeros; a matrix may have fewer changes than the next."""
         counts: list[Array] = [np.zeros(1, np.int64)]
-        places: list[Array] = [np.empty(0, np.int64)]
+        indices: list[Array] = [np.empty(0, np.int64)]
         weights: list[Array] = [np.empty(0)]
         for matrix in coefficients:
             rows, columns = matrix.nonzero()
             counts.append(np.bincount(rows, minlength=len(matrix)))
-            places.append(columns)
+            indices.append(columns)
             weights.append(matrix[rows, columns])
         return cls(
-            np.cumsum(np.concatenate(counts)), np.concatenate(places), np.concatenate(weights).astype(np.float32)
+            np.cumsum(np.concatenate(counts)), np.concatenate(indices), np.concatenate(weights).astype(np.float32)
         )
 
 
@@ -326,19 +326,19 @@ class LazyCohortKernel:
         """
         clients, dim = self._clients, self._clients.network.dim
         gathers = turns["row"] == abi.GATHER
-        most = int(turns["batch"][gathers].max(initial=0))
+        largest = int(turns["batch"][gathers].max(initial=0))
         fits = turns.dtype == TURN and len(sums.starts) == len(turns) + 1 and bool(gathers[:1].all())
-        if not fits or most > GROUP or (len(sums.places) and sums.places.max() >= count + int((~gathers).sum())):
+        if not fits or largest > GROUP or (len(sums.indices) and sums.indices.max() >= count + int((~gathers).sum())):
             raise HansaError(f"native: sums or groups that are not those of {len(turns)} turns.")
         check_tensor("changes", changes, torch.float32, -1, dim)
-        if self._models.numel() < most * dim:
-            self._models = self._start.new_empty(most * dim)
+        if self._models.numel() < largest * dim:
+            self._models = self._start.new_empty(largest * dim)
         velocities = velocities or {}
         pointers = _addresses(clients, velocities, max(velocities, default=-1) + 1)
         losses = np.zeros(len(turns), np.float32)
         workspace = clients.workspace(int(turns["batch"][~gathers].max(initial=1)))
         fill_update(clients.network, clients.update, self._step, self._step.anchor, None)
-        arrays = (sums.starts.astype(np.int64), sums.places.astype(np.int64), sums.weights.astype(np.float32))
+        arrays = (sums.starts.astype(np.int64), sums.indices.astype(np.int64), sums.weights.astype(np.float32))
         cohort = abi.LazyCohort(
             self._start.data_ptr(), self._models.data_ptr(), changes.data_ptr(), len(changes), count, turns.ctypes.data,
             *(array.ctypes.data for array in arrays), len(turns), 0, -1, losses.ctypes.data,
@@ -381,9 +381,9 @@ def squared_spread(
     2.0
     """
     check_tensor("rows", rows, torch.float32, -1, -1)
-    places, deltas = np.array(chosen, np.int64), deltas or {}
-    if not len(places) or places.min() < 0 or places.max() >= len(rows) or not 0 <= dim <= rows.shape[1]:
-        raise HansaError(f"squared_spread: {len(places)} rows and {dim} entries of {list(rows.shape)}.")
+    positions, deltas = np.array(chosen, np.int64), deltas or {}
+    if not len(positions) or positions.min() < 0 or positions.max() >= len(rows) or not 0 <= dim <= rows.shape[1]:
+        raise HansaError(f"squared_spread: {len(positions)} rows and {dim} entries of {list(rows.shape)}.")
     for x in [] if start is None else [start, *deltas.values()]:
         check_tensor("a delta", x, torch.float32, rows.shape[1])
     if not set(deltas) <= set(chosen) or (deltas and start is None):
@@ -391,7 +391,7 @@ def squared_spread(
     pointers = np.array([deltas[row].data_ptr() if row in deltas else 0 for row in chosen], np.uint64)
     outputs = (start.data_ptr(), pointers.ctypes.data) if start is not None and deltas else (None, None)
     call = native.load(isa).squared_spread
-    return float(call(rows.data_ptr(), places.ctypes.data, len(places), dim, rows.shape[1], *outputs))
+    return float(call(rows.data_ptr(), positions.ctypes.data, len(positions), dim, rows.shape[1], *outputs))
 
 
 def combine_changes(start: Tensor, changes: Tensor, coefficients: Array, isa: str = "") -> Tensor:
@@ -406,7 +406,7 @@ def combine_changes(start: Tensor, changes: Tensor, coefficients: Array, isa: st
         raise HansaError(f"combine_changes: {list(coefficients.shape)} times {list(changes.shape)}.")
     terms, out = ChangeSums.of([coefficients]), start.new_empty(len(coefficients), start.numel())
     native.load(isa).combine_changes(
-        start.data_ptr(), changes.data_ptr(), terms.starts.ctypes.data, terms.places.ctypes.data,
+        start.data_ptr(), changes.data_ptr(), terms.starts.ctypes.data, terms.indices.ctypes.data,
         terms.weights.ctypes.data, len(coefficients), start.numel(), out.data_ptr(),
     )  # fmt: skip
     return out

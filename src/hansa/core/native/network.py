@@ -145,8 +145,8 @@ class Network:
         batches = abi.BatchIndex(index.data_ptr(), None, *index.shape)
         if self.dropout_numbers:
             keep = torch.empty(0) if keep is None else keep
-            wanted = len(index), index.shape[1] * self.dropout_numbers
-            check_tensor("keep, the dropout factors,", keep, torch.float32, *wanted)
+            expected = len(index), index.shape[1] * self.dropout_numbers
+            check_tensor("keep, the dropout factors,", keep, torch.float32, *expected)
             batches.keep = keep.data_ptr()
         batches.owners = (index, keep)
         return batches
@@ -187,11 +187,11 @@ class Network:
 def check_tensor(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> None:
     """Raise unless a tensor is contiguous on the CPU and has this dtype and shape; -1 is any size."""
     fits = tensor.dtype == dtype and tensor.is_contiguous() and tensor.is_cpu and tensor.ndim == len(shape)
-    if not fits or any(size not in (own, -1) for size, own in zip(shape, tensor.shape, strict=True)):
-        wanted = ", ".join("n" if size < 0 else str(size) for size in shape)
+    if not fits or any(size not in (actual, -1) for size, actual in zip(shape, tensor.shape, strict=True)):
+        expected = ", ".join("n" if size < 0 else str(size) for size in shape)
         raise HansaError(
             f"native: {name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}, expected contiguous {dtype} "
-            f"[{wanted}] on the CPU."
+            f"[{expected}] on the CPU."
         )
 
 
@@ -201,8 +201,8 @@ class Workspace:
     def __init__(self, network: Network, batch: int) -> None:
         self.kernels, self.batch = native.load(network.isa), batch
         spec = (abi.Stage * len(network.stages))()
-        for place, stage in zip(spec, network.stages, strict=True):
-            stage.write_to(place)
+        for structure, stage in zip(spec, network.stages, strict=True):
+            stage.write_to(structure)
         self.handle = self.kernels.network_new(byref(spec), len(spec), batch)
         if not self.handle:
             raise MemoryError(f"no memory for a native workspace of {batch} examples")
@@ -218,13 +218,13 @@ def check_code(code: int, network: Network, data: abi.Data, index: Tensor) -> No
         return
     inputs, labels = data.owners
     if code == abi.BAD_ROW:
-        what, numbers, count = "row", index, data.rows
+        name, numbers, count = "row", index, data.rows
     elif code == abi.BAD_TOKEN:
-        what, numbers, count = "token", inputs[index.flatten()], network.stages[0].words
+        name, numbers, count = "token", inputs[index.flatten()], network.stages[0].words
     else:
-        what, numbers, count = "label", labels[index.flatten()], network.classes
-    bad = int(numbers[(numbers < 0) | (numbers >= count)][0])
-    raise HansaError(f"native: {what} {bad} is out of range, there are {count}.")
+        name, numbers, count = "label", labels[index.flatten()], network.classes
+    value = int(numbers[(numbers < 0) | (numbers >= count)][0])
+    raise HansaError(f"native: {name} {value} is out of range, there are {count}.")
 
 
 def fill_update(
@@ -336,19 +336,19 @@ class LayerStage:
             return 0
         return self.out if self.drop.kind == abi.DROP_CHANNELS else math.prod(self.out_shape)
 
-    def write_to(self, place: abi.Stage) -> None:
+    def write_to(self, target: abi.Stage) -> None:
         """Write the stage into its C structure."""
-        place.kind, place.out, place.kernel, place.padding = self.kind, self.out, self.kernel, self.padding
-        place.channels, place.height, place.width = self.shape
-        place.relu = 2 if self.relu and self.relu_after_pool else int(self.relu)
-        place.planar, place.stride = self.planar, self.stride
-        place.weight, place.bias, place.drop = self.weight, self.bias, 0 if self.drop is None else self.drop.kind
-        place.source, place.addend, place.activation = self.source, self.addend, self.activation
-        place.alpha, place.eps, place.after_pool = self.alpha, self.eps, self.activation_after_pool
-        place.words, place.skip, place.groups = self.words, self.skip, self.groups
+        target.kind, target.out, target.kernel, target.padding = self.kind, self.out, self.kernel, self.padding
+        target.channels, target.height, target.width = self.shape
+        target.relu = 2 if self.relu and self.relu_after_pool else int(self.relu)
+        target.planar, target.stride = self.planar, self.stride
+        target.weight, target.bias, target.drop = self.weight, self.bias, 0 if self.drop is None else self.drop.kind
+        target.source, target.addend, target.activation = self.source, self.addend, self.activation
+        target.alpha, target.eps, target.after_pool = self.alpha, self.eps, self.activation_after_pool
+        target.words, target.skip, target.groups = self.words, self.skip, self.groups
         if self.pool is not None:
-            place.pool, (place.pool_h, place.pool_w) = self.pool.kind, self.pool.size
-            place.step_h, place.step_w = self.pool.step
+            target.pool, (target.pool_h, target.pool_w) = self.pool.kind, self.pool.size
+            target.step_h, target.step_w = self.pool.step
 
     def draw(self, rows: int, generator: torch.Generator, out: Tensor) -> None:
         """Draw the dropout factors, 0 or 1 / (1 - p), that eager torch draws for as many rows, in the order in which

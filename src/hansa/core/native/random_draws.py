@@ -20,28 +20,28 @@ MAX_DRAWN = 64  # numbers drawn natively; NumPy uses another algorithm for popul
 MAX_POPULATION = 10_000
 
 
-def draws_without_replacement(keys: Sequence[bytes], many: int, some: int) -> list[list[int]]:
-    """Return for each 16-byte key ``some`` of the numbers below ``many``, as drawn by Generator.choice without
-    replacement or shuffle, with Philox and this key.
+def draws_without_replacement(keys: Sequence[bytes], n: int, k: int) -> list[list[int]]:
+    """Return k of the numbers below n for each 16-byte key, as drawn with Philox and this key by Generator.choice,
+    without replacement or shuffle.
 
     >>> draws_without_replacement([bytes(16), bytes(16)], 3, 3)
     [[0, 1, 2], [0, 1, 2]]
     """
-    if native.available() and some <= min(MAX_DRAWN, many) and many <= MAX_POPULATION and draws_like_numpy():
-        return _draw_natively(keys, many, some)
-    return [_draw_with_numpy(key, many, some) for key in keys]
+    if native.available() and k <= min(MAX_DRAWN, n) and n <= MAX_POPULATION and draws_like_numpy():
+        return _draw_natively(keys, n, k)
+    return [_draw_with_numpy(key, n, k) for key in keys]
 
 
-def _draw_natively(keys: Sequence[bytes], many: int, some: int) -> list[list[int]]:
-    out = np.empty((len(keys), some), np.int64)
-    native.load().choose(b"".join(keys), len(keys), many, some, out.ctypes.data)
+def _draw_natively(keys: Sequence[bytes], n: int, k: int) -> list[list[int]]:
+    out = np.empty((len(keys), k), np.int64)
+    native.load().choose(b"".join(keys), len(keys), n, k, out.ctypes.data)
     drawn: list[list[int]] = out.tolist()
     return drawn
 
 
-def _draw_with_numpy(key: bytes, many: int, some: int) -> list[int]:
+def _draw_with_numpy(key: bytes, n: int, k: int) -> list[int]:
     generator = np.random.Generator(np.random.Philox(key=np.frombuffer(key, "<u8")))
-    drawn: list[int] = generator.choice(many, some, replace=False, shuffle=False).tolist()
+    drawn: list[int] = generator.choice(n, k, replace=False, shuffle=False).tolist()
     return drawn
 
 
@@ -56,11 +56,11 @@ def shuffled_rows(keys: Sequence[bytes], index: torch.Tensor, spans: Array, leng
     samples, lengths = (spans[:, 1] - spans[:, 0]).astype(np.int64), lengths.astype(np.int64)
     check_tensor("index", index, torch.int64, -1)
     if len(keys) != len(samples) or spans.min() < 0 or samples.min() < 1 or spans.max() > index.numel():
-        raise HansaError(f"native: the rows of {len(keys)} clients lie outside of the {index.numel()} that there are.")
+        raise HansaError(f"native: the rows of {len(keys)} clients are out of range: there are {index.numel()}.")
     words = np.frombuffer(b"".join(keys), "<u8").astype(np.uint64)
-    own = (index.data_ptr() + 8 * spans[:, 0]).astype(np.uint64)
+    first_entries = (index.data_ptr() + 8 * spans[:, 0]).astype(np.uint64)
     order, out = np.empty(int(samples.max()), np.int64), np.empty(int(lengths.sum()), np.int64)
-    addresses = [array.ctypes.data for array in (words, own, samples, lengths)]
+    addresses = [array.ctypes.data for array in (words, first_entries, samples, lengths)]
     native.load(isa).draw(*addresses, len(keys), order.ctypes.data, out.ctypes.data)
     return out
 
@@ -71,8 +71,8 @@ def draws_like_numpy() -> bool:
     key = bytes(range(16))
     generator = np.random.Generator(np.random.Philox(key=np.frombuffer(key, "<u8")))
     shuffled = np.concatenate([generator.permutation(1000) for _ in range(3)])
-    cases = [(many, some) for many in (1, 2, 5, 20, 999) for some in (1, 2, 5, 60) if some <= many]
-    chosen = all(_draw_natively([key], many, some) == [_draw_with_numpy(key, many, some)] for many, some in cases)
+    cases = [(n, k) for n in (1, 2, 5, 20, 999) for k in (1, 2, 5, 60) if k <= n]
+    chosen = all(_draw_natively([key], n, k) == [_draw_with_numpy(key, n, k)] for n, k in cases)
     return chosen and np.array_equal(
         shuffled, shuffled_rows([key], torch.arange(1000), np.array([[0, 1000]]), np.array([3000]))
     )

@@ -52,7 +52,7 @@ def parameter_offsets(module: nn.Module) -> dict[int, tuple[Tensor, int]]:
             raise NotEligible(f"{type(part).__name__} has a hook")
     if any(True for _ in module.buffers()):
         raise NotEligible("it has buffers")
-    places: dict[int, tuple[Tensor, int]] = {}
+    offsets: dict[int, tuple[Tensor, int]] = {}
     offset = 0
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
@@ -61,9 +61,9 @@ def parameter_offsets(module: nn.Module) -> dict[int, tuple[Tensor, int]]:
             raise NotEligible(f"{name} is {parameter.dtype} on {parameter.device}")
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise NotEligible(f"{name} has a hook")
-        places[id(parameter)] = (parameter, offset)
+        offsets[id(parameter)] = (parameter, offset)
         offset += parameter.numel()
-    return places
+    return offsets
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -81,21 +81,21 @@ def check_pure(module: nn.Module) -> Iterator[None]:
     yield
     for path in state.changes():
         raise NotEligible(f"its forward() writes to {type(module).__name__}.{path}")
-    after = referenced_globals(module)
+    globals_after = referenced_globals(module)
     for name, value in globals_before.items():
-        if after.get(name) is not value:
+        if globals_after.get(name) is not value:
             raise NotEligible(f"its forward() writes to the global {name}")
     if any(True for _ in outside.changes()):
         raise NotEligible("its forward() writes to an object that is a global")
-    same = torch.equal(drawn[0], torch.get_rng_state()) and drawn[1] == random.getstate()
-    numbers, now = drawn[2], np.random.get_state()  # noqa: NPY002
-    if not same or any(not np.array_equal(a, b) for a, b in zip(numbers, now, strict=True)):
+    unchanged = torch.equal(drawn[0], torch.get_rng_state()) and drawn[1] == random.getstate()
+    numbers, numbers_after = drawn[2], np.random.get_state()  # noqa: NPY002
+    if not unchanged or any(not np.array_equal(a, b) for a, b in zip(numbers, numbers_after, strict=True)):
         raise NotEligible("its forward() draws random numbers")
 
 
 def referenced_globals(module: nn.Module) -> dict[str, Any]:
     """Return the globals that the methods of a module's own classes name."""
-    found: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for part in module.modules():
         for kind in type(part).__mro__:
             if kind.__module__.partition(".")[0] in ("torch", "builtins"):
@@ -103,13 +103,13 @@ def referenced_globals(module: nn.Module) -> dict[str, Any]:
             for method in vars(kind).values():
                 if isinstance(function := inspect.unwrap(method) if callable(method) else method, types.FunctionType):
                     names = _names(function.__code__)
-                    found |= {name: function.__globals__[name] for name in names if name in function.__globals__}
-    return found
+                    named |= {name: function.__globals__[name] for name in names if name in function.__globals__}
+    return named
 
 
 def _names(code: types.CodeType) -> set[str]:
     """Return the names that code refers to, those of inner functions too."""
-    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return set(code.co_names).union(*map(_names, inner))
 
 
@@ -156,7 +156,7 @@ def _check_branches(frame: Any) -> None:
     if frame is None or frame.f_globals.get("__name__", "").partition(".")[0] == "torch":
         return
     jumps = ("POP_JUMP", "COMPARE", "FOR_ITER", "JUMP_IF")
-    if any(each.opname.startswith(jumps) for each in dis.get_instructions(frame.f_code)):
+    if any(instruction.opname.startswith(jumps) for instruction in dis.get_instructions(frame.f_code)):
         raise NotEligible("its forward() may branch on the size of the batch")
 
 
@@ -179,17 +179,17 @@ class _Trace(TorchFunctionMode):
     reads the current call from the attributes.
     """
 
-    def __init__(self, places: dict[int, tuple[Tensor, int]], input_shape: tuple[int, ...], planar: bool) -> None:
+    def __init__(self, offsets: dict[int, tuple[Tensor, int]], input_shape: tuple[int, ...], planar: bool) -> None:
         super().__init__()
-        self.places, self.input_shape, self.planar = places, input_shape, planar
+        self.offsets, self.input_shape, self.planar = offsets, input_shape, planar
         self.stages: list[LayerStage] = []
         self.parts: Counter[int] = Counter()  # by stage
         self.used: set[int] = set()
         self.values: dict[int, Value] = {}
-        self.target, self.done = torch.empty(0), False
+        self.target, self.finished = torch.empty(0), False
         # The current call: its name, what it takes and gives, and the stage and shape of its result.
         self.name, self.value, self.out = "", Value(self.target, -1, input_shape), self.target
-        self.now, self.at, self.shape, self.ended = self.target, -1, input_shape, False
+        self.input, self.stage, self.shape, self.ended = self.target, -1, input_shape, False
 
     def run(self, module: nn.Module, loss: Loss, batch: int, tokens: bool) -> tuple[LayerStage, ...]:
         inputs = torch.zeros(batch, *self.input_shape, dtype=torch.int64 if tokens else torch.float32)
@@ -202,33 +202,33 @@ class _Trace(TorchFunctionMode):
             raise
         except Exception as error:
             raise NotEligible(f"its forward() fails on a small batch: {error}") from error
-        if not self.done or result is not self.now:
+        if not self.finished or result is not self.input:
             raise NotEligible("its loss is not plain cross-entropy")
         if any(stage.kind == abi.EMBED and stage.pool is None for stage in self.stages):
             raise NotEligible("it uses embeddings otherwise than by their mean or sum over each row")
-        taken = {number for stage in self.stages for number in stage.inputs}
-        if not taken.issuperset(range(len(self.stages) - 1)):
+        used_stages = {number for stage in self.stages for number in stage.inputs}
+        if not used_stages.issuperset(range(len(self.stages) - 1)):
             raise NotEligible("its forward() computes something that it does not use")
         return tuple(self.stages)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = resolve_name(func) or getattr(func, "__name__", repr(func))
-        short = name.removeprefix("torch.").removeprefix("nn.functional.").removeprefix("Tensor.")
-        if short in _FACTS:
-            return self._fact(short, func(*args, **kwargs), args)
-        rule = _RULES.get(short)
+        short_name = name.removeprefix("torch.").removeprefix("nn.functional.").removeprefix("Tensor.")
+        if short_name in _FACTS:
+            return self._fact(short_name, func(*args, **kwargs), args)
+        rule = _RULES.get(short_name)
         if rule is None:
             raise NotEligible(f"it calls {name}, which is not a native stage")
         self.name = name
         value = self.value = self._traced(args[0] if args else None)
-        if value.ended and short not in _AFTER_THE_END:
+        if value.ended and short_name not in _AFTER_THE_END:
             raise NotEligible(f"{name} follows log_softmax")
-        if not value.tensor.is_floating_point() and short not in _ON_TOKENS:
+        if not value.tensor.is_floating_point() and short_name not in _ON_TOKENS:
             raise NotEligible(f"{name} takes {value.tensor.dtype}")
-        self.now, self.at, self.shape, self.ended = value.tensor, value.stage, value.shape, value.ended
+        self.input, self.stage, self.shape, self.ended = value.tensor, value.stage, value.shape, value.ended
         version = value.tensor._version
-        if short in DROPOUTS:  # would draw random numbers: its result is a copy of its input
+        if short_name in DROPOUTS:  # would draw random numbers: its result is a copy of its input
             out = args[0] if _dropout(*args[1:], **kwargs)[2] else args[0].clone()
         else:
             out = func(*args, **kwargs)
@@ -241,16 +241,16 @@ class _Trace(TorchFunctionMode):
             rule(self, *args[1:], **kwargs)
         except TypeError as error:
             raise NotEligible(f"{name} has other arguments: {error}") from error
-        if value.tensor._version != version or (short in DROPOUTS and out is value.tensor):
+        if value.tensor._version != version or (short_name in DROPOUTS and out is value.tensor):
             self._forget(value.tensor)
-        self.now = out
-        self.values[id(out)] = Value(out, self.at, self.shape, self.parts[self.at], self.ended)
+        self.input = out
+        self.values[id(out)] = Value(out, self.stage, self.shape, self.parts[self.stage], self.ended)
         return out
 
     def _traced(self, tensor: Any) -> Value:
         """Return what is known of a tensor, unless its stage has changed since."""
         value = self.values.get(id(tensor))
-        if value is None or self.done or value.parts != self.parts[value.stage]:
+        if value is None or self.finished or value.parts != self.parts[value.stage]:
             raise NotEligible(f"{self.name} takes something else than what a layer gave")
         return value
 
@@ -263,14 +263,14 @@ class _Trace(TorchFunctionMode):
 
     def _append(self, stage: LayerStage) -> None:
         self.stages.append(stage)
-        self.at, self.shape = len(self.stages) - 1, stage.out_shape if stage.on_images else (stage.out,)
+        self.stage, self.shape = len(self.stages) - 1, stage.out_shape if stage.on_images else (stage.out,)
 
     def _complete(self) -> LayerStage | None:
         """Return the stage that gave the current value, to be replaced by one with another part; None for the input."""
-        if any(self.at in stage.inputs for stage in self.stages):
+        if any(self.stage in stage.inputs for stage in self.stages):
             raise NotEligible(f"a value is used both before and after {self.name}")
-        self.parts[self.at] += 1
-        return self.stages[self.at] if self.at >= 0 else None
+        self.parts[self.stage] += 1
+        return self.stages[self.stage] if self.stage >= 0 else None
 
     def _rows(self, value: Value) -> tuple[int, int, int]:
         """Return the shape of a value that a stage on rows takes, before it was flattened."""
@@ -283,7 +283,7 @@ class _Trace(TorchFunctionMode):
 
     def _fact(self, name: str, fact: Any, args: Any) -> Any:
         """Return an attribute of a tensor to forward(), with the batch size wrapped so that nothing depends on it."""
-        if not isinstance(args[0], Tensor) or not args[0].ndim or id(args[0]) in self.places or args[0] is self.target:
+        if not isinstance(args[0], Tensor) or not args[0].ndim or id(args[0]) in self.offsets or args[0] is self.target:
             return fact
         if name in ("size", "shape.__get__") and isinstance(fact, tuple):
             return _Size((_Batch(fact[0]), *fact[1:]))
@@ -297,12 +297,12 @@ class _Trace(TorchFunctionMode):
         """Return the offset of a parameter; -1 for None."""
         if value is None:
             return -1
-        if id(value) not in self.places:
+        if id(value) not in self.offsets:
             raise NotEligible(f"{self.name} has weights that are not a parameter of the module")
         if id(value) in self.used:
             raise NotEligible("a layer or a weight is used twice")
         self.used.add(id(value))
-        return self.places[id(value)][1]
+        return self.offsets[id(value)][1]
 
     def _layer(self, weight: Any, bias: Any) -> dict[str, Any]:
         """Return the source of a layer and the offsets of its parameters."""
@@ -311,7 +311,7 @@ class _Trace(TorchFunctionMode):
         return self._offsets(weight, bias)
 
     def _offsets(self, weight: Any, bias: Any) -> dict[str, Any]:
-        return {"weight": self._parameter(weight), "bias": self._parameter(bias), "source": self.at}
+        return {"weight": self._parameter(weight), "bias": self._parameter(bias), "source": self.stage}
 
     def _image(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
         """Return the shape of the first stage's input; images may only be used directly or flattened."""
@@ -340,7 +340,7 @@ class _Trace(TorchFunctionMode):
         self, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
     ) -> None:
         shape = self._images(self.value)
-        if self.at < 0 and self.stages:
+        if self.stage < 0 and self.stages:
             raise NotEligible("two convolutions take the network's input")
         at, kernel = self._layer(weight, bias), weight.shape[2]
         if isinstance(padding, str) and (padding == "valid" or kernel % 2):
@@ -362,31 +362,31 @@ class _Trace(TorchFunctionMode):
 
     def activation(self, *args: Any, **kwargs: Any) -> None:
         kind, alpha = _ACTIVATIONS[self.name.rpartition(".")[2].removesuffix("_")](*args, **kwargs)
-        on_images = self.at >= 0 and self.stages[self.at].on_images
+        on_images = self.stage >= 0 and self.stages[self.stage].on_images
         if on_images and (kind == abi.RELU or len(self.shape) == 3):
             last = self._complete()
             if last is None or last.activation or (kind != abi.RELU and (last.relu or last.drop is not None)):
                 raise NotEligible(f"{self.name} follows another activation or dropout of an image")
             if kind == abi.RELU:
                 mean = last.pool is not None and last.pool.kind == abi.MEAN
-                self.stages[self.at] = last if last.relu else replace(last, relu=True, relu_after_pool=mean)
+                self.stages[self.stage] = last if last.relu else replace(last, relu=True, relu_after_pool=mean)
             else:
                 after = last.pool is not None
-                self.stages[self.at] = replace(last, activation=kind, alpha=alpha, activation_after_pool=after)
+                self.stages[self.stage] = replace(last, activation=kind, alpha=alpha, activation_after_pool=after)
             return
         self._append_on_rows(abi.ACTIVATION, activation=kind, alpha=alpha)
 
     def _append_on_rows(self, kind: int, weight: Any = None, bias: Any = None, **facts: Any) -> None:
         """Add a stage whose output has the shape of its input, a value on rows."""
-        rows, at = self._rows(self.value), self._offsets(weight, bias)
-        self._append(LayerStage(kind, rows, math.prod(rows), **at, **facts))
+        rows, offsets = self._rows(self.value), self._offsets(weight, bias)
+        self._append(LayerStage(kind, rows, math.prod(rows), **offsets, **facts))
 
     def _append_on_images(self, kind: int, weight: Any = None, bias: Any = None, **facts: Any) -> None:
         """Add a stage whose output has the shape of its input, an image that a stage gave."""
-        shape, at = self._images(self.value), self._offsets(weight, bias)
-        if self.at < 0:
+        shape, offsets = self._images(self.value), self._offsets(weight, bias)
+        if self.stage < 0:
             raise NotEligible(f"{self.name} takes the network's input")
-        self._append(LayerStage(kind, shape, shape[0], kernel=1, planar=self.planar, **at, **facts))
+        self._append(LayerStage(kind, shape, shape[0], kernel=1, planar=self.planar, **offsets, **facts))
 
     def layer_norm(
         self, normalized_shape: Any = (), weight: Any = None, bias: Any = None, eps: float = 1e-5,
@@ -405,8 +405,8 @@ class _Trace(TorchFunctionMode):
         addend, on_images = self._traced(other), len(self.shape) == 3
         for value in (self.value, addend):
             (self._images if on_images else self._rows)(value)
-        same = addend.shape == self.value.shape
-        if alpha != 1 or not same or addend.ended or (on_images and addend.stage < 0):
+        same_shape = addend.shape == self.value.shape
+        if alpha != 1 or not same_shape or addend.ended or (on_images and addend.stage < 0):
             raise NotEligible(f"{self.name} adds something else than two values of one shape that layers gave")
         append = self._append_on_images if on_images else self._append_on_rows
         append(abi.IMAGE_ADD if on_images else abi.ADD, addend=addend.stage)
@@ -428,10 +428,10 @@ class _Trace(TorchFunctionMode):
         self._pool(abi.MEAN, kernel_size, stride, padding, ceil_mode)
 
     def adaptive_avg_pool2d(self, output_size: Any) -> None:
-        sides, wanted = self.shape[1:], tuple(self.out.shape[2:])
-        if len(sides) != 2 or len(wanted) != 2 or any(side % want for side, want in zip(sides, wanted, strict=True)):
-            raise NotEligible(f"{self.name} takes {sides} to {wanted}, whose windows are not all of one size")
-        self._pool(abi.MEAN, (sides[0] // wanted[0], sides[1] // wanted[1]))
+        sides, target = self.shape[1:], tuple(self.out.shape[2:])
+        if len(sides) != 2 or len(target) != 2 or any(side % size for side, size in zip(sides, target, strict=True)):
+            raise NotEligible(f"{self.name} takes {sides} to {target}, whose windows are not all of one size")
+        self._pool(abi.MEAN, (sides[0] // target[0], sides[1] // target[1]))
 
     def embedding(
         self, weight: Any, padding_idx: int | None = None, max_norm: Any = None, norm_type: float = 2.0,
@@ -439,11 +439,11 @@ class _Trace(TorchFunctionMode):
     ) -> None:  # fmt: skip
         if max_norm is not None or scale_grad_by_freq or sparse:
             raise NotEligible(f"{self.name} has max_norm, scale_grad_by_freq or sparse gradients")
-        if self.stages or self.now.ndim != 2 or not self.now.numel() or weight.ndim != 2 or len(weight) >= 1 << 31:
+        if self.stages or self.input.ndim != 2 or not self.input.numel() or weight.ndim != 2 or len(weight) >= 1 << 31:
             raise NotEligible(f"{self.name} is not the first layer, or takes something else than rows of tokens")
-        length, skip = self.now.shape[1], -1 if padding_idx is None else padding_idx % len(weight)
-        at = self._layer(weight, None)
-        self._append(LayerStage(abi.EMBED, (1, 1, length), weight.shape[1], words=len(weight), skip=skip, **at))
+        length, skip = self.input.shape[1], -1 if padding_idx is None else padding_idx % len(weight)
+        offsets = self._layer(weight, None)
+        self._append(LayerStage(abi.EMBED, (1, 1, length), weight.shape[1], words=len(weight), skip=skip, **offsets))
         self.shape = (length, weight.shape[1])
 
     def embedding_bag(
@@ -451,7 +451,7 @@ class _Trace(TorchFunctionMode):
         scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Any = None,
         include_last_offset: bool = False, padding_idx: int | None = None,
     ) -> None:  # fmt: skip
-        if any(each is not None for each in (offsets, per_sample_weights, padding_idx)) or mode not in _EMBEDDING_POOLS:
+        if any(item is not None for item in (offsets, per_sample_weights, padding_idx)) or mode not in _EMBEDDING_POOLS:
             raise NotEligible(f"{self.name} has offsets, weights, padding_idx or mode {mode}")
         self.embedding(weight, None, max_norm, norm_type, scale_grad_by_freq, sparse)
         self._pool_embeddings(_EMBEDDING_POOLS[mode])
@@ -460,16 +460,16 @@ class _Trace(TorchFunctionMode):
         last = self._complete()
         assert last is not None
         window = 1, last.shape[2]
-        self.stages[self.at] = replace(last, pool=PoolWindow(kind, window, window))
+        self.stages[self.stage] = replace(last, pool=PoolWindow(kind, window, window))
         self.shape = (last.out,)
 
     def mean(self, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> None:
-        axes = sorted(axis % self.now.ndim for axis in ((dim,) if isinstance(dim, int) else dim or ()))
-        last = self.stages[self.at] if self.at >= 0 else None
-        if last is not None and last.kind == abi.EMBED and last.pool is None and self.now.ndim == 3 and axes == [1]:
+        axes = sorted(axis % self.input.ndim for axis in ((dim,) if isinstance(dim, int) else dim or ()))
+        last = self.stages[self.stage] if self.stage >= 0 else None
+        if last is not None and last.kind == abi.EMBED and last.pool is None and self.input.ndim == 3 and axes == [1]:
             self._pool_embeddings(_EMBEDDING_POOLS[self.name.rpartition(".")[2]])
-        elif self.now.ndim == 4 and self.name.endswith("mean") and axes == [2, 3]:
-            self._pool(abi.MEAN, tuple(self.now.shape[2:]))
+        elif self.input.ndim == 4 and self.name.endswith("mean") and axes == [2, 3]:
+            self._pool(abi.MEAN, tuple(self.input.shape[2:]))
         else:
             raise NotEligible(f"it calls {self.name}, which is not one over the sides of images")
         self.shape = tuple(self.out.shape[1:])
@@ -478,28 +478,28 @@ class _Trace(TorchFunctionMode):
         if equal_pair(padding) != (0, 0) or ceil_mode:
             raise NotEligible(f"{self.name} has padding {padding} or ceil_mode {ceil_mode}")
         last = self._complete()
-        if last is None or not last.on_images or last.pool or len(self.shape) != 3 or self.now.ndim != 4:
+        if last is None or not last.on_images or last.pool or len(self.shape) != 3 or self.input.ndim != 4:
             raise NotEligible("a pool does not follow a layer on images")
         if last.drop is not None and last.drop.kind != abi.DROP_CHANNELS:
             raise NotEligible("a pool follows dropout")
         rising = last.activation in (abi.SIGMOID, abi.TANH)
         rising |= last.activation in (abi.LEAKY_RELU, abi.ELU) and last.alpha >= 0
-        after = rising and kind == abi.MAX  # the maximum of f(x) is f of the maximum
+        after_pool = rising and kind == abi.MAX  # the maximum of f(x) is f of the maximum
         pool = PoolWindow(kind, pair_of(size), pair_of(stride or size))
-        self.stages[self.at] = replace(last, pool=pool, activation_after_pool=after)
-        self.shape = self.stages[self.at].out_shape
+        self.stages[self.stage] = replace(last, pool=pool, activation_after_pool=after_pool)
+        self.shape = self.stages[self.stage].out_shape
 
     def reshape(self, *args: Any, **kwargs: Any) -> None:
         """Accept any reshape that keeps the order of each row's entries."""
-        if self.out.ndim < 1 or self.out.shape[0] != self.now.shape[0] or self.out.numel() != self.now.numel():
+        if self.out.ndim < 1 or self.out.shape[0] != self.input.shape[0] or self.out.numel() != self.input.numel():
             raise NotEligible(f"{self.name} mixes the rows of the batch")
         shape = tuple(self.out.shape[1:])
-        if self.at >= 0 and shape not in (self.shape, (math.prod(self.shape),)):
+        if self.stage >= 0 and shape not in (self.shape, (math.prod(self.shape),)):
             raise NotEligible(f"{self.name} gives {shape}, which is not what a layer gave")
         self.shape = shape
 
     def same(self, *args: Any, **kwargs: Any) -> None:
-        if any(getattr(self.out, fact) != getattr(self.now, fact) for fact in ("shape", "dtype", "device")):
+        if any(getattr(self.out, fact) != getattr(self.input, fact) for fact in ("shape", "dtype", "device")):
             raise NotEligible(f"{self.name} changes its tensor")
 
     def dropout(self, *args: Any, **kwargs: Any) -> None:
@@ -511,13 +511,13 @@ class _Trace(TorchFunctionMode):
             raise NotEligible(f"it drops out (p={p}) before a layer, twice or after the end")
         kind = abi.DROP_FLAT if len(self.shape) == 1 and last.on_images else abi.DROP
         if not self.name.endswith(".dropout"):
-            if len(self.shape) != 3 or self.now.ndim != 4:
+            if len(self.shape) != 3 or self.input.ndim != 4:
                 raise NotEligible(f"{self.name} is of something else than images")
             kind = abi.DROP_CHANNELS
-        self.stages[self.at] = replace(last, drop=DropoutKind(kind, float(p)))
+        self.stages[self.stage] = replace(last, drop=DropoutKind(kind, float(p)))
 
     def log_softmax(self, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> None:
-        if not self._last() or dim not in (1, -1):
+        if not self._is_last_stage() or dim not in (1, -1):
             raise NotEligible(f"{self.name} does not end a stack of layers")
         self.ended = True
 
@@ -530,15 +530,15 @@ class _Trace(TorchFunctionMode):
             raise NotEligible("its loss is cross-entropy with options, or of other targets")
         if self.name.endswith("nll_loss") and not self.ended:
             raise NotEligible("its loss is nll_loss, but the model does not end in log_softmax")
-        if not self._last():
+        if not self._is_last_stage():
             raise NotEligible("it does not end in a layer on rows")
-        self.done = True
+        self.finished = True
 
-    def _last(self) -> bool:
+    def _is_last_stage(self) -> bool:
         """Return whether the current value is what the last stage gives, one row per example."""
         last = self.stages[-1] if self.stages else None
-        ends = last is not None and not last.on_images and self.shape == (last.out,) and self.now.ndim == 2
-        return ends and self.at == len(self.stages) - 1
+        ends = last is not None and not last.on_images and self.shape == (last.out,) and self.input.ndim == 2
+        return ends and self.stage == len(self.stages) - 1
 
 
 class _Size(tuple[int, ...]):
@@ -576,15 +576,15 @@ def stages_of(
     """
     if len(input_shape) not in (1, 2, 3):
         raise NotEligible(f"its inputs have {len(input_shape)} axes")
-    places = parameter_offsets(module)
+    offsets = parameter_offsets(module)
     traced = []
-    was = module.training
+    was_training = module.training
     with check_pure(module):
         for training, batch in ((True, 2), (True, 3), (False, 2)):
             module.train(training)
-            trace = _Trace(places, tuple(input_shape), not channels_last)
+            trace = _Trace(offsets, tuple(input_shape), not channels_last)
             traced.append(trace.run(module, loss, batch, tokens))
-    module.train(was)
+    module.train(was_training)
     if traced[0] != traced[1]:
         raise NotEligible("its forward() depends on the size of the batch")
     if any(stage.drop is not None for stage in traced[2]):
@@ -600,17 +600,17 @@ def _fuse_relu(stages: Sequence[LayerStage]) -> tuple[LayerStage, ...]:
     """Merge each ReLU with the linear stage before it, unless that stage's own output is also used."""
     uses = Counter(number for stage in stages for number in stage.inputs)
     fused: list[LayerStage] = []
-    places = {-1: -1}
+    fused_number = {-1: -1}
     for number, stage in enumerate(stages):
-        source = places[stage.source]
+        source = fused_number[stage.source]
         last = fused[source] if source >= 0 else stage
         relu = stage.kind == abi.ACTIVATION and stage.activation == abi.RELU
         if relu and last.kind == abi.LINEAR and uses[stage.source] == 1 and None in (last.drop, stage.drop):
             fused[source] = replace(last, relu=True, drop=last.drop or stage.drop)
-            places[number] = source
+            fused_number[number] = source
             continue
-        places[number] = len(fused)
-        fused.append(replace(stage, source=source, addend=places[stage.addend]))
+        fused_number[number] = len(fused)
+        fused.append(replace(stage, source=source, addend=fused_number[stage.addend]))
     return tuple(fused)
 
 

@@ -35,7 +35,7 @@ class Allocator:
     """
 
     def __init__(self, min_bytes: int = MIN_BYTES, max_idle_bytes: int | None = None) -> None:
-        self._least, self._most = min_bytes, max_idle_bytes
+        self._min_bytes, self._max_idle_bytes = min_bytes, max_idle_bytes
         self._idle: dict[int, list[np.ndarray[Any, Any]]] = {}
         self._bytes = 0
         self._lock = RLock()  # reentrant: garbage collection may release memory during an allocation
@@ -49,7 +49,7 @@ class Allocator:
     def empty(self, entries: int, dtype: torch.dtype) -> Vector:
         """Return an uninitialized vector on the CPU."""
         size = entries * dtype.itemsize
-        if size < max(1, self._least) or dtype not in _numpy_dtypes():
+        if size < max(1, self._min_bytes) or dtype not in _numpy_dtypes():
             return torch.empty(entries, dtype=dtype)
         lent = self._acquire(size).view(_borrowed_class())
         lent.owner = self
@@ -58,8 +58,8 @@ class Allocator:
     def release(self, memory: np.ndarray[Any, Any]) -> None:
         """Take back memory that is no longer referenced."""
         with self._lock:
-            most = max(MAX_IDLE_BYTES, 8 * memory.size) if self._most is None else self._most
-            if self._bytes + memory.size <= most:
+            limit = max(MAX_IDLE_BYTES, 8 * memory.size) if self._max_idle_bytes is None else self._max_idle_bytes
+            if self._bytes + memory.size <= limit:
                 self._idle.setdefault(memory.size, []).append(memory)
                 self._bytes += memory.size
 

@@ -77,8 +77,8 @@ def inner_products(rows: Vector, vectors: Vector) -> Vector:
         half = len(rows) // 2
         if half * rows.shape[1] * len(vectors) < PARALLEL_PRODUCTS or available_cores() < 2:
             return kernels.native_inner_products(rows, vectors)
-        with ThreadPoolExecutor(1) as other:
-            job = other.submit(kernels.native_inner_products, rows[half:], vectors)
+        with ThreadPoolExecutor(1) as executor:
+            job = executor.submit(kernels.native_inner_products, rows[half:], vectors)
             first = kernels.native_inner_products(rows[:half], vectors)
             return torch.cat([first, job.result()])
     total = torch.zeros(len(rows), len(vectors), dtype=torch.float64)
@@ -126,8 +126,8 @@ def tree_to(tree: Any, device: torch.device) -> Any:
     if isinstance(tree, torch.Tensor):
         return tree.to(device)
     if isinstance(tree, dict):
-        return {name: tree_to(each, device) for name, each in tree.items()}
-    return [tree_to(each, device) for each in tree] if isinstance(tree, list) else tree
+        return {name: tree_to(value, device) for name, value in tree.items()}
+    return [tree_to(value, device) for value in tree] if isinstance(tree, list) else tree
 
 
 _LARGEST_NETWORK = 64  # vectors; more of them are left to torch.sort

@@ -61,11 +61,11 @@ def _torch_sums(words: Vector) -> Sums:
     keys = _keys_on_device(words.device)
     full = len(words) // _BLOCK
     parts = []
-    for place in range(0, full, _AT_ONCE):
-        blocks = words[place * _BLOCK : min(place + _AT_ONCE, full) * _BLOCK]
+    for start in range(0, full, _AT_ONCE):
+        blocks = words[start * _BLOCK : min(start + _AT_ONCE, full) * _BLOCK]
         parts.append(_block_sums(blocks.view(-1, _BLOCK), keys))
-    if rest := len(words) % _BLOCK:
-        parts.append(_block_sums(torch.nn.functional.pad(words[-rest:], (0, rest % 2))[None], keys))
+    if tail := len(words) % _BLOCK:
+        parts.append(_block_sums(torch.nn.functional.pad(words[-tail:], (0, tail % 2))[None], keys))
     return torch.cat(parts).cpu().numpy().view(np.uint64) if parts else np.empty((0, 2), np.uint64)
 
 

@@ -278,11 +278,11 @@ def crc32(data: bytes | bytearray | memoryview | Bytes, crc: int = 0, isa: str =
     >>> crc32(b"ab", crc32(b"c")) == crc32(b"cab") == zlib.crc32(b"cab")
     True
     """
-    found = np.frombuffer(data, np.uint8)
-    whole, kernel = found.size & ~15, native.load(isa).crc32 if native.available() else None
-    if whole < 64 or not kernel:
-        return zlib.crc32(found.data, crc)
-    return zlib.crc32(found[whole:].data, kernel(address_of("crc32", "data", found, torch.uint8), whole, crc))
+    array = np.frombuffer(data, np.uint8)
+    split, kernel = array.size & ~15, native.load(isa).crc32 if native.available() else None
+    if split < 64 or not kernel:
+        return zlib.crc32(array.data, crc)
+    return zlib.crc32(array[split:].data, kernel(address_of("crc32", "data", array, torch.uint8), split, crc))
 
 
 def max_magnitude(x: Array, isa: str = "") -> float:
@@ -402,20 +402,20 @@ def _length(x: Array) -> int:
     return x.numel() if isinstance(x, torch.Tensor) else x.size
 
 
-def address_of(where: str, name: str, x: Array, dtype: torch.dtype, size: int | None = None) -> int:
+def address_of(component: str, name: str, x: Array, dtype: torch.dtype, size: int | None = None) -> int:
     """Return the address of a contiguous CPU vector; raise unless it has the given dtype and size."""
     if isinstance(x, torch.Tensor):
         fits, address = x.dtype == dtype and x.is_contiguous() and x.is_cpu, x.data_ptr()
         if fits and (size is None or x.numel() == size):
             return address
-    wanted = str(dtype).removeprefix("torch.")
+    expected = str(dtype).removeprefix("torch.")
     if not isinstance(x, torch.Tensor):
-        fits, address = x.dtype == np.dtype(wanted) and x.flags.c_contiguous, x.ctypes.data
+        fits, address = x.dtype == np.dtype(expected) and x.flags.c_contiguous, x.ctypes.data
     if not fits or (size is not None and _length(x) != size):
-        place = x.device if isinstance(x, torch.Tensor) else "cpu"
+        device = x.device if isinstance(x, torch.Tensor) else "cpu"
         entries = "" if size is None else f" of {size} entries"
         raise HansaError(
-            f"{where}: {name} is {str(x.dtype).removeprefix('torch.')} {list(x.shape)} on {place}, "
-            f"expected contiguous {wanted}{entries} on the CPU."
+            f"{component}: {name} is {str(x.dtype).removeprefix('torch.')} {list(x.shape)} on {device}, "
+            f"expected contiguous {expected}{entries} on the CPU."
         )
     return address

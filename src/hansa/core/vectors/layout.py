@@ -158,9 +158,9 @@ class Layout:
         return out
 
     @staticmethod
-    def _check(flat: Vector, dim: int, what: str) -> None:
+    def _check(flat: Vector, dim: int, kind: str) -> None:
         if flat.shape != (dim,):
-            raise HansaError(f"a vector of shape {tuple(flat.shape)} for {what}: expected ({dim},).")
+            raise HansaError(f"a vector of shape {tuple(flat.shape)} for {kind}: expected ({dim},).")
 
 
 def _named_tensors(module: nn.Module) -> dict[str, Any]:
@@ -215,18 +215,18 @@ def widen_module(module: Module, dtype: torch.dtype, keep: Collection[str] = ())
 
 def _refuse_shared_memory(module: nn.Module) -> None:
     """Raise if distinct parameters share memory, because a flat vector would separate them."""
-    taken: list[tuple[int, int, str]] = []
+    spans: list[tuple[int, int, str]] = []
     for name, tensor in _stored(module):
         if torch._debug_has_internal_overlap(tensor) == 1:
             raise HansaError(f"parameter {name} repeats its own memory (expand?): make it contiguous with clone().")
         begin = tensor.data_ptr()
         span = 1 + sum((size - 1) * abs(step) for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-        taken.append((begin, begin + span * tensor.element_size(), name))
-    taken.sort()
-    for (_, end, first), (begin, _, second) in pairwise(taken):
+        spans.append((begin, begin + span * tensor.element_size(), name))
+    spans.sort()
+    for (_, end, first), (begin, _, second) in pairwise(spans):
         if begin < end:
             raise HansaError(
-                f"{first} and {second} share memory, which training in one vector would part. Tie them as one "
+                f"{first} and {second} share memory, but one flat vector separates them. Tie them as one "
                 "parameter (module.b = module.a), or clone() one of them."
             )
 
