@@ -17,7 +17,7 @@ help:
 	@echo "make test-fast  unit tests of all packages, under 90 seconds: for use while you work"
 	@echo "make lint   ruff and mypy        make format  apply ruff's fixes"
 	@echo "make bench  compare speed with other frameworks    make bench-quick  without them"
-	@echo "make fuzz   fuzz decoders, file readers and evaluations    make torture  long crash, corruption and message-loss tests"
+	@echo "make fuzz   fuzz decoders, file readers, frames and modules    make torture  long crash, corruption and message-loss tests"
 	@echo "make demo-federation  run a server and four hospitals on this machine with TLS (three minutes)"
 	@echo "make test-adapters  run the examples with Hugging Face, Hydra, Lightning, scikit-learn and W&B, in a separate environment"
 	@echo "make defaults  measure the presets' default rates against the best of a grid"
@@ -94,6 +94,7 @@ fuzz: $(VENV)/.ready
 	$(BIN)/python tests/fuzz/fuzz_decode.py --inputs $(INPUTS)
 	PYTHONPATH=tests $(BIN)/python tests/fuzz/fuzz_readers.py --inputs $(INPUTS)
 	PYTHONPATH=tests $(BIN)/python tests/fuzz/fuzz_frames.py
+	PYTHONPATH=tests $(BIN)/python tests/fuzz/fuzz_modules.py
 	HANSA_TASKS=$(TASKS) $(BIN)/python -m pytest -q tests/training/test_evaluation.py -k plain_loop
 
 # N federations whose processes are killed or stopped; then Flower's programs, and a Ray cluster, in a separate network
