@@ -156,7 +156,7 @@ def test_a_wrong_column_is_named(column, message):
         ({"hansa_schema": 1, "columns": []}, "expected at least one"),
         ({"hansa_schema": 1, "columns": [{"name": "x", "kind": "number"}] * 2}, "'x' is listed twice"),
         ({"hansa_schema": 1, "columns": [{"name": "y", "kind": "target", "target": "number"}]}, "no column of inputs"),
-        ({"hansa_schema": 1, "columns": [{"name": "x", "kind": "number"}], "split": "x"}, "List it once"),
+        ({"hansa_schema": 1, "columns": [{"name": "x", "kind": "number"}], "split": "x"}, "'x' is listed twice"),
         (
             {"hansa_schema": 1, "columns": [{"name": "x", "kind": "number"}], "colums": 1},
             "unexpected keyword argument 'colums'",

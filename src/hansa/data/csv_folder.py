@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -36,6 +36,7 @@ from hansa.data.schema import (
     category_text,
     complete,
     encode,
+    parse_date,
     parse_number,
     read_csv,
     table_moments,
@@ -263,7 +264,7 @@ def infer_schema(
 def _infer_column(name: str, cells: Sequence[str], decimal: str, scale: Scale, missing: Missing) -> TableColumn:
     """Return a column by its cells; what does not fit is refused when the table is encoded."""
     numbers = [parse_number(cell, decimal) for cell in cells]
-    is_date = all(map(_is_date, cells))
+    is_date = all(_DATE.match(cell) and parse_date(cell) is not None for cell in cells)
     if is_date or 2 * numbers.count(None) < len(cells):
         binary = not is_date and len(set(numbers)) <= 2
         fill = 0.0 if missing == "constant" else None
@@ -276,6 +277,9 @@ def _infer_column(name: str, cells: Sequence[str], decimal: str, scale: Scale, m
     return TableColumn(name, "category", tuple(distinct), "refuse" if missing == "refuse" else "indicator")
 
 
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+
+
 def _infer_target(name: str, cells: Sequence[str], decimal: str, kind: str | None) -> TableColumn:
     numbers = [math.nan if (number := parse_number(cell, decimal)) is None else number for cell in cells]
     whole = all(number % 1 == 0 and 0 <= number < MAX_CLASSES for number in numbers)
@@ -285,13 +289,6 @@ def _infer_target(name: str, cells: Sequence[str], decimal: str, kind: str | Non
     if whole and all(text.isascii() and text.isdigit() and str(int(text)) == text for text in classes):
         classes = list(map(str, range(max(map(int, classes)) + 1)))
     return TableColumn(name, "target", tuple(classes))
-
-
-def _is_date(text: str) -> bool:
-    try:
-        return bool(datetime.strptime(text[:10], "%Y-%m-%d") and datetime.fromisoformat(text))
-    except ValueError:
-        return False
 
 
 # ---- the embedded tables of four hospitals

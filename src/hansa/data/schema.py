@@ -231,12 +231,6 @@ class TableColumn:
         names = (self.name,) if self.kind != "category" else tuple(f"{self.name}={c}" for c in self.categories or ())
         return (*names, f"{self.name} is missing") if self.missing == "indicator" else names
 
-    @property
-    def codes(self) -> dict[str, int]:
-        """The position of every category, by all its spellings."""
-        codes = {text: code for code, text in enumerate(self.categories or ())}
-        return codes | {text: codes[value] for value, others in self.spellings for text in others}
-
 
 @dataclass(frozen=True, slots=True)
 class SplitColumn:
@@ -258,8 +252,8 @@ class SplitColumn:
     def __post_init__(self) -> None:
         for argument in ("test", "train"):
             if (value := getattr(self, argument)) is not None:
-                values = value if isinstance(value, (list, tuple)) else (value,)
-                object.__setattr__(self, argument, _category_texts(values))
+                texts = _category_texts(value if isinstance(value, (list, tuple)) else [value])
+                object.__setattr__(self, argument, texts)
         if not isinstance(self.column, str) or not self.column or set(self.test) & set(self.train or ()):
             raise DataError(f"schema: {self}: expected the name of a column, and different values of train and test.")
 
@@ -296,25 +290,20 @@ class Schema:
         object.__setattr__(self, "columns", tuple(self.columns))
         texts = [str(text) if isinstance(text, (int, float)) else text for text in ("", *self.missing_values)]
         object.__setattr__(self, "missing_values", tuple(dict.fromkeys(text for text in texts if text is not None)))
-        names = Counter(column.name for column in self.columns)
+        names = [column.name for column in self.columns] + ([] if self.split is None else [self.split.column])
+        name, times = Counter(names).most_common(1)[0] if names else ("", 0)
         targets = [column.name for column in self.columns if column.kind == "target"]
-        problem = ""
-        if not self.columns:
-            problem = "columns: expected at least one"
-        elif len(names) < len(self.columns):
-            problem = f"column {short_repr(names.most_common(1)[0][0])} is listed twice"
-        elif len(targets) > 1:
-            problem = f"{len(targets)} targets ({', '.join(targets[:5])}): expected one"
-        elif all(column.kind in ("id", "target") for column in self.columns):
-            problem = "no column of inputs: expected at least one besides the target"
-        elif self.split is not None and self.split.column in names:
-            problem = "split: its column is also in columns. List it once"
-        elif not all(isinstance(text, str) and len(text) <= 100 for text in self.missing_values):
-            problem = f"missing_values={short_repr(self.missing_values)}: expected short texts"
-        elif self.decimal not in (".", ","):
-            problem = f"decimal={short_repr(self.decimal)}: expected '.' or ','"
-        if problem:
-            raise DataError(f"schema: {problem}.")
+        are_texts = all(isinstance(text, str) and len(text) <= 100 for text in self.missing_values)
+        for holds, problem in (
+            (self.columns, "columns: expected at least one"),
+            (times <= 1, f"column {short_repr(name)} is listed twice"),
+            (len(targets) <= 1, f"{len(targets)} targets ({', '.join(targets[:5])}): expected one"),
+            (self.inputs, "no column of inputs: expected at least one besides the target"),
+            (are_texts, f"missing_values={short_repr(self.missing_values)}: expected short texts"),
+            (self.decimal in (".", ","), f"decimal={short_repr(self.decimal)}: expected '.' or ','"),
+        ):
+            if not holds:
+                raise DataError(f"schema: {problem}.")
 
     def __iter__(self) -> Iterator[TableColumn]:
         return iter(self.columns)
@@ -451,13 +440,9 @@ def _read_text(path: Path, encoding: str, limit: int, what: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The cells of a table as stripped texts, by column.
+    """The cells of a table as stripped texts by column, and the line of every row in the file.
 
-    Args:
-        name: Name of the client: that of the file without its ending.
-        source: The path, for messages.
-        columns: The cells of every column.
-        lines: The line of every row in the file.
+    The name is that of the client, which is the file's without its ending; the source is for messages.
 
     >>> Table("north", "north.csv", {"age": ["40", "50"]}, [2, 3]).rows
     2
@@ -489,12 +474,8 @@ class Table:
 
 
 def read_csv(path: Path | str, schema: Schema | None = None, text: str | None = None) -> Table:
-    """Read a CSV file with a header. Lines without any cell are left out, and lines of another length refused.
-
-    Args:
-        path: The file.
-        schema: Its schema, which states the delimiter and the encoding; by default a comma and UTF-8.
-        text: The text of the file, if it is already read.
+    """Read a CSV file with a header, or its text. Lines without any cell are left out, and lines of another length
+    refused. The schema states the delimiter and the encoding; by default a comma and UTF-8.
 
     >>> read_csv("north.csv", text=chr(10).join(["age,ward", "40, icu", "50,"])).columns
     {'age': ['40', '50'], 'ward': ['icu', '']}
@@ -527,10 +508,7 @@ def read_csv(path: Path | str, schema: Schema | None = None, text: str | None = 
 def as_table(frame: Any, schema: Schema | None = None, name: str = "frame") -> Table:
     """Return a table from the path of a CSV file, a pandas or polars data frame, a dict of columns or a list of dicts.
 
-    Args:
-        frame: The rows. None and NaN are missing values.
-        schema: For a file, its schema.
-        name: Name for messages.
+    None and NaN are missing values.
 
     >>> as_table([{"age": 40, "ward": "icu"}, {"age": None, "ward": "surgery"}]).columns
     {'age': ['40', ''], 'ward': ['icu', 'surgery']}
@@ -571,11 +549,6 @@ class Moments:
 
     A float is an integer times a power of two, so sums are fractions without rounding: the merged moments of sites are
     those of all rows, bit for bit, in any order.
-
-    Args:
-        count: Number of values.
-        total: Their sum.
-        squares: The sum of their squares.
 
     >>> whole = Moments.of(np.array([0.1, 0.2, 0.3]))
     >>> Moments.of(np.array([0.3])).merge(Moments.of(np.array([0.2, 0.1]))) == whole
@@ -637,14 +610,7 @@ _DYADIC = re.compile("(-?[0-9a-f]{1,2400})/([0-4]?[0-9]{1,3})")
 
 
 def table_moments(schema: Schema, table: Table, test: float = 0.0, seed: int = 0) -> dict[str, Moments]:
-    """Return the exact moments of the columns that are open in a schema, over the training rows of a table.
-
-    Args:
-        schema: The schema.
-        table: The table of one client.
-        test: Fraction of rows for testing, if the schema has no split column.
-        seed: Seed of the choice of test rows.
-    """
+    """Return the exact moments of the columns that are open in a schema, over the training rows of a table."""
     is_test = choose_test_rows(schema, table, test, seed)
     return {column.name: column_moments(schema, column, table, ~is_test) for column in schema if column.is_open}
 
@@ -660,23 +626,19 @@ def column_moments(schema: Schema, column: TableColumn, table: Table, rows: Mask
 
 
 def complete(schema: Schema, moments: Sequence[Mapping[str, Moments]]) -> Schema:
-    """Return the schema with means and deviations from the moments of all tables. Their order does not matter.
-
-    Args:
-        schema: The schema, in which means and deviations may be open.
-        moments: The moments of the open columns, of each table or site.
+    """Return the schema with open means and deviations from the moments of all tables. Their order does not matter.
 
     >>> draft = Schema((TableColumn("age", "number", scale="pooled"),))
     >>> north, south = as_table({"age": [40, 50]}), as_table({"age": [60]})
     >>> complete(draft, [table_moments(draft, table) for table in (north, south)])["age"].mean
     50.0
     """
-    columns = list(schema.columns)
-    for place, column in enumerate(columns):
-        if column.is_open:
-            mean, std = reduce(Moments.merge, (sums[column.name] for sums in moments)).mean_and_std()
-            columns[place] = replace(column, mean=mean, std=std if column.scale == "pooled" else None)
-    return replace(schema, columns=tuple(columns))
+
+    def close(column: TableColumn) -> TableColumn:
+        mean, std = reduce(Moments.merge, (sums[column.name] for sums in moments)).mean_and_std()
+        return replace(column, mean=mean, std=std if column.scale == "pooled" else None)
+
+    return replace(schema, columns=tuple(close(column) if column.is_open else column for column in schema))
 
 
 # ---- rows become inputs and targets
@@ -746,25 +708,14 @@ class TableEncoding:
 
 
 def encode(
-    schema: Schema,
-    table: Table,
-    statistics: Statistics | None = None,
-    *,
-    training: bool = False,
-    test: float = 0.0,
-    seed: int = 0,
-) -> EncodedTable:
+    schema: Schema, table: Table, statistics: Statistics | None = None, *,
+    training: bool = False, test: float = 0.0, seed: int = 0,
+) -> EncodedTable:  # fmt: skip
     """Encode a table: new rows with known statistics, with targets if they are there, or a client's rows to train on.
 
-    Arithmetic is in float64, column by column and row by row.
-
-    Args:
-        schema: The schema, in which nothing is open.
-        table: The table of one client.
-        statistics: Mean and deviation of the columns with ``scale: site``; in training those of the training rows.
-        training: Whether targets are needed and rows are chosen for testing.
-        test: Fraction of rows for testing, if the schema has no split column.
-        seed: Seed of the choice of test rows.
+    Arithmetic is in float64, column by column and row by row. In training the statistics of columns with ``scale:
+    site`` are those of the training rows, and targets are needed. Without a split column, a fraction of the rows
+    (``test``) is for testing, by the seed.
     """
     targets = _read_targets(schema, table, required=training)
     is_test = choose_test_rows(schema, table, test, seed) if training else np.zeros(table.rows, bool)
@@ -822,7 +773,7 @@ def parse_number(cell: str, decimal: str) -> float | None:
         return None
 
 
-def _parse_date(cell: str, form: str | None) -> float | None:
+def parse_date(cell: str, form: str | None = None) -> float | None:
     """Return the days since 1970 of a cell, or None if it is no date."""
     try:
         date = datetime.fromisoformat(cell) if form is None else datetime.strptime(cell, form)
@@ -843,11 +794,12 @@ def read_column(schema: Schema, column: TableColumn, table: Table) -> tuple[Floa
         raise table.misfit(column.name, int(missing.argmax()), problem, "value-missing")
     parse: Callable[[str], float | None]
     if column.lists_categories:
-        codes = column.codes
+        codes = {text: code for code, text in enumerate(column.categories or ())}
+        codes |= {text: codes[value] for value, others in column.spellings for text in others}
         parse, code = lambda cell: codes.get(category_text(cell)), "unknown-category"
         problem = f"the schema has the categories {short_repr(column.categories)}. Add it there, or set unknown: zero"
     elif column.kind == "date":
-        parse, code = partial(_parse_date, form=column.format), "not-a-date"
+        parse, code = partial(parse_date, form=column.format), "not-a-date"
         problem = "not a date of the format of the schema"
     else:
         parse = len if column.kind == "text_length" else partial(parse_number, decimal=schema.decimal)
