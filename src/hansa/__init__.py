@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hansa.runs.metrics import load_run
     from hansa.runs.search import search_range
     from hansa.study import compare, resume, run, run_config, search
-    from hansa.study.report.results import Comparison, Runs
+    from hansa.study.report.results import Comparison, Runs, latex_by_data
     from hansa.study.theory import theory
     from hansa.training import Task, augment, losses, metrics, models
     from hansa.training.metric_direction import higher, lower
@@ -52,6 +52,7 @@ __all__ = [
     "faults",
     "gossip",
     "higher",
+    "latex_by_data",
     "load_model",
     "load_run",
     "local",

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy.stats import ttest_1samp
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -240,3 +241,55 @@ def test_unweighted_fedavg_says_so():
     task = task_of(drawn(seed=0))
     assert "count equally" in hansa.Run(METHOD, task).weights_note
     assert hansa.Run(hansa.presets.fedavg(weights="samples"), task).weights_note == ""
+
+
+def paired(name, differences):
+    members = [
+        ReportEntry(name, [{"round": 1, "test_accuracy": 0.5 + difference}], seed=seed)
+        for seed, difference in enumerate(differences)
+    ]
+    return ReportEntry.from_seeds(name, members)
+
+
+def test_holms_correction_takes_stars_that_several_differences_do_not_carry():
+    base, clear, barely = (
+        paired("base", [0.4, 0.4, 0.4]),
+        paired("clear", [0.1, 0.101, 0.1]),
+        paired("barely", [0.2, 0.25, 0.3]),
+    )
+    one_sample = [ttest_1samp(np.array(values) - 0.4, 0).pvalue for values in ([0.1, 0.101, 0.1], [0.2, 0.25, 0.3])]
+    assert one_sample[0] < 0.05 / 3 < one_sample[1] < 0.05
+
+    def stars(entries, **options):
+        lines = rank(entries).latex(**options).splitlines()
+        return [line.split(" & ")[0] for line in lines if line.endswith(r"$^*$ \\")]
+
+    also = replace(barely, name="also")
+    assert stars([base, clear, barely, also]) == ["barely", "also", "clear"]
+    assert stars([base, clear, barely, also], correction="holm") == ["clear"]
+    assert stars([base, barely], correction="holm") == ["barely"]
+    assert "after Holm's correction" in rank([base, clear]).latex(correction="holm")
+    with pytest.raises(hansa.HansaError, match="'bonferroni'"):
+        rank([base, clear]).latex(correction="bonferroni")
+
+
+def test_methods_by_data_sets_have_a_column_each_with_its_best_in_bold():
+    task, slow = task_of(drawn()), hansa.presets.fedavg(local_lr=1e-6, steps=1, batch_size=4)
+    good = hansa.presets.fedavg(local_lr=0.5, steps=20, batch_size=4)
+    first = hansa.compare({"a": slow, "b": good}, task, rounds=1, workers=1)
+    second = hansa.compare({"b": good, "c": slow}, task, rounds=1, workers=1)
+    better, worse = first.ranking().scores
+    assert float(better) > float(worse)
+    lines = hansa.latex_by_data({"MNIST": first, "50% CIFAR": second}).splitlines()
+    assert lines[2] == r"method & MNIST, accuracy, final (\%) & 50\% CIFAR, accuracy, final (\%) \\"
+    best = rf"\textbf{{{better}}}"
+    assert lines[4:7] == [rf"a & {worse} & – \\", rf"b & {best} & {best} \\", rf"c & – & {worse} \\"]
+    with pytest.raises(hansa.HansaError, match="at least one comparison"):
+        hansa.latex_by_data({})
+
+
+def test_a_report_without_a_path_is_written_to_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = hansa.run(METHOD, task_of(drawn()), rounds=1, workers=1)
+    assert run.report().read_text("utf-8").startswith("<!doctype html>")
+    assert (tmp_path / "report.html").is_file()

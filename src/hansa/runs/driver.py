@@ -320,7 +320,7 @@ class Run:
         """Return the last rounds as text: ``print(run.table("round", "test_accuracy"))``. `frame` has all rounds."""
         return text_table(self.history, columns, last)
 
-    def report(self, path: Path | str, title: str | None = None) -> Path:
+    def report(self, path: Path | str = "report.html", title: str | None = None) -> Path:
         """Write a report page with curves, numbers and citations: one HTML file that opens offline."""
         page: Path = _pages().Runs(self.algorithm.name, [self]).report(path, title)
         return page

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from hansa.core.errors import HansaError, check_integer, short_repr, suggestion
 from hansa.runs.columns import (
@@ -420,6 +420,11 @@ class MeanInterval(NamedTuple):
     seeds: int
 
     @property
+    def ends(self) -> tuple[float, float, float]:
+        """The mean and the ends of the interval."""
+        return self.mean, self.mean - self.half, self.mean + self.half
+
+    @property
     def sign(self) -> int:
         """1 if the whole interval is above zero, -1 if it is below, 0 if it contains zero.
 
@@ -427,6 +432,42 @@ class MeanInterval(NamedTuple):
         (1, -1, 0)
         """
         return 1 if self.mean - self.half > 0 else -1 if self.mean + self.half < 0 else 0
+
+
+def excludes_zero(
+    intervals: Sequence[MeanInterval], confidence: float, correction: Literal["holm"] | None = None
+) -> list[bool]:
+    """Return of each interval whether it excludes 0; with Holm's correction, as one of so many that were tested.
+
+    Holm: with the p-values in ascending order, the k-th of n (from 0) is tested at (1 - confidence) / (n - k), and none
+    after the first that fails.
+
+    Args:
+        intervals: Intervals of `paired_interval`.
+        confidence: Their level.
+        correction: None, or ``"holm"``.
+
+    >>> intervals = [paired_interval(first, [0.0, 0.0, 0.0]) for first in ([1.0, 1.1, 1.2], [1.0, 1.5, 2.1])]
+    >>> excludes_zero(intervals, 0.95), excludes_zero(intervals * 3, 0.95, "holm")
+    ([True, True], [True, False, True, False, True, False])
+    """
+    if correction is None:
+        return [each.sign != 0 for each in intervals]
+    from scipy.special import stdtr, stdtrit
+
+    def p_value(each: MeanInterval) -> float:
+        if each.half == 0:
+            return float(each.mean == 0)
+        quantile = stdtrit(each.seeds - 1, 0.5 + confidence / 2)
+        return float(2 * stdtr(each.seeds - 1, -abs(each.mean) / (each.half / quantile)))
+
+    excluded = [False] * len(intervals)
+    values = sorted((p_value(each), place) for place, each in enumerate(intervals))
+    for rank, (value, place) in enumerate(values):
+        if value > (1 - confidence) / (len(values) - rank):
+            break
+        excluded[place] = True
+    return excluded
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> MeanInterval:

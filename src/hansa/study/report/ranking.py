@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from hansa.core.errors import HansaError, suggestion
+from hansa.core.errors import HansaError, invalid_argument, suggestion
 from hansa.runs import metrics
 from hansa.runs.columns import (
     ACCURACY,
@@ -32,7 +32,7 @@ from hansa.runs.columns import (
     plain_name,
     split_metric,
 )
-from hansa.runs.metrics import MIN_SEEDS, SeedStatistics, paired_interval
+from hansa.runs.metrics import MIN_SEEDS, SeedStatistics, excludes_zero, paired_interval
 from hansa.runs.store import io
 from hansa.study.report import formats
 from hansa.study.report.entries import ReportEntry
@@ -254,7 +254,9 @@ class Ranking(list[RankedEntry]):
                 parts.append(Tile(f"{title} to {format_target(self.target, self.metric)}", write(least), ranked))
         return parts
 
-    def latex(self, *, confidence: float = 0.95, reference: str | None = None) -> str:
+    def latex(
+        self, *, confidence: float = 0.95, reference: str | None = None, correction: Literal["holm"] | None = None
+    ) -> str:
         r"""Return the ranking as a LaTeX table for the package booktabs, the best of each column in bold.
 
         The columns are the score, with its deviation over seeds; with a target, rounds and bits (over all links) to
@@ -265,6 +267,8 @@ class Ranking(list[RankedEntry]):
         Args:
             confidence: The level of the intervals.
             reference: The method from which differences are taken; by default the first one.
+            correction: ``"holm"`` sets the stars by Holm's test of all differences together, so that the chance of any
+                wrong star is 1 - ``confidence`` at most; the intervals stay those of single differences.
 
         >>> print(rank([ReportEntry("FedAvg", [{"round": 1, "test_accuracy": 0.5}])]).latex())
         \begin{tabular}{lr}
@@ -276,15 +280,13 @@ class Ranking(list[RankedEntry]):
         \end{tabular}
         """
         by_name = {ranked.entry.name: ranked for ranked in self}
+        if correction not in (None, "holm"):
+            raise invalid_argument("latex", "correction", correction, '"holm" or None')
         if reference is not None and reference not in by_name:
             raise HansaError(f"latex(reference={reference!r}): no such method. {suggestion(reference, by_name)}")
         base = self[0] if reference is None else by_name[reference]
         percent, write = column_of(self.metric).unit == "fraction", formats.formatter_of(self.metric)
-        label = f"{column_of(self.metric).label}, {metrics.describe_score(self.score)}" + " (%)" * percent
-        columns = {
-            "method": [ranked.entry.name for ranked in self],
-            label: [ranked.cell(self.score, write).replace("%", "") for ranked in self],
-        }
+        columns = {"method": [ranked.entry.name for ranked in self], self.label: self.scores}
         keys: dict[str, Direction] = {self.score: "lower" if self.falls else "higher"}
         if self.target is not None:
             target_text = f"{100 * self.target:g}%" if percent else f"{self.target:g}"
@@ -293,18 +295,40 @@ class Ranking(list[RankedEntry]):
                 keys[key] = "lower"
         bold = set()
         for column, (key, better) in enumerate(keys.items(), 1):
-            cells, best = list(zip(self, list(columns.values())[column], strict=True)), self._best(key, better)
-            printed = {text for ranked, text in cells if best is not None and ranked.numbers.get(key) == best}
-            bold |= {(row, column) for row, (r, text) in enumerate(cells) if text in printed and not r.diverged}
-        differences = [self._difference(ranked, base, write, confidence) for ranked in self]
-        if any(differences):
+            bold |= {(row, column) for row in self.bold_rows(list(columns.values())[column], key, better)}
+        intervals = {r.entry.name: each for r in self if (each := self._difference(r, base, confidence)) is not None}
+        if intervals:
+            stars = dict(zip(intervals, excludes_zero([*intervals.values()], confidence, correction), strict=True))
             origin = "" if reference is None else f" from {reference}"
-            heading = f"difference{origin}, {100 * confidence:g}% interval ($^*$: without 0)"
-            columns[heading] = ["" if r is base else text or "–" for r, text in zip(self, differences, strict=True)]
+            star = "without 0" if correction is None else "after Holm's correction"
+            texts = ["" if r is base else "–" for r in self]
+            for row, name in enumerate(columns["method"]):
+                if name in intervals:
+                    mean, low, high = (f"${write(end).removesuffix('%')}$" for end in intervals[name].ends)
+                    texts[row] = f"{mean} [{low}, {high}]{'$^*$' * stars[name]}"
+            columns[f"difference{origin}, {100 * confidence:g}% interval ($^*$: {star})"] = texts
         return latex_table(list(columns), list(zip(*columns.values(), strict=True)), bold)
 
-    def _difference(self, ranked: RankedEntry, base: RankedEntry, write: formats.Formatter, confidence: float) -> str:
-        """The mean of a method's paired differences from the reference, with its interval; "" with fewer than three
+    @property
+    def label(self) -> str:
+        """The heading of the score in a LaTeX table."""
+        column = column_of(self.metric)
+        return f"{column.label}, {metrics.describe_score(self.score)}" + " (%)" * (column.unit == "fraction")
+
+    @property
+    def scores(self) -> list[str]:
+        """The score of each entry, without the sign of percent."""
+        return [ranked.cell(self.score, formats.formatter_of(self.metric)).replace("%", "") for ranked in self]
+
+    def bold_rows(self, texts: Sequence[str], key: str, better: Direction) -> list[int]:
+        """Return the rows whose text, of one number, is printed like that of the best and did not diverge."""
+        best = self._best(key, better)
+        rows = list(enumerate(zip(self, texts, strict=True)))
+        printed = {text for _, (ranked, text) in rows if best is not None and ranked.numbers.get(key) == best}
+        return [row for row, (ranked, text) in rows if text in printed and not ranked.diverged]
+
+    def _difference(self, ranked: RankedEntry, base: RankedEntry, confidence: float) -> metrics.MeanInterval | None:
+        """The mean of a method's paired differences from the reference, with its interval; None with fewer than three
         seeds in common, or if one of the two diverged."""
         scores: list[dict[int | None, float]] = []
         for row in (ranked, base):
@@ -313,12 +337,9 @@ class Ranking(list[RankedEntry]):
             scores.append({s: float(numbers[self.score]) for s, numbers in summaries.items() if self.score in numbers})
         common = [seed for seed in scores[0] if seed in scores[1]]
         if ranked is base or len(common) < MIN_SEEDS or ranked.diverged or base.diverged:
-            return ""
+            return None
         values, base_values = ([of_method[seed] for seed in common] for of_method in scores)
-        interval = paired_interval(values, base_values, confidence)
-        ends = (interval.mean + sign * interval.half for sign in (0, -1, 1))
-        mean, low, high = (f"${write(end).removesuffix('%')}$" for end in ends)
-        return f"{mean} [{low}, {high}]{'$^*$' if interval.sign else ''}"
+        return paired_interval(values, base_values, confidence)
 
 
 def rank(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from hansa.core.citations import citations
 from hansa.core.errors import HansaError, suggestion
@@ -18,7 +18,7 @@ from hansa.runs.provenance import data_digests
 from hansa.study.report import formats
 from hansa.study.report.entries import LabelCounts, ReportEntry
 from hansa.study.report.page import macro, write_page
-from hansa.study.report.ranking import Ranking, common_target, draw_curves, rank
+from hansa.study.report.ranking import Ranking, common_target, draw_curves, latex_table, rank
 
 if TYPE_CHECKING:
     import pandas
@@ -165,7 +165,7 @@ class Runs(Sequence[Run]):
         """Draw the mean curve with its band; see `Comparison.plot`."""
         return draw_curves([self.entry], path, metric, x)
 
-    def report(self, path: Path | str, title: str | None = None) -> Path:
+    def report(self, path: Path | str = "report.html", title: str | None = None) -> Path:
         """Write a self-contained HTML page of curves, numbers and citations."""
         return Comparison({self.name: self}).report(path, self.name if title is None else title)
 
@@ -274,6 +274,7 @@ class Comparison(Mapping[str, Runs]):
         window: int = WINDOW,
         confidence: float = 0.95,
         reference: str | None = None,
+        correction: Literal["holm"] | None = None,
     ) -> str:
         """Return the ranking as a LaTeX table for booktabs, as `Ranking.latex` does.
 
@@ -283,9 +284,10 @@ class Comparison(Mapping[str, Runs]):
             window: As in `ranking`.
             confidence: The level of the intervals, which need three seeds or more.
             reference: The method from which differences are taken; by default the best one.
+            correction: ``"holm"`` sets the stars by Holm's test of all differences together.
         """
         ranking = self.ranking(target, metric=metric, window=window)
-        return ranking.latex(confidence=confidence, reference=reference)
+        return ranking.latex(confidence=confidence, reference=reference, correction=correction)
 
     def plot(self, path: Path | str | None = None, metric: str | None = None, x: str = "round") -> Any:
         """Draw mean curves with bands of one standard deviation as a matplotlib figure. Needs ``hansa[plot]``.
@@ -299,7 +301,7 @@ class Comparison(Mapping[str, Runs]):
 
     def report(
         self,
-        path: Path | str,
+        path: Path | str = "report.html",
         title: str = "Federated methods compared",
         *,
         target: float | None = None,
@@ -334,6 +336,43 @@ class Comparison(Mapping[str, Runs]):
 
     def _repr_html_(self) -> str:
         return str(macro("ranking_table", self.ranking(common_target(self.entries))))
+
+
+def latex_by_data(comparisons: Mapping[str, Comparison], *, metric: str | None = None, window: int = WINDOW) -> str:
+    r"""Return the scores of several comparisons side by side as a LaTeX table: methods by data sets.
+
+    The best of each column is bold; a method that a comparison does not have is –.
+
+    Args:
+        comparisons: The comparison on each data set, by its heading.
+        metric: As in `Comparison.ranking`.
+        window: As in `Comparison.ranking`.
+
+    >>> import torch
+    >>> import hansa
+    >>> task = hansa.training.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    >>> both = hansa.compare({"FedAvg": hansa.presets.fedavg(steps=2)}, task, rounds=2)
+    >>> print(latex_by_data({"first": both, "second": both}))
+    \begin{tabular}{lrr}
+    \toprule
+    method & first, loss, final & second, loss, final \\
+    \midrule
+    FedAvg & \textbf{0.408} & \textbf{0.408} \\
+    \bottomrule
+    \end{tabular}
+    """
+    if not comparisons:
+        raise HansaError("latex_by_data: expected at least one comparison.")
+    methods = list(dict.fromkeys(name for comparison in comparisons.values() for name in comparison))
+    columns, bold = {"method": methods}, set()
+    for title, comparison in comparisons.items():
+        ranking = comparison.ranking(metric=metric, window=window)
+        scores = ranking.scores
+        texts = {ranked.entry.name: text for ranked, text in zip(ranking, scores, strict=True)}
+        for row in ranking.bold_rows(scores, ranking.score, "lower" if ranking.falls else "higher"):
+            bold.add((methods.index(ranking[row].entry.name), len(columns)))
+        columns[f"{title}, {ranking.label}"] = [texts.get(name, "–") for name in methods]
+    return latex_table(list(columns), list(zip(*columns.values(), strict=True)), bold)
 
 
 def _with_data(entry: ReportEntry, run: Run) -> ReportEntry:
