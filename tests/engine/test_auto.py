@@ -49,19 +49,30 @@ def test_one_worker_or_one_core_is_serial(monkeypatch):
     assert auto_engine(None, rounds=100) is Serial
 
 
-def test_a_small_run_stays_serial_and_says_so(caplog):
-    task = problems.task()
-    with caplog.at_level(logging.INFO, "hansa"):
-        assert_equal_runs(both(presets.fedavg(**WORDS), task, auto_engine(None, rounds=3)))
-    assert messages(caplog) == ["serial: workers would not have saved time in this short run"]
+NO_GAIN = "serial: workers would not have saved time in this short run"
+SHORT = "serial: a client's steps take less time than handing them to a worker"
 
 
-def test_workers_take_over_at_the_next_round_when_they_pay(caplog, monkeypatch):
-    monkeypatch.setattr(auto, "START_SECONDS", 0.0)
+@pytest.mark.parametrize(
+    ("limits", "outside_lock", "asked", "message"),
+    [
+        ({}, False, {"workers": None}, NO_GAIN),
+        ({"START_SECONDS": 0.0}, False, {"workers": None, "kind": "thread"}, "2 workers: threads"),  # taking over
+        ({"HANDOVER_SECONDS": 0.0}, True, {"workers": 2}, "2 workers: threads"),
+        ({"HANDOVER_SECONDS": 10.0}, True, {"workers": 2}, SHORT),
+    ],
+)
+def test_the_choice_is_said_and_the_result_does_not_depend_on_it(
+    limits, outside_lock, asked, message, caplog, monkeypatch
+):
+    for name, seconds in limits.items():
+        monkeypatch.setattr(auto, name, seconds)
+    if outside_lock:
+        monkeypatch.setattr(hansa.training.trainer.ModuleTrainer, "releases_gil", True)
     task = problems.task()
     with caplog.at_level(logging.INFO, "hansa"):
-        assert_equal_runs(both(presets.scaffold(**WORDS), task, auto_engine(None, rounds=3, kind="thread")))
-    assert messages(caplog) == ["2 workers: threads"]
+        assert_equal_runs(both(presets.scaffold(**WORDS), task, auto_engine(rounds=3, **asked)))
+    assert messages(caplog) == [message]
 
 
 @pytest.mark.parametrize(("rounds", "starts"), [(10, False), (1000, True)])
@@ -99,32 +110,18 @@ def test_a_model_that_cannot_be_sent_runs_in_threads_if_its_steps_are_long(caplo
     assert caplog.records[-1].message == "2 workers: threads"
 
 
-def test_a_model_for_which_neither_is_safe_runs_serially(caplog, monkeypatch):
+def test_a_model_for_which_neither_is_safe_runs_serially_and_says_so_once(caplog, monkeypatch):
     monkeypatch.setattr(auto, "LONG_STEP_SECONDS", 0.0)
     auto._warn_once.cache_clear()
-    task = hansa.Task(problems.dropout, _Held(), problems.data(), execution="eager")
-    with caplog.at_level(logging.INFO, "hansa"):
-        assert_equal_runs(both(presets.fedavg(**WORDS), task, auto_engine(2, rounds=3)))
-    assert caplog.records[-1].levelname == "WARNING"
-    assert "runs serially, without workers: its loss cannot be sent" in caplog.records[-1].message
-    assert "draws random numbers" in caplog.records[-1].message
-
-
-def test_steps_outside_the_interpreters_lock_go_to_threads(caplog, monkeypatch):
-    monkeypatch.setattr(hansa.training.trainer.ModuleTrainer, "releases_gil", True)
-    monkeypatch.setattr(auto, "HANDOVER_SECONDS", 0.0)
-    task = problems.task()
-    with caplog.at_level(logging.INFO, "hansa"):
-        assert_equal_runs(both(presets.fedavg(**WORDS), task, auto_engine(2, rounds=3)))
-    assert messages(caplog) == ["2 workers: threads"]
-
-
-def test_steps_shorter_than_their_handing_over_stay_serial(caplog, monkeypatch):
-    monkeypatch.setattr(hansa.training.trainer.ModuleTrainer, "releases_gil", True)
-    monkeypatch.setattr(auto, "HANDOVER_SECONDS", 10.0)
-    with caplog.at_level(logging.INFO, "hansa"):
-        assert_equal_runs(both(presets.fedavg(**WORDS), problems.task(), auto_engine(2, rounds=3)))
-    assert caplog.records[-1].message == "serial: a client's steps take less time than handing them to a worker"
+    task = hansa.Task(problems.dropout, _Held(), problems.data(), execution="eager", name="locked")
+    with caplog.at_level(logging.WARNING, "hansa"):
+        for _ in range(2):
+            assert_equal_runs(both(presets.fedavg(**WORDS), task, auto_engine(2, rounds=3)))
+    (warning,) = messages(caplog)
+    assert warning.startswith(
+        "locked: runs serially, without workers: its loss cannot be sent to another process (cannot pickle "
+        "'_thread.lock' object); its model draws random numbers"
+    )
 
 
 def test_a_worker_that_cannot_read_its_task_leaves_the_run_serial(caplog, monkeypatch):

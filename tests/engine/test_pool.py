@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import signal
+import traceback
 from functools import partial
 
 import pytest
@@ -112,13 +113,15 @@ def test_a_task_without_test_data_has_nothing_to_evaluate(group):
         assert pool.evaluate(task.start(hansa.Key(0), torch.float32)) == {}
 
 
-def test_an_error_in_a_worker_names_client_round_and_step_and_shows_its_traceback(group):
+@pytest.mark.parametrize("kind", ["process", "thread"])
+def test_an_error_in_a_worker_names_client_round_and_step_and_shows_its_traceback(group, kind):
     algorithm, task = presets.fedavg(local_lr=0.1, steps=6), problems.with_accident(problems.raising, 2)
     orders = problems.first_orders(algorithm, task)
-    with Pool(algorithm, task, torch.float64, CPU, workers=2, group=group) as pool:
+    with Pool(algorithm, task, torch.float64, CPU, workers=2, kind=kind, group=group) as pool:
         with pytest.raises(hansa.HansaError, match="round 0, client 2, step 2: ZeroDivisionError: the sext") as caught:
             list(pool.run(orders))
-        assert 'raise ZeroDivisionError("the sextant is broken")' in caught.value.__notes__[0]
+        shown = caught.value.__notes__[0] if kind == "process" else "".join(traceback.format_exception(caught.value))
+        assert 'raise ZeroDivisionError("the sextant is broken")' in shown
         others = [order for order in orders if order.clients != (2,)]
         assert sorted(report.clients[0] for report in pool.run(others)) == [order.clients[0] for order in others]
 

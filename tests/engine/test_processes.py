@@ -95,7 +95,8 @@ def test_ctrl_c_reaches_only_the_run_and_workers_end_with_it_even_when_busy_and_
 
 
 @on_linux
-def test_closing_frees_every_descriptor_and_awaits_every_worker():
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_closing_or_forgetting_a_pool_frees_every_descriptor_and_awaits_every_worker(forgotten):
     def held() -> list[str]:
         return sorted(os.listdir("/proc/self/fd"))
 
@@ -103,15 +104,10 @@ def test_closing_frees_every_descriptor_and_awaits_every_worker():
     pool = Pool(presets.fedavg(), problems.bowls(), torch.float64, problems.CPU, workers=2)
     workers = [worker.popen for worker in pool._group.workers]
     assert len(held()) > len(before)
-    pool.close()
+    if forgotten:
+        del pool
+    else:
+        pool.close()
+        pool.close()
     assert held() == before
     assert all(worker.returncode is not None for worker in workers)
-    pool.close()
-
-
-@on_linux
-def test_a_pool_that_is_forgotten_ends_its_workers():
-    pool = Pool(presets.fedavg(), problems.bowls(), torch.float64, problems.CPU, workers=1)
-    (worker,) = [worker.popen for worker in pool._group.workers]
-    del pool
-    assert worker.returncode is not None

@@ -6,8 +6,6 @@ import logging
 import os
 import subprocess
 import sys
-import threading
-from importlib import import_module
 
 import pytest
 import torch
@@ -20,7 +18,6 @@ from hansa.engine.processes import ProcessGroup
 from hansa.engine.serial import Serial
 from hansa.engine.shared_memory import Packer, SharedMemory, unpack_object
 
-auto = import_module("hansa.engine.auto")
 pytestmark = pytest.mark.usefixtures("new_interpreters")
 
 SCRIPT = """
@@ -137,27 +134,6 @@ def test_a_class_that_only_the_script_has_comes_back_from_a_worker_as_itself():
     again = unpack_object(Packer(back).pack(found), [back], copy=True)
     assert type(again["own"]) is kind
     assert torch.equal(again["row"], torch.arange(3.0))
-
-
-def test_what_cannot_be_sent_is_named_and_said_once(caplog, monkeypatch):
-    monkeypatch.setattr(auto, "LONG_STEP_SECONDS", 1e9)
-    auto._warn_once.cache_clear()
-    lock = threading.Lock()
-
-    def loss(output, target):
-        with lock:
-            return nn.functional.cross_entropy(output, target)
-
-    task = hansa.Task(problems.perceptron, loss, problems.data(), name="locked", execution="eager")
-    method = hansa.presets.fedavg(local_lr=0.1, steps=1, batch_size=8)
-    with caplog.at_level(logging.WARNING, "hansa"):
-        runs = [hansa.run(method, task, rounds=1, workers=workers) for workers in (1, 2, 2)]
-    assert torch.equal(runs[0].params, runs[1].params)
-    (warning,) = caplog.records
-    assert warning.message == (
-        "locked: runs serially, without workers: its loss cannot be sent to another process (cannot pickle "
-        "'_thread.lock' object)"
-    )
 
 
 def test_memory_is_freed_between_runs_and_an_interrupted_run_leaves_the_workers_usable():

@@ -92,12 +92,3 @@ def test_torchs_generator_and_number_of_threads_are_left_as_they_were():
         list(pool.run(problems.first_orders(algorithm, task, torch.float32)))
     assert torch.equal(before, torch.get_rng_state())
     assert torch.get_num_threads() == 2
-
-
-def test_an_error_in_a_thread_names_client_round_and_step():
-    algorithm, task = presets.fedavg(local_lr=0.1, steps=6), problems.with_accident(problems.raising, 2)
-    with (
-        Pool(algorithm, task, torch.float64, CPU, kind="thread") as pool,
-        pytest.raises(hansa.HansaError, match="round 0, client 2, step 2: ZeroDivisionError: the sextant is broken"),
-    ):
-        list(pool.run(problems.first_orders(algorithm, task)))
