@@ -366,13 +366,19 @@ def in_client_order(
 
     A report whose clients are not consecutive there is divided. No report is expected of ``missing`` clients.
     """
-    requested = (client for order in orders for client in order.reporters if client not in missing)
-    position_of = {client: position for position, client in enumerate(requested)}
+    requested = tuple(client for order in orders for client in order.reporters if client not in missing)
+    position_of: dict[int, int] = {}
     waiting: dict[int, tuple[int, Report | None]] = {}
     late: list[Report] = []
     next_position, received = 0, set[int]()
     for report in reports:
-        for first, count, piece in _consecutive(report, position_of):
+        count = len(report.clients)
+        due = requested[next_position : next_position + count]
+        pieces: Iterable[tuple[int, int, Report | None]] = ((next_position, count, report),)
+        if report.dropped or not due or tuple(report.clients) != due:  # not just the clients that are next
+            position_of = position_of or {client: position for position, client in enumerate(requested)}
+            pieces = _consecutive(report, position_of)
+        for first, count, piece in pieces:
             if first < 0 or first in received:
                 late += [] if piece is None else [piece]
             else:

@@ -457,8 +457,7 @@ class Run:
 
     def _with_memory(self, order: WorkOrder) -> WorkOrder:
         """Return the order with the memory of its reporters, read just before a worker executes it."""
-        clients = [c for c in order.reporters if c not in self.forgotten_clients]
-        memory = {c: rows for c in clients if (rows := self.store.read(c))}
+        memory = self.store.memories(order.reporters, self.forgotten_clients)
         return replace(order, memory=memory) if memory else order
 
     def forget(self, *clients: int) -> None:

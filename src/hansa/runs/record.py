@@ -9,7 +9,7 @@ import logging
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -61,6 +61,12 @@ class ClientStore(ABC):
         if not (rows := self._rows.get(client)):
             return {}
         return {name: self._load(row) for name, row in sorted(rows.items()) if not name.startswith(SERVER)}
+
+    def memories(self, clients: Iterable[int], forgotten: Collection[int] = ()) -> dict[int, dict[str, Tensor]]:
+        """Return the rows of the clients that have any and are not forgotten."""
+        if not self._rows:
+            return {}
+        return {client: rows for client in clients if client not in forgotten and (rows := self.read(client))}
 
     def read_many(self, clients: Sequence[int], name: str) -> Tensor:
         """Return one row of several clients as [k, d]; raise if a client has none."""

@@ -175,7 +175,7 @@ class ModuleTrainer(BaseTrainer):
         """
         if self.batched is not None:
             return self.batched.train(jobs)
-        kernel, steps = self.kernel, list({id(step): step for step in jobs.steps}.values())
+        kernel, steps = self.kernel, jobs.steps[:1] if len(set(map(id, jobs.steps))) == 1 else jobs.steps
         if kernel is None or not all(step.is_affine for step in steps):
             return None
         draws_natively = self._direct and draws_like_numpy() and not kernel.network.dropout_numbers
