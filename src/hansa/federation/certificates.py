@@ -92,13 +92,13 @@ def make_keys(folder: Path | str, sites: Sequence[str], hosts: Sequence[str] = L
         raise HansaError(f"{home}: is not empty, and existing keys are not overwritten. Name a new folder.")
     x509, ec, hashes, serialization, names = _cryptography().values()
     pem, openssh = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
-    plain, now = serialization.NoEncryption(), datetime.datetime.now(datetime.UTC)
+    unencrypted, now = serialization.NoEncryption(), datetime.datetime.now(datetime.UTC)
 
     def pair() -> Any:
         return ec.generate_private_key(ec.SECP384R1())
 
     def private(key: Any) -> bytes:
-        return bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+        return bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, unencrypted))
 
     def certificate(subject: str, key: Any, issuer_key: Any, extensions: Sequence[tuple[Any, bool]]) -> Any:
         builder = x509.CertificateBuilder().subject_name(name_of(subject)).issuer_name(name_of(AUTHORITY_NAME))
@@ -131,10 +131,10 @@ def make_keys(folder: Path | str, sites: Sequence[str], hosts: Sequence[str] = L
         "server/server.key": private(server_key),
     }
     for name in sites:
-        own = pair()
-        public = own.public_key().public_bytes(openssh, serialization.PublicFormat.OpenSSH) + b"\n"
+        site_key = pair()
+        public = site_key.public_key().public_bytes(openssh, serialization.PublicFormat.OpenSSH) + b"\n"
         files[f"{name}/{AUTHORITY}"] = authority.public_bytes(pem)
-        files[f"{name}/node.key"] = own.private_bytes(pem, serialization.PrivateFormat.OpenSSH, plain)
+        files[f"{name}/node.key"] = site_key.private_bytes(pem, serialization.PrivateFormat.OpenSSH, unencrypted)
         files[f"{name}/node.pub"] = files[f"server/sites/{name}.pub"] = public
     for name, data in files.items():
         path = home / name

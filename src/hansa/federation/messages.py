@@ -1,8 +1,8 @@
 """The messages between the server and a site: enrollment, rounds, evaluations, refusals.
 
-All that a site says of an error is a code of `REASONS`, and for a table that does not fit one of the schema's codes
-with a column of the schema. The text of an error, with its paths, values and names, stays in the site's own log; the
-server prints its own text of the code.
+A site reports an error only as a code of `REASONS`, and for a table that does not fit its schema, a code and a column
+of the schema. The text of an error, with paths, values and names, stays in the site's own log; the server prints its
+own text for the code.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ ENROLLMENT, ENROLLMENT_REPLY, REFUSAL, BATCH, OVER = "charge", "hello", "refused
 ORDERS, REPORTS, EVALUATION, EVALUATION_REPLY = "orders", "reports", "exam", "marks"
 """The kinds of frames, as named on the wire."""
 MAX_SAMPLES = 1 << 40
-"""The most samples of a client: more are not plausible."""
+"""The maximum plausible number of samples of a client."""
 _MAX_NAME, _MAX_FACTS = 200, 20
 
 
 class MemoryVersion(NamedTuple):
-    """Names a version of a client's memory: the round that made it, and the digest of the upload sent with it.
+    """A version of a client's memory: the round that made it, and the digest of the upload sent with it.
 
     >>> MemoryVersion.parse(str(MemoryVersion(3, "ab" * 16))).round
     3
@@ -65,9 +65,9 @@ class MemoryVersion(NamedTuple):
         return cls(int(match.group(1)), match.group(2))
 
     @classmethod
-    def of_upload(cls, report: Report, place: int) -> MemoryVersion:
-        """Return the version of the memory that a client's upload in a report was made with."""
-        state, packets = hashlib.blake2b(digest_size=16), report.packets(place)
+    def of_upload(cls, report: Report, index: int) -> MemoryVersion:
+        """Return the version of the memory that belongs to a client's upload in a report."""
+        state, packets = hashlib.blake2b(digest_size=16), report.packets(index)
         for name in sorted(packets):
             data = packets[name].bytes
             state.update(f"{len(name)}:{name}:{len(memoryview(data).cast('B'))}:".encode())
@@ -84,18 +84,18 @@ class MemoryVersion(NamedTuple):
 
 
 class Message:
-    """Base of the messages: a frame of a ``kind``, whose head has the version of the protocol and the fields of the
-    dataclass. A field says how it is read (`wire`, `plain`, `mapping`); one that has its default value is left out."""
+    """Base of the messages: a frame of a ``kind``, whose head has the protocol version and the fields of the dataclass.
+    `wire_field`, `value_field` and `mapping_field` declare how a field is read; default values are omitted."""
 
     __slots__ = ()
     kind: ClassVar[str]
 
     def to_bytes(self) -> bytes:
         blobs, head = Blobs(), {"protocol": PROTOCOL}
-        for each in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, each.name)
-            if not _is_default(each, value):
-                head[each.name] = each.metadata["write"](value, blobs)
+        for entry in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, entry.name)
+            if not _is_default(entry, value):
+                head[entry.name] = entry.metadata["write"](value, blobs)
         return wire_format.pack(self.kind, head, blobs.blobs)
 
     @classmethod
@@ -105,54 +105,54 @@ class Message:
         head = check_protocol(frame.head)
         with wire_format.reading(cls.kind):
             values = {
-                each.name: each.metadata["read"](head[each.name], frame)
-                for each in fields(cls)  # type: ignore[arg-type]
-                if each.name in head or not _is_optional(each)
+                entry.name: entry.metadata["read"](head[entry.name], frame)
+                for entry in fields(cls)  # type: ignore[arg-type]
+                if entry.name in head or not _is_optional(entry)
             }
             return cls(**values)
 
 
-def wire(read: Callable[[Any, Frame], Any], write: Callable[[Any, Blobs], Any], **options: Any) -> Any:
-    """Return a field of a message: how it is read from the head of a frame and its blobs, and written."""
+def wire_field(read: Callable[[Any, Frame], Any], write: Callable[[Any, Blobs], Any], **options: Any) -> Any:
+    """Return a field of a message with its functions for reading and writing the head of a frame and its blobs."""
     return field(metadata={"read": read, "write": write}, **options)
 
 
-def plain(read: Callable[[Any], Any], write: Callable[[Any], Any] = lambda value: value, **options: Any) -> Any:
+def value_field(read: Callable[[Any], Any], write: Callable[[Any], Any] = lambda value: value, **options: Any) -> Any:
     """Return a field of a message that is a value in the head."""
-    return wire(lambda value, frame: read(value), lambda value, blobs: write(value), **options)
+    return wire_field(lambda value, frame: read(value), lambda value, blobs: write(value), **options)
 
 
-def mapping(
+def mapping_field(
     key: Callable[[Any], Any], value: Callable[[Any], Any], write: Callable[[Any], Any] = lambda value: value,
     **options: Any,
 ) -> Any:  # fmt: skip
     """Return a field of a message that is an object in the head."""
-    return plain(
-        lambda entry: {key(name): value(each) for name, each in entry.items()},
-        lambda entry: {str(name): write(each) for name, each in entry.items()},
+    return value_field(
+        lambda entry: {key(name): value(item) for name, item in entry.items()},
+        lambda entry: {str(name): write(item) for name, item in entry.items()},
         **options,
     )
 
 
-def several(kind: type[WorkOrder] | type[Report], default: Any = MISSING, **without: Any) -> Any:
-    """Return a field of a message that is a blob for each order or report, ``without`` what travels otherwise."""
-    return wire(
-        lambda entry, frame: tuple(kind.from_bytes(frame.take(at)) for at in entry),
-        lambda values, blobs: [blobs.bytes(replace(each, **without).to_bytes()) for each in values],
+def blob_fields(kind: type[WorkOrder] | type[Report], default: Any = MISSING, **without: Any) -> Any:
+    """Return a field of a message with a blob per order or report; ``without`` replaces what is sent separately."""
+    return wire_field(
+        lambda entry, frame: tuple(kind.from_bytes(frame.take(position)) for position in entry),
+        lambda values, blobs: [blobs.bytes(replace(item, **without).to_bytes()) for item in values],
         default=default,
     )
 
 
-def _is_optional(each: Field[Any]) -> bool:
-    return each.default is not MISSING or each.default_factory is dict
+def _is_optional(entry: Field[Any]) -> bool:
+    return entry.default is not MISSING or entry.default_factory is dict
 
 
-def _is_default(each: Field[Any], value: Any) -> bool:
-    return _is_optional(each) and (not value if each.default is MISSING else value == each.default)
+def _is_default(entry: Field[Any], value: Any) -> bool:
+    return _is_optional(entry) and (not value if entry.default is MISSING else value == entry.default)
 
 
 def _text(value: Any) -> str:
-    """Return a short text of a site, without characters that a terminal would interpret."""
+    """Return a short text of a site without control characters for terminals."""
     return wire_format.sentence(str(value))[:_MAX_NAME]
 
 
@@ -174,7 +174,7 @@ def _finite(value: Any) -> float:
 def _read_sketch(sketch: Any) -> Sketch:
     if not isinstance(sketch, dict) or not all(isinstance(rows, list) for rows in sketch.values()):
         raise FrameError("frame: a sketch that is not lists of rows by name.")
-    return {wire_format.name(name): [[_finite(each) for each in row] for row in rows] for name, rows in sketch.items()}
+    return {wire_format.name(name): [[_finite(cell) for cell in row] for row in rows] for name, rows in sketch.items()}
 
 
 def numeric_platform() -> dict[str, str]:
@@ -189,14 +189,14 @@ class EnrollmentRequest(Message):
     tables, as JSON."""
 
     kind = ENROLLMENT
-    site: str = plain(str)
-    version: str = plain(str)
-    config: str = plain(str)
-    clients: tuple[int, ...] = plain(wire_format.integers)
-    population: int = plain(wire_format.integer)
-    run: str = plain(str, default="")
-    clusters: tuple[tuple[int, ...], ...] | None = plain(_clusters, default=None)
-    schema: str = plain(str, default="")
+    site: str = value_field(str)
+    version: str = value_field(str)
+    config: str = value_field(str)
+    clients: tuple[int, ...] = value_field(wire_format.integers)
+    population: int = value_field(wire_format.integer)
+    run: str = value_field(str, default="")
+    clusters: tuple[tuple[int, ...], ...] | None = value_field(_clusters, default=None)
+    schema: str = value_field(str, default="")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,13 +205,15 @@ class EnrollmentReply(Message):
     policy permits, the digest of the initial model that it builds, and the SHA-256 of the schema of its tables."""
 
     kind = ENROLLMENT_REPLY
-    enrollment: str = plain(_text)
-    version: str = plain(_text)
-    samples: Mapping[int, int] = mapping(wire_format.whole_key, partial(wire_format.integer, maximum=MAX_SAMPLES))
-    model: str = plain(_text)
-    labels: Mapping[int, tuple[int, ...]] | None = mapping(wire_format.whole_key, wire_format.integers, default=None)
-    arithmetic: Mapping[str, str] = plain(_facts, default_factory=numeric_platform)
-    schema: str = plain(_text, default="")
+    enrollment: str = value_field(_text)
+    version: str = value_field(_text)
+    samples: Mapping[int, int] = mapping_field(wire_format.whole_key, partial(wire_format.integer, maximum=MAX_SAMPLES))
+    model: str = value_field(_text)
+    labels: Mapping[int, tuple[int, ...]] | None = mapping_field(
+        wire_format.whole_key, wire_format.integers, default=None
+    )
+    arithmetic: Mapping[str, str] = value_field(_facts, default_factory=numeric_platform)
+    schema: str = value_field(_text, default="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +227,9 @@ class Refusal(Message):
     """
 
     kind = REFUSAL
-    reason: str = plain(lambda value: known(str(value)))
-    misfit: str = plain(lambda value: value if value in MISFIT_CODES else "", default="")
-    column: str = plain(_text, default="")
+    reason: str = value_field(lambda value: known_code(str(value)))
+    misfit: str = value_field(lambda value: value if value in MISFIT_CODES else "", default="")
+    column: str = value_field(_text, default="")
 
     def __post_init__(self) -> None:
         if not self.misfit:
@@ -257,17 +259,17 @@ class RoundOrders(Message):
     """
 
     kind = ORDERS
-    run: str = plain(wire_format.name)
-    round: int = plain(wire_format.integer)
-    keep_from: int = plain(wire_format.integer)
-    broadcasts: Mapping[str, Broadcast] = wire(read_broadcasts, write_broadcasts)
-    orders: tuple[WorkOrder, ...] = several(WorkOrder, memory={}, broadcasts={})
-    versions: Mapping[int, MemoryVersion | None] = mapping(
+    run: str = value_field(wire_format.name)
+    round: int = value_field(wire_format.integer)
+    keep_from: int = value_field(wire_format.integer)
+    broadcasts: Mapping[str, Broadcast] = wire_field(read_broadcasts, write_broadcasts)
+    orders: tuple[WorkOrder, ...] = blob_fields(WorkOrder, memory={}, broadcasts={})
+    versions: Mapping[int, MemoryVersion | None] = mapping_field(
         wire_format.whole_key,
         lambda version: None if version is None else MemoryVersion.parse(version),
         lambda version: None if version is None else str(version),
     )
-    digests: Mapping[str, bytes] = mapping(wire_format.name, bytes.fromhex, bytes.hex)
+    digests: Mapping[str, bytes] = mapping_field(wire_format.name, bytes.fromhex, bytes.hex)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -276,11 +278,11 @@ class RoundReports(Message):
     channels that it ``need``s in full, since it lacks the version that their broadcast is relative to."""
 
     kind = REPORTS
-    run: str = plain(wire_format.name)
-    round: int = plain(wire_format.integer)
-    reports: tuple[Report, ...] = several(Report, (), memory={})
-    need: tuple[str, ...] = plain(lambda names: tuple(map(wire_format.name, names)), default=())
-    updated: frozenset[int] = plain(
+    run: str = value_field(wire_format.name)
+    round: int = value_field(wire_format.integer)
+    reports: tuple[Report, ...] = blob_fields(Report, (), memory={})
+    need: tuple[str, ...] = value_field(lambda names: tuple(map(wire_format.name, names)), default=())
+    updated: frozenset[int] = value_field(
         lambda clients: frozenset(wire_format.integers(clients)), sorted, default=frozenset()
     )
 
@@ -290,10 +292,10 @@ class SiteEvaluationRequest(Message):
     """Asks a site to evaluate the full model after a round on its test rows; ``digest`` is the model's."""
 
     kind = EVALUATION
-    run: str = plain(wire_format.name)
-    round: int = plain(wire_format.integer)
-    broadcasts: Mapping[str, Broadcast] = wire(read_broadcasts, write_broadcasts)
-    digest: bytes = plain(bytes.fromhex, bytes.hex)
+    run: str = value_field(wire_format.name)
+    round: int = value_field(wire_format.integer)
+    broadcasts: Mapping[str, Broadcast] = wire_field(read_broadcasts, write_broadcasts)
+    digest: bytes = value_field(bytes.fromhex, bytes.hex)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,27 +305,27 @@ class SiteEvaluationReply(Message):
     leaves the site."""
 
     kind = EVALUATION_REPLY
-    run: str = plain(wire_format.name)
-    round: int = plain(wire_format.integer)
-    digest: bytes = plain(bytes.fromhex, bytes.hex)
-    rows: int = plain(partial(wire_format.integer, maximum=1 << 53), default=0)
-    loss: float = plain(lambda value: wire_format.as_number(value) or 0.0, wire_format.number, default=0.0)
-    weight: float = plain(lambda value: wire_format.as_number(value) or 0.0, wire_format.number, default=0.0)
-    hits: float | None = plain(wire_format.as_number, wire_format.number, default=None)
-    labels: float | None = plain(wire_format.as_number, wire_format.number, default=None)
-    metrics: Mapping[str, float] = mapping(wire_format.name, _finite, default_factory=dict)
-    sketches: Mapping[str, Sketch] = mapping(wire_format.name, _read_sketch, dict, default_factory=dict)
-    kept_back: bool = plain(lambda value: value is True, default=False)
+    run: str = value_field(wire_format.name)
+    round: int = value_field(wire_format.integer)
+    digest: bytes = value_field(bytes.fromhex, bytes.hex)
+    rows: int = value_field(partial(wire_format.integer, maximum=1 << 53), default=0)
+    loss: float = value_field(lambda value: wire_format.as_number(value) or 0.0, wire_format.number, default=0.0)
+    weight: float = value_field(lambda value: wire_format.as_number(value) or 0.0, wire_format.number, default=0.0)
+    hits: float | None = value_field(wire_format.as_number, wire_format.number, default=None)
+    labels: float | None = value_field(wire_format.as_number, wire_format.number, default=None)
+    metrics: Mapping[str, float] = mapping_field(wire_format.name, _finite, default_factory=dict)
+    sketches: Mapping[str, Sketch] = mapping_field(wire_format.name, _read_sketch, dict, default_factory=dict)
+    kept_back: bool = value_field(lambda value: value is True, default=False)
     """Whether the site has test rows but fewer than its policy permits to report."""
 
 
-def pack_batch(parts: list[bytes]) -> bytes:
+def pack_batch(frames: list[bytes]) -> bytes:
     """Pack several frames into one.
 
     >>> unpack_batch(pack_batch([b"a", b"bc"]), limit=100)
     [b'a', b'bc']
     """
-    return wire_format.pack(BATCH, {"protocol": PROTOCOL}, parts)
+    return wire_format.pack(BATCH, {"protocol": PROTOCOL}, frames)
 
 
 def unpack_batch(data: wire_format.Blob, *, limit: int | None = None) -> list[bytes]:
@@ -348,8 +350,8 @@ def check_protocol(head: Any) -> Any:
 
 
 class ProtocolError(HansaError):
-    """A message that is refused; ``reason`` is a code. For a table that does not fit its schema, ``misfit`` and
-    ``column`` say why. The detail stays where the error happened."""
+    """A refused message; ``reason`` is a code. For a table that does not fit its schema, ``misfit`` and ``column`` give
+    the cause. The detail is not sent."""
 
     def __init__(self, reason: str, detail: str, misfit: str = "", column: str = "") -> None:
         super().__init__(f"{reason}: {detail}")
@@ -364,7 +366,7 @@ def refuse(fault: object, reason: str, detail: str) -> None:
 
 @dataclass(slots=True)
 class Refusals:
-    """Counts refused messages by reason, and keeps the last detail of each."""
+    """Counts refused messages by reason, and stores the last detail of each."""
 
     counts: Counter[str] = field(default_factory=Counter)
     last: dict[str, str] = field(default_factory=dict)
@@ -399,7 +401,7 @@ REASONS = {
     "budget": "the site's policy permits no more trainings or evaluations",
     "paths": "the configuration names a file that the site's policy does not list under data",
     "parameters": "the model has more parameters than the site's policy permits",
-    # what the site has does not fit, or fails
+    # the site's data or work does not fit, or fails
     "config": "the site cannot use the configuration",
     "site-data": "the site's data cannot be read, or has another number of clients",
     "schema": "the site's table does not fit the schema",
@@ -411,16 +413,16 @@ REASONS = {
     "non-finite": "the parameters of a client became non-finite; a smaller local rate or max_grad_norm may help",
     "base": "the broadcast does not decode to the model that was sent",
     "failed": "the work failed at the site; its own log says why",
-    # what the server finds wrong with a reply to its enrollment
+    # a reply to an enrollment that the server refuses
     "hello": "the site's reply to the enrollment is not acceptable",
 }
 """The codes, with the text that the server prints."""
 
 
-def known(code: str) -> str:
-    """Return a code of the list; any other becomes ``failed``.
+def known_code(code: str) -> str:
+    """Return a code of `REASONS`; any other becomes ``failed``.
 
-    >>> known("disk"), known("/data/patients.csv")
+    >>> known_code("disk"), known_code("/data/patients.csv")
     ('disk', 'failed')
     """
     return code if code in REASONS else "failed"
@@ -434,23 +436,23 @@ def code_of(error: BaseException) -> str:
     """
     reason = getattr(error, "reason", None)
     if isinstance(error, HansaError) and isinstance(reason, str):
-        return known(reason)
+        return known_code(reason)
     if isinstance(error, DataError):
         return "site-data"
     return "disk" if isinstance(error, (OSError, sqlite3.Error)) else "failed"
 
 
 def without_details(dropped: Iterable[DroppedClient]) -> tuple[DroppedClient, ...]:
-    """Return what leaves a site about dropped clients: their numbers and codes. The details go to the site's log."""
+    """Return dropped clients with their numbers and codes only; the details go to the site's log."""
     codes = []
-    for each in dropped:
-        if each.detail:
-            log.warning("client %d was left out (%s): %s", each.client, each.reason, each.detail)
-        codes.append(DroppedClient(each.client, known(each.reason)))
+    for client in dropped:
+        if client.detail:
+            log.warning("client %d was left out (%s): %s", client.client, client.reason, client.detail)
+        codes.append(DroppedClient(client.client, known_code(client.reason)))
     return tuple(codes)
 
 
 def with_texts(site: str, dropped: Iterable[DroppedClient]) -> tuple[DroppedClient, ...]:
-    """Return dropped clients of a site with the server's text of each code."""
-    codes = [(each.client, known(each.reason)) for each in dropped]
+    """Return dropped clients of a site with the server's text for each code."""
+    codes = [(client.client, known_code(client.reason)) for client in dropped]
     return tuple(DroppedClient(client, code, f"site {site}: {REASONS[code]}") for client, code in codes)

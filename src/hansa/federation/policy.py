@@ -1,6 +1,6 @@
 """A site's policy: what it permits a server to do. The site writes it; it is never sent.
 
-`Usage` counts what servers have asked for, over all runs, against the budgets of the policy.
+`Usage` counts the work that servers request, over all runs, against the budgets of the policy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MetricDisclosure: TypeAlias = Literal["none", "value", "sketch"]
 
 
 class TablePolicy(ConfigSection):
-    """What a site sends about its tables before the enrollment, for open means and deviations. By default: nothing."""
+    """What a site discloses about its tables before the enrollment, for open means and deviations. Default: nothing."""
 
     moments: bool = False
     """Whether number, sum and sum of squares of a column may leave the site, for scale: pooled and missing: mean."""
@@ -69,13 +69,13 @@ class Policy(ConfigSection):
         try:
             return cls.model_validate(document.data)
         except ValidationError as error:
-            known = f"Known: {', '.join(cls.model_fields)}."
-            problems = [document.problem(tuple(each["loc"]), f"{each['msg']}. {known}") for each in error.errors()]
+            hint = f"Known: {', '.join(cls.model_fields)}."
+            problems = [document.problem(tuple(item["loc"]), f"{item['msg']}. {hint}") for item in error.errors()]
             raise ConfigError(problems) from error
 
     def check(self, config: str, *, data_from_config: bool) -> None:
-        """Raise if a configuration names code, data or files, or has more rounds, than the policy permits. Nothing that
-        it names is imported or read before."""
+        """Raise if a configuration names code, data or files, or has more rounds, than the policy permits. Nothing is
+        imported or read before this check."""
         if len(config) > _MAX_CONFIG:
             raise ProtocolError("config", f"a configuration of {len(config)} characters, expected {_MAX_CONFIG}")
         try:
@@ -102,9 +102,9 @@ class Policy(ConfigSection):
         if self.data is not None and name not in (*self.data, *self.factories):
             raise ProtocolError("data", f"the configuration names data {name!r}, which the site's policy does not list")
         for key, text in _strings(data):
-            words = key.split(".")
-            named = words[-1] in _FILE_KEYS or any(letter in text for letter in "/\\~")
-            if named and text not in (self.data or ()) and text not in self.factories:
+            names = key.split(".")
+            names_file = names[-1] in _FILE_KEYS or any(letter in text for letter in "/\\~")
+            if names_file and text not in (self.data or ()) and text not in self.factories:
                 raise ProtocolError("paths", f"data.{key} names {text!r}, which the policy does not list under data")
 
 
@@ -114,7 +114,7 @@ _MAX_CONFIG = 1 << 20
 _SERVER_SECTIONS = ("profile", "links", "faults")
 _FILE_KEYS = ("folder", "path", "file", "files", "root", "schema", "source", "cache")
 REDONE = 3
-"""How often a round may be asked for with another model: by a server that resumes from an older checkpoint."""
+"""How often a round may be repeated with another model, by a server that resumes from an older checkpoint."""
 
 
 class Usage:
@@ -146,7 +146,7 @@ class Usage:
     def charge(
         self, kind: str, owners: Sequence[int], run: str, round: int, digest: bytes, *, total: int, rounds: int
     ) -> str:
-        """Count a piece of work for each owner, or return what forbids it and count nothing.
+        """Count work for each owner; if a limit is exceeded, count nothing and return the limit.
 
         Args:
             kind: "training" or "evaluation".
@@ -164,17 +164,17 @@ class Usage:
                 key = (kind, owner, run)
                 if self._count(f"{work} AND round = ? AND digest = ?", *key, round, digest):
                     continue
-                everything = self._count("SELECT count FROM total WHERE kind = ? AND owner = ?", kind, owner)
-                for count, most, name in (
-                    (everything, total, f"over all runs, the site's policy has {kind}s: {total}"),
+                charged = self._count("SELECT count FROM total WHERE kind = ? AND owner = ?", kind, owner)
+                for count, limit, name in (
+                    (charged, total, f"over all runs, the site's policy has {kind}s: {total}"),
                     (self._count(work, *key), rounds, f"in this run, the site's policy has rounds: {rounds}"),
                     (self._count(f"{work} AND round = ?", *key, round), REDONE, f"of round {round + 1}"),
                 ):
-                    if count >= most:
+                    if count >= limit:
                         self._db.execute("ROLLBACK")
                         return f"client {owner}: {count} {kind}s {name}"
                 self._db.execute("INSERT INTO work VALUES (?, ?, ?, ?, ?)", (*key, round, digest))
-                self._db.execute("INSERT OR REPLACE INTO total VALUES (?, ?, ?)", (kind, owner, everything + 1))
+                self._db.execute("INSERT OR REPLACE INTO total VALUES (?, ?, ?)", (kind, owner, charged + 1))
             self._db.execute("COMMIT")
         except BaseException:
             if self._db.in_transaction:
@@ -194,10 +194,10 @@ class Usage:
 
 def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _strings(inner, f"{key}.{name}" if key else str(name))
+        for name, nested in value.items():
+            yield from _strings(nested, f"{key}.{name}" if key else str(name))
     elif isinstance(value, list):
-        for inner in value:
-            yield from _strings(inner, key)
+        for nested in value:
+            yield from _strings(nested, key)
     elif isinstance(value, str):
         yield key, value

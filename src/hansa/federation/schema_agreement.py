@@ -18,7 +18,7 @@ from hansa.core.errors import HansaError
 from hansa.data import DataError, Schema, SchemaMisfitError
 from hansa.data.csv_folder import fraction_of_test_rows
 from hansa.data.schema import Moments, Table, as_schema, complete, table_moments
-from hansa.federation.messages import REFUSAL, Message, ProtocolError, Refusal, mapping, plain
+from hansa.federation.messages import REFUSAL, Message, ProtocolError, Refusal, mapping_field, value_field
 from hansa.federation.transport import EnrollingTransport, SiteConnections
 from hansa.rounds import wire_format
 
@@ -36,10 +36,10 @@ class SchemaRequest(Message):
     """Asks a site for the sums of the open columns of a schema, over its training rows."""
 
     kind = SCHEMA
-    site: str = plain(str)
-    schema: str = plain(str)
-    test: float = plain(lambda value: float(value) if 0 <= value < 1 else 0.0, default=0.0)
-    seed: int = plain(int, default=0)
+    site: str = value_field(str)
+    schema: str = value_field(str)
+    test: float = value_field(lambda value: float(value) if 0 <= value < 1 else 0.0, default=0.0)
+    seed: int = value_field(int, default=0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +47,7 @@ class SchemaReply(Message):
     """A site's sums: the moments of each open column, over all its tables."""
 
     kind = SCHEMA_REPLY
-    moments: Mapping[str, Moments] = mapping(str, Moments.from_json, Moments.to_json)
+    moments: Mapping[str, Moments] = mapping_field(str, Moments.from_json, Moments.to_json)
 
 
 def misfit(error: SchemaMisfitError, schema: str) -> ProtocolError:

@@ -109,16 +109,17 @@ class Server:
     def resume(self, path: Path | str, **options: Any) -> Experiment:
         """Resume a run from its last checkpoint; the sites may reconnect at any time.
 
-        If the server died before it had written what the sites reported, it asks them again."""
+        Reports that the server had not written when it died are requested again."""
         folder = RunFolder.containing(path)
         saved = clients_by_site(folder.config.engine)
         if saved != self.sites:
-            described = (
-                ", ".join(f"{name}: {list(each)}" for name, each in sites.items()) for sites in (saved, self.sites)
+            old, new = (
+                ", ".join(f"{name}: {list(clients)}" for name, clients in sites.items())
+                for sites in (saved, self.sites)
             )
             raise HansaError(
-                f"{folder}: engine.sites: the run has {next(described)}, requested {next(described)}. The memory of a "
-                "client is at its site: a run keeps its sites and their clients. Start another run for others."
+                f"{folder}: engine.sites: the run has {old}, requested {new}. The memory of a client is at its site: a "
+                "run keeps its sites and their clients. Start another run for others."
             )
         if self.schema is not None and (stored := read_preprocessing(folder / PREPROCESSING)) is not None:
             self.schema = None if stored[0].encoding is None else stored[0].encoding.schema
@@ -127,12 +128,12 @@ class Server:
             self._write_facts(folder)
         facts = io.read_sealed(folder / SITES)
         labels = None if facts["labels"] is None else torch.tensor(facts["labels"])
-        run_factory = partial(self._run, known=([int(count) for count in facts["samples"]], labels))
+        run_factory = partial(self._run, counts=([int(count) for count in facts["samples"]], labels))
         return open_run(None, folder.path, "resume", run_factory=run_factory, **options)
 
     @allow_code()
     def check(self) -> None:
-        """Build what the server needs itself, before it waits for sites: algorithm, data, model, loss, metrics."""
+        """Build the server's own parts before it waits for sites: algorithm, data, model, loss, metrics."""
         check_pace(self.config, build_algorithm(self.config))
         if self.schema is None or not self.schema.is_open:
             own_data = self._own_data(self.config)
@@ -144,7 +145,7 @@ class Server:
         build.build_task(self.config, data).start(Key(self.config.seed), build.torch_dtype(self.config))
 
     def finish(self, seconds: float = 15.0) -> None:
-        """Tell the sites that there is no more work; one that cannot be reached goes on waiting."""
+        """Tell the sites that the run is over; unreachable sites continue to wait."""
         transport = EnrollingTransport(self.connections, dict.fromkeys(self.sites, b""), deadline=seconds)
         for name in self.sites:
             transport.send(name, RunOver().to_bytes())
@@ -157,21 +158,21 @@ class Server:
         io.write_sealed(folder / SITES, facts)
 
     def enroll_sites(self) -> None:
-        """Ask every site which data it has, and wait until all have replied. Open means and deviations of tables come
-        before."""
+        """Ask every site for its data and wait until all have replied, after agreeing on open means and deviations of
+        tables."""
         if self.schema is not None and self.schema.is_open:
             self.schema = agree_schema(self.connections, list(self.sites), self.schema, self.config)
         enrollments = {name: self._enrollment(name).to_bytes() for name in self.sites}
         transport = EnrollingTransport(self.connections, enrollments, self._on_enrolled, deadline=math.inf)
         for name in self.sites:
             transport.send(name, b"")
-        for name, answer in transport.receive():
-            refusal = Refusal.from_bytes(answer)
+        for name, reply in transport.receive():
+            refusal = Refusal.from_bytes(reply)
             detail = transport.rejected.get(name, f"{refusal.reason}: {refusal.detail}")
             raise HansaError(f"site {name} does not take part: {detail}")
 
     def _on_enrolled(self, site: str, reply: EnrollmentReply) -> None:
-        """Check an enrollment reply. The first one of a site is kept, later ones must agree with it."""
+        """Check an enrollment reply. The first one of a site is stored; later ones must agree with it."""
         clients = self.sites[site]
         if reply.version != __version__:
             raise HansaError(f"site {site} has hansa {reply.version}, the server {__version__}")
@@ -183,10 +184,10 @@ class Server:
         ):
             raise HansaError(f"site {site} reports label counts that do not add up to its samples, or of other labels")
         self._check_schema(site, reply.schema)
-        known = self.enrolled.get(site)
-        if known is not None and (dict(known.samples), known.model) != (dict(reply.samples), reply.model):
+        earlier = self.enrolled.get(site)
+        if earlier is not None and (dict(earlier.samples), earlier.model) != (dict(reply.samples), reply.model):
             raise HansaError(f"site {site} has other samples or another model than when the run started")
-        if known is None and dict(reply.arithmetic) != numeric_platform():
+        if earlier is None and dict(reply.arithmetic) != numeric_platform():
             log.warning(
                 "site %s computes with %s, the server with %s: results will not equal a simulation bit for bit",
                 site, dict(reply.arithmetic), numeric_platform(),
@@ -194,28 +195,28 @@ class Server:
         self.enrolled[site] = reply
 
     def _label_numbers(self) -> set[int]:
-        """Return the numbers of labels that sites have reported: one, if they agree."""
+        """Return the numbers of labels that sites have reported; a single one if they agree."""
         return {len(counts) for reply in self.enrolled.values() for counts in (reply.labels or {}).values()}
 
-    def _check_schema(self, site: str, digest: str, own: str = "") -> None:
-        """Refuse a site whose tables are encoded by another schema than those of the server or of another site."""
-        own = own if self.schema is None else self.schema.sha256
-        others = {f"site {name}": reply.schema for name, reply in self.enrolled.items() if name != site}
-        for party, other in {"the server": own, **others}.items():
-            if other and digest and digest != other:
+    def _check_schema(self, site: str, digest: str, server_digest: str = "") -> None:
+        """Refuse a site whose schema differs from that of the server or of another site."""
+        server_digest = server_digest if self.schema is None else self.schema.sha256
+        digests = {f"site {name}": reply.schema for name, reply in self.enrolled.items() if name != site}
+        for party, party_digest in {"the server": server_digest, **digests}.items():
+            if party_digest and digest and digest != party_digest:
                 raise HansaError(
-                    f"site {site} encodes its table by the schema {digest[:12]}, {party} by {other[:12]}: the same "
-                    "inputs of the model would mean different things. Give the server one schema (`hansa data "
+                    f"site {site} encodes its table by the schema {digest[:12]}, {party} by {party_digest[:12]}: the "
+                    "same model inputs would mean different things. Give the server one schema (`hansa data "
                     "schema`, then data.options.schema), and join with --data FOLDER."
                 )
 
     def _enrollment(self, site: str, run: Run | None = None) -> EnrollmentRequest:
         section = self.config.data
-        if self.schema is not None:  # it travels by itself
-            plain = {name: value for name, value in section.options.items() if name != "schema"}
-            section = section.model_copy(update={"options": plain})
-        own: dict[str, Any] = {"engine": EngineSection(), "seeds": None, "profile": None, "links": None, "faults": None}
-        text = to_yaml(self.config.model_copy(update={**own, "data": section}))
+        if self.schema is not None:  # it is a separate field
+            options = {name: value for name, value in section.options.items() if name != "schema"}
+            section = section.model_copy(update={"options": options})
+        update = {"engine": EngineSection(), "data": section, **dict.fromkeys(("seeds", "profile", "links", "faults"))}
+        text = to_yaml(self.config.model_copy(update=update))
         mixing = None if run is None else run.algorithm.local.mixing
         clusters = None if mixing is None else tuple(tuple(group) for group in mixing.cluster_lists())
         run_id = "" if run is None else run.id
@@ -241,9 +242,9 @@ class Server:
         config: Config,
         store: ClientStore | None,
         done: int,
-        known: tuple[Sequence[int], torch.Tensor | None] | None = None,
+        counts: tuple[Sequence[int], torch.Tensor | None] | None = None,
     ) -> Run:
-        samples, labels = (self._samples(), self._labels()) if known is None else known
+        samples, labels = (self._samples(), self._labels()) if counts is None else counts
         self.config = config.model_copy(update={"engine": self.config.engine})  # that of the folder, if it is resumed
         own_data = self._own_data(config)
         for name, reply in self.enrolled.items():
@@ -260,8 +261,8 @@ class Server:
                     "(data.options.schema) and join with --data FOLDER."
                 )
         for name, clients in self.sites.items():
-            first = EnrollmentReply("", __version__, {client: samples[client] for client in clients}, expected)
-            self.enrolled.setdefault(name, first)
+            reply = EnrollmentReply("", __version__, {client: samples[client] for client in clients}, expected)
+            self.enrolled.setdefault(name, reply)
         enrollments = {name: self._enrollment(name, run).to_bytes() for name in self.sites}
         run.site_of = {client: name for name, clients in self.sites.items() for client in clients}
         deadline = self.config.engine.deadline
@@ -269,7 +270,7 @@ class Server:
         return run
 
     def _own_data(self, config: Config) -> FederatedData:
-        """Return the server's data: for tables nothing but the schema, or its own files with test rows."""
+        """Return the server's data: for tables the schema only, or its own files with test rows."""
         if self.schema is None:
             return build.load_data(config)
         if config.data.folder is None:
@@ -295,10 +296,10 @@ def clients_by_site(engine: EngineSection) -> dict[str, tuple[int, ...]]:
     {'north': (0, 1), 'south': (2,)}
     """
     sites: dict[str, tuple[int, ...]] = {}
-    first = 0
+    start = 0
     for name, clients in (engine.sites or {}).items():
-        sites[name] = tuple(range(first, first + clients)) if isinstance(clients, int) else tuple(sorted(clients))
-        first += len(sites[name])
+        sites[name] = tuple(range(start, start + clients)) if isinstance(clients, int) else tuple(sorted(clients))
+        start += len(sites[name])
     all_clients = sorted(client for clients in sites.values() for client in clients)
     if not all_clients or all_clients != list(range(len(all_clients))):
         raise HansaError("engine.sites: expected every client, numbered from 0, at exactly one site.")

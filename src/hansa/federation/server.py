@@ -128,14 +128,14 @@ class Federation:
         return {name: dict(counts[name]) for name in sorted(counts)}
 
     def site_columns(self) -> dict[str, Any]:
-        """Return how metrics were combined over sites, and where the seconds of the last round went: for each site, and
-        for the one that the round waited for longest."""
-        found = {"combined_by": self.combined_by, "left_out": self.left_out}
-        columns: dict[str, Any] = {name: value for name, value in found.items() if value}
+        """Return how metrics were combined over sites, and the seconds of the last round by part: for each site and for
+        the slowest one."""
+        details = {"combined_by": self.combined_by, "left_out": self.left_out}
+        columns: dict[str, Any] = {name: value for name, value in details.items() if value}
         take = getattr(self.transport, "take_seconds", None)
-        if take is not None and (spent := take()):
-            columns["sites"] = {name: spent[name]._asdict() for name in sorted(spent)}
-            slowest = max(spent.values(), key=lambda each: each.seconds)
+        if take is not None and (site_seconds := take()):
+            columns["sites"] = {name: site_seconds[name]._asdict() for name in sorted(site_seconds)}
+            slowest = max(site_seconds.values(), key=lambda parts: parts.seconds)
             columns |= {name: getattr(slowest, name) for name in PARTS}
         self.combined_by, self.left_out = {}, {}
         return columns
@@ -247,9 +247,9 @@ class Federation:
             client = min(versions, key=sent.nbytes)
             broadcasts[name] = Broadcast(sent.version, sent.bases[client], tuple(sent.packets(client)))
         digests = {name: fingerprint(sent.vector) for name, sent in self._sent.items()}
-        first = orders[0]
-        oldest = min(self._oldest, first.round)
-        return RoundOrders(first.run, first.round, oldest, broadcasts, tuple(orders), versions, digests)
+        first_order = orders[0]
+        oldest = min(self._oldest, first_order.round)
+        return RoundOrders(first_order.run, first_order.round, oldest, broadcasts, tuple(orders), versions, digests)
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
         """Evaluate the model on the test rows of the server, of the sites, or both."""
@@ -332,7 +332,7 @@ class LiveFederation(Federation):
         return client in self._jobs
 
     def lose_job(self, client: int) -> None:
-        """Let the client's job end without an update."""
+        """End the client's job without an update."""
         self._jobs.add(client)
         self._end(client, _lost(client, "the server was restarted, and its update would be too old"))
 
@@ -365,7 +365,7 @@ class LiveFederation(Federation):
 
 
 def check_pace(config: Config, algorithm: Algorithm) -> None:
-    """Refuse paces and options that have no meaning where machines are real."""
+    """Refuse paces and options that only simulations have."""
     pace = algorithm.pace
     if pace == synchronous():
         return
@@ -388,9 +388,9 @@ def _in_full(orders: Sequence[WorkOrder]) -> dict[str, ServerBroadcast]:
     """Return the broadcasts of orders of an older version, which are the vectors themselves."""
     receivers = [client for order in orders for client in order.reporters]
     return {
-        name: ServerBroadcast(vector, dict.fromkeys(receivers, sent.packets), dict.fromkeys(receivers), sent.version)
-        for name, sent in orders[0].broadcasts.items()
-        if isinstance(vector := sent.packets[0].content, torch.Tensor)
+        name: ServerBroadcast(vector, dict.fromkeys(receivers, whole.packets), dict.fromkeys(receivers), whole.version)
+        for name, whole in orders[0].broadcasts.items()
+        if isinstance(vector := whole.packets[0].content, torch.Tensor)
     }
 
 
@@ -403,8 +403,8 @@ def _with_versions(report: Report, updated: Collection[int]) -> Report:
     """Add the new memory versions to a report. The server stores them when the round closes with the upload accepted;
     a client that is not ``updated`` keeps its version."""
     versions = {
-        client: {VERSION_ROW: MemoryVersion.of_upload(report, place).to_row()}
-        for place, client in enumerate(report.clients)
+        client: {VERSION_ROW: MemoryVersion.of_upload(report, index).to_row()}
+        for index, client in enumerate(report.clients)
         if client in updated
     }
     return replace(report, memory=versions)
@@ -439,13 +439,13 @@ def _check_answer(
 
 
 def _check_report(site: str, report: Report, order: WorkOrder) -> None:
-    """Raise if a cohort's report mentions clients of other cohorts, or contains what was not requested."""
+    """Raise if a cohort's report mentions clients of other cohorts or contains unrequested values."""
     senders = [sender_of(client) for client in report.clients]
-    named = [*senders, *(dropped.client for dropped in report.dropped)]
-    unknown = sorted({*named, *report.peer_bytes} - set(order.clients))
+    clients = [*senders, *(dropped.client for dropped in report.dropped)]
+    unknown = sorted({*clients, *report.peer_bytes} - set(order.clients))
     if unknown:
         raise ProtocolError("clients", f"site {site} reports client {unknown[0]} beside cohort {order.cohort}")
-    if len(named) > len(set(named)):
+    if len(clients) > len(set(clients)):
         raise ProtocolError("clients", f"site {site} reports a client of cohort {order.cohort} twice")
     peer_bytes = sum(report.peer_bytes.values())
     unasked = set(report.info) - {"consensus"} or report.memory or report.trained > len(order.clients)

@@ -57,7 +57,7 @@ from hansa.federation.messages import (
     check_protocol,
     code_of,
     frame_digest,
-    known,
+    known_code,
     pack_batch,
     refuse,
     unpack_batch,
@@ -564,7 +564,7 @@ class Agent:
             fault = error if isinstance(error, ProtocolError) else None
             fault = fault or ProtocolError(code_of(error), f"{type(error).__name__}: {error}")
             refused = f"{fault.reason}: {wire_format.sentence(fault.detail)}"
-            answer = Refusal(known(fault.reason), fault.misfit, fault.column).to_bytes()
+            answer = Refusal(known_code(fault.reason), fault.misfit, fault.column).to_bytes()
         with suppress(OSError):  # of a full disk
             now, seconds = datetime.now(UTC).isoformat(timespec="seconds"), round(time.monotonic() - start, 3)
             sent, kept_back = wire_format.kind_of(answer), wire_format.sentence(self._kept_back)

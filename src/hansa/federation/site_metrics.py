@@ -84,10 +84,10 @@ def check_reply(site: str, reply: SiteEvaluationReply, task: Any) -> None:
     """
     hits, labels = reply.hits or 0.0, reply.labels or 0.0
     metric = getattr(task, "metric", None)
-    counted = metric is None or isinstance(metric, Accuracy)  # hits; values of a user's metric may be others
+    counts_hits = metric is None or isinstance(metric, Accuracy)  # hits; values of a user's metric may be others
     sums = (reply.weight, hits, labels)
     possible = all(map(math.isfinite, sums)) and min(reply.weight, labels) >= 0 and max(reply.weight, labels) < _MOST
-    if not possible or (counted and not -1e-9 <= hits <= labels * (1 + 1e-9)) or (reply.loss and not reply.weight):
+    if not possible or (counts_hits and not -1e-9 <= hits <= labels * (1 + 1e-9)) or (reply.loss and not reply.weight):
         detail = f"{reply.hits} hits of {reply.labels} labels, loss {reply.loss} of weight {reply.weight}"
         raise ProtocolError("marks", f"site {site}: impossible sums: {detail}")
     metrics = getattr(task, "metrics", {})
@@ -123,8 +123,8 @@ def _combine_metric(
     values: Mapping[str, float],
 ) -> None:
     """Add the value of a metric over all sites."""
-    missing = sorted(set(reported) - set(values))
-    left_out = f" (without {', '.join(missing)})" if missing else ""
+    sites_without = sorted(set(reported) - set(values))
+    left_out = f" (without {', '.join(sites_without)})" if sites_without else ""
     count = f"{len(values)} site{'s' if len(values) > 1 else ''}"
     column, mergeable = f"sites_test_{name}", mergeable_metric(metric)
     if mergeable is not None and all(name in reported[site].sketches for site in values):

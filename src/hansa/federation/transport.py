@@ -27,7 +27,7 @@ log = logging.getLogger("hansa")
 POLL_SECONDS = 1.0  # between checks for replies
 MAX_TTL = 3600.0  # maximum lifetime of a message in seconds
 RETRY_SECONDS = 1.0  # before a failed message is resent
-PAUSE_SECONDS = 10.0  # between two checks: this process stood still, or its connections were restarted
+PAUSE_SECONDS = 10.0  # between two checks: this process was suspended, or its connections were restarted
 
 
 class Transport(Protocol):
@@ -49,23 +49,23 @@ class Reply(NamedTuple):
     data: bytes
     error: str = ""
     work_seconds: float = 0.0
-    """The agent's work, as the site says."""
+    """The agent's work as the site reports it."""
 
 
 class SiteSeconds(NamedTuple):
-    """Where the seconds of a site's exchanges went, all of them as the server saw them."""
+    """The seconds of a site's exchanges, measured by the server, and the site's work in them."""
 
     seconds: float = 0.0
     work_seconds: float = 0.0
 
     @property
     def transport_seconds(self) -> float:
-        """What is not work: polls, TLS and transfer."""
+        """The seconds except work: polls, TLS and transfer."""
         return max(0.0, self.seconds - self.work_seconds)
 
 
 class SiteConnections(Protocol):
-    """Sends one message at a time to a site and receives one reply. It knows a site by its identity."""
+    """Sends one message at a time to a site and receives one reply. Sites are identified by their keys."""
 
     def send(self, site: str, ticket: int, data: bytes, ttl: float) -> None: ...
 
@@ -85,7 +85,7 @@ class _PendingRequest:
     deadline: float
     sent: bool = False
     retry_at: float = 0.0
-    began: float = 0.0
+    started_at: float = 0.0
 
 
 class EnrollingTransport:
@@ -114,7 +114,7 @@ class EnrollingTransport:
     ) -> None:
         self.connections, self.enrollments, self.on_enrolled = connections, enrollments, on_enrolled
         self.deadline, self.clock = deadline, clock
-        self.rejected: dict[str, str] = {}  # what is wrong with the last reply of a site, in the server's words
+        self.rejected: dict[str, str] = {}  # the server's text of the error in a site's last reply
         self.seconds: dict[str, SiteSeconds] = {}  # of the exchanges with each site, until they are taken
         self._enrolled = set() if on_enrolled is not None else set(enrollments)
         self._pending: dict[str, _PendingRequest] = {}
@@ -124,22 +124,22 @@ class EnrollingTransport:
         """Send a frame, or with no data only the enrollment. It replaces an earlier frame that is still pending."""
         self._tickets += 1
         now = self.clock()
-        self._pending[site] = _PendingRequest(data, self._tickets, now + self.deadline, began=now)
+        self._pending[site] = _PendingRequest(data, self._tickets, now + self.deadline, started_at=now)
         self._send_pending(self.clock())
 
     def take_seconds(self) -> dict[str, SiteSeconds]:
         """Return the seconds of the exchanges with each site since the last call."""
-        taken, self.seconds = self.seconds, {}
-        return taken
+        seconds, self.seconds = self.seconds, {}
+        return seconds
 
     @property
     def waiting(self) -> frozenset[str]:
-        """The sites whose answers are still waited for."""
+        """The sites with pending answers."""
         return frozenset(self._pending)
 
     def receive(self) -> list[tuple[str, bytes]]:
-        """Return frames of sites as soon as there are any; nothing if no frame is pending any more. The time in which
-        this process stood still, or restarted its connections, does not count towards the deadlines."""
+        """Return frames of sites as soon as there are any; empty if no frame is pending. The time in which this process
+        was suspended, or restarted its connections, does not count towards the deadlines."""
         last = self.clock()
         while self._pending:
             now = self.clock()
@@ -189,29 +189,29 @@ class EnrollingTransport:
             frames = [Refusal("hello").to_bytes()]
         if request is not None:
             del self._pending[site]
-            before, seconds = self.seconds.get(site, SiteSeconds()), self.clock() - request.began
-            work = min(max(0.0, reply.work_seconds), seconds)  # what a site says cannot be more than it took
-            self.seconds[site] = SiteSeconds(before.seconds + seconds, before.work_seconds + work)
+            earlier, seconds = self.seconds.get(site, SiteSeconds()), self.clock() - request.started_at
+            work = min(max(0.0, reply.work_seconds), seconds)  # a site cannot have worked longer than its exchange took
+            self.seconds[site] = SiteSeconds(earlier.seconds + seconds, earlier.work_seconds + work)
         return [(site, frame) for frame in frames]
 
     def _unpack(self, site: str, data: bytes) -> list[bytes]:
-        """Return the frames of a reply for the federation; enrollment replies are handled here."""
-        parts = unpack_batch(data) if wire_format.kind_of(data) == BATCH else [data]
-        refusals = [Refusal.from_bytes(part) for part in parts if wire_format.kind_of(part) == REFUSAL]
+        """Handle the enrollment replies of a reply, and return its other frames."""
+        frames = unpack_batch(data) if wire_format.kind_of(data) == BATCH else [data]
+        refusals = [Refusal.from_bytes(frame) for frame in frames if wire_format.kind_of(frame) == REFUSAL]
         for refusal in refusals:
             if refusal.reason != ENROLLMENT:
                 return [refusal.to_bytes()]
         if refusals:
             raise _NotEnrolled
-        for part in parts:
-            if wire_format.kind_of(part) == ENROLLMENT_REPLY:
-                reply = EnrollmentReply.from_bytes(part)
+        for frame in frames:
+            if wire_format.kind_of(frame) == ENROLLMENT_REPLY:
+                reply = EnrollmentReply.from_bytes(frame)
                 if reply.enrollment != frame_digest(self.enrollments[site]):
                     raise HansaError(f"site {site} replies to another enrollment")
                 if self.on_enrolled is not None:
                     self.on_enrolled(site, reply)
                 self._enrolled.add(site)
-        return [part for part in parts if wire_format.kind_of(part) != ENROLLMENT_REPLY]
+        return [frame for frame in frames if wire_format.kind_of(frame) != ENROLLMENT_REPLY]
 
 
 class _NotEnrolled(Exception):
