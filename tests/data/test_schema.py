@@ -304,7 +304,8 @@ def test_a_raw_file_predicts_what_was_trained_and_evaluated(tmp_path_factory, ea
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(
-        ["columns", "name", "kind", "categories", "split", "mean", "names", "hashes", "moments", "sites", "shape",
+        ["columns", "name", "kind", "spellings", "missing_values", "fill",
+         "categories", "split", "mean", "names", "hashes", "moments", "sites", "shape",
          "age", "dtype", "classes", "schema", "pixels", "normalize"]), inner, max_size=5),
     max_leaves=15,
 )  # fmt: skip

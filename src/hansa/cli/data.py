@@ -166,10 +166,8 @@ def schema(
     if check_by is not None:
         _check_tables(folder, data.Schema.load(check_by))
         return
-    if target is None:
-        raise HansaError("data schema: expected --target COLUMN, or --check SCHEMA.")
-    if to is not None and to.suffix not in (".yaml", ".yml"):
-        raise HansaError(f"{to}: expected a file name that ends in .yaml.")
+    if target is None or (to is not None and to.suffix not in (".yaml", ".yml")):
+        raise HansaError("data schema: expected --target COLUMN and --out FILE.yaml, or --check SCHEMA.")
     options: dict[str, Any] = {"scale": "pooled", "missing": "indicator"}
     try:
         options |= {name: yaml.safe_load(value) for name, _, value in (text.partition("=") for text in option or [])}
@@ -193,13 +191,11 @@ def _check_tables(folder: Path, schema: Any) -> None:
     all_fit = True
     for table in read_tables(folder, schema):
         try:
-            encoded = encode(schema.provisional(), table, training=schema.target is not None)
+            counts = encode(schema.provisional(), table, training=schema.target is not None).counts
+            lines = [f"[green]fits[/] {escape(table.source)}, {table.rows} rows"]
+            lines += [f"     {escape(column)}: {counted}" for column, counted in counts.items()]
         except DataError as error:
-            out().print(f"[red]does not fit[/] {escape(str(error))}", soft_wrap=True)
-            all_fit = False
-        else:
-            out().print(f"[green]fits[/] {escape(table.source)}, {table.rows} rows", soft_wrap=True)
-            for column, counts in encoded.counts.items():
-                out().print(f"     {escape(column)}: {counts}", soft_wrap=True)
+            lines, all_fit = [f"[red]does not fit[/] {escape(str(error))}"], False
+        out().print("\n".join(lines), soft_wrap=True)
     if not all_fit:
         raise typer.Exit(FAILED)

@@ -256,12 +256,15 @@ def infer_schema(
                 columns.append(_infer_target(name, cells, decimal, kind))
             else:
                 has_gaps = len(cells) < sum(table.rows for table in tables)
-                columns.append(_infer_column(name, cells, decimal, scale, missing if has_gaps else "refuse"))
+                becomes = missing if has_gaps else "refuse"
+                columns.append(_infer_column(first.source, name, cells, decimal, scale, becomes))
     draft = replace(form, columns=tuple(columns))
     return complete_schema(draft, tables, fraction_of_test_rows(draft, test), seed)
 
 
-def _infer_column(name: str, cells: Sequence[str], decimal: str, scale: Scale, missing: Missing) -> TableColumn:
+def _infer_column(
+    source: str, name: str, cells: Sequence[str], decimal: str, scale: Scale, missing: Missing
+) -> TableColumn:
     """Return a column by its cells; what does not fit is refused when the table is encoded."""
     numbers = [parse_number(cell, decimal) for cell in cells]
     is_date = all(_DATE.match(cell) and parse_date(cell) is not None for cell in cells)
@@ -273,7 +276,7 @@ def _infer_column(name: str, cells: Sequence[str], decimal: str, scale: Scale, m
     distinct = sorted(set(map(category_text, cells)))
     if len(distinct) > MAX_CATEGORIES:
         problem = f"{len(distinct)} different texts, more than {MAX_CATEGORIES}"
-        raise DataError(f"column {name!r} has {problem}: drop=[{name!r}] leaves it out.")
+        raise DataError(f"{source}: {name!r} has {problem}: drop=[{name!r}] leaves it out.")
     return TableColumn(name, "category", tuple(distinct), "refuse" if missing == "refuse" else "indicator")
 
 

@@ -288,18 +288,20 @@ class Schema:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
+        is_list = isinstance(self.missing_values, (list, tuple))
         texts = [str(text) if isinstance(text, (int, float)) else text for text in ("", *self.missing_values)]
-        object.__setattr__(self, "missing_values", tuple(dict.fromkeys(text for text in texts if text is not None)))
+        are_texts = is_list and all(text is None or (isinstance(text, str) and len(text) <= 100) for text in texts)
+        if are_texts:
+            object.__setattr__(self, "missing_values", tuple(dict.fromkeys(text or "" for text in texts)))
         names = [column.name for column in self.columns] + ([] if self.split is None else [self.split.column])
         name, times = Counter(names).most_common(1)[0] if names else ("", 0)
         targets = [column.name for column in self.columns if column.kind == "target"]
-        are_texts = all(isinstance(text, str) and len(text) <= 100 for text in self.missing_values)
         for holds, problem in (
             (self.columns, "columns: expected at least one"),
             (times <= 1, f"column {short_repr(name)} is listed twice"),
             (len(targets) <= 1, f"{len(targets)} targets ({', '.join(targets[:5])}): expected one"),
             (self.inputs, "no column of inputs: expected at least one besides the target"),
-            (are_texts, f"missing_values={short_repr(self.missing_values)}: expected short texts"),
+            (are_texts, f"missing_values={short_repr(self.missing_values)}: expected a list of texts"),
             (self.decimal in (".", ","), f"decimal={short_repr(self.decimal)}: expected '.' or ','"),
         ):
             if not holds:
@@ -375,8 +377,9 @@ class Schema:
             return cls(**arguments)
         except DataError as error:
             raise DataError(f"{source}: {error}" if source != "schema" else str(error)) from error
-        except (TypeError, OverflowError) as error:  # unknown and missing keys, values of other types
-            raise DataError(f"{source}: not a schema: {str(error)[:200]}.") from error
+        except (TypeError, ValueError, OverflowError) as error:  # unknown and missing keys, values of other types
+            keys = ", ".join(entry.name for entry in fields(TableColumn))
+            raise DataError(f"{source}: not a schema: {str(error)[:200]}. Keys of a column: {keys}.") from error
 
     @classmethod
     def from_json(cls, text: str) -> Schema:
