@@ -80,7 +80,7 @@ def test_somebody_elses_project_is_no_run_though_it_has_a_configuration(tmp_path
     (theirs / "config.yaml").write_text("rounds: 3\n")
     (theirs / "model.safetensors").write_bytes(b"years of work")
     (theirs / "checkpoint" / "best.pt").write_bytes(b"more of it")
-    with pytest.raises(hansa.HansaError, match="no marker of a run by Hansa"):
+    with pytest.raises(hansa.HansaError, match=r"but no \.hansa-run"):
         Experiment.new(config(), theirs, overwrite=True)
     assert (theirs / "checkpoint" / "best.pt").read_bytes() == b"more of it"
     assert (theirs / "model.safetensors").read_bytes() == b"years of work"

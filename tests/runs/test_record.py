@@ -303,12 +303,12 @@ def test_the_summary_is_what_the_record_says_and_a_changed_one_is_told(
     assert not caplog.records
     (done / "summary.json").write_text(json.dumps({**told, "test_accuracy": 0.99}))
     assert done.summary["test_accuracy"] == told["test_accuracy"]
-    assert "does not agree with the record in test_accuracy" in caplog.text
+    assert "contradicts the record in test_accuracy" in caplog.text
     shutil.copy(done / DATABASE, done.path.parent / "kept")
     Experiment.resume(done.path, rounds=4).execute()
     shutil.copy(done.path.parent / "kept", done / DATABASE)  # an older record in the place of that of the run
     assert done.summary["rounds"] == 3
-    assert "does not agree with the record in record_digest" in caplog.text
+    assert "contradicts the record in record_digest" in caplog.text
 
 
 def test_the_models_digest_is_in_the_summary_and_another_model_is_refused(done: RunFolder) -> None:

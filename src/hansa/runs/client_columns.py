@@ -1,8 +1,8 @@
 """The client record as columns, as a pandas frame, or with one row per client.
 
-It is stored as one block of bytes a round. Numbers, and the bits of single-precision floats, take as few bytes above
-the least one as their range needs, none if all are equal: eight bytes per client and round where only loss and norm
-differ. Pickle is not used.
+It is stored as one block of bytes per round. Integers, and the bits of single-precision floats, are stored as offsets
+from their minimum in as few bytes as the range needs, none if all are equal: eight bytes per client and round if only
+loss and norm differ. Pickle is not used.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ClientColumns(dict[str, Array]):
 
     `hansa.runs.columns.CLIENT_COLUMNS` describes the columns. Evaluations add ``test_...``, and ``personal_...`` after
     steps on the client's own rows. Unmeasured values are NaN; unsent bytes are 0. ``client_names`` are the names of the
-    clients by number, such as hospitals or files, if the data has any.
+    clients by number, such as hospitals or files, if they have names.
     """
 
     client_names: Sequence[str] = ()
@@ -55,16 +55,16 @@ class ClientColumns(dict[str, Array]):
         return self.client_names[client] if client < len(self.client_names) else f"client {client}"
 
     def with_name_column(self) -> dict[str, Array]:
-        """Return the columns with one of names after that of numbers, if clients have names."""
+        """Return the columns, with a column of names after the numbers if clients have names."""
         if not self.client_names or "client" not in self:
             return dict(self)
         names = {"name": np.array([self.name_of(client) for client in self["client"].tolist()], dtype=np.str_)}
-        place = list(self).index("client") + 1
+        index = list(self).index("client") + 1
         columns = list(self.items())
-        return dict([*columns[:place], *names.items(), *columns[place:]])
+        return dict([*columns[:index], *names.items(), *columns[index:]])
 
     def frame(self) -> pandas.DataFrame:
-        """Return the columns as a pandas frame, with a column of names if clients have any."""
+        """Return the columns as a pandas frame, with a column of names if clients have names."""
         import pandas
 
         return pandas.DataFrame(self.with_name_column())
@@ -81,8 +81,8 @@ class ClientColumns(dict[str, Array]):
 
     def at_round(self, round: int) -> ClientColumns:
         """Return the rows of one round."""
-        first, last = np.searchsorted(self["round"], [round, round + 1])
-        return ClientColumns({name: values[first:last] for name, values in self.items()}).named(self.client_names)
+        start, end = np.searchsorted(self["round"], [round, round + 1])
+        return ClientColumns({name: values[start:end] for name, values in self.items()}).named(self.client_names)
 
     def by_client(self) -> ClientColumns:
         """Return one row per client: sums of participations and bytes, and the last loss, norm and evaluation.
@@ -132,7 +132,7 @@ def merge_tables(*tables: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def encode_clients(*tables: Mapping[str, Array]) -> bytes:
-    """Return tables of one round as a block of bytes: how each column is stored as JSON, and the body."""
+    """Return tables of one round as a block of bytes: a JSON header of the column formats, and the columns."""
     head: dict[str, Any] = {}
     body: list[bytes] = []
     columns = merge_tables(*tables)
@@ -140,10 +140,10 @@ def encode_clients(*tables: Mapping[str, Array]) -> bytes:
     for name, values in columns.items() if rows else ():
         single = values.dtype.kind == "f"
         numbers = (values.astype("<f4").view("<u4") if single else values).astype(np.int64)
-        if name == "client":  # ascending: how far each is above its place
+        if name == "client":  # ascending, so offsets from the index are small
             numbers = numbers - np.arange(rows)
-        least, most = int(numbers.min()), int(numbers.max())
-        width = next((width for width in (0, 1, 2, 4) if most - least < 1 << 8 * width), 8)
+        least, greatest = int(numbers.min()), int(numbers.max())
+        width = next((width for width in (0, 1, 2, 4) if greatest - least < 1 << 8 * width), 8)
         if width:
             body.append((numbers - least).astype(f"<u{width}").tobytes())
         head[name] = [single, least, width]
@@ -172,35 +172,34 @@ def decode_clients(block: bytes) -> dict[str, Array]:
 
 
 def join_rounds(blocks: Iterable[tuple[int, bytes]], names: Sequence[str] = ()) -> ClientColumns:
-    """Join the blocks of rounds: one row per client that trained or was evaluated, NaN for what was not measured."""
+    """Join the blocks of rounds: one row per client that trained or was evaluated, NaN for unmeasured values."""
     rounds: list[dict[str, Array]] = []
-    known = dict.fromkeys(DTYPES_BY_COLUMN)
+    names_seen = dict.fromkeys(DTYPES_BY_COLUMN)
     for round, block in blocks:
         if decoded := decode_clients(block):
             columns = {"round": np.full(len(decoded["client"]), round), **decoded}
-            known.update(dict.fromkeys(columns))
+            names_seen.update(dict.fromkeys(columns))
             rounds.append({name: columns[name] for name in columns if not names or name in ("client", *names)})
     joined = ClientColumns()
-    for name in names or known:
-        if name not in known:
-            raise HansaError(f"clients: no column {name!r}. {suggestion(name, list(known))}")
-        pieces = [each.get(name, np.full(len(each["client"]), np.nan, np.float32)) for each in rounds]
-        joined[name] = (np.concatenate(pieces) if pieces else np.empty(0)).astype(DTYPES_BY_COLUMN.get(name, "float32"))
+    for name in names or names_seen:
+        if name not in names_seen:
+            raise HansaError(f"clients: no column {name!r}. {suggestion(name, list(names_seen))}")
+        arrays = [table.get(name, np.full(len(table["client"]), np.nan, np.float32)) for table in rounds]
+        joined[name] = (np.concatenate(arrays) if arrays else np.empty(0)).astype(DTYPES_BY_COLUMN.get(name, "float32"))
     return joined
 
 
-def total_by_client(pieces: Iterable[Mapping[str, Array]]) -> ClientColumns:
-    """Return one row per client, from the rows of one round or of several after another; memory grows with the number
-    of clients only."""
+def total_by_client(tables: Iterable[Mapping[str, Array]]) -> ClientColumns:
+    """Return one row per client from tables of consecutive rounds; memory grows with the number of clients only."""
     import pandas
 
     total, sums = pandas.DataFrame(), [*TOTALS_BY_COLUMN.values()]
-    for columns in pieces:
+    for columns in tables:
         rows = pandas.DataFrame(dict(columns)).drop(columns="round", errors="ignore").rename(columns=TOTALS_BY_COLUMN)
-        known = [name for name in sums if name in rows]
-        rows = pandas.concat([total, rows.astype(dict.fromkeys(known, np.int64))])
-        how = {name: "sum" if name in known else "last" for name in [*known, *rows] if name != "client"}
-        total = rows.groupby("client", as_index=False).agg(how)  # the last value is the last that was measured
+        present = [name for name in sums if name in rows]
+        rows = pandas.concat([total, rows.astype(dict.fromkeys(present, np.int64))])
+        rules = {name: "sum" if name in present else "last" for name in [*present, *rows] if name != "client"}
+        total = rows.groupby("client", as_index=False).agg(rules)  # "last" skips NaN
     integers = {"client", *sums}
     return ClientColumns({name: total[name].to_numpy("int64" if name in integers else "float32") for name in total})
 
@@ -208,15 +207,15 @@ def total_by_client(pieces: Iterable[Mapping[str, Array]]) -> ClientColumns:
 def summarize_clients(values: Sequence[float], lower_is_better: bool) -> tuple[float, float, float]:
     """Return mean, population standard deviation, and mean of the worst tenth (rounded up) over clients.
 
-    Clients with NaN, such as the AUC of one class, are left out.
+    Clients with NaN, such as the AUC of one class, are excluded.
 
     >>> summarize_clients([0.75, 0.25, 0.5, math.nan], lower_is_better=False)
     (0.5, 0.2041241452319315, 0.25)
     """
-    known = sorted((value for value in values if not math.isnan(value)), reverse=lower_is_better)
-    if not known:
+    measured = sorted((value for value in values if not math.isnan(value)), reverse=lower_is_better)
+    if not measured:
         return math.nan, math.nan, math.nan
-    mean = math.fsum(known) / len(known)
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in known) / len(known))
-    worst = known[: -(-len(known) // 10)]
+    mean = math.fsum(measured) / len(measured)
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in measured) / len(measured))
+    worst = measured[: -(-len(measured) // 10)]
     return mean, deviation, math.fsum(worst) / len(worst)

@@ -1,7 +1,7 @@
-"""The trained model of a run folder: with its preprocessing, its predictions, and exports to other formats.
+"""The trained model of a run folder: loading, predictions, and exports to other formats.
 
-An ONNX graph is made by torch's own exporter. It takes what the model takes: of a table the encoded inputs, in the
-order of `Schema.inputs`, and of images floats, which it normalises as ``data.augment`` did.
+An ONNX graph is written by torch's exporter. It takes the inputs of the model: for tables the encoded inputs, in the
+order of `Schema.inputs`; for images floats, which it normalises as ``data.augment`` did.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FORMATS = (".safetensors", ".pt", ".onnx")
 
 
 class Predictions(NamedTuple):
-    """Outputs of a model; for classifiers the class of each row; the targets if they are known; the names of classes.
+    """Outputs of a model; for classifiers the class of each row; known targets; the names of classes.
 
     >>> Predictions(torch.zeros(1, 2), torch.tensor([0]), None).classes.tolist()
     [0]
@@ -63,25 +63,25 @@ class Predictions(NamedTuple):
 
 
 def trained_dtype(module: nn.Module) -> torch.dtype:
-    """Return the dtype of a model's inputs: that of its trained parameters, since frozen ones may be narrower.
+    """Return the dtype of a model's inputs: that of its trained parameters (frozen ones may be narrower).
 
     >>> trained_dtype(nn.Sequential(nn.Linear(2, 2).requires_grad_(False).bfloat16(), nn.Linear(2, 1)))
     torch.float32
     """
-    dtypes = [each.dtype for each in sorted(module.parameters(), key=lambda each: not each.requires_grad)]
+    dtypes = [p.dtype for p in sorted(module.parameters(), key=lambda p: not p.requires_grad)]
     return dtypes[0] if dtypes else torch.float32
 
 
 class TrainedModel(nn.Module):
     """A module in evaluation mode that normalises its inputs as the run did.
 
-    Calling it with inputs, as the run's data has them, applies the normalisations of ``data.augment`` and then
-    ``module``. `predict` also takes raw inputs: a data frame or CSV file is encoded by the run's schema, and images of
-    bytes are scaled as the data set was.
+    Calling it with inputs in the form of the run's data applies the normalisations of ``data.augment`` and then
+    ``module``. `predict` also takes raw inputs: it encodes a data frame or CSV file by the run's schema, and scales
+    images of bytes like the data set.
 
     Args:
         module: The trained module.
-        preprocessing: What inputs pass through before it.
+        preprocessing: The preprocessing of its inputs.
         pipeline: The normalisations, if they are not those of ``preprocessing``.
 
     >>> TrainedModel(nn.Linear(2, 1)).predict(torch.zeros(3, 2)).outputs.shape
@@ -97,17 +97,17 @@ class TrainedModel(nn.Module):
         self.pipeline = Pipeline(self.preprocessing.normalize) if pipeline is None else pipeline
         self.train(module.training)
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
         if len(inputs) != 1:
-            return self.module(*inputs, **named)
+            return self.module(*inputs, **keywords)
         (rows,) = inputs
-        if not all(isinstance(part, normalize) for part in self.pipeline.parts):
+        if not all(isinstance(transform, normalize) for transform in self.pipeline.parts):
             rows = self.pipeline(rows, Key(0), torch.Generator())
         else:
-            for part in self.pipeline.parts:  # they draw nothing, and exporters can follow them
-                rows = part(rows, torch.default_generator)
-        call = self.module if named or isinstance(rows, Tensor) else model_caller(self.module, rows)
-        return call(rows, **named)
+            for transform in self.pipeline.parts:  # deterministic, and exporters can trace them
+                rows = transform(rows, torch.default_generator)
+        call = self.module if keywords or isinstance(rows, Tensor) else model_caller(self.module, rows)
+        return call(rows, **keywords)
 
     def predict(self, frame: Any, *, client: str | None = None, batch_size: int = 500) -> Predictions:
         """Return predictions for raw inputs.
@@ -116,7 +116,7 @@ class TrainedModel(nn.Module):
             frame: For tables a data frame, a dict of columns, a list of dicts or the path of a CSV file; otherwise an
                 array or tensor of inputs, or a dict or tuple of them as in training.
             client: For columns scaled by site, the client whose statistics are used.
-            batch_size: How many rows to evaluate at a time.
+            batch_size: Number of rows to evaluate at a time.
         """
         record, targets, rows = self.preprocessing, None, frame
         dtype = trained_dtype(self.module)
@@ -148,12 +148,12 @@ class TrainedModel(nn.Module):
 
 
 def predict(model: nn.Module, inputs: Any, batch_size: int = 500) -> Any:
-    """Return what a model returns for some inputs: a tensor, or a dict or tuple of tensors, with a row per input.
+    """Return the outputs of a model: a tensor, or a dict or tuple of tensors, with a row per input.
 
     Args:
-        model: A module; it is evaluated without gradients. One of `load_model` normalises inputs as its run did.
+        model: A module, evaluated without gradients. A model of `load_model` normalises inputs as its run did.
         inputs: The inputs, one per row: a tensor, or a dict or tuple of tensors as in training.
-        batch_size: How many rows to evaluate at a time.
+        batch_size: Number of rows to evaluate at a time.
 
     >>> import torch
     >>> predict(torch.nn.Linear(2, 1), torch.zeros(3, 2)).shape
@@ -169,14 +169,14 @@ def predict(model: nn.Module, inputs: Any, batch_size: int = 500) -> Any:
     model.eval()
     try:
         with torch.no_grad():
-            parts = [slice(start, start + batch_size) for start in range(0, rows, batch_size)]
-            outputs = [call(trees.tree_map(lambda leaf, part=part: leaf[part], inputs)) for part in parts]
+            windows = [slice(start, start + batch_size) for start in range(0, rows, batch_size)]
+            outputs = [call(trees.tree_map(lambda leaf, window=window: leaf[window], inputs)) for window in windows]
     finally:
         model.train(was_training)
-    if len(parts) > 1 and not has_rows(outputs[0], batch_size):
+    if len(windows) > 1 and not has_rows(outputs[0], batch_size):
         expected = f"{rows} or more, since the model returns {describe_shapes(outputs[0])}, not one row per input"
         raise invalid_argument("predict", "batch_size", batch_size, expected)
-    return outputs[0] if len(parts) == 1 else concatenate_outputs(outputs)
+    return outputs[0] if len(windows) == 1 else concatenate_outputs(outputs)
 
 
 @allow_code()
@@ -191,15 +191,15 @@ def load_model(
 ) -> TrainedModel:
     """Load the trained model of a run folder, in evaluation mode and with its preprocessing.
 
-    A run of a configuration builds its own model, and code that it names is imported. The training data is not needed.
+    The model of a configuration is built from it; code that it names is imported. The training data is not needed.
 
     Args:
         folder: The folder of a run, or a .safetensors or .pt file that `export` wrote, with the file beside it.
-        model: For a run started in Python, the class or function that its task was made with.
+        model: For a run started in Python, the class or function of its task's model.
         client: Load the model of this client: its own in decentralized runs, else the server's with its private blocks.
         algorithm: For a client's model of a run started in Python, its algorithm.
         task: For a client's model of a run started in Python, its task.
-        trust: Import code that the folder names even if this user did not create the folder on this machine.
+        trust: Import code that the folder names, even if this user did not create the folder on this machine.
 
     >>> import tempfile
     >>> import torch
@@ -207,7 +207,7 @@ def load_model(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     rows = hansa.data.from_arrays(torch.rand(12, 2), torch.rand(12, 1), clients=3)
     ...     task = hansa.Task(lambda: torch.nn.Linear(2, 1), torch.nn.functional.mse_loss, rows)
-    ...     done = hansa.run(hansa.presets.fedavg(steps=1), task, rounds=1, out=f"{folder}/run")
+    ...     run = hansa.run(hansa.presets.fedavg(steps=1), task, rounds=1, out=f"{folder}/run")
     ...     trained = load_model(f"{folder}/run", lambda: torch.nn.Linear(2, 1))
     >>> trained.module
     Linear(in_features=2, out_features=1, bias=True)
@@ -241,35 +241,35 @@ def load_model(
 
 
 def _load_exported(path: Path, model: Callable[[], nn.Module] | None) -> TrainedModel:
-    """Load an exported model by the file beside it, which names a built-in model or needs the caller's.
+    """Load an exported model by the file beside it; a model that is not built in is the caller's.
 
-    Both files may come from anybody: nothing in them is unpickled, and no code that they name is imported.
+    Both files are untrusted: nothing in them is unpickled, and no code that they name is imported.
     """
     if path.suffix == ".pt":
         raise HansaError(
             f"{path}: a .pt file is a pickle, which is not loaded. Export the run to .safetensors, or load the state "
             "dict with torch.load if you trust the file."
         )
-    beside = sidecar_path(path)
-    stored = read_preprocessing(beside)
+    sidecar = sidecar_path(path)
+    stored = read_preprocessing(sidecar)
     if stored is None:
-        raise HansaError(f"{path}: {beside.name}, which `hansa export` writes beside it, is missing.")
-    record, also = stored
+        raise HansaError(f"{path}: {sidecar.name}, which `hansa export` writes beside it, is missing.")
+    record, metadata = stored
     content = path.read_bytes()
-    if also.get("model_sha256") != io.sha256(content):
-        raise DamagedFileError(f"{path}: {beside.name} belongs to another file: its SHA-256 differs. Export it again.")
+    if metadata.get("model_sha256") != io.sha256(content):
+        raise DamagedFileError(f"{path}: {sidecar.name} belongs to another file: its SHA-256 differs. Export it again.")
     if model is None:
         template = record.template()
-        if also.get("model") is None or template is None:
+        if metadata.get("model") is None or template is None:
             raise HansaError(f"{path}: its model is your own code: load_model(..., model=YOURS).")
-        if code := named_code(also["model"]):
+        if code := named_code(metadata["model"]):
             raise HansaError(
-                f"{beside}: names code, {', '.join(code)}, which `hansa export` does not write. It was not imported: "
+                f"{sidecar}: names code, {', '.join(code)}, which `hansa export` does not write. It was not imported: "
                 "load_model(..., model=YOURS)."
             )
         with only_look():
-            model = build.model_factory(Config(model=ModelSection.model_validate(also["model"])), template)
-    return TrainedModel(_fill(model, safetensors.torch.load(content), str(path)), record)
+            model = build.model_factory(Config(model=ModelSection.model_validate(metadata["model"])), template)
+    return TrainedModel(_load_state(model, safetensors.torch.load(content), str(path)), record)
 
 
 def _is_exported(path: Path) -> bool:
@@ -326,7 +326,7 @@ def predict_from_folder(
 ) -> Predictions:
     """Return the predictions of a run's model, or of a client's, for a file of inputs or for the run's test data.
 
-    A file needs no training data: it passes through the preprocessing of the run. With a client and test rows that have
+    A file passes through the preprocessing of the run, without its training data. With a client and test rows that have
     owners, only its own test rows are used. ``site`` names the client whose statistics scale columns with
     ``scale: site``; in a federation they are in ``preprocessing``, a file in the site's folder. ``trust`` is as in
     `load_model`. The folder may also be an exported model.
@@ -358,11 +358,11 @@ def _predict_file(
     model: TrainedModel, inputs: Path | str, site: str | None, preprocessing: Path | str | None
 ) -> Predictions:
     if preprocessing is not None:
-        stored = read_preprocessing(Path(preprocessing))
-        own = model.preprocessing.encoding
-        if stored is None or own is None or stored[0].encoding is None or stored[0].encoding.schema != own.schema:
+        record, _ = read_preprocessing(Path(preprocessing)) or (Preprocessing(), {})
+        encoding, expected = record.encoding, model.preprocessing.encoding
+        if encoding is None or expected is None or encoding.schema != expected.schema:
             raise HansaError(f"{preprocessing}: expected the {PREPROCESSING} of a site, with the model's schema.")
-        model = TrainedModel(model.module, stored[0], model.pipeline)
+        model = TrainedModel(model.module, record, model.pipeline)
     if model.preprocessing.encoding is not None and Path(inputs).suffix.lower() == ".csv":
         return model.predict(inputs, client=site)
     return model.predict(read_inputs(inputs))
@@ -376,7 +376,7 @@ def read_inputs(path: Path | str) -> Tensor:
             return torch.from_numpy(np.load(path, allow_pickle=False))
         if path.suffix == ".csv":
             read = partial(np.loadtxt, path, delimiter=",", ndmin=2, dtype=np.float32)
-            with suppress(ValueError):  # of the header
+            with suppress(ValueError):  # a header
                 return torch.from_numpy(read())
             return torch.from_numpy(read(skiprows=1))
     except (OSError, ValueError, TypeError) as error:
@@ -396,8 +396,8 @@ def export(
     Args:
         folder: The folder of a run.
         path: The file: .safetensors or .pt (the state dict), or .onnx (needs ``hansa[onnx]``).
-        model: For ONNX of a run started in Python, the class or function that its task was made with.
-        trust: For ONNX, import code that the folder names even if this user did not create the folder on this machine.
+        model: For ONNX of a run started in Python, the class or function of its task's model.
+        trust: For ONNX, import code that the folder names, even if this user did not create the folder on this machine.
 
     >>> import tempfile
     >>> import torch
@@ -405,7 +405,7 @@ def export(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     rows = hansa.data.from_arrays(torch.rand(12, 2), torch.rand(12, 1), clients=3)
     ...     task = hansa.Task(lambda: torch.nn.Linear(2, 1), torch.nn.functional.mse_loss, rows)
-    ...     done = hansa.run(hansa.presets.fedavg(steps=1), task, rounds=1, out=f"{folder}/run")
+    ...     run = hansa.run(hansa.presets.fedavg(steps=1), task, rounds=1, out=f"{folder}/run")
     ...     export(f"{folder}/run", f"{folder}/model.pt").name
     'model.pt'
     """
@@ -423,18 +423,18 @@ def export(
     io.write_file(path, content)
     stored = read_preprocessing(run_folder / PREPROCESSING)
     if stored is None:
-        log.warning("%s: the preprocessing of the run is not recorded: the exported model does not carry it", path)
+        log.warning("%s: the run recorded no preprocessing, so the exported model has none", path)
     else:
-        section, named = run_folder.config.model, None
+        section, model_section = run_folder.config.model, None
         if run_folder.config.python is None and section.factory is None:
-            named = {"name": section.name} | ({"options": section.options} if section.options else {})
-        write_preprocessing(sidecar_path(path), stored[0], model_sha256=io.sha256(content), model=named)
+            model_section = {"name": section.name} | ({"options": section.options} if section.options else {})
+        write_preprocessing(sidecar_path(path), stored[0], model_sha256=io.sha256(content), model=model_section)
     return path
 
 
 @allow_code()
 def _onnx(run_folder: RunFolder, path: Path, model: Callable[[], nn.Module] | None, trust: bool) -> bytes:
-    """Return the graph of a run's model, by the exporter of torch."""
+    """Return the ONNX graph of a run's model."""
     run_folder.require_trust(trust=trust)
     if not all(map(find_spec, ("onnx", "onnxscript"))):
         raise HansaError("export to ONNX needs two packages: pip install 'hansa[onnx]'.")
@@ -462,23 +462,23 @@ def _onnx(run_folder: RunFolder, path: Path, model: Callable[[], nn.Module] | No
 def _find_run_folder(path: Path | str) -> RunFolder:
     group = SeedGroupFolder(path)
     if group.exists:
-        raise HansaError(f"{group}: holds several seeds; pass one of them: {group.runs[0] if group.runs else group}.")
+        raise HansaError(f"{group}: has several seeds. Pass one of them: {group.runs[0] if group.runs else group}.")
     run_folder = RunFolder.containing(path)
     if not (run_folder / MODEL_FILE).is_file():
-        raise HansaError(f"{run_folder}: {MODEL_FILE} is missing: it is written when a run ends or stops.")
+        raise HansaError(f"{run_folder}: {MODEL_FILE} is missing. It is written when a run ends or stops.")
     return run_folder
 
 
 def _load_weights(run_folder: RunFolder, model: Callable[[], nn.Module]) -> nn.Module:
-    return _fill(model, safetensors.torch.load(run_folder.read_model()), str(run_folder))
+    return _load_state(model, safetensors.torch.load(run_folder.read_model()), str(run_folder))
 
 
-def _fill(model: Callable[[], nn.Module], state: dict[str, Tensor], source: str) -> nn.Module:
+def _load_state(model: Callable[[], nn.Module], state: dict[str, Tensor], source: str) -> nn.Module:
     """Build a model and load a state dict into it."""
     module = model()
-    own = module.state_dict()
-    if set(own) != set(state) or any(own[name].shape != tensor.shape for name, tensor in state.items()):
-        wrong = sorted(set(own) ^ set(state)) or [n for n, t in state.items() if own[n].shape != t.shape]
+    expected = module.state_dict()
+    if set(expected) != set(state) or any(expected[name].shape != tensor.shape for name, tensor in state.items()):
+        wrong = sorted(set(expected) ^ set(state)) or [n for n, t in state.items() if expected[n].shape != t.shape]
         raise HansaError(f"{source}: the model does not match the trained one: {', '.join(wrong[:5])}.")
     wide = any(tensor.dtype == torch.float64 for tensor in state.values())
     with torch.no_grad():

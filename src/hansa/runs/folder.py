@@ -2,23 +2,22 @@
 
 =======================  =======================================================================
 config.yaml              the resolved configuration; ``hansa run config.yaml`` repeats the run
-preprocessing.json       what inputs pass through before the model: schema of tables, normalisations
+preprocessing.json       the preprocessing of inputs: schema of tables, normalisations
 partition.safetensors    the samples of every client
 environment.json         versions and machine
 run.db, run.rows         the record: rounds, clients and the checkpoints for exact resumption
 metrics.jsonl            one line of JSON per round, written for other programs and never read
 summary.json             the final metrics
 model.safetensors        the model after the last round
-.hansa-run               marks a run folder; digests of what resuming depends on; method and citations, for commands
+.hansa-run               marks a run folder; digests that resuming depends on; method and citations, for commands
                          that import no code
-.hansa-id                if the run names code: its random id, by which the user's own runs are recognised
+.hansa-id                if the run names code: its random id, which identifies the user's own runs
 .hansa-lock              locked while the run is active; names the process
 =======================  =======================================================================
 
-``mkdir`` reserves a name and a lock its folder before anything else is written. To replace a run, its files are
-renamed into ``.replaced``, the configuration first and the marker last; they are removed when the new run can be
-resumed. After a crash at any point, the next process finds a complete run, the new or the old one. Files that are not
-part of a run are never moved.
+``mkdir`` reserves a name and a lock reserves its folder before anything else is written. To replace a run, its files
+are renamed into ``.replaced``, the configuration first and the marker last; they are removed when the new run can be
+resumed. After a crash at any point, the next process finds a complete run, new or old. Other files are never moved.
 
 Several seeds of one method have a folder with ``group.yaml``, the configuration with all its seeds, which ``hansa run``
 accepts, and a run folder for each: ``seed-0``, ``seed-1``, ...
@@ -137,7 +136,7 @@ def subfolders(folder: Path) -> Iterator[Path]:
 
 
 class _Folder:
-    """A folder that a configuration makes the folder of a run or of several."""
+    """A folder whose configuration file makes it the folder of one or several runs."""
 
     path: Path
     name = CONFIG
@@ -150,12 +149,12 @@ class _Folder:
 
     @property
     def exists(self) -> bool:
-        """Whether something has been started here."""
+        """Whether the folder has a configuration."""
         return (self / self.name).is_file()
 
     @property
     def config(self) -> Config:
-        """The configuration as written; no code that it names is run."""
+        """The configuration, without importing code that it names."""
         if not self.exists:
             raise HansaError(f"{self}: not a run folder: {self.name} is missing.")
         return load(self / self.name, building=False)
@@ -185,18 +184,18 @@ class RunFolder(_Folder):
 
     @property
     def config(self) -> Config:
-        """The configuration of the run as written; no code that it names is run."""
+        """The configuration of the run, without importing code that it names."""
         try:
             return super().config
         except ConfigError:
             if (self / MARKER).exists():
-                _ = self.marker  # a run of another version is refused as such
+                _ = self.marker  # refuses other formats
             raise
 
     @property
     def marker(self) -> dict[str, Any]:
-        """What was recorded when the run was started: what resuming depends on, and what is known of the method without
-        importing code. A run of another format is refused by the version that wrote it."""
+        """The facts recorded at the start: provenance that resuming depends on, and the method and citations, for
+        commands that import no code. Other formats are refused with the version that wrote them."""
         content = io.read_sealed(self / MARKER)
         try:
             TypeAdapter(_Marker).validate_python(content)
@@ -212,7 +211,7 @@ class RunFolder(_Folder):
         return content
 
     def _read(self, read: Callable[[RunRecord], T], otherwise: T) -> T:
-        """Return what a function reads from the record; ``otherwise`` if no run has been started here."""
+        """Return the result of a function of the record, or ``otherwise`` if there is no run."""
         if self.exists:
             _ = self.marker  # refuses other formats
         elif not RunRecord.exists(self.path):
@@ -222,7 +221,7 @@ class RunFolder(_Folder):
 
     @property
     def facts(self) -> MetricFacts:
-        """What the run recorded about its metrics when it started."""
+        """The facts about its metrics that the run recorded at the start."""
         return MetricFacts.from_json(self.marker.get("metrics") if (self / MARKER).exists() else None)
 
     @property
@@ -232,23 +231,23 @@ class RunFolder(_Folder):
 
     @property
     def metrics(self) -> RunHistory:
-        """The records of all closed rounds without their lists, such as those of clients, and the record's digest."""
+        """The records of all closed rounds without list columns, and the digest of the record."""
         return self._history(lists=False)
 
     def _history(self, *, lists: bool) -> RunHistory:
         history = RunHistory((), self.facts)
 
         def read(record: RunRecord) -> None:
-            for each in record.rounds():
-                kept = {name: value for name, value in each.record.items() if lists or not isinstance(value, list)}
-                history.append(kept)
-                history.digest = each.digest
+            for recorded in record.rounds():
+                items = recorded.record.items()
+                history.append({name: value for name, value in items if lists or not isinstance(value, list)})
+                history.digest = recorded.digest
 
         self._read(read, None)
         return history
 
     def clients(self, *columns: str) -> ClientColumns:
-        """Return the client record, all columns or those named."""
+        """Return the client record: the named columns, by default all."""
         return self._read(lambda record: record.client_columns(*columns), ClientColumns()).named(self.client_names)
 
     def by_client(self) -> ClientColumns:
@@ -268,12 +267,12 @@ class RunFolder(_Folder):
 
     @property
     def client_names(self) -> list[str]:
-        """The names of clients by number, such as hospitals or files; none if they have no names."""
+        """The names of clients by number, such as hospitals or files, if they have names."""
         return [str(name) for name in self.marker.get("client_names", [])] if self.exists else []
 
     @property
     def data_facts(self) -> dict[str, str]:
-        """The name of the data, and digests of its rows and of its partition, to compare runs by."""
+        """The name of the data and digests of its rows and partition, for comparing runs."""
         marker = self.marker
         facts = {"name": marker.get("data"), **{name: marker["bound"].get(name) for name in ("data", "partition")}}
         return {name: str(value) for name, value in facts.items() if value is not None}
@@ -288,7 +287,7 @@ class RunFolder(_Folder):
         return self.summary_of(self.metrics)
 
     def summary_of(self, history: RunHistory) -> dict[str, Any]:
-        """Return the summary, from metrics that have been read already."""
+        """Return the summary for a history that has been read already."""
         derived = metrics.summarize(history, self.config.evaluate.target)
         if notes := self.marker["accepted"]:
             derived["accepted_changes"] = [f"{', '.join(n['changed'])} after round {n['round']}" for n in notes]
@@ -299,9 +298,7 @@ class RunFolder(_Folder):
             log.warning("%s is not the configuration that the run ended with: it was changed or cut", self / CONFIG)
         expected = to_plain_json({"record_digest": history.digest, **derived})
         if differing := [name for name, value in expected.items() if stored.get(name, value) != value]:
-            log.warning(
-                "%s does not agree with the record in %s: the record is used", self / SUMMARY, ", ".join(differing[:5])
-            )
+            log.warning("%s contradicts the record in %s: the record is used", self / SUMMARY, ", ".join(differing[:5]))
         return {**stored, **derived}
 
     @property
@@ -323,13 +320,12 @@ class RunFolder(_Folder):
             data.save_split(self / PARTITION, federated.split, federated.targets, name, counts)
 
     def write_marker(self, run: Run, provenance: Mapping[str, str], accepted: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Write the marker: what resuming the run depends on, the changes that were accepted, and what looking commands
-        need to know without importing code."""
+        """Write the marker: provenance, accepted changes, and facts for commands that import no code."""
         marker = {
             "format": FORMAT,
             "run": run.id,
             "bound": dict(provenance),
-            "accepted": [dict(each) for each in accepted],
+            "accepted": [dict(change) for change in accepted],
             "composition": repr(run.algorithm),
             "cites": citations(run.algorithm),
             "metrics": asdict(run.history.facts),
@@ -360,7 +356,7 @@ class RunFolder(_Folder):
             io.append(self / METRICS, "".join(to_line(record) + "\n" for record in records).encode())
 
     def rewind(self, round: int) -> list[dict[str, Any]]:
-        """Go back to the checkpoint of a round and return the records of the rounds before it."""
+        """Return to the checkpoint of a round, and return the records up to it."""
         assert self.record is not None
         records = self.record.rewind(round)
         io.write_file(self / METRICS, *((to_line(record) + "\n").encode() for record in records))
@@ -403,7 +399,7 @@ class RunFolder(_Folder):
     # --- locking and replacing ------------------------------------------------------------------------------------
 
     def check_free(self, *, overwrite: bool = False) -> None:
-        """Refuse a folder that is not empty; with ``overwrite`` it may hold a run. Nothing is changed."""
+        """Refuse a folder that is not empty; with ``overwrite`` it may have a run. Changes nothing."""
         if not os.path.lexists(self.path):
             return
         holds_run = self.exists
@@ -415,8 +411,7 @@ class RunFolder(_Folder):
             )
         if holds_run and not _is_marked(self.path):
             raise HansaError(
-                f"{self.path}: has a {CONFIG}, but no marker of a run by Hansa. Remove it by hand, or choose another "
-                "folder."
+                f"{self.path}: has a {CONFIG} but no {MARKER}. Remove it by hand, or choose another folder."
             )
 
     def acquire(self, *, overwrite: bool = False, numbered: bool = False) -> None:
@@ -446,7 +441,7 @@ class RunFolder(_Folder):
             raise
 
     def acquire_existing(self) -> None:
-        """Lock the folder of a run that is to be resumed."""
+        """Lock the folder of a run to resume."""
         if not any((self / name).exists() for name in (CONFIG, REPLACED)):
             raise HansaError(f"{self.path}: not a run folder: {CONFIG} is missing.")
         self._lock = FileLock(self / LOCK)
@@ -484,7 +479,7 @@ class RunFolder(_Folder):
         if not replaced.is_dir():
             return False
         if not self.exists:
-            if os.path.lexists(replaced / MARKER):  # the old run is all there: what is beside it is of the new one
+            if os.path.lexists(replaced / MARKER):  # the old run is complete: the other files are of the new one
                 self._clear()
             for name in reversed(NAMES):
                 if os.path.lexists(replaced / name):
@@ -514,18 +509,17 @@ def environment() -> dict[str, Any]:
 
 
 def arithmetic_of(run: Run) -> str:
-    """Describe the platform of a run, which the last bits of its result depend on: the devices on which clients train,
-    and that of the server."""
+    """Describe the platform that the last bits of a result depend on: torch, kernels, devices of clients and server."""
     from hansa.core.devices import available_devices
 
     names = available_devices()
-    kinds = sorted({f", {device.type} ({names.get(device, '?')})" for device in run.devices if device.type != "cpu"})
+    details = sorted({f", {device.type} ({names.get(device, '?')})" for device in run.devices if device.type != "cpu"})
     if (server := run.server_device).type != "cpu":
-        kinds.append(f", server on {server.type} ({names.get(server, '?')})")
-    if kinds and not run.deterministic:
-        kinds.append(", not deterministic")
+        details.append(f", server on {server.type} ({names.get(server, '?')})")
+    if details and not run.deterministic:
+        details.append(", not deterministic")
     native_set = native.instruction_set() or "none"
-    return f"torch {version('torch')}, {platform.machine()}, native kernels: {native_set}{''.join(kinds)}"
+    return f"torch {version('torch')}, {platform.machine()}, native kernels: {native_set}{''.join(details)}"
 
 
 def slug(title: str) -> str:
@@ -579,14 +573,14 @@ def _is_marked(path: Path) -> bool:
 
 
 def _is_unfinished_start(path: Path) -> bool:
-    """Return whether the folder is empty, or was left by a run that was killed before it had its configuration."""
+    """Return whether the folder is empty, or has only files of a run killed before it wrote its configuration."""
     names = {entry.name.removesuffix(io.TEMPORARY_SUFFIX) for entry in os.scandir(path)}
     marked = bool({LOCK, MARKER} & names)
     return not names or (marked and names <= {*NAMES, LOCK, REPLACED})
 
 
 def parse_seeds(seeds: object, first: int = 0, where: str = "run") -> list[int]:
-    """Return the seeds given by a list or a count; 3 means three seeds from ``first``.
+    """Return the seeds of a list or a count; 3 means three seeds from ``first``.
 
     >>> parse_seeds(3), parse_seeds(2, first=7), parse_seeds([5, 1])
     ([0, 1, 2], [7, 8], [5, 1])
@@ -594,20 +588,20 @@ def parse_seeds(seeds: object, first: int = 0, where: str = "run") -> list[int]:
     if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds >= 1:
         return list(range(first, first + seeds))
     if isinstance(seeds, Iterable) and not isinstance(seeds, (str, bytes, Mapping)):
-        listed = list(seeds)
-        plain = all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in listed)
-        if listed and plain and len(set(listed)) == len(listed):
-            return listed
+        seed_list = list(seeds)
+        valid = all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in seed_list)
+        if seed_list and valid and len(set(seed_list)) == len(seed_list):
+            return seed_list
     raise invalid_argument(
         where, "seeds", seeds, "a number of seeds, or a list of different integers", "3 stands for seeds 0, 1, 2."
     )
 
 
 def expand_seeds(config: Config) -> list[Config]:
-    """Return one configuration for each of its seeds; or the configuration itself if it has one seed.
+    """Return a configuration for each seed, or the configuration itself if it has one seed.
 
     >>> from hansa.config import from_yaml
-    >>> [each.seed for each in expand_seeds(from_yaml("seeds: [4, 2]"))]
+    >>> [config.seed for config in expand_seeds(from_yaml("seeds: [4, 2]"))]
     [4, 2]
     """
     if config.seeds is None:
@@ -642,8 +636,8 @@ class SeedGroupFolder(_Folder):
 
     @property
     def runs(self) -> list[RunFolder]:
-        """The runs that have been started, in the order of the seeds."""
-        return [run for run in (self.run(each.seed) for each in expand_seeds(self.config)) if run.exists]
+        """The started runs, in the order of the seeds."""
+        return [run for run in (self.run(seed_config.seed) for seed_config in expand_seeds(self.config)) if run.exists]
 
     def check(self, *, overwrite: bool = False) -> None:
         """Refuse a folder with other content, or with runs unless ``overwrite``."""
@@ -657,10 +651,10 @@ class SeedGroupFolder(_Folder):
             raise HansaError(f"{self}: not empty, and not a group of runs. Choose another folder.")
 
     def write_config(self, config: Config) -> None:
-        """Write the configuration with its seeds, and with the earlier seeds if everything else is the same."""
-        seeds = [each.seed for each in expand_seeds(config)]
+        """Write the configuration with its seeds, and with the earlier seeds if everything else is equal."""
+        seeds = [seed_config.seed for seed_config in expand_seeds(config)]
         if self.exists and config_without_seed(self.config) == config_without_seed(config):
-            seeds = sorted({*seeds, *(each.seed for each in expand_seeds(self.config))})
+            seeds = sorted({*seeds, *(seed_config.seed for seed_config in expand_seeds(self.config))})
         io.make_folder(self.path.absolute())
         trust_module.remember(self.path, code_names(config))
         io.write_file(self / GROUP, to_yaml(config.model_copy(update={"seed": 0, "seeds": seeds})).encode())

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hansa.runs.driver import RunOptions
 
 OWN_MODEL = ("local/private", "local/private_buffers", "local/row")
-"""The rows of client memory that hold a client's own model."""
+"""The rows of client memory with a client's own model."""
 
 
 class ClientEvaluationPlan(NamedTuple):
@@ -43,21 +43,21 @@ class ClientEvaluationPlan(NamedTuple):
         """Read the schedule from the options; by default at each evaluation if test rows have owners."""
         steps: Any = options.personalise
         owned = bool(getattr(task, "client_test_sizes", None))
-        wanted = owned if options.per_client is None else options.per_client
-        if wanted is False:
+        requested = owned if options.per_client is None else options.per_client
+        if requested is False:
             if steps is not None:
                 raise invalid_argument(
                     "run", "personalise", steps, "per_client=True beside it", "It is part of per-client evaluation."
                 )
             return cls(-1)
-        if wanted is not True:
-            check_integer("run", "per_client", wanted, "True evaluates with each evaluation, False never.")
+        if requested is not True:
+            check_integer("run", "per_client", requested, "True evaluates with each evaluation, False never.")
         if not owned:
             raise HansaError(
                 f"{task.name}: test rows have no owners, so clients cannot be evaluated one by one. "
                 "from_arrays(..., test_clients=OWNERS) names them; data: {test_clients: labels} assigns them."
             )
-        return cls(options.evaluate_every if wanted is True else wanted, steps)
+        return cls(options.evaluate_every if requested is True else requested, steps)
 
     def is_due(self, round: int, final: bool) -> bool:
         """Return whether clients are evaluated after this round."""
@@ -68,22 +68,23 @@ def evaluate_clients(
     engine: Engine, algorithm: Algorithm, task: Any, job: EvaluationJob, store: ClientStore
 ) -> dict[str, Array]:
     """Evaluate all clients that own test rows, and return columns for the client record."""
-    own = algorithm.serverless or algorithm.local.private_blocks is not None
+    personal = algorithm.serverless or algorithm.local.private_blocks is not None
 
-    def with_memory(part: EvaluationJob) -> EvaluationJob:
-        if not own:
-            return part
-        rows = {client: store.read(client) for client in part.clients}
-        memory = {client: {name: mine[name] for name in OWN_MODEL if name in mine} for client, mine in rows.items()}
-        return replace(part, memory=memory)
+    def with_memory(batch: EvaluationJob) -> EvaluationJob:
+        if not personal:
+            return batch
+        rows = {client: store.read(client) for client in batch.clients}
+        memory = {client: {name: of[name] for name in OWN_MODEL if name in of} for client, of in rows.items()}
+        return replace(batch, memory=memory)
 
-    parts = list(split_job(task.client_test_sizes, job))
-    answers = with_defaults(engine, BaseEngine).evaluate_clients(parts, with_memory)
+    batches = list(split_job(task.client_test_sizes, job))
+    answers = with_defaults(engine, BaseEngine).evaluate_clients(batches, with_memory)
     if answers is None:
-        first = next(iter(job.vectors.values()))
-        answers = Serial(algorithm, task, first.dtype, first.device).evaluate_clients(parts, with_memory)
+        vector = next(iter(job.vectors.values()))
+        answers = Serial(algorithm, task, vector.dtype, vector.device).evaluate_clients(batches, with_memory)
     results: list[ClientMetrics] = [metrics for answer in answers for metrics in answer]
-    columns: dict[str, Array] = {"client": np.array([client for part in parts for client in part.clients], np.int64)}
+    clients = [client for batch in batches for client in batch.clients]
+    columns: dict[str, Array] = {"client": np.array(clients, np.int64)}
     with np.errstate(over="ignore"):  # values beyond single precision become infinite
         for name in results[0]:
             columns[name] = np.array([metrics[name] for metrics in results], np.float64).astype(np.float32)
@@ -95,7 +96,7 @@ def aggregate_client_metrics(
 ) -> dict[str, float]:
     """Return the history columns over clients: client_NAME, client_NAME_std, client_NAME_worst, and personal_NAME.
 
-    ``better`` has the directions of the task's own metrics, which decide the worst tenth.
+    ``better`` has the directions of the task's own metrics, which determine the worst tenth.
     """
     record: dict[str, float] = {}
     for name, values in columns.items():
@@ -105,7 +106,7 @@ def aggregate_client_metrics(
         direction = direction_of(name, better)
         mean, deviation, worst = summarize_clients(values.astype(np.float64).tolist(), direction == "lower")
         record |= {column: mean, f"{column}_std": deviation}
-        if direction:  # of a task that does not state it, nobody knows which tenth is the worst
+        if direction:  # otherwise the worst tenth is unknown
             record[f"{column}_worst"] = worst
     return record
 
@@ -115,8 +116,8 @@ def client_vectors(algorithm: Algorithm, vectors: Vectors, store: ClientStore, c
     check_client(client)
     if not has_client_models(algorithm):
         raise HansaError(
-            f"{algorithm.name}: clients have no models of their own, only the server's. Private blocks "
-            "(local.private_blocks) and methods without a server (dsgd, choco_sgd, ...) have them."
+            f"{algorithm.name}: clients have no models of their own. They do with private blocks "
+            "(local.private_blocks) and in methods without a server (dsgd, choco_sgd, ...)."
         )
     model, buffers = client_model(algorithm.local, vectors, store.read(client))
     return {MODEL: model} if buffers is None else {MODEL: model, BUFFERS: buffers}
@@ -130,9 +131,9 @@ def has_client_models(algorithm: Algorithm) -> bool:
 
 def check_client(client: int, population: int | None = None) -> None:
     """Raise if ``client`` is not a client number."""
-    most = "" if population is None else f" to {population - 1}"
+    limit = "" if population is None else f" to {population - 1}"
     if isinstance(client, bool) or not isinstance(client, int) or client < 0 or client >= (population or client + 1):
-        raise invalid_argument("load_model", "client", client, f"a client's number, from 0{most}")
+        raise invalid_argument("load_model", "client", client, f"a client's number, from 0{limit}")
 
 
 def timing_columns(algorithm: Algorithm, opened: OpenedRound, outcome: Outcome) -> dict[str, Any]:
@@ -159,7 +160,7 @@ def timing_columns(algorithm: Algorithm, opened: OpenedRound, outcome: Outcome) 
 def participation_columns(
     down: Mapping[int, int], outcome: Outcome, timing: RoundTiming | None = None
 ) -> dict[str, Array]:
-    """Return one row per client that was asked to train or gossiped; ``down`` has the bytes sent to each."""
+    """Return one row per client that was selected or gossiped; ``down`` has the bytes sent to each."""
     clients = sorted({*down, *outcome.peer_bytes})
     if not clients:
         return {}

@@ -1,6 +1,6 @@
-"""What inputs pass through before a trained model: written beside the model, so that predictions repeat it exactly.
+"""The preprocessing of a trained model's inputs, stored with the model so that predictions repeat it exactly.
 
-A run folder has it as ``preprocessing.json``; an exported model has a file beside it.
+A run folder has ``preprocessing.json``; an exported model has a file beside it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Preprocessing:
 
     Args:
         shape: Shape of one input; None if inputs are several tensors.
-        dtype: dtype of inputs, as torch names it.
-        classes: Number of classes, if there are any.
+        dtype: Name of the inputs' dtype in torch.
+        classes: Number of classes, if any.
         encoding: For tables, the schema.
-        pixels: For images of bytes, the scaling that the data set was loaded with.
+        pixels: For images of bytes, the scaling of the data set.
         normalize: Normalisations of test rows in ``data.augment``, in order. The model applies them itself.
-        own: Your functions that test rows pass through. They are code and cannot be written down.
+        own: Names of your functions that transform test rows, whose code is not stored.
     """
 
     shape: tuple[int, ...] | None = None
@@ -55,7 +55,7 @@ class Preprocessing:
         return hashlib.sha256(canonical_json(self.to_dict()).encode()).hexdigest()
 
     def describe(self) -> str:
-        """Return one line for a message; empty if inputs pass through nothing."""
+        """Return one line for a message, "" without preprocessing."""
         parts = [f"your own {name}" for name in self.own] + ["normalisation"] * bool(self.normalize)
         if self.encoding is not None:
             parts.append(f"schema {self.encoding.schema.sha256[:12]} of {len(self.encoding.schema.columns)} columns")
@@ -65,7 +65,7 @@ class Preprocessing:
         return ", ".join(parts)
 
     def template(self) -> data.FederatedData | None:
-        """Return data of one row of zeros from which the model can be built, without the training data."""
+        """Return data with one row of zeros, from which the model can be built without the training data."""
         if self.shape is None:
             return None
         return zero_row(self.shape, self.classes, self.dtype, encoding=self.encoding)
@@ -75,7 +75,7 @@ class Preprocessing:
         content: dict[str, Any] = {
             "hansa_preprocessing": FORMAT, "shape": self.shape and list(self.shape), "dtype": self.dtype,
             "classes": self.classes, "pixels": self.pixels and self.pixels._asdict(),
-            "normalize": [[list(part.mean), list(part.std)] for part in self.normalize], "own": list(self.own),
+            "normalize": [[list(item.mean), list(item.std)] for item in self.normalize], "own": list(self.own),
         }  # fmt: skip
         if self.encoding is not None:
             schema, statistics = self.encoding.schema, self.encoding.statistics
@@ -119,21 +119,21 @@ class Preprocessing:
             return None
         inputs: Any = getattr(federated, "inputs", None)
         is_tensor = hasattr(inputs, "shape") and hasattr(inputs, "dtype")
-        parts = getattr(task, "augment", Pipeline()).test_pipeline().parts
-        own = [part for part in parts if not isinstance(part, normalize)]
-        known = data.DATASETS.get(config.data.name) if config.python is None and config.data.factory is None else None
+        transforms = getattr(task, "augment", Pipeline()).test_pipeline().transforms
+        own = [transform for transform in transforms if not isinstance(transform, normalize)]
+        dataset = data.DATASETS.get(config.data.name) if config.python is None and config.data.factory is None else None
         return cls(
             shape=tuple(inputs.shape[1:]) if is_tensor else None,
             dtype=str(inputs.dtype).removeprefix("torch.") if is_tensor else "float32",
             classes=getattr(federated, "classes", None),
             encoding=getattr(federated, "encoding", None),
-            pixels=data.loading.image_scaling(known, **config.data.options) if known and known.mean else None,
-            normalize=tuple(part for part in parts if isinstance(part, normalize)),
-            own=tuple(str(getattr(part, "__qualname__", type(part).__qualname__)) for part in own),
+            pixels=data.loading.image_scaling(dataset, **config.data.options) if dataset and dataset.mean else None,
+            normalize=tuple(transform for transform in transforms if isinstance(transform, normalize)),
+            own=tuple(str(getattr(transform, "__qualname__", type(transform).__qualname__)) for transform in own),
         )
 
     def read_tensor(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return rows of a file as the data set has them: bytes of images are scaled, shapes and dtypes adapted."""
+        """Return rows of a file in the form of the data set: images of bytes scaled, shapes and dtypes adapted."""
         if self.shape is None:
             raise HansaError("the model takes several tensors: pass them to hansa.predict in Python.")
         scaling = self.pixels if rows.dtype == torch.uint8 else None
@@ -146,9 +146,9 @@ class Preprocessing:
         return rows.to(getattr(torch, self.dtype)) if scaling is None else scaling.apply(rows.numpy())
 
 
-def write_preprocessing(path: Path, record: Preprocessing, **also: Any) -> None:
+def write_preprocessing(path: Path, record: Preprocessing, **metadata: Any) -> None:
     """Write a record as readable JSON with its SHA-256, and further entries."""
-    content = {**record.to_dict(), **also, "sha256": record.sha256}
+    content = {**record.to_dict(), **metadata, "sha256": record.sha256}
     io.write_file(path, (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
@@ -163,5 +163,5 @@ def read_preprocessing(path: Path) -> tuple[Preprocessing, dict[str, Any]] | Non
     record = Preprocessing.from_dict(content, str(path))
     if content.get("sha256") != record.sha256:
         raise DamagedFileError(f"{path}: damaged: its SHA-256 is not the recorded one. Restore it.")
-    known = {*record.to_dict(), "sha256"}
-    return record, {name: value for name, value in content.items() if name not in known}
+    fields = {*record.to_dict(), "sha256"}
+    return record, {name: value for name, value in content.items() if name not in fields}

@@ -1,4 +1,4 @@
-"""Provenance: digests of what resuming a run depends on besides its configuration.
+"""Provenance: digests of everything besides the configuration that resuming a run depends on.
 
 =========  ==============================================================================================
 data       every byte of inputs and targets, for training and test
@@ -7,7 +7,7 @@ schema     the schema of tables
 augment    the augmentations of training batches
 model      names, shapes and dtypes of its tensors, its layers as torch prints them, source of user classes
 loss       its name, and its source if it is user-defined
-metric     as the loss; of all metrics of the task
+metric     names and sources of all metrics of the task
 method     source of user-defined components of the algorithm
 version    of Hansa
 =========  ==============================================================================================
@@ -49,7 +49,7 @@ Provenance: TypeAlias = dict[str, str]
 PROVENANCE_KINDS = ("data", "partition", "schema", "augment", "model", "loss", "metric", "method", "version")
 _BLOCK = 1 << 23
 _LIBRARIES = frozenset({"torch", "hansa", "builtins", "functools", "numpy"})
-"""Packages whose code is identified by version and not hashed."""
+"""Packages whose code is identified by version instead of a hash."""
 
 _cached: dict[int, tuple[ref[torch.Tensor], int, str]] = {}
 _CACHE_SIZE = 32
@@ -65,8 +65,8 @@ def provenance_of(run: Run) -> Provenance:
         digests["model"] = _model_digest(task, run)
     for name in ("loss", "metric"):
         if hasattr(task, name):
-            own = getattr(task, "metrics", {}) if name == "metric" else {}
-            texts = [source_text(getattr(task, name)), *(f"{key} {source_text(own[key])}" for key in sorted(own))]
+            others = getattr(task, "metrics", {}) if name == "metric" else {}
+            texts = [source_text(getattr(task, name)), *(f"{key} {source_text(others[key])}" for key in sorted(others))]
             digests[name] = sha256("\n".join(texts).encode())
     return digests
 
@@ -76,9 +76,9 @@ def data_digests(task: Any) -> Provenance:
     federated = getattr(task, "data", None)
     if federated is None:
         return {}
-    named = [each for name, each in getattr(task, "test_sets", {}).items() if name and name != VALIDATION]
+    test_sets = [test_set for name, test_set in getattr(task, "test_sets", {}).items() if name and name != VALIDATION]
     digests = {
-        "data": digest([_identity(federated), *map(_identity, named)]),
+        "data": digest([_identity(federated), *map(_identity, test_sets)]),
         "partition": digest([getattr(federated, name, None) for name in ("index", "offsets", "test_owners")]),
     }
     if (schema := getattr(federated, "schema", None)) is not None:
@@ -91,13 +91,13 @@ def _identity(rows: Any) -> Any:
     return rows.identity() if hasattr(rows, "identity") else [getattr(rows, name, None) for name in names]
 
 
-def changed_kinds(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the kinds that differ, in a fixed order."""
-    return [kind for kind in PROVENANCE_KINDS if then.get(kind) != now.get(kind)]
+def changed_kinds(recorded: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
+    """Return the kinds of provenance that differ, in a fixed order."""
+    return [kind for kind in PROVENANCE_KINDS if recorded.get(kind) != current.get(kind)]
 
 
 def parse_accepted_changes(groups: Iterable[str]) -> set[str]:
-    """Return the kinds of changes that a caller accepts; unknown ones are refused.
+    """Return the kinds of changes to accept; unknown kinds are refused.
 
     >>> sorted(parse_accepted_changes(["data,model"]))
     ['data', 'model']
@@ -110,7 +110,7 @@ def parse_accepted_changes(groups: Iterable[str]) -> set[str]:
 
 
 def digest(value: object) -> str:
-    """Return one SHA-256 over tensors in lists and mappings, with dtypes and shapes; other values by their repr.
+    """Return a SHA-256 of a tree of tensors, with dtypes and shapes; other values are hashed by their repr.
 
     >>> digest([torch.zeros(2), None]) == digest([torch.zeros(2), None]) != digest([torch.zeros(1, 2), None])
     True
@@ -119,43 +119,43 @@ def digest(value: object) -> str:
 
 
 SOURCES: dict[str, str] = {}
-"""In a process that executes runs for another: the source, by name, of code that was sent there by value."""
+"""In a worker process, the source by name of code that was sent by value."""
 
 
 def sources_of(code: Iterable[type | FunctionType]) -> dict[str, str]:
-    """Return the source, by name, of the user's classes and functions, where there is any."""
+    """Return the available sources of the user's classes and functions, by name."""
     sources = {}
-    for thing in code:
-        name = f"{thing.__module__}.{thing.__qualname__}"
+    for definition in code:
+        name = f"{definition.__module__}.{definition.__qualname__}"
         if name.split(".")[0] not in _LIBRARIES:
             with suppress(OSError, TypeError):
-                sources[name] = code_without_comments(inspect.getsource(thing))
+                sources[name] = code_without_comments(inspect.getsource(definition))
     return sources
 
 
-def source_text(thing: Any) -> str:
+def source_text(definition: Any) -> str:
     """Return the name and source of a function, class or callable object; for library code only the name."""
-    if isinstance(thing, functools.partial):
-        arguments = [thing.args, sorted(thing.keywords.items())]
-        return f"{source_text(thing.func)} with {_stable_repr(arguments)}"
-    if isinstance(thing, DirectedMetric):
-        return f"{thing!r} {source_text(thing.function)}"
-    if not (inspect.isroutine(thing) or inspect.isclass(thing)):
-        return f"{source_text(type(thing))} {_stable_repr(thing)}"
-    name = f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', repr(thing))}"
+    if isinstance(definition, functools.partial):
+        arguments = [definition.args, sorted(definition.keywords.items())]
+        return f"{source_text(definition.func)} with {_stable_repr(arguments)}"
+    if isinstance(definition, DirectedMetric):
+        return f"{definition!r} {source_text(definition.function)}"
+    if not (inspect.isroutine(definition) or inspect.isclass(definition)):
+        return f"{source_text(type(definition))} {_stable_repr(definition)}"
+    name = f"{getattr(definition, '__module__', '')}.{getattr(definition, '__qualname__', repr(definition))}"
     if name.split(".")[0] in _LIBRARIES:
         return name
     try:
-        return f"{name}\n{code_without_comments(inspect.getsource(thing))}"
+        return f"{name}\n{code_without_comments(inspect.getsource(definition))}"
     except (OSError, TypeError):
         if name in SOURCES:
             return f"{name}\n{SOURCES[name]}"
-        code = getattr(thing, "__code__", None)
+        code = getattr(definition, "__code__", None)
         return f"{name}\n{'' if code is None else (code.co_code.hex(), code.co_names)}"
 
 
 def code_without_comments(source: str) -> str:
-    """Return Python code without comments, docstrings and layout; code that cannot be parsed alone as it is.
+    """Return Python code without comments, docstrings and layout; unchanged if it cannot be parsed alone.
 
     >>> code_without_comments("def f(x):\\n    'Double it.'\\n    return (2 *  x)  # twice")
     'def f(x):\\n    return 2 * x'
@@ -194,13 +194,13 @@ def _leaves(value: object) -> Iterator[str]:
 
 def _tensor_digest(tensor: torch.Tensor) -> str:
     version = -1 if tensor.is_inference() else tensor._version
-    known = _cached.get(id(tensor))
-    if known is not None and known[0]() is tensor and known[1] == version >= 0:
-        return known[2]
+    cached = _cached.get(id(tensor))
+    if cached is not None and cached[0]() is tensor and cached[1] == version >= 0:
+        return cached[2]
     view = row_bytes(tensor)
     blocks = [view[start : start + _BLOCK] for start in range(0, len(view), _BLOCK)]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        digest = sha256(*(part.encode() for part in (pool.map if len(blocks) > 1 else map)(sha256, blocks)))
+        digest = sha256(*(text.encode() for text in (pool.map if len(blocks) > 1 else map)(sha256, blocks)))
     _cached[id(tensor)] = (ref(tensor), version, digest)
     while len(_cached) > _CACHE_SIZE:
         _cached.pop(next(iter(_cached)))
@@ -210,12 +210,12 @@ def _tensor_digest(tensor: torch.Tensor) -> str:
 def _model_digest(task: Any, run: Run) -> str:
     module: torch.nn.Module = task.module(run.host_vectors)
     shapes = [f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in module.state_dict().items()]
-    kinds = sorted({source_text(type(part)) for part in module.modules()})
+    layers = sorted({source_text(type(layer)) for layer in module.modules()})
     execution = getattr(task, "execution", "")
     compiled = [execution] if execution in ("compiled", "vmap") else []
     if (autocast := getattr(task, "autocast", None)) is not None:
         compiled.append(f"autocast={autocast}")
-    return sha256("\n".join([source_text(task.model), *shapes, _stable_repr(module), *kinds, *compiled]).encode())
+    return sha256("\n".join([source_text(task.model), *shapes, _stable_repr(module), *layers, *compiled]).encode())
 
 
 def _source_digest(parts: Iterable[object]) -> str:
@@ -224,5 +224,5 @@ def _source_digest(parts: Iterable[object]) -> str:
 
 
 def _stable_repr(value: object) -> str:
-    """Return the repr without addresses in memory."""
+    """Return the repr without memory addresses."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))

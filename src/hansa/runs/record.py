@@ -1,5 +1,5 @@
-"""The record of a run: every round, every client, and checkpoints, in one SQLite file that grows by a transaction a
-round. Rows of clients are in it, or in memory for runs that fit and need not outlive the process."""
+"""The record of a run: rounds, clients and checkpoints in one SQLite file, with one transaction per round. Rows of
+clients are in it, or in memory for runs that fit and need not outlive the process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from threading import Event
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from weakref import ref
 
@@ -35,29 +34,29 @@ if TYPE_CHECKING:  # commands that only look load no torch
 log = logging.getLogger("hansa")
 
 Meta: TypeAlias = dict[str, Any]
-"""Plain data beside the state: round, seed, digest of the configuration, and platform."""
+"""Plain data stored with the state: round, seed, digest of the configuration, and platform."""
 Rows: TypeAlias = "Mapping[int, Mapping[str, Tensor]]"
 
 SERVER = "server/"
-"""Prefix of rows that the server keeps per client (FedAWARE's momentum); ``read`` leaves them out."""
+"""Prefix of rows that the server keeps per client (FedAWARE's momentum); ``read`` omits them."""
 
-BLOCK = 32  # rows in memory at a time when they are multiplied, the same in every store: sums agree to the last bit
-FEW = 4  # rows in memory at a time when they are added one after another
-SPAN = 1 << 14  # coordinates converted to float64 at a time, in a buffer that stays in cache
+BLOCK = 32  # rows multiplied at a time, the same in every store so that sums agree to the last bit
+SUM_BLOCK = 4  # rows read at a time for sums
+SPAN = 1 << 14  # coordinates converted to float64 at a time, in a buffer that fits in cache
 
 
 class ClientStore(ABC):
     """Rows of every client: transactional, one commit per closed round.
 
-    ``generation`` counts the rounds closed: 0 when new, r + 1 after ``commit(r, ...)``, so it equals
-    ``ServerState.round``. A commit adds and replaces the rows it names and leaves all others as they are.
+    ``generation`` counts closed rounds: 0 when new, r + 1 after ``commit(r, ...)``, so it equals ``ServerState.round``.
+    A commit adds or replaces the rows that it names and keeps all others.
     """
 
     generation = 0
     _rows: dict[int, dict[str, Any]]
 
     def read(self, client: int) -> dict[str, Tensor]:
-        """Return copies of the client's rows; empty if none were written."""
+        """Return copies of the client's rows, {} if there are none."""
         if not (rows := self._rows.get(client)):
             return {}
         return {name: self._load(row) for name, row in sorted(rows.items()) if not name.startswith(SERVER)}
@@ -70,23 +69,26 @@ class ClientStore(ABC):
 
     def read_many(self, clients: Sequence[int], name: str) -> Tensor:
         """Return one row of several clients as [k, d]; raise if a client has none."""
-        return next(self._blocks(self._alike(clients, name), len(clients)))
+        return next(self._blocks(self._matching_rows(clients, name), len(clients)))
 
     def dot(self, clients: Sequence[int], name: str, vectors: Tensor) -> Tensor:
         """Return <row_i, vector_j> in float64, [k, v]; rows are streamed, never all in memory."""
-        rows = self._alike(clients, name)
+        rows = self._matching_rows(clients, name)
         length = self._layout(rows[0])[1]
         if vectors.ndim != 2 or vectors.shape[1] != length:
             raise invalid_argument(
-                "dot", "vectors", tuple(vectors.shape), f"a matrix of vectors of {length} numbers, as the rows are"
+                "dot",
+                "vectors",
+                tuple(vectors.shape),
+                f"a matrix of vectors of {length} numbers, the length of the rows",
             )
         return self._products(rows, vectors)
 
     def combine(self, clients: Sequence[int], name: str, weights: Sequence[float]) -> Tensor:
         """Return sum w_i row_i in float64, added in the given order; rows are streamed."""
-        rows = self._alike(clients, name)
+        rows = self._matching_rows(clients, name)
         total = torch.zeros(self._layout(rows[0])[1], dtype=torch.float64)
-        streamed = (row for block in self._blocks(rows, FEW) for row in block)
+        streamed = (row for block in self._blocks(rows, SUM_BLOCK) for row in block)
         for row, weight in zip(streamed, weights, strict=True):
             for start in range(0, len(row), SPAN):
                 total[start : start + SPAN].add_(row[start : start + SPAN].to(torch.float64), alpha=float(weight))
@@ -97,9 +99,9 @@ class ClientStore(ABC):
         return sorted(client for client, rows in self._rows.items() if name is None or name in rows)
 
     def digest(self) -> str:
-        """Return one SHA-256 over every row of every client: equal for equal contents, in memory or on disk."""
-        every = ((c, name, row) for c in self.clients() for name, row in sorted(self._rows[c].items()))
-        return sha256(*(f"{c}:{len(name)}:{name}:{self._sha(row)}\n".encode() for c, name, row in every))
+        """Return a SHA-256 of all rows of all clients, the same in memory and on disk."""
+        rows = ((c, name, row) for c in self.clients() for name, row in sorted(self._rows[c].items()))
+        return sha256(*(f"{c}:{len(name)}:{name}:{self._sha(row)}\n".encode() for c, name, row in rows))
 
     @abstractmethod
     def stage(self, client: int, rows: Mapping[str, Tensor]) -> None:
@@ -114,7 +116,7 @@ class ClientStore(ABC):
         """Close a round: commit the staged rows and these atomically."""
 
     def close(self) -> None:
-        """Release what the store holds."""
+        """Release files and threads."""
         return
 
     @abstractmethod
@@ -136,27 +138,27 @@ class ClientStore(ABC):
     def _products(self, rows: Sequence[Any], vectors: Tensor) -> Tensor:
         return torch.cat([arithmetic.inner_products(block, vectors) for block in self._blocks(rows, BLOCK)])
 
-    def _alike(self, clients: Sequence[int], name: str) -> list[Any]:
-        """Return the named row of each client; refuse rows that do not form a matrix."""
+    def _matching_rows(self, clients: Sequence[int], name: str) -> list[Any]:
+        """Return a row of each client; refuse rows that do not form a matrix."""
         rows = []
         for client in clients:
-            known = self._rows.get(client, {})
-            if name not in known:
-                hint = suggestion(name, list(known)) if known else "It was never written."
+            client_rows = self._rows.get(client, {})
+            if name not in client_rows:
+                hint = suggestion(name, list(client_rows)) if client_rows else "It was never written."
                 raise HansaError(f"client {client} has no row {name!r}. {hint}")
-            rows.append(known[name])
+            rows.append(client_rows[name])
         layouts = set(map(self._layout, rows))
         if len(layouts) != 1:
-            what = f"differ in dtype or length, {sorted(layouts)}" if rows else "of no clients were asked for"
-            raise HansaError(f"rows {name!r} {what}: they cannot be stacked.")
+            problem = f"they differ in dtype or length, {sorted(layouts)}" if rows else "no clients were passed"
+            raise HansaError(f"rows {name!r} cannot be stacked: {problem}.")
         return rows
 
     def _check_round(self, round: int, rows: Rows) -> None:
-        """Refuse a commit of another round, or of something that is not a row."""
+        """Refuse a commit of another round, or of values that are not rows."""
         if round != self.generation:
             raise HansaError(
-                f"commit(round={round}): the store is at round {self.generation}. Rounds close one after another; "
-                "open the store at the round of the checkpoint you resume from."
+                f"commit(round={round}): the store is at round {self.generation}. Rounds are closed in order; open the "
+                "store at the round of the checkpoint to resume from."
             )
         check_rows(rows)
 
@@ -183,9 +185,9 @@ class RamStore(ClientStore):
 
     def commit(self, round: int, rows: Rows) -> None:
         self._check_round(round, rows)
-        for client, named in (*self._staged, *((client, _copy_rows(rows[client])) for client in rows)):
-            if named:
-                self._rows.setdefault(client, {}).update(named)
+        for client, client_rows in (*self._staged, *((client, _copy_rows(rows[client])) for client in rows)):
+            if client_rows:
+                self._rows.setdefault(client, {}).update(client_rows)
         self._staged, self.generation = [], round + 1
 
     def _load(self, row: Tensor) -> Tensor:
@@ -203,15 +205,15 @@ class RamStore(ClientStore):
 
 
 class DiskStore(ClientStore):
-    """A `ClientStore` in a folder. After a crash it is exactly at a closed round.
+    """A `ClientStore` in a folder. After a crash it is at the last closed round.
 
     Every row has a SHA-256: ``read`` always checks it; ``read_many``, ``dot`` and ``combine`` check it at the first
-    read of a row that this process did not write, and its CRC-32 otherwise. A damaged row is an error that names its
-    client, its name and its file. Only changed rows are written. Only one process may open a store.
+    read of a row that this process did not write, and its CRC-32 otherwise. The error for a damaged row has its client,
+    name and file. Only changed rows are written. Only one process may open a store.
 
     Args:
         folder: The folder, created if it is absent.
-        durable: Whether a closed round survives a loss of power; not needed for a temporary store.
+        durable: Whether closed rounds survive a loss of power; unnecessary for temporary stores.
     """
 
     _lock: FileLock | None = None  # of its own folder; that of a run is locked by the run
@@ -230,7 +232,7 @@ class DiskStore(ClientStore):
 
     @classmethod
     def of(cls, database: Database, at_round: int | None = None) -> DiskStore:
-        """Return the rows of a run's record, which closes its rounds: at its end, or at the round of a checkpoint."""
+        """Return the rows of a run's record, at its end or at the round of a checkpoint; the record commits them."""
         store = cls.__new__(cls)
         store._open(database, at_round)
         return store
@@ -241,15 +243,16 @@ class DiskStore(ClientStore):
         self._rows: dict[int, dict[str, RowEntry]] = {}
         self._readers: ThreadPoolExecutor | None = None
         self.generation = database.head.generation if at_round is None else at_round
-        there = "kind = 'client' AND born <= ? AND (died IS NULL OR died > ?)"
-        for entry in database.entries(there, [self.generation, self.generation]):
+        condition = "kind = 'client' AND born <= ? AND (died IS NULL OR died > ?)"
+        for entry in database.entries(condition, [self.generation, self.generation]):
             self._rows.setdefault(entry.client, {})[entry.name] = entry
         if at_round is None:
             self.check_sum(database.head.sum)
 
     def check_sum(self, expected: int) -> None:
-        """Refuse rows other than those that were committed; ``expected`` is the sum of their seals."""
-        if sum(_number(entry) for named in self._rows.values() for entry in named.values()) % (1 << 256) != expected:
+        """Refuse rows other than the committed ones; ``expected`` is the sum of their seals."""
+        entries = [entry for client_rows in self._rows.values() for entry in client_rows.values()]
+        if sum(map(_seal_number, entries)) % (1 << 256) != expected:
             raise DamagedFileError(
                 f"{self.database.path} is damaged: it does not have the rows of round {self.generation}. {REMEDY}"
             )
@@ -257,7 +260,7 @@ class DiskStore(ClientStore):
     def stage(self, client: int, rows: Mapping[str, Tensor]) -> None:
         check_rows({client: rows})
         with self.database.writing_rows():
-            self._staged += self._put({client: rows})
+            self._staged += self._write_changed({client: rows})
 
     def discard(self) -> None:
         if self._staged:
@@ -267,44 +270,44 @@ class DiskStore(ClientStore):
                     self.database.delete("id = ?", [entry.id])
 
     def commit(self, round: int, rows: Rows) -> None:
-        """Close a round. In the record of a run it is durable when the record commits the round."""
+        """Close a round; in the record of a run the record's commit makes it durable."""
         self.database.check_usable()
         self._check_round(round, rows)
         with self.database.writing_rows():
-            fresh, self._staged = [*self._staged, *self._put(rows)], []
+            entries, self._staged = [*self._staged, *self._write_changed(rows)], []
             self.generation += 1
             total = self.database.head.sum
-            for entry in fresh:
-                named = self._rows.setdefault(entry.client, {})
-                if entry.name in named:
-                    total -= _number(named[entry.name])
-                    self._retire(named[entry.name])
-                named[entry.name] = entry
-                total += _number(entry)
+            for entry in entries:
+                client_rows = self._rows.setdefault(entry.client, {})
+                if entry.name in client_rows:
+                    total -= _seal_number(client_rows[entry.name])
+                    self._retire(client_rows[entry.name])
+                client_rows[entry.name] = entry
+                total += _seal_number(entry)
             self.database.set_head(generation=self.generation, sum=total % (1 << 256))
         if self._lock is not None:
             self.database.commit()
 
-    def _put(self, rows: Rows) -> list[RowEntry]:
+    def _write_changed(self, rows: Rows) -> list[RowEntry]:
         """Write the rows that changed."""
-        fresh = []
+        entries = []
         for client in sorted(rows):
             for name, row in sorted(rows[client].items()):
-                known, sha = self._rows.get(client, {}).get(name), row_digest(row)
-                if known is None or known.sha.hex() != sha:
-                    fresh.append(self.database.put("client", client, name, self.generation + 1, row, sha))
-        return fresh
+                stored, sha = self._rows.get(client, {}).get(name), row_digest(row)
+                if stored is None or stored.sha.hex() != sha:
+                    entries.append(self.database.put("client", client, name, self.generation + 1, row, sha))
+        return entries
 
     def _retire(self, entry: RowEntry) -> None:
         """Keep a replaced row if a checkpoint may need it, otherwise delete it."""
-        if entry.born <= self.database.kept:
+        if entry.born <= self.database.kept_round:
             self.database.execute("UPDATE vectors SET died = ? WHERE id = ?", [self.generation, entry.id])
         else:
             self.database.delete("id = ?", [entry.id])
 
     def verify(self) -> int:
         """Read and check every row; return their number."""
-        entries = [entry for named in self._rows.values() for entry in named.values()]
+        entries = [entry for client_rows in self._rows.values() for entry in client_rows.values()]
         for entry in entries:
             self.database.get(entry)
         return len(entries)
@@ -322,12 +325,12 @@ class DiskStore(ClientStore):
     def __enter__(self) -> DiskStore:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property
     def _threads(self) -> ThreadPoolExecutor:
-        """Two threads that read rows, started when they are first needed."""
+        """Two threads that read rows, started at the first use."""
         if self._readers is None:
             self._readers = ThreadPoolExecutor(2, thread_name_prefix="rows")
         return self._readers
@@ -342,41 +345,41 @@ class DiskStore(ClientStore):
         return row.sha.hex()
 
     def _blocks(self, rows: Sequence[RowEntry], size: int) -> Iterator[Tensor]:
-        """Yield blocks of rows in two buffers; the next block is read while one is used."""
+        """Yield blocks of rows in two buffers; the next block is read while one is in use."""
         starts = range(0, len(rows), size)
         shape = (min(size, len(rows)), rows[0].length)
         buffers = [torch.empty(shape, dtype=dtype_of(rows[0].dtype)) for _ in starts[:2]]
-        with ThreadPoolExecutor(1) as ahead:
-            waiting = None
+        with ThreadPoolExecutor(1) as reader:
+            pending = None
             for turn, start in enumerate(starts):
-                job = ahead.submit(self._fill, rows[start : start + size], buffers[turn % 2])
-                if waiting is not None:
-                    yield waiting.result()
-                waiting = job
-            if waiting is not None:
-                yield waiting.result()
+                job = reader.submit(self._read_block, rows[start : start + size], buffers[turn % 2])
+                if pending is not None:
+                    yield pending.result()
+                pending = job
+            if pending is not None:
+                yield pending.result()
 
-    def _fill(self, entries: Sequence[RowEntry], into: Tensor) -> Tensor:
+    def _read_block(self, entries: Sequence[RowEntry], into: Tensor) -> Tensor:
         """Read rows into a buffer; large ones in threads, since reading and hashing release the interpreter lock."""
-        run = map if entries[0].place is None else self._threads.map
+        run = map if entries[0].offset is None else self._threads.map
         for _ in run(lambda entry, row: self.database.get(entry, row, quick=True), entries, into):
             pass
         return into[: len(entries)]
 
     def _products(self, rows: Sequence[RowEntry], vectors: Tensor) -> Tensor:
         native = rows[0].dtype == "float32" == str(vectors.dtype)[6:] and arithmetic.native_fits(vectors)
-        if not native or not kernels.reads_rows() or any(entry.place is None for entry in rows):
+        if not native or not kernels.reads_rows() or any(entry.offset is None for entry in rows):
             return super()._products(rows, vectors)
-        # a block is read, checked and multiplied by one thread, piece by piece
+        # one thread reads, checks and multiplies a block, piece by piece
         stop, blocks = Event(), [rows[start : start + BLOCK] for start in range(0, len(rows), BLOCK)]
-        jobs = [self._threads.submit(self.database.dot, some, vectors, stop) for some in blocks]
+        jobs = [self._threads.submit(self.database.dot, entries, vectors, stop) for entries in blocks]
         try:
             return torch.cat([job.result() for job in jobs])
         finally:
-            stop.set()  # after an error or an interruption the other threads end early
+            stop.set()  # stops the other threads after an error or an interruption
 
 
-def _number(entry: RowEntry) -> int:
+def _seal_number(entry: RowEntry) -> int:
     """Return the seal of a row as a number."""
     return int.from_bytes(entry.seal, "big")
 
@@ -387,14 +390,14 @@ def _copy_rows(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def check_rows(rows: Rows) -> None:
     """Refuse values that are not rows."""
-    for client, named in rows.items():
+    for client, client_rows in rows.items():
         if isinstance(client, bool) or not isinstance(client, int) or client < 0:
             raise invalid_argument("commit", "client", client, "a whole number >= 0")
-        for name, row in named.items():
-            found = dtype_name(row.dtype) if isinstance(row, torch.Tensor) else type(row).__name__
-            if found not in DTYPES or not isinstance(name, str) or not name:
-                kinds = ", ".join(DTYPES)
-                raise HansaError(f"commit: client {client}, row {name!r}: expected a tensor of {kinds}, got {found}.")
+        for name, row in client_rows.items():
+            dtype = dtype_name(row.dtype) if isinstance(row, torch.Tensor) else type(row).__name__
+            if dtype not in DTYPES or not isinstance(name, str) or not name:
+                names = ", ".join(DTYPES)
+                raise HansaError(f"commit: client {client}, row {name!r}: expected a tensor of {names}, got {dtype}.")
 
 
 # --- the record ------------------------------------------------------------------------------------------------------
@@ -408,7 +411,7 @@ class Checkpoint(NamedTuple):
 
 
 class RecordedRound(NamedTuple):
-    """A closed round as it is stored."""
+    """A closed round with its digest."""
 
     round: int
     record: dict[str, Any]
@@ -416,7 +419,7 @@ class RecordedRound(NamedTuple):
 
 
 class RunRecord(Database):
-    """The record of a run in its folder, open for writing by the process that holds the folder's lock, or for reading.
+    """The record of a run, open for writing by the process that holds the folder's lock, or for reading.
 
     >>> import tempfile
     >>> import numpy as np
@@ -425,12 +428,12 @@ class RunRecord(Database):
     ...     record.add_round({"round": 1, "loss": 0.5}, encode_clients({"client": np.array([3])}))
     ...     record.save_checkpoint({"x": torch.ones(2)}, {"round": 1})
     ...     record.commit()
-    ...     [each.record for each in record.rounds()], record.checkpoint_rounds(), record.load_checkpoint().state
+    ...     [round.record for round in record.rounds()], record.checkpoint_rounds(), record.load_checkpoint().state
     ([{'round': 1, 'loss': 0.5}], [1], {'x': tensor([1., 1.])})
     """
 
     _store: ref[DiskStore] | None = None
-    """The client rows while they are open; they refer to the record."""
+    """The open client rows, which refer to the record."""
 
     @classmethod
     def create(cls, folder: Path | str) -> RunRecord:
@@ -444,31 +447,31 @@ class RunRecord(Database):
         return (Path(folder) / database.DATABASE).is_file()
 
     def open_rows(self, at_round: int | None = None) -> DiskStore:
-        """Return the client rows, as the record has them or as they were at the round of a checkpoint."""
+        """Return the client rows at the end of the record, or at the round of a checkpoint."""
         store = None if self._store is None else self._store()
         if store is None:
             store = DiskStore.of(self, at_round)
-            self._store, self.kept = ref(store), max(self.checkpoint_rounds(), default=-1)
+            self._store, self.kept_round = ref(store), max(self.checkpoint_rounds(), default=-1)
         return store
 
     def add_round(self, record: Mapping[str, Any], clients: bytes) -> None:
-        """Add a closed round; `commit` makes it durable, together with the rows of its clients."""
+        """Add a closed round; `commit` makes it durable with the rows of its clients."""
         head, round = self.head, self.head.rounds + 1
         if record.get("round") != round:
             raise HansaError(f"add_round(round={record.get('round')}): the record is at round {head.rounds}.")
         text, sha = json.dumps(record, default=lambda number: number.item()), hashlib.sha256(clients).digest()
-        chain = self._chain(head.chain, round, text, sha)
+        chain = self._chain_digest(head.chain, round, text, sha)
         with self.writing_rows():
             self.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?)", [round, text, chain, sha, clients])
             self.set_head(rounds=round, chain=chain)
 
-    def rounds(self, last: int | None = None) -> Iterator[RecordedRound]:
-        """Yield the closed rounds, checked: 1, 2, 3, ... and every digest."""
+    def rounds(self, last_round: int | None = None) -> Iterator[RecordedRound]:
+        """Yield the closed rounds in order, with numbers and digests checked."""
         with self.checked():
-            for round, text, chain, _ in self._checked_rounds("NULL", last):
+            for round, text, chain, _ in self._checked_rounds("NULL", last_round):
                 record = dict(json.loads(text))
                 if record.get("round") != round:
-                    raise ValueError(f"the record of round {round} is of another one")
+                    raise ValueError(f"the record of round {round} has another number")
                 check_record(record)
                 yield RecordedRound(round, record, chain)
 
@@ -479,34 +482,34 @@ class RunRecord(Database):
                 yield round, block
 
     def client_columns(self, *names: str) -> ClientColumns:
-        """Return the client columns, all of them or those named."""
+        """Return the named client columns, by default all."""
         with self.checked():
             return join_rounds(self.client_blocks(), names)
 
     def by_client(self) -> ClientColumns:
-        """Return one row per client; the record is read round by round, so it may be larger than memory."""
+        """Return one row per client; rounds are streamed, so the record may be larger than memory."""
         blocks = self.client_blocks()
         with self.checked():
             return total_by_client(join_rounds([first, *islice(blocks, 99)]) for first in blocks)
 
-    def _checked_rounds(self, content: str, last: int | None = None) -> Iterator[tuple[int, str, str, bytes]]:
+    def _checked_rounds(self, content: str, last_round: int | None = None) -> Iterator[tuple[int, str, str, bytes]]:
         """Yield round, record, digest and client block, if ``content`` is its column."""
-        before, round = "", 0
+        previous, round = "", 0
         with self.reading():
-            end = self.head.rounds if last is None else last
+            end = self.head.rounds if last_round is None else last_round
             statement = f"SELECT round, record, digest, sha, {content} FROM rounds WHERE round <= ? ORDER BY round"
             for number, text, chain, sha, block in self.execute(statement, [end]):
                 round += 1
-                whole = block is None or hashlib.sha256(block).digest() == sha
-                if number != round or not whole or chain != self._chain(before, round, text, sha):
+                intact = block is None or hashlib.sha256(block).digest() == sha
+                if number != round or not intact or chain != self._chain_digest(previous, round, text, sha):
                     raise ValueError(f"round {round}, or one before it, was changed or is missing")
                 yield number, text, chain, block
-                before = chain
-            if round != end or (last is None and before != self.head.chain):
+                previous = chain
+            if round != end or (last_round is None and previous != self.head.chain):
                 raise ValueError(f"it has {round} of {end} rounds")
 
-    def _chain(self, before: str, round: int, text: str, clients: bytes) -> str:
-        state = hashlib.sha256(f"{self.identity} {round} {before} ".encode() + clients)
+    def _chain_digest(self, previous: str, round: int, text: str, clients: bytes) -> str:
+        state = hashlib.sha256(f"{self.identity} {round} {previous} ".encode() + clients)
         state.update(text.encode())
         return state.hexdigest()
 
@@ -518,31 +521,31 @@ class RunRecord(Database):
             return sorted(int(round) for (round,) in self.execute("SELECT round FROM checkpoints").fetchall())
 
     def save_checkpoint(self, state: State, meta: Mapping[str, Any], *, keep: int = 3) -> None:
-        """Write the state after ``meta["round"]`` and remove all but the newest ``keep``; durable after `commit`."""
+        """Write the state after ``meta["round"]`` and keep the newest ``keep`` checkpoints; durable after `commit`."""
         check_integer("save_checkpoint", "keep", keep)
         tensors: dict[str, torch.Tensor] = {}
         tree = json.dumps(
-            {name: _to_json(each, name, tensors) for name, each in (("state", state), ("meta", dict(meta)))}
+            {name: _to_json(value, name, tensors) for name, value in (("state", state), ("meta", dict(meta)))}
         )
         round, head = int(meta["round"]), self.head.sealed(self.identity)
         with self.writing_rows():
             self._delete_checkpoints("= ?", round)
-            put = [self.put("checkpoint", round, name, round, row) for name, row in tensors.items()]
-            digest = self._digest(round, head, tree, put)
+            entries = [self.put("checkpoint", round, name, round, row) for name, row in tensors.items()]
+            digest = self._checkpoint_digest(round, head, tree, entries)
             self.execute("INSERT INTO checkpoints VALUES (?, ?, ?, ?)", [round, head, tree, digest])
             self._delete_checkpoints("< ?", self.checkpoint_rounds()[-keep:][0])
             self.delete(
                 "died IS NOT NULL AND NOT EXISTS (SELECT 1 FROM checkpoints AS kept "
                 "WHERE vectors.born <= kept.round AND kept.round < vectors.died)"
             )
-            self.kept = round
+            self.kept_round = round
 
-    def _delete_checkpoints(self, which: str, round: int) -> None:
-        self.delete(f"kind = 'checkpoint' AND client {which}", [round])
-        self.execute(f"DELETE FROM checkpoints WHERE round {which}", [round])
+    def _delete_checkpoints(self, condition: str, round: int) -> None:
+        self.delete(f"kind = 'checkpoint' AND client {condition}", [round])
+        self.execute(f"DELETE FROM checkpoints WHERE round {condition}", [round])
 
     def load_checkpoint(self, round: int | None = None) -> Checkpoint:
-        """Return the newest checkpoint, or that of a round, every byte checked."""
+        """Return the newest checkpoint, or that of a round, with all digests checked."""
         _, tree, entries = self._read_checkpoint(self.newest_checkpoint() if round is None else round)
         with self.checked():
             tensors = {entry.name: self.get(entry) for entry in entries}
@@ -550,13 +553,13 @@ class RunRecord(Database):
             return Checkpoint(content["state"], content["meta"])
 
     def head_of_checkpoint(self, round: int) -> Head:
-        """Return what the head was when a checkpoint was written."""
+        """Return the head at the time of a checkpoint."""
         return self._read_checkpoint(round)[0]
 
     def newest_checkpoint(self) -> int:
         """Return the round of the newest checkpoint."""
         if not (rounds := self.checkpoint_rounds()):
-            raise HansaError(f"{self.path.parent}: no checkpoint. Use the folder of a run that has saved one.")
+            raise HansaError(f"{self.path.parent}: no checkpoint. Use the folder of a run that saved one.")
         return rounds[-1]
 
     def _read_checkpoint(self, round: int) -> tuple[Head, str, list[RowEntry]]:
@@ -564,18 +567,18 @@ class RunRecord(Database):
             statement = "SELECT head, state, digest FROM checkpoints WHERE round = ?"
             head, tree, digest = self.execute(statement, [round]).fetchone()
             entries = self.entries("kind = 'checkpoint' AND client = ?", [round])
-            if digest != self._digest(round, head, tree, entries):
+            if digest != self._checkpoint_digest(round, head, tree, entries):
                 raise ValueError(f"the checkpoint of round {round} was changed")
             return self.parse_head(head), tree, entries
 
-    def _digest(self, round: int, head: str, tree: str, entries: Sequence[RowEntry]) -> bytes:
+    def _checkpoint_digest(self, round: int, head: str, tree: str, entries: Sequence[RowEntry]) -> bytes:
         state = hashlib.sha256(f"{round} {head} {tree}".encode())
         for entry in entries:
             state.update(entry.seal)
         return state.digest()
 
     def check_checkpoint(self, round: int) -> None:
-        """Refuse a checkpoint if anything that a run needs to go on from it is damaged: state, rows, rounds."""
+        """Refuse a checkpoint if the state, rows or rounds that resuming needs are damaged."""
         self.load_checkpoint(round)
         head = self.head_of_checkpoint(round)
         self._check_chain(head)
@@ -586,13 +589,15 @@ class RunRecord(Database):
     def _check_chain(self, head: Head) -> list[dict[str, Any]]:
         rounds = list(self.rounds(head.rounds))
         if (rounds[-1].digest if rounds else "") != head.chain:
-            raise DamagedFileError(f"{self.path} is damaged: not the rounds of the checkpoint of round {head.rounds}.")
-        return [each.record for each in rounds]
+            raise DamagedFileError(
+                f"{self.path} is damaged: its rounds differ from the checkpoint of round {head.rounds}."
+            )
+        return [recorded.record for recorded in rounds]
 
     def intact_checkpoint(self) -> int:
-        """Return the newest round whose checkpoint, rows and rounds are undamaged, and warn about the others.
+        """Return the newest round whose checkpoint, rows and rounds are undamaged, and warn about later ones.
 
-        The database is written anew with that checkpoint only: its pages may be damaged elsewhere.
+        Rewrites the database with that checkpoint only, since other pages may be damaged.
         """
         for round in reversed(self.checkpoint_rounds()):
             try:
@@ -607,18 +612,18 @@ class RunRecord(Database):
         )
 
     def _salvage(self, round: int) -> None:
-        """Write the database anew: one checkpoint and all that belongs to it."""
+        """Rewrite the database with one checkpoint and its rounds and rows."""
         head = self.head_of_checkpoint(round)
         live = "kind = 'client' AND born <= ? AND (died IS NULL OR died > ?)"
-        chosen = {
+        selections = {
             "rounds": ("round <= ?", [head.rounds]),
             "checkpoints": ("round = ?", [round]),
             "vectors": (f"({live}) OR (kind = 'checkpoint' AND client = ?)", [*[head.generation] * 2, round]),
         }
         with self.checked():
             content = {
-                table: self.execute(f"SELECT * FROM {table} WHERE {where}", values)
-                for table, (where, values) in chosen.items()
+                table: self.execute(f"SELECT * FROM {table} WHERE {condition}", values)
+                for table, (condition, values) in selections.items()
             }
             self._write(self.path, self.identity, head, content)
         self.close()
@@ -628,7 +633,7 @@ class RunRecord(Database):
         Database.__init__(self, self.path.parent, writing=True)
 
     def rewind(self, round: int) -> list[dict[str, Any]]:
-        """Go back to the checkpoint of a round, in one transaction, and return the records of the rounds before it."""
+        """Return to the checkpoint of a round in one transaction, and return the records up to it."""
         head = self.head_of_checkpoint(round)
         records = self._check_chain(head)
         rows = self.open_rows(head.generation)
@@ -639,7 +644,7 @@ class RunRecord(Database):
             self.delete("kind = 'client' AND born > ?", [head.generation])
             self.execute("UPDATE vectors SET died = NULL WHERE died > ?", [head.generation])
             self.set_head(**head._asdict())
-        self.kept = round
+        self.kept_round = round
         self.commit()
         return records
 
@@ -671,7 +676,7 @@ def to_plain_json(value: Any) -> Any:
 
 
 def _to_json(node: object, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return a tree with ``{"$tensor": name}`` for each tensor, which is added to ``tensors`` by that name."""
+    """Replace tensors of a tree by ``{"$tensor": name}`` and add them to ``tensors`` by that name."""
     if node is None or isinstance(node, (bool, int, float, str)):
         return node
     if isinstance(node, list):
@@ -684,5 +689,5 @@ def _to_json(node: object, path: str, tensors: dict[str, torch.Tensor]) -> Any:
         name = f"{len(tensors)}:{path}"  # keys may contain dots: the number makes names unique
         tensors[name] = node.detach().cpu().contiguous()
         return {"$tensor": name}
-    kind = str(node.dtype) if isinstance(node, torch.Tensor) else type(node).__name__
-    raise invalid_argument("save_checkpoint", path, kind, "tensors, numbers, strings, lists and dicts")
+    found = str(node.dtype) if isinstance(node, torch.Tensor) else type(node).__name__
+    raise invalid_argument("save_checkpoint", path, found, "tensors, numbers, strings, lists and dicts")

@@ -1,8 +1,7 @@
-"""The list of runs that this user created here, with the code that they name; code of other folders needs consent.
+"""The list of runs that this user created on this machine, with the code that they name; other folders need consent.
 
-A line of the list, a text file that only this user can write, has the random id of a folder of a run or of several
-seeds, and the code that its configuration named when it was created. A folder from elsewhere has no line, nor has one
-that names other code now.
+The list is a text file that only this user can write. A line has the random id of a run folder or group of seeds, and
+the code that its configuration named at creation. A folder from elsewhere, or that names other code now, has no line.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ class UntrustedFolderError(HansaError):
 
 def list_path() -> Path:
     """Return the file of the list."""
-    named = os.environ.get(VARIABLE)
-    return Path(named).expanduser() if named else platformdirs.user_data_path("hansa") / "created-runs.txt"
+    configured = os.environ.get(VARIABLE)
+    return Path(configured).expanduser() if configured else platformdirs.user_data_path("hansa") / "created-runs.txt"
 
 
 def remember(folder: Path, names: Sequence[str]) -> None:
-    """Add a folder whose configuration names code to the list, if the list can be written."""
+    """Add a folder whose configuration names code to the list, if it is writable."""
     path = list_path()
     if names:
         if not _identity(folder):
@@ -45,13 +44,13 @@ def remember(folder: Path, names: Sequence[str]) -> None:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
-                os.write(descriptor, _line(_identity(folder), names))  # one call: lines of processes are not mixed
+                os.write(descriptor, _line(_identity(folder), names))  # one call, so that lines are not interleaved
             finally:
                 os.close(descriptor)
 
 
 def is_listed(folder: Path, names: Sequence[str]) -> bool:
-    """Return whether this user created a folder of this id that names this code."""
+    """Return whether this user created this folder with this code."""
     try:
         with open(list_path(), "rb") as file:
             status, identity = os.fstat(file.fileno()), _identity(folder)

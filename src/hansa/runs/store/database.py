@@ -1,18 +1,18 @@
-"""The file of a run: one SQLite database, and beside it a file of large rows that the database points into.
+"""The files of a run: one SQLite database, and a file of large rows that the database refers to.
 
 ============  ==========================================================================================
 about         the identity of the record, and its head: rounds, generation, and running digests of both
 rounds        one record a round as JSON, and its client columns
-vectors       rows of clients, and tensors of checkpoints: content, or its place in the row file
+vectors       rows of clients, and tensors of checkpoints: content, or its offset in the row file
 checkpoints   the server's state as JSON; its tensors are vectors
 ============  ==========================================================================================
 
-SQLite does not notice a changed value, so everything has a SHA-256 that covers the identity of the record, the key and
-the content. Rounds are chained; the head has the sum of the seals of all live rows, so that none can be missing.
+SQLite does not detect changed values, so everything has a SHA-256 that covers the identity of the record, the key and
+the content. Rounds are chained; the head has the sum of the seals of all live rows, which detects missing ones.
 
-A round is one transaction. Rows of the row file are synced before it commits; a slot that a kept checkpoint needs is
-never written. A write-ahead log lets others read while the run goes on; on network file systems, which cannot share the
-index of that log, it is a rollback journal. Closing the database leaves one plain file. No connection crosses a fork.
+A round is one transaction. The row file is synced before it commits; a slot that a kept checkpoint needs is never
+written. A write-ahead log lets others read during the run; on network file systems, which cannot share the index of
+that log, it is a rollback journal. Closing the database leaves one plain file. No connection crosses a fork.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Lock
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
@@ -46,7 +45,7 @@ DATABASE, ROWS = "run.db", "run.rows"
 ASIDE = DATABASE + io.TEMPORARY_SUFFIX
 LOGS = (DATABASE + "-wal", DATABASE + "-shm", DATABASE + "-journal", ASIDE + "-journal")
 FILES = (DATABASE, *LOGS, ROWS)
-"""Every file that a record may consist of."""
+"""All files of a record."""
 
 FORMAT = 3
 LARGE = 1 << 16  # bytes from which a row is kept in the row file
@@ -83,7 +82,7 @@ def row_digest(row: torch.Tensor) -> str:
 
 
 def digest_header(dtype: str, shape: Iterable[int]) -> bytes:
-    """Return what a row's SHA-256 covers before its bytes."""
+    """Return the bytes that a row's SHA-256 covers before its content."""
     return f"{dtype}{list(shape)}".encode()
 
 
@@ -106,12 +105,12 @@ class Head(NamedTuple):
     sum: int = 0
 
     def sealed(self, identity: str) -> str:
-        """Return the text in which the head of a record is stored."""
+        """Return the stored text of the head of a record, with its digest."""
         return json.dumps([*self, io.sha256(json.dumps([identity, *self]).encode())])
 
 
 class RowEntry(NamedTuple):
-    """A row of the database, its checksums, and its place in the row file if it is kept there.
+    """A row of the database, its checksums, and its offset in the row file if it is there.
 
     ``born`` is the generation that wrote it; ``sha`` covers the content, ``seal`` all of the entry and the record.
     """
@@ -123,13 +122,13 @@ class RowEntry(NamedTuple):
     born: int
     dtype: str
     shape: tuple[int, ...]
-    place: int | None
+    offset: int | None
     crc: int
     sha: bytes
     seal: bytes = b""
 
     def sealed(self, identity: str) -> RowEntry:
-        """Return the entry with the seal that it has in a record."""
+        """Return the entry with its seal in a record."""
         return self._replace(seal=hashlib.sha256(json.dumps([identity, *self[1:9]]).encode() + self.sha).digest())
 
     @property
@@ -147,49 +146,49 @@ class RowEntry(NamedTuple):
 
 
 class RowFile:
-    """The slots of the file of large rows. A slot is used again only when nothing needs its row."""
+    """The file of large rows in slots. A slot is reused when nothing needs its row."""
 
     def __init__(self, path: Path, *, writing: bool) -> None:
         self.path, self._writing = path, writing
         self._file: io.File | None = None
-        self._used: dict[int, int] = {}  # the size of the slot at each place
-        self._gaps: list[tuple[int, int]] = []  # (place, length) in order
+        self._used: dict[int, int] = {}  # size by offset
+        self._gaps: list[tuple[int, int]] = []  # (offset, length) in order
         self._end = 0
         self._freed: list[int] = []
         self._unsynced = False
         self._opening = Lock()
 
     def reserve(self, used: Iterable[tuple[int, int]]) -> None:
-        """Mark these places of these sizes as used, and everything between them as free."""
+        """Mark slots, given by offset and size, as used, and everything between them as free."""
         self._used, self._gaps, self._end = dict(used), [], 0
-        for place, size in sorted(self._used.items()):
-            if place > self._end:
-                self._gaps.append((self._end, place - self._end))
-            self._end = max(self._end, place + _slot(size))
+        for offset, size in sorted(self._used.items()):
+            if offset > self._end:
+                self._gaps.append((self._end, offset - self._end))
+            self._end = max(self._end, offset + _slot(size))
 
     def put(self, data: memoryview) -> int:
-        """Write a row into the first gap that is large enough, or at the end; return its place."""
+        """Write a row into the first gap that is large enough, or at the end; return its offset."""
         size = _slot(len(data))
-        for index, (place, length) in enumerate(self._gaps):
+        for index, (offset, length) in enumerate(self._gaps):
             if length >= size:
-                self._gaps[index : index + 1] = [(place + size, length - size)] if length > size else []
+                self._gaps[index : index + 1] = [(offset + size, length - size)] if length > size else []
                 break
         else:
-            place, self._end = self._end, self._end + size
-        self._used[place] = len(data)
-        self.file().write(place, data)
+            offset, self._end = self._end, self._end + size
+        self._used[offset] = len(data)
+        self.file().write(offset, data)
         self._unsynced = True
-        return place
+        return offset
 
-    def free(self, place: int) -> None:
+    def free(self, offset: int) -> None:
         """Free the slot of a deleted row at the next `release`."""
-        self._freed.append(place)
+        self._freed.append(offset)
 
     def release(self) -> None:
-        """Let later rows use the slots that were freed, after the transaction that freed them."""
+        """Reuse the freed slots from now on; called after the transaction that freed them."""
         if self._freed:
-            for place in self._freed:
-                del self._used[place]
+            for offset in self._freed:
+                del self._used[offset]
             self._freed = []
             self.reserve(self._used.items())
 
@@ -234,12 +233,12 @@ class Database:
             shared: Whether others read while this process writes.
         """
         self.path = Path(folder) / DATABASE
-        self.kept = -1  # the newest round whose client rows must be kept
+        self.kept_round = -1  # the newest round whose client rows must be kept
         self.durable, self.writing, self._shared = durable, writing, shared
         self.usable, self._version = True, -1
         self._copied: TemporaryDirectory[str] | None = None
         self._process = os.getpid()
-        self._verified: set[bytes] = set()  # the seals of rows whose SHA-256 was checked, or that were written here
+        self._verified: set[bytes] = set()  # seals of rows that this process wrote or checked by SHA-256
         self.rows = RowFile(self.path.with_name(ROWS), writing=writing)
         self._open_connection: sqlite3.Connection | None = None
         if not self.path.is_file():
@@ -258,7 +257,7 @@ class Database:
 
     @classmethod
     def make(cls, folder: Path | str) -> None:
-        """Create the empty database of a new record, complete or not at all."""
+        """Create the empty database of a new record atomically."""
         path = Path(folder) / DATABASE
         for name in FILES:
             io.remove(path.with_name(name))
@@ -267,7 +266,7 @@ class Database:
 
     @classmethod
     def ensure(cls, folder: Path) -> None:
-        """Create the database of a folder that has none; one that was lost is not replaced."""
+        """Create the database of a folder that has none; a lost one is not replaced."""
         if not os.path.lexists(folder / DATABASE):
             if os.path.lexists(folder / ROWS):
                 raise DamagedFileError(f"{folder / DATABASE} is missing. Restore it from a backup.")
@@ -275,11 +274,11 @@ class Database:
 
     @staticmethod
     def _write(path: Path, identity: str, head: Head, content: Mapping[str, Iterable[tuple[Any, ...]]]) -> None:
-        """Write a database with this content under a temporary name."""
+        """Write a database with some content under a temporary name."""
         aside = path.with_name(ASIDE)
         for name in (ASIDE, ASIDE + "-journal"):
             io.remove(path.with_name(name))
-        with _named(aside), closing(sqlite3.connect(aside, isolation_level=None)) as connection:
+        with _translated_errors(aside), closing(sqlite3.connect(aside, isolation_level=None)) as connection:
             connection.execute(f"PRAGMA synchronous={io.disk().synchronous}")
             connection.execute(f"PRAGMA user_version={FORMAT}")
             connection.execute("BEGIN")
@@ -303,14 +302,14 @@ class Database:
         return self._open_connection
 
     def _connect(self) -> sqlite3.Connection:
-        with _named(self.path):
+        with _translated_errors(self.path):
             wal = self.writing and self._shared and not _is_network_file(self.path)
             try:
                 return self._open(self.path, "WAL" if wal else "DELETE" if self.writing else None)
             except sqlite3.OperationalError as error:
                 if wal:  # a file system without shared memory
                     return self._open(self.path, "DELETE")
-                # the log of a killed run in a folder that cannot be written to has no index: read a copy
+                # the log of a killed run in a read-only folder has no index: read a copy
                 if self.writing or error.sqlite_errorcode & 0xFF not in _UNREADABLE:
                     raise
             self._copied = TemporaryDirectory(prefix="hansa-record-")
@@ -322,10 +321,10 @@ class Database:
             return self._open(copy)
 
     def _open(self, path: Path, journal: str | None = None) -> sqlite3.Connection:
-        """Open a file to write with a journal of this kind, or to read; its log has been read then."""
-        where, mode = quote(os.fsencode(path.absolute())), "ro" if journal is None and path == self.path else "rw"
+        """Open a file for writing with a kind of journal, or for reading, and read its log."""
+        uri_path, mode = quote(os.fsencode(path.absolute())), "ro" if journal is None and path == self.path else "rw"
         connection = sqlite3.connect(
-            f"file:{where}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False, timeout=_WAIT
+            f"file:{uri_path}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False, timeout=_WAIT
         )
         try:
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LIMIT)
@@ -335,10 +334,11 @@ class Database:
             if journal is None:
                 connection.execute("PRAGMA query_only=ON")
             else:
-                found = connection.execute(f"PRAGMA journal_mode={journal}").fetchone()[0]
+                mode_in_use = connection.execute(f"PRAGMA journal_mode={journal}").fetchone()[0]
                 level = io.disk().synchronous if self.durable else "OFF"
                 # a rollback journal is deleted to commit, and FULL does not sync its folder
-                connection.execute(f"PRAGMA synchronous={'EXTRA' if level == 'FULL' and found != 'wal' else level}")
+                level = "EXTRA" if level == "FULL" and mode_in_use != "wal" else level
+                connection.execute(f"PRAGMA synchronous={level}")
                 connection.execute("PRAGMA journal_size_limit=67108864")
             connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
             return connection
@@ -347,11 +347,11 @@ class Database:
             raise
 
     def _check_schema(self) -> None:
-        """Refuse everything but our tables: a foreign file may have views and triggers."""
+        """Refuse other tables than ours: a foreign file may have views and triggers."""
         with self.checked():
             version = self.execute("PRAGMA user_version").fetchone()[0]
-            found = [text for (text,) in self.execute("SELECT sql FROM sqlite_schema ORDER BY name").fetchall()]
-        if version != FORMAT or tuple(found) != _SCHEMA:
+            statements = [text for (text,) in self.execute("SELECT sql FROM sqlite_schema ORDER BY name").fetchall()]
+        if version != FORMAT or tuple(statements) != _SCHEMA:
             raise DamagedFileError(
                 f"{self.path} is damaged, or of another version: format {version}, where this Hansa reads {FORMAT}, or "
                 "its tables are not those of a run. Restore it."
@@ -365,7 +365,7 @@ class Database:
                 raise ValueError(answer)
 
     def check_present(self) -> None:
-        """Refuse to go on if the files were deleted or replaced; the system would write to files without a name."""
+        """Refuse to continue if the files were deleted or replaced, since writes would go to unlinked files."""
         with suppress(FileNotFoundError):
             if os.stat(self.path).st_ino == self._inode:
                 return
@@ -380,7 +380,7 @@ class Database:
         return os.getpid() == self._process and self._open_connection is not None
 
     def close(self) -> None:
-        """Close the database: what was not committed is undone, and one plain file remains. It can still be read."""
+        """Close the database: roll back what was not committed and leave one plain file, which can still be read."""
         connection = self._open_connection
         if connection is None or os.getpid() != self._process:
             return
@@ -405,7 +405,7 @@ class Database:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -420,13 +420,13 @@ class Database:
 
     @contextmanager
     def checked(self) -> Iterator[None]:
-        """Name the file in errors of SQLite and in errors of what is parsed."""
-        with _named(self.path, _PARSING):
+        """Add the path to errors of SQLite and of parsing."""
+        with _translated_errors(self.path, _PARSING):
             yield
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Read one state of the database, whatever is written meanwhile."""
+        """Read one snapshot of the database, whatever is written meanwhile."""
         if self._connection.in_transaction:
             yield
             return
@@ -441,10 +441,10 @@ class Database:
 
     @contextmanager
     def writing_rows(self) -> Iterator[None]:
-        """Write within the transaction of the round. After an error only reopening can tell what reached the disk."""
+        """Write within the transaction of the round. After an error the database must be reopened."""
         self.check_usable()
         try:
-            with _named(self.path):
+            with _translated_errors(self.path):
                 if not self._connection.in_transaction:
                     self.execute("BEGIN IMMEDIATE")
                 yield
@@ -458,7 +458,7 @@ class Database:
             raise HansaError(f"{self.path.parent}: an earlier write failed or the record was closed. Open it again.")
 
     def commit(self) -> None:
-        """Make everything that was written durable: first the row file, then the database."""
+        """Make all writes durable: first the row file, then the database."""
         with self.writing_rows():
             if self.durable:
                 self.rows.sync()
@@ -471,7 +471,7 @@ class Database:
         self.execute("UPDATE about SET head = ?", [self.head.sealed(self.identity)])
 
     def parse_head(self, text: str) -> Head:
-        """Return a head from its text; errors are those of parsing."""
+        """Parse the text of a head; raise `ValueError` and the like if it is damaged."""
         head = Head(*json.loads(text)[:4])
         if head.sealed(self.identity) != text:
             raise ValueError("its head was changed")
@@ -484,9 +484,9 @@ class Database:
         data = row_bytes(row)
         dtype, shape = dtype_name(row.dtype), tuple(row.shape)
         large = len(data) >= LARGE
-        place = self.rows.put(data) if large else None
+        offset = self.rows.put(data) if large else None
         digest = bytes.fromhex(row_digest(row) if sha is None else sha)
-        entry = RowEntry(0, kind, client, name, born, dtype, shape, place, crc32(data), digest).sealed(self.identity)
+        entry = RowEntry(0, kind, client, name, born, dtype, shape, offset, crc32(data), digest).sealed(self.identity)
         values = (*entry[1:6], json.dumps(shape), *entry[7:], None if large else bytes(data))
         cursor = self.execute(
             "INSERT INTO vectors (kind, client, name, born, dtype, shape, place, crc, sha, seal, content) "
@@ -496,26 +496,26 @@ class Database:
         self._verified.add(entry.seal)
         return entry._replace(id=cursor.lastrowid or 0)
 
-    def delete(self, where: str, values: Iterable[Any] = ()) -> None:
-        """Delete the rows that a condition selects. Their slots are used again after the commit."""
-        statement = f"DELETE FROM vectors WHERE {where} RETURNING place, seal"
-        for place, seal in self.execute(statement, values).fetchall():
+    def delete(self, condition: str, values: Iterable[Any] = ()) -> None:
+        """Delete the rows that a condition selects. Their slots are reused after the commit."""
+        statement = f"DELETE FROM vectors WHERE {condition} RETURNING place, seal"
+        for offset, seal in self.execute(statement, values).fetchall():
             self._verified.discard(seal)
-            if place is not None:
-                self.rows.free(place)
+            if offset is not None:
+                self.rows.free(offset)
 
-    def entries(self, where: str, values: Iterable[Any] = ()) -> list[RowEntry]:
+    def entries(self, condition: str, values: Iterable[Any] = ()) -> list[RowEntry]:
         """Return the rows that a condition selects."""
-        found = []
+        entries = []
         with self.checked():
             columns = "id, kind, client, name, born, dtype, shape, place, crc, sha, seal"
-            for *fields, seal in self.execute(f"SELECT {columns} FROM vectors WHERE {where} ORDER BY id", values):
+            for *fields, seal in self.execute(f"SELECT {columns} FROM vectors WHERE {condition} ORDER BY id", values):
                 fields[6] = tuple(json.loads(fields[6]))
                 entry = RowEntry(*fields).sealed(self.identity)
                 if entry.seal != seal or entry.dtype not in DTYPES:
                     raise ValueError(f"{entry}: its seal does not match")
-                found.append(entry)
-        return found
+                entries.append(entry)
+        return entries
 
     def get(self, entry: RowEntry, into: torch.Tensor | None = None, *, quick: bool = False) -> torch.Tensor:
         """Read a row, checked by SHA-256; with ``quick`` by CRC-32 if this process has checked or written it before."""
@@ -524,7 +524,7 @@ class Database:
         sha = (
             None if quick and entry.seal in self._verified else hashlib.sha256(digest_header(entry.dtype, entry.shape))
         )
-        file = None if entry.place is None else self._file_of(entry)
+        file = None if entry.offset is None else self._file_of(entry)
         if file is None:
             with self.checked():
                 content = self.execute("SELECT content FROM vectors WHERE id = ?", [entry.id]).fetchone()
@@ -532,13 +532,13 @@ class Database:
                 raise self._damaged(entry, "its content is missing")
             view[:] = content[0]
         for start in range(0, entry.nbytes, PIECE):
-            piece = view[start : start + PIECE]
+            block = view[start : start + PIECE]
             if file is not None:
-                file.read_into((entry.place or 0) + start, piece)
+                file.read_into((entry.offset or 0) + start, block)
             if sha is not None:
-                sha.update(piece)
+                sha.update(block)
             else:
-                crc = crc32(piece, crc)
+                crc = crc32(block, crc)
         if sha is not None and sha.digest() != entry.sha:
             raise self._damaged(entry, "its SHA-256 does not match")
         if sha is None and crc != entry.crc:
@@ -552,42 +552,42 @@ class Database:
             if entry.seal not in self._verified:
                 self.get(entry)
         files = [self._file_of(entry) for entry in entries]
-        places = [entry.place or 0 for entry in entries]
-        products, crcs = kernels.file_inner_products(files[0].descriptor, places, vectors, stop)
+        offsets = [entry.offset or 0 for entry in entries]
+        products, crcs = kernels.file_inner_products(files[0].descriptor, offsets, vectors, stop)
         for entry, crc in zip(entries, crcs, strict=True):
             if crc != entry.crc:
                 raise self._damaged(entry, "its CRC-32 does not match")
         return products
 
     def _file_of(self, entry: RowEntry) -> io.File:
-        """Return the row file, which must reach to the end of a row."""
+        """Return the row file; refuse one that ends before the end of a row."""
         if not self.rows.path.exists():
             raise DamagedFileError(f"{entry}: its file {self.rows.path} is missing. {REMEDY}")
         file = self.rows.file()
-        missing = (entry.place or 0) + entry.nbytes - file.size()
+        missing = (entry.offset or 0) + entry.nbytes - file.size()
         if missing > 0:
-            there = max(0, entry.nbytes - missing)
-            raise self._damaged(entry, f"the file ends after {there} of {entry.nbytes} bytes")
+            present = max(0, entry.nbytes - missing)
+            raise self._damaged(entry, f"the file ends after {present} of {entry.nbytes} bytes")
         return file
 
-    def _damaged(self, entry: RowEntry, why: str) -> DamagedFileError:
-        """Return the error for a row that is not what was written."""
-        where = str(self.path)
-        if entry.place is not None:
-            where = f"{self.rows.path}, bytes {entry.place} to {entry.place + entry.nbytes}"
-        return DamagedFileError(f"{entry} is damaged: {why} ({where}). {REMEDY}")
+    def _damaged(self, entry: RowEntry, reason: str) -> DamagedFileError:
+        """Return the error for a damaged row."""
+        location = str(self.path)
+        if entry.offset is not None:
+            location = f"{self.rows.path}, bytes {entry.offset} to {entry.offset + entry.nbytes}"
+        return DamagedFileError(f"{entry} is damaged: {reason} ({location}). {REMEDY}")
 
     def _reserve_slots(self) -> None:
         """Find the slots of the row file that are in use."""
         with self.checked():
             used = self.execute("SELECT place, dtype, shape FROM vectors WHERE place IS NOT NULL").fetchall()
             self.rows.reserve(
-                (place, torch.Size(json.loads(shape)).numel() * dtype_of(dtype).itemsize)
-                for place, dtype, shape in used
+                (offset, torch.Size(json.loads(shape)).numel() * dtype_of(dtype).itemsize)
+                for offset, dtype, shape in used
             )
 
     def see_others(self) -> None:
-        """Find the slots that other processes have used, within the transaction that will use more."""
+        """Find the slots that other processes use, within the transaction that will use more."""
         version = self.execute("PRAGMA data_version").fetchone()[0]
         if version != self._version:
             self._version = version
@@ -598,10 +598,10 @@ _UNREADABLE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_
 
 
 @contextmanager
-def _named(path: Path, parsing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Translate errors of SQLite, and those of parsing: what happened to which file, and what to do."""
+def _translated_errors(path: Path, parsing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Translate errors of SQLite and of parsing into errors with the path and a remedy."""
     try:
-        with io.named(path):
+        with io.naming(path):
             yield
     except HansaError:
         raise
@@ -619,21 +619,21 @@ def _named(path: Path, parsing: tuple[type[Exception], ...] = ()) -> Iterator[No
 
 
 def _is_network_file(path: Path) -> bool:
-    """Return whether a file is on a network file system, as far as Linux says so."""
+    """Return whether a file is on a network file system, by the mount table of Linux."""
     try:
         lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return False
-    kinds = {fields[1]: fields[2] for line in lines if len(fields := line.split()) > 2}
-    places = [str(place) for place in path.absolute().parents]
-    return next((kinds[place] in _NETWORK for place in places if place in kinds), False)
+    type_of_mount = {fields[1]: fields[2] for line in lines if len(fields := line.split()) > 2}
+    parents = [str(parent) for parent in path.absolute().parents]
+    return next((type_of_mount[parent] in _NETWORK for parent in parents if parent in type_of_mount), False)
 
 
 _connections: set[sqlite3.Connection] = set()
 
 
 def _abandon_connections() -> None:
-    """Let a forked process never close the connections of its parent, which would fold and delete the log."""
+    """Keep a forked process from closing the connections of its parent, which would merge and delete the log."""
     for connection in _connections:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
     _connections.clear()

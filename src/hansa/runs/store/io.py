@@ -1,10 +1,10 @@
 """Durable file operations. Every write to disk goes through this module, so that tests can make any of them fail.
 
-A file appears complete or not at all: it is written under a temporary name, synced and renamed, and its folder synced.
-What is read is checked against a SHA-256 stored elsewhere or at the start of the file.
+Files appear atomically: they are written under a temporary name, synced and renamed, and their folder is synced. Reads
+are checked against a SHA-256 stored elsewhere or at the start of the file.
 
-A lock is held by one process at a time, and released by the system when the process ends. POSIX systems have ``flock``,
-Windows ``msvcrt.locking``; neither module exists on the other, so each is imported where it is used.
+A lock is held by one process, and released by the system when the process ends. POSIX systems have ``flock``, Windows
+``msvcrt.locking``; each module is imported where it is used.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 class DamagedFileError(HansaError):
-    """A file does not have the content that was written. The message names the file, and the row if there is one."""
+    """The content of a file changed since it was written. The message has the path, and the row if there is one."""
 
 
 class Disk:
     """The calls that change a disk. Tests replace it with `use_disk`."""
 
     synchronous = "FULL"
-    """How SQLite waits for the disk."""
+    """SQLite's ``PRAGMA synchronous``."""
 
     def open(self, path: Path, fresh: bool = False) -> int:
         """Return a descriptor for reading and writing; the file is created if absent, truncated if ``fresh``."""
@@ -48,10 +48,10 @@ class Disk:
         return os.open(path, flags | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) if fresh else flags, 0o666)
 
     def write(self, file: int, offset: int, data: Bytes) -> int:
-        """Write at an offset; like the system call, it may write fewer bytes."""
+        """Write at an offset; may write fewer bytes, like the system call."""
         if hasattr(os, "pwrite"):
             return os.pwrite(file, data, offset)
-        with _seeking:  # Windows
+        with _seek_lock:  # Windows
             os.lseek(file, offset, os.SEEK_SET)
             return os.write(file, data)
 
@@ -84,18 +84,18 @@ class Disk:
 
 
 _disk = Disk()
-_seeking = Lock()
+_seek_lock = Lock()
 
 
 @contextmanager
 def use_disk(disk: Disk) -> Iterator[Disk]:
     """Use another disk instead of the real one."""
     global _disk
-    before, _disk = _disk, disk
+    previous, _disk = _disk, disk
     try:
         yield disk
     finally:
-        _disk = before
+        _disk = previous
 
 
 def disk() -> Disk:
@@ -104,17 +104,17 @@ def disk() -> Disk:
 
 
 class File:
-    """A file held open for writes at offsets, durable after `sync`."""
+    """An open file for writes at offsets, durable after `sync`."""
 
     def __init__(self, path: Path, fresh: bool = False, *, reading: bool = False) -> None:
         self.path = path
-        with named(path):
+        with naming(path):
             self.descriptor = os.open(path, os.O_RDONLY | _FLAGS) if reading else _disk.open(path, fresh)
 
     def write(self, offset: int, data: Bytes) -> None:
         """Write all of ``data``, in several calls if necessary."""
         view = memoryview(data).cast("B")
-        with named(self.path):
+        with naming(self.path):
             while len(view):
                 count = _disk.write(self.descriptor, offset, view)
                 if count <= 0:
@@ -123,7 +123,7 @@ class File:
 
     def read_into(self, offset: int, into: memoryview) -> None:
         """Fill ``into`` from an offset."""
-        with named(self.path):
+        with naming(self.path):
             while len(into):
                 count = _read(self.descriptor, into, offset)
                 if count == 0:
@@ -134,7 +134,7 @@ class File:
         return os.fstat(self.descriptor).st_size
 
     def sync(self) -> None:
-        with named(self.path):
+        with naming(self.path):
             _disk.sync(self.descriptor)
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ class File:
 def _read(file: int, into: memoryview, offset: int) -> int:
     if hasattr(os, "preadv"):
         return os.preadv(file, [into], offset)
-    with _seeking:  # Windows
+    with _seek_lock:  # Windows
         os.lseek(file, offset, os.SEEK_SET)
         data = os.read(file, len(into))
     into[: len(data)] = data
@@ -171,15 +171,15 @@ def write_file(path: Path, *chunks: Bytes) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Rename and make the new name durable."""
-    with named(target):
+    """Rename a file, durable on return."""
+    with naming(target):
         _disk.rename(source, target)
         _disk.sync_folder(target.parent)
 
 
 def append(path: Path, data: Bytes) -> None:
     """Append to a file. It is not durable: a crash may truncate it."""
-    with named(path), path.open("ab") as file:
+    with naming(path), path.open("ab") as file:
         file.write(data)
 
 
@@ -193,8 +193,8 @@ def make_folder(path: Path) -> None:
 
 
 def create_folder(path: Path) -> bool:
-    """Create a folder in an existing one, durable on return; return False if the name is taken."""
-    with named(path):
+    """Create a folder in an existing one, durable on return; return False if the name exists."""
+    with naming(path):
         try:
             _disk.make_folder(path)
         except FileExistsError:
@@ -204,7 +204,7 @@ def create_folder(path: Path) -> bool:
 
 
 def create_numbered(path: Path) -> Path:
-    """Create a folder of this name, or of the next free one: name, name-2, name-3, ...; return its path."""
+    """Create a folder with the next free name of name, name-2, name-3, ...; return its path."""
     make_folder(path.parent.absolute())
     free, number = path, 1
     while not create_folder(free.absolute()):
@@ -217,10 +217,10 @@ def remove(path: Path, *, sync: bool = False) -> None:
     """Remove a file or a folder with its content, if it exists. Links are removed, not followed."""
     if not os.path.lexists(path):
         return
-    with named(path):
+    with naming(path):
         if is_folder(path):
-            for inside in sorted(path.iterdir()):
-                remove(inside)
+            for child in sorted(path.iterdir()):
+                remove(child)
         _disk.remove(path)
         if sync:
             _disk.sync_folder(path.parent)
@@ -268,9 +268,9 @@ class InUseError(HansaError):
 
 
 class FileLock:
-    """A lock that is held until `close`, the end of the process, or the deletion of this object.
+    """A lock held until `close`, the end of the process, or the deletion of this object.
 
-    If another process holds it, or replaces the file, `InUseError` names that process. The file stays after release:
+    If another process holds it or replaces the file, `InUseError` names that process. The file remains after release:
     removing it would let two processes lock two files of one name.
     """
 
@@ -278,13 +278,13 @@ class FileLock:
         self._file = -1
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS | getattr(os, "O_NOFOLLOW", 0), 0o666)
         try:
-            _take(self._file, path)
+            _lock_file(self._file, path)
         except OSError:
             self.close()
-            who = _holder(path)
-            raise InUseError(f"{path.parent} is in use by {who}. Wait for it, or choose another folder.") from None
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        signature = json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": now}) + "\n"
+            holder = _describe_holder(path)
+            raise InUseError(f"{path.parent} is in use by {holder}. Wait for it, or choose another folder.") from None
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        signature = json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": since}) + "\n"
         with suppress(OSError):
             os.ftruncate(self._file, 0)
             os.lseek(self._file, 0, os.SEEK_SET)
@@ -300,8 +300,8 @@ class FileLock:
         self.close()
 
 
-def _take(file: int, path: Path) -> None:
-    """Lock a file that is still the one of its name, or raise `OSError`."""
+def _lock_file(file: int, path: Path) -> None:
+    """Lock an open file, or raise `OSError` if it is locked or no longer the file at its path."""
     try:
         import fcntl
     except ImportError:
@@ -315,8 +315,8 @@ def _take(file: int, path: Path) -> None:
         raise FileNotFoundError(path)
 
 
-def _holder(path: Path) -> str:
-    """Return a description of the holder that is written in a lock file."""
+def _describe_holder(path: Path) -> str:
+    """Describe the process that a lock file names."""
     try:
         content = json.loads(path.read_bytes()[:1000])
         return f"process {int(content['process'])} on {str(content['host'])[:100]} since {str(content['since'])[:40]}"
@@ -325,7 +325,7 @@ def _holder(path: Path) -> str:
 
 
 @contextmanager
-def named(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Iterator[None]:
     """Add the path to system errors that lack it."""
     try:
         yield
