@@ -3,7 +3,7 @@
 >>> from hansa import compress, testing
 >>> testing.check(compress.sign())
 
-`check` takes a component of any kind and raises a `ContractError` that names the requirement it fails. Hansa's own
+`check` takes a component of any kind and raises a `ContractError` that names the violated requirement. Hansa's own
 components pass the same checks.
 """
 
@@ -49,7 +49,7 @@ __all__ = ["ContractError", "check"]
 _DTYPES = (torch.float32, torch.float64)
 _SAMPLES = (5, 60, 1, 17, 8, 33, 2, 9, 21, 4, 13, 6)
 _KEY = Key(9)
-_DRAWS = 60  # of a compressor, to estimate its error
+_DRAWS = 60  # draws of a compressor that estimate its error
 _SIZES = (1, 2, 7, 8, 64, 500)
 
 
@@ -62,7 +62,7 @@ class ContractError(AssertionError):
 
 
 def check(component: object) -> None:
-    """Check that a component of any kind satisfies its protocol; a `ContractError` names the requirement that it fails.
+    """Check that a component satisfies the protocol of its kind; a `ContractError` names the violated requirement.
 
     Args:
         component: An object that takes part in a round: a compressor, a server transform, a sampler, a topology, ...
@@ -71,33 +71,32 @@ def check(component: object) -> None:
     >>> for component in (compress.sign(), server.adam(), gossip.ring()):
     ...     check(component)
     """
-    found = {} if isinstance(component, type) else _contracts_of(component)
-    if not found:
-        known = ", ".join(sorted(protocol.__name__ for protocol in (Activity, LocalWork, *_CONTRACTS)))
-        raise HansaError(f"check({component!r}): expected a component, with the methods of one of: {known}.")
+    contracts = {} if isinstance(component, type) else _contracts_of(component)
+    if not contracts:
+        protocols = ", ".join(sorted(protocol.__name__ for protocol in (Activity, LocalWork, *_CONTRACTS)))
+        raise HansaError(f"check({component!r}): expected a component, with the methods of one of: {protocols}.")
     try:
-        _expect(
-            " at 0x" not in repr(component), "its repr has an address: make it a dataclass, so that runs can resume"
-        )
+        stable = " at 0x" not in repr(component)
+        _expect(stable, "its repr has a memory address: make it a dataclass, so that runs can resume")
         check_citations([component])
-        for contract in found.values():
+        for contract in contracts.values():
             contract(component)
     except (ContractError, HansaError) as error:
         raise ContractError(f"{component!r}: {error}") from error
 
 
 def _contracts_of(component: object) -> dict[type, Callable[[Any], None]]:
-    """Return the checks of a component's kinds, which its methods tell: `direct` is an uplink and a downlink."""
+    """Return the checks of the kinds of a component by its methods; `direct` is both an uplink and a downlink."""
     draw = getattr(component, "draw", None)
-    if callable(draw):  # of local work for a client, of an activity for a round
+    if callable(draw):  # local work draws for a client, an activity for a round
         by_client = next(iter(signature(draw).parameters), "") == "client"
         return {LocalWork: _check_work} if by_client else {Activity: _check_activity}
-    kinds = {
+    contracts = {
         protocol: contract for protocol, contract in _CONTRACTS.items() if not missing_methods(component, protocol)
     }
-    if Aggregator in kinds:
-        kinds.pop(MixingRule, None)  # both combine
-    return kinds
+    if Aggregator in contracts:
+        contracts.pop(MixingRule, None)  # both combine
+    return contracts
 
 
 def _expect(condition: object, requirement: str) -> None:
@@ -128,33 +127,33 @@ def _same_bits(left: Any, right: Any) -> bool:
     return bool(left == right or (left != left and right != right))
 
 
-def _check_state(tree: Any, place: str = "state") -> None:
+def _check_state(tree: Any, path: str = "state") -> None:
     """Check that a checkpoint can store a tree without pickle."""
     if isinstance(tree, (Mapping, list)):
         for name, item in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
-            _check_state(item, f"{place}[{name!r}]")
+            _check_state(item, f"{path}[{name!r}]")
     elif not (tree is None or isinstance(tree, (bool, int, float, str, Tensor))):
         raise ContractError(
-            f"{place} is a {type(tree).__name__}: a checkpoint holds tensors, numbers, strings, lists and dicts"
+            f"{path} is a {type(tree).__name__}: a checkpoint holds tensors, numbers, strings, lists and dicts"
         )
 
 
-def _check_vector(what: str, value: Any, dim: int, dtype: torch.dtype) -> None:
+def _check_vector(name: str, value: Any, dim: int, dtype: torch.dtype) -> None:
     """Check that a result is a finite vector of the right form."""
     form = (value.dtype, tuple(value.shape))
-    _expect(form == (dtype, (dim,)), f"{what} gives {form[0]} {form[1]} for {dtype} ({dim},)")
-    _expect(torch.isfinite(value).all(), f"{what} gives NaN or infinity for finite numbers")
+    _expect(form == (dtype, (dim,)), f"{name} gives {form[0]} {form[1]} for {dtype} ({dim},)")
+    _expect(torch.isfinite(value).all(), f"{name} gives NaN or infinity for finite numbers")
 
 
 @contextmanager
-def _pure(name: str, *given: Any) -> Iterator[None]:
-    """Check that the block changes nothing that it is given, and draws nothing from the global generators, because
-    results would depend on earlier draws."""
-    before, drawn = copy.deepcopy(given), (torch.get_rng_state(), np.random.get_state())  # noqa: NPY002
+def _pure(name: str, *arguments: Any) -> Iterator[None]:
+    """Check that a block modifies no argument, and draws nothing from the global generators, since results would then
+    depend on earlier draws."""
+    expected, generators = copy.deepcopy(arguments), (torch.get_rng_state(), np.random.get_state())  # noqa: NPY002
     yield
-    after = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002
-    _expect(_same_bits(after, drawn), f"{name} draws from a global generator: draw from the key it is given")
-    _expect(_same_bits(given, before), f"{name} changes what it is given")
+    same_generators = _same_bits((torch.get_rng_state(), np.random.get_state()), generators)  # noqa: NPY002
+    _expect(same_generators, f"{name} draws from a global generator: draw from its key")
+    _expect(_same_bits(arguments, expected), f"{name} modifies its arguments")
 
 
 def _call_twice(name: str, call: Callable[..., Any], *arguments: Any) -> Any:
@@ -193,22 +192,23 @@ def _check_server(component: ServerTransform, dim: int = 33) -> None:
 def _check_aggregator(component: Aggregator, dim: int = 29) -> None:
     """Independent of arrival order, with correct declarations."""
     declared = with_defaults(component, BaseAggregator)
-    least, rows = declared.min_updates, declared.momentum_storage
-    _expect(isinstance(least, int) and least >= 1, f"declares min_updates = {least!r}, expected a whole number >= 1")
+    minimum, rows = declared.min_updates, declared.momentum_storage
+    valid = isinstance(minimum, int) and minimum >= 1
+    _expect(valid, f"declares min_updates = {minimum!r}, expected a whole number >= 1")
     _expect(rows in ("ram", "disk"), f"declares momentum_storage = {rows!r}, expected 'ram' or 'disk'")
     rule_or_numbers(type(component).__name__, "weights", declared.weights, "uniform", "samples", "clusters")
     for dtype in _DTYPES:
-        most = max(least, 5) + 1
-        people = Population((_SAMPLES * (1 + 2 * most // len(_SAMPLES)))[: 2 * most])
+        maximum = max(minimum, 5) + 1
+        people = Population((_SAMPLES * (1 + 2 * maximum // len(_SAMPLES)))[: 2 * maximum])
         state = _call_twice("init", component.init, dim, people.count)
         store = RamStore()
-        for round, count in enumerate((most, least, most)):
-            clients = tuple(sorted((7 * round + 2 * place) % people.count for place in range(count)))
+        for round, count in enumerate((maximum, minimum, maximum)):
+            clients = tuple(sorted((7 * round + 2 * index) % people.count for index in range(count)))
             updates = []
-            for place, client in enumerate(clients):
-                loss = None if place == 1 else 0.5 + place
-                vector = _vector(dim, 100 * round + place, dtype)
-                updates.append(Update(client, place % 3, vector, people.samples[client], 1.0 + place, loss))
+            for index, client in enumerate(clients):
+                loss = None if index == 1 else 0.5 + index
+                vector = _vector(dim, 100 * round + index, dtype)
+                updates.append(Update(client, index % 3, vector, people.samples[client], 1.0 + index, loss))
             ctx = RoundContext(round, _with_client_stats(declared, people), clients, store)
             with _pure("combine", [update.vector for update in updates], state):
                 combined = component.combine(updates, state, ctx)
@@ -217,12 +217,12 @@ def _check_aggregator(component: Aggregator, dim: int = 29) -> None:
             )
             _check_vector("combine", combined.vector, dim, dtype)
             for shuffled in (updates[::-1], [*updates[1::2], *updates[::2]]):
-                other = component.combine(shuffled, state, ctx)
-                same = _same_bits((other.vector, other.state), (combined.vector, combined.state))
-                _expect(same, "the order in which updates arrive matters")
+                reordered = component.combine(shuffled, state, ctx)
+                equal = _same_bits((reordered.vector, reordered.state), (combined.vector, combined.state))
+                _expect(equal, "the order in which updates arrive matters")
             _check_state(combined.state)
-            strangers = set(combined.rows) - set(range(people.count))
-            _expect(not strangers, f"keeps rows of {sorted(strangers)}, who are no clients")
+            unknown = set(combined.rows) - set(range(people.count))
+            _expect(not unknown, f"keeps rows of {sorted(unknown)}, which are not clients")
             store.commit(round, {client: dict(rows) for client, rows in combined.rows.items()})
             state = combined.state
 
@@ -231,9 +231,9 @@ def _with_client_stats(component: BaseAggregator | BaseSampler, population: Popu
     """Return the population with statistics of some clients, if the component needs them."""
     if not component.needs_client_stats:
         return population
-    some = range(0, population.count, 3)
-    heard = ClientStats.empty(population.count).updated({c: 0.1 * c for c in some}, {c: 1.0 + c for c in some})
-    return replace(population, stats=heard)
+    clients = range(0, population.count, 3)
+    stats = ClientStats.empty(population.count).updated({c: 0.1 * c for c in clients}, {c: 1.0 + c for c in clients})
+    return replace(population, stats=stats)
 
 
 def _check_sampler(component: Sampler) -> None:
@@ -243,12 +243,12 @@ def _check_sampler(component: Sampler) -> None:
     people = _with_client_stats(with_defaults(bound, BaseSampler), Population(_SAMPLES[:12]))
     for seed in range(3):
         for round in (0, 1, 2, 7):
-            chosen = _call_twice("select", bound.select, round, people, Key(seed))
-            _expect(isinstance(chosen, tuple), f"select gives a {type(chosen).__name__}, expected a tuple")
-            _expect(len(chosen) > 0, f"select chooses nobody in round {round}")
-            known = all(type(client) is int and 0 <= client < 12 for client in chosen)
-            _expect(known, f"select gives {chosen}: expected clients 0 to 11, as int")
-            _expect(list(chosen) == sorted(set(chosen)), f"select gives {chosen}: not ascending, or one twice")
+            selected = _call_twice("select", bound.select, round, people, Key(seed))
+            _expect(isinstance(selected, tuple), f"select gives a {type(selected).__name__}, expected a tuple")
+            _expect(len(selected) > 0, f"select selects no client in round {round}")
+            valid = all(type(client) is int and 0 <= client < 12 for client in selected)
+            _expect(valid, f"select gives {selected}: expected clients 0 to 11, as int")
+            _expect(list(selected) == sorted(set(selected)), f"select gives {selected}: not ascending, or one twice")
 
 
 def _check_compressor(component: Compressor) -> None:
@@ -273,18 +273,18 @@ def _check_compressor(component: Compressor) -> None:
 def _check_roundtrip(component: Compressor, x: Tensor) -> None:
     dim, dtype = x.numel(), x.dtype
     data = _call_twice("encode", lambda x: bytes(component.encode(x, _KEY).bytes), x)
-    packet, kind = component.encode(x, _KEY), packet_kind(component)
+    packet, expected_kind = component.encode(x, _KEY), packet_kind(component)
     _expect(packet.nbytes == len(data), f"says {packet.nbytes} bytes, makes {len(data)}")
-    _expect(packet.kind == kind, f"makes packets of kind {packet.kind!r}, its kind is {kind!r}")
-    most = component.max_nbytes(dim, dtype)
-    _expect(packet.nbytes <= most, f"makes {packet.nbytes} bytes of {dim} entries, max_nbytes says {most}")
+    _expect(packet.kind == expected_kind, f"makes packets of kind {packet.kind!r}, its kind is {expected_kind!r}")
+    limit = component.max_nbytes(dim, dtype)
+    _expect(packet.nbytes <= limit, f"makes {packet.nbytes} bytes of {dim} entries, max_nbytes says {limit}")
     try:
         vectors = [decode(source, component, dim=dim, dtype=dtype) for source in (packet, data, bytearray(data))]
-        rest = accumulate(data, x.clone(), -1.0, component)
+        residual = accumulate(data, x.clone(), -1.0, component)
     except Exception as problem:
         raise ContractError(f"does not read its own packet of {dim} entries: {problem!r}") from problem
     _expect(all(_same_bits(v, vectors[0]) for v in vectors), "decodes the same bytes to several vectors")
-    _expect(_same_bits(rest, x - vectors[0]), "what accumulate leaves of x is not x - decode")
+    _expect(_same_bits(residual, x - vectors[0]), "accumulate(-1) to x is not x - decode")
 
 
 def _check_hostile_payloads(component: Compressor, x: Tensor) -> None:
@@ -305,11 +305,11 @@ def _check_hostile_payloads(component: Compressor, x: Tensor) -> None:
             decoded = decode(data, component, dim=dim)
             accumulate(data, out, 1.0, component)
         except PacketError:
-            _expect((out == 1).all(), "a refused packet changes the vector it was to be added to")
+            _expect((out == 1).all(), "accumulate changes its vector although it refuses the packet")
             continue
         except Exception as error:
-            raise ContractError(f"raises {error!r} for bytes it did not write, expected a PacketError") from error
-        _check_vector("decode of what it did not write", decoded, dim, x.dtype)
+            raise ContractError(f"raises {error!r} for invalid bytes, expected a PacketError") from error
+        _check_vector("decode of invalid bytes", decoded, dim, x.dtype)
 
 
 def _check_contraction(component: Compressor, q: float) -> None:
@@ -317,8 +317,8 @@ def _check_contraction(component: Compressor, q: float) -> None:
     draw, dim = np.random.default_rng(1), _SIZES[-1]
     for numbers in (draw.standard_normal(dim), draw.standard_cauchy(dim), np.ones(dim), np.eye(dim)[0]):
         x = torch.from_numpy(numbers)
-        rest = [decode(component.encode(x, _KEY.child(i)), component, dim=dim) - x for i in range(_DRAWS)]
-        errors = torch.stack(rest).square().sum(1).numpy() / float(x.square().sum())
+        residuals = [decode(component.encode(x, _KEY.child(i)), component, dim=dim) - x for i in range(_DRAWS)]
+        errors = torch.stack(residuals).square().sum(1).numpy() / float(x.square().sum())
         slack = 4 * errors.std() / math.sqrt(_DRAWS) + 1e-9
         _expect(errors.mean() <= q * q + slack, f"E|C(x)-x|^2 = {errors.mean():.3g} |x|^2, declared {q * q:.3g}")
 
@@ -333,82 +333,84 @@ def _check_uplink(component: Uplink, dim: int = 97) -> None:
             x = _vector(dim, turn, dtype)
             with _pure("send", x, memory):
                 packet, rows = component.send(x, memory, _KEY.child(turn))
-                again, same_rows = component.send(x, memory, _KEY.child(turn))
+                repeated, same_rows = component.send(x, memory, _KEY.child(turn))
             _expect(set(rows) == set(names), f"keeps the rows {sorted(rows)}, declares {sorted(names)}")
-            equal = bytes(packet.bytes) == bytes(again.bytes) and _same_bits(rows, same_rows)
+            equal = bytes(packet.bytes) == bytes(repeated.bytes) and _same_bits(rows, same_rows)
             _expect(equal, "send gives another result the second time: all memory is in its rows")
             _expect(packet.nbytes == len(packet.bytes), f"says {packet.nbytes} bytes, sends {len(packet.bytes)}")
             received = component.receive(packet, dim=dim, dtype=dtype)
             carried = component.receive(Packet.parse(bytes(packet.bytes)), dim=dim, dtype=dtype)
-            _expect(_same_bits(received, carried), "receives another vector once the packet has travelled as bytes")
+            _expect(_same_bits(received, carried), "receives another vector from the bytes of the packet")
             _check_vector("receive", received, dim, dtype)
             memory = dict(rows)
-        stranger = make_packet("stranger", x.numpy(), [x.numpy()[:1]])
-        for sent, size, what in ((packet, dim + 1, "another size"), (stranger, dim, "another kind")):
-            _check_refused(f"receives a packet of {what}", PacketError, component.receive, sent, dim=size, dtype=dtype)
+        foreign = make_packet("stranger", x.numpy(), [x.numpy()[:1]])
+        for bad, size, fault in ((packet, dim + 1, "another size"), (foreign, dim, "another kind")):
+            text = f"receives a packet of {fault}"
+            _check_refused(text, PacketError, component.receive, bad, dim=size, dtype=dtype)
 
 
 def _check_downlink(component: Downlink, dim: int = 64, clients: int = 4, rounds: int = 14) -> None:
-    """Every recipient of a round's message holds the round's vector, bit for bit, whatever it missed before;
+    """Every recipient of a round's message decodes the round's vector bit for bit, whatever it missed before;
     ``broadcast`` and ``acknowledge`` are pure and the state is plain."""
     for dtype in _DTYPES:
         x = _vector(dim, 0, dtype)
         state = _call_twice("init", component.init, x)
         public = x.clone() if getattr(component, "public_start", True) else None
-        held: list[tuple[Tensor | None, int]] = [(public, 0)] * clients  # the vector of each client and its version
-        earlier = list(held)  # before the last message
+        states: list[tuple[Tensor | None, int]] = [(public, 0)] * clients  # vector and version of each client
+        earlier = list(states)  # before the last message
         merges = isinstance(getattr(component, "compressor", None), grid)
         draw = np.random.default_rng(3)
         for round in range(rounds):
             x = x + (0.1 * _vector(dim, round + 1, dtype) if round % 5 else 0.0)
             participants = [client for client in range(clients) if draw.random() < 0.6] or [round % clients]
             with _pure("broadcast", x, state):
-                broadcast, after = component.broadcast(x, state, participants, round, _KEY.child(round))
-                again, _ = component.broadcast(x, state, participants, round, _KEY.child(round))
-            _expect(_same_bits(again.vector, broadcast.vector), "broadcast gives another vector the second time")
-            _check_state(after)
+                broadcast, new_state = component.broadcast(x, state, participants, round, _KEY.child(round))
+                repeated, _ = component.broadcast(x, state, participants, round, _KEY.child(round))
+            _expect(_same_bits(repeated.vector, broadcast.vector), "broadcast gives another vector the second time")
+            _check_state(new_state)
             for client in participants:
                 packets = [Packet.parse(bytes(packet.bytes)) for packet in broadcast.packets(client)]
-                base, own = broadcast.bases[client], held[client]
+                base, current = broadcast.bases[client], states[client]
                 if base is not None and merges:
-                    own = own if base == own[1] else earlier[client]
+                    current = current if base == current[1] else earlier[client]
                 elif base is not None:
-                    packets = packets[own[1] - base :]
-                vector = component.apply(own[0], packets)
-                held[client], earlier[client] = (vector, int(after.get("version", 0))), own
+                    packets = packets[current[1] - base :]
+                vector = component.apply(current[0], packets)
+                states[client], earlier[client] = (vector, int(new_state.get("version", 0))), current
                 _expect(_same_bits(vector, broadcast.vector), f"client {client} holds another vector in round {round}")
             answered = [client for client in participants if draw.random() < 0.8]
-            state = _call_twice("acknowledge", component.acknowledge, after, answered, round)
+            state = _call_twice("acknowledge", component.acknowledge, new_state, answered, round)
 
 
 def _check_solver(component: Solver, dim: int = 23) -> None:
-    """It reports on its declared channels, keeps its declared rows, and its correction is the declared one."""
+    """Reports on its declared channels, keeps its declared rows, and has its declared correction."""
     declared = with_defaults(component, BaseSolver)
     for dtype in _DTYPES:
         names = (MODEL, *declared.channels, *declared.receives)
-        got = {name: _vector(dim, place, dtype) for place, name in enumerate(names)}
+        received = {name: _vector(dim, index, dtype) for index, name in enumerate(names)}
         memory: dict[str, Tensor] = {}
         for round in range(3):
-            correction = _call_twice("correction", component.correction, got, memory)
+            correction = _call_twice("correction", component.correction, received, memory)
             _expect(isinstance(correction, Correction), "correction returns no Correction(prox_weight, shift)")
-            weight, other = correction.prox_weight, declared.prox_weight
-            _expect(weight == other, f"its correction has prox_weight {weight}, but it declares {other}")
+            weight, weight_declared = correction.prox_weight, declared.prox_weight
+            same_weight = weight == weight_declared
+            _expect(same_weight, f"its correction has prox_weight {weight}, but it declares {weight_declared}")
             if correction.shift is not None:
                 _check_vector("shift of correction", correction.shift, dim, dtype)
             change = _vector(dim, 10 + round, dtype)
-            finished = _call_twice("finish", component.finish, change, 3 + round, 0.05, got, memory)
+            finished = _call_twice("finish", component.finish, change, 3 + round, 0.05, received, memory)
             _expect(isinstance(finished, SolverResult), "finish returns no SolverResult(reports, memory)")
-            for verb, found, expected in (
+            for verb, returned, expected in (
                 ("reports on", finished.reports, declared.channels),
                 ("keeps the rows", finished.memory, declared.memory),
             ):
-                _expect(set(found) == set(expected), f"{verb} {sorted(found)}, declares {sorted(expected)}")
+                _expect(set(returned) == set(expected), f"{verb} {sorted(returned)}, declares {sorted(expected)}")
             for name, row in {**finished.reports, **finished.memory}.items():
                 _check_vector(f"{name} of finish", row, dim, dtype)
             memory = dict(finished.memory)
         if declared.ascent_offset is not None:
             gradients = [_vector(4, 1, dtype), _vector(6, 2, dtype).reshape(2, 3)]
-            shapes = [tuple(each.shape) for each in _call_twice("ascent_offset", declared.ascent_offset, gradients)]
+            shapes = [tuple(offset.shape) for offset in _call_twice("ascent_offset", declared.ascent_offset, gradients)]
             _expect(shapes == [(4,), (2, 3)], f"ascent_offset returns {shapes} for gradients of [(4,), (2, 3)]")
 
 
@@ -433,14 +435,14 @@ def _check_work(component: LocalWork, population: int = 5) -> None:
                 _expect(isinstance(work, Work), f"draw gives a {type(work).__name__}, expected Work(...)")
                 steps, batch = work
                 _expect(type(steps) is int and steps >= 1, f"draw gives {steps!r} steps")
-                fits = type(batch) is int and 1 <= batch <= samples
-                _expect(fits, f"draw gives a batch of {batch!r} to a client with {samples} samples")
+                valid = type(batch) is int and 1 <= batch <= samples
+                _expect(valid, f"draw gives a batch of {batch!r} to a client with {samples} samples")
                 common = declared.common
                 _expect(common in (None, steps), f"draw gives {steps} steps, but common = {common} for all")
 
 
 def _check_topology(component: Topology) -> None:
-    """One doubly stochastic matrix for every size that it does not refuse, connected unless declared otherwise."""
+    """One doubly stochastic matrix for every accepted size, connected unless declared otherwise."""
     refused: HansaError | None = None
     largest = 0
     for n in (1, 2, 3, 4, 5, 8, 16):
@@ -453,8 +455,8 @@ def _check_topology(component: Topology) -> None:
         _expect(dense.shape == (n, n), f"is {tuple(dense.shape)} for {n} clients")
         sparse = torch.from_numpy(component.sparse(n).toarray())
         _expect(torch.equal(dense, sparse), f"sparse({n}) is another matrix than topology({n})")
-        pieces = connected_components(np.asarray(dense) != 0, directed=True, connection="strong")[0]
-        _expect(pieces == 1 or not component.connected, f"falls into {pieces} pieces for {n} clients")
+        components = connected_components(np.asarray(dense) != 0, directed=True, connection="strong")[0]
+        _expect(components == 1 or not component.connected, f"falls into {components} pieces for {n} clients")
         mean, identity = torch.full_like(dense, 1 / n), torch.eye(n, dtype=dense.dtype)
         averages = not component.averages or torch.allclose(dense, mean, rtol=0, atol=1e-12)
         _expect(averages, f"averages, but W is not 11'/n for n = {n}")
@@ -480,20 +482,20 @@ def _check_activity(component: Activity) -> None:
 
 
 def _check_mixing_rule(component: MixingRule, dim: int = 5, neighbours: int = 4) -> None:
-    """A function of its arguments, which it does not change, that keeps a model all agree on."""
-    own, *received = (_vector(dim, seed, torch.float64) for seed in range(neighbours + 1))
+    """A pure function that keeps a model on which all neighbours agree."""
+    model, *received = (_vector(dim, seed, torch.float64) for seed in range(neighbours + 1))
     weights = [1 / (neighbours + 1)] * neighbours
-    _check_vector("combine", _call_twice("combine", component.combine, own, received, weights), dim, own.dtype)
-    agreed = component.combine(own, [own.clone() for _ in received], weights)
-    _expect(torch.allclose(agreed, own, rtol=0, atol=1e-12), "moves a model on which all neighbours agree")
-    _expect(torch.equal(component.combine(own, [], []), own), "moves a model that has no neighbours")
+    _check_vector("combine", _call_twice("combine", component.combine, model, received, weights), dim, model.dtype)
+    agreed = component.combine(model, [model.clone() for _ in received], weights)
+    _expect(torch.allclose(agreed, model, rtol=0, atol=1e-12), "moves a model on which all neighbours agree")
+    _expect(torch.equal(component.combine(model, [], []), model), "moves a model that has no neighbours")
 
 
 def _check_clustering(component: Clustering, population: int = 12, classes: int = 4) -> None:
     """Every client in one cluster, as a function of (population, key, labels)."""
     labels = np.random.default_rng(0).integers(0, 9, (population, classes)).astype(np.float64)
-    wanted = with_defaults(component, BaseClustering).needs_labels
-    groups = _call_twice("assign", component.assign, population, Key(1), labels if wanted else None)
+    needs_labels = with_defaults(component, BaseClustering).needs_labels
+    groups = _call_twice("assign", component.assign, population, Key(1), labels if needs_labels else None)
     _expect(all(len(group) for group in groups), f"gives an empty cluster: {groups}")
     members = sorted(client for group in groups for client in group)
     _expect(members == list(range(population)), f"gives {groups}: expected every client once")
@@ -512,4 +514,4 @@ _CONTRACTS: Mapping[type, Callable[[Any], None]] = {
     Solver: _check_solver,
     ClientLoop: _check_loop,
 }
-"""The kinds of components whose methods tell them apart, and their checks."""
+"""The kinds of components that their methods distinguish, and their checks."""

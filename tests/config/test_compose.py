@@ -196,7 +196,7 @@ def test_a_method_without_the_common_words_is_composed_all_the_same(own):
     [
         ("algorithm: composed_of_mine:fedlon", "algorithm.preset: .*no 'fedlon'. Did you mean fedlion?"),
         ("seed: 1\nalgorithm: {preset: 'composed_of_mine:fedlion', lrr: 1}", "run.yaml:2: algorithm.lrr: .*no such"),
-        ("algorithm: composed_of_mine:wrong", "composed_of_mine:wrong makes no Algorithm: it made lion"),
+        ("algorithm: composed_of_mine:wrong", "composed_of_mine:wrong: expected an Algorithm, got lion"),
         ("algorithm: composed_of_mine:fedlion\nserver: {b1: 0.5}", "run.yaml:2: server.b1: .*has no such"),
         ("algorithm: composed_of_nobody:x", "the module cannot be imported"),
         ("server: {optimizer: 'composed_of_mine:lion', lr: -1}", "server.lr"),

@@ -123,7 +123,7 @@ def test_what_is_wrong_is_told_with_its_key(own, text, said):
 def test_a_double_model_asks_for_double_arithmetic(own):
     text = SMALL + "data: {factory: data_of_mine:dealt}\nmodel: {factory: data_of_mine:double}"
     held = build.load_data(from_yaml(text))
-    with pytest.raises(HansaError, match=r"float64 parameters.*Set dtype: float64, or leave \.double\(\) out"):
+    with pytest.raises(HansaError, match=r"float64 parameters.*Set dtype: float64, or remove \.double\(\) from"):
         build.build_task(from_yaml(text), held)
     assert build.build_task(from_yaml(text, ["dtype=float64"]), held).dtype == torch.float64
     assert build.build_task(from_yaml(REGRESSION, ["dtype=float64"]), held).dtype == torch.float32

@@ -1,7 +1,7 @@
 """The kinds of components, and the methods that each kind requires.
 
-A component is found in one of three ways: by its name in Hansa, by its name in an installed package, or as MODULE:NAME
-in user code; `hansa.config.import_path` has the last two.
+Components are found by their name in Hansa or in an installed package, or as MODULE:NAME in user code;
+`hansa.config.import_path` handles the last two.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Signature(NamedTuple):
     @property
     def required(self) -> list[str]:
         """The names of the arguments without a default."""
-        values = self.arguments.values()
-        return [each.name for each in values if each.default is EMPTY and each.kind is not each.VAR_POSITIONAL]
+        parameters = self.arguments.values()
+        return [p.name for p in parameters if p.default is EMPTY and p.kind is not p.VAR_POSITIONAL]
 
 
 @lru_cache(maxsize=1024)
@@ -71,8 +71,8 @@ def evaluate(annotation: Any, owner: Any, **names: Any) -> Any:
     if not isinstance(annotation, str):
         return annotation
     namespace = dict(PROTOCOLS)
-    for each in reversed(getattr(owner, "__mro__", (owner,))):
-        namespace.update(vars(sys.modules.get(getattr(each, "__module__", ""), typing)))
+    for definition in reversed(getattr(owner, "__mro__", (owner,))):
+        namespace.update(vars(sys.modules.get(getattr(definition, "__module__", ""), typing)))
     try:
         return eval(annotation, {**namespace, **names})
     except Exception:
@@ -91,11 +91,11 @@ class Kind:
     Args:
         name: The name in entry points and ``hansa parts``.
         protocol: The protocol or base class.
-        package: The package that exports Hansa's own components of this kind, or these by name.
-        required: The methods that a component must have; by default those that a protocol marks abstract. With none it
+        package: The package that exports Hansa's own components of this kind, or a mapping of them by name.
+        required: The methods that a component must have; by default the abstract ones of the protocol. Without any it
             must be an instance of the base class.
-        modules: The modules of the package that have such components, so that others need not be imported; the name of
-            the package stands for what it imports at once.
+        modules: The modules of the package that have such components, so that others are not imported; the name of the
+            package stands for its eager imports.
         label: The name in messages, if not ``name``.
         default: The component that is built if a file gives arguments without ``kind``.
         from_list: Builds a component from a list.
@@ -117,18 +117,18 @@ class Kind:
         """The signatures of the required methods by name."""
         names = self.required
         if getattr(self.protocol, "_is_protocol", False) and not names:
-            names = tuple(each for each in vars(self.protocol) if each in self.protocol.__abstractmethods__)
+            names = tuple(item for item in vars(self.protocol) if item in self.protocol.__abstractmethods__)
         signatures = {name: inspect.signature(getattr(self.protocol, name)) for name in names}
-        return {name: inspect.Signature([*each.parameters.values()][1:]) for name, each in signatures.items()}
+        return {name: inspect.Signature([*item.parameters.values()][1:]) for name, item in signatures.items()}
 
     @cached_property
     def built_in(self) -> Mapping[str, Factory]:
         """Hansa's own components by name."""
         package = self.package
         return package if isinstance(package, Mapping) else {
-            each: factory for each in package.__all__ if each.islower()
-            if not self.modules or exports(package.__name__).get(each, package.__name__) in self.modules
-            if self.is_factory(factory := getattr(package, each))
+            name: factory for name in package.__all__ if name.islower()
+            if not self.modules or exports(package.__name__).get(name, package.__name__) in self.modules
+            if self.is_factory(factory := getattr(package, name))
         }  # fmt: skip
 
     @property
@@ -138,15 +138,15 @@ class Kind:
 
     @property
     def plugins(self) -> dict[str, Plugin]:
-        """The components of installed packages by name: Hansa's are first, then packages in alphabetical order."""
+        """The components of installed packages by name; of equal names Hansa's wins, then the alphabetically first."""
         by_name: dict[str, Plugin] = {}
         for plugin in import_path.installed_plugins():
             if plugin.kind != self.name or not plugin.name:
                 continue
             if plugin.name in self.built_in:
                 warn_once(f"{plugin}: Hansa has a {self.title} of that name, which is used.")
-            elif (first := by_name.setdefault(plugin.name, plugin)) is not plugin:
-                warn_once(f"{plugin}: {first.package} has a component of that name, which is used.")
+            elif (preferred := by_name.setdefault(plugin.name, plugin)) is not plugin:
+                warn_once(f"{plugin}: {preferred.package} has a component of that name, which is used.")
         return by_name
 
     @property
@@ -155,7 +155,7 @@ class Kind:
         return [*self.built_in, *self.plugins]
 
     def items(self) -> Iterator[tuple[str, Factory]]:
-        """Yield all names and factories; a plug-in that cannot be loaded is reported and left out."""
+        """Yield all names and factories; a plug-in that cannot be loaded is skipped with a warning."""
         for name in self.names:
             try:
                 yield name, self.find(name)
@@ -163,7 +163,7 @@ class Kind:
                 warn_once(str(error))
 
     def knows(self, name: str) -> bool:
-        """Return whether a word is the name of a component, or an import path."""
+        """Return whether a name is that of a component, or an import path."""
         return is_import_path(name) or normalize_name(name) in self.names
 
     def find(self, name: str) -> Factory:
@@ -174,27 +174,27 @@ class Kind:
         plugin = None if is_import_path(name) else self.plugins.get(plain)
         if plugin is None and not is_import_path(name):
             raise HansaError(f"no {self.title} {short_repr(name)}. {suggestion(plain, self.names)}")
-        found = import_path.import_object(name, self) if plugin is None else plugin.load()
-        if not isinstance(found, type) and not inspect.isroutine(found) and not self.mismatch(found):
-            return lambda: found
+        component = import_path.import_object(name, self) if plugin is None else plugin.load()
+        if not isinstance(component, type) and not inspect.isroutine(component) and not self.mismatch(component):
+            return lambda: component
         argument = self.function_argument
-        if argument and inspect.isfunction(found) and argument in inspect.signature(found).parameters:
-            return _function_factory(found, argument)
-        if not callable(found):
-            made_by = f"expected a {self.title} or a function that makes one"
-            raise HansaError(f"{plugin or repr(name)}: {made_by}, found {found!r}.")
-        return found  # type: ignore[no-any-return]
+        if argument and inspect.isfunction(component) and argument in inspect.signature(component).parameters:
+            return _function_factory(component, argument)
+        if not callable(component):
+            expected = f"expected a {self.title} or a function that returns one"
+            raise HansaError(f"{plugin or repr(name)}: {expected}, found {component!r}.")
+        return component  # type: ignore[no-any-return]
 
     def mismatch(self, component: Any) -> str:
-        """Return why a value is not a component of this kind, or a class does not make one; "" if it is or does.
+        """Return why a value is no component of this kind, or a class makes none; "" if it is or does.
 
         >>> KINDS["server"].mismatch(server.scale()), KINDS["server"].mismatch(compress.sign())
         ('', 'it has no method init(x)')
         """
         bound = not isinstance(component, type)
         if not self.methods:
-            fits = isinstance(component, self.protocol) if bound else self.protocol in component.__mro__
-            return "" if fits else f"it is no {self.protocol.__name__}"
+            matches = isinstance(component, self.protocol) if bound else self.protocol in component.__mro__
+            return "" if matches else f"it is no {self.protocol.__name__}"
         for method, signature in self.methods.items():
             attribute = getattr(component, method, None)
             form = f"{method}({', '.join(signature.parameters)})"
@@ -214,11 +214,11 @@ class Kind:
         return functions and not self.mismatch(factory)  # any class has __call__
 
 
-def _function_factory(function: Factory, last: str) -> Factory:
-    """Return a factory that fixes the arguments of a function that follow the one called ``last``."""
+def _function_factory(function: Factory, argument: str) -> Factory:
+    """Return a factory that binds the arguments of a function after ``argument``."""
     parameters = list(inspect.signature(function).parameters.values())
-    following = parameters[[each.name for each in parameters].index(last) + 1 :]
-    following = [each.replace(annotation=evaluate(each.annotation, function)) for each in following]
+    following = parameters[[parameter.name for parameter in parameters].index(argument) + 1 :]
+    following = [parameter.replace(annotation=evaluate(parameter.annotation, function)) for parameter in following]
 
     def make(**options: Any) -> Any:
         return partial(function, **options) if options else function
@@ -228,16 +228,16 @@ def _function_factory(function: Factory, last: str) -> Factory:
 
 
 def unknown_plugins() -> list[str]:
-    """Return a message for each entry point of an unknown kind, with the nearest known kinds."""
+    """Return a message for each entry point of an unknown kind, with the nearest kinds."""
     return [f"{plugin}: no kind {plugin.kind!r}. {suggestion(plugin.kind, KINDS)}"
             for plugin in import_path.installed_plugins() if plugin.kind not in KINDS or not plugin.name]  # fmt: skip
 
 
-def _accepts(method: Any, wanted: inspect.Signature, bound: bool) -> bool:
+def _accepts(method: Any, protocol: inspect.Signature, bound: bool) -> bool:
     """Return whether a method can be called with the arguments of its protocol."""
-    needed = wanted.parameters.values()
-    keywords = {each.name: None for each in needed if each.kind is each.KEYWORD_ONLY}
-    positional = [None for each in needed if each.name not in keywords and each.default is EMPTY]
+    parameters = protocol.parameters.values()
+    keywords = {parameter.name: None for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+    positional = [None for parameter in parameters if parameter.name not in keywords and parameter.default is EMPTY]
     try:
         signature = inspect.signature(method)
     except (TypeError, ValueError):  # compiled code has no signature
@@ -285,6 +285,6 @@ KINDS = {
         Kind("preset", Algorithm, presets.catalogue()),
     )
 }
-"""Every kind by name; entry points begin with these names."""
+"""All kinds by name; names of entry points start with these."""
 PROTOCOLS: dict[str, Any] = {kind.protocol.__name__: kind.protocol for kind in KINDS.values()}
-"""Protocols of components, which an annotation may name even if they were imported for type checkers only."""
+"""Protocols of components, for annotations that import them for type checkers only."""

@@ -37,15 +37,15 @@ SECTION_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
 
 SAMPLING_ARGUMENTS = ("participation", "sampler")
 MODEL_CHANNEL_KEYS = ("uplink", "downlink", "aggregate")
-"""Keys that are short for those of channels.model, as server.optimizer is for its server."""
+"""Short forms of keys of channels.model; server.optimizer is that of its server."""
 COMPOSED_SECTIONS = ("local", "gossip")
-"""Sections whose keys replace components of the algorithm where the preset has no such argument."""
+"""Sections whose keys replace components of the algorithm if the preset has no such argument."""
 
 Preset = Callable[..., Algorithm]
 
 
 def preset_arguments(preset: Preset) -> dict[str, Parameter]:
-    """Return all arguments of a preset; ``**common`` without annotation stands for those that all presets share.
+    """Return all arguments of a preset; ``**common`` without annotation stands for the shared ones.
 
     >>> sorted(set(preset_arguments(presets.fedprox)) - set(preset_arguments(presets.fedavg)))
     ['mu']
@@ -56,7 +56,7 @@ def preset_arguments(preset: Preset) -> dict[str, Parameter]:
 
 
 def own_arguments(preset: Preset) -> dict[str, Parameter]:
-    """Return the arguments that belong in the section ``algorithm``: those that no other section has.
+    """Return the arguments of a preset that are in the section ``algorithm``, not in another one.
 
     >>> own_arguments(presets.fedprox)["mu"].default
     0.01
@@ -71,7 +71,7 @@ _CODE: Any = {
     **dict.fromkeys(("algorithm", *_SECTIONS, "sample", "uplink", "downlink", "aggregate", "channels"), True),
     **dict.fromkeys(("faults", "links", "pace", "profile"), True),
 }
-"""What may name code."""
+"""The keys that may name code."""
 
 
 def code_names(config: Config) -> list[str]:
@@ -85,22 +85,22 @@ def code_names(config: Config) -> list[str]:
 
 
 def compose(config: Config, *, checking: bool = False) -> tuple[Algorithm | None, list[Problem]]:
-    """Build every component of a configuration; return its algorithm, or what is wrong.
+    """Build all components of a configuration; return its algorithm, or its problems.
 
     Args:
         config: The configuration.
-        checking: Leave out what names code; the algorithm is then None if its components name any.
+        checking: Skip components that name code; the algorithm is then None if there are any.
     """
     if config.python is not None:
-        message = "started in Python, with an algorithm and a task that no file can hold: "
+        message = "started in Python, with an algorithm and a task that are not in the file: "
         resume = "hansa.resume(FOLDER, algorithm, task) resumes it."
         return None, [] if checking else [Problem("", ("python",), message + resume)]
     errors: list[Problem] = []
     built: dict[Keys, Any] = {}
-    for at, field, value in _components(config):
+    for keys, field, value in _components(config):
         if not (checking and named_code(value)):
             try:
-                built[at] = field.build(value, at)
+                built[keys] = field.build(value, keys)
             except ConfigError as error:
                 errors += error.problems
     if checking and is_import_path(config.algorithm.preset):
@@ -123,21 +123,21 @@ def compose(config: Config, *, checking: bool = False) -> tuple[Algorithm | None
 
 
 def _components(section: BaseModel, above: Keys = ()) -> Iterator[tuple[Keys, ComponentField, Any]]:
-    """Yield the components that are set in a section and those inside it: their keys, fields and values."""
+    """Yield keys, field and value of each component that is set in a section or in sections inside it."""
     for name, info in type(section).model_fields.items():
-        value, at = getattr(section, name), (*above, name)
-        field = next((each for each in info.metadata if isinstance(each, ComponentField)), None)
-        if at == ("model", "loss") and isinstance(value, Mapping) and not named_code(value):
+        value, keys = getattr(section, name), (*above, name)
+        field = next((marker for marker in info.metadata if isinstance(marker, ComponentField)), None)
+        if keys == ("model", "loss") and isinstance(value, Mapping) and not named_code(value):
             field = LOSS
         if field is not None and value is not None:
-            yield at, field, value
+            yield keys, field, value
         for key, inner in value.items() if isinstance(value, Mapping) else [(None, value)]:
             if isinstance(inner, BaseModel):
-                yield from _components(inner, at if key is None else (*at, key))
+                yield from _components(inner, keys if key is None else (*keys, key))
 
 
 def _settings(config: Config) -> Iterator[tuple[str, str, str]]:
-    """Yield every key that is set in the sections that have tables: section, key, argument of the preset."""
+    """Yield section, key and preset argument of each key that is set in `SECTION_ARGUMENTS`."""
     for section, table in SECTION_ARGUMENTS.items():
         for key, argument in table.items():
             if getattr(getattr(config, section), key) is not None:
@@ -145,48 +145,48 @@ def _settings(config: Config) -> Iterator[tuple[str, str, str]]:
 
 
 def _invalid_settings(config: Config, preset: Preset) -> Iterator[Problem]:
-    """Yield an error for every key that the preset does not accept, or that is set twice."""
-    name, known, own = config.algorithm.preset, preset_arguments(preset), own_arguments(preset)
+    """Yield a problem for each key that the preset does not accept or that is set twice."""
+    name, accepted, own = config.algorithm.preset, preset_arguments(preset), own_arguments(preset)
     model_channel, optimizer = config.channels.get(MODEL), config.server.optimizer
     for section, key, argument in _settings(config):
         if section == "server" and optimizer is not None:
             if key not in ("lr", "weights"):
                 message = f"server.optimizer replaces the preset's server: set {key} inside it."
                 yield Problem("", (section, key), message)
-        elif argument not in known and section not in COMPOSED_SECTIONS:
+        elif argument not in accepted and section not in COMPOSED_SECTIONS:
             yield Problem("", (section, key), f"{name} has no such argument.")
     for argument in (argument for argument in config.algorithm.own if argument not in own):
-        places = [f"{section}.{key}" for section, table in SECTION_ARGUMENTS.items()
+        homes = [f"{section}.{key}" for section, table in SECTION_ARGUMENTS.items()
                   for key, sets in table.items() if argument in (key, sets)]  # fmt: skip
-        places += ["sample"] * (argument in SAMPLING_ARGUMENTS)
+        homes += ["sample"] * (argument in SAMPLING_ARGUMENTS)
         hint = suggestion(normalize_name(argument), own) if own else "It has none of its own."
-        message = f"it belongs elsewhere: {' or '.join(places)}." if places else f"{name} has no such argument. {hint}"
+        message = f"it belongs elsewhere: {' or '.join(homes)}." if homes else f"{name} has no such argument. {hint}"
         yield Problem("", ("algorithm", argument), message)
     for key in (*MODEL_CHANNEL_KEYS, "server"):
         short, value = ("server.optimizer", optimizer) if key == "server" else (key, getattr(config, key))
         if value is not None and getattr(model_channel, key, None) is not None:
             message = f"is set twice: {short} is short for channels.model.{key}."
             yield Problem("", ("channels", MODEL, key), message)
-    if config.gossip.reporters is not None and config.sample is not None and "reporters" not in known:
+    if config.gossip.reporters is not None and config.sample is not None and "reporters" not in accepted:
         yield Problem("", ("gossip", "reporters"), "sample sets the participants too: expected one of the two.")
 
 
 def _compose(config: Config, preset: Preset, built: Mapping[Keys, Any]) -> Algorithm:
-    """Sort settings into arguments of the preset and components that replace the preset's."""
-    known = preset_arguments(preset)
+    """Build the preset with its arguments, and replace its components by the other settings."""
+    accepted = preset_arguments(preset)
     arguments: dict[str, Any] = {}
     local: dict[str, Any] = {}
     mixing: dict[str, Any] = {}
     sampler = None
     for argument, value in config.algorithm.own.items():
-        arguments[argument] = field_for_argument(known[argument]).build(value, ("algorithm", argument))
+        arguments[argument] = field_for_argument(accepted[argument]).build(value, ("algorithm", argument))
     for section, key, argument in _settings(config):
         value = built.get((section, key), getattr(getattr(config, section), key))
         if key == "batch_size" and value == "all":
             value = None
         if section == "server" and key == "lr" and config.server.optimizer is not None:
             continue
-        if argument in known:
+        if argument in accepted:
             arguments[argument] = value
         elif key == "reporters":
             sampler = per_cluster(value) if isinstance(value, (int, float)) else value
@@ -196,19 +196,19 @@ def _compose(config: Config, preset: Preset, built: Mapping[Keys, Any]) -> Algor
             local["steps"] = epochs(value)
         else:
             local[key] = fixed(value) if key == "steps" and isinstance(value, (int, list)) else value
-    drawn = built.get(("sample",))
-    if isinstance(drawn, uniform) and drawn.count is None and "participation" in known:
-        arguments["participation"] = drawn.participation
-    elif drawn is not None and "sampler" in known:
-        arguments["sampler"] = drawn
-    elif drawn is not None and "participation" in known:
+    component = built.get(("sample",))
+    if isinstance(component, uniform) and component.count is None and "participation" in accepted:
+        arguments["participation"] = component.participation
+    elif component is not None and "sampler" in accepted:
+        arguments["sampler"] = component
+    elif component is not None and "participation" in accepted:
         message = "this preset takes a participation only, such as {participation: 0.1}."
         raise ConfigError([Problem("", ("sample",), message)])
-    elif drawn is not None:
-        sampler = drawn
+    elif component is not None:
+        sampler = component
     base = preset(**arguments)
     if not isinstance(base, Algorithm):
-        raise HansaError(f"{config.algorithm.preset} makes no Algorithm: it made {base!r}.")
+        raise HansaError(f"{config.algorithm.preset}: expected an Algorithm, got {base!r}.")
     if mixing:  # gossip missing from the preset defaults to a ring
         local["mixing"] = replace(base.local.mixing or Mixing(ring()), **mixing)
     channels = _channels(config, built)
@@ -220,7 +220,7 @@ def _channels(config: Config, built: Mapping[Keys, Any]) -> dict[str, dict[str, 
     channels = {
         name: changes
         for name, section in config.channels.items()
-        if (changes := {key: built.get(("channels", name, key), each) for key, each in section if each is not None})
+        if (changes := {key: built.get(("channels", name, key), part) for key, part in section if part is not None})
     }
     model = {key: built[key,] for key in MODEL_CHANNEL_KEYS if (key,) in built}
     optimizer = built.get(("server", "optimizer"))
@@ -234,7 +234,7 @@ def _channels(config: Config, built: Mapping[Keys, Any]) -> dict[str, dict[str, 
 
 
 def _keys_of(config: Config, error: HansaError) -> Keys:
-    """Return the key whose value caused an error, by the error's component and argument."""
+    """Return the keys whose value caused an error, by the error's component and argument."""
     component, argument = error.component, error.argument
     for section, key, name in _settings(config):
         if argument and argument in (name, key):

@@ -1,7 +1,7 @@
 """Values of a file that describe components, built by pydantic.
 
-What a key or an argument takes follows from its annotation: ``compressor: Compressor`` takes a compressor, ``lr: Rate``
-a number or a schedule. Components nest by their annotations, including user-defined ones.
+The annotation of a key or argument determines its values: ``compressor: Compressor`` takes a compressor, ``lr: Rate`` a
+number or a schedule. Components nest by their annotations, including user-defined ones.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _refused(keys: Keys, message: str, value: Any) -> ValidationError:
 
 
 def _read_number(value: Any, read: Callable[[Any], Any]) -> Any:
-    """Return a number; a fraction such as "1/64" is one, and an integer stays one."""
+    """Return a number, also of a fraction such as "1/64"; integers remain integers."""
     match = _FRACTION.fullmatch(value) if isinstance(value, str) else None
     value = int(match[1]) / int(match[2]) if match and int(match[2]) else value
     return value if type(value) is int else read(value)
@@ -55,13 +55,13 @@ _ANYTHING = Annotated[Any, WrapValidator(_read_number)]
 
 
 def _normalize(kind: Kind, value: Any) -> Any:
-    """Return a value as a saved file has it: a bare name as ``{kind: name}``; others as they are."""
+    """Return a value in its saved form: a bare name as ``{kind: name}``, others unchanged."""
     if isinstance(value, str) and kind.knows(value):
         value = {"kind": value}
     if not isinstance(value, Mapping) or (name := value.get("kind", kind.default)) is None:
         return value
-    named = name if is_import_path(name) else normalize_name(str(name))
-    return {"kind": named, **{str(key): inner for key, inner in value.items() if key != "kind"}}
+    normalized = name if is_import_path(name) else normalize_name(str(name))
+    return {"kind": normalized, **{str(key): inner for key, inner in value.items() if key != "kind"}}
 
 
 def _build(kind: Kind, value: Any) -> Any:
@@ -83,12 +83,12 @@ def _build(kind: Kind, value: Any) -> Any:
         raise _refused(("kind",), str(error), value) from error
     signature = signature_of(factory)
     for key in arguments.keys() - signature.arguments.keys() if not signature.accepts_any else ():
-        takes = suggestion(key, signature.arguments) if signature.arguments else "It takes none."
-        raise _refused((key,), f"{name} has no {short_repr(key)}. {takes}", value)
-    for missing in (needed for needed in signature.required if needed not in arguments):
+        hint = suggestion(key, signature.arguments) if signature.arguments else "It takes none."
+        raise _refused((key,), f"{name} has no {short_repr(key)}. {hint}", value)
+    for missing in (required for required in signature.required if required not in arguments):
         raise _refused((), f"{name} needs {missing}.", value)
     built = arguments_of(factory).validate_python(arguments)
-    starred = next((built.pop(each.name, ()) for each in signature.arguments.values() if _is_starred(each)), ())
+    starred = next((built.pop(item.name, ()) for item in signature.arguments.values() if _is_starred(item)), ())
     try:
         component = factory(*starred, **built)
     except HansaError as error:
@@ -102,14 +102,14 @@ def _build(kind: Kind, value: Any) -> Any:
 
 
 def _items(kind: Kind) -> ComponentField:
-    """Return what the list may hold that stands for a component."""
+    """Return the field of the items of a list that describes a component."""
     assert kind.from_list is not None
     return field_for_argument(next(iter(signature_of(kind.from_list).arguments.values())))
 
 
 @dataclass(frozen=True)
 class _Component:
-    """The marker of pydantic for a component of a kind."""
+    """Pydantic's annotation for a component of a kind."""
 
     kind: Kind
 
@@ -117,25 +117,24 @@ class _Component:
         return core_schema.no_info_plain_validator_function(partial(_build, self.kind))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        part = {"$part": f"#/$defs/{self.kind.name}"}  # becomes a reference once all kinds are defined
+        reference = {"$part": f"#/$defs/{self.kind.name}"}  # becomes a reference once all kinds are defined
         if self.kind.from_list is None:
-            return part
-        items = part if self.kind in _items(self.kind).kinds else None
-        return {
-            "anyOf": [part, {"type": "array", "items": items} if items else _items(self.kind).adapter.json_schema()]
-        }
+            return reference
+        items = reference if self.kind in _items(self.kind).kinds else None
+        array = {"type": "array", "items": items} if items else _items(self.kind).adapter.json_schema()
+        return {"anyOf": [reference, array]}
 
 
 @dataclass(frozen=True)
 class ComponentField:
-    """What a key of a file, or an argument, accepts by its annotation: components, plain values, literals.
+    """The values that a key of a file or an argument accepts by its annotation: components, plain values, literals.
 
     A component is ``{kind: NAME, ...}`` with its arguments, or the bare ``NAME``.
 
     Args:
-        hint: The annotation. Without it anything is accepted, and components of the kind ``name``.
+        hint: The annotation. Without one, any value and components of the kind ``name`` are accepted.
         name: The name of the argument.
-        starred: Whether it takes a list of such values as ``*name``.
+        starred: Whether the argument is ``*name`` and takes a list of such values.
 
     >>> from hansa.core.schedule import Rate
     >>> ComponentField(Rate).build({"kind": "cosine", "lr": 0.1, "rounds": 5})
@@ -153,15 +152,15 @@ class ComponentField:
         """The kinds of components that it accepts."""
         if self.hint is EMPTY:
             return (KINDS[self.name],) if self.name in KINDS else ()
-        found = map(_kind_of_class, _union_members(self.hint))
-        return tuple(kind for kind in found if kind is not None)
+        candidates = map(_kind_of_class, _union_members(self.hint))
+        return tuple(kind for kind in candidates if kind is not None)
 
     @cached_property
     def type(self) -> Any:
-        """The type by which pydantic builds the value: plain values are tried first, then components."""
-        plain = [_plain_type(each) for each in _union_members(self.hint) if _kind_of_class(each) is None]
+        """The type with which pydantic builds the value: plain values are tried first, then components."""
+        plain = [_plain_type(member) for member in _union_members(self.hint) if _kind_of_class(member) is None]
         members = [*plain, *(Annotated[Any, _Component(kind)] for kind in self.kinds)]
-        members.sort(key=lambda each: each is _ANYTHING)  # it comes last
+        members.sort(key=lambda member: member is _ANYTHING)  # it comes last
         union: Any = members[0]
         if len(members) > 1:
             union = Annotated[Union[tuple(members)], Field(union_mode="left_to_right")]  # noqa: UP007
@@ -172,21 +171,21 @@ class ComponentField:
         """Builds the value."""
         return TypeAdapter(self.type)
 
-    def build(self, value: Any, at: Keys = ()) -> Any:
+    def build(self, value: Any, prefix: Keys = ()) -> Any:
         """Build the object that the value describes, or raise `ConfigError`.
 
         Args:
             value: A value of a file.
-            at: The keys that lead to it, for errors.
+            prefix: The keys that lead to it, for errors.
         """
         try:
             return self.adapter.validate_python(value)
         except ValidationError as error:
-            first = explain(value, error)[0]
-            raise ConfigError([first._replace(keys=(*at, *first.keys))]) from error
+            problem = explain(value, error)[0]
+            raise ConfigError([problem._replace(keys=(*prefix, *problem.keys))]) from error
 
     def normalize(self, value: Any) -> Any:
-        """Return the value as a saved file has it: a bare name as ``{kind: name}``."""
+        """Return the value in its saved form: a bare name as ``{kind: name}``."""
         for kind in self.kinds:
             if (described := _normalize(kind, value)) is not value:
                 return described
@@ -210,7 +209,7 @@ def _is_starred(argument: Parameter) -> bool:
 
 @lru_cache(maxsize=1024)
 def arguments_of(factory: Factory) -> TypeAdapter[Any]:
-    """Return what builds the arguments of a class or function from values of a file."""
+    """Return the adapter that builds the arguments of a class or function from values of a file."""
     types = {name: field_for_argument(argument).type for name, argument in signature_of(factory).arguments.items()}
     arguments = TypedDict("arguments", types, total=False)  # type: ignore[misc]
     arguments.__pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[attr-defined]
@@ -222,42 +221,42 @@ _WORDS = {"Input should be": "expected", "a valid integer": "a whole number", "a
 
 
 def describe_error(item: Mapping[str, Any], keys: Keys) -> str:
-    """Return the message of one of pydantic's errors in the words of a file."""
+    """Return the message of one of pydantic's errors in the terms of a file."""
     if item["type"] == "value_error":
         return str(item["ctx"]["error"])
     message = str(item["msg"])
     if item["type"] != "component":
-        for word, ours in _WORDS.items():
-            message = message.replace(word, ours)
+        for original, replacement in _WORDS.items():
+            message = message.replace(original, replacement)
     return message
 
 
 def explain(
     data: Any, error: ValidationError, describe: Callable[[Mapping[str, Any], Keys], str] = describe_error
 ) -> list[Problem]:
-    """Return the problems of a value by their keys; what the members of a union expect is joined.
+    """Return the problems of a value by keys; the expectations of the members of a union are joined.
 
     Args:
         data: The value that was validated.
         error: Pydantic's errors.
-        describe: Returns the message of one of them, at its keys.
+        describe: Returns the message of an error at its keys.
     """
-    found: dict[Keys, Any] = {}
+    values: dict[Keys, Any] = {}
     messages: dict[Keys, list[str]] = {}
     for item in error.errors():
         inner, keys = data, cast("Keys", ())
-        for key in item["loc"]:  # others name members of unions
+        for key in item["loc"]:  # skips names of union members
             if has_key(inner, key):
                 inner, keys = inner[key], (*keys, key)
-        found[keys] = inner
+        values[keys] = inner
         messages.setdefault(keys, []).append(describe(item, keys))
     problems = []
     for keys, texts in messages.items():
         sentences = [text for text in dict.fromkeys(texts) if not text.startswith("expected ") or text.endswith(".")]
         expected = " or ".join(dict.fromkeys(text.removeprefix("expected ") for text in texts if text not in sentences))
-        if not sentences and all(other == keys or other[: len(keys)] != keys for other in messages):
-            remedy = quotes_hint(found[keys]) if "number" in expected else ""
-            sentences = [f"expected {expected}, found {short_repr(found[keys])}.{remedy}"]
+        if not sentences and all(other_keys == keys or other_keys[: len(keys)] != keys for other_keys in messages):
+            remedy = quotes_hint(values[keys]) if "number" in expected else ""
+            sentences = [f"expected {expected}, found {short_repr(values[keys])}.{remedy}"]
         if sentences:
             problems.append(Problem("", keys, " ".join(sentences)))
     return problems
@@ -276,7 +275,7 @@ def _union_members(hint: Any) -> Iterator[Any]:
 
 
 def _plain_type(member: Any) -> Any:
-    """Return the type by which pydantic reads a member of a union that is no component."""
+    """Return the type with which pydantic reads a member of a union that is no component."""
     origin = typing.get_origin(member) or member
     if origin is float:
         return _NUMBER
@@ -293,7 +292,7 @@ def _plain_type(member: Any) -> Any:
 
 
 def _kind_of_class(member: Any) -> Kind | None:
-    """Return the kind that a class belongs to: as its protocol, or as a class that makes such components."""
+    """Return the kind whose protocol a class is or whose components it makes."""
     origin = typing.get_origin(member) or member
     exact = (kind for kind in KINDS.values() if origin is kind.protocol)
     return next(exact, None) or next((kind for kind in KINDS.values() if kind.is_factory(origin)), None)

@@ -1,16 +1,15 @@
-"""Components of others: the user's own code, named in a file or on the command line as MODULE:NAME, and plug-ins.
+"""Components outside this package: user code, named in a file or on the command line as MODULE:NAME, and plug-ins.
 
-Importing a module runs it, so nothing is imported by default: what looks at files and run folders never runs code that
-they name. Only what needs the code, such as a run, enters `allow_code`. Even then only components are used: see
+Importing a module runs it, so nothing is imported by default: reading files and run folders never runs code that they
+name. Only commands that need the code, such as a run, enter `allow_code`. Even then only components are used: see
 `import_object`.
 
-Installed packages declare components as entry points of the group ``hansa.parts``, named KIND.NAME, in pyproject.toml;
-here ``compressor`` is the kind and ``ternary`` the name::
+Installed packages declare components in pyproject.toml as entry points KIND.NAME of the group ``hansa.parts``::
 
     [project.entry-points."hansa.parts"]
     "compressor.ternary" = "hansa_ternary:ternary"
 
-Only names are read until a component is used. A broken package is reported by name and does not affect others.
+Only names are read until a component is used. A broken package causes a warning and does not affect others.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ GROUP = "hansa.parts"
 log = logging.getLogger("hansa")
 
 _ALLOWED: ContextVar[frozenset[str]] = ContextVar("hansa_code", default=frozenset())
-"""Of "code" and "trust" what is permitted here."""
+"""The subset of "code" and "trust" that is allowed in this context."""
 _IMPORT_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*(?:\.[^\W\d]\w*)*)")
 
 
@@ -49,7 +48,7 @@ def allow_code(*, trust: bool = False) -> Iterator[None]:
     """Within this context, code that configurations name is imported.
 
     Args:
-        trust: Also import what a run folder names that is not on the list of this user's runs.
+        trust: Also import code named by run folders that are not on the list of this user's runs.
 
     >>> with allow_code():
     ...     may_import()
@@ -73,12 +72,12 @@ def only_look() -> Iterator[None]:
 
 
 def may_import() -> bool:
-    """Return whether code may be imported here."""
+    """Return whether code may be imported in this context."""
     return "code" in _ALLOWED.get()
 
 
 def is_trusted() -> bool:
-    """Return whether code that foreign run folders name may be imported here."""
+    """Return whether code named by foreign run folders may be imported in this context."""
     return "trust" in _ALLOWED.get()
 
 
@@ -98,13 +97,13 @@ def named_code(value: Any) -> list[str]:
     ['mine:lion', 'mine:hinge']
     """
     if isinstance(value, (Mapping, list, tuple)):
-        inside = value.values() if isinstance(value, Mapping) else value
-        return [path for inner in inside for path in named_code(inner)]
+        children = value.values() if isinstance(value, Mapping) else value
+        return [path for child in children for path in named_code(child)]
     return [value] if isinstance(value, str) and _IMPORT_PATH.fullmatch(value) else []
 
 
 def import_object(path: str, kind: Kind | None = None) -> Any:
-    """Import the component that MODULE:NAME names; NAME may have dots.
+    """Import the component MODULE:NAME; NAME may have dots.
 
     It must be defined in that module and be a component: a class with the base class or the methods of a component, an
     ``nn.Module``, a function declared with `hansa.component`, or a finished component. Modules of Python's standard
@@ -112,7 +111,7 @@ def import_object(path: str, kind: Kind | None = None) -> Any:
 
     Args:
         path: The import path.
-        kind: The kind of component that is expected, for error messages.
+        kind: The expected kind of component, for error messages.
 
     >>> with allow_code():
     ...     import_object("os:system")
@@ -139,9 +138,9 @@ def import_object(path: str, kind: Kind | None = None) -> Any:
         raise HansaError(f"{path!r}: the module cannot be imported ({type(error).__name__}: {error}).") from error
     for part in name.split("."):
         if not hasattr(target, part):
-            known = [attribute for attribute in dir(target) if not attribute.startswith("_")]
+            attributes = [attribute for attribute in dir(target) if not attribute.startswith("_")]
             owner = getattr(target, "__name__", module)
-            raise HansaError(f"{path!r}: {owner} has no {part!r}. {suggestion(part, known)}")
+            raise HansaError(f"{path!r}: {owner} has no {part!r}. {suggestion(part, attributes)}")
         target = getattr(target, part)
     if reason := _refusal(target, module, kind):
         raise HansaError(f"{path!r}: {reason}")
@@ -149,7 +148,7 @@ def import_object(path: str, kind: Kind | None = None) -> Any:
 
 
 def _refusal(target: Any, module: str, expected: Kind | None) -> str:
-    """Return why an imported object is not a component of its module, with the remedy; "" if it is one."""
+    """Return why an imported object is no component of its module, with the remedy; "" if it is one."""
     from hansa.config.components import KINDS
 
     function = isfunction(target) or isfunction(getattr(target, "__wrapped__", None))  # such as a metric of hansa.lower
@@ -159,14 +158,14 @@ def _refusal(target: Any, module: str, expected: Kind | None) -> str:
         return "" if is_declared(target) else "is a function, but not declared. Write @hansa.component above it."
     if isclass(target):
         of_torch = any(base.__name__ == "Module" and base.__module__.startswith("torch.nn.") for base in target.__mro__)
-        made = (kind for kind in KINDS.values() if kind.protocol in target.__mro__ or kind.is_factory(target))
-        if of_torch or is_declared(target) or next(made, None) is not None:
+        kinds = (kind for kind in KINDS.values() if kind.protocol in target.__mro__ or kind.is_factory(target))
+        if of_torch or is_declared(target) or next(kinds, None) is not None:
             return ""
-        why = f"no {expected.title}: {expected.mismatch(target)}" if expected else "it has no component's methods"
-        return f"is a class, but not a component ({why}). Correct it, or write @hansa.component above it."
+        mismatch = f"no {expected.title}: {expected.mismatch(target)}" if expected else "it has no component's methods"
+        return f"is a class, but not a component ({mismatch}). Correct it, or write @hansa.component above it."
     defined = getattr(type(target), "__module__", "")
-    known = defined == module or defined.startswith("hansa.")
-    if known and any(not kind.mismatch(target) for kind in KINDS.values()):
+    own_instance = defined == module or defined.startswith("hansa.")
+    if own_instance and any(not kind.mismatch(target) for kind in KINDS.values()):
         return ""
     expectation = "a class, a function with @hansa.component, or a finished component"
     return f"expected a component: {expectation}, found {target!r:.60}."
@@ -205,7 +204,7 @@ def installed_plugins() -> tuple[Plugin, ...]:
 
 
 def normalize_name(name: str) -> str:
-    """Return a name as it is looked up: without capitals, dashes, spaces and the plus of FedMGDA+.
+    """Return the lookup form of a name: without capitals, dashes, spaces and the plus of FedMGDA+.
 
     >>> normalize_name("Erdos-Renyi"), normalize_name("FedMGDA+")
     ('erdos_renyi', 'fedmgda')

@@ -1,4 +1,4 @@
-"""Load and validate configurations: every problem at once, each with its line and the nearest known key."""
+"""Load and validate configurations; all problems are reported at once, each with its line and the nearest key."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def load(path: Path | str, changes: Iterable[str] = (), *, building: bool = True
     Args:
         path: The YAML file.
         changes: Assignments such as ``local.lr=0.1``, applied to it.
-        building: Whether to build its components, to check them. Code that the file names is imported for it only
-            within `allow_code`; otherwise such components are not checked.
+        building: Whether to check its components by building them. Components whose code the file names are checked
+            only within `allow_code`, which imports it.
     """
     return validate(read_document(path), changes, building=building)
 
@@ -63,9 +63,9 @@ def validate(document: Document, changes: Iterable[str] = (), *, building: bool 
 
 
 def _refusal(document: Document, problems: Iterable[Problem]) -> ConfigError:
-    """Return the error for some problems of a document, in the order of its lines."""
-    found = (document.problem(problem.keys, problem.message) for problem in problems)
-    return ConfigError(sorted(found, key=lambda problem: problem.line))
+    """Return the error for problems of a document, ordered by line."""
+    located = (document.problem(problem.keys, problem.message) for problem in problems)
+    return ConfigError(sorted(located, key=lambda problem: problem.line))
 
 
 def build_algorithm(config: Config) -> Algorithm:
@@ -112,15 +112,15 @@ def _section_keys(keys: Keys) -> Mapping[str, Any]:
     """Return the keys of a section."""
     model: Any = Config
     for key in keys:
-        inside = typing.get_args(model)  # of sections by name
-        model = inside[1] if inside else model.model_fields[str(key)].annotation
+        arguments = typing.get_args(model)  # of sections by name
+        model = arguments[1] if arguments else model.model_fields[str(key)].annotation
     return dict(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else {}
 
 
 def _suggest_key(keys: Keys) -> str:
-    """Suggest a near match in the same section, else the same key in others, else all keys of this section."""
-    here, word = _section_keys(keys[:-1]), str(keys[-1])
-    elsewhere = [f"{section}.{word}" for section in Config.model_fields if word in _section_keys((section,))]
-    if elsewhere and word != "kind" and not difflib.get_close_matches(word, here, n=1, cutoff=0.6):
+    """Suggest a near match in the section, else the same key in other sections, else all keys of the section."""
+    section_keys, name = _section_keys(keys[:-1]), str(keys[-1])
+    elsewhere = [f"{section}.{name}" for section in Config.model_fields if name in _section_keys((section,))]
+    if elsewhere and name != "kind" and not difflib.get_close_matches(name, section_keys, n=1, cutoff=0.6):
         return f"Did you mean {' or '.join(elsewhere[:3])}?"
-    return suggestion(word, here)
+    return suggestion(name, section_keys)

@@ -25,10 +25,10 @@ def json_schema() -> dict[str, Any]:
     """Return the schema of `Config`, with all presets, their arguments and all components."""
     schema = Config.model_json_schema()
     for section, descriptions in key_descriptions().items():
-        within = schema if section == "Config" else schema["$defs"].get(section, {})
+        definition = schema if section == "Config" else schema["$defs"].get(section, {})
         for key, text in descriptions.items():
-            if key in within.get("properties", {}):
-                within["properties"][key]["description"] = text
+            if key in definition.get("properties", {}):
+                definition["properties"][key]["description"] = text
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "A Hansa run"
     presets = dict(KINDS["preset"].items())
@@ -76,12 +76,12 @@ def argument_schema(argument: inspect.Parameter) -> dict[str, Any]:
 
 def kind_schema(kind: Kind) -> dict[str, Any]:
     """Return the schema of a kind: bare names, components with arguments, and import paths."""
-    bare, known = [], []
+    bare, components = [], []
     for name, factory in kind.items():
         signature = signature_of(factory)
         arguments = {key: argument_schema(argument) for key, argument in signature.arguments.items()}
         bare += [] if signature.required else [name]
-        known.append(
+        components.append(
             {
                 "type": "object",
                 "title": name,
@@ -91,5 +91,6 @@ def kind_schema(kind: Kind) -> dict[str, Any]:
                 "additionalProperties": signature.accepts_any,
             }
         )
-    own = {"type": "object", "title": f"a {kind.title} of your own", "properties": {"kind": IMPORT_PATH}}
-    return {"anyOf": [*([{"enum": bare}] if bare else []), *known, IMPORT_PATH, {**own, "required": ["kind"]}]}
+    properties = {"type": "object", "properties": {"kind": IMPORT_PATH}, "required": ["kind"]}
+    user = {"title": f"a {kind.title} of your own", **properties}
+    return {"anyOf": [*([{"enum": bare}] if bare else []), *components, IMPORT_PATH, user]}

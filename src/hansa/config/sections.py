@@ -44,8 +44,8 @@ class ConfigSection(BaseModel):
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
-        given = [key for key in self.alternatives if key in self.model_fields_set and getattr(self, key) is not None]
-        if len(given) > 1:
+        keys_set = [key for key in self.alternatives if key in self.model_fields_set and getattr(self, key) is not None]
+        if len(keys_set) > 1:
             raise ValueError(f"{' and '.join(self.alternatives)}: expected one of the two.")
         return self
 
@@ -394,8 +394,8 @@ class Config(ConfigSection):
     @field_validator(*BARE_WORD_KEYS, mode="before")
     @classmethod
     def _bare_word(cls, value: Any, info: Any) -> Any:
-        bare = isinstance(value, str) or (info.field_name == "server" and isinstance(value, list))
-        return {BARE_WORD_KEYS[info.field_name]: value} if bare else value
+        is_bare = isinstance(value, str) or (info.field_name == "server" and isinstance(value, list))
+        return {BARE_WORD_KEYS[info.field_name]: value} if is_bare else value
 
     @field_validator("seeds")
     @classmethod

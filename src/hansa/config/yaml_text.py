@@ -1,5 +1,5 @@
-"""YAML documents with the line of every key, for errors that name file and line; their length, depth, expansion by
-aliases and types of values are bounded."""
+"""YAML documents with the line of every key, for error messages. Length, depth, expansion of aliases and value types
+are bounded."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ MAX_DIGITS = 100
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map"))
-_INDEX = re.compile("[0-9]{1,9}")  # of a list
+_INDEX = re.compile("[0-9]{1,9}")  # a list index
 
 BARE_WORD_KEYS = {"algorithm": "preset", "model": "name", "data": "name", "engine": "kind", "server": "optimizer"}
-"""The key that a bare word sets in these sections; everywhere else it is the ``kind`` of a component."""
+"""The key that a bare word sets in these sections; elsewhere it sets the ``kind`` of a component."""
 
 
 class Problem(NamedTuple):
-    """One problem of a configuration: the file and line, the key, and what to do."""
+    """A problem of a configuration: file and line, key, message with remedy."""
 
     where: str
     keys: Keys
@@ -43,12 +43,12 @@ class Problem(NamedTuple):
     excerpt: str = ""
 
     def __str__(self) -> str:
-        at = ".".join(str(key) if len(str(key)) <= 100 else f"{str(key)[:100]}..." for key in self.keys)
-        return ": ".join(part for part in (self.where, at, self.message) if part)
+        key_path = ".".join(str(key) if len(str(key)) <= 100 else f"{str(key)[:100]}..." for key in self.keys)
+        return ": ".join(part for part in (self.where, key_path, self.message) if part)
 
 
 class ConfigError(HansaError):
-    """An invalid configuration; ``problems`` lists everything that is wrong, each with its line."""
+    """An invalid configuration; ``problems`` has all problems with their lines."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
@@ -57,7 +57,7 @@ class ConfigError(HansaError):
 
 @dataclass(slots=True)
 class Document:
-    """A mapping read from YAML, the line of each of its keys, and the changes applied to it since."""
+    """A mapping read from YAML, the lines of its keys, and the changes applied to it."""
 
     data: dict[str, Any]
     source: str = ""
@@ -66,7 +66,7 @@ class Document:
     changes: dict[Keys, str] = field(default_factory=dict)
 
     def problem(self, keys: Keys, message: str) -> Problem:
-        """Return a problem at a key, with the line of that key or of the nearest one above it."""
+        """Return a problem at a key, with the line of that key or of its nearest parent with a line."""
         for above in (keys[:length] for length in range(len(keys), -1, -1)):
             if above in self.changes:
                 return Problem(self.changes[above], keys, message)
@@ -76,7 +76,7 @@ class Document:
         return Problem(self.source, keys, message)
 
     def apply(self, assignment: str) -> None:
-        """Apply ``local.lr=0.1``: dotted keys, and a value in YAML."""
+        """Apply an assignment such as ``local.lr=0.1``: dotted keys and a YAML value."""
         path, equals, value = assignment.partition("=")
         keys: Keys = tuple(int(key) if _INDEX.fullmatch(key) else key for key in path.strip().split("."))
         source = f"--set {assignment if assignment.isprintable() else ascii(assignment)[1:-1]}"[:200]
@@ -116,7 +116,7 @@ def read_document(path: Path | str) -> Document:
 
 
 def parse_document(text: str, source: str = "config") -> Document:
-    """Parse YAML text as a document, within the limits above.
+    """Parse YAML text as a document, within the limits of this module.
 
     >>> parse_document("local: {lr: 1e-3}").data
     {'local': {'lr': 0.001}}
@@ -129,7 +129,7 @@ def parse_document(text: str, source: str = "config") -> Document:
 
 
 def parse_value(text: str, source: str) -> Any:
-    """Parse a value as it stands in a file: ``0.1``, ``true``, ``ring``, ``{kind: cosine, lr: 0.1, rounds: 50}``."""
+    """Parse a YAML value: ``0.1``, ``true``, ``ring``, ``{kind: cosine, lr: 0.1, rounds: 50}``."""
     try:
         return deepcopy(_parse(text, source)[0])
     except ConfigError as error:
@@ -137,14 +137,14 @@ def parse_value(text: str, source: str) -> Any:
 
 
 def _refused(text: str, source: str, line: int, message: str, keys: Keys = ()) -> ConfigError:
-    """Return the error for what is wrong with a text."""
+    """Return the error for a line of a text."""
     document = Document({}, source, {keys: line}, text[:MAX_CHARACTERS].splitlines())
     return ConfigError([document.problem(keys, message)])
 
 
 @lru_cache(maxsize=128)
 def _parse(text: str, source: str) -> tuple[Any, dict[Keys, int]]:
-    """Return the value of a text and the line of each key; a report reads the same text a dozen times."""
+    """Return the value of a text and the line of each key; cached, since reports parse each text several times."""
     if len(text) > MAX_CHARACTERS:
         raise _refused(text, source, 1, f"longer than {MAX_CHARACTERS} characters.")
     try:
@@ -163,8 +163,8 @@ def _parse(text: str, source: str) -> tuple[Any, dict[Keys, int]]:
 
 
 class _Reader(yaml.SafeLoader):
-    """PyYAML's safe loader with limits, but ``1e-3`` is a number, which YAML 1.1 reads as a string, and dates are
-    strings; keys that are set twice, of which YAML would silently keep the last, are refused."""
+    """PyYAML's safe loader with limits. Unlike in YAML 1.1, ``1e-3`` is a number and dates are strings; duplicate keys,
+    of which PyYAML would silently keep the last, are refused."""
 
     def __init__(self, text: str, source: str) -> None:
         super().__init__(text)
@@ -173,13 +173,13 @@ class _Reader(yaml.SafeLoader):
         self.refused = partial(_refused, text, source)
 
     def read(self, node: yaml.Node, keys: Keys = (), depth: int = 1) -> Any:
-        """Return the value of a node; note the lines of its keys."""
+        """Return the value of a node, and record the lines of its keys."""
         line = node.start_mark.line + 1
         self.values += 1
         if depth > MAX_DEPTH:
             raise self.refused(line, f"nested more than {MAX_DEPTH} levels deep.")
         if self.values > MAX_VALUES:
-            raise self.refused(line, f"stands for more than {MAX_VALUES} values, by its aliases.")
+            raise self.refused(line, f"expands to more than {MAX_VALUES} values by its aliases.")
         if node.tag not in _TAGS:
             expected = "expected strings, numbers, lists and mappings."
             raise self.refused(line, f"a value of type {node.tag[:80]!r}: {expected}")
