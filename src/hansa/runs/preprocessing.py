@@ -119,8 +119,8 @@ class Preprocessing:
             return None
         inputs: Any = getattr(federated, "inputs", None)
         is_tensor = hasattr(inputs, "shape") and hasattr(inputs, "dtype")
-        transforms = getattr(task, "augment", Pipeline()).test_pipeline().transforms
-        own = [transform for transform in transforms if not isinstance(transform, normalize)]
+        transforms = getattr(task, "augment", Pipeline()).test_pipeline().parts
+        functions = [transform for transform in transforms if not isinstance(transform, normalize)]
         dataset = data.DATASETS.get(config.data.name) if config.python is None and config.data.factory is None else None
         return cls(
             shape=tuple(inputs.shape[1:]) if is_tensor else None,
@@ -129,7 +129,7 @@ class Preprocessing:
             encoding=getattr(federated, "encoding", None),
             pixels=data.loading.image_scaling(dataset, **config.data.options) if dataset and dataset.mean else None,
             normalize=tuple(transform for transform in transforms if isinstance(transform, normalize)),
-            own=tuple(str(getattr(transform, "__qualname__", type(transform).__qualname__)) for transform in own),
+            own=tuple(str(getattr(transform, "__qualname__", type(transform).__qualname__)) for transform in functions),
         )
 
     def read_tensor(self, rows: torch.Tensor) -> torch.Tensor:
