@@ -16,7 +16,7 @@ import hansa
 from hansa.config import from_preset
 from hansa.runs import provenance
 from hansa.runs.experiment import Experiment
-from hansa.runs.folder import RunFolder
+from hansa.runs.folder import RunFolder, environment
 from torture.folders import changed
 
 SMALL = ("data.name=synthetic", "data.clients=4", "rounds=2", "local.steps=1", "workers=1", "checkpoint.every=1")
@@ -122,3 +122,29 @@ def test_other_code_of_a_part_of_yours_is_a_change_of_method(tmp_path, monkeypat
         Experiment.resume(tmp_path / "out", rounds=3)
     Experiment.resume(tmp_path / "out", rounds=3, accept=["method"]).execute()
     assert RunFolder(tmp_path / "out").marker["accepted"][0]["round"] == 2
+
+
+def test_the_environment_names_the_commit_of_the_current_folder_and_the_packages_in_use(tmp_path, monkeypatch):
+    def git(*words, cwd=tmp_path):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
+        return subprocess.run(["git", *identity, *words], cwd=cwd, check=True, capture_output=True, text=True).stdout
+
+    inner = tmp_path / "code" / "deep"
+    inner.mkdir(parents=True)
+    monkeypatch.chdir(inner)
+    assert "git commit" not in environment()
+    git("init", "-q")
+    assert "git commit" not in environment()
+    git("commit", "-q", "--allow-empty", "-m", "first")
+    first = git("rev-parse", "HEAD").strip()
+    assert environment()["git commit"] == first
+    git("pack-refs", "--all")
+    git("worktree", "add", "-q", "-b", "other", "beside")
+    git("commit", "-q", "--allow-empty", "-m", "second")
+    assert environment()["git commit"] == git("rev-parse", "HEAD").strip() != first
+    monkeypatch.chdir(tmp_path / "beside")
+    assert environment()["git commit"] == first
+    git("checkout", "-q", "--detach")
+    assert environment()["git commit"] == first
+    assert {"hansa", "torch", "pandas", "pydantic", "networkx"} <= environment()["packages"].keys()
+    assert "pytest" not in environment()["packages"]

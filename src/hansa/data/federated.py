@@ -148,7 +148,23 @@ class FederatedData:
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<div>{escape(line)}</div>" for line in str(self.summary()).splitlines())
-        return f"<div><b>{escape(repr(self))}</b>{lines}</div>"
+        return f"<div><b>{escape(repr(self))}</b>{lines}{self._partition_html()}</div>"
+
+    def _partition_html(self) -> str:
+        """A picture of the partition: a row for each of the first clients, and its share of each label by shade."""
+        if not self.labelled or self.classes is None or self.classes > 200:
+            return ""
+        rows = []
+        for client, counts in enumerate(self.label_counts()[:40].tolist()):
+            cells = (
+                f'<td title="label {label}: {count}" style="padding:0;width:14px;height:12px;'
+                f'background:rgba(42,120,200,{count / (sum(counts) or 1):.2f})"></td>'
+                for label, count in enumerate(counts)
+            )
+            rows.append(f'<tr><td style="padding:0 8px 0 0">{client}</td>{"".join(cells)}</tr>')
+        more = f"; the first {len(rows)} of {self.population}" * (len(rows) < self.population)
+        title = f"share of each label (columns) at each client (rows{more})"
+        return f'<table style="border-collapse:collapse"><caption>{title}</caption>{"".join(rows)}</table>'
 
     def for_seed(self, seed: int) -> FederatedData:
         """Return the data with the clients that a run's seed draws; itself if they are fixed, or drawn with this seed.

@@ -33,9 +33,11 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
+from functools import cache
+from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -503,9 +505,48 @@ def environment() -> dict[str, Any]:
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "native kernels": native.instruction_set() or "none",
-        "packages": {"hansa": __version__}
-        | {name: version(name) for name in ("torch", "numpy", "scipy", "safetensors")},
+        **({"git commit": commit} if (commit := _git_commit(Path.cwd())) else {}),
+        "packages": {"hansa": __version__, **_versions()},
     }
+
+
+PACKAGES = ("torchvision", "torchmetrics", "scikit-learn", "transformers", "peft", "timm", "monai", "torch-geometric",
+            "lightning", "gpytorch", "opacus")  # fmt: skip
+"""Packages of models and metrics; `environment` names those that are installed, beside those that Hansa can use."""
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """The versions of all installed packages that a result may depend on."""
+    lines = [line for line in requires("hansa") or [] if not re.search("extra == .(dev|docs)", line)]
+    required = [re.split(r"[^A-Za-z0-9_.-]", line, maxsplit=1)[0] for line in lines]
+    versions = {}
+    for name in dict.fromkeys(["torch", "numpy", "scipy", "safetensors", *sorted(required), *PACKAGES]):
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
+
+
+def _git_commit(folder: Path) -> str | None:
+    """The commit that is checked out in a folder or above it; files are read, since git would run what its
+    configuration names."""
+    with suppress(OSError, UnicodeError, StopIteration):
+        top = next(each for each in (folder, *folder.parents) if (each / ".git").exists())
+        git = top / ".git"
+        if git.is_file():  # a worktree or a submodule
+            git = top / git.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
+        head = (git / "HEAD").read_text(encoding="utf-8").strip()
+        ref = head.removeprefix("ref: ")
+        common = git / "commondir"
+        shared = git / common.read_text(encoding="utf-8").strip() if common.is_file() else git
+        if ref != head:
+            packed = shared / "packed-refs"
+            lines = packed.read_text(encoding="utf-8").splitlines() if packed.is_file() else []
+            head = next((line.split()[0] for line in lines if line.endswith(f" {ref}")), "")
+            if (shared / ref).is_file():
+                head = (shared / ref).read_text(encoding="utf-8").strip()
+        return head if re.fullmatch("[0-9a-f]{40,64}", head) else None
+    return None
 
 
 def arithmetic_of(run: Run) -> str:
