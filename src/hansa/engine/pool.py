@@ -30,7 +30,6 @@ from hansa.engine.requests import (
     WorkerStartError,
     combine_evaluation,
     describe_request,
-    estimated_cost,
     evaluation_requests,
     unchanged,
 )
@@ -102,7 +101,7 @@ class Pool(BaseEngine):
         for order in orders:
             alone = order.cohort is None
             for request in self._group.divide(order, self.task, self.workers) if alone else [order]:
-                jobs.append(Job(request, estimated_cost(request), load_memory, clients // block))
+                jobs.append(Job(request, load_memory, clients // block))
                 clients += len(request.clients) if alone else 1
         for _, report in self._execute(jobs, _broadcast_vectors(orders)):
             yield report
@@ -110,17 +109,19 @@ class Pool(BaseEngine):
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
         """Evaluate on all workers."""
         vectors = {name: vector.detach() for name, vector in vectors.items()}
-        jobs = [Job(request, estimated_cost(request)) for request in evaluation_requests(self.task, vectors)]
-        answers = {id(job): answer for job, answer in self._execute(jobs, vectors.values())}
-        return combine_evaluation(self.task, [answers[id(job)] for job in jobs])
+        jobs = [Job(request) for request in evaluation_requests(self.task, vectors)]
+        return combine_evaluation(self.task, self._answers(jobs, vectors))
 
     def evaluate_clients(
         self, requests: Sequence[EvaluationJob], load_memory: LoadEvaluationMemory
     ) -> Iterator[list[ClientMetrics]]:
         """Yield the clients' results, request by request."""
-        jobs = [Job(request, estimated_cost(request), load_memory) for request in requests]
-        answers = {id(job): answer for job, answer in self._execute(jobs, requests[0].vectors.values())}
-        yield from (answers[id(job)] for job in jobs)
+        yield from self._answers([Job(request, load_memory) for request in requests], requests[0].vectors)
+
+    def _answers(self, jobs: Sequence[Job], shared: Vectors) -> list[Any]:
+        """Return the answers to all jobs, in their order."""
+        answers = {id(job): answer for job, answer in self._execute(jobs, shared.values())}
+        return [answers[id(job)] for job in jobs]
 
     def grow(self, workers: int) -> None:
         """Use at least this many workers; missing ones start in the background."""

@@ -156,32 +156,30 @@ class RayGroup(WorkerGroup):
         if timeout is None and not running:
             timeout = _WARN_SECONDS
         finished, _ = self.ray.wait([*running, *starting], num_returns=1, timeout=timeout)
-        if not finished and timeout == _WARN_SECONDS:
-            self._warn_waiting()
-        for future in finished:
-            actor = running[future] if future in running else starting[future]
-            try:
-                result = self.ray.get(future)
-            except self.ray.exceptions.RayError as error:
-                lines = str(error).strip().splitlines() or [type(error).__name__]
-                cannot_start = actor.starting is not None and getattr(error, "actor_init_failed", False)
-                return [WorkerExited(actor, lines[-1 if cannot_start else 0], cannot_start=cannot_start)]
-            if future in starting:
-                actor.starting = None
-                self.devices.add(result)
-                continue
-            index = actor.futures.index(future)
-            del actor.futures[index]
-            packed, data = result
-            answer = unpack_object(packed, [ObjectStoreMemory(data, copy=True)], copy=False)
-            return [JobDone(actor, actor.jobs[index], answer)]
-        return []
-
-    def _warn_waiting(self) -> None:
-        free = self.ray.available_resources()
-        gpus = "" if self.gpus is None else f" and {free.get('GPU', 0):g} free GPUs, of which each needs {self.gpus:g}"
-        resources = f"{free.get('CPU', 0):g} free CPUs{gpus}"
-        log.warning("no actor has started: the cluster has %s for %d; waiting", resources, len(self.workers))
+        if not finished:
+            if timeout == _WARN_SECONDS:
+                free = self.ray.available_resources()
+                gpus = f" and {free.get('GPU', 0):g} GPUs" if self.gpus else ""
+                cpus, count = free.get("CPU", 0), len(self.workers)
+                log.warning("no actor has started: %g CPUs%s are free for %d actors; waiting", cpus, gpus, count)
+            return []
+        (future,) = finished
+        actor = running[future] if future in running else starting[future]
+        try:
+            result = self.ray.get(future)
+        except self.ray.exceptions.RayError as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            cannot_start = actor.starting is not None and getattr(error, "actor_init_failed", False)
+            return [WorkerExited(actor, lines[-1 if cannot_start else 0], cannot_start=cannot_start)]
+        if future in starting:
+            actor.starting = None
+            self.devices.add(result)
+            return []
+        index = actor.futures.index(future)
+        del actor.futures[index]
+        packed, data = result
+        answer = unpack_object(packed, [ObjectStoreMemory(data, copy=True)], copy=False)
+        return [JobDone(actor, actor.jobs[index], answer)]
 
     def close(self) -> None:
         for actor in self.workers:

@@ -10,7 +10,7 @@ import math
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -249,10 +249,13 @@ class Job:
     """One pending request. Jobs of a lower ``block`` are started first."""
 
     request: Request
-    cost: float = 0.0
     load_memory: LoadMemory | LoadEvaluationMemory | None = None
     block: int = 0
     crashes: int = 0
+    cost: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cost = estimated_cost(self.request)
 
     def load_request(self) -> Request:
         """Return the request with the memory of its clients, read now; the job does not keep it."""
