@@ -104,8 +104,8 @@ class aware(BaseAggregator):
         if ctx.rows is None:
             raise HansaError("aware keeps a row of every client: close the round with a store of rows.")
         ordered = in_client_order(updates)
-        fresh = self._fresh(ordered, state["clients"], ctx.rows)
-        seen, gram = _refresh(state["clients"], state["gram"], fresh, ctx.rows)
+        fresh = self._update_momenta(ordered, state["clients"], ctx.rows)
+        seen, gram = _update_gram(state["clients"], state["gram"], fresh, ctx.rows)
         exploring = self.explore and len(seen) < ctx.population.count
         average = None
         if exploring or self.project is not None or self.length == "average":
@@ -123,11 +123,11 @@ class aware(BaseAggregator):
         if self.project is not None:
             assert average is not None
             step, project_state = self.project.update(average, project_state or self.project.init(average), ctx)
-            direction = step if exploring else _projected(step, direction)
+            direction = step if exploring else _project_onto(step, direction)
         rows = {client: {MOMENTUM: row} for client, row in fresh.items()}
         return Combined(direction, {"clients": seen, "gram": gram, "project": project_state}, info, rows)
 
-    def _fresh(self, updates: Sequence[Update], seen: Sequence[int], rows: RowReader) -> dict[int, Vector]:
+    def _update_momenta(self, updates: Sequence[Update], seen: Sequence[int], rows: RowReader) -> dict[int, Vector]:
         """Return the participants' momenta after this round, as they will be stored."""
         fresh = {}
         seen_before = set(seen)
@@ -177,7 +177,7 @@ class aware(BaseAggregator):
         return total.to(like), info
 
 
-def _refresh(
+def _update_gram(
     clients: Sequence[int], gram: torch.Tensor, fresh: dict[int, Vector], rows: RowReader
 ) -> tuple[list[int], torch.Tensor]:
     """Return the Gram matrix over all clients seen, with the rows of this round's participants recomputed."""
@@ -209,7 +209,7 @@ def _with_length(direction: Vector, like: Vector) -> Vector:
     return (d * (float(like.double().norm()) / length if length else 0.0)).to(direction)
 
 
-def _projected(step: Vector, direction: Vector) -> Vector:
+def _project_onto(step: Vector, direction: Vector) -> Vector:
     """Return (s.d / d.d) d, or 0 if d is 0."""
     s, d = step.double(), direction.double()
     square = float(d @ d)

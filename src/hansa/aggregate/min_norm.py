@@ -101,9 +101,9 @@ def min_norm(
     check_positive("min_norm", "tolerance", tolerance)
     if solver not in SOLVERS:
         raise invalid_argument("min_norm", "solver", solver, "'exact' or 'authors'")
-    matrix = _checked(gram)
+    matrix = _check_gram(gram)
     size = len(matrix)
-    low, high = _bound("lower", lower, size), _bound("upper", upper, size)
+    low, high = _check_bound("lower", lower, size), _check_bound("upper", upper, size)
     if bool((low < 0).any()) or bool((low > high).any()):
         raise HansaError("min_norm: expected 0 <= lower <= upper for every weight.")
     if float(low.sum()) > 1 + 1e-9 or float(high.sum()) < 1 - 1e-9:
@@ -121,7 +121,7 @@ def min_norm(
     return MinNorm(answer.weights, Certificate(value, gap, problem.iterations))
 
 
-def _checked(gram: Array) -> Tensor:
+def _check_gram(gram: Array) -> Tensor:
     """Return G in float64, exactly symmetric."""
     matrix = torch.as_tensor(gram).detach().to(device="cpu", dtype=torch.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] == 0:
@@ -140,7 +140,7 @@ def _checked(gram: Array) -> Tensor:
     return (matrix + matrix.T) / 2
 
 
-def _bound(name: str, value: float | Array, size: int) -> Tensor:
+def _check_bound(name: str, value: float | Array, size: int) -> Tensor:
     bound = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
     if bound.ndim > 1 or (bound.ndim == 1 and len(bound) != size) or not bool(torch.isfinite(bound).all()):
         raise invalid_argument("min_norm", name, value, f"one finite number, or one for each of the {size} rows")
@@ -392,11 +392,11 @@ class _Problem:
             unit = _solve(factor, torch.ones_like(residual)[:, None])[:, 0]
             newton = _Newton(factor, unit, residual, slack, dual, sides, total - float(weights.sum()))
             step, rise, dual_step = newton.toward(-slack * dual)
-            reach = min(1.0, _reach(slack, sides * step), _reach(dual, dual_step))
+            reach = min(1.0, _max_step(slack, sides * step), _max_step(dual, dual_step))
             predicted = float(((slack + reach * sides * step) * (dual + reach * dual_step)).sum())
             centring = (predicted / product) ** 3 * product / slack.numel()
             step, rise, dual_step = newton.toward(centring - slack * dual - sides * step * dual_step)
-            reach = min(1.0, 0.995 * _reach(slack, sides * step), 0.995 * _reach(dual, dual_step))
+            reach = min(1.0, 0.995 * _max_step(slack, sides * step), 0.995 * _max_step(dual, dual_step))
             weights, level, dual = weights + reach * step, level + reach * rise, dual + reach * dual_step
             slack = slack + reach * sides * step
 
@@ -439,7 +439,7 @@ def _solve(factor: Tensor, rhs: Tensor) -> Tensor:
     return solved
 
 
-def _reach(value: Tensor, step: Tensor) -> float:
+def _max_step(value: Tensor, step: Tensor) -> float:
     """Return the largest step length for which a positive vector stays non-negative."""
     return float(torch.where(step < 0, -value / step, torch.inf).min())
 
@@ -470,7 +470,7 @@ def pairwise_frank_wolfe(gram: Tensor) -> tuple[Tensor, int]:
     for step in range(STEPS):
         gradient = gram @ weights
         corner = int(gradient.argmin())
-        keep = _share(float(weights @ gradient), float(gradient[corner]), float(gram[corner, corner]))
+        keep = _segment_weight(float(weights @ gradient), float(gradient[corner]), float(gram[corner, corner]))
         moved = keep * weights
         moved[corner] += 1 - keep
         if float((moved - weights).abs().sum()) < STILL:
@@ -479,7 +479,7 @@ def pairwise_frank_wolfe(gram: Tensor) -> tuple[Tensor, int]:
     return weights, STEPS
 
 
-def _share(aa: float, ab: float, bb: float) -> float:
+def _segment_weight(aa: float, ab: float, bb: float) -> float:
     """Return the c that minimizes ||c a + (1-c) b||, from the three inner products."""
     if ab >= aa:
         return 0.999
@@ -497,7 +497,7 @@ def _best_pair(gram: Tensor) -> tuple[int, int, float]:
     value = torch.where(inside, bb + share * (gram - bb), torch.minimum(aa, bb))
     value[torch.ones_like(gram, dtype=torch.bool).tril()] = torch.inf
     first, second = divmod(int(value.argmin()), len(gram))
-    return first, second, _share(float(square[first]), float(gram[first, second]), float(square[second]))
+    return first, second, _segment_weight(float(square[first]), float(gram[first, second]), float(square[second]))
 
 
 def project_to_simplex(x: Tensor, low: Tensor, high: Tensor, total: float) -> Tensor:

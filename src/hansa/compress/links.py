@@ -307,7 +307,7 @@ class replica(Checked):
         first_version = 0 if self.public_start else -1
         versions = {client: state["held"].get(str(client), first_version) for client in clients}
         behind = {version - base for base in versions.values() if base >= max(oldest, 0)}
-        latest = self._latest([Packet.parse(memoryview(entry.numpy())) for entry in log], behind)
+        latest = self._latest_increments([Packet.parse(memoryview(entry.numpy())) for entry in log], behind)
         latest = {n: sent for n, sent in latest.items() if sum(packet.nbytes for packet in sent) < full.nbytes}
         messages = {client: latest.get(version - base, (full,)) for client, base in versions.items()}
         bases = {client: base if version - base in latest else None for client, base in versions.items()}
@@ -330,7 +330,7 @@ class replica(Checked):
         moves = decode(packet, self.compressor, dim=x.numel()).any()
         return _Increment(packet, start, chosen) if moves else _Increment(None, vector, grain)
 
-    def _latest(self, increments: list[Packet], counts: set[int]) -> dict[int, tuple[Packet, ...]]:
+    def _latest_increments(self, increments: list[Packet], counts: set[int]) -> dict[int, tuple[Packet, ...]]:
         """Return the last n increments for each count n, separate or merged."""
         if not isinstance(self.compressor, grid):
             return {n: tuple(increments[len(increments) - n :]) for n in counts}

@@ -56,7 +56,7 @@ def resolve_devices(requested: Device, component: str = "run", argument: str = "
     if not words:
         raise invalid_argument(component, argument, requested, "a device such as 'cpu' or 'cuda:0', or several")
     available = available_devices()
-    devices = [_matching(word, available) for word in words]
+    devices = [_find_device(word, available) for word in words]
     if None in devices:
         listed = ", ".join(f"{device} ({name})" for device, name in available.items())
         if argument == "server_device":
@@ -69,7 +69,7 @@ def resolve_devices(requested: Device, component: str = "run", argument: str = "
     return tuple(device for device in devices if device is not None)
 
 
-def _matching(requested: str | torch.device, available: Iterable[torch.device]) -> torch.device | None:
+def _find_device(requested: str | torch.device, available: Iterable[torch.device]) -> torch.device | None:
     """Return the first available device that a word names, if any; the CPU is also ``cpu:0``."""
     try:
         named = torch.device(requested)

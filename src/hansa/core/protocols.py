@@ -76,10 +76,10 @@ def check_component(owner: str, argument: str, value: object, protocol: type, no
 
 def not_a_component(owner: str, argument: str, value: object, protocol: type, noun: str, example: str) -> HansaError:
     """Return the error for a value that does not implement a protocol."""
-    shown = value.__name__ if isinstance(value, type) else repr(value)
+    name = value.__name__ if isinstance(value, type) else repr(value)
     *first, last = sorted(getattr(protocol, "__abstractmethods__", ()))
     methods = f"{', '.join(first)} and {last}" if first else last
-    message = f"{owner}({argument}={shown}): expected {noun}, with {methods}. {example}"
+    message = f"{owner}({argument}={name}): expected {noun}, with {methods}. {example}"
     return HansaError(message, component=owner, argument=argument, value=value)
 
 

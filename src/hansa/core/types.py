@@ -145,7 +145,7 @@ class Update:
     base_change: torch.Tensor | None = None
 
 
-def _called(name: str) -> Any:
+def _computed_property(name: str) -> Any:
     """Return a property for a field of `Update` that holds a function: its result, computed on each access."""
     slot = vars(Update)[name]
 
@@ -160,8 +160,8 @@ class EncodedUpdate(Update):
     """An update whose ``vector`` and ``base_change`` are given as functions that decode them; they are not kept."""
 
     __slots__ = ()
-    vector = _called("vector")
-    base_change = _called("base_change")
+    vector = _computed_property("vector")
+    base_change = _computed_property("base_change")
 
 
 def in_client_order(updates: Sequence[Update]) -> list[Update]:

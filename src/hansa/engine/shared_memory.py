@@ -156,7 +156,7 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
 
     def persistent_id(self, item: Any) -> Span | None:
         if type(item) is torch.Tensor:
-            return self._spans.get(id(item)) or (self.write_tensor(item) if _plain(item) else None)
+            return self._spans.get(id(item)) or (self.write_tensor(item) if _is_plain(item) else None)
         if not _is_long(item):
             return None
         content = memoryview(item).cast("B")
@@ -213,7 +213,7 @@ class CodeChecker(Packer):
         return ""
 
     def persistent_id(self, item: Any) -> Span | None:
-        if type(item) is torch.Tensor and _plain(item):
+        if type(item) is torch.Tensor and _is_plain(item):
             return TensorSpan(0, 0, item.dtype, (0,), (1,))
         return BytesSpan(0, 0, 0) if _is_long(item) else None
 
@@ -252,7 +252,7 @@ def _is_long(item: Any) -> bool:
     return type(item) in (bytes, bytearray, memoryview) and memoryview(item).nbytes >= _LONG
 
 
-def _plain(tensor: torch.Tensor) -> bool:
+def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor is plain strided CPU memory."""
     return (
         tensor.layout is torch.strided

@@ -190,7 +190,7 @@ class ThreadGroup(WorkerGroup):
             worker.batch_sizer.record(orders, time.perf_counter() - start)
         if stream is not None:
             stream.synchronize()
-            _lend_to_server(answers)
+            _hold_for_server(answers)
         queue_empty = isinstance(requests[0], WorkOrder) and not self._queue  # reading the generators takes time
         if queue_empty and random_state.rng_state(device) != self._generators[device]:
             answers = [RequestFailed(f"{describe_request(request)}: {_DRAWS}") for request in requests]
@@ -233,7 +233,7 @@ def probe_step(algorithm: Algorithm, task: TaskLike, trainer: Any, dtype: torch.
         return bool(generators) or random_state.rng_state(trainer.y.device) != state_before, seconds
 
 
-def _lend_to_server(answers: Sequence[Any]) -> None:
+def _hold_for_server(answers: Sequence[Any]) -> None:
     """Keep the memory of the uploads of a worker's stream until the server has read them."""
     columns = (rows for report in answers if isinstance(report, Report) for rows in report.rows.values())
     for content in (packet.content for rows in columns if not isinstance(rows, torch.Tensor) for packet in rows):

@@ -276,7 +276,7 @@ class Cohort:
         else:
             (outcome.rows.average if kind == "average" else outcome.rows.mix)(self.mixer)
         for name in self.shared_state:
-            self._share(name, average=kind == "average")
+            self._exchange_state(name, average=kind == "average")
         self.count(outcome, int(kind == "gossip"), int(kind == "average"))
 
     def _exchange_messages(self, rows: DenseRows, step: int, *, average: bool) -> None:
@@ -319,7 +319,7 @@ class Cohort:
             pull()
         outcome.exchanges += 1
 
-    def _share(self, name: str, *, average: bool) -> None:
+    def _exchange_state(self, name: str, *, average: bool) -> None:
         """Exchange a row of the survivors' optimizer states in the same way as the models."""
         steps = [self.local_step(client) for client in self.survivors()]
         for step in steps:

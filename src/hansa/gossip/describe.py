@@ -154,16 +154,16 @@ def with_rho(target: float, sizes: Sequence[int], kind: str | None = None) -> Ma
     if kind is not None:
         kind = kind.replace("-", "_")
         one_of("with_rho", "kind", kind, *FIXED, *RANDOM)
-    candidates = _evaluate([graph for name, graph in FIXED.items() if kind in (None, name)], sizes, target)
+    candidates = _measure([graph for name, graph in FIXED.items() if kind in (None, name)], sizes, target)
     for name, make in RANDOM.items():
         if kind in (None, name):
-            candidates += _random(make, sizes, target)
+            candidates += _search_random(make, sizes, target)
     if not candidates:
         raise argument_error("with_rho", "kind", kind, f"does not come in the sizes {sorted(set(sizes))}.")
     return min(candidates, key=lambda entry: entry[:3])[3]
 
 
-def _evaluate(graphs: Sequence[Topology], sizes: Sequence[int], target: float) -> list[tuple[float, int, float, Match]]:
+def _measure(graphs: Sequence[Topology], sizes: Sequence[int], target: float) -> list[tuple[float, int, float, Match]]:
     """Return the graphs that exist in these sizes, ordered by distance beyond `CLOSE`, messages and distance."""
     evaluated = []
     for graph in graphs:
@@ -177,14 +177,14 @@ def _evaluate(graphs: Sequence[Topology], sizes: Sequence[int], target: float) -
     return evaluated
 
 
-def _random(
+def _search_random(
     make: Callable[[float, int], Topology], sizes: Sequence[int], target: float
 ) -> list[tuple[float, int, float, Match]]:
     """Search the option in tenths with seed 0, then finer around the nearest value and with other seeds."""
-    coarse = [(size, tried[0]) for size in TENTHS if (tried := _evaluate([make(size, 0)], sizes, target))]
+    coarse = [(size, tried[0]) for size in TENTHS if (tried := _measure([make(size, 0)], sizes, target))]
     if not coarse:
         return []
     nearest = min(coarse, key=lambda pair: pair[1][2])[0]
     finer = [size for part in range(-8, 9, 2) if 0 < (size := round(nearest + part / 100, 2)) <= 1]
     graphs = [make(size, seed) for size in finer for seed in range(SEEDS if max(sizes) <= ALIKE else 1)]
-    return [entry for _, entry in coarse] + _evaluate(graphs, sizes, target)
+    return [entry for _, entry in coarse] + _measure(graphs, sizes, target)

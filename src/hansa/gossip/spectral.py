@@ -41,7 +41,7 @@ def rho(W: Matrix) -> float:
     if n <= DENSE_UP_TO:
         A = S.toarray() - 1 / n
         return float(np.abs(np.linalg.eigvalsh(A)).max() if _symmetric(S) else np.linalg.norm(A, ord=2))
-    return _second(S) if _symmetric(S) else float(np.sqrt(_second(S, squared=True)))
+    return _second_eigenvalue(S) if _symmetric(S) else float(np.sqrt(_second_eigenvalue(S, squared=True)))
 
 
 def rho_max(topology: Topology, sizes: Iterable[int]) -> float:
@@ -115,7 +115,7 @@ def _symmetric(S: WeightMatrix) -> bool:
     return bool(abs(S - S.T).max() < 1e-12)
 
 
-def _second(S: WeightMatrix, squared: bool = False) -> float:
+def _second_eigenvalue(S: WeightMatrix, squared: bool = False) -> float:
     """Return max |lambda| of B - 11'/n for symmetric B = W, or B = W'W if ``squared``."""
     linalg = scipy.sparse.linalg
     n = S.shape[0]

@@ -261,7 +261,7 @@ class edges(Topology):
     pairs: Iterable[Sequence[int]]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pairs", tuple(_pair(pair) for pair in self.pairs))
+        object.__setattr__(self, "pairs", tuple(_parse_pair(pair) for pair in self.pairs))
 
     def weights(self, n: int) -> WeightMatrix:
         ends = np.array(self.pairs, dtype=np.int64).reshape(-1, 2)
@@ -391,7 +391,7 @@ def as_topology(value: Topology | Sequence[Topology]) -> Topology:
     return by_cluster(value) if isinstance(value, (list, tuple)) else value  # type: ignore[return-value]
 
 
-def _pair(pair: object) -> tuple[int, int]:
+def _parse_pair(pair: object) -> tuple[int, int]:
     try:
         first, second = (index(end) for end in pair)  # type: ignore[attr-defined]
     except (TypeError, ValueError):

@@ -63,12 +63,12 @@ class in_order(PassOrder):
         return range(samples)
 
 
-def _true_or_false(part: str, argument: str, value: object) -> None:
+def _check_bool(part: str, argument: str, value: object) -> None:
     if not isinstance(value, bool):
         raise invalid_argument(part, argument, value, "True or False")
 
 
-def _order(part: str, argument: str, value: object) -> None:
+def _check_order(part: str, argument: str, value: object) -> None:
     check_component(part, argument, value, PassOrder, "an order of passes", example="in_order().")
 
 
@@ -92,8 +92,8 @@ class batching(Checked):
     """
 
     last: LastBatch = field(default="fill", metadata=bound(one_of, *get_args(LastBatch)))
-    continued: bool = field(default=False, metadata=bound(_true_or_false))
-    order: PassOrder | None = field(default=None, metadata=bound(_order))
+    continued: bool = field(default=False, metadata=bound(_check_bool))
+    order: PassOrder | None = field(default=None, metadata=bound(_check_order))
 
     @property
     def is_default(self) -> bool:

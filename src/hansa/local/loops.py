@@ -88,17 +88,17 @@ def require_loop(owner: str, argument: str, value: object) -> None:
 def train_by_loop(
     trainer: Trainer, loop: ClientLoop, jobs: ClientJobs, lr: float, got: Vectors, memory: Mapping[int, Vectors]
 ) -> tuple[LocalResults, list[LoopResult]]:
-    """Train clients one after the other by a loop of one's own; ``memory`` has the rows of those that have any."""
+    """Train clients one after the other by a custom loop; ``memory`` has the rows of clients that have any."""
     from hansa.local.trainer import BaseTrainer, LocalResults
 
     run, channels = with_defaults(trainer, BaseTrainer).run_loop, with_defaults(loop, BaseClientLoop).channels
     results, finished = LocalResults(), []
-    for place, (client, x) in enumerate(zip(jobs.clients, jobs.models, strict=True)):
-        key, rows = jobs.key_of(place), jobs.batches_of(place)
+    for index, (client, x) in enumerate(zip(jobs.clients, jobs.models, strict=True)):
+        key, rows = jobs.key_of(index), jobs.batches_of(index)
         try:
-            trainer.load(x, jobs.buffers_of(place))
+            trainer.load(x, jobs.buffers_of(index))
             if rows is None:
-                rows = trainer.batches(client, jobs.works[place], key.child("batch"))
+                rows = trainer.batches(client, jobs.works[index], key.child("batch"))
             result = run(loop, client, rows, lr, _copies(got), _copies(memory.get(client, {})), key)
             _check_result(loop, result, channels, x)
         except Exception as error:

@@ -38,13 +38,13 @@ POSITION_ROW = "local/place"
 """The row of a client's memory with its position in its passes."""
 
 
-def _optimizer_state(owner: str, argument: str, value: object) -> object:
+def _check_optimizer_state(owner: str, argument: str, value: object) -> object:
     if not isinstance(value, Mapping) and value not in ("fresh", "kept"):
         raise invalid_argument(owner, argument, value, "'fresh', 'kept' or a mapping to channels")
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def _blocks(owner: str, argument: str, value: object) -> None:
+def _check_blocks(owner: str, argument: str, value: object) -> None:
     if not isinstance(value, blocks):
         raise invalid_argument(owner, argument, value, "blocks of the model", 'hansa.local.blocks("bn*").')
 
@@ -87,11 +87,11 @@ class LocalPhase(Checked):
     optimizer: ServerTransform | None = field(default=None, metadata=bound(require_server))
     mixing: Mixing | None = None
     optimizer_state: Literal["fresh", "kept"] | Mapping[str, str] = field(
-        default="fresh", metadata=bound(_optimizer_state)
+        default="fresh", metadata=bound(_check_optimizer_state)
     )
     decoupled_weight_decay: bool = False
-    private_blocks: blocks | None = field(default=None, metadata=bound(_blocks))
-    frozen_blocks: blocks | None = field(default=None, metadata=bound(_blocks))
+    private_blocks: blocks | None = field(default=None, metadata=bound(_check_blocks))
+    frozen_blocks: blocks | None = field(default=None, metadata=bound(_check_blocks))
     batches: Batches = field(default="full", metadata=bound(lambda owner, _, value: as_batching(value, owner)))
     loop: ClientLoop | None = field(default=None, metadata=bound(require_loop))
 
@@ -109,8 +109,8 @@ class LocalPhase(Checked):
             self._check_mixing(self.mixing)
 
     def _check_loop(self) -> None:
-        """Raise for what a loop of one's own would ignore."""
-        plain = {each.name: each.default for each in fields(self)} | {"solver": sgd_solver()}
+        """Raise for options that a custom loop would ignore."""
+        plain = {item.name: item.default for item in fields(self)} | {"solver": sgd_solver()}
         used = {"loop", "lr", "steps", "batch_size", "batches", "private_blocks"}
         for name in plain:
             if name not in used and getattr(self, name) != plain[name]:
@@ -171,14 +171,14 @@ class LocalPhase(Checked):
     def receives(self) -> tuple[str, ...]:
         """The channels that clients only receive."""
         state = self.optimizer_state
-        own = () if self.loop is None else with_defaults(self.loop, BaseClientLoop).receives
-        return (*solver_receives(self.solver), *(state.values() if isinstance(state, Mapping) else ()), *own)
+        by_loop = () if self.loop is None else with_defaults(self.loop, BaseClientLoop).receives
+        return (*solver_receives(self.solver), *(state.values() if isinstance(state, Mapping) else ()), *by_loop)
 
     @property
     def channels(self) -> tuple[str, ...]:
         """The channels, besides the model, that clients receive and report on."""
-        own = () if self.loop is None else with_defaults(self.loop, BaseClientLoop).channels
-        return (*with_defaults(self.solver, BaseSolver).channels, *own)
+        loop_channels = () if self.loop is None else with_defaults(self.loop, BaseClientLoop).channels
+        return (*with_defaults(self.solver, BaseSolver).channels, *loop_channels)
 
     @property
     def division(self) -> batching:

@@ -78,7 +78,7 @@ def _check_range(part: str, low: Any, high: Any) -> None:
         raise invalid_argument(part, "high", high, f"high >= low = {low}")
 
 
-def _batch(batch_size: int | None, samples: int) -> int:
+def _effective_batch(batch_size: int | None, samples: int) -> int:
     return samples if batch_size is None else min(batch_size, samples)
 
 
@@ -227,7 +227,7 @@ class fixed(BaseLocalWork):
 
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
         steps = self.steps if isinstance(self.steps, int) else self.steps[client]
-        return Work(steps, _batch(batch_size, samples))
+        return Work(steps, _effective_batch(batch_size, samples))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,7 @@ class epochs(BaseLocalWork):
     counts_passes: ClassVar[bool] = True
 
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching = FULL) -> Work:
-        batch = _batch(batch_size, samples)
+        batch = _effective_batch(batch_size, samples)
         return Work(batches.epoch_steps(self.epochs, samples, batch), batch)
 
 
@@ -279,7 +279,7 @@ class random_steps(BaseLocalWork):
 
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key) -> Work:
         steps = int(key.numpy().integers(self.low, self.high + 1))
-        return Work(steps, _batch(batch_size, samples))
+        return Work(steps, _effective_batch(batch_size, samples))
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +301,7 @@ class drawn(BaseLocalWork):
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching = FULL) -> Work:
         chance = key.numpy()
         passes = drawn_value(self.epochs, chance, samples)
-        size = _batch(batch_size, samples)
+        size = _effective_batch(batch_size, samples)
         if self.batch is not None:
             size = min(max(1, math.floor(drawn_value(self.batch, chance, samples))), samples)
         return Work(batches.epoch_steps(passes, samples, size), size)
@@ -363,7 +363,7 @@ class deadline(BaseLocalWork):
     counts_passes: ClassVar[bool] = True
 
     def draw(self, client: int, samples: int, batch_size: int | None, key: Key, batches: batching = FULL) -> Work:
-        size = _batch(batch_size, samples)
+        size = _effective_batch(batch_size, samples)
         speed = drawn_value(self.speed, Key(self.seed).child("speed", client).numpy(), samples)
         factor = lognormal(1.0, self.jitter).draw(key.numpy(), samples) if self.jitter else 1.0
         steps = max(1, math.floor(speed * factor * self.seconds + 1e-9))

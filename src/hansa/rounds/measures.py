@@ -418,7 +418,7 @@ def heterogeneity(
     groups = _groups(clusters, task.population.count)
     key = Key(seed)
     measuring = ClientGradients("heterogeneity", task, at, key, task.dtype if dtype is None else dtype)
-    weights_of = client_weights(weights, range(task.population.count), task.population.samples)
+    client_shares = client_weights(weights, range(task.population.count), task.population.samples)
 
     noise = []
     total = torch.zeros(measuring.dim, dtype=torch.float64)
@@ -426,7 +426,7 @@ def heterogeneity(
     cluster_of = {client: k for k, group in enumerate(groups) for client in group}
     squares = []
     for client, gradient in measuring.by_client():
-        total.add_(gradient, alpha=weights_of[client])
+        total.add_(gradient, alpha=client_shares[client])
         if cluster_of:
             means[cluster_of[client]].add_(gradient, alpha=1 / len(groups[cluster_of[client]]))
         squares.append(float(gradient @ gradient))
@@ -442,12 +442,12 @@ def heterogeneity(
     length = float(total @ total)
     return Heterogeneity(
         zeta=tuple(zeta),
-        sigma_g=math.sqrt(math.fsum(w * z for w, z in zip(weights_of, zeta, strict=True))),
+        sigma_g=math.sqrt(math.fsum(w * z for w, z in zip(client_shares, zeta, strict=True))),
         sigma_l=math.sqrt(math.fsum(noise) / len(noise)),
         sigma_within=math.sqrt(math.fsum(within) / len(groups)) if groups else None,
         sigma_between=math.sqrt(math.fsum(square(mean - centre) for mean in means) / len(means)) if means else None,
         gradient_norm=math.sqrt(length),
-        diversity=diversity(squares, weights_of, length),
+        diversity=diversity(squares, client_shares, length),
     )
 
 

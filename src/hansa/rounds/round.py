@@ -186,8 +186,8 @@ def _train_alone(
     if phase.loop is None:
         results = train(trainer, jobs)
     else:
-        own = {client: scoped(rows, "loop") for client, rows in order.memory.items()}
-        results, finished = train_by_loop(trainer, phase.loop, jobs, phase.lr_at(order.round), got, own)
+        memory_rows = {client: scoped(rows, "loop") for client, rows in order.memory.items()}
+        results, finished = train_by_loop(trainer, phase.loop, jobs, phase.lr_at(order.round), got, memory_rows)
     clients, changes, losses = order.clients, results.changes, results.losses
     indices: Sequence[int] = range(len(clients))
     if results.failures:
@@ -344,11 +344,11 @@ def _report(algorithm: Algorithm, order: WorkOrder, got: Vectors, trained: Train
         keys = order.key.child("uplink", name, order.round)
         for client, vector in zip(clients, vectors, strict=True):
             with _add_client_to_errors(client):
-                before = scoped(order.memory.get(client, {}), scope)
-                packet, after = uplink.send(where_computed(uplink, vector), before, keys.child(client))
+                old_rows = scoped(order.memory.get(client, {}), scope)
+                packet, new_rows = uplink.send(where_computed(uplink, vector), old_rows, keys.child(client))
             packets.append(packet)
-            if after:
-                memory.setdefault(client, {}).update({f"{scope}/{row}": value for row, value in after.items()})
+            if new_rows:
+                memory.setdefault(client, {}).update({f"{scope}/{row}": value for row, value in new_rows.items()})
     return replace(trained.report, rows=rows, memory={client: stored for client, stored in memory.items() if stored})
 
 

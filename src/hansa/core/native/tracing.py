@@ -342,7 +342,7 @@ class _Trace(TorchFunctionMode):
         shape = self._images(self.value)
         if self.stage < 0 and self.stages:
             raise NotEligible("two convolutions take the network's input")
-        at, kernel = self._layer(weight, bias), weight.shape[2]
+        offsets, kernel = self._layer(weight, bias), weight.shape[2]
         if isinstance(padding, str) and (padding == "valid" or kernel % 2):
             padding = kernel // 2 if padding == "same" else 0
         if weight.shape[3] != kernel or not equal_pair(padding) or not 0 <= equal_pair(padding)[0] < kernel:
@@ -358,21 +358,21 @@ class _Trace(TorchFunctionMode):
             "stride": steps[0],
             "planar": self.planar,
         }
-        self._append(LayerStage(abi.CONV, shape, self.out.shape[1], **sizes, **at))
+        self._append(LayerStage(abi.CONV, shape, self.out.shape[1], **sizes, **offsets))
 
     def activation(self, *args: Any, **kwargs: Any) -> None:
         kind, alpha = _ACTIVATIONS[self.name.rpartition(".")[2].removesuffix("_")](*args, **kwargs)
         on_images = self.stage >= 0 and self.stages[self.stage].on_images
         if on_images and (kind == abi.RELU or len(self.shape) == 3):
-            last = self._complete()
-            if last is None or last.activation or (kind != abi.RELU and (last.relu or last.drop is not None)):
+            stage = self._complete()
+            if stage is None or stage.activation or (kind != abi.RELU and (stage.relu or stage.drop is not None)):
                 raise NotEligible(f"{self.name} follows another activation or dropout of an image")
             if kind == abi.RELU:
-                mean = last.pool is not None and last.pool.kind == abi.MEAN
-                self.stages[self.stage] = last if last.relu else replace(last, relu=True, relu_after_pool=mean)
+                mean = stage.pool is not None and stage.pool.kind == abi.MEAN
+                self.stages[self.stage] = stage if stage.relu else replace(stage, relu=True, relu_after_pool=mean)
             else:
-                after = last.pool is not None
-                self.stages[self.stage] = replace(last, activation=kind, alpha=alpha, activation_after_pool=after)
+                after_pool = stage.pool is not None
+                self.stages[self.stage] = replace(stage, activation=kind, alpha=alpha, activation_after_pool=after_pool)
             return
         self._append_on_rows(abi.ACTIVATION, activation=kind, alpha=alpha)
 
@@ -457,16 +457,17 @@ class _Trace(TorchFunctionMode):
         self._pool_embeddings(_EMBEDDING_POOLS[mode])
 
     def _pool_embeddings(self, kind: int) -> None:
-        last = self._complete()
-        assert last is not None
-        window = 1, last.shape[2]
-        self.stages[self.stage] = replace(last, pool=PoolWindow(kind, window, window))
-        self.shape = (last.out,)
+        stage = self._complete()
+        assert stage is not None
+        window = 1, stage.shape[2]
+        self.stages[self.stage] = replace(stage, pool=PoolWindow(kind, window, window))
+        self.shape = (stage.out,)
 
     def mean(self, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> None:
         axes = sorted(axis % self.input.ndim for axis in ((dim,) if isinstance(dim, int) else dim or ()))
-        last = self.stages[self.stage] if self.stage >= 0 else None
-        if last is not None and last.kind == abi.EMBED and last.pool is None and self.input.ndim == 3 and axes == [1]:
+        stage = self.stages[self.stage] if self.stage >= 0 else None
+        unpooled = stage is not None and stage.kind == abi.EMBED and stage.pool is None
+        if unpooled and self.input.ndim == 3 and axes == [1]:
             self._pool_embeddings(_EMBEDDING_POOLS[self.name.rpartition(".")[2]])
         elif self.input.ndim == 4 and self.name.endswith("mean") and axes == [2, 3]:
             self._pool(abi.MEAN, tuple(self.input.shape[2:]))
@@ -477,16 +478,16 @@ class _Trace(TorchFunctionMode):
     def _pool(self, kind: int, size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False) -> None:
         if equal_pair(padding) != (0, 0) or ceil_mode:
             raise NotEligible(f"{self.name} has padding {padding} or ceil_mode {ceil_mode}")
-        last = self._complete()
-        if last is None or not last.on_images or last.pool or len(self.shape) != 3 or self.input.ndim != 4:
+        stage = self._complete()
+        if stage is None or not stage.on_images or stage.pool or len(self.shape) != 3 or self.input.ndim != 4:
             raise NotEligible("a pool does not follow a layer on images")
-        if last.drop is not None and last.drop.kind != abi.DROP_CHANNELS:
+        if stage.drop is not None and stage.drop.kind != abi.DROP_CHANNELS:
             raise NotEligible("a pool follows dropout")
-        rising = last.activation in (abi.SIGMOID, abi.TANH)
-        rising |= last.activation in (abi.LEAKY_RELU, abi.ELU) and last.alpha >= 0
+        rising = stage.activation in (abi.SIGMOID, abi.TANH)
+        rising |= stage.activation in (abi.LEAKY_RELU, abi.ELU) and stage.alpha >= 0
         after_pool = rising and kind == abi.MAX  # the maximum of f(x) is f of the maximum
         pool = PoolWindow(kind, pair_of(size), pair_of(stride or size))
-        self.stages[self.stage] = replace(last, pool=pool, activation_after_pool=after_pool)
+        self.stages[self.stage] = replace(stage, pool=pool, activation_after_pool=after_pool)
         self.shape = self.stages[self.stage].out_shape
 
     def reshape(self, *args: Any, **kwargs: Any) -> None:
@@ -498,7 +499,7 @@ class _Trace(TorchFunctionMode):
             raise NotEligible(f"{self.name} gives {shape}, which is not what a layer gave")
         self.shape = shape
 
-    def same(self, *args: Any, **kwargs: Any) -> None:
+    def keep_tensor(self, *args: Any, **kwargs: Any) -> None:
         if any(getattr(self.out, fact) != getattr(self.input, fact) for fact in ("shape", "dtype", "device")):
             raise NotEligible(f"{self.name} changes its tensor")
 
@@ -506,15 +507,15 @@ class _Trace(TorchFunctionMode):
         p, training, _ = _dropout(*args, **kwargs)
         if not p or not training:
             return
-        last = self._complete()
-        if last is None or last.drop is not None or p >= 1:
+        stage = self._complete()
+        if stage is None or stage.drop is not None or p >= 1:
             raise NotEligible(f"it drops out (p={p}) before a layer, twice or after the end")
-        kind = abi.DROP_FLAT if len(self.shape) == 1 and last.on_images else abi.DROP
+        kind = abi.DROP_FLAT if len(self.shape) == 1 and stage.on_images else abi.DROP
         if not self.name.endswith(".dropout"):
             if len(self.shape) != 3 or self.input.ndim != 4:
                 raise NotEligible(f"{self.name} is of something else than images")
             kind = abi.DROP_CHANNELS
-        self.stages[self.stage] = replace(last, drop=DropoutKind(kind, float(p)))
+        self.stages[self.stage] = replace(stage, drop=DropoutKind(kind, float(p)))
 
     def log_softmax(self, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> None:
         if not self._is_last_stage() or dim not in (1, -1):
@@ -603,10 +604,10 @@ def _fuse_relu(stages: Sequence[LayerStage]) -> tuple[LayerStage, ...]:
     fused_number = {-1: -1}
     for number, stage in enumerate(stages):
         source = fused_number[stage.source]
-        last = fused[source] if source >= 0 else stage
+        previous = fused[source] if source >= 0 else stage
         relu = stage.kind == abi.ACTIVATION and stage.activation == abi.RELU
-        if relu and last.kind == abi.LINEAR and uses[stage.source] == 1 and None in (last.drop, stage.drop):
-            fused[source] = replace(last, relu=True, drop=last.drop or stage.drop)
+        if relu and previous.kind == abi.LINEAR and uses[stage.source] == 1 and None in (previous.drop, stage.drop):
+            fused[source] = replace(previous, relu=True, drop=previous.drop or stage.drop)
             fused_number[number] = source
             continue
         fused_number[number] = len(fused)
@@ -639,6 +640,6 @@ _RULES: dict[str, Callable[..., None]] = {
     **dict.fromkeys(("cross_entropy", "nll_loss"), _Trace.loss),
     **dict.fromkeys((*_ACTIVATIONS, *(f"{name}_" for name in _ACTIVATIONS)), _Trace.activation),
     **dict.fromkeys(RESHAPES, _Trace.reshape),
-    **dict.fromkeys(SAME, _Trace.same),
+    **dict.fromkeys(SAME, _Trace.keep_tensor),
     **dict.fromkeys(DROPOUTS, _Trace.dropout),
 }

@@ -136,7 +136,7 @@ def row_norms(rows: Tensor, isa: str = "") -> list[float]:
     count, size = rows.shape
     first, step = address_of("row_norms", "rows", rows, torch.float32), rows.stride(0) * 4
     squares, finite = native.load(isa).squares32, ctypes.byref(c_int64())
-    return [math.sqrt(squares(first + at * step, size, finite)) for at in range(count)]
+    return [math.sqrt(squares(first + row * step, size, finite)) for row in range(count)]
 
 
 class CsrWeights(NamedTuple):
@@ -192,11 +192,11 @@ def native_inner_products(rows: Tensor, vectors: Tensor, isa: str = "") -> Tenso
     Every product is exact; entry k is added to lane k mod 8 of its pair's sum, in order, and the lanes are added in
     pairs. The bits depend only on the two vectors, not on the instruction set or on the other pairs.
     """
-    count, many, d = len(rows), len(vectors), rows.shape[1]
-    out = torch.empty(count, many, dtype=torch.float64)
+    count, columns, d = len(rows), len(vectors), rows.shape[1]
+    out = torch.empty(count, columns, dtype=torch.float64)
     first = address_of("native_inner_products", "rows", rows, torch.float32)
-    second = address_of("native_inner_products", "vectors", vectors, torch.float32, many * d)
-    if native.load(isa).gram32(first, count, second, many, d, out.data_ptr()) != abi.OK:
+    second = address_of("native_inner_products", "vectors", vectors, torch.float32, columns * d)
+    if native.load(isa).gram32(first, count, second, columns, d, out.data_ptr()) != abi.OK:
         raise MemoryError("native_inner_products: no memory for the sums")
     return out
 
@@ -213,24 +213,24 @@ def file_inner_products(
 
     A piece of every row is in memory at a time. Raises `CancelledError` soon after ``stop`` is set.
     """
-    count, (many, d), table = len(offsets), vectors.shape, native.load(isa)
+    count, (columns, d), table = len(offsets), vectors.shape, native.load(isa)
     first = address_of("file_inner_products", "vectors", vectors, torch.float32)
-    lanes = torch.zeros(count, many + abi.GRAM_SPARE, abi.GRAM_LANES, dtype=torch.float64)
+    lanes = torch.zeros(count, columns + abi.GRAM_SPARE, abi.GRAM_LANES, dtype=torch.float64)
     crcs, failure = (ctypes.c_uint32 * count)(), (c_int64 * 2)()
     for start in range(0, d, _PIECE):
         if stop is not None and stop.is_set():
             raise CancelledError
-        places, entries = (c_int64 * count)(*(offset + 4 * start for offset in offsets)), min(_PIECE, d - start)
+        addresses, entries = (c_int64 * count)(*(offset + 4 * start for offset in offsets)), min(_PIECE, d - start)
         result = table.rows_add(
-            file, places, count, first + 4 * start, d, many, entries, lanes.data_ptr(), crcs, failure
+            file, addresses, count, first + 4 * start, d, columns, entries, lanes.data_ptr(), crcs, failure
         )
         if result == abi.BAD_ROW:
             number = -failure[1] if failure[1] < 0 else errno.EIO
             raise OSError(number, os.strerror(number) if failure[1] < 0 else f"the file ends in row {failure[0]}")
         if result != abi.OK:
             raise MemoryError("file_inner_products: no memory for the sums")
-    out = torch.empty(count, many, dtype=torch.float64)
-    table.gram32_sum(lanes.data_ptr(), count, many, out.data_ptr())
+    out = torch.empty(count, columns, dtype=torch.float64)
+    table.gram32_sum(lanes.data_ptr(), count, columns, out.data_ptr())
     return out, list(crcs)
 
 
@@ -290,11 +290,11 @@ def max_magnitude(x: Array, isa: str = "") -> float:
     return float(native.load(isa).highest32(address_of("max_magnitude", "x", x, torch.float32), _length(x)))
 
 
-def half_pack(x: Array, exponent: int, most: float, brain: bool = False, isa: str = "") -> Bytes:
-    """Encode float32 x / 2^exponent, at most ``most`` < 1 in magnitude, as float16 or bfloat16, rounded to even."""
+def half_pack(x: Array, exponent: int, limit: float, brain: bool = False, isa: str = "") -> Bytes:
+    """Encode float32 x / 2^exponent, at most ``limit`` < 1 in magnitude, as float16 or bfloat16, rounded to even."""
     pointer, size = address_of("half_pack", "x", x, torch.float32), _length(x)
     out = allocator.empty(-(-size // 2), torch.float32).numpy().view(np.uint8)[: 2 * size]
-    native.load(isa).half_pack(pointer, size, _power_of_two(exponent), most, int(brain), out.ctypes.data)
+    native.load(isa).half_pack(pointer, size, _power_of_two(exponent), limit, int(brain), out.ctypes.data)
     return out
 
 
@@ -317,16 +317,16 @@ def quantize_pack(
     return (norms, out[:length]) if native.load(isa).levels_pack(*args) else None
 
 
-def bit_planes_pack(x: Array, capacity: int, exponent: int = 0, most: int = 1 << 24, isa: str = "") -> Bytes:
+def bit_planes_pack(x: Array, capacity: int, exponent: int = 0, limit: int = 1 << 24, isa: str = "") -> Bytes:
     """Encode integers (int32), or rint(x / 2^exponent) (float32), as `hansa.compress.codes` does.
 
-    They are at most ``most`` <= 2^24 in magnitude and take at most ``capacity`` bytes.
+    They are at most ``limit`` <= 2^24 in magnitude and take at most ``capacity`` bytes.
     """
     numbers = x.dtype in (torch.int32, np.int32)
     pointer = address_of("bit_planes_pack", "x", x, torch.int32 if numbers else torch.float32)
     out = np.empty(capacity + 8, np.uint8)
     source = (None, pointer) if numbers else (pointer, None)
-    length = native.load(isa).planes_pack(*source, _length(x), _power_of_two(exponent), most, out.ctypes.data)
+    length = native.load(isa).planes_pack(*source, _length(x), _power_of_two(exponent), limit, out.ctypes.data)
     if length < 0:
         raise MemoryError("bit_planes_pack: no memory for a block")
     return out[:length]
@@ -344,7 +344,7 @@ def half_unpack(
     """Set out = 2^exponent v for the codes of v, or add alpha times that; codes must pass ``halves_below_one``."""
     target, size = address_of("half_unpack", "out", out, torch.float32), _length(out)
     pointer = address_of("half_unpack", "codes", codes, torch.uint8, 2 * size)
-    native.load(isa).half_unpack(pointer, size, _power_of_two(-exponent), int(brain), *_adding(alpha), target)
+    native.load(isa).half_unpack(pointer, size, _power_of_two(-exponent), int(brain), *_addition_flags(alpha), target)
 
 
 def levels_within(codes: Bytes, count: int, levels: int, isa: str = "") -> bool:
@@ -367,7 +367,7 @@ def quantize_unpack(
     width = (2 * levels).bit_length()
     pointer = address_of("quantize_unpack", "codes", codes, torch.uint8, -(-size * width // 8))
     scales = address_of("quantize_unpack", "norms", norms, torch.uint8, -(-size // bucket) * 4)
-    native.load(isa).levels_unpack(pointer, size, bucket, levels, width, scales, *_adding(alpha), target)
+    native.load(isa).levels_unpack(pointer, size, bucket, levels, width, scales, *_addition_flags(alpha), target)
 
 
 def bit_planes_unpack(data: Bytes, count: int, isa: str = "") -> np.ndarray[Any, np.dtype[np.int32]] | None:
@@ -384,10 +384,10 @@ def multiples_write(numbers: Array, exponent: int, out: Array, alpha: float | No
     """Set out = 2^exponent numbers, of int32 up to 2^24 in magnitude, or add alpha times that."""
     target, size = address_of("multiples_write", "out", out, torch.float32), _length(out)
     pointer = address_of("multiples_write", "numbers", numbers, torch.int32, size)
-    native.load(isa).numbers_write(pointer, size, _power_of_two(-exponent), *_adding(alpha), target)
+    native.load(isa).numbers_write(pointer, size, _power_of_two(-exponent), *_addition_flags(alpha), target)
 
 
-def _adding(alpha: float | None) -> tuple[int, float]:
+def _addition_flags(alpha: float | None) -> tuple[int, float]:
     """Return whether a vector is added to the output, and its factor."""
     return (0, 1.0) if alpha is None else (1, alpha)
 

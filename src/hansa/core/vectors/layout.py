@@ -42,8 +42,8 @@ class TensorEntry:
         """Return the tensor as a view of the flat vector."""
         piece = flat[self.offset : self.offset + self.size]
         if self.channels_last and len(self.shape) in (4, 5):
-            out, channels, *sides = self.shape
-            return piece.view(out, *sides, channels).movedim(-1, 1)
+            first, channels, *sides = self.shape
+            return piece.view(first, *sides, channels).movedim(-1, 1)
         return piece.view(self.shape)
 
     def value(self, flat: Vector) -> torch.Tensor:
@@ -97,9 +97,10 @@ class Layout:
 
     def without(self, names: Collection[str]) -> Layout:
         """Return the layout without some buffers, which keep their initial value."""
-        rest = [entry for entry in self.buffers if entry.name not in names]
-        starts = accumulate((entry.size for entry in rest), initial=0)
-        return replace(self, buffers=tuple(replace(entry, offset=at) for entry, at in zip(rest, starts, strict=False)))
+        remaining = [entry for entry in self.buffers if entry.name not in names]
+        starts = accumulate((entry.size for entry in remaining), initial=0)
+        moved = (replace(entry, offset=start) for entry, start in zip(remaining, starts, strict=False))
+        return replace(self, buffers=tuple(moved))
 
     def sending(self, module: nn.Module, names: Collection[str]) -> Layout:
         """Return the layout with further buffers of a module, such as counters."""
@@ -118,12 +119,12 @@ class Layout:
     def pack(self, module: nn.Module, dtype: torch.dtype) -> tuple[Vector, Vector]:
         """Copy the module's parameters and buffers into two flat vectors."""
         with torch.no_grad():
-            flat, rest = torch.empty(self.dim, dtype=dtype), torch.empty(self.buffer_dim, dtype=dtype)
-            for vector, entries in ((flat, self.parameters), (rest, self.buffers)):
+            flat, buffers = torch.empty(self.dim, dtype=dtype), torch.empty(self.buffer_dim, dtype=dtype)
+            for vector, entries in ((flat, self.parameters), (buffers, self.buffers)):
                 tensors = _named_tensors(module)
                 for entry in entries:
                     entry.view(vector).copy_(tensors[entry.name])
-        return flat, rest
+        return flat, buffers
 
     def bind(self, module: nn.Module, flat: Vector) -> list[nn.Parameter]:
         """Make the module's parameters views of ``flat`` and return them in the vector's order."""
@@ -133,29 +134,29 @@ class Layout:
             named[entry.name].data = entry.view(flat)
         return [named[entry.name] for entry in self.parameters]
 
-    def write_buffers(self, module: nn.Module, rest: Vector) -> None:
+    def write_buffers(self, module: nn.Module, buffers: Vector) -> None:
         """Copy a flat vector into the module's buffers."""
-        self._check(rest, self.buffer_dim, "buffers")
+        self._check(buffers, self.buffer_dim, "buffers")
         tensors = _named_tensors(module)
         with torch.no_grad():
             for entry in self.buffers:
-                tensors[entry.name].copy_(entry.value(rest))
+                tensors[entry.name].copy_(entry.value(buffers))
 
-    def read_buffers(self, module: nn.Module, rest: Vector) -> Vector:
+    def read_buffers(self, module: nn.Module, buffers: Vector) -> Vector:
         """Copy the module's buffers into a flat vector."""
         tensors = _named_tensors(module)
         with torch.no_grad():
             for entry in self.buffers:
-                entry.view(rest).copy_(tensors[entry.name])
-        return rest
+                entry.view(buffers).copy_(tensors[entry.name])
+        return buffers
 
-    def unpack(self, flat: Vector, rest: Vector | None = None) -> dict[str, torch.Tensor]:
+    def unpack(self, flat: Vector, buffers: Vector | None = None) -> dict[str, torch.Tensor]:
         """Return the vectors as named tensors in the shapes of the ``state_dict``, without those never sent."""
         self._check(flat, self.dim, "parameters")
-        out = {entry.name: entry.view(flat) for entry in self.parameters}
-        if rest is not None:
-            out |= {entry.name: entry.value(rest) for entry in self.buffers}
-        return out
+        tensors = {entry.name: entry.view(flat) for entry in self.parameters}
+        if buffers is not None:
+            tensors |= {entry.name: entry.value(buffers) for entry in self.buffers}
+        return tensors
 
     @staticmethod
     def _check(flat: Vector, dim: int, kind: str) -> None:
