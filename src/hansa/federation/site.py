@@ -85,7 +85,7 @@ MAX_VERSIONS = 8  # received versions of the model that a site keeps; it asks fo
 
 
 class MemoryStore:
-    """A site's memory of clients by version, in a database as that of a run. Several processes may use it.
+    """A site's client memory by version, in a database like that of a run. Several processes may use it.
 
     Args:
         folder: The folder, created if it is absent; one for each run. None is a temporary one.
@@ -129,26 +129,26 @@ class MemoryStore:
         blobs = Blobs()
         head = {"rows": blobs.tensors(rows)}
         content = torch.frombuffer(bytearray(wire_format.pack("memory", head, blobs.blobs)), dtype=torch.uint8)
-        name = " ".join(str(named) for named in (version, parent) if named is not None)
+        name = " ".join(str(item) for item in (version, parent) if item is not None)
         with self._writing() as database:
-            if version in (known := self.versions(client)):
-                database.delete("id = ?", [known[version][1].id])
+            if version in (versions := self.versions(client)):
+                database.delete("id = ?", [versions[version][1].id])
             database.put("memory", client, name, version.round, content)
 
-    def prune(self, client: int, named: MemoryVersion | None, keep_from: int) -> None:
-        """Delete the versions that no server can name any more, given the version that it named last.
+    def prune(self, client: int, last_named: MemoryVersion | None, keep_from: int) -> None:
+        """Delete the versions that the server can no longer request, given the last version that it requested.
 
-        The named version was accepted, and so were its ancestors. A server that resumes, at the earliest from round
-        ``keep_from``, names the newest ancestor from before that round, or a newer one. All other versions from before
-        that round were never accepted or are older. If that newest ancestor is not known, nothing is deleted.
+        That version and its ancestors were accepted. A server that resumes, at the earliest from round ``keep_from``,
+        requests the newest ancestor from before that round, or a newer one. All other versions from before that round
+        were never accepted or are older. If that newest ancestor is unknown, nothing is deleted.
         """
-        versions, newest = self.versions(client), named
+        versions, newest = self.versions(client), last_named
         while newest is not None and newest.round >= keep_from:
             newest = versions[newest][0] if newest in versions else None
-        old = [version for version in versions if version != newest and version.round < keep_from]
-        if newest is not None and old:
+        obsolete = [version for version in versions if version != newest and version.round < keep_from]
+        if newest is not None and obsolete:
             with self._writing() as database:
-                for version in old:
+                for version in obsolete:
                     database.delete("id = ?", [versions[version][1].id])
 
     def clients(self) -> list[int]:
@@ -177,7 +177,7 @@ class MemoryStore:
 class Site:
     """One site of a federation: `handle` turns a frame of orders into a frame of reports.
 
-    Equal orders have equal answers, also if repeated or after a restart, since they name the memory versions.
+    Equal orders have equal answers, even if repeated or after a restart, since they name the memory versions.
 
     Args:
         algorithm: The algorithm of the run.
@@ -186,11 +186,11 @@ class Site:
         dtype: The dtype of the model.
         run: The run that this site joins; None accepts any.
         memory_store: Where the clients' memory is stored; None is a temporary folder.
-        policy: What a server may ask for; None permits all but frames over a gigabyte.
+        policy: What a server may request; None permits everything except frames over a gigabyte.
         key: The key of the run; None accepts any.
-        rounds: The rounds of the run; None knows of no last one.
-        usage: Counts what was asked for; None counts in memory.
-        owners: The site's own number of each client, by which it counts; None counts by the numbers of the federation.
+        rounds: The rounds of the run; None sets no limit.
+        usage: Counts requested work; None counts in memory.
+        owners: The site's own number of each client, for counting; None uses the numbers of the federation.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class Site:
         self._trainer = without_native(task, algorithm).trainer(dtype, torch.device("cpu"))
         self._received: dict[str, dict[int, Vector]] = {}
         self._start: Vectors = {}
-        self.kept_back: dict[str, str] = {}  # what the last answer does not say, and why; for the site only
+        self.kept_back: dict[str, str] = {}  # what the last answer omits, and why; for the site only
         start = task.start(Key(0), dtype)
         self._dims = {
             name: getattr(channel.downlink, "entries", start.get(name, start[MODEL]).numel())
@@ -226,16 +226,16 @@ class Site:
         }
 
     def check_rows(self) -> None:
-        """Refuse a run in which no client of the site can take part, as far as its work is known before."""
+        """Refuse a run in which no client of the site can take part, if its work is known in advance."""
         local, samples = self.algorithm.local, self.task.population.samples
         if local.mixing is None and is_set_by_samples(local.steps):
             works = {client: local.draw_work(client, samples[client], Key(0)) for client in self.clients}
-            most, fewest = (
+            largest, minimum = (
                 max(local.rows_of(work, samples[client]) for client, work in works.items()),
                 self.policy.min_rows,
             )
-            detail = f"no update would be computed from more than {most} rows, the policy has min_rows: {fewest}"
-            refuse(most < fewest, "rows", detail)
+            detail = f"no update would be computed from more than {largest} rows, the policy has min_rows: {minimum}"
+            refuse(largest < minimum, "rows", detail)
 
     def handle(self, data: bytes) -> bytes | None:
         """Return the answer to a frame, or None if it is refused; a refused frame changes nothing."""
@@ -258,8 +258,9 @@ class Site:
             raise ProtocolError(getattr(error, "reason", "malformed"), str(error)) from error
         if self.run is not None:
             refuse(request.run != self.run, "run", f"orders of run {request.run!r}, expected {self.run!r}")
-        last = self.policy.rounds if self.rounds is None else min(self.rounds, self.policy.rounds)
-        refuse(request.round >= last, "rounds", f"a message of round {request.round + 1}, the last one is {last}")
+        last_round = self.policy.rounds if self.rounds is None else min(self.rounds, self.policy.rounds)
+        detail = f"a message of round {request.round + 1}, the last one is {last_round}"
+        refuse(request.round >= last_round, "rounds", detail)
         with random_state.fixed_arithmetic():
             if isinstance(request, SiteEvaluationRequest):
                 return self._evaluate(request).to_bytes()
@@ -267,16 +268,15 @@ class Site:
             return self._answer(request).to_bytes()
 
     def _check(self, request: RoundOrders) -> None:
-        """Refuse orders for others, and other work than the configuration has, whose rates the site takes from there
-        itself."""
-        asked, channels, now = [*request.broadcasts], [*self.algorithm.channels], request.round
-        refuse(set(asked) != set(channels), "channels", f"broadcasts on {asked}, expected {channels}")
-        refuse(request.keep_from > now, "round", f"round {now} releases memory up to round {request.keep_from}")
-        seen: set[int] = set()
+        """Refuse orders for others, and work that differs from the configuration, which also has the rates."""
+        names, channels, round = [*request.broadcasts], [*self.algorithm.channels], request.round
+        refuse(set(names) != set(channels), "channels", f"broadcasts on {names}, expected {channels}")
+        refuse(request.keep_from > round, "round", f"round {round} releases memory up to round {request.keep_from}")
+        ordered: set[int] = set()
         for order in request.orders:
-            alien = (order.run, order.round) != (request.run, now)
-            refuse(alien, "round", f"an order of round {order.round} among those of round {now}")
-            self._check_clients(order, seen)
+            foreign = (order.run, order.round) != (request.run, round)
+            refuse(foreign, "round", f"an order of round {order.round} among those of round {round}")
+            self._check_clients(order, ordered)
             missing = sorted(set(order.reporters) - set(request.versions))
             refuse(missing, "stamps", f"no memory version for clients {missing[:5]}")
             steps, permitted = max(work.steps for work in order.works), self.policy.steps
@@ -284,13 +284,13 @@ class Site:
             refuse(order.mean, "work", f"cohort {order.cohort}: the mean of its models is of simulations only")
             if self.key is not None:
                 refuse(order.key != self.key, "work", f"an order with key {order.key}, expected {self.key}")
-            first, address = order.clients[0], order.key.child("work", order.round, order.clients[0])
+            client, address = order.clients[0], order.key.child("work", order.round, order.clients[0])
             samples = max(self.task.population.samples[client] for client in order.clients)
-            agreed = self.algorithm.local.draw_work(first, samples, address)
-            other = set(order.works) - {agreed}
-            refuse(other, "work", f"client {first}: an order of {other}, the configuration has {agreed}")
+            agreed = self.algorithm.local.draw_work(client, samples, address)
+            differing = set(order.works) - {agreed}
+            refuse(differing, "work", f"client {client}: an order of {differing}, the configuration has {agreed}")
 
-    def _check_clients(self, order: WorkOrder, seen: set[int]) -> None:
+    def _check_clients(self, order: WorkOrder, ordered: set[int]) -> None:
         clients, reporters, cohort = order.clients, order.reporters, f"cohort {order.cohort}"
         unknown = sorted(set(clients) - self.clients)
         refuse(unknown, "clients", f"clients {unknown[:5]} are not at this site")
@@ -299,12 +299,12 @@ class Site:
         simulated = order.attack is not None or order.absent
         refuse(simulated, "clients", f"{cohort}: an attack or a failure is of simulations only")
         refuse(clients != self._cohort(order), "clients", f"{cohort}: clients {clients}, expected a whole cluster")
-        repeated = seen.intersection(clients) or len(set(clients)) < len(clients)
+        repeated = ordered.intersection(clients) or len(set(clients)) < len(clients)
         refuse(repeated, "clients", f"{cohort}: a client is ordered twice")
-        seen.update(clients)
+        ordered.update(clients)
 
     def _cohort(self, order: WorkOrder) -> tuple[int, ...]:
-        """Return the clients that belong into the cohort of an order."""
+        """Return the clients of the cohort of an order."""
         mixing = self.algorithm.local.mixing
         if mixing is None:
             return order.reporters[:1] if order.cohort is None else ()
@@ -330,15 +330,15 @@ class Site:
         """Decode the broadcasts. Also return the channels whose base version is missing."""
         vectors: Vectors = {}
         need = []
-        for name, sent in request.broadcasts.items():
-            self._check_fit(name, sent)
+        for name, broadcast in request.broadcasts.items():
+            self._check_fit(name, broadcast)
             try:
-                base = None if sent.base is None else self._base(name, sent.base, request)
-                vectors[name] = self.algorithm.channels[name].downlink.apply(base, sent.packets)
+                base = None if broadcast.base is None else self._base(name, broadcast.base, request)
+                vectors[name] = self.algorithm.channels[name].downlink.apply(base, broadcast.packets)
                 if fingerprint(vectors[name]) != request.digests.get(name):
                     raise PacketError(f"channel {name!r}: the broadcast does not decode to the vector of the server.")
             except Exception as error:  # from a decoder, which may be user code
-                if sent.base is None:
+                if broadcast.base is None:
                     raise ProtocolError("model", f"{type(error).__name__}: {error}") from error
                 need.append(name)
         if not need:
@@ -346,9 +346,9 @@ class Site:
                 self._store(name, request.broadcasts[name].version, vector)
         return vectors, need
 
-    def _check_fit(self, name: str, sent: Broadcast) -> None:
-        """Refuse packets of another model before they are decoded: they could unpack to any size."""
-        for packet in sent.packets:
+    def _check_fit(self, name: str, broadcast: Broadcast) -> None:
+        """Refuse packets of another model before decoding, since they could unpack to any size."""
+        for packet in broadcast.packets:
             try:
                 packet.check(dim=self._dims[name], dtype=self.dtype)
             except PacketError as error:
@@ -368,8 +368,8 @@ class Site:
         """Store a version that later broadcasts may be relative to, and drop the oldest."""
         vectors = self._received.setdefault(name, {})
         vectors[version] = vector.clone()
-        for old in sorted(vectors)[:-MAX_VERSIONS]:
-            del vectors[old]
+        for version in sorted(vectors)[:-MAX_VERSIONS]:
+            del vectors[version]
 
     def _train(self, order: WorkOrder, request: RoundOrders, updated: set[int]) -> Report:
         """Train a cohort, and store the new memory of its reporters before the report leaves."""
@@ -381,11 +381,11 @@ class Site:
                 (report,) = client_round(self.algorithm, orders, self._trainer, self.task.population)
             except Exception as error:
                 raise ProtocolError("failed", f"{type(error).__name__}: {error}") from error
-            for place, client in enumerate(report.clients):
+            for index, client in enumerate(report.clients):
                 parent, new_rows = request.versions[client], report.memory.get(client, {})
                 try:
                     if new_rows:
-                        version = MemoryVersion.of_upload(report, place)
+                        version = MemoryVersion.of_upload(report, index)
                         self.memory_store.put(client, version, {**memory[client], **new_rows}, parent)
                         updated.add(client)
                     self.memory_store.prune(client, parent, request.keep_from)
@@ -427,21 +427,21 @@ class Site:
         asked = sorted(request.broadcasts)
         refuse(set(asked) != names, "channels", f"an evaluation on {asked}, expected {sorted(names)}")
         vectors = {}
-        for name, sent in request.broadcasts.items():
-            self._check_fit(name, sent)
-            count = len(sent.packets)
+        for name, broadcast in request.broadcasts.items():
+            self._check_fit(name, broadcast)
+            count = len(broadcast.packets)
             refuse(count != 1, "model", f"channel {name!r}: {count} packets, expected one full vector")
             try:
-                vectors[name] = decode(sent.packets[0], dim=self._dims[name], dtype=self.dtype, kind="whole")
+                vectors[name] = decode(broadcast.packets[0], dim=self._dims[name], dtype=self.dtype, kind="whole")
             except PacketError as error:
                 raise ProtocolError("model", f"channel {name!r}: {error}") from error
         other = fingerprint(vectors[MODEL]) != request.digest
         refuse(other, "model", "the broadcast does not decode to the model of the server")
         reply = SiteEvaluationReply(request.run, request.round, request.digest)
         task: Any = self.task
-        if not hasattr(task, "sum_scores") or not (pieces := task.test_chunks()):
+        if not hasattr(task, "sum_scores") or not (chunks := task.test_chunks()):
             return reply
-        if task.main_test_rows < self.policy.test_rows:  # sums over few rows would say much of each
+        if task.main_test_rows < self.policy.test_rows:  # sums over few rows reveal much about each
             self.kept_back["sums"] = f"{task.main_test_rows} test rows, the policy has {self.policy.test_rows}"
             return replace(reply, kept_back=True)
         digest = b"".join(fingerprint(vectors[name]) for name in sorted(vectors))
@@ -449,18 +449,18 @@ class Site:
         problem = self.usage.charge("evaluation", [TEST_ROWS], request.run, request.round, digest, **limits)
         refuse(problem, "budget", problem)
         with random_state.preserve_rng():
-            scores = [self._trainer.evaluate(vectors, *piece) for piece in pieces]  # type: ignore[attr-defined]
+            scores = [self._trainer.evaluate(vectors, *chunk) for chunk in chunks]  # type: ignore[attr-defined]
             score = task.sum_scores(scores)
-        counted = score.correct is not None and math.isfinite(score.correct)  # outputs that are NaN have no hits
+        has_hits = score.correct is not None and math.isfinite(score.correct)  # outputs that are NaN have no hits
         requested = {} if self.policy.metrics == "none" else getattr(task, "metrics", {})
         if self.policy.metrics == "none":
             self.kept_back = dict.fromkeys(getattr(task, "metrics", {}), "the policy has metrics: none")
-        own = compute_site_metrics(score, requested, self.policy.test_rows, sketch=self.policy.metrics == "sketch")
-        self.kept_back |= own.kept_back
-        hits, labels = (score.correct, score.labels) if counted else (None, None)
+        results = compute_site_metrics(score, requested, self.policy.test_rows, sketch=self.policy.metrics == "sketch")
+        self.kept_back |= results.kept_back
+        hits, labels = (score.correct, score.labels) if has_hits else (None, None)
         return replace(
             reply, rows=task.main_test_rows, loss=score.loss_sum, weight=score.weight, hits=hits, labels=labels,
-            metrics=own.values, sketches=own.sketches,
+            metrics=results.values, sketches=results.sketches,
         )  # fmt: skip
 
 
@@ -477,37 +477,37 @@ class DataSource:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SiteData(FederatedData):
-    """A site's view of data: clients are numbered as in the federation, and only the rows of ``own`` ones are there."""
+    """A site's view of data: clients are numbered as in the federation; only ``local_clients`` have rows."""
 
-    own: frozenset[int] = field(default_factory=frozenset)
+    local_clients: frozenset[int] = field(default_factory=frozenset)
 
     @classmethod
     def of(cls, data: FederatedData, clients: Sequence[int], population: int, *, shared: bool) -> SiteData:
-        """Make the view from data whose i-th client is client ``clients[i]`` of the federation; ``shared`` data has all
-        of its clients."""
+        """Return the view of data whose i-th client is client ``clients[i]`` of the federation; ``shared`` data has all
+        clients of the federation."""
         if data.population != (expected := population if shared else len(clients)):
             raise HansaError(f"{data.name}: has {data.population} clients, the federation expects {expected} here.")
-        rows = {client: data.rows(client if shared else place) for place, client in enumerate(clients)}
-        placeholder = torch.zeros(1, dtype=torch.int64)  # a client of another site: every client needs a sample
-        parts = [rows.get(client, placeholder) for client in range(population)]
-        offsets = torch.tensor([0, *map(len, parts)]).cumsum(0)
+        rows = {client: data.rows(client if shared else index) for index, client in enumerate(clients)}
+        placeholder = torch.zeros(1, dtype=torch.int64)  # for clients of other sites: every client needs a sample
+        client_rows = [rows.get(client, placeholder) for client in range(population)]
+        offsets = torch.tensor([0, *map(len, client_rows)]).cumsum(0)
         return cls(
-            data.inputs, data.targets, torch.cat(parts), offsets, data.test_inputs, data.test_targets, data.classes,
-            data.name, encoding=data.encoding, own=frozenset(rows),
+            data.inputs, data.targets, torch.cat(client_rows), offsets, data.test_inputs, data.test_targets,
+            data.classes, data.name, encoding=data.encoding, local_clients=frozenset(rows),
         )  # fmt: skip
 
     def rows(self, client: int) -> torch.Tensor:
-        if client not in self.own:
+        if client not in self.local_clients:
             raise HansaError(f"{self.name}: client {client} is not at this site.")
         return FederatedData.rows(self, client)
 
     def samples(self, client: int) -> int:
         return int(self.sizes[client])
 
-    def own_label_counts(self) -> dict[int, tuple[int, ...]]:
+    def local_label_counts(self) -> dict[int, tuple[int, ...]]:
         """Return the label counts of each own client."""
         counts = FederatedData.label_counts(self)
-        return {client: tuple(counts[client].tolist()) for client in sorted(self.own)}
+        return {client: tuple(counts[client].tolist()) for client in sorted(self.local_clients)}
 
 
 class Agent:
@@ -527,7 +527,7 @@ class Agent:
         self.over = False  # whether the server has no more work
         self._sites: dict[str, Site] = {}
         self._lock = threading.Lock()
-        self._last: tuple[str, bytes] = ("", b"")
+        self._last_exchange: tuple[str, bytes] = ("", b"")
         io.make_folder(self.folder)
         self.usage = Usage(self.folder / USAGE)
         self.exchange_log = ExchangeLog(self.folder / "exchanges.jsonl")
@@ -539,39 +539,38 @@ class Agent:
         """Return the answer to a frame, or to a batch of frames: reports, an enrollment reply or a refusal."""
         with self._lock:
             digest = frame_digest(data)
-            if digest != self._last[0]:  # a repeated frame has the same answer
-                self._last = (digest, self._answer_all(data))
-            return self._last[1]
+            if digest != self._last_exchange[0]:  # a repeated frame has the same answer
+                self._last_exchange = (digest, self._reply_to_all(data))
+            return self._last_exchange[1]
 
-    def _answer_all(self, data: bytes) -> bytes:
+    def _reply_to_all(self, data: bytes) -> bytes:
         try:
             if wire_format.kind_of(data) == BATCH:
-                parts = unpack_batch(data, limit=self.policy.message)
-                return pack_batch([self._answer(part) for part in parts])
+                frames = unpack_batch(data, limit=self.policy.message)
+                return pack_batch([self._answer(frame) for frame in frames])
         except wire_format.FrameError:
-            pass  # it is refused as one
+            pass  # refused as a single frame
         return self._answer(data)
 
     def _answer(self, data: bytes) -> bytes:
-        """Return the answer to one frame, and enter both into the log of exchanges, with the details of a refusal, of
-        which only codes are sent."""
+        """Return the answer to one frame and log both. The log has the details of a refusal, the answer only codes."""
         start, self._round, self._kept_back, kind, refused = time.monotonic(), None, "", "not a message", ""
         try:
             kind = wire_format.kind_of(data)
-            answer = self._answers.get(kind, self._answer_run)(data)
+            reply = self._answers.get(kind, self._answer_run)(data)
         except Exception as error:  # also of the data, the model, the disk, a decoder
             log.debug("a frame is refused", exc_info=error)
             fault = error if isinstance(error, ProtocolError) else None
             fault = fault or ProtocolError(code_of(error), f"{type(error).__name__}: {error}")
             refused = f"{fault.reason}: {wire_format.sentence(fault.detail)}"
-            answer = Refusal(known_code(fault.reason), fault.misfit, fault.column).to_bytes()
+            reply = Refusal(known_code(fault.reason), fault.misfit, fault.column).to_bytes()
         with suppress(OSError):  # of a full disk
-            now, seconds = datetime.now(UTC).isoformat(timespec="seconds"), round(time.monotonic() - start, 3)
-            sent, kept_back = wire_format.kind_of(answer), wire_format.sentence(self._kept_back)
+            time_text, seconds = datetime.now(UTC).isoformat(timespec="seconds"), round(time.monotonic() - start, 3)
+            reply_kind, kept_back = wire_format.kind_of(reply), wire_format.sentence(self._kept_back)
             self.exchange_log.add(
-                Exchange(now, kind, len(data), sent, len(answer), seconds, self._round, refused, kept_back)
+                Exchange(time_text, kind, len(data), reply_kind, len(reply), seconds, self._round, refused, kept_back)
             )
-        return answer
+        return reply
 
     def _answer_run(self, data: bytes) -> bytes:
         """Answer orders or an evaluation of a run."""
@@ -579,10 +578,10 @@ class Agent:
         head = check_protocol(wire_format.unpack(data, kind, limit=self.policy.message).head)
         self._round = head.get("round") if isinstance(head.get("round"), int) else None
         site = self._site(str(head.get("run")))
-        answer = site.answer(data)
-        self._kept_back = "; ".join(f"{name}: {why}" for name, why in site.kept_back.items())
+        reply = site.answer(data)
+        self._kept_back = "; ".join(f"{name}: {reason}" for name, reason in site.kept_back.items())
         self.rounds += 1
-        return answer
+        return reply
 
     def _end(self, data: bytes) -> bytes:
         RunOver.from_bytes(data, limit=self.policy.message)
@@ -590,7 +589,7 @@ class Agent:
         return RunOver().to_bytes()
 
     def _summarize(self, data: bytes) -> bytes:
-        """Answer the server's question about the tables, before the enrollment."""
+        """Answer the server's request for sums over the tables, before the enrollment."""
         request = SchemaRequest.from_bytes(data, limit=self.policy.message)
         refuse(request.site != self.site, "site", f"a question for site {request.site!r}, this is {self.site!r}")
         if self.source.tables is None:
@@ -615,7 +614,7 @@ class Agent:
         return reply.to_bytes()
 
     def _site(self, run: str) -> Site:
-        """Return the site of a run, built again from its stored enrollment after a restart."""
+        """Return the site of a run; after a restart, rebuild it from its stored enrollment."""
         if run not in self._sites:
             path = self._folder(run) / ENROLLMENT
             if not path.is_file():
@@ -637,8 +636,8 @@ class Agent:
         try:
             config = from_yaml(request.config, source="enrollment")
             stage = "site-data"
-            own = self._encode_tables(config, request.schema)
-            data = SiteData.of(own, request.clients, request.population, shared=self.source.shared)
+            dataset = self._encode_tables(config, request.schema)
+            data = SiteData.of(dataset, request.clients, request.population, shared=self.source.shared)
             stage = "model"
             self._check_size(config, data)
             task = build.build_task(config, data)
@@ -651,7 +650,7 @@ class Agent:
                 method = method.with_local(mixing=replace(mixing, clusters=[list(range(request.population))]))
             dtype = build.torch_dtype(config)
             start = task.start(Key(config.seed), dtype)
-            labels = data.own_label_counts() if self.policy.label_counts and data.classes is not None else None
+            labels = data.local_label_counts() if self.policy.label_counts and data.classes is not None else None
             samples = {client: data.samples(client) for client in request.clients}
             schema = "" if data.schema is None else data.schema.sha256
             reply = EnrollmentReply(digest, __version__, samples, model_digest(start), labels, schema=schema)
@@ -673,21 +672,21 @@ class Agent:
         return site, reply
 
     def _check_size(self, config: Config, data: FederatedData) -> None:
-        """Refuse a model of more parameters than the policy permits, before memory is allocated for it."""
-        make = build.model_factory(config, data)
+        """Refuse a model with more parameters than the policy permits before allocating it."""
+        factory = build.model_factory(config, data)
         try:
             with torch.device("meta"), random_state.preserve_rng():
-                model = make()
+                model = factory()
         except Exception:
             if config.model.factory is None:
                 raise
             return  # a model of the site's own code, which its operator has listed, may need real tensors
-        entries, most = (
+        entries, maximum = (
             sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers())),
             self.policy.parameters,
         )
-        detail = f"a model of {entries:,} parameters and buffer entries, the site's policy permits {most:,}"
-        refuse(entries > most, "parameters", detail)
+        detail = f"a model of {entries:,} parameters and buffer entries, the site's policy permits {maximum:,}"
+        refuse(entries > maximum, "parameters", detail)
 
     def _check(self, request: EnrollmentRequest) -> None:
         refuse(request.site != self.site, "site", f"an enrollment for site {request.site!r}, this is {self.site!r}")
