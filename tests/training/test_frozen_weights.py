@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import shutil
 from functools import partial
 
 import pytest
@@ -154,3 +155,46 @@ class Assigns(Writes):
 def test_writing_to_a_shared_buffer_is_refused(model):
     with pytest.raises(hansa.HansaError, match="table was left unchanged by the first batch"):
         Run(copy.copy(METHOD).with_local(batch_size=4), task(model)).advance(1)
+
+
+class Base(nn.Module):
+    """A frozen base of more than a MiB with a trained head."""
+
+    def __init__(self):
+        super().__init__()
+        self.base, self.head = nn.Linear(8, 40_000), nn.Linear(40_000, 3)
+        nn.init.constant_(self.base.weight, 0.01)
+        self.base.requires_grad_(False)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.base(x)))
+
+
+def test_the_disk_holds_large_frozen_weights_once_for_the_runs_of_a_study(tmp_path):
+    rows = hansa.data.from_arrays(torch.ones(12, 8), torch.arange(12) % 3, clients=3)
+    mine = hansa.Task(Base, nn.functional.cross_entropy, rows)
+    folders = [tmp_path / name for name in ("study/one/seed-0", "study/one/seed-1", "study/two/seed-0", "alone")]
+    for group in (tmp_path / "study" / "one", tmp_path / "study" / "two"):
+        group.mkdir(parents=True)
+        (group / "group.yaml").touch()
+    runs = [hansa.run(METHOD, mine, rounds=1, seed=2, workers=1, out=folder) for folder in folders]
+    files = [folder / "frozen.safetensors" for folder in folders]
+    assert len({file.stat().st_ino for file in files[:3]}) == 1
+    assert files[3].read_bytes() == files[0].read_bytes()
+    assert set(safetensors.torch.load_file(files[0])) == {"base.weight", "base.bias"}
+    assert set(safetensors.torch.load_file(folders[0] / "model.safetensors")) == {"head.weight", "head.bias"}
+    loaded = hansa.load_model(folders[1], Base)
+    exported = safetensors.torch.load_file(hansa.export(folders[2], tmp_path / "whole.safetensors"))
+    for name, tensor in runs[1].model.state_dict().items():
+        assert torch.equal(loaded.module.state_dict()[name], tensor)
+        assert torch.equal(exported[name], tensor)
+    hansa.resume(folders[0], METHOD, mine, rounds=2)
+    assert files[0].stat().st_ino == files[1].stat().st_ino
+    shutil.copytree(folders[1], tmp_path / "moved")
+    assert hansa.load_model(tmp_path / "moved", Base)
+    (tmp_path / "moved" / "frozen.safetensors").write_bytes(b"other")
+    with pytest.raises(hansa.HansaError, match=r"frozen.safetensors is damaged"):
+        hansa.load_model(tmp_path / "moved", Base)
+    files[1].unlink()
+    with pytest.raises(hansa.HansaError, match=r"frozen.safetensors is missing.*copy it from a run of the same study"):
+        hansa.load_model(folders[1], Base)

@@ -413,7 +413,8 @@ def export(
     if path.suffix not in FORMATS:
         raise HansaError(f"{path}: expected a name that ends in {', '.join(FORMATS)}.")
     io.make_folder(path.parent.resolve())
-    content = run_folder.read_model()
+    parts = run_folder.read_model()
+    content = parts[0] if len(parts) == 1 else safetensors.torch.save(_state_of(parts))
     if path.suffix == ".onnx":
         content = _onnx(run_folder, path, model, trust)
     elif path.suffix == ".pt":
@@ -470,7 +471,11 @@ def _find_run_folder(path: Path | str) -> RunFolder:
 
 
 def _load_weights(run_folder: RunFolder, model: Callable[[], nn.Module]) -> nn.Module:
-    return _load_state(model, safetensors.torch.load(run_folder.read_model()), str(run_folder))
+    return _load_state(model, _state_of(run_folder.read_model()), str(run_folder))
+
+
+def _state_of(parts: list[bytes]) -> dict[str, Tensor]:
+    return {name: tensor for part in parts for name, tensor in safetensors.torch.load(part).items()}
 
 
 def _load_state(model: Callable[[], nn.Module], state: dict[str, Tensor], source: str) -> nn.Module:

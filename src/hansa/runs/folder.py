@@ -9,6 +9,7 @@ run.db, run.rows         the record: rounds, clients and the checkpoints for exa
 metrics.jsonl            one line of JSON per round, written for other programs and never read
 summary.json             the final metrics
 model.safetensors        the model after the last round
+frozen.safetensors       its frozen weights, if they are large: one copy on disk for the runs of a study
 .hansa-run               marks a run folder; digests that resuming depends on; method and citations, for commands
                          that import no code
 .hansa-id                if the run names code: its random id, which identifies the user's own runs
@@ -74,9 +75,13 @@ ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 MODEL = "model.safetensors"
+FROZEN = "frozen.safetensors"
+FROZEN_BYTES = 1 << 20
+"""Frozen weights of at least this size are in a file of their own."""
 MARKER = ".hansa-run"
 NAMES = (
-    CONFIG, trust_module.IDENTITY, PREPROCESSING, PARTITION, METRICS, *FILES, SUMMARY, MODEL, ENVIRONMENT, MARKER,
+    CONFIG, trust_module.IDENTITY, PREPROCESSING, PARTITION, METRICS, *FILES, SUMMARY, MODEL, FROZEN, ENVIRONMENT,
+    MARKER,
 )  # fmt: skip
 """The files of a run in order of removal: the first makes the folder a run, the last identifies it as Hansa's."""
 
@@ -124,7 +129,7 @@ def check_readable(folder: Path) -> None:
                 continue
             if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
                 raise HansaError(f"{inner}: {name} is not a regular file.")
-            if status.st_size > MAX_BYTES and not name.startswith(("model.", "run.")):
+            if status.st_size > MAX_BYTES and not name.startswith(("model.", "frozen.", "run.")):
                 raise HansaError(f"{inner}: {name} has {status.st_size:,} bytes; at most {MAX_BYTES:,} are read.")
 
 
@@ -372,7 +377,13 @@ class RunFolder(_Folder):
         from hansa.core.devices import device_name
 
         history = self.metrics
-        model = save(_tensors(run), {"run": f"{run.id} after round {run.state.round}"})
+        tensors = _tensors(run)
+        frozen = {name: tensors[name] for name in getattr(run.task, "frozen", ()) if name in tensors}
+        if sum(each.nbytes for each in frozen.values()) < FROZEN_BYTES:
+            frozen = {}
+        tensors = {name: each for name, each in tensors.items() if name not in frozen}
+        base = save(frozen) if frozen else b""
+        model = save(tensors, {"run": f"{run.id} after round {run.state.round}"})
         summary = {
             "status": status,
             **metrics.summarize(history, target),
@@ -383,20 +394,50 @@ class RunFolder(_Folder):
             "devices": run.training_devices,
             "server_device": device_name(run.server_device),
             "model_sha256": io.sha256(model),
+            **({"frozen_sha256": io.sha256(base)} if base else {}),
             "record_digest": history.digest,
             "config_digest": io.sha256(config_without_seed(self.config).encode()) if self.exists else "",
         }
+        if base:
+            self._write_frozen(base)
         io.write_file(self / MODEL, model)
         _write_json(self / SUMMARY, summary)
         return summary
 
-    def read_model(self) -> bytes:
-        """Return the content of the model file, checked against its SHA-256."""
-        content = (self / MODEL).read_bytes()
+    def _write_frozen(self, content: bytes) -> None:
+        """Write the frozen weights, or link the equal file of a run beside this one: the disk holds them once."""
+        if (self / FROZEN).is_file() and (self / FROZEN).read_bytes() == content:
+            return
+        beside, link = self.path.parent, self / (FROZEN + io.TEMPORARY_SUFFIX)
+        studies = (beside, *(subfolders(beside.parent) if (beside / GROUP).is_file() else ()))
+        for other in (run / FROZEN for study in studies for run in subfolders(study)):
+            with suppress(OSError):  # not readable, on another file system, or one without links
+                same = not other.is_symlink() and other.stat().st_size == len(content)
+                if same and other.read_bytes() == content:
+                    os.link(other, link)
+                    io.rename(link, self / FROZEN)
+                    return
+        io.write_file(self / FROZEN, content)
+
+    def read_model(self) -> list[bytes]:
+        """Return the contents of the model file, and of that of its frozen weights if they have one, checked against
+        their SHA-256."""
         stored = _read_json(self / SUMMARY) if (self / SUMMARY).is_file() else {}
-        if stored.get("model_sha256", io.sha256(content)) != io.sha256(content):
-            raise DamagedFileError(f"{self / MODEL} is damaged: its SHA-256 is not the one in {SUMMARY}. Restore it.")
-        return content
+        contents = []
+        for name, key in ((MODEL, "model_sha256"), (FROZEN, "frozen_sha256")):
+            if name == FROZEN and key not in stored and not (self / name).is_file():
+                continue
+            if not (self / name).is_file():
+                raise DamagedFileError(
+                    f"{self / name} is missing. Restore it, or copy it from a run of the same study."
+                )
+            content = (self / name).read_bytes()
+            if stored.get(key, io.sha256(content)) != io.sha256(content):
+                raise DamagedFileError(
+                    f"{self / name} is damaged: its SHA-256 is not the one in {SUMMARY}. Restore it."
+                )
+            contents.append(content)
+        return contents
 
     # --- locking and replacing ------------------------------------------------------------------------------------
 
