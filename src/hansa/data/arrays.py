@@ -113,8 +113,8 @@ def dataset(
     test_targets = None if test[1] is None else as_tensors(name, "test y", test[1], dtype, targets=True)
     labelled = isinstance(targets, torch.Tensor) and targets.ndim == 1 and not targets.is_floating_point()
     if classes is None and labelled and len(targets):
-        both = [targets] if test_targets is None else [targets, test_targets]
-        classes = max(int(labels.max()) for labels in both) + 1
+        label_sets = [targets] if test_targets is None else [targets, test_targets]
+        classes = max(int(labels.max()) for labels in label_sets) + 1
     if weights is not None:
         targets = WeightedTargets(targets, _check_weights(name, weights, dtype))
     if len(test) == 3:
@@ -192,8 +192,8 @@ def as_tensors(name: str, which: str, values: Any, dtype: torch.dtype = torch.fl
         return {str(key): as_tensors(name, f"{which}[{key!r}]", value, dtype, targets=targets)
                 for key, value in values.items()}  # fmt: skip
     if isinstance(values, tuple) and values and all(hasattr(value, "shape") for value in values):
-        return tuple(as_tensors(name, f"{which}[{place}]", value, dtype, targets=targets)
-                     for place, value in enumerate(values))  # fmt: skip
+        return tuple(as_tensors(name, f"{which}[{index}]", value, dtype, targets=targets)
+                     for index, value in enumerate(values))  # fmt: skip
     tensor = _tensor(name, which, values)
     if tensor.is_floating_point():
         return _check_finite(name, which, tensor.to(dtype))
@@ -216,9 +216,9 @@ def _tensor(name: str, which: str, values: Any) -> torch.Tensor:
         raise HansaError(f"{name}: {which} has rows of different lengths: pad them to one length.") from error
     if array.dtype.kind not in "biuf":
         columns = values.dtypes.items() if array.ndim == 2 and hasattr(values, "columns") else ()
-        what = next((f"column {column!r} of {which} is {kind}" for column, kind in columns if kind.kind not in "iuf"),
+        text = next((f"column {column!r} of {which} is {kind}" for column, kind in columns if kind.kind not in "iuf"),
                     f"{which} is an array of {array.dtype}")  # fmt: skip
-        raise HansaError(f"{name}: {what}: expected numbers, all rows of one shape.")
+        raise HansaError(f"{name}: {text}: expected numbers, all rows of one shape.")
     return torch.from_numpy(np.require(array, requirements=("C", "W")))  # pandas' arrays cannot be written to
 
 
@@ -245,8 +245,8 @@ def _columns(name: str, data: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if not inputs:
         raise HansaError(f"{name}: is empty.")
     rows = stack_rows(name, inputs)
-    again = [data[row][0] for row in range(min(8, len(inputs)))] if hasattr(data, "__len__") else []
-    if not all(np.array_equal(np.asarray(one), np.asarray(other)) for one, other in zip(inputs, again, strict=False)):
+    repeated = [data[row][0] for row in range(min(8, len(inputs)))] if hasattr(data, "__len__") else []
+    if not all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(inputs, repeated, strict=False)):
         log.warning("%s: two reads of one row differ, and each row is read once: leave random transforms out of the "
                     "dataset and pass them as Task(augment=...)", name)  # fmt: skip
     return rows, torch.stack([torch.as_tensor(target) for target in targets])
@@ -262,8 +262,8 @@ def stack_rows(name: str, values: Iterable[Any]) -> torch.Tensor:
     rows = [_row(name, position, value) for position, value in enumerate(values)]
     for position, row in enumerate(rows):
         if row.shape != rows[0].shape:
-            shape, first = tuple(row.shape), tuple(rows[0].shape)
-            raise HansaError(f"{name}: input {position} has shape {shape}, the first {first}: resize or pad.")
+            shape, first_shape = tuple(row.shape), tuple(rows[0].shape)
+            raise HansaError(f"{name}: input {position} has shape {shape}, the first {first_shape}: resize or pad.")
     return torch.stack(rows)
 
 
@@ -342,10 +342,10 @@ class MemmapArray:
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Return some rows as a tensor."""
-        read = np.ascontiguousarray(self.array[rows.cpu().numpy()])
-        # in native byte order, and in types of torch
-        values = torch.from_numpy(read.astype({"u2": "i4", "u4": "i8"}.get(read.dtype.str[1:], read.dtype.str[1:])))
-        return values.to(self.dtype).div_(255) if read.dtype == np.uint8 else values.to(self.dtype)
+        array = np.ascontiguousarray(self.array[rows.cpu().numpy()])
+        kind = array.dtype.str[1:]  # without the byte order
+        values = torch.from_numpy(array.astype({"u2": "i4", "u4": "i8"}.get(kind, kind)))  # torch lacks u2 and u4
+        return values.to(self.dtype).div_(255) if array.dtype == np.uint8 else values.to(self.dtype)
 
     def identity(self) -> str:
         """Return a digest of size, type, shape and 64 blocks of the file, which identifies the data of a run."""
@@ -453,11 +453,11 @@ class GeneratedData:
 
     def fetch(self, client: int, rows: torch.Tensor) -> tuple[Any, Any]:
         """Return some rows of a client. Each thread caches its last client."""
-        last = getattr(_LAST, "generated", None)
-        if last is None or last[:2] != (self, client):
+        cached = getattr(_LAST, "generated", None)
+        if cached is None or cached[:2] != (self, client):
             _LAST.generated = None
-            _LAST.generated = last = self, client, self.generate(client)
-        return trees.tree_map(lambda leaf: leaf.index_select(0, rows.cpu()), last[2])  # type: ignore[no-any-return]
+            _LAST.generated = cached = self, client, self.generate(client)
+        return trees.tree_map(lambda leaf: leaf.index_select(0, rows.cpu()), cached[2])  # type: ignore[no-any-return]
 
     def generate(self, client: int) -> tuple[Any, Any]:
         """Return all inputs and targets of a client."""
@@ -512,8 +512,8 @@ def from_function(
     if sizes.shape != (clients,) or int(sizes.min()) < 1:
         raise HansaError(f"from_function(samples): expected {clients} numbers >= 1, found {short_repr(samples)}.")
     data = GeneratedData(make_client, sizes, test, name)
-    first, again = (trees.tree_leaves(data.generate(0)) for _ in range(2))
-    if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
+    first_leaves, second_leaves = (trees.tree_leaves(data.generate(0)) for _ in range(2))
+    if not all(torch.equal(a, b) for a, b in zip(first_leaves, second_leaves, strict=True)):
         raise HansaError(
             f"{name}: make_client(0) returned different rows in a second call: it must depend on the client number "
             "only. Draw from numpy.random.default_rng(client)."
@@ -564,8 +564,8 @@ class CollatedData:
 
     def _batch(self, items: Any, rows: torch.Tensor) -> tuple[Any, Any]:
         numbers = rows.tolist()
-        listed = items.__getitems__(numbers) if hasattr(items, "__getitems__") else [items[i] for i in numbers]
-        batch = self.collate_fn(listed)
+        selected = items.__getitems__(numbers) if hasattr(items, "__getitems__") else [items[i] for i in numbers]
+        batch = self.collate_fn(selected)
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
             raise HansaError(
                 f"{self.name}: collate_fn returned {short_repr(batch)}: expected a pair (inputs, targets)."

@@ -89,8 +89,8 @@ def from_csv_folder(
     (2, ('north', 'south'), (6, 3))
     """
     if (target is None) == (schema is None) or (schema is not None and inference):
-        given = {"target": target, "schema": schema} | inference
-        raise invalid_argument("from_csv_folder", "target", given, "the column of targets, or else a schema alone")
+        arguments = {"target": target, "schema": schema} | inference
+        raise invalid_argument("from_csv_folder", "target", arguments, "the column of targets, or else a schema alone")
     if schema is None:
         draft = infer_schema(folder, str(target), test=test, seed=seed, **inference)
     else:
@@ -126,13 +126,13 @@ def federate_tables(
 def dataset_of_tables(schema: Schema, tables: Sequence[Table], test: float, seed: int, name: str) -> Dataset:
     """Return tables as one data set; the natural owners of its rows are the tables."""
     encoded = {table.name: encode(schema, table, training=True, test=test, seed=seed) for table in tables}
-    parts = encoded.values()
-    is_test = torch.from_numpy(np.concatenate([part.is_test for part in parts]))
+    encodings = encoded.values()
+    is_test = torch.from_numpy(np.concatenate([table.is_test for table in encodings]))
     owners = torch.from_numpy(np.repeat(np.arange(len(tables)), [table.rows for table in tables]))
-    x = torch.from_numpy(np.concatenate([part.inputs for part in parts]))
-    y = torch.from_numpy(np.concatenate([part.targets for part in parts if part.targets is not None]))
-    statistics = {client: part.statistics for client, part in encoded.items() if part.statistics}
-    counts = {client: part.counts for client, part in encoded.items() if part.counts}
+    x = torch.from_numpy(np.concatenate([table.inputs for table in encodings]))
+    y = torch.from_numpy(np.concatenate([table.targets for table in encodings if table.targets is not None]))
+    statistics = {client: table.statistics for client, table in encoded.items() if table.statistics}
+    counts = {client: table.counts for client, table in encoded.items() if table.counts}
     data = Dataset(
         name,
         x[~is_test],
@@ -242,8 +242,8 @@ def infer_schema(
         first.cells(name)  # all are there
     for table in tables[1:]:
         if different := sorted(set(first.columns) ^ set(table.columns)):
-            others = ", ".join(map(short_repr, different[:5]))
-            raise DataError(f"{table.source}: other columns than {first.name}.csv: {others}.")
+            names = ", ".join(map(short_repr, different[:5]))
+            raise DataError(f"{table.source}: other columns than {first.name}.csv: {names}.")
     columns = []
     for name in first.columns:
         if name in ids:
@@ -285,11 +285,11 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 def _infer_target(name: str, cells: Sequence[str], decimal: str, kind: str | None) -> TableColumn:
     numbers = [math.nan if (number := parse_number(cell, decimal)) is None else number for cell in cells]
-    whole = all(number % 1 == 0 and 0 <= number < MAX_CLASSES for number in numbers)
-    if kind == "number" or (kind is None and all(map(math.isfinite, numbers)) and not whole):
+    are_classes = all(number % 1 == 0 and 0 <= number < MAX_CLASSES for number in numbers)
+    if kind == "number" or (kind is None and all(map(math.isfinite, numbers)) and not are_classes):
         return TableColumn(name, "target", target="number")
     classes = sorted(set(map(category_text, cells)))
-    if whole and all(text.isascii() and text.isdigit() and str(int(text)) == text for text in classes):
+    if are_classes and all(text.isascii() and text.isdigit() and str(int(text)) == text for text in classes):
         classes = list(map(str, range(max(map(int, classes)) + 1)))
     return TableColumn(name, "target", tuple(classes))
 

@@ -179,8 +179,8 @@ class FederatedData:
         """
         if seed == 0 or self.redraw is None:
             return self
-        same = all(a is b for a, b in zip(self.redraw.content, Redraw.content_of(self), strict=True))
-        return self.redraw.draw(seed) if same else self
+        unchanged = all(a is b for a, b in zip(self.redraw.content, Redraw.content_of(self), strict=True))
+        return self.redraw.draw(seed) if unchanged else self
 
     def following(self, draw: Callable[[int], FederatedData]) -> FederatedData:
         """Return the data, which was drawn with seed 0, such that runs draw it with their own seeds.
@@ -224,8 +224,8 @@ class FederatedData:
         """Return the row numbers of one client, as a view."""
         if not 0 <= client < self.offsets.shape[0] - 1:
             raise HansaError(f"{self.name}: client {client}: there are {self.population}, numbered from 0.")
-        first, last = self.offsets[client : client + 2].tolist()
-        return self.index[first:last]
+        start, stop = self.offsets[client : client + 2].tolist()
+        return self.index[start:stop]
 
     def samples(self, client: int) -> int:
         """Return the number of samples of one client."""
@@ -267,8 +267,8 @@ def partition_dataset(
     3
     """
     if seed is None:
-        drawn = partition_dataset(data, partition, clients, 0)
-        return drawn.following(partial(partition_dataset, data, partition, clients))
+        data_of_seed_0 = partition_dataset(data, partition, clients, 0)
+        return data_of_seed_0.following(partial(partition_dataset, data, partition, clients))
     key, labels = Key(seed).child("partition"), strip_weights(data.targets)
     if not isinstance(labels, torch.Tensor):  # only the number of rows is known
         labels = torch.zeros(count_rows(labels))
@@ -327,10 +327,10 @@ def _shape(name: str, inputs: Any) -> tuple[int, ...]:
 def _check_pair(name: str, inputs_are: str, inputs: Any, targets_are: str, targets: Any, classes: int | None) -> None:
     leaves = [(inputs_are, leaf) for leaf in trees.tree_leaves(inputs)]
     leaves += [(targets_are, leaf) for leaf in trees.tree_leaves(targets)]
-    shapes = [(what, getattr(leaf, "shape", None)) for what, leaf in leaves]
+    shapes = [(label, getattr(leaf, "shape", None)) for label, leaf in leaves]
     lengths = {shape[0] if shape else 0 for _, shape in shapes}
     if len(lengths) != 1 or lengths == {0}:
-        actual = " and ".join(f"{what} of shape {None if shape is None else tuple(shape)}" for what, shape in shapes)
+        actual = " and ".join(f"{label} of shape {None if shape is None else tuple(shape)}" for label, shape in shapes)
         raise HansaError(f"{name}: {actual}: expected one target per row, and at least one row.")
     targets = strip_weights(targets)
     if classes is not None and isinstance(targets, torch.Tensor) and not targets.is_floating_point():
@@ -350,8 +350,8 @@ def _check_owners(name: str, owners: torch.Tensor | None, targets: Any, populati
         )
     low, high = (int(owners.min()), int(owners.max())) if rows else (-1, -1)
     if low < -1 or (population is not None and high >= population):
-        known = "" if population is None else f" to {population - 1}"
-        raise HansaError(f"{name}: test rows belong to {low} to {high}: expected clients 0{known}, or -1 for none.")
+        upper = "" if population is None else f" to {population - 1}"
+        raise HansaError(f"{name}: test rows belong to {low} to {high}: expected clients 0{upper}, or -1 for none.")
 
 
 def _check_test(name: str, inputs: Any, test_inputs: Any, test_targets: Any, classes: int | None) -> None:
@@ -360,10 +360,10 @@ def _check_test(name: str, inputs: Any, test_inputs: Any, test_targets: Any, cla
     if test_inputs is None or test_targets is None:
         raise HansaError(f"{name}: a test set needs both inputs and targets.")
     _check_pair(name, "test inputs", test_inputs, "test targets", test_targets, classes)
-    structure, other = (trees.tree_structure(each) for each in (inputs, test_inputs))
-    shapes = [[tuple(leaf.shape[1:]) for leaf in trees.tree_leaves(each)] for each in (inputs, test_inputs)]
-    if structure != other or shapes[0] != shapes[1]:
-        train, test = (each[0] if len(each) == 1 else each for each in shapes)
+    structure, test_structure = (trees.tree_structure(tree) for tree in (inputs, test_inputs))
+    shapes = [[tuple(leaf.shape[1:]) for leaf in trees.tree_leaves(tree)] for tree in (inputs, test_inputs)]
+    if structure != test_structure or shapes[0] != shapes[1]:
+        train, test = (shape[0] if len(shape) == 1 else shape for shape in shapes)
         raise HansaError(f"{name}: test inputs are {test} each, training inputs {train}.")
 
 
@@ -432,8 +432,8 @@ def label_counts(split: Split, labels: torch.Tensor, classes: int) -> torch.Tens
 
 def _entropy_bits(counts: torch.Tensor) -> torch.Tensor:
     """Return the Shannon entropy of every row of counts, in bits."""
-    shares = counts.double() / counts.sum(1, keepdim=True)
-    return -torch.xlogy(shares, shares).sum(1) / torch.log(torch.tensor(2.0, dtype=torch.float64))
+    fractions = counts.double() / counts.sum(1, keepdim=True)
+    return -torch.xlogy(fractions, fractions).sum(1) / torch.log(torch.tensor(2.0, dtype=torch.float64))
 
 
 # ---- test rows of clients, validation rows, feature noise
@@ -559,7 +559,7 @@ def _assign_by_label(data: FederatedData, key: Key) -> FederatedData:
 
 def _take_out(data: FederatedData, fraction: float, key: Key, minimum: int) -> tuple[Split, torch.Tensor, torch.Tensor]:
     """Divide each client's rows: return those that stay, and those that are taken out with their owners."""
-    left, taken, owners = [], [], []
+    remaining, held_out, owners = [], [], []
     for client in range(data.population):
         rows = data.rows(client)
         if len(rows) < minimum:
@@ -568,10 +568,10 @@ def _take_out(data: FederatedData, fraction: float, key: Key, minimum: int) -> t
         is_taken = np.zeros(len(rows), bool)
         is_taken[key.child(client).numpy().permutation(len(rows))[:count]] = True
         mask = torch.from_numpy(is_taken)
-        left.append(rows[~mask])
-        taken.append(rows[mask])
+        remaining.append(rows[~mask])
+        held_out.append(rows[mask])
         owners += [client] * count
-    return Split.of_rows(left), torch.cat(taken), torch.tensor(owners)
+    return Split.of_rows(remaining), torch.cat(held_out), torch.tensor(owners)
 
 
 def with_feature_noise(data: FederatedData, level: float, seed: int | None = None) -> FederatedData:

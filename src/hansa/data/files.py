@@ -61,8 +61,8 @@ def read_asset(name: str, digest: str) -> bytes:
     """Return a file that is shipped with the package, after a check of its SHA-256."""
     path = resources.files("hansa.data") / "assets" / name
     content = path.read_bytes()
-    if (found := hashlib.sha256(content).hexdigest()) != digest:
-        raise invalid_file(str(path), f"SHA-256 {digest}", found, "Reinstall hansa.")
+    if (actual := hashlib.sha256(content).hexdigest()) != digest:
+        raise invalid_file(str(path), f"SHA-256 {digest}", actual, "Reinstall hansa.")
     return content
 
 

@@ -124,10 +124,10 @@ def _partition_rows(
     copied.dataset = data.add_column(_ROW, np.arange(len(data)))
     rows = []
     for number in range(copied.num_partitions):
-        part = copied.load_partition(number)
-        if set(part.column_names) != set(copied.dataset.column_names):
+        partition = copied.load_partition(number)
+        if set(partition.column_names) != set(copied.dataset.column_names):
             raise HansaError(f"{name}: {kind} divides columns, not rows: every client needs all columns.")
-        rows.append(np.asarray(part[_ROW][:], dtype=np.int64))
+        rows.append(np.asarray(partition[_ROW][:], dtype=np.int64))
     natural_ids = getattr(copied, "partition_id_to_natural_id", None) or {}
     names = tuple(str(natural_ids[number]) for number in range(len(rows))) if len(natural_ids) == len(rows) else ()
     return rows, names
@@ -165,8 +165,8 @@ def _labels(name: str, data: Any, column: str) -> np.ndarray[Any, Any]:
 
 
 def _column(name: str, data: Any, column: str) -> Any:
-    known = getattr(data, "column_names", None) or list(data)
-    if column not in known:
-        raise HansaError(f"{name}: no column {column!r}. {suggestion(column, known)}")
+    names = getattr(data, "column_names", None) or list(data)
+    if column not in names:
+        raise HansaError(f"{name}: no column {column!r}. {suggestion(column, names)}")
     values = data[column]
     return values if isinstance(values, (np.ndarray, torch.Tensor)) else list(values)

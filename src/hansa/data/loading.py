@@ -77,9 +77,9 @@ def load(name: str | DatasetInfo, folder: Path | str | None = None, **options: A
     """
     info = dataset_info(name) if isinstance(name, str) else name
     root = data_folder(folder)
-    known = {"tables": {"test"}, "shakespeare": set[str]()}.get(info.layout, {"normalize", "downsample"})
-    if not known.issuperset(options):
-        raise HansaError(f"{info.name}: takes the options {sorted(known)}, found {sorted(options)}.")
+    allowed = {"tables": {"test"}, "shakespeare": set[str]()}.get(info.layout, {"normalize", "downsample"})
+    if not allowed.issuperset(options):
+        raise HansaError(f"{info.name}: takes the options {sorted(allowed)}, found {sorted(options)}.")
     if info.layout == "tables":
         return load_hospitals(info.name, **options)
     if info.layout == "shakespeare":
@@ -128,13 +128,13 @@ class ImageScaling(NamedTuple):
         count, channels, height, width = images.shape
         rows = torch.empty(count, height // self.downsample, width // self.downsample, channels)
         shift, scale = torch.tensor(self.mean), torch.tensor(self.std)
-        for first in range(0, count, _CHUNK):  # chunks that fit the cache: four times as fast
-            part = rows[first : first + _CHUNK]
-            values = torch.from_numpy(images[first : first + _CHUNK].astype(np.float32))
+        for start in range(0, count, _CHUNK):  # chunks that fit the cache: four times as fast
+            block = rows[start : start + _CHUNK]
+            values = torch.from_numpy(images[start : start + _CHUNK].astype(np.float32))
             if self.downsample > 1:
                 values = torch.nn.functional.avg_pool2d(values, self.downsample)
-            part.copy_(values.permute(0, 2, 3, 1))
-            part.div_(255).sub_(shift).div_(scale)
+            block.copy_(values.permute(0, 2, 3, 1))
+            block.div_(255).sub_(shift).div_(scale)
         return rows.permute(0, 3, 1, 2)
 
 
@@ -266,7 +266,7 @@ def _read_files(root: Path, info: DatasetInfo) -> list[Bytes]:
     arrays: dict[bool, list[Bytes]] = {True: [], False: []}
     for file in info.files:
         arrays[file.train] += _read_file(root, info, file)
-    return [np.concatenate(arrays[train][which::2]) for train in (True, False) for which in (0, 1)]
+    return [np.concatenate(arrays[train][kind::2]) for train in (True, False) for kind in (0, 1)]
 
 
 def _read_file(root: Path, info: DatasetInfo, file: DataFile) -> list[Bytes]:

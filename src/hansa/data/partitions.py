@@ -120,11 +120,11 @@ class dirichlet(Checked):
         owners = np.empty(len(classes), np.int64)
         for label in np.unique(classes):
             rows = draw.permutation(np.flatnonzero(classes == label))
-            shares = np.cumsum(_simplex(self.alpha, number, draw))
-            shares[-1] = 1.0
+            fractions = np.cumsum(_simplex(self.alpha, number, draw))
+            fractions[-1] = 1.0
             # systematic rounding: a count is its expectation rounded up or down, and unbiased
-            ends = np.minimum(np.floor(shares * len(rows) + draw.random()), len(rows)).astype(np.int64)
-            owners[rows] = np.repeat(np.arange(number), np.diff(ends, prepend=0))
+            bounds = np.minimum(np.floor(fractions * len(rows) + draw.random()), len(rows)).astype(np.int64)
+            owners[rows] = np.repeat(np.arange(number), np.diff(bounds, prepend=0))
         _top_up(owners, classes, number, self.min_size, draw)
         return Split.of_owners(owners, number)
 
@@ -156,11 +156,11 @@ class quantity_skew(Checked):
         _check_sizes("quantity_skew", number, rows, self.min_size)
         draw = key.numpy()
         if self.alpha is not None:
-            shares = _simplex(self.alpha, number, draw)
+            fractions = _simplex(self.alpha, number, draw)
         else:
-            shares = np.arange(1, number + 1, dtype=np.float64) ** -float(self.power or 0.0)
-            shares = draw.permutation(shares / shares.sum())
-        sizes = self.min_size + _round_to_total(shares, rows - number * self.min_size)
+            fractions = np.arange(1, number + 1, dtype=np.float64) ** -float(self.power or 0.0)
+            fractions = draw.permutation(fractions / fractions.sum())
+        sizes = self.min_size + _round_to_total(fractions, rows - number * self.min_size)
         owners = np.empty(rows, np.int64)
         owners[draw.permutation(rows)] = np.repeat(np.arange(number), sizes)
         return Split.of_owners(owners, number)
@@ -186,19 +186,19 @@ class labels_per_client(Checked):
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
         number, classes = _check_clients("labels_per_client", clients), _classes("labels_per_client", labels)
-        known = np.unique(classes)
-        if self.labels > len(known):
-            raise invalid_argument("labels_per_client", "labels", self.labels, f"at most the labels, {len(known)}")
+        present = np.unique(classes)
+        if self.labels > len(present):
+            raise invalid_argument("labels_per_client", "labels", self.labels, f"at most the labels, {len(present)}")
         draw = key.numpy()
-        has = np.zeros((number, len(known)), bool)
+        assigned = np.zeros((number, len(present)), bool)
         for client in range(number):
-            own = client % len(known)
-            others = np.delete(np.arange(len(known)), own)
-            has[client, [own, *draw.permutation(others)[: self.labels - 1]]] = True
+            first_label = client % len(present)
+            other_labels = np.delete(np.arange(len(present)), first_label)
+            assigned[client, [first_label, *draw.permutation(other_labels)[: self.labels - 1]]] = True
         owners = np.full(len(classes), -1, np.int64)
-        for position, label in enumerate(known):
+        for position, label in enumerate(present):
             rows = draw.permutation(np.flatnonzero(classes == label))
-            if len(sharing := np.flatnonzero(has[:, position])):
+            if len(sharing := np.flatnonzero(assigned[:, position])):
                 owners[rows] = np.repeat(sharing, _equal_sizes(len(rows), len(sharing)))
         empty = np.flatnonzero(np.bincount(owners[owners >= 0], minlength=number) == 0)
         if len(empty):
@@ -226,10 +226,10 @@ class subsample(Checked):
     fraction: float = field(default=0.8, metadata=bound(check_fraction, "0.8 keeps four rows of five."))
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
-        full = self.partition.split(labels, clients, key, groups)
+        split = self.partition.split(labels, clients, key, groups)
         rows = []
-        for client in range(full.population):
-            available = full.rows(client)
+        for client in range(split.population):
+            available = split.rows(client)
             count = min(len(available), max(1, floor_share(self.fraction, len(available))))
             positions = key.child("kept", client).numpy().permutation(len(available))[:count]
             rows.append(available[torch.from_numpy(np.sort(positions))])
@@ -296,8 +296,8 @@ def _classes(part: str, labels: torch.Tensor) -> Integers:
     return np.asarray(labels.numpy(), np.int64)
 
 
-def _equal_sizes(rows: int, parts: int) -> Integers:
-    return np.full(parts, rows // parts, np.int64) + (np.arange(parts) < rows % parts)
+def _equal_sizes(rows: int, count: int) -> Integers:
+    return np.full(count, rows // count, np.int64) + (np.arange(count) < rows % count)
 
 
 def _simplex(alpha: float, size: int, draw: np.random.Generator) -> Floats:
@@ -339,8 +339,8 @@ def _top_up(owners: Integers, classes: Integers, clients: int, minimum: int, dra
     spare = np.flatnonzero(surpluses)[: int(surpluses.sum()) - total_deficit]
     surpluses[spare] -= 1
     order = np.lexsort((draw.random(len(owners)), owners))
-    first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    freed = order[np.arange(len(owners)) - first[owners[order]] < surpluses[owners[order]]]
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    freed = order[np.arange(len(owners)) - starts[owners[order]] < surpluses[owners[order]]]
     freed = freed[np.lexsort((draw.random(len(freed)), classes[freed]))]
     receivers = draw.permutation(np.flatnonzero(deficits))
     owners[freed] = np.repeat(receivers, deficits[receivers])

@@ -120,9 +120,9 @@ class OwnedSamples(NamedTuple):
     def joined(cls, names: Iterable[str], train: Sequence[_Part], test: Sequence[_Part]) -> OwnedSamples:
         """Return the rows of all users, one after the other."""
         fields = []
-        for parts in (train, test):
-            owners = np.repeat([owner for _, _, owner in parts], [len(y) for _, y, _ in parts]).astype(np.int64)
-            fields.append((np.concatenate([x for x, _, _ in parts]), np.concatenate([y for _, y, _ in parts]), owners))
+        for users in (train, test):
+            owners = np.repeat([owner for _, _, owner in users], [len(y) for _, y, _ in users]).astype(np.int64)
+            fields.append((np.concatenate([x for x, _, _ in users]), np.concatenate([y for _, y, _ in users]), owners))
         return cls(*fields[0], tuple(names), *fields[1])
 
 
@@ -140,9 +140,9 @@ def leaf_files(folder: Path) -> tuple[list[Path], list[Path]]:
         train, test = sorted(base.glob("train/*.json")), sorted(base.glob("test/*.json"))
         if train:
             return train, test
-        whole = sorted(base.glob("all_data_*.json")) or sorted(base.glob("all_data/all_data*.json"))
-        if whole:
-            return whole, []
+        unsplit = sorted(base.glob("all_data_*.json")) or sorted(base.glob("all_data/all_data*.json"))
+        if unsplit:
+            return unsplit, []
     return [], []
 
 
@@ -153,21 +153,21 @@ def read_users(path: Path, *, empty: bool = False) -> Iterator[tuple[str, list[A
         actual = sorted(content)[:9] if isinstance(content, dict) else type(content).__name__
         raise invalid_file(path, "LEAF's keys users and user_data", actual)
     users, user_data = content["users"], content["user_data"]
-    named = isinstance(users, list) and all(isinstance(user, str) and user.isprintable() for user in users)
-    if not named or not users or not isinstance(user_data, dict) or sorted(users) != sorted(user_data):
+    has_names = isinstance(users, list) and all(isinstance(user, str) and user.isprintable() for user in users)
+    if not has_names or not users or not isinstance(user_data, dict) or sorted(users) != sorted(user_data):
         raise invalid_file(path, "users with names, each once, and user_data of each", reprlib.repr(users))
     for user in users:
         x, y = (user_data[user].get(key) for key in "xy") if isinstance(user_data[user], dict) else (None, None)
         if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y) or not (x or empty):
             remedy = "The option -k of LEAF's preprocess.sh leaves out users with few samples."
-            found = f"{reprlib.repr(x)} and {reprlib.repr(y)}"
-            raise invalid_file(path, f"x and y of user {user!r:.80}, equally many", found, remedy)
+            actual = f"{reprlib.repr(x)} and {reprlib.repr(y)}"
+            raise invalid_file(path, f"x and y of user {user!r:.80}, equally many", actual, remedy)
         yield user, x, y
 
 
 def _read_parts(files: Sequence[Path], parse: _Parse, names: dict[str, int], *, test: bool) -> list[_Part]:
     """Return the rows of every user of several files. Training users are numbered as they come."""
-    parts: list[_Part] = []
+    users: list[_Part] = []
     homes: dict[str, Path] = {}
     for path in files:
         for user, x, y in read_users(path, empty=test):
@@ -175,8 +175,8 @@ def _read_parts(files: Sequence[Path], parse: _Parse, names: dict[str, int], *, 
                 raise invalid_file(path, f"users that are not in {homes[user].name}", f"user {user!r:.80} again")
             homes[user] = path
             owner = names.get(user, -1) if test else names.setdefault(user, len(names))
-            parts.append((*parse(path, user, x, y), owner))
-    return parts
+            users.append((*parse(path, user, x, y), owner))
+    return users
 
 
 def read_json(path: Path) -> Any:
@@ -215,8 +215,8 @@ def read_femnist(folder: Path, remedy: str = "") -> OwnedSamples:
     for user, (images, labels, owner) in zip(names, train_parts, strict=True):
         is_test = np.zeros(len(labels), bool)
         is_test[Key(0).child("femnist test", user).numpy().permutation(len(labels))[: len(labels) // 10]] = True
-        for side, rows in ((False, ~is_test), (True, is_test)):
-            divided[side].append((images[rows], labels[rows], owner))
+        for for_test, rows in ((False, ~is_test), (True, is_test)):
+            divided[for_test].append((images[rows], labels[rows], owner))
     return OwnedSamples.joined(names, divided[False], divided[True])
 
 
@@ -244,32 +244,32 @@ def _check_numbers(path: Path, name: str, numbers: npt.NDArray[Any], count: int,
 
 
 def _read_femnist_npz(path: Path) -> OwnedSamples:
-    parts = ("train", "test")
-    arrays = read_npz(path, [*(f"{field}_{part}" for part in parts for field in "xyw"), "writers"])
+    subsets = ("train", "test")
+    arrays = read_npz(path, [*(f"{field}_{subset}" for subset in subsets for field in "xyw"), "writers"])
     writers = arrays["writers"]
     if writers.ndim != 1 or writers.dtype.kind not in "US" or len(np.unique(writers)) < len(writers):
         raise invalid_file(path, "writers as a list of names, each once", f"{writers.dtype} of shape {writers.shape}")
     fields = []
-    for part in parts:
-        x = arrays[f"x_{part}"]
-        if x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != _SIDE * _SIDE or not (len(x) or part == "test"):
-            expected = f"x_{part} as bytes of shape (n, {_SIDE * _SIDE})"
+    for subset in subsets:
+        x = arrays[f"x_{subset}"]
+        if x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != _SIDE * _SIDE or not (len(x) or subset == "test"):
+            expected = f"x_{subset} as bytes of shape (n, {_SIDE * _SIDE})"
             raise invalid_file(path, expected, f"{x.dtype} of shape {x.shape}")
-        y = _check_numbers(path, f"y_{part}", arrays[f"y_{part}"], len(x), 62)
-        owners = _check_numbers(path, f"w_{part}", arrays[f"w_{part}"], len(x), len(writers))
+        y = _check_numbers(path, f"y_{subset}", arrays[f"y_{subset}"], len(x), 62)
+        owners = _check_numbers(path, f"w_{subset}", arrays[f"w_{subset}"], len(x), len(writers))
         fields.append((x.reshape(-1, 1, _SIDE, _SIDE), y, owners))
     return OwnedSamples(*fields[0], tuple(map(str, writers)), *fields[1])
 
 
-def read_npz(path: Path, wanted: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+def read_npz(path: Path, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
     """Return the named arrays of a .npz file. Pickled objects and more than `MAX_NPZ_BYTES` bytes are refused."""
     arrays = {}
     try:
         with zipfile.ZipFile(path) as archive:
-            members = [archive.getinfo(f"{name}.npy") for name in wanted]
+            members = [archive.getinfo(f"{name}.npy") for name in names]
             if (claimed := sum(member.file_size for member in members)) > MAX_NPZ_BYTES:
                 raise invalid_file(path, f"at most {MAX_NPZ_BYTES} bytes of arrays", f"{claimed}")
-            for name, member in zip(wanted, members, strict=True):
+            for name, member in zip(names, members, strict=True):
                 content = io.BytesIO(archive.read(member))
                 np.lib.format.read_magic(content)
                 shape, fortran, dtype = np.lib.format.read_array_header_1_0(content)
@@ -281,7 +281,7 @@ def read_npz(path: Path, wanted: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
         raise
     except (ValueError, KeyError, TypeError, SyntaxError, RuntimeError, EOFError, OSError, OverflowError,
             struct.error, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:  # fmt: skip
-        expected = f"a whole .npz of the plain arrays {', '.join(wanted)}"
+        expected = f"a whole .npz of the plain arrays {', '.join(names)}"
         raise invalid_file(path, expected, str(error).rstrip(".") or type(error).__name__) from None
     return arrays
 
@@ -303,10 +303,10 @@ def encode(text: str, path: Path | str = "text", role: str = "") -> Bytes:
     """
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     codes = np.where(points < 128, np.frombuffer(_CODES, np.uint8)[np.minimum(points, 127)], _UNKNOWN)
-    wrong = np.flatnonzero(codes == _UNKNOWN)
-    if len(wrong):
-        place = f"{text[wrong[0]]!r} at {wrong[0]} of role {role!r:.80}"
-        raise invalid_file(path, "only the characters of LEAF's alphabet", place)
+    unknown = np.flatnonzero(codes == _UNKNOWN)
+    if len(unknown):
+        found = f"{text[unknown[0]]!r} at {unknown[0]} of role {role!r:.80}"
+        raise invalid_file(path, "only the characters of LEAF's alphabet", found)
     return codes.astype(np.uint8)
 
 
@@ -323,8 +323,8 @@ def read_shakespeare(folder: Path, remedy: str = "") -> OwnedSamples:
             folder = train[0].parent.parent / "test"
             raise missing_file(folder / "*.json", "LEAF's preprocess.sh writes it with -t sample.")
         names: dict[str, int] = {}
-        parts = _read_parts(train, _encode_windows, names, test=False)
-        return OwnedSamples.joined(names, parts, _read_parts(test, _encode_windows, names, test=True))
+        users = _read_parts(train, _encode_windows, names, test=False)
+        return OwnedSamples.joined(names, users, _read_parts(test, _encode_windows, names, test=True))
     path = folder / "shakespeare.json"
     if not path.is_file():
         raise missing_file(path, remedy)
@@ -338,9 +338,9 @@ def _windows_of_texts(path: Path, roles: dict[str, str]) -> OwnedSamples:
     names: list[str] = []
     texts, starts, test_starts = [], [], []
     begin = 0
-    for role, raw in roles.items():
+    for role, lines in roles.items():
         # as in LEAF: lines are joined by a space, runs of spaces become one
-        codes = encode(re.sub(r" {2,}", " ", raw.replace("\n", " ")), path, role)
+        codes = encode(re.sub(r" {2,}", " ", lines.replace("\n", " ")), path, role)
         windows = len(codes) - WINDOW
         if windows < 1:
             continue
@@ -358,7 +358,7 @@ def _windows_of_texts(path: Path, roles: dict[str, str]) -> OwnedSamples:
     targets = text[WINDOW:].astype(np.int64)
     groups = np.full(len(targets), -1)
     owners, test_owners = (
-        np.repeat(np.arange(len(names)), [len(rows) for rows in each]) for each in (starts, test_starts)
+        np.repeat(np.arange(len(names)), [len(rows) for rows in rows_by_role]) for rows_by_role in (starts, test_starts)
     )
     groups[np.concatenate(starts)] = owners
     rows = np.concatenate(test_starts)

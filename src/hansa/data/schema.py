@@ -175,7 +175,7 @@ class TableColumn:
             self._read_categories()
         pooled = self.scale == "pooled"
         fills = missing == "constant" or (missing == "indicator" and kind != "category")
-        for argument, holds, expected in (
+        for argument, is_valid, expected in (
             ("format", self.format is None or isinstance(self.format, str), "a format of dates"),
             ("categories", self.lists_categories or self.categories is None, "none for a number"),
             ("mean", self.mean is None or self.uses_moments, "none: it is neither scaled pooled nor filled with it"),
@@ -185,7 +185,7 @@ class TableColumn:
             ("fill", self.fill is None or fills, f"none with missing: {missing}"),
             ("fill", kind != "category" or self.fill in (None, *(self.categories or ())), "one of the categories"),
         ):
-            self._require(holds, argument, expected)
+            self._require(is_valid, argument, expected)
 
     def _read_categories(self) -> None:
         """Check categories and their other spellings, and keep them as texts."""
@@ -193,8 +193,8 @@ class TableColumn:
         self._require(self.categories is not None, "categories", f"a list of the values, {order}")
         categories = _category_texts(self.categories)
         pairs = self.spellings.items() if isinstance(self.spellings, Mapping) else self.spellings
-        spellings = tuple((category_text(value), _category_texts(others)) for value, others in pairs)
-        texts = [*categories, *(text for _, others in spellings for text in others)]
+        spellings = tuple((category_text(value), _category_texts(alternatives)) for value, alternatives in pairs)
+        texts = [*categories, *(text for _, alternatives in spellings for text in alternatives)]
         are_known = {value for value, _ in spellings} <= set(categories)
         is_valid = 1 <= len(categories) <= MAX_CATEGORIES and are_known and len(set(texts)) == len(texts)
         expected = f"1 to {MAX_CATEGORIES} values, and other spellings of them: every text once"
@@ -202,8 +202,8 @@ class TableColumn:
         object.__setattr__(self, "categories", categories)
         object.__setattr__(self, "spellings", spellings)
 
-    def _require(self, holds: bool, argument: str, expected: str) -> None:
-        if not holds:
+    def _require(self, is_valid: bool, argument: str, expected: str) -> None:
+        if not is_valid:
             value = getattr(self, argument)
             text = f"schema: column {short_repr(self.name)}: {argument}={short_repr(value)}: expected {expected}."
             raise DataError(text, component="TableColumn", argument=argument, value=value)
@@ -296,7 +296,7 @@ class Schema:
         names = [column.name for column in self.columns] + ([] if self.split is None else [self.split.column])
         name, times = Counter(names).most_common(1)[0] if names else ("", 0)
         targets = [column.name for column in self.columns if column.kind == "target"]
-        for holds, problem in (
+        for is_valid, problem in (
             (self.columns, "columns: expected at least one"),
             (times <= 1, f"column {short_repr(name)} is listed twice"),
             (len(targets) <= 1, f"{len(targets)} targets ({', '.join(targets[:5])}): expected one"),
@@ -304,7 +304,7 @@ class Schema:
             (are_texts, f"missing_values={short_repr(self.missing_values)}: expected a list of texts"),
             (self.decimal in (".", ","), f"decimal={short_repr(self.decimal)}: expected '.' or ','"),
         ):
-            if not holds:
+            if not is_valid:
                 raise DataError(f"schema: {problem}.")
 
     def __iter__(self) -> Iterator[TableColumn]:
@@ -347,8 +347,8 @@ class Schema:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the schema as plain data, without defaults."""
-        content = {"hansa_schema": FORMAT, "name": self.name, **_stated(self)}
-        return dict(json.loads(json.dumps(content, default=_stated)))
+        content = {"hansa_schema": FORMAT, "name": self.name, **_non_default_fields(self)}
+        return dict(json.loads(json.dumps(content, default=_non_default_fields)))
 
     def to_json(self) -> str:
         """Return the canonical JSON form."""
@@ -411,7 +411,7 @@ def as_schema(value: Schema | Path | str | Mapping[str, Any]) -> Schema:
     return Schema.load(value) if isinstance(value, (str, Path)) else Schema.from_dict(value)
 
 
-def _stated(record: Any) -> dict[str, Any]:
+def _non_default_fields(record: Any) -> dict[str, Any]:
     """Return the fields of a part of a schema that differ from their defaults."""
     values = ((entry, getattr(record, entry.name)) for entry in fields(record))
     return {entry.name: value for entry, value in values if value != entry.default}
@@ -429,13 +429,13 @@ def _parse(parse: Callable[[str], object], text: str, source: str) -> object:
         raise DataError(f"{source}: not the text of a schema ({str(error)[:200]}).") from error
 
 
-def _read_text(path: Path, encoding: str, limit: int, what: str) -> str:
+def _read_text(path: Path, encoding: str, limit: int, content: str) -> str:
     try:
         if path.stat().st_size > limit:
             raise ValueError(f"it is larger than {limit >> 20} MiB")
         return path.read_text(encoding=encoding)
     except (OSError, ValueError, LookupError, TypeError) as error:  # also an unknown encoding
-        raise DataError(f"{path}: cannot be read as {what} ({str(error)[:200]}).") from error
+        raise DataError(f"{path}: cannot be read as {content} ({str(error)[:200]}).") from error
 
 
 # ---- tables of texts
@@ -498,8 +498,8 @@ def read_csv(path: Path | str, schema: Schema | None = None, text: str | None = 
     if len(header) > MAX_COLUMNS:
         raise DataError(f"{path}: {len(header)} columns: expected at most {MAX_COLUMNS}.")
     if len(set(header)) < len(header) or "" in header:
-        wrong = "without a name" if "" in header else f"twice: {short_repr(Counter(header).most_common(1)[0][0])}"
-        raise DataError(f"{path}: the header has a column {wrong}.")
+        problem = "without a name" if "" in header else f"twice: {short_repr(Counter(header).most_common(1)[0][0])}"
+        raise DataError(f"{path}: the header has a column {problem}.")
     for line, row in body:
         if len(row) != len(header):
             raise DataError(f"{path}, line {line}: {len(row)} values for {len(header)} columns.")
@@ -568,13 +568,13 @@ class Moments:
     def of(cls, values: npt.NDArray[np.float64]) -> Moments:
         """Return the moments of finite values."""
         mantissas, exponents = np.frexp(np.asarray(values, np.float64))
-        whole = np.ldexp(mantissas, 53).astype(np.int64)  # values = whole * 2**(exponents - 53)
+        integers = np.ldexp(mantissas, 53).astype(np.int64)  # values = whole * 2**(exponents - 53)
         total = squares = Fraction(0)
         for exponent in np.unique(exponents):
-            part = whole[exponents == exponent].tolist()
+            group = integers[exponents == exponent].tolist()
             unit = Fraction(2) ** (int(exponent) - 53)
-            total += sum(part) * unit
-            squares += sum(value * value for value in part) * unit * unit
+            total += sum(group) * unit
+            squares += sum(value * value for value in group) * unit * unit
         return cls(len(values), total, squares)
 
     def merge(self, other: Moments) -> Moments:
@@ -621,11 +621,11 @@ def table_moments(schema: Schema, table: Table, test: float = 0.0, seed: int = 0
 def column_moments(schema: Schema, column: TableColumn, table: Table, rows: Mask) -> Moments:
     """Return the exact moments of a numeric column over some rows, without missing values."""
     numbers, missing = read_column(schema, column, table)
-    chosen = numbers[rows & ~missing]
-    if not len(chosen):
+    values = numbers[rows & ~missing]
+    if not len(values):
         text = f"{table.source}: {column.name!r} has no value in a training row: its mean is unknown."
         raise SchemaMisfitError(text, "too-few-rows", column.name)
-    return Moments.of(chosen)
+    return Moments.of(values)
 
 
 def complete(schema: Schema, moments: Sequence[Mapping[str, Moments]]) -> Schema:
@@ -731,17 +731,17 @@ def encode(
         if training and column.scale == "site":
             statistics[column.name] = column_moments(schema, column, table, ~is_test).mean_and_std()
         if column.inputs:
-            block, counted = _encode_column(schema, column, table, statistics)
+            block, cell_counts = _encode_column(schema, column, table, statistics)
             blocks.append(block)
-            if any(counted):
-                counts[column.name] = counted
+            if any(cell_counts):
+                counts[column.name] = cell_counts
     wide = np.concatenate(blocks, axis=1)
     with np.errstate(over="ignore"):
         inputs = wide.astype(np.float32)
     if not np.isfinite(inputs).all():
-        row, place = np.argwhere(~np.isfinite(inputs))[0]
-        name = next(column.name for column in schema if schema.inputs[place] in column.inputs)
-        problem = f"{wide[row, place]:g} after scaling: too large for float32"
+        row, position = np.argwhere(~np.isfinite(inputs))[0]
+        name = next(column.name for column in schema if schema.inputs[position] in column.inputs)
+        problem = f"{wide[row, position]:g} after scaling: too large for float32"
         raise table.misfit(name, int(row), problem, "not-finite")
     return EncodedTable(inputs, targets, is_test, statistics, counts)
 
@@ -798,7 +798,7 @@ def read_column(schema: Schema, column: TableColumn, table: Table) -> tuple[Floa
     parse: Callable[[str], float | None]
     if column.lists_categories:
         codes = {text: code for code, text in enumerate(column.categories or ())}
-        codes |= {text: codes[value] for value, others in column.spellings for text in others}
+        codes |= {text: codes[value] for value, alternatives in column.spellings for text in alternatives}
         parse, code = lambda cell: codes.get(category_text(cell)), "unknown-category"
         problem = f"the schema has the categories {short_repr(column.categories)}. Add it there, or set unknown: zero"
     elif column.kind == "date":
@@ -823,16 +823,16 @@ def _encode_column(
 ) -> tuple[Floats, CellCounts]:
     """Return the inputs of one column, [rows, inputs], and the counts of its cells."""
     numbers, missing = read_column(schema, column, table)
-    counted = CellCounts(missing=int(missing.sum()))
+    cell_counts = CellCounts(missing=int(missing.sum()))
     if column.kind == "category":
         categories = column.categories or ()
         unknown = int((numbers < 0).sum())
         if unknown:
             log.warning("%s: %d of %d values of %r are not in the schema: no input says what they are",
                         table.source, unknown, table.rows, column.name)  # fmt: skip
-        texts, listed = map(category_text, table.cells(column.name)), set(categories)
-        others = sum(text not in listed for text, gap in zip(texts, missing, strict=True) if not gap)
-        counted = CellCounts(counted.missing, others - unknown, unknown)
+        texts, canonical = map(category_text, table.cells(column.name)), set(categories)
+        respelled = sum(text not in canonical for text, gap in zip(texts, missing, strict=True) if not gap)
+        cell_counts = CellCounts(cell_counts.missing, respelled - unknown, unknown)
         fill = -1.0 if column.fill is None else categories.index(str(column.fill))
         numbers = np.where(missing, fill, numbers)
         block = (numbers[:, None] == np.arange(len(categories))).astype(np.float64)
@@ -844,7 +844,7 @@ def _encode_column(
         block = (numbers if column.scale == "none" else (numbers - mean) / std)[:, None]
     if column.missing == "indicator":
         block = np.column_stack([block, missing])
-    return block, counted
+    return block, cell_counts
 
 
 def _read_targets(schema: Schema, table: Table, *, required: bool = False) -> npt.NDArray[Any] | None:

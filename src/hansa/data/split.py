@@ -48,9 +48,9 @@ class Split:
         for name, tensor in (("index", self.index), ("offsets", self.offsets)):
             if tensor.dtype != torch.int64 or tensor.ndim != 1:
                 raise HansaError(f"Split({name}): expected int64 with one axis, found {tensor.dtype}, {tensor.ndim}.")
-        ends = self.offsets
-        if len(ends) < 2 or int(ends[0]) != 0 or int(ends[-1]) != len(self.index) or bool((ends[1:] < ends[:-1]).any()):
-            raise HansaError(f"Split(offsets): expected increasing values to {len(self.index)}, found {_short(ends)}.")
+        stops, rows = self.offsets, len(self.index)
+        if len(stops) < 2 or int(stops[0]) != 0 or int(stops[-1]) != rows or bool((stops[1:] < stops[:-1]).any()):
+            raise HansaError(f"Split(offsets): expected increasing values to {rows}, found {_short(stops)}.")
 
     @property
     def population(self) -> int:
@@ -75,11 +75,11 @@ class Split:
     @classmethod
     def of_rows(cls, rows: Sequence[Any]) -> Split:
         """Build a split from one sequence of row numbers per client, in the given order."""
-        parts = [torch.as_tensor(part, dtype=torch.int64).reshape(-1) for part in rows]
-        if not parts:
+        client_rows = [torch.as_tensor(numbers, dtype=torch.int64).reshape(-1) for numbers in rows]
+        if not client_rows:
             raise HansaError("Split.of_rows: expected at least one client.")
-        sizes = torch.tensor([0, *(len(part) for part in parts)])
-        return cls(torch.cat(parts), sizes.cumsum(0))
+        sizes = torch.tensor([0, *(len(rows) for rows in client_rows)])
+        return cls(torch.cat(client_rows), sizes.cumsum(0))
 
     @classmethod
     def of_owners(cls, owners: npt.NDArray[np.int64], clients: int) -> Split:
@@ -93,16 +93,16 @@ class Split:
             raise HansaError(f"owners run from {owners.min()} to {owners.max()}: expected 0 to {clients - 1}, or -1.")
         unowned = int((owners < 0).sum())
         order = np.argsort(owners, kind="stable")[unowned:]
-        ends = np.concatenate([[0], np.cumsum(np.bincount(owners[owners >= 0], minlength=clients))])
-        return cls(torch.from_numpy(order.astype(np.int64)), torch.from_numpy(ends.astype(np.int64)))
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(owners[owners >= 0], minlength=clients))])
+        return cls(torch.from_numpy(order.astype(np.int64)), torch.from_numpy(offsets.astype(np.int64)))
 
 
 def targets_fingerprint(targets: Any) -> str:
     """Return the SHA-256 of a data set's targets, to which a saved split belongs."""
     if not isinstance(targets, torch.Tensor):
         leaves, structure = trees.tree_flatten(targets)
-        parts = [leaf.identity() if hasattr(leaf, "identity") else targets_fingerprint(leaf) for leaf in leaves]
-        return hashlib.sha256(f"{structure} {parts}".encode()).hexdigest()
+        digests = [leaf.identity() if hasattr(leaf, "identity") else targets_fingerprint(leaf) for leaf in leaves]
+        return hashlib.sha256(f"{structure} {digests}".encode()).hexdigest()
     state = hashlib.sha256(f"{targets.dtype} {tuple(targets.shape)}".encode())
     state.update(targets.detach().cpu().contiguous().view(torch.uint8).numpy().data if targets.numel() else b"")
     return state.hexdigest()
@@ -146,12 +146,12 @@ def save_split(
     payload = save({"index": split.index.contiguous(), "offsets": split.offsets.contiguous()},
                    {"hansa": json.dumps(facts)})  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    with open(part, "wb") as file:
+    temporary = path.with_name(path.name + ".part")
+    with open(temporary, "wb") as file:
         file.write(payload)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(part, path)
+    os.replace(temporary, path)
 
 
 def read_label_counts(path: Path | str) -> tuple[int, list[list[int]]] | None:
@@ -287,22 +287,22 @@ def owner_column(name: str, clients: Any, argument: str) -> npt.NDArray[Any] | N
         if not any(single):
             return None
         if not all(single):
-            first = reprlib.repr(clients[single.index(False)])
-            raise HansaError(f"{name}: clients contains {first}: expected owners of rows or lists of rows, not both.")
+            odd = reprlib.repr(clients[single.index(False)])
+            raise HansaError(f"{name}: clients contains {odd}: expected owners of rows or lists of rows, not both.")
         clients = np.asarray(clients, dtype=object)
     column = np.asarray(clients.to_numpy() if hasattr(clients, "to_numpy") else clients)
     if column.dtype.kind == "S":
         return np.char.decode(column, "utf-8", "backslashreplace")
     for kind, dtype in ((str, np.str_), (Integral, np.int64)):  # Python objects of one kind get its dtype
         if column.dtype.kind == "O" and all(
-            isinstance(each, kind) and not isinstance(each, bool) for each in column.flat
+            isinstance(value, kind) and not isinstance(value, bool) for value in column.flat
         ):
             return column.astype(dtype)
     return column
 
 
-def _row_numbers(name: str, client: int, part: Any) -> npt.NDArray[np.int64]:
-    column = np.asarray(part.detach().cpu().numpy() if isinstance(part, torch.Tensor) else part)
+def _row_numbers(name: str, client: int, rows: Any) -> npt.NDArray[np.int64]:
+    column = np.asarray(rows.detach().cpu().numpy() if isinstance(rows, torch.Tensor) else rows)
     if column.ndim != 1 or (len(column) and column.dtype.kind not in "iu"):
-        raise HansaError(f"{name}: client {client}'s rows are {reprlib.repr(part)}: expected a list of row numbers.")
+        raise HansaError(f"{name}: client {client}'s rows are {reprlib.repr(rows)}: expected a list of row numbers.")
     return column.astype(np.int64)
