@@ -59,14 +59,14 @@ def keys(tmp_path_factory):
 def link(keys, tmp_path_factory):
     """A SuperLink of this process whose bundle is hostile, and two sites that are processes of their own."""
     from hansa.federation import flower
-    from hansa.federation.certificates import ServerKeys
+    from hansa.federation.certificates import Keys
 
     folder = tmp_path_factory.mktemp("sites")
     project = flower.APP["pyproject.toml"].replace("hansa:none", "hostile:app")
     code = f"open({str(folder / 'canary')!r}, 'w').close()\nfrom flwr.clientapp import ClientApp\napp = ClientApp()\n"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flower, "APP", {"pyproject.toml": project, "hostile.py": code})
-        made = flower.SuperLink(["north", "south"], ServerKeys(keys / "server"))
+        made = flower.SuperLink(["north", "south"], Keys(keys / "server"))
     made.canary, sites = folder / "canary", []
     try:
         sites += [join(folder, site, made.address, "--keys", str(keys / site)) for site in ("north", "south")]
@@ -146,7 +146,7 @@ def test_a_site_that_cannot_join_says_why_at_once(what, reason, link, keys, tmp_
     monkeypatch.setattr(flower.SiteNode, "_tell", tell)
 
     def join() -> None:
-        with closing(flower.SiteNode("north", address, certificates.SiteKeys(own), limit=1000)) as node:
+        with closing(flower.SiteNode("north", address, certificates.Keys(own), limit=1000)) as node:
             node.run(lambda request: pytest.fail("it was asked"), lambda: False)
 
     with pytest.raises(HansaError, match=reason):
@@ -215,10 +215,10 @@ def test_who_is_not_a_site_is_not_let_in(link, keys, tmp_path):
 def test_a_site_that_claims_to_be_another_is_known_by_its_key(keys, tmp_path):
     from hansa.core.errors import HansaError
     from hansa.federation import Server
-    from hansa.federation.certificates import ServerKeys
+    from hansa.federation.certificates import Keys
     from hansa.federation.flower import SuperLink
 
-    link = SuperLink(["north", "south"], ServerKeys(keys / "server"))
+    link = SuperLink(["north", "south"], Keys(keys / "server"))
     impostor = join(tmp_path, "south", link.address, "--keys", str(keys / "north"))
     try:
         with pytest.raises(HansaError, match="site north does not take part: site: the message is for another site"):

@@ -48,7 +48,7 @@ def test_one_configuration_is_served_and_taken_up_again(sites):
 
 
 def test_sites_are_told_that_the_run_is_over_and_what_left_them_is_on_their_page(sites, tmp_path):
-    from hansa.cli.federate import SiteMonitor
+    from hansa.cli.federate import show_exchanges
 
     code, output = hansa("serve", "a.yaml", "--insecure", "--rounds", "2", "-o", "run", "--quiet")
     assert code == 0, output
@@ -56,11 +56,11 @@ def test_sites_are_told_that_the_run_is_over_and_what_left_them_is_on_their_page
     assert agent.over
     assert (sites.facts["rounds"], sites.facts["round"]()) == (2, 2)
     agent.handle(b"nonsense <b>")
-    SiteMonitor(agent, tmp_path / "page.html")
+    show_exchanges(agent, tmp_path / "page.html", 0)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     sent = sum(len(answer) for site, _, answer in sites.seen if site == "north")
     assert sum(size for _, size in agent.exchange_log.totals().values()) <= sent, "without the frame around several"
-    assert agent.exchange_log.totals()["reports"][0] == 2
+    assert agent.exchange_log.totals()["updates of clients"][0] == 2
     for text in ("<h1>Site north</h1>", "updates of clients", "malformed", "label_counts", "nothing: the run is over"):
         assert text in page
     assert "<b>" not in page

@@ -90,8 +90,8 @@ def test_keys_are_for_their_owner_and_never_written_over(tmp_path):
     pytest.importorskip("cryptography")
     made = certificates.make_keys(tmp_path / "keys", ["north", "south"], ["localhost", "10.0.0.1"])
     assert all(path.stat().st_mode & 0o077 == 0 for path in made)
-    server = certificates.ServerKeys(tmp_path / "keys" / "server")
-    own = certificates.SiteKeys(tmp_path / "keys" / "north").private_key().public_key()
+    server = certificates.Keys(tmp_path / "keys" / "server")
+    own = certificates.Keys(tmp_path / "keys" / "north").private_key().public_key()
     assert server.public_key("north") == own != server.public_key("south")
     with pytest.raises(HansaError, match="not overwritten"):
         certificates.make_keys(tmp_path / "keys", ["north"])

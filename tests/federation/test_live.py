@@ -9,7 +9,7 @@ import torch
 
 from federation.local_sites import LocalSites, server
 from hansa.core.errors import HansaError
-from hansa.federation.serve import replay_run
+from hansa.federation.server import replay_run
 from hansa.federation.transport import Reply
 from hansa.runs.folder import RunFolder
 

@@ -15,7 +15,7 @@ from hansa.core.errors import HansaError
 from hansa.engine import Serial
 from hansa.federation import Policy, transport
 from hansa.federation.messages import EnrollmentReply, EnrollmentRequest, Refusal, RoundOrders, pack_batch, unpack_batch
-from hansa.federation.serve import SITES, clients_by_site
+from hansa.federation.server import SITES, clients_by_site
 from hansa.federation.transport import PAUSE_SECONDS, EnrollingTransport
 from hansa.rounds import wire_format
 from hansa.runs.experiment import build_run
@@ -156,10 +156,10 @@ def test_label_counts_leave_only_where_the_policy_says_so(tmp_path):
     closed = server(LocalSites(tmp_path / "a"))
     closed.enroll_sites()
     assert all(reply.labels is None for reply in closed.enrolled.values())
-    assert closed._labels() is None
+    assert closed.facts["labels"] is None
     opened = server(LocalSites(tmp_path / "b", policy=Policy(label_counts=True)))
     opened.enroll_sites()
-    assert opened._labels().sum(1).tolist() == opened._samples()
+    assert list(map(sum, opened.facts["labels"])) == opened.facts["samples"]
 
 
 def contents(folder):

@@ -18,10 +18,10 @@ from hansa.cli.console import note, report_errors, say
 from hansa.cli.run import run_and_summarize
 from hansa.cli.show import print_and_write, read_entries
 from hansa.core.errors import HansaError
-from hansa.federation.exchange_log import REQUESTED, SENT
 
 if TYPE_CHECKING:
     from hansa.config import Config
+    from hansa.federation import certificates
     from hansa.federation.flower import SuperLink
     from hansa.federation.site import Agent, DataSource
     from hansa.runs.experiment import Experiment
@@ -77,8 +77,7 @@ def serve(
     if not configs:
         raise HansaError("serve: expected a configuration file, or --status.")
     from hansa.federation import flower
-    from hansa.federation.certificates import ServerKeys
-    from hansa.federation.serve import Server, clients_by_site
+    from hansa.federation.server import Server, clients_by_site
     from hansa.runs.experiment import refuse_other_settings
     from hansa.runs.folder import RunFolder, slug
     from hansa.runs.trackers import check_trackers
@@ -89,8 +88,7 @@ def serve(
     sites = [clients_by_site(config.engine) for config in requested]
     if any(site_clients != sites[0] for site_clients in sites):
         raise HansaError("serve: the configurations have different engine.sites: expected the same for all.")
-    key_folder = _check_keys(keys, insecure)
-    server_keys = None if key_folder is None else ServerKeys(key_folder)
+    server_keys = _check_keys(keys, insecure)
     home = Path("runs") if folder is None else folder
     several = len(requested) > 1
     paths = [home if folder is not None and not several else home / slug(config.title) for config in requested]
@@ -120,24 +118,21 @@ def _rounds_done(experiment: Experiment) -> int:
     return experiment.run.state.round
 
 
-def _print_lost_updates(experiment: Experiment) -> None:
+def _print_lost_updates(experiment: Experiment, most: int = 20) -> None:
     """Print the last updates that were requested and lost; the summary lists all of them."""
-    lost = json.loads((experiment.folder / "summary.json").read_text(encoding="utf-8")).get("lost_updates") or []
-    for update in lost[-_MAX_LOST:]:
-        text = f"lost: site {update['site']}, client {update['client']}, round {update['round']}: {update['reason']}"
-        note(text, "yellow")
-    if len(lost) > _MAX_LOST:
-        note(f"and {len(lost) - _MAX_LOST} before: lost_updates in {experiment.folder / 'summary.json'}", "yellow")
-
-
-_MAX_LOST = 20
+    path = experiment.folder / "summary.json"
+    lost = json.loads(path.read_text(encoding="utf-8")).get("lost_updates") or []
+    for update in lost[-most:]:
+        note("lost: site {site}, client {client}, round {round}: {reason}".format(**update), "yellow")
+    if len(lost) > most:
+        note(f"and {len(lost) - most} before: lost_updates in {path}", "yellow")
 
 
 def _open_experiment(
     config: Config, link: SuperLink, path: Path, numbered: bool, resuming: bool, rounds: int | None, accept: list[str]
 ) -> Experiment:
     """Resume the run of a folder, or start a new one when the sites have joined."""
-    from hansa.federation.serve import Server
+    from hansa.federation.server import Server
     from hansa.runs.folder import RunFolder
 
     server = Server(config, link)
@@ -181,7 +176,6 @@ def join(
 
     Trains this site's clients when the server asks. Their data never leaves the site.
     """
-    from hansa.federation.certificates import SiteKeys
     from hansa.federation.flower import SiteNode, require_posix
     from hansa.federation.policy import Policy
     from hansa.federation.site import Agent
@@ -189,15 +183,15 @@ def join(
     require_posix()
     source = data_source(data)
     rules = Policy() if policy is None else Policy.load(policy)
-    key_folder = _check_keys(keys, insecure)
-    site_keys = None if key_folder is None else SiteKeys(key_folder)
+    site_keys = _check_keys(keys, insecure)
     node = SiteNode(site, address, site_keys, limit=rules.message)
     agent = Agent(site, source, Path("sites") / site if folder is None else folder, rules)
-    monitor = SiteMonitor(agent, page)
+    show_exchanges(agent, page, len(agent.exchange_log.exchanges))
 
     def answer(request: bytes) -> bytes:
+        shown = len(agent.exchange_log.exchanges)
         reply = agent.handle(request)
-        monitor.print_news()
+        show_exchanges(agent, page, shown)
         return reply
 
     note(f"site {site} joins {address}. Press Ctrl-C to leave.")
@@ -210,39 +204,13 @@ def join(
             note(f"site {site} left after {agent.rounds} answers")
 
 
-class SiteMonitor:
-    """Prints the exchanges of a site, and keeps its page up to date.
-
-    Args:
-        agent: The agent of the site.
-        page: The file of the page; None writes none.
-    """
-
-    def __init__(self, agent: Agent, page: Path | None) -> None:
-        self.agent, self.page = agent, page
-        self._printed = len(agent.exchange_log.exchanges)
-        self._write_page()
-
-    def print_news(self) -> None:
-        """Print the exchanges since the last call."""
-        exchanges = self.agent.exchange_log.exchanges[self._printed :]
-        for exchange in exchanges:
-            round_label = "" if exchange.round is None else f"round {exchange.round + 1}: "
-            request, reply = REQUESTED.get(exchange.request, exchange.request), SENT.get(exchange.sent, exchange.sent)
-            if exchange.refusal:
-                note(f"{round_label}refused, asked {request}: {exchange.refusal}", "yellow")
-            else:
-                size = f"{exchange.sent_bytes:,} bytes, {exchange.seconds:.1f} s"
-                kept_back = f"; kept back: {exchange.kept_back}" if exchange.kept_back else ""
-                note(f"{round_label}asked {request}; sent {reply} ({size}){kept_back}")
-        self._printed += len(exchanges)
-        if exchanges:
-            self._write_page()
-
-    def _write_page(self) -> None:
-        if self.page is not None:
-            text = self.agent.exchange_log.page(self.agent.site, self.agent.policy.model_dump(mode="json"))
-            self.page.write_text(text, encoding="utf-8")
+def show_exchanges(agent: Agent, page: Path | None, shown: int) -> None:
+    """Print the exchanges of a site beyond the first ``shown`` ones, and write its page, if there is one."""
+    for exchange in agent.exchange_log.exchanges[shown:]:
+        note(exchange.describe(), "yellow" if exchange.refusal else None)
+    if page is not None:
+        text = agent.exchange_log.page(agent.site, agent.policy.model_dump(mode="json"))
+        page.write_text(text, encoding="utf-8")
 
 
 @report_errors
@@ -320,13 +288,15 @@ def _exit_on_signals(code: int | None = None) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _check_keys(keys: Path | None, insecure: bool) -> Path | None:
-    """Return the folder of keys, or None with a warning if --insecure is given instead."""
-    if (keys is None) != insecure:
+def _check_keys(folder: Path | None, insecure: bool) -> certificates.Keys | None:
+    """Return the keys of a folder, or None with a warning if --insecure is given instead."""
+    from hansa.federation.certificates import Keys
+
+    if (folder is None) != insecure:
         raise HansaError("expected --keys FOLDER (made by `hansa keys`) or --insecure, and not both.")
     if insecure:
         note(f"insecure: {INSECURE}", "yellow")
-    return keys
+    return None if folder is None else Keys(folder)
 
 
 @report_errors
@@ -340,7 +310,7 @@ def replay(
     The run folder records the order of the updates and the model versions that they started from. With the data of all
     sites on this machine, the replay is bit-identical. The exit code is 1 if it is not.
     """
-    from hansa.federation.serve import replay_run
+    from hansa.federation.server import replay_run
 
     result = replay_run(folder, trust=trust)
     steps = result.run.state.round

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
         SiteEvaluationRequest,
     )
     from hansa.federation.policy import Policy
-    from hansa.federation.serve import Server
-    from hansa.federation.server import Federation, Where
+    from hansa.federation.server import Federation, Server, Where
     from hansa.federation.site import Agent, MemoryStore, Site
     from hansa.federation.transport import EnrollingTransport, SiteConnections, Transport
 

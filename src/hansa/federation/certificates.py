@@ -14,51 +14,36 @@ from typing import Any
 from hansa.core.errors import HansaError
 from hansa.runs.store import io
 
-AUTHORITY, AUTHORITY_NAME, DAYS = "ca.crt", "Hansa trial authority", 365
+AUTHORITY_NAME, DAYS = "Hansa trial authority", 365
 LOOPBACK = ("localhost", "127.0.0.1")
 
 
 @dataclass(frozen=True, slots=True)
-class SiteKeys:
-    """A site's folder: the authority's certificate and the site's private key."""
+class Keys:
+    """A folder of keys. That of a site has ``ca.crt``, the authority's certificate, and ``node.key``; that of the
+    server has ``ca.crt``, ``server.crt``, ``server.key`` and the sites' public keys."""
 
     folder: Path
 
-    @property
-    def authority(self) -> Path:
-        return self._existing(AUTHORITY)
+    def path(self, name: str) -> Path:
+        """Return the path of a file of the folder."""
+        path = self.folder.absolute() / name
+        if not path.is_file():
+            raise HansaError(f"{path}: no such file. Create the keys of a trial federation with `hansa keys`.")
+        return path
 
     def private_key(self) -> Any:
         """Return the private key of the site."""
-        path = self._existing("node.key")
+        path = self.path("node.key")
         load = _cryptography()["serialization"].load_ssh_private_key
         try:
             return load(path.read_bytes(), None)
         except Exception as error:  # cryptography has many: no key, another format, a passphrase
             raise HansaError(f"{path}: is not a private key of OpenSSH without a passphrase ({error}).") from error
 
-    def _existing(self, name: str) -> Path:
-        path = self.folder.absolute() / name
-        if not path.is_file():
-            raise HansaError(f"{path}: no such file. Create the keys of a trial federation with `hansa keys`.")
-        return path
-
-
-@dataclass(frozen=True, slots=True)
-class ServerKeys(SiteKeys):
-    """The server's folder: its certificate and key, the authority's certificate, and the sites' public keys."""
-
-    @property
-    def certificate(self) -> Path:
-        return self._existing("server.crt")
-
-    @property
-    def private(self) -> Path:
-        return self._existing("server.key")
-
     def public_key(self, site: str) -> Any:
         """Return the public key of a site."""
-        path = self._existing(f"sites/{site}.pub")
+        path = self.path(f"sites/{site}.pub")
         try:
             return _cryptography()["serialization"].load_ssh_public_key(path.read_bytes())
         except ValueError as error:
@@ -90,51 +75,46 @@ def make_keys(folder: Path | str, sites: Sequence[str], hosts: Sequence[str] = L
             raise HansaError(f"site {name!r}: expected letters, digits, dots and dashes, and not 'server'.")
     if home.exists() and any(home.iterdir()):
         raise HansaError(f"{home}: is not empty, and existing keys are not overwritten. Name a new folder.")
-    x509, ec, hashes, serialization, names = _cryptography().values()
+    x509, ec, hashes, serialization, oid = _cryptography().values()
     pem, openssh = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
-    unencrypted, now = serialization.NoEncryption(), datetime.datetime.now(datetime.UTC)
+    unlocked, now = serialization.NoEncryption(), datetime.datetime.now(datetime.UTC)
 
-    def pair() -> Any:
-        return ec.generate_private_key(ec.SECP384R1())
-
-    def private(key: Any) -> bytes:
-        return bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, unencrypted))
-
-    def certificate(subject: str, key: Any, issuer_key: Any, extensions: Sequence[tuple[Any, bool]]) -> Any:
-        builder = x509.CertificateBuilder().subject_name(name_of(subject)).issuer_name(name_of(AUTHORITY_NAME))
-        builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
-        builder = builder.not_valid_before(now - datetime.timedelta(hours=1))
+    def certificate(subject: str, key: Any, issuer_key: Any, *extensions: tuple[Any, bool]) -> bytes:
+        owner, issuer = (
+            x509.Name([x509.NameAttribute(oid.NameOID.COMMON_NAME, text)]) for text in (subject, AUTHORITY_NAME)
+        )
+        builder = x509.CertificateBuilder().subject_name(owner).issuer_name(issuer).public_key(key.public_key())
+        builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(hours=1))
         builder = builder.not_valid_after(now + datetime.timedelta(days=DAYS))
         for extension, critical in extensions:
             builder = builder.add_extension(extension, critical=critical)
-        return builder.sign(issuer_key, hashes.SHA384())
+        return bytes(builder.sign(issuer_key, hashes.SHA384()).public_bytes(pem))
 
-    def name_of(text: str) -> Any:
-        return x509.Name([x509.NameAttribute(names.NameOID.COMMON_NAME, text)])
-
-    authority_key, server_key = pair(), pair()
-    authority = certificate(AUTHORITY_NAME, authority_key, authority_key, [
+    authority_key, server_key, *site_keys = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2 + len(sites)))
+    authority = certificate(
+        AUTHORITY_NAME, authority_key, authority_key,
         (x509.BasicConstraints(ca=True, path_length=0), True),
         (x509.KeyUsage(True, False, False, False, False, True, True, False, False), True),
         (x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), False),
-    ])  # fmt: skip
-    server = certificate(hosts[0], server_key, authority_key, [
+    )  # fmt: skip
+    server = certificate(
+        hosts[0], server_key, authority_key,
         (x509.SubjectAlternativeName([_host(host, x509) for host in hosts]), False),
         (x509.BasicConstraints(ca=False, path_length=None), True),
-        (x509.ExtendedKeyUsage([names.ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.ExtendedKeyUsage([oid.ExtendedKeyUsageOID.SERVER_AUTH]), False),
         (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), False),
-    ])  # fmt: skip
+    )  # fmt: skip
+    private = serialization.PrivateFormat
     files = {
-        "ca.key": private(authority_key),
-        "server/ca.crt": authority.public_bytes(pem),
-        "server/server.crt": server.public_bytes(pem),
-        "server/server.key": private(server_key),
+        "ca.key": authority_key.private_bytes(pem, private.PKCS8, unlocked),
+        "server/ca.crt": authority,
+        "server/server.crt": server,
+        "server/server.key": server_key.private_bytes(pem, private.PKCS8, unlocked),
     }
-    for name in sites:
-        site_key = pair()
-        public = site_key.public_key().public_bytes(openssh, serialization.PublicFormat.OpenSSH) + b"\n"
-        files[f"{name}/{AUTHORITY}"] = authority.public_bytes(pem)
-        files[f"{name}/node.key"] = site_key.private_bytes(pem, serialization.PrivateFormat.OpenSSH, unencrypted)
+    for name, key in zip(sites, site_keys, strict=True):
+        public = key.public_key().public_bytes(openssh, serialization.PublicFormat.OpenSSH) + b"\n"
+        files[f"{name}/ca.crt"] = authority
+        files[f"{name}/node.key"] = key.private_bytes(pem, private.OpenSSH, unlocked)
         files[f"{name}/node.pub"] = files[f"server/sites/{name}.pub"] = public
     for name, data in files.items():
         path = home / name

@@ -25,11 +25,11 @@ SENT = {
     "refused": "a refusal: one code",
     "over": "an acknowledgement",
 }
-"""What a site sends, by the kind of message."""
+"""What is asked of a site and what it sends, by the kind of message."""
 
 
 class Exchange(NamedTuple):
-    """A message and its answer: when, the kinds, the bytes, the seconds of work, the round, a refusal's detail,
+    """A message and its answer: when, what they are, the bytes, the seconds of work, the round, a refusal's detail,
     and what the answer keeps back by the policy."""
 
     time: str
@@ -41,6 +41,19 @@ class Exchange(NamedTuple):
     round: int | None = None
     refusal: str = ""
     kept_back: str = ""
+
+    def describe(self) -> str:
+        """Return a line about the exchange.
+
+        >>> Exchange("2026-01-01T00:00:00+00:00", "to train clients", 1000, "updates of clients", 400, 0.5).describe()
+        'asked to train clients; sent updates of clients (400 bytes, 0.5 s)'
+        """
+        prefix = "" if self.round is None else f"round {self.round + 1}: "
+        if self.refusal:
+            return f"{prefix}refused, asked {self.request}: {self.refusal}"
+        kept_back = f"; kept back: {self.kept_back}" if self.kept_back else ""
+        size = f"{self.sent_bytes:,} bytes, {self.seconds:.1f} s"
+        return f"{prefix}asked {self.request}; sent {self.sent} ({size}){kept_back}"
 
 
 class ExchangeLog:
@@ -77,11 +90,11 @@ class ExchangeLog:
 
     def page(self, site: str, policy: Mapping[str, Any], newest: int = 200) -> str:
         """Return an HTML page for the operator of the site."""
-        left = [[SENT.get(kind, kind), f"{count:,}", f"{size:,}"] for kind, (count, size) in self.totals().items()]
+        left = [[kind, f"{count:,}", f"{size:,}"] for kind, (count, size) in self.totals().items()]
         rows = [
             [
-                row.time, REQUESTED.get(row.request, row.request), "" if row.round is None else row.round + 1,
-                f"{row.received_bytes:,}", SENT.get(row.sent, row.sent), f"{row.sent_bytes:,}", f"{row.seconds:.2f}",
+                row.time, row.request, "" if row.round is None else row.round + 1, f"{row.received_bytes:,}", row.sent,
+                f"{row.sent_bytes:,}", f"{row.seconds:.2f}",
                 row.refusal or ("permitted; kept back: " + row.kept_back if row.kept_back else "permitted"),
             ]
             for row in reversed(self.exchanges[-newest:])

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hansa.core.errors import HansaError
-from hansa.federation.certificates import ServerKeys, SiteKeys, trial_key
+from hansa.federation.certificates import Keys, trial_key
 from hansa.federation.messages import Refusal
 from hansa.federation.transport import Reply
 
@@ -90,7 +90,7 @@ class SuperLink:
     """
 
     def __init__(
-        self, sites: Sequence[str], keys: ServerKeys | None, *, host: str = "127.0.0.1", port: int = 0,
+        self, sites: Sequence[str], keys: Keys | None, *, host: str = "127.0.0.1", port: int = 0,
         verbose: bool = False,
     ) -> None:  # fmt: skip
         self.sites, self.keys, self.host, self.port = tuple(sites), keys, host, port or free_port()
@@ -170,10 +170,9 @@ class SuperLink:
         if self.keys is None:
             command.append("--insecure")
         else:
-            command += [
-                "--ssl-ca-certfile", str(self.keys.authority), "--ssl-certfile", str(self.keys.certificate),
-                "--ssl-keyfile", str(self.keys.private), "--enable-supernode-auth",
-            ]  # fmt: skip
+            files = {"ca-certfile": "ca.crt", "certfile": "server.crt", "keyfile": "server.key"}
+            command += [f"--ssl-{option}={self.keys.path(name)}" for option, name in files.items()]
+            command.append("--enable-supernode-auth")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("FLWR_", "PYTHONPATH"))}
         self._process = subprocess.Popen(
             [sys.executable, "-c", _END_WITH_PARENT, str(os.getpid()), *command], env={**inherited, **ENVIRONMENT},
@@ -210,7 +209,7 @@ class SuperLink:
         from flwr.supercore.runtime import RuntimeHttpClient
         from flwr.supercore.task_identity import TaskIdentity
 
-        authority = None if self.keys is None else self.keys.authority.read_bytes()
+        authority = None if self.keys is None else self.keys.path("ca.crt").read_bytes()
         address = f"{self.local_host}:{self.port}"
         connect = partial(_client, address=address, authority=authority, seconds=SILENT_SECONDS)
         control = self._open.enter_context(connect(ControlHttpClient, "flwr"))
@@ -379,7 +378,7 @@ class SiteNode:
         limit: The largest accepted frame in bytes.
     """
 
-    def __init__(self, site: str, address: str, keys: SiteKeys | None, *, limit: int) -> None:
+    def __init__(self, site: str, address: str, keys: Keys | None, *, limit: int) -> None:
         _find_superlink()  # Flower is installed
         from flwr.supernode.fleet_http_client import FleetHttpClient
         from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
@@ -388,7 +387,7 @@ class SiteNode:
             raise HansaError(f"{address!r}: expected HOST:PORT, such as fl.example.org:8443.")
         self.site, self.address, self.keys, self.limit = site, address, keys, limit
         private = trial_key(site) if keys is None else keys.private_key()
-        authority = None if keys is None else keys.authority.read_bytes()
+        authority = None if keys is None else keys.path("ca.crt").read_bytes()
         self._public = _pem(private.public_key())
         signed = NodeAuthHttpInterceptor(private, private.public_key())
         self._client = _client(

@@ -1,4 +1,4 @@
-"""The engines of a federation: its clients are at sites, whose rounds are synchronous or asynchronous.
+"""The server of a federation: engines whose clients are at sites, the runs with them, and replays without them.
 
 With asynchronous rounds the server aggregates updates as they arrive, and no step waits for a slow site. A site
 executes one job at a time. When it answers, the server sends it the next client's job at once, with the newest version
@@ -9,47 +9,68 @@ replayed exactly in simulation (`hansa replay`).
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 
+from hansa import __version__
 from hansa.algorithm import Algorithm
 from hansa.compress import ServerBroadcast
-from hansa.config import Config
+from hansa.config import Config, allow_code, build, build_algorithm, to_yaml
+from hansa.config.sections import EngineSection, EvaluateSection
 from hansa.core.errors import HansaError, invalid_argument
+from hansa.core.keys import Key
 from hansa.core.types import BUFFERS, MODEL, Vectors
 from hansa.core.vectors.fingerprint import fingerprint
+from hansa.data import FederatedData
+from hansa.data.csv_folder import federate_tables, read_tables, schema_template
 from hansa.engine.requests import LoadMemory, single_orders, unchanged
 from hansa.federation.messages import (
     EVALUATION_REPLY,
     REFUSAL,
     REPORTS,
+    EnrollmentReply,
+    EnrollmentRequest,
     MemoryVersion,
     ProtocolError,
     Refusal,
     Refusals,
     RoundOrders,
     RoundReports,
+    RunOver,
     SiteEvaluationReply,
     SiteEvaluationRequest,
+    numeric_platform,
+    refuse,
     with_texts,
 )
+from hansa.federation.schema_agreement import agree_schema, draft_schema, row_choice
+from hansa.federation.site import model_digest
 from hansa.federation.site_metrics import check_reply, combine_replies
-from hansa.federation.transport import Transport
+from hansa.federation.transport import EnrollingTransport, SiteConnections, Transport
 from hansa.pace import synchronous
-from hansa.pace.events import oldest_version
+from hansa.pace.events import RecordedClock, oldest_version
 from hansa.rounds import OpenedRound, ServerState, wire_format
 from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder
 from hansa.rounds.validation import sender_of
+from hansa.runs.driver import Run
+from hansa.runs.experiment import Experiment, IfExists, build_run, open_run
+from hansa.runs.folder import RunFolder
 from hansa.runs.metrics import PARTS
+from hansa.runs.preprocessing import PREPROCESSING, read_preprocessing
+from hansa.runs.store import ClientStore, io
 from hansa.training import TaskLike
 
 log = logging.getLogger("hansa")
 
+SITES = "sites.json"
+"""The file of a run folder with what the sites reported of their clients."""
 VERSION_ROW = "federation/stamp"
 """The row in the server's store for each client: the accepted version of its memory at the site."""
 
@@ -414,45 +435,358 @@ def _check_answer(
     site: str, answer: RoundReports | SiteEvaluationReply, request: RoundOrders | SiteEvaluationRequest
 ) -> None:
     """Raise for an answer to another request, or with what was not requested."""
-    if answer.run != request.run:
-        raise ProtocolError("run", f"site {site} answered for run {answer.run!r}")
-    if answer.round != request.round:
-        raise ProtocolError("round", f"site {site} answered for round {answer.round}, this is {request.round}")
+    run, now = request.run, request.round
+    refuse(answer.run != run, "run", f"site {site} answered for run {answer.run!r}")
+    refuse(answer.round != now, "round", f"site {site} answered for round {answer.round}, this is {now}")
     if isinstance(answer, SiteEvaluationReply):
-        if isinstance(request, SiteEvaluationRequest) and answer.digest != request.digest:
-            raise ProtocolError("round", f"site {site} evaluated another model than that of round {request.round}")
+        other = answer.digest != getattr(request, "digest", None)
+        refuse(other, "round", f"site {site} evaluated another model than that of round {now}")
         return
     assert isinstance(request, RoundOrders)
     if answer.need:
-        relative = {name for name, sent in request.broadcasts.items() if sent.base is not None}
-        if wrong := sorted(set(answer.need) - relative):
-            raise ProtocolError("need", f"site {site} asks for channel {wrong[0]!r}, which it cannot need in full")
+        unneeded = set(answer.need) - {name for name, sent in request.broadcasts.items() if sent.base is not None}
+        refuse(unneeded, "need", f"site {site} asks for channels {sorted(unneeded)}, which it cannot need in full")
         return
     answered, asked = [report.cohort for report in answer.reports], [order.cohort for order in request.orders]
-    if answered != asked:
-        raise ProtocolError("cohorts", f"site {site} answered for cohorts {answered}, expected {asked}")
+    refuse(answered != asked, "cohorts", f"site {site} answered for cohorts {answered}, expected {asked}")
+    uploaded: set[int] = set()
     for report, order in zip(answer.reports, request.orders, strict=True):
-        _check_report(site, report, order)
-    uploaded = {sender_of(client) for report in answer.reports for client in report.clients}
-    if kept := answer.updated - uploaded:
-        raise ProtocolError("kept", f"site {site} updated memory of clients {kept} without uploads")
-
-
-def _check_report(site: str, report: Report, order: WorkOrder) -> None:
-    """Raise if a cohort's report mentions clients of other cohorts or contains unrequested values."""
-    senders = [sender_of(client) for client in report.clients]
-    clients = [*senders, *(dropped.client for dropped in report.dropped)]
-    unknown = sorted({*clients, *report.peer_bytes} - set(order.clients))
-    if unknown:
-        raise ProtocolError("clients", f"site {site} reports client {unknown[0]} beside cohort {order.cohort}")
-    if len(clients) > len(set(clients)):
-        raise ProtocolError("clients", f"site {site} reports a client of cohort {order.cohort} twice")
-    peer_bytes = sum(report.peer_bytes.values())
-    unasked = set(report.info) - {"consensus"} or report.memory or report.trained > len(order.clients)
-    if unasked or peer_bytes > _MAX_PEER_BYTES:
-        detail = f"what was not requested of cohort {order.cohort}, or {peer_bytes} bytes between its clients"
-        raise ProtocolError("report", f"site {site} reports {detail}")
+        senders = [sender_of(client) for client in report.clients]
+        named, cohort = [*senders, *(dropped.client for dropped in report.dropped)], f"cohort {order.cohort}"
+        unknown = sorted({*named, *report.peer_bytes} - set(order.clients))
+        refuse(unknown, "clients", f"site {site} reports clients {unknown[:5]} beside {cohort}")
+        refuse(len(named) > len(set(named)), "clients", f"site {site} reports a client of {cohort} twice")
+        unasked = set(report.info) - {"consensus"} or report.memory or report.trained > len(order.clients)
+        refuse(unasked, "report", f"site {site} reports what was not requested of {cohort}")
+        exchanged = sum(report.peer_bytes.values())
+        refuse(exchanged > MAX_PEER_BYTES, "report", f"site {site} reports {exchanged} bytes within {cohort}")
+        uploaded.update(senders)
+    kept = answer.updated - uploaded
+    refuse(kept, "kept", f"site {site} updated memory of clients {sorted(kept)[:5]} without uploads")
 
 
 FEW_ROWS = "fewer test rows than its policy permits to report"
-_MAX_PEER_BYTES = 1 << 50  # of a cohort in a round; larger counts are not plausible
+MAX_PEER_BYTES = 1 << 50  # of a cohort in a round; larger counts are not plausible
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServerData(FederatedData):
+    """The server's view: each client's number of samples, the test set if there is one, and no client's rows.
+    ``counts`` has the numbers of samples; ``labels`` has label counts if all sites permit them."""
+
+    counts: torch.Tensor | None = None
+    labels: torch.Tensor | None = None
+
+    @classmethod
+    def from_counts(cls, data: FederatedData, samples: Sequence[int], labels: torch.Tensor | None = None) -> ServerData:
+        """Make the view from the server's own data (used for its test set and one example) and the sites' counts."""
+        index, offsets = torch.zeros(len(samples), dtype=torch.int64), torch.arange(len(samples) + 1)
+        return cls(
+            data.inputs, data.targets, index, offsets, data.test_inputs, data.test_targets, data.classes, data.name,
+            encoding=data.encoding, counts=torch.tensor(samples), labels=labels,
+        )  # fmt: skip
+
+    @property
+    def sizes(self) -> torch.Tensor:
+        return self.counts  # type: ignore[return-value]
+
+    def rows(self, client: int) -> torch.Tensor:
+        raise HansaError(f"{self.name}: the samples of client {client} are at its site and cannot be read here.")
+
+    def samples(self, client: int) -> int:
+        return int(self.sizes[client])
+
+    @property
+    def labelled(self) -> bool:
+        return self.labels is not None
+
+    def label_counts(self) -> torch.Tensor:
+        if self.labels is None:
+            raise HansaError(
+                f"{self.name}: no label counts: list the clusters, or set label_counts: true in all policies."
+            )
+        return self.labels
+
+
+class Server:
+    """The server of one configuration.
+
+    Args:
+        config: A configuration with ``engine: {kind: flower, sites: ...}``.
+        connections: The connections to the sites; only `check` needs none.
+    """
+
+    def __init__(self, config: Config, connections: SiteConnections | None = None) -> None:
+        if config.engine.kind != "flower":
+            raise HansaError("engine: a federation needs kind: flower, with sites: {NAME: number of clients, ...}.")
+        self.config = config
+        self.connections: SiteConnections = connections  # type: ignore[assignment]
+        self.sites = clients_by_site(config.engine)
+        self.population = sum(map(len, self.sites.values()))
+        self.schema = draft_schema(config)
+        self.enrolled: dict[str, EnrollmentReply] = {}
+        self.facts: dict[str, Any] = {}  # the samples and labels of all clients, as the sites reported them
+        self.transport: EnrollingTransport | None = None
+        _check_evaluation(config)
+
+    def new(self, path: Path | str, if_exists: IfExists = "refuse") -> Experiment:
+        """Enroll all sites and start a run in a folder."""
+        self.enroll_sites()
+        experiment = open_run(self.config, path, if_exists, run_factory=self._run)
+        io.write_sealed(experiment.folder / SITES, self.facts)
+        return experiment
+
+    def resume(self, path: Path | str, **options: Any) -> Experiment:
+        """Resume a run from its last checkpoint; the sites may reconnect at any time.
+
+        Reports that the server had not written when it died are requested again."""
+        folder = RunFolder.containing(path)
+        saved = clients_by_site(folder.config.engine)
+        if saved != self.sites:
+            raise HansaError(
+                f"{folder}: engine.sites: the run has {saved}, requested {self.sites}. The memory of a client is at "
+                "its site: a run keeps its sites and their clients. Start another run for others."
+            )
+        if self.schema is not None and (stored := read_preprocessing(folder / PREPROCESSING)) is not None:
+            self.schema = None if stored[0].encoding is None else stored[0].encoding.schema
+        if not (folder / SITES).is_file():
+            self.enroll_sites()
+            io.write_sealed(folder / SITES, self.facts)
+        self.facts = io.read_sealed(folder / SITES)
+        return open_run(None, folder.path, "resume", run_factory=self._run, **options)
+
+    @allow_code()
+    def check(self) -> None:
+        """Build the server's own parts before it waits for sites: algorithm, data, model, loss, metrics."""
+        check_pace(self.config, build_algorithm(self.config))
+        if self.schema is None or not self.schema.is_open:
+            own_data = self._own_data(self.config)
+        else:
+            own_data = schema_template(self.schema)
+            if self.config.data.folder is not None:
+                read_tables(self.config.data.folder, self.schema)
+        data = ServerData.from_counts(own_data, [1] * self.population)
+        build.build_task(self.config, data).start(Key(self.config.seed), build.torch_dtype(self.config))
+
+    def finish(self, seconds: float = 15.0) -> None:
+        """Tell the sites that the run is over; unreachable sites continue to wait."""
+        transport = EnrollingTransport(self.connections, dict.fromkeys(self.sites, b""), deadline=seconds)
+        for name in self.sites:
+            transport.send(name, RunOver().to_bytes())
+        while transport.receive():
+            pass
+
+    def enroll_sites(self) -> None:
+        """Ask every site for its data and wait until all have replied, after agreeing on open means and deviations of
+        tables."""
+        if self.schema is not None and self.schema.is_open:
+            self.schema = agree_schema(self.connections, list(self.sites), self.schema, self.config)
+        enrollments = {name: self._enrollment(name).to_bytes() for name in self.sites}
+        transport = EnrollingTransport(self.connections, enrollments, self._on_enrolled, deadline=math.inf)
+        for name in self.sites:
+            transport.send(name, b"")
+        for name, reply in transport.receive():
+            refusal = Refusal.from_bytes(reply)
+            detail = transport.rejected.get(name, f"{refusal.reason}: {refusal.detail}")
+            raise HansaError(f"site {name} does not take part: {detail}")
+        replies = self.enrolled.values()
+        samples = {client: count for reply in replies for client, count in reply.samples.items()}
+        labels = {client: list(counts) for reply in replies for client, counts in (reply.labels or {}).items()}
+        clients = range(self.population)
+        complete = len(labels) == self.population
+        self.facts = {
+            "samples": [samples[client] for client in clients],
+            "labels": [labels[client] for client in clients] if complete else None,
+        }
+
+    def _on_enrolled(self, site: str, reply: EnrollmentReply) -> None:
+        """Check an enrollment reply. The first one of a site is stored; later ones must agree with it."""
+        clients = self.sites[site]
+        if reply.version != __version__:
+            raise HansaError(f"site {site} has hansa {reply.version}, the server {__version__}")
+        if set(reply.samples) != set(clients) or min(reply.samples.values(), default=0) < 1:
+            raise HansaError(f"site {site} reports clients {sorted(reply.samples)}, expected {list(clients)}")
+        if reply.labels is not None:
+            sums = {client: sum(reply.labels.get(client, ())) for client in clients}
+            replies = (reply, *self.enrolled.values())
+            numbers = {len(counts) for answer in replies for counts in (answer.labels or {}).values()}
+            if sums != dict(reply.samples) or len(numbers) > 1:
+                raise HansaError(
+                    f"site {site} reports label counts that do not add up to its samples, or of other labels"
+                )
+        self._check_schema(site, reply.schema)
+        earlier = self.enrolled.get(site)
+        if earlier is not None and (dict(earlier.samples), earlier.model) != (dict(reply.samples), reply.model):
+            raise HansaError(f"site {site} has other samples or another model than when the run started")
+        if earlier is None and dict(reply.arithmetic) != numeric_platform():
+            log.warning(
+                "site %s computes with %s, the server with %s: results will not equal a simulation bit for bit",
+                site, dict(reply.arithmetic), numeric_platform(),
+            )  # fmt: skip
+        self.enrolled[site] = reply
+
+    def _check_schema(self, site: str, digest: str, server_digest: str = "") -> None:
+        """Refuse a site whose schema differs from that of the server or of another site."""
+        server_digest = server_digest if self.schema is None else self.schema.sha256
+        digests = {f"site {name}": reply.schema for name, reply in self.enrolled.items() if name != site}
+        for party, party_digest in {"the server": server_digest, **digests}.items():
+            if party_digest and digest and digest != party_digest:
+                raise HansaError(
+                    f"site {site} encodes its table by the schema {digest[:12]}, {party} by {party_digest[:12]}: the "
+                    "same model inputs would mean different things. Give the server one schema (`hansa data "
+                    "schema`, then data.options.schema), and join with --data FOLDER."
+                )
+
+    def _enrollment(self, site: str, run: Run | None = None) -> EnrollmentRequest:
+        section = self.config.data
+        if self.schema is not None:  # it is a separate field
+            options = {name: value for name, value in section.options.items() if name != "schema"}
+            section = section.model_copy(update={"options": options})
+        update = {"engine": EngineSection(), "data": section, **dict.fromkeys(("seeds", "profile", "links", "faults"))}
+        text = to_yaml(self.config.model_copy(update=update))
+        mixing = None if run is None else run.algorithm.local.mixing
+        clusters = None if mixing is None else tuple(tuple(group) for group in mixing.cluster_lists())
+        run_id = "" if run is None else run.id
+        schema = "" if self.schema is None else self.schema.to_json()
+        return EnrollmentRequest(
+            site, __version__, text, self.sites[site], self.population, run_id, clusters, schema=schema
+        )
+
+    @allow_code()
+    def _run(self, config: Config, store: ClientStore | None, done: int) -> Run:
+        samples, labels = self.facts["samples"], self.facts["labels"]
+        self.config = config.model_copy(update={"engine": self.config.engine})  # that of the folder, if it is resumed
+        own_data = self._own_data(config)
+        for name, reply in self.enrolled.items():
+            self._check_schema(name, reply.schema, "" if own_data.schema is None else own_data.schema.sha256)
+        data = ServerData.from_counts(own_data, samples, None if labels is None else torch.tensor(labels))
+        run = build_run(config, data, store, done, self._engine)
+        run.one_by_one = True
+        expected = model_digest(run.task.start(Key(config.seed), run.dtype))
+        for name, reply in self.enrolled.items():
+            if reply.model != expected:
+                raise HansaError(
+                    f"site {name} builds the initial model {reply.model[:12]} from this configuration, the server "
+                    f"{expected[:12]}: their data have other shapes or classes. For tables, give the server a schema "
+                    "(data.options.schema) and join with --data FOLDER."
+                )
+        for name, clients in self.sites.items():
+            reply = EnrollmentReply("", __version__, {client: samples[client] for client in clients}, expected)
+            self.enrolled.setdefault(name, reply)
+        enrollments = {name: self._enrollment(name, run).to_bytes() for name in self.sites}
+        run.site_of = {client: name for name, clients in self.sites.items() for client in clients}
+        deadline = self.config.engine.deadline
+        self.transport = EnrollingTransport(self.connections, enrollments, self._on_enrolled, deadline=deadline)
+        return run
+
+    def _own_data(self, config: Config) -> FederatedData:
+        """Return the server's data: for tables the schema only, or its own files with test rows."""
+        if self.schema is None:
+            return build.load_data(config)
+        if config.data.folder is None:
+            return schema_template(self.schema)
+        return federate_tables(
+            self.schema, read_tables(config.data.folder, self.schema), *row_choice(config, self.schema)
+        )
+
+    def _engine(self, *arguments: Any) -> Federation:
+        assert self.transport is not None
+        kind = LiveFederation if arguments[0].pace.asynchronous else Federation
+        where, enough = self.config.evaluate.where, self.config.engine.enough
+        return kind(*arguments, transport=self.transport, sites=self.sites, where=where, enough=enough)
+
+
+def clients_by_site(engine: EngineSection) -> dict[str, tuple[int, ...]]:
+    """Return the clients of each site: numbers are assigned in the order of the sites, lists are used as given.
+
+    >>> clients_by_site(EngineSection(kind="flower", sites={"north": 2, "south": 1}))
+    {'north': (0, 1), 'south': (2,)}
+    """
+    sites: dict[str, tuple[int, ...]] = {}
+    start = 0
+    for name, clients in (engine.sites or {}).items():
+        sites[name] = tuple(range(start, start + clients)) if isinstance(clients, int) else tuple(sorted(clients))
+        start += len(sites[name])
+    all_clients = sorted(client for clients in sites.values() for client in clients)
+    if not all_clients or all_clients != list(range(len(all_clients))):
+        raise HansaError("engine.sites: expected every client, numbered from 0, at exactly one site.")
+    return sites
+
+
+def _check_evaluation(config: Config) -> None:
+    section = config.evaluate
+    for name in ("train", "local_mean", "compression", "heterogeneity", "per_client", "personalise"):
+        if getattr(section, name):
+            raise HansaError(f"evaluate.{name}: needs clients' data or memory, which stay at the sites. Leave it out.")
+
+
+# ---- replay in simulation: the recorded order of arrivals gives the same bits
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A replayed run, and whether its vectors equal those of the recorded run, channel by channel."""
+
+    run: Run
+    equal: dict[str, bool]
+
+    @property
+    def exact(self) -> bool:
+        """Whether all vectors are equal to the bit."""
+        return all(self.equal.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordedLosses:
+    """The updates that the recorded run did not accept, by client and version."""
+
+    lost: frozenset[tuple[int, int]]
+
+    def apply_to_orders(self, orders: Sequence[WorkOrder]) -> tuple[list[WorkOrder], list[DroppedClient]]:
+        lost = [order for order in orders if (order.clients[0], order.round) in self.lost]
+        dropped = [DroppedClient(order.clients[0], "lost", "in the recorded run") for order in lost]
+        return [order for order in orders if order not in lost], dropped
+
+    def apply_to_reports(
+        self, algorithm: Algorithm, orders: Sequence[WorkOrder], reports: Iterable[Report]
+    ) -> Iterator[Report]:
+        yield from reports
+
+
+@allow_code()
+def replay_run(path: Path | str, *, trust: bool = False) -> Replay:
+    """Run the recorded server steps of an asynchronous federation in simulation, with all data on this machine.
+
+    Args:
+        path: The run folder of the server.
+        trust: Import code that the folder names even if this user did not create it on this machine.
+    """
+    folder = RunFolder.containing(path)
+    folder.require_trust(trust=trust)
+    config, history = folder.config, list(folder.history)
+    if not history or any("arrivals" not in record for record in history):
+        raise HansaError(f"{folder}: no recorded arrivals, as `hansa serve` with pace: buffered makes.")
+    state, meta = folder.load_checkpoint()
+    steps = int(meta["round"])
+    arrivals: dict[tuple[int, int], float] = {}
+    lost: set[tuple[int, int]] = set()
+    for record in history[:steps]:
+        for client, version, seconds, admitted in record["arrivals"]:
+            arrivals[int(client), int(version)] = float(seconds)
+            if not admitted:
+                lost.add((int(client), int(version)))
+    site_of = {client: name for name, clients in clients_by_site(config.engine).items() for client in clients}
+    changes: dict[str, Any] = {"engine": EngineSection(), "rounds": steps, "evaluate": EvaluateSection(every=0)}
+    simulated = config.model_copy(update=changes)
+    run = build_run(simulated, build.load_data(simulated))
+    run.one_by_one = True  # as the sites did
+    if run.task.population.count != len(site_of):
+        raise HansaError(
+            f"{folder}: {run.task.population.count} clients here, {len(site_of)} at all sites: all data is needed."
+        )
+    run.clock = RecordedClock(arrivals, site_of.__getitem__, run.task.population.samples, run.key)
+    run.options = replace(run.options, faults=_RecordedLosses(frozenset(lost)))  # type: ignore[arg-type]
+    run.advance(steps)
+    recorded: dict[str, torch.Tensor] = state["server"]["vectors"]
+    vectors = run.host_vectors
+    return Replay(run, {name: torch.equal(vectors[name], vector) for name, vector in recorded.items()})

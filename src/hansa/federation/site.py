@@ -37,7 +37,7 @@ from hansa.core.vectors.fingerprint import fingerprint
 from hansa.data import FederatedData, Schema, SchemaMisfitError
 from hansa.data.csv_folder import federate_tables
 from hansa.data.schema import Table
-from hansa.federation.exchange_log import Exchange, ExchangeLog
+from hansa.federation.exchange_log import REQUESTED, SENT, Exchange, ExchangeLog
 from hansa.federation.messages import (
     BATCH,
     ENROLLMENT,
@@ -554,7 +554,7 @@ class Agent:
 
     def _answer(self, data: bytes) -> bytes:
         """Return the answer to one frame and log both. The log has the details of a refusal, the answer only codes."""
-        start, self._round, self._kept_back, kind, refused = time.monotonic(), None, "", "not a message", ""
+        start, self._round, self._kept_back, kind, refused = time.monotonic(), None, "", "", ""
         try:
             kind = wire_format.kind_of(data)
             reply = self._answers.get(kind, self._answer_run)(data)
@@ -566,10 +566,9 @@ class Agent:
             reply = Refusal(known_code(fault.reason), fault.misfit, fault.column).to_bytes()
         with suppress(OSError):  # of a full disk
             time_text, seconds = datetime.now(UTC).isoformat(timespec="seconds"), round(time.monotonic() - start, 3)
-            reply_kind, kept_back = wire_format.kind_of(reply), wire_format.sentence(self._kept_back)
-            self.exchange_log.add(
-                Exchange(time_text, kind, len(data), reply_kind, len(reply), seconds, self._round, refused, kept_back)
-            )
+            asked, kept_back = REQUESTED.get(kind, "what is no message"), wire_format.sentence(self._kept_back)
+            sent = (SENT[wire_format.kind_of(reply)], len(reply), seconds, self._round)
+            self.exchange_log.add(Exchange(time_text, asked, len(data), *sent, refused, kept_back))
         return reply
 
     def _answer_run(self, data: bytes) -> bytes:
