@@ -277,5 +277,5 @@ def test_an_unknown_citation_is_an_error_that_names_the_part(wrong) -> None:
 
 
 def test_scaffold_names_its_channel_still() -> None:
-    with pytest.raises(HansaError, match="reports on channel 'control', which is not there"):
+    with pytest.raises(HansaError, match="reports on channel 'control', which does not exist"):
         Algorithm(local=LocalPhase(solver=scaffold_solver()))

@@ -121,7 +121,7 @@ class Algorithm:
         if channels[MODEL].follows is not None:
             raise self._refusal(
                 MODEL, f"channel {MODEL!r} follows {channels[MODEL].follows!r}, but clients train the model and report "
-                "on it. Leave out follows, or let the other channel follow the model."
+                "on it. Omit follows, or let the other channel follow the model."
             )  # fmt: skip
         part = "solver" if self.local.loop is None else "loop"
         needed = {
@@ -132,7 +132,7 @@ class Algorithm:
             if name not in channels:
                 remedy = f"Add channels={{{name!r}: Channel({arguments})}}."
                 component = part if name in self.local.channels else "channels"
-                raise self._refusal(name, f"{subject} channel {name!r}, which is not there. {remedy}", component)
+                raise self._refusal(name, f"{subject} channel {name!r}, which does not exist. {remedy}", component)
         reported = [name for name, channel in channels.items() if channel.follows is None]
         for name, channel in channels.items():
             if channel.follows is not None and channel.follows not in reported:
@@ -183,7 +183,7 @@ class Algorithm:
             if component != expected:
                 raise argument_error(
                     self.name, argument, component, "with Mixing(keep_local_models=True) there is no server and "
-                    f"everyone takes part: expected {expected!r}. Leave out keep_local_models to use a server.",
+                    f"all clients participate: expected {expected!r}. Omit keep_local_models to use a server.",
                 )  # fmt: skip
 
     def bind(self, population: int, key: Key, labels: Any = None) -> Algorithm:
@@ -225,10 +225,10 @@ class Algorithm:
         for name, channel in self.channels.items():
             if with_defaults(channel.aggregate, BaseAggregator).weights == "clusters":
                 raise invalid_argument(
-                    self.name, "weights", "clusters", "'uniform' or 'samples'", f"On {name!r} nobody has a cluster."
+                    self.name, "weights", "clusters", "'uniform' or 'samples'", f"Channel {name!r} has no clusters."
                 )
         if has_shared_state(self.local.optimizer):
-            problem = "nobody gossips. Use hansa.server.amsgrad()."
+            problem = "clients do not gossip. Use hansa.server.amsgrad()."
             raise argument_error(self.name, "optimizer", self.local.optimizer, problem)
 
     def on(self, name: str, **changes: Any) -> Algorithm:

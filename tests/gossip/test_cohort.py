@@ -114,7 +114,7 @@ SERVERLESS = Mixing(ring(), keep_local_models=True)
     [
         (
             lambda: presets.fedavg(steps=1, participation=0.5).with_local(mixing=SERVERLESS),
-            r"fedavg\(sampler=uniform.*everyone takes part: expected uniform\(participation=1.0",
+            r"fedavg\(sampler=uniform.*all clients participate: expected uniform\(participation=1.0",
         ),
         (
             lambda: presets.fedams(steps=1).with_local(mixing=SERVERLESS),
@@ -141,8 +141,8 @@ SERVERLESS = Mixing(ring(), keep_local_models=True)
             r"gossips uncompressed only. Use server.amsgrad\(\)",
         ),
         (lambda: run(presets.fedavg(sampler=per_cluster(1))), r"there are no clusters. Give them"),
-        (lambda: run(presets.fedavg(weights="clusters")), r"weights='clusters'.*nobody has a cluster"),
-        (lambda: run(presets.fedavg().with_local(optimizer=consensus_amsgrad())), r"nobody gossips"),
+        (lambda: run(presets.fedavg(weights="clusters")), r"weights='clusters'.*has no clusters"),
+        (lambda: run(presets.fedavg().with_local(optimizer=consensus_amsgrad())), r"clients do not gossip"),
         (
             lambda: run(presets.cafga(clusters=2, reporters=per_cluster(1, ((0,), (1, 2, 3))), **WORDS)),
             r"its clusters are not those that gossip",

@@ -222,5 +222,5 @@ def test_a_channel_that_follows_takes_the_step_as_its_vector():
 
 def test_a_model_that_follows_another_channel_is_refused_when_composed():
     channels = {"model": hansa.Channel(follows="buffers"), "buffers": hansa.Channel()}
-    with pytest.raises(hansa.core.errors.HansaError, match=r"'model' follows 'buffers'.*Leave out follows"):
+    with pytest.raises(hansa.core.errors.HansaError, match=r"'model' follows 'buffers'.*Omit follows"):
         hansa.Algorithm(channels=channels)

@@ -221,7 +221,7 @@ class mgda(BaseAggregator):
     """u_i = Delta_i/||Delta_i||; lambda = argmin ||sum lambda_i u_i|| over the simplex, |lambda_i - 1/M| <= epsilon;
     Delta = sum lambda_i u_i (FedMGDA+, Hu 2022).
 
-    epsilon = 1 is the whole simplex, epsilon = 0 the plain mean of unit updates. Zero updates are left out.
+    epsilon = 1 is the whole simplex, epsilon = 0 the plain mean of unit updates. Zero updates are ignored.
 
     Args:
         epsilon: Largest distance of a weight from 1/M; 1 does not constrain.

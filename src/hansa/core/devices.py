@@ -73,7 +73,7 @@ def _find_device(requested: str | torch.device, available: Iterable[torch.device
     """Return the first available device that a word names, if any; the CPU is also ``cpu:0``."""
     try:
         named = torch.device(requested)
-    except (RuntimeError, TypeError):  # torch knows no such device
+    except (RuntimeError, TypeError):  # unknown to torch
         return None
     candidates = (device for device in available if device.type == named.type)
     return next((device for device in candidates if named.index in (None, device.index or 0)), None)

@@ -54,7 +54,7 @@ class CohortOutcome:
         return self._rows
 
     def finish(self, cohort: Cohort) -> None:
-        """Compute the reporters' changes and the spread, unless native code did, and release rows that nobody reads."""
+        """Compute the reporters' changes and the spread, unless native code did, and release unused rows."""
         if not cohort.mixer.positions:
             self.deltas = []
         elif self.deltas is None:

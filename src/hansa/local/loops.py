@@ -1,4 +1,4 @@
-"""Client loops: training code of one's own in the place of the local steps."""
+"""Client loops: custom training code instead of the local steps."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class LoopResult(NamedTuple):
-    """What a client's own loop ends with.
+    """The result of a client loop.
 
     Args:
         loss: The training loss, for the record.
-        memory: The rows that the client keeps, tensors of any shape; they take the place of those of the same name.
+        memory: The rows that the client keeps, tensors of any shape; they replace those of the same name.
         reports: A vector as long as the model for each channel of the loop.
 
     >>> LoopResult(0.5).memory
@@ -38,7 +38,7 @@ class LoopResult(NamedTuple):
 
 @runtime_checkable
 class ClientLoop(Protocol):
-    """Training code of one's own: it replaces the local steps of a client."""
+    """Custom training code that replaces the local steps of a client."""
 
     __slots__ = ()
 
@@ -56,7 +56,7 @@ class ClientLoop(Protocol):
             lr: The local learning rate of the round.
             received: A copy of the vector of each channel.
             memory: A copy of the client's rows, as of the last round in which its update was accepted.
-            key: The address of the draws of this client in this round, for generators of your own.
+            key: The address of this client's draws in this round, for your own generators.
         """
 
 

@@ -104,7 +104,7 @@ class devices:
     A job takes latency + down bytes / down_bandwidth + steps (step_seconds + batch size sample_seconds) + up bytes /
     up_bandwidth seconds. Bytes are the exact length of the packets; where the length depends on the data, the
     compressor's bound. A client with ``off_seconds`` can start jobs in windows of ``on_seconds``, from a random phase;
-    a job that has started goes on.
+    a job that has started continues.
 
     Args:
         step_seconds: Seconds per local step.

@@ -276,7 +276,7 @@ def _without_server(name: str, options: Decentralized, **mixing: Any) -> Algorit
     arguments: dict[str, Any] = {**options}
     for argument in ("sampler", "participation", "server_lr", "weights", "compressor", "two_way"):
         if arguments.get(argument) is not None:
-            problem = "there is no server and everyone takes part."
+            problem = "there is no server and all clients participate."
             raise argument_error(name, argument, arguments[argument], problem)
     topology, clusters = as_topology(arguments.pop("topology")), arguments.pop("clusters")
     mixing["robust"] = arguments.pop("robust", None)

@@ -85,7 +85,7 @@ def remedy() -> str:
 
 @cache
 def warn_if_missing() -> None:
-    """Log a warning, once per process, if this installation has no native kernels though nobody disabled them."""
+    """Log a warning, once per process, if this installation has no native kernels and they are not disabled."""
     if unavailable_reason() is not None and not _requested_set():
         log.warning(
             "native kernels: %s. Small models train several times slower without them. %s", describe(), remedy()

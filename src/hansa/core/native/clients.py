@@ -227,7 +227,7 @@ class CohortKernel:
 
     @property
     def spread(self) -> float:
-        """The spread that `set_deltas` asked for, once all turns are done."""
+        """The spread requested by `set_deltas`, once all turns are done."""
         return float(self._cohort.spread)
 
     def run(self, turns: Array) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int]:
