@@ -48,6 +48,9 @@ class Signature(NamedTuple):
 def signature_of(factory: Factory) -> Signature:
     """Return the arguments of a class or function; ``**options: Unpack[Options]`` expands to the keys of `Options`.
 
+    Annotations are evaluated. That of ``*name`` is a tuple; an argument without any takes components of the kind of its
+    name, and anything else.
+
     >>> def mine(lr: float, *, b1=0.9): ...
     >>> signature_of(mine).required, list(signature_of(mine).arguments)
     (['lr'], ['lr', 'b1'])
@@ -57,7 +60,10 @@ def signature_of(factory: Factory) -> Signature:
     for name, parameter in inspect.signature(factory).parameters.items():
         hint = evaluate(parameter.annotation, factory)
         if parameter.kind is not parameter.VAR_KEYWORD:
-            arguments[name] = parameter.replace(annotation=hint)
+            if hint is EMPTY:
+                hint = typing.Union[KINDS[name].protocol, Any] if name in KINDS else Any  # noqa: UP007
+            starred = parameter.kind is parameter.VAR_POSITIONAL
+            arguments[name] = parameter.replace(annotation=types.GenericAlias(tuple, (hint, ...)) if starred else hint)
             continue
         typed_dicts = [option for option in typing.get_args(hint) if typing.is_typeddict(option)]
         accepts_any = not typed_dicts

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from hansa import presets
 from hansa.algorithm import Algorithm, Mixing
 from hansa.config.components import KINDS, signature_of
-from hansa.config.fields import ComponentField, field_for_argument
+from hansa.config.fields import ComponentField
 from hansa.config.import_path import is_import_path, named_code, normalize_name
 from hansa.config.sections import LOSS, CompressSection, Config, GossipSection, LocalSection, ServerSection
 from hansa.config.yaml_text import ConfigError, Keys, Problem
@@ -179,7 +179,7 @@ def _compose(config: Config, preset: Preset, built: Mapping[Keys, Any]) -> Algor
     mixing: dict[str, Any] = {}
     sampler = None
     for argument, value in config.algorithm.own.items():
-        arguments[argument] = field_for_argument(accepted[argument]).build(value, ("algorithm", argument))
+        arguments[argument] = ComponentField(accepted[argument].annotation).build(value, ("algorithm", argument))
     for section, key, argument in _settings(config):
         value = built.get((section, key), getattr(getattr(config, section), key))
         if key == "batch_size" and value == "all":

@@ -12,7 +12,6 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from inspect import Parameter
 from typing import Annotated, Any, Literal, Optional, Union, cast
 
 from pydantic import (
@@ -29,7 +28,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from typing_extensions import TypedDict
 
-from hansa.config.components import EMPTY, KINDS, Factory, Kind, signature_of
+from hansa.config.components import KINDS, Factory, Kind, signature_of
 from hansa.config.import_path import is_import_path, normalize_name
 from hansa.config.yaml_text import ConfigError, Keys, Problem, has_key
 from hansa.core.errors import HansaError, quotes_hint, short_repr, suggestion
@@ -67,7 +66,7 @@ def _normalize(kind: Kind, value: Any) -> Any:
 def _build(kind: Kind, value: Any) -> Any:
     """Build the component that a value describes; pydantic's errors have the keys inside it."""
     if isinstance(value, list) and kind.from_list is not None:
-        return kind.from_list(*_items(kind).adapter.validate_python(value))
+        return kind.from_list(*TypeAdapter(_plain_type(_list_type(kind))).validate_python(value))
     described = _normalize(kind, {"kind": value} if isinstance(value, str) and not quotes_hint(value) else value)
     if not isinstance(described, Mapping):
         article = "an" if kind.title[0] in "aeu" else "a"
@@ -88,9 +87,10 @@ def _build(kind: Kind, value: Any) -> Any:
     for missing in (required for required in signature.required if required not in arguments):
         raise _refused((), f"{name} needs {missing}.", value)
     built = arguments_of(factory).validate_python(arguments)
-    starred = next((built.pop(item.name, ()) for item in signature.arguments.values() if _is_starred(item)), ())
+    starred = [p.name for p in signature.arguments.values() if p.kind is p.VAR_POSITIONAL]
+    several = [item for name in starred for item in built.pop(name, None) or ()]
     try:
-        component = factory(*starred, **built)
+        component = factory(*several, **built)
     except HansaError as error:
         keys = (error.argument,) if error.argument in arguments else ()
         raise _refused(keys, str(error), value) from error
@@ -101,10 +101,10 @@ def _build(kind: Kind, value: Any) -> Any:
     return component
 
 
-def _items(kind: Kind) -> ComponentField:
-    """Return the field of the items of a list that describes a component."""
+def _list_type(kind: Kind) -> Any:
+    """Return the annotation of a list that describes a component."""
     assert kind.from_list is not None
-    return field_for_argument(next(iter(signature_of(kind.from_list).arguments.values())))
+    return next(iter(signature_of(kind.from_list).arguments.values())).annotation
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,9 @@ class _Component:
         reference = {"$part": f"#/$defs/{self.kind.name}"}  # becomes a reference once all kinds are defined
         if self.kind.from_list is None:
             return reference
-        items = reference if self.kind in _items(self.kind).kinds else None
-        array = {"type": "array", "items": items} if items else _items(self.kind).adapter.json_schema()
+        array = {"type": "array", "items": reference}
+        if self.kind.protocol not in typing.get_args(annotation := _list_type(self.kind)):
+            array = TypeAdapter(_plain_type(annotation)).json_schema()
         return {"anyOf": [reference, array]}
 
 
@@ -132,9 +133,7 @@ class ComponentField:
     A component is ``{kind: NAME, ...}`` with its arguments, or the bare ``NAME``.
 
     Args:
-        hint: The annotation. Without one, any value and components of the kind ``name`` are accepted.
-        name: The name of the argument.
-        starred: Whether the argument is ``*name`` and takes a list of such values.
+        hint: The annotation.
 
     >>> from hansa.core.schedule import Rate
     >>> ComponentField(Rate).build({"kind": "cosine", "lr": 0.1, "rounds": 5})
@@ -143,28 +142,28 @@ class ComponentField:
     0.25
     """
 
-    hint: Any = EMPTY
-    name: str = ""
-    starred: bool = False
+    hint: Any
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds of components that it accepts."""
-        if self.hint is EMPTY:
-            return (KINDS[self.name],) if self.name in KINDS else ()
         candidates = map(_kind_of_class, _union_members(self.hint))
         return tuple(kind for kind in candidates if kind is not None)
 
     @cached_property
     def type(self) -> Any:
-        """The type with which pydantic builds the value: plain values are tried first, then components."""
+        """The type with which pydantic builds the value, or None where it is not set."""
+        return Optional[self.item_type]  # noqa: UP045
+
+    @cached_property
+    def item_type(self) -> Any:
+        """The type of such a value in a list: plain values are tried first, then components."""
         plain = [_plain_type(member) for member in _union_members(self.hint) if _kind_of_class(member) is None]
         members = [*plain, *(Annotated[Any, _Component(kind)] for kind in self.kinds)]
         members.sort(key=lambda member: member is _ANYTHING)  # it comes last
-        union: Any = members[0]
-        if len(members) > 1:
-            union = Annotated[Union[tuple(members)], Field(union_mode="left_to_right")]  # noqa: UP007
-        return tuple[union, ...] if self.starred else Optional[union]  # noqa: UP045
+        if len(members) == 1:
+            return members[0]
+        return Annotated[Union[tuple(members)], Field(union_mode="left_to_right")]  # noqa: UP007
 
     @cached_property
     def adapter(self) -> TypeAdapter[Any]:
@@ -198,19 +197,10 @@ class ComponentField:
         return self.adapter.json_schema()
 
 
-def field_for_argument(argument: Parameter) -> ComponentField:
-    """Return the field of an argument."""
-    return ComponentField(argument.annotation, argument.name, _is_starred(argument))
-
-
-def _is_starred(argument: Parameter) -> bool:
-    return argument.kind is Parameter.VAR_POSITIONAL
-
-
 @lru_cache(maxsize=1024)
 def arguments_of(factory: Factory) -> TypeAdapter[Any]:
     """Return the adapter that builds the arguments of a class or function from values of a file."""
-    types = {name: field_for_argument(argument).type for name, argument in signature_of(factory).arguments.items()}
+    types = {key: ComponentField(p.annotation).type for key, p in signature_of(factory).arguments.items()}
     arguments = TypedDict("arguments", types, total=False)  # type: ignore[misc]
     arguments.__pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[attr-defined]
     return TypeAdapter(arguments)
@@ -286,7 +276,7 @@ def _plain_type(member: Any) -> Any:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return dict[str, Any]
     if isinstance(origin, type) and issubclass(origin, Iterable):
-        inner: Any = ComponentField(next(iter(typing.get_args(member)), Any)).type
+        inner: Any = ComponentField(next(iter(typing.get_args(member)), Any)).item_type
         return tuple[inner, ...] if issubclass(origin, tuple) else list[inner]
     return _ANYTHING
 

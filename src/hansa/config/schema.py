@@ -11,7 +11,7 @@ from typing import Any, cast
 from hansa.config import sections
 from hansa.config.components import KINDS, Kind, signature_of, summary_line
 from hansa.config.compose import own_arguments
-from hansa.config.fields import field_for_argument
+from hansa.config.fields import ComponentField
 from hansa.config.sections import Config
 
 IMPORT_PATH = {
@@ -69,7 +69,7 @@ def key_descriptions() -> dict[str, dict[str, str]]:
 
 def argument_schema(argument: inspect.Parameter) -> dict[str, Any]:
     """Return the schema of an argument."""
-    schema = field_for_argument(argument).adapter.json_schema()
+    schema = ComponentField(argument.annotation).adapter.json_schema()
     plain = isinstance(argument.default, (bool, int, float, str)) and argument.default != math.inf
     return {**schema, "default": argument.default} if plain else schema
 
