@@ -44,11 +44,11 @@ def test_moments_are_exact_in_any_order_and_any_division(values, draw):
     whole = Moments.of(np.array(values))
     assert whole.total == sum(map(Fraction, values))
     assert whole.squares == sum(Fraction(value) ** 2 for value in values)
-    shuffled = values[:]
-    draw.shuffle(shuffled)
-    cut = draw.randint(0, len(values))
-    parts = [Moments.of(np.array(part)) for part in (shuffled[:cut], shuffled[cut:]) if part]
-    merged = parts[0] if len(parts) == 1 else parts[1].merge(parts[0])
+    shuffled = draw.sample(values, len(values))
+    cut = draw.randint(0, len(values) - 1)
+    merged = Moments.of(np.array(shuffled[cut:]))
+    if cut:
+        merged = merged.merge(Moments.of(np.array(shuffled[:cut])))
     assert merged == whole
     assert Moments.from_json(json.loads(json.dumps(merged.to_json()))) == whole
 
@@ -122,50 +122,53 @@ def test_forms_and_the_hash(tmp_path):
     assert len({SCHEMA.sha256, turned.sha256, other.sha256}) == 3
 
 
+WARD, NUMBER = "kind: category, categories: [a]", "kind: number"
+
+
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        ({"kind": "numbr"}, "kind='numbr': expected one of number, category"),
-        ({"kind": "category", "categories": [True, False]}, "Quote it"),
-        ({"kind": "category", "categories": ["a", "a"]}, "every text once"),
-        ({"kind": "category"}, "a list of the values, which `hansa data schema` finds"),
-        ({"kind": "category", "categories": ["a", "b"], "spellings": {"a": ["b"]}}, "other spellings"),
-        ({"kind": "ordinal"}, "in increasing order"),
-        ({"kind": "category", "categories": ["a"], "missing": "mean"}, "refuse, indicator or constant"),
-        ({"kind": "number", "missing": "constant"}, "fill=None"),
-        ({"kind": "number", "fill": 3}, "none with missing: refuse"),
-        ({"kind": "category", "categories": ["a"], "missing": "constant", "fill": "b"}, "one of the categories"),
-        ({"kind": "category", "categories": ["a"], "scale": "pooled"}, "scale='pooled': expected its default"),
-        ({"kind": "number", "mean": 3}, "neither scaled pooled"),
-        ({"kind": "number", "scale": "pooled", "mean": 3, "std": 0}, "above 0"),
-        ({"kind": "target", "categories": ["a"], "missing": "mean"}, "missing='mean': expected its default"),
-        ({"kind": "number", "target": "class"}, "target='class'"),
-        ({"kind": "number", "scales": "pooled"}, "unexpected keyword argument 'scales'"),
+        ("kind: numbr", "kind='numbr': expected one of number, category"),
+        ("kind: category, categories: [yes, no]", "Quote it"),
+        ("kind: category, categories: [a, a]", "every text once"),
+        ("kind: category", "a list of the values, which `hansa data schema` finds"),
+        ("kind: category, categories: [a, b], spellings: {a: [b]}", "other spellings"),
+        ("kind: category, categories: [a], spellings: {a: b}", "'b': expected a list of texts"),
+        ("kind: ordinal", "in increasing order"),
+        (f"{WARD}, missing: mean", "refuse, indicator or constant"),
+        (f"{WARD}, missing: constant, fill: b", "one of the categories"),
+        (f"{WARD}, scale: pooled", "scale='pooled': expected its default"),
+        (f"{NUMBER}, missing: constant", "fill=None"),
+        (f"{NUMBER}, fill: 3", "none with missing: refuse"),
+        (f"{NUMBER}, mean: 3", "neither scaled pooled"),
+        (f"{NUMBER}, mean: many", "mean='many': expected a finite number"),
+        (f"{NUMBER}, scale: pooled, mean: 3, std: 0", "above 0"),
+        (f"{NUMBER}, target: class", "target='class'"),
+        (f"{NUMBER}, scales: pooled", "unexpected keyword argument 'scales'.*Keys of a column: .*scale"),
+        ("kind: target, categories: [a], missing: mean", "missing='mean': expected its default"),
     ],
 )
 def test_a_wrong_column_is_named(column, message):
-    content = {"hansa_schema": 1, "columns": [{"name": "c", **column}, {"name": "x", "kind": "number"}]}
     with pytest.raises(hansa.HansaError, match=message):
-        Schema.from_dict(content)
+        Schema.from_yaml(f"{{hansa_schema: 1, columns: [{{name: c, {column}}}, {{name: x, kind: number}}]}}")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({}, "a mapping with hansa_schema"),
-        ({"hansa_schema": 1, "columns": []}, "expected at least one"),
-        ({"hansa_schema": 1, "columns": [{"name": "x", "kind": "number"}] * 2}, "'x' is listed twice"),
-        ({"hansa_schema": 1, "columns": [{"name": "y", "kind": "target", "target": "number"}]}, "no column of inputs"),
-        ({"hansa_schema": 1, "columns": [{"name": "x", "kind": "number"}], "split": "x"}, "'x' is listed twice"),
-        (
-            {"hansa_schema": 1, "columns": [{"name": "x", "kind": "number"}], "colums": 1},
-            "unexpected keyword argument 'colums'",
-        ),
+        ("{}", "a mapping with hansa_schema"),
+        ("{hansa_schema: 1, columns: []}", "expected at least one"),
+        ("{hansa_schema: 1, columns: [&x {name: x, kind: number}, *x]}", "'x' is listed twice"),
+        ("{hansa_schema: 1, columns: [{name: y, kind: target, target: number}]}", "no column of inputs"),
+        ("{hansa_schema: 1, columns: [{name: x, kind: number}], split: x}", "'x' is listed twice"),
+        ("{hansa_schema: 1, columns: [{name: x, kind: number}], colums: 1}", "unexpected keyword argument 'colums'"),
+        ("{hansa_schema: 1, columns: [{name: x, kind: number}], missing_values: NA}", "expected a list of texts"),
+        ("{hansa_schema: 1, columns: [", "not the text of a schema"),
     ],
 )
 def test_a_wrong_schema_is_named(content, message):
-    with pytest.raises(hansa.HansaError, match=message):
-        Schema.from_dict(content, "file.yaml")
+    with pytest.raises(hansa.HansaError, match=f"^file.yaml: .*{message}"):
+        Schema.from_yaml(content, "file.yaml")
 
 
 @pytest.mark.parametrize(
@@ -202,8 +205,8 @@ def test_frames_of_all_kinds_are_one_table():
     expected = TableEncoding(SCHEMA).inputs(ROWS)
     columns = {name: list(cells) for name, cells in ROWS.columns.items()}
     numeric = {**columns, "age": [60, None, 45.0], "ward": ["icu", "surgery", None], "weight": [float("nan"), 80, 75.5]}
-    frames = [columns, numeric, pandas.DataFrame(columns), pandas.DataFrame(numeric),
-              [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]]  # fmt: skip
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    frames = [columns, numeric, pandas.DataFrame(columns), pandas.DataFrame(numeric), rows]
     for frame in frames:
         assert torch.equal(TableEncoding(SCHEMA).inputs(frame), expected)
     assert TableEncoding(SCHEMA).targets({"age": [1]}) is None
@@ -272,10 +275,8 @@ def test_the_schema_does_not_depend_on_the_order_of_sites_rows_and_columns(tmp_p
     if each.draft.split is None:
         return  # the choice of test rows follows the order of rows
     for file in files:
-        order = list(range(file.rows))
-        draw.shuffle(order)
-        names = list(file.columns)
-        draw.shuffle(names)
+        order = draw.sample(range(file.rows), file.rows)
+        names = draw.sample(list(file.columns), len(file.columns))
         turned = Table(file.name, file.source, {n: [file.columns[n][row] for row in order] for n in names}, order)
         first, second = encode(schema, file, training=True), encode(schema, turned, training=True)
         assert np.array_equal(first.inputs[order], second.inputs)
@@ -292,12 +293,11 @@ def test_a_raw_file_predicts_what_was_trained_and_evaluated(tmp_path_factory, ea
     for client, name in enumerate(data.client_names):
         rows = data.encoding.inputs(folder / f"{name}.csv", name)
         targets = data.encoding.targets(folder / f"{name}.csv")
-        used = [data.inputs[data.rows(client)]]
-        labels = [data.targets[data.rows(client)]]
+        parts = [(data.inputs[data.rows(client)], data.targets[data.rows(client)])]
         if data.test_inputs is not None:
-            used.append(data.test_inputs[data.test_owners == client])
-            labels.append(data.test_targets[data.test_owners == client])
-        pairs = zip(torch.cat(used).tolist(), torch.cat(labels).tolist(), strict=True)
+            is_own = data.test_owners == client
+            parts.append((data.test_inputs[is_own], data.test_targets[is_own]))
+        pairs = [pair for x, y in parts for pair in zip(x.tolist(), y.tolist(), strict=True)]
         assert sorted(pairs) == sorted(zip(rows.tolist(), targets.tolist(), strict=True))
 
 

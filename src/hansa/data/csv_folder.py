@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -50,8 +50,6 @@ MAX_CLASSES = 10_000
 
 MAX_CATEGORIES = 100
 """A text column with more distinct values is taken for names or free text and refused."""
-
-SplitLike: TypeAlias = "str | SplitColumn | Mapping[str, Any]"
 
 
 def from_csv_folder(
@@ -184,7 +182,7 @@ def infer_schema(
     *,
     drop: Sequence[str] = (),
     ids: Sequence[str] = (),
-    split: SplitLike | None = None,
+    split: str | SplitColumn | Mapping[str, Any] | None = None,
     kind: Literal["class", "number"] | None = None,
     scale: Scale = "none",
     missing: Missing = "refuse",
