@@ -312,7 +312,7 @@ def test_the_summary_is_what_the_record_says_and_a_changed_one_is_told(
 
 
 def test_the_models_digest_is_in_the_summary_and_another_model_is_refused(done: RunFolder) -> None:
-    content = done.read_model()
+    (content,) = done.read_model()
     assert json.loads((done / "summary.json").read_text("utf-8"))["model_sha256"] == io.sha256(content)
     (done / "model.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(DamagedFileError, match=r"model\.safetensors is damaged"):
@@ -531,7 +531,7 @@ def test_a_copy_of_a_live_folder_is_resumed_equal_or_refused(tmp_path: Path) -> 
         if refused is not None:
             assert number % 2, refused
             continue
-        assert RunFolder(path).read_model()[8:] == expected[8:]
+        assert RunFolder(path).read_model()[0][8:] == expected[8:]
 
 
 @pytest.mark.parametrize("what", ["the folder", "the database"])
