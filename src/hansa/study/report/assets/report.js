@@ -117,12 +117,13 @@ const report = (() => {
         pen.strokeStyle = style("--faint"); pen.setLineDash([6 * dpr, 4 * dpr]); pen.beginPath(); pen.moveTo(left, y); pen.lineTo(left + width, y); pen.stroke();
         if (labelled) text(pen, `target ${format(metric)(data.target)}`, left + 4 * dpr, y - 9 * dpr, style("--soft"));
       }
-      let below = -Infinity;
+      const below = new Map(); // names of curves that end at one x move apart
       const ends = named ? drawn.map(({ run, points }) => ({ run, y: u.valToPos(points.at(-1).y, "y", true), x: u.valToPos(points.at(-1).x, "x", true) })) : [];
       for (const end of ends.sort((a, b) => a.y - b.y)) {
         if (!(end.y >= top && end.y <= top + tall && end.x <= left + width + 1)) continue;
-        const edge = end.x > left + width - 2, at = edge ? Math.max(end.y, below + 15 * dpr) : end.y - 11 * dpr; // names at the edge move apart
-        if (edge) below = at;
+        const column = Math.round(end.x), above = end.x > left + width - 2 ? 0 : 11 * dpr;
+        const at = Math.max(end.y - above, (below.get(column) ?? -Infinity) + 15 * dpr);
+        below.set(column, at);
         const words = end.run.name.length > 22 ? end.run.name.slice(0, 21) + "…" : end.run.name;
         text(pen, words, Math.min(end.x, left + width) + 8 * dpr, at, end.run.colour, true);
       }
