@@ -94,7 +94,7 @@ def test_damaged_records_of_clients_and_a_summary_that_does_not_agree_are_named_
     page = report.render_page([report.ReportEntry.from_folder(tmp_path / "x")])
     assert 'id="clients"' not in page
     assert "one: clients left out" in page
-    assert re.search(r"<li>one: .*does not agree", page)
+    assert re.search(r"<li>one: .*contradicts the record", page)
 
 
 def jobs_table(jobs):
