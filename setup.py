@@ -1,10 +1,14 @@
-"""The native kernels: optional, so that an install without a C compiler succeeds and Hansa runs without them.
+"""The native kernels, and README as a package index shows it.
+
+The kernels are optional: an install without a C compiler succeeds, and Hansa runs without them.
 
 GCC and Clang compile them. Microsoft's compiler does not: on Windows they are built by clang-cl if it is on the path.
 """
 
+import re
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -44,14 +48,29 @@ class BuildKernels(build_ext):
         return []
 
 
-setup(
-    cmdclass={"build_ext": BuildKernels},
-    ext_modules=[
-        Extension(
-            "hansa.core.native._kernels",
-            sources=sorted(path.as_posix() for path in NATIVE.glob("*.c")),
-            depends=sorted(path.as_posix() for path in NATIVE.glob("*.h")),
-            optional=True,
-        )
-    ],
-)
+def long_description(readme: str, address: str | None) -> str:
+    """Return README with absolute links; as it is while [project.urls] has no Repository."""
+    if address is None:
+        return readme
+
+    def absolute(link: re.Match[str]) -> str:
+        return f"]({address}/{'raw' if link[1].endswith('.png') else 'blob'}/HEAD/{link[1]})"
+
+    return re.sub(r"\]\((?!https?://|#)([^)]+)\)", absolute, readme)
+
+
+if __name__ == "__main__":
+    urls = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+    setup(
+        long_description=long_description(Path("README.md").read_text(encoding="utf-8"), urls.get("Repository")),
+        long_description_content_type="text/markdown",
+        cmdclass={"build_ext": BuildKernels},
+        ext_modules=[
+            Extension(
+                "hansa.core.native._kernels",
+                sources=sorted(path.as_posix() for path in NATIVE.glob("*.c")),
+                depends=sorted(path.as_posix() for path in NATIVE.glob("*.h")),
+                optional=True,
+            )
+        ],
+    )

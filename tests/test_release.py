@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import tomllib
 from pathlib import Path
 
@@ -60,6 +61,29 @@ def test_the_conda_recipe_has_the_released_version_and_these_dependencies() -> N
     assert recipe["requirements"]["run"] == ["python", *expected]
     assert [one for one in recipe["requirements"]["host"] if one.startswith("setuptools")] == ["setuptools >=77"]
     assert project["build-system"]["requires"] == ["setuptools>=77"]
+
+
+def test_readme_on_a_package_index_has_absolute_links_to_files_of_the_repository() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    long_description = runpy.run_path(str(ROOT / "setup.py"))["long_description"]
+    assert long_description(readme, None) == readme
+    targets = re.findall(r"\]\(([^)]+)\)", long_description(readme, "https://example.org/hansa"))
+    assert "https://example.org/hansa/raw/HEAD/docs/demo.png" in targets
+    assert "https://example.org/hansa/blob/HEAD/docs/start.md" in targets
+    for target in targets:
+        assert re.match("https?://", target), target
+        if match := re.match("https://example.org/hansa/(?:raw|blob)/HEAD/(.*)", target):
+            assert (ROOT / match[1].partition("#")[0]).exists(), target
+
+
+def test_the_address_and_the_security_contact_are_the_same_everywhere_and_filled_in_for_a_release() -> None:
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    contact = re.search(r"^Contact: (.*)$", (ROOT / "SECURITY.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert cited.get("repository-code") == urls.get("Repository")
+    assert contact
+    assert contact[1] == urls.get("Security", "not filled in yet.")
+    assert ".dev" in hansa.__version__ or {"Repository", "Security"} <= set(urls)
 
 
 def test_releases_are_signed_and_published_from_tags_only() -> None:
