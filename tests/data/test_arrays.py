@@ -93,7 +93,7 @@ def test_kinds_of_numbers() -> None:
         (lambda: from_arrays(np.where(X[5, 1] == X, np.nan, X), Y, clients=2), "x, row 5, has a NaN or infinite"),
         (lambda: from_arrays(X, np.where(Y == 3, -1, Y), clients=2), "the label -1: expected labels from 0"),
         (lambda: from_arrays(X, Y, clients=2, classes=3), "targets run from 0 to 3: expected 0 to 2"),
-        (lambda: from_arrays(X.astype(str), Y, clients=2), "expected numbers, all rows of one shape"),
+        (lambda: from_arrays(X.astype(str), Y, clients=2), "expected numbers of NumPy's types, all rows of one shape"),
         (lambda: from_arrays(X, Y, clients=[[0], [12]]), "rows 0 to 12, the data has 12"),
         (lambda: from_arrays(X, Y, clients=np.zeros(5, int)), r"owners are int64 of shape \(5,\)"),
         (lambda: from_arrays(X, Y, clients=np.zeros(12)), "owners are float64"),
@@ -116,6 +116,8 @@ def test_kinds_of_numbers() -> None:
         (lambda: from_arrays(frame([True, False]), Y, clients=2), "column 'extra' of x is bool: expected numbers"),
         (lambda: from_arrays(frame(["a", "b"]), Y, clients=2), "column 'extra' of x is (str|object)"),
         (lambda: from_arrays(frame([pandas.Timestamp(0)] * 2), Y, clients=2), "column 'extra' of x is datetime64"),
+        (lambda: from_arrays(frame([1, 2]).astype("Int64"), Y, clients=2), "column 'age' of x is Int64"),
+        (lambda: from_arrays(X, Y, clients=2, weights=[1.0] * 11), r"and weights of shape \(11,\): expected one"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(make: Any, message: str) -> None:
@@ -171,14 +173,20 @@ def test_torch_datasets_of_every_kind() -> None:
 
 def test_a_random_transform_is_read_once_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     class Shifted(Pairs):
+        shifted = 0
+
         def __getitem__(self, index: int) -> Any:
-            return self.items[index] + torch.rand(()), 0
+            pair = list(super().__getitem__(index))
+            pair[self.shifted] = pair[self.shifted] + torch.rand(())
+            return pair
 
     from_dataset(Pairs([(torch.zeros(2), 0)] * 3), clients=1)
     assert not caplog.messages
-    from_dataset(Shifted([torch.zeros(2)] * 3), clients=1)
-    assert "Shifted: two reads of one row differ" in caplog.text
-    assert "Task(augment=...)" in caplog.text
+    for Shifted.shifted in (0, 1):
+        caplog.clear()
+        from_dataset(Shifted([(torch.zeros(2), 0)] * 3), clients=1)
+        assert "Shifted: two reads of one row differ" in caplog.text
+        assert "Task(augment=...)" in caplog.text
 
 
 def test_a_data_loader_is_refused_for_its_dataset() -> None:
@@ -206,11 +214,16 @@ def test_images_become_channels_first_and_are_scaled() -> None:
         ([], "is empty"),
         ([(torch.zeros(2), 0), (torch.zeros(3), 0)], r"input 1 has shape \(3,\), the first \(2,\)"),
         ([("words", 0)], "input 0 is 'words': expected numbers or an image"),
+        ([(torch.zeros(2), "words")], "targets are no numbers of one shape"),
+        ([(torch.zeros(2), None)], "targets are no numbers of one shape"),
+        ([(torch.zeros(2), [0]), (torch.zeros(2), [0, 1])], "targets are no numbers of one shape"),
     ],
 )
 def test_torch_datasets_that_do_not_fit_are_refused(items: list[Any], message: str) -> None:
     with pytest.raises(HansaError, match=message):
         from_dataset(Pairs(items), clients=1)
+    with pytest.raises(HansaError, match=r"int: expected a dataset of pairs"):
+        from_dataset(3, clients=1)
 
 
 class Columns:

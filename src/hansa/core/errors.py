@@ -91,7 +91,7 @@ class _Short(reprlib.Repr):
 
     def repr_instance(self, x: object, level: int) -> str:
         try:
-            text = repr(x)
+            text = " ".join(repr(x).split())
         except Exception:  # raised by a user's own __repr__
             return f"<{type(x).__name__} instance>"
         return text if len(text) <= self.maxother else f"{text[: self.maxother]}..."

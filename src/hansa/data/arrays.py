@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -216,9 +217,10 @@ def _tensor(name: str, which: str, values: Any) -> torch.Tensor:
         raise HansaError(f"{name}: {which} has rows of different lengths: pad them to one length.") from error
     if array.dtype.kind not in "biuf":
         columns = values.dtypes.items() if array.ndim == 2 and hasattr(values, "columns") else ()
-        text = next((f"column {column!r} of {which} is {kind}" for column, kind in columns if kind.kind not in "iuf"),
+        text = next((f"column {column!r} of {which} is {kind}" for column, kind in columns
+                     if not isinstance(kind, np.dtype) or kind.kind not in "iuf"),
                     f"{which} is an array of {array.dtype}")  # fmt: skip
-        raise HansaError(f"{name}: {text}: expected numbers, all rows of one shape.")
+        raise HansaError(f"{name}: {text}: expected numbers of NumPy's types, all rows of one shape.")
     return torch.from_numpy(np.require(array, requirements=("C", "W")))  # pandas' arrays cannot be written to
 
 
@@ -230,12 +232,17 @@ def _check_finite(name: str, which: str, values: torch.Tensor) -> torch.Tensor:
     return values
 
 
+_REREAD = 64  # rows of a dataset that are read twice
+
+
 def _columns(name: str, data: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return all items of a dataset of pairs as two tensors."""
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         return data.tensors[0], data.tensors[1]
     if isinstance(data, DataLoader):
         raise HansaError(f"{name}: expected a dataset, not what makes batches of one: pass loader.dataset.")
+    if not hasattr(data, "__getitem__") and not hasattr(data, "__iter__"):
+        raise HansaError(f"{name}: expected a dataset of pairs (input, target).")
     inputs, targets = [], []
     for position, item in enumerate(map(data.__getitem__, range(len(data))) if hasattr(data, "__len__") else data):
         if not isinstance(item, (tuple, list)) or len(item) != 2:
@@ -245,11 +252,15 @@ def _columns(name: str, data: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if not inputs:
         raise HansaError(f"{name}: is empty.")
     rows = stack_rows(name, inputs)
-    repeated = [data[row][0] for row in range(min(8, len(inputs)))] if hasattr(data, "__len__") else []
-    if not all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(inputs, repeated, strict=False)):
+    repeated = [data[row] for row in range(min(_REREAD, len(inputs)))] if hasattr(data, "__len__") else []
+    pairs = zip((*inputs[: len(repeated)], *targets), chain(*zip(*repeated, strict=True)), strict=False)
+    if not all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs):
         log.warning("%s: two reads of one row differ, and each row is read once: leave random transforms out of the "
                     "dataset and pass them as Task(augment=...)", name)  # fmt: skip
-    return rows, torch.stack([torch.as_tensor(target) for target in targets])
+    try:
+        return rows, torch.stack([torch.as_tensor(target) for target in targets])
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise HansaError(f"{name}: targets are no numbers of one shape: {error}.") from error
 
 
 def stack_rows(name: str, values: Iterable[Any]) -> torch.Tensor:

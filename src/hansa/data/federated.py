@@ -326,7 +326,8 @@ def _shape(name: str, inputs: Any) -> tuple[int, ...]:
 
 def _check_pair(name: str, inputs_are: str, inputs: Any, targets_are: str, targets: Any, classes: int | None) -> None:
     leaves = [(inputs_are, leaf) for leaf in trees.tree_leaves(inputs)]
-    leaves += [(targets_are, leaf) for leaf in trees.tree_leaves(targets)]
+    leaves += [(targets_are, leaf) for leaf in trees.tree_leaves(strip_weights(targets))]
+    leaves += [("weights", leaf) for leaf in trees.tree_leaves(getattr(targets, "weight", ()))]
     shapes = [(label, getattr(leaf, "shape", None)) for label, leaf in leaves]
     lengths = {shape[0] if shape else 0 for _, shape in shapes}
     if len(lengths) != 1 or lengths == {0}:
