@@ -9,6 +9,9 @@ import math
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
 
 import hansa
 from contracts.small import bowls
@@ -18,6 +21,23 @@ from hansa.aggregate import krum, mean
 
 def lab(clients=4):
     return bowls(clients, dim=2)
+
+
+def pairs():
+    return hansa.data.from_arrays(torch.ones(6, 4), torch.arange(6) % 3, clients=2)
+
+
+class Affine(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+
+
+class Turned(Affine):
+    """A model with a complex parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.turn = nn.Parameter(torch.ones(3, dtype=torch.complex64))
 
 
 @pytest.mark.parametrize(
@@ -105,6 +125,14 @@ def test_wrong_runs_are_refused(words, message):
         (lambda: hansa.training.quadratic(torch.ones(1, 2, 3), torch.ones(1, 2), x0=torch.ones(2)), r"expected \(3,\)"),
         (lambda: hansa.training.function(lambda i, x: x.sum(), clients=0, x0=torch.ones(2)), "clients=0"),
         (lambda: hansa.training.function(lambda i, x: x.sum(), clients=1, x0=torch.ones(2, 2)), "1-D float vector"),
+        (lambda: hansa.Task("cnn_29k", cross_entropy, pairs()), "model='cnn_29k'.: expected a function that returns"),
+        (lambda: hansa.Task(nn.Linear, cross_entropy, pairs()), "missing a required argument: 'in_features'"),
+        (lambda: hansa.Task(Turned, cross_entropy, pairs()), r"complex64: only real .*view_as_real"),
+        (lambda: hansa.Task(Affine, cross_entropy, pairs(), metric=nn.Linear), "expected an .* a function of .outputs"),
+        (
+            lambda: hansa.Task(Affine, cross_entropy, DataLoader(TensorDataset(torch.ones(2, 4)))),
+            "Task.data=DataLoader.: expected federated",
+        ),
     ],
 )
 def test_wrong_tasks_are_refused(make, message):

@@ -73,6 +73,7 @@ class Made(nn.Module):
             tied.weight = self.third.weight
             self.third = nn.Sequential(self.third, nn.Tanh(), tied)
         self.register_buffer("on", torch.tensor(False))
+        self.register_buffer("waiting", torch.tensor(True))
         self.register_buffer("center", torch.zeros(FEATURES))
         self.register_buffer("running", torch.zeros(FEATURES))
         self.register_buffer("level", torch.ones(1), persistent=False)
@@ -105,6 +106,16 @@ class Made(nn.Module):
             self.on.fill_(True)
         return x - self.center
 
+    def until_first_batch(self, x: Tensor) -> Tensor:
+        if self.training and self.waiting:
+            self.center.copy_(x.detach().mean(0))
+            self.waiting.fill_(False)
+        return x - 0.2 * self.center
+
+    def clipped_through_data(self, x: Tensor) -> Tensor:
+        self.last.weight.data = self.last.weight.data.clamp(-0.2, 0.2)
+        return x
+
     def first_batch_through_data(self, x: Tensor) -> Tensor:
         if self.training and not self.on:
             self.center.data = x.detach().mean(0)
@@ -136,7 +147,7 @@ class Made(nn.Module):
 
 DRAWS = ("dropout", "own_noise")
 HABITS = ("late_attribute", "late_hook", "late_buffer", "first_batch", "first_batch_through_data", "running_mean",
-          "written_through_data", "plain_object", *DRAWS)  # fmt: skip
+          "until_first_batch", "clipped_through_data", "written_through_data", "plain_object", *DRAWS)  # fmt: skip
 
 
 def plan_of(seed: int, number: int) -> Plan:
@@ -186,7 +197,11 @@ def _mean(name: str, before: Tensor, ends: list[Tensor]) -> Tensor:
     """The mean; of flags the nearest one; BatchNorm's count of batches, which has no effect, stays."""
     if name.endswith("num_batches_tracked"):
         return before
-    return torch.stack(ends).double().mean(0).round().to(before.dtype) if name == "on" else torch.stack(ends).mean(0)
+    return (
+        torch.stack(ends).double().mean(0).round().to(before.dtype)
+        if name in ("on", "waiting")
+        else torch.stack(ends).mean(0)
+    )
 
 
 def check(seed: int, number: int, *, workers: bool = True) -> Plan:

@@ -227,6 +227,8 @@ def test_predict_takes_what_training_took_and_returns_what_the_model_returns(tmp
         torch.testing.assert_close(found, expected)
     with pytest.raises(hansa.HansaError, match="equally many in every tensor"):
         loaded.predict({"x": x, "bias": bias[:3]} if by_name else (x, bias[:3]))
+    with pytest.raises(hansa.HansaError, match=r"cannot take inputs .*TypeError"):
+        loaded.predict({"x": x} if by_name else (x,))
     with pytest.raises(hansa.HansaError, match="or a dict or tuple of tensors"):
         loaded.predict("rows.csv")
 
@@ -245,6 +247,12 @@ class Whitened(nn.Linear):
         super().__init__(3, 2)
         self.register_buffer("started", torch.tensor(0))
         self.register_load_state_dict_post_hook(Whitened.keep_bias_of_what_has_started)
+
+    def get_extra_state(self) -> dict[str, str]:
+        return {"made": "by its class"}
+
+    def set_extra_state(self, state: dict[str, str]) -> None:
+        assert state == self.get_extra_state()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training and not self.started:

@@ -107,6 +107,21 @@ def test_float64_and_steps_that_look_ahead_are_compiled_too(traced):
     assert torch.allclose(runs[0].params, runs[1].params, atol=1e-12)
 
 
+class Batch:
+    """A batch as torch_geometric's: an object with tensors."""
+
+    def __init__(self, some):
+        self.x = torch.tensor(some).float()[:, None]
+
+
+class OfObjects(nn.Linear):
+    def __init__(self):
+        super().__init__(1, 1)
+
+    def forward(self, batch):
+        return super().forward(batch.x)[:, 0]
+
+
 REFUSED = {"control flow": (Decides, "Unsupported"), "graph break": (Prints, "Unsupported")}
 
 
@@ -115,6 +130,12 @@ def test_what_cannot_be_compiled_as_a_whole_is_refused_with_the_reason(name, tra
     model, why = REFUSED[name]
     with pytest.raises(HansaError, match=f"execution='compiled'.*{why}"):
         task(model, execution="compiled")
+
+
+def test_batches_that_are_no_tensors_are_refused(traced):
+    items = hansa.data.from_items(range(6), lambda some: (Batch(some), torch.zeros(len(some))), clients=2)
+    with pytest.raises(HansaError, match="cannot be compiled: its batches have values that are not tensors"):
+        hansa.Task(OfObjects, nn.functional.mse_loss, items, execution="compiled")
 
 
 def test_without_a_compiler_one_sentence_says_so_in_workers_too(traced, monkeypatch):

@@ -49,25 +49,49 @@ class Arc(nn.Module):
         return ((output - self.centres[target]) ** 2).mean()
 
 
+class Unlisted(nn.Module):
+    """Layers in a plain list, which no optimizer sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.others = nn.Linear(4, 3), [nn.Linear(3, 3)]
+
+    def forward(self, x):
+        return self.others[0](self.layer(x))
+
+
+ARC = Arc()
+
+
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (lambda o, y: (F.cross_entropy(o, y), o), "returned tuple: expected one number for a batch as a tensor"),
-        (lambda o, y: F.cross_entropy(o, y).item(), "returned float: expected one number for a batch as a tensor"),
+        (lambda o, y: (F.cross_entropy(o, y), o), r"returned \(float32 \[\], float32 \[12, 3\]\): expected one real"),
+        (lambda o, y: F.cross_entropy(o, y).item(), "returned float: expected one real number for a batch as a tensor"),
         (lambda o, y: F.cross_entropy(o, y).detach(), "has no gradient"),
         (lambda o, y: F.cross_entropy(o.detach(), y), "has no gradient"),
-        (Arc(), r"Arc\): has its own parameters \(centres\)"),
+        (lambda o, y: torch.complex(o, o).sum(), r"returned complex64 \[\]: expected one real"),
+        (ARC, r"the loss Arc use parameters of shape \[3, 3\] that are not the model's, so they would not be trained"),
+        (ARC.forward, r"the loss forward use parameters of shape \[3, 3\]"),
+        (lambda o, y: ARC(o, y), r"use parameters of shape \[3, 3\].*freeze them: requires_grad_"),
         (nn.CrossEntropyLoss, "expected a function of"),
     ],
-    ids=["tuple", "float", "no gradient", "detached", "parameters", "class"],
+    ids=["tuple", "float", "no gradient", "detached", "complex", "module", "method", "closure", "class"],
 )
 def test_a_loss_that_cannot_be_trained_is_refused_with_a_sentence(loss, message):
     with pytest.raises(HansaError, match=message):
         hansa.Task(Net, loss, DATA)
 
 
+def test_parameters_that_the_model_does_not_list_are_refused_unless_they_are_frozen():
+    with pytest.raises(HansaError, match=r"Unlisted and the loss cross_entropy use parameters of shape .*Register"):
+        hansa.Task(Unlisted, F.cross_entropy, DATA)
+    other = nn.Linear(3, 3).requires_grad_(False)
+    hansa.Task(Net, lambda output, target: F.cross_entropy(other(output), target), DATA)
+
+
 def test_a_loss_of_every_row_is_refused():
-    with pytest.raises(HansaError, match=r"returned a tensor of shape \(12,\): expected one number for a batch"):
+    with pytest.raises(HansaError, match=r"returned float32 \[12\]: expected one real number for a batch"):
         hansa.Task(Net, nn.CrossEntropyLoss(reduction="none"), DATA)
 
 

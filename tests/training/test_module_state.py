@@ -220,12 +220,39 @@ class Recorder(Base):
         return self.layer(x) * self.level
 
 
-@pytest.mark.parametrize("model", [Strange, Recorder])
+class Clipped(Base):
+    """Puts other tensors into its parameters through .data."""
+
+    def forward(self, x):
+        self.layer.weight.data = self.layer.weight.data.clamp(-0.1, 0.1)
+        return self.layer(x)
+
+
+class Replacing(Base):
+    """Replaces a parameter by another one after some batches."""
+
+    def begin(self):
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 1:
+            self.layer.weight = nn.Parameter(self.layer.weight.detach() / 2)
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("model", [Strange, Recorder, Clipped])
 def test_plain_objects_hooks_and_writes_through_data_are_put_back(model):
     task = hansa.Task(model, cross_entropy, DATA)
     assert task.network is None
     runs = [hansa.run(presets.fedavg(**OPTIONS), task, rounds=2, workers=workers) for workers in (1, 2)]
     assert torch.equal(runs[0].params, runs[1].params)
+
+
+def test_a_parameter_replaced_by_another_one_is_refused_by_name():
+    task = hansa.Task(Replacing, cross_entropy, DATA)
+    with pytest.raises(hansa.HansaError, match=r"layer.weight: training replaced .*change it in place"):
+        hansa.run(presets.fedavg(**OPTIONS), task, rounds=1, workers=1)
 
 
 def test_what_cannot_be_put_back_is_refused():

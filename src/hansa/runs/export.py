@@ -42,7 +42,7 @@ from hansa.training.augment import Pipeline, as_pipeline, normalize
 from hansa.training.batch_sources import count_rows, describe_shapes, has_rows, take_rows
 from hansa.training.evaluation import concatenate_outputs
 from hansa.training.losses import strip_weights
-from hansa.training.modules import model_caller
+from hansa.training.modules import model_caller, naming, saved_tensors
 
 log = logging.getLogger("hansa")
 
@@ -165,10 +165,11 @@ def predict(model: nn.Module, inputs: Any, batch_size: int = 500) -> Any:
         expected = "at least one row, and equally many in every tensor"
         raise invalid_argument("predict", "inputs", describe_shapes(inputs), expected)
     call = model if isinstance(model, TrainedModel) else model_caller(model, inputs)
+    name = type(model.module if isinstance(model, TrainedModel) else model).__name__
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), naming(f"{name} cannot take inputs {describe_shapes(inputs)}"):
             windows = [slice(start, start + batch_size) for start in range(0, rows, batch_size)]
             outputs = [call(trees.tree_map(lambda leaf, window=window: leaf[window], inputs)) for window in windows]
     finally:
@@ -302,7 +303,7 @@ def _load_client_model(run_folder: RunFolder, client: int, algorithm: Algorithm 
     assert isinstance(run_task, Task)
     check_client(client, run_task.population.count)
     module = _load_weights(run_folder, run_task.model)
-    wide = any(tensor.dtype == torch.float64 for tensor in module.state_dict().values())
+    wide = any(tensor.dtype == torch.float64 for tensor in saved_tensors(module).values())
     state, buffers = run_task.layout.pack(module, torch.float64 if wide else run.dtype)
     vectors = {MODEL: state, BUFFERS: buffers} if run_task.layout.buffer_dim else {MODEL: state}
     if not run_folder.checkpoint_rounds:
@@ -481,7 +482,7 @@ def _state_of(parts: list[bytes]) -> dict[str, Tensor]:
 def _load_state(model: Callable[[], nn.Module], state: dict[str, Tensor], source: str) -> nn.Module:
     """Build a model and load a state dict into it."""
     module = model()
-    expected = module.state_dict()
+    expected = saved_tensors(module)
     if set(expected) != set(state) or any(expected[name].shape != tensor.shape for name, tensor in state.items()):
         wrong = sorted(set(expected) ^ set(state)) or [n for n, t in state.items() if expected[n].shape != t.shape]
         raise HansaError(f"{source}: the model does not match the trained one: {', '.join(wrong[:5])}.")
@@ -491,5 +492,5 @@ def _load_state(model: Callable[[], nn.Module], state: dict[str, Tensor], source
             dtype = state[name].dtype if name in state else torch.float64 if wide else tensor.dtype
             if tensor.is_floating_point():
                 tensor.data = tensor.data.to(dtype)
-    module.load_state_dict(state)
+    module.load_state_dict({**module.state_dict(), **state})
     return module.eval()

@@ -621,7 +621,9 @@ def _label_counts(federated: data.FederatedData) -> list[list[int]] | None:
 
 
 def _tensors(run: Run) -> dict[str, torch.Tensor]:
-    state: Mapping[str, torch.Tensor] = run.model.state_dict() if hasattr(run.task, "module") else {"x": run.params}
+    from hansa.training.modules import saved_tensors
+
+    state = saved_tensors(run.model) if hasattr(run.task, "module") else {"x": run.params}
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
 
 

@@ -196,6 +196,8 @@ def check_compiled(task: Task) -> None:
         raise _not_compiled(task, f"it uses autocast={task.autocast!r}")
     if (reason := missing_compiler()) is not None:
         raise _not_compiled(task, reason)
+    if not all(isinstance(leaf, torch.Tensor) for leaf in trees.tree_leaves(tuple(task.example))):
+        raise _not_compiled(task, "its batches have values that are not tensors")
     _compare_compiled(task, task.dtype, CPU, _signature(task.example), "aot_eager")
 
 

@@ -343,17 +343,11 @@ def check_classes(loss: LossFunction, output: Any, targets: Any) -> None:
 
 
 def check_loss(loss: Any) -> None:
-    """Raise for a loss that is not a function, or that has parameters, which would not be trained."""
+    """Raise for a loss that is not a function."""
     if isinstance(loss, type) or not callable(loss):
         raise HansaError(
             f"Task(loss={getattr(loss, '__name__', loss)!r}): expected a function of (output, target), such as "
             "torch.nn.functional.cross_entropy or torch.nn.CrossEntropyLoss()."
-        )
-    named = loss.named_parameters() if isinstance(loss, torch.nn.Module) else ()
-    if trainable := [name for name, parameter in named if parameter.requires_grad]:
-        raise HansaError(
-            f"Task(loss={type(loss).__name__}): has its own parameters ({', '.join(trainable[:3])}), which are not "
-            "trained. Make them parameters of the model and return them with its output."
         )
 
 

@@ -80,6 +80,15 @@ def fresh(model: Callable[..., nn.Module], key: Key) -> nn.Module:
     return module
 
 
+def saved_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the tensors of a module's state dict. Other extra state is not saved: it stays as after construction.
+
+    >>> list(saved_tensors(nn.Linear(2, 1)))
+    ['weight', 'bias']
+    """
+    return {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
+
+
 def model_caller(module: nn.Module, inputs: Any) -> Callable[[Any], Any]:
     """Return a function that calls the module with a batch like ``inputs``.
 
@@ -175,28 +184,44 @@ class Trial:
         """Return the loss of a batch; raise unless it is one number that depends on the parameters."""
         name = getattr(self.loss, "__name__", type(self.loss).__name__)
         shapes = f"inputs {describe_shapes(x)}"
-        with _naming(f"{type(self.module).__name__} cannot take a batch of the data, {shapes}"):
+        with naming(f"{type(self.module).__name__} cannot take a batch of the data, {shapes}"):
             output = self.call(x)
         shapes = f"outputs {describe_shapes(output)} and targets {describe_shapes(target)} (of {shapes})"
-        with _naming(f"the loss {name} cannot take {shapes}"):
+        with naming(f"the loss {name} cannot take {shapes}"):
             value: Any = self.loss(output, target)
-        if not isinstance(value, torch.Tensor) or value.ndim:
-            shape = getattr(value, "shape", None)
-            returned = type(value).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
+        if not isinstance(value, torch.Tensor) or value.ndim or value.is_complex():
             raise HansaError(
-                f"Task(loss={name}): returned {returned}: expected one number for a batch as a tensor, such as the "
-                "mean over its rows."
+                f"Task(loss={name}): returned {describe_shapes(value)}: expected one real number for a batch as a "
+                "tensor, such as the mean over its rows."
             )
         if not value.requires_grad:
             raise HansaError(
                 f"Task(loss={name}): has no gradient: it does not depend on the parameters, or was computed under "
                 "no_grad(), or from detach() or item()."
             )
+        known = set(map(id, self.parameters))
+        if foreign := [list(leaf.shape) for leaf in _parameters_behind(value) if id(leaf) not in known]:
+            raise HansaError(
+                f"{type(self.module).__name__} and the loss {name} use parameters of shape {foreign[0]} that are not "
+                "the model's, so they would not be trained. Register them in the model, change those that forward() "
+                "replaces in place, and return those of a loss with its output; or freeze them: requires_grad_(False)."
+            )
         return value
 
 
+def _parameters_behind(value: torch.Tensor) -> Iterator[nn.Parameter]:
+    """Yield the parameters that a value was computed from and that require gradients."""
+    pending, seen = [value.grad_fn], set[Any]()
+    while pending:
+        if (node := pending.pop()) is not None and node not in seen:
+            seen.add(node)
+            if isinstance(leaf := getattr(node, "variable", None), nn.Parameter):
+                yield leaf
+            pending.extend(function for function, _ in node.next_functions)
+
+
 @contextmanager
-def _naming(prefix: str) -> Iterator[None]:
+def naming(prefix: str) -> Iterator[None]:
     """Prefix the error of a user's function."""
     try:
         yield
@@ -306,8 +331,8 @@ def _narrow_weights(module: nn.Module) -> Iterator[str]:
 
 
 def _counters(module: nn.Module, changed: Mapping[str, torch.Tensor]) -> set[str]:
-    """Return the integer and boolean buffers that are sent: those that a training step increases, such as counters and
-    flags set by the first batch. Their average is rounded to the nearest integer.
+    """Return the integer and boolean buffers that are sent: those that a training step only increases, or only
+    decreases, such as counters and flags of the first batch. Their average is rounded to the nearest integer.
 
     BatchNorm's count of batches, which has no effect unless its momentum is None, and numbers from 2^24, which float32
     does not represent, are not sent. All other integer buffers keep their initial value.
@@ -324,7 +349,9 @@ def _counters(module: nn.Module, changed: Mapping[str, torch.Tensor]) -> set[str
         if not integral or name not in persistent or name not in changed or name in unused:
             continue
         value = changed[name].to(torch.int64)
-        if value.shape == buffer.shape and int(value.abs().max()) < _MAX_COUNT and bool((value >= buffer).all()):
+        if value.shape != buffer.shape or int(value.abs().max()) >= _MAX_COUNT:
+            continue
+        if bool((value >= buffer).all()) or bool((value <= buffer).all()):
             counters.add(name)
     return counters
 
@@ -409,8 +436,8 @@ class ModuleState:
             if constant.changed:
                 raise HansaError(
                     f"{constant.name} was left unchanged by the first batch, or is frozen, and a later one changed it: "
-                    "it is not averaged, and workers share it. Write to it in every training step, or register it as a "
-                    "buffer with persistent=False if it belongs to the client."
+                    "it is not averaged, and workers share it. Make it a buffer that every training step writes to, or "
+                    "one with persistent=False if it belongs to the client."
                 )
 
     def seed(self, key: Key) -> None:

@@ -102,10 +102,11 @@ class Task:
 
     Equal seeds give equal initial models. A model with float64 parameters is trained in float64. Frozen parameters and
     buffers in bfloat16 or float16 keep their dtype if the model converts their inputs to it. Floating-point buffers
-    that training changes are averaged. Integer and boolean buffers are sent if the first step increases them, such as
-    counters and flags set by the first batch: their average is rounded to the nearest. Other buffers keep their initial
-    value. Before each client the remaining state of a module (attributes, hooks, plain objects) is reset to that after
-    construction, and its random numbers are seeded from the client's key; a module that cannot be reset is refused.
+    that training changes are averaged. Integer and boolean buffers are sent if the first step moves them in one
+    direction, such as counters and flags of the first batch: their average is rounded to the nearest. Other buffers
+    keep their initial value. Before each client the remaining state of a module (attributes, hooks, plain objects) is
+    reset to that after construction, and its random numbers are seeded from the client's key; a module that cannot be
+    reset is refused.
 
     A model that is equivalent to a stack of convolutions and linear layers with cross-entropy, however its
     ``forward()`` is written, is trained by native code in float32 after three batches have agreed with PyTorch up to
@@ -202,6 +203,7 @@ class Task:
         self.layout, self.dtype = facts.layout, facts.dtype
         self.constant_buffers, self.frozen = facts.constant, facts.frozen
         self.network = self._find_network()
+        check_metrics({} if metric is None else {"accuracy": metric})
         self._describe_scores(facts, metric, check_metrics({} if metrics is None else metrics))
         self.directions = metric_directions(self.metrics)
         columns = [*([] if self.metric is None and "accuracy" not in self.metrics else ["accuracy"]), *self.metrics]
@@ -440,6 +442,8 @@ class Task:
 
 def _check_model_and_data(model: Any, data: Any) -> None:
     """Raise for a model that is not a function, or data that is not federated."""
+    if not callable(model):
+        raise invalid_argument("Task", "model", model, "a function that returns the model, such as its class")
     if isinstance(model, nn.Module):
         raise HansaError(
             f"Task(model={type(model).__name__} object): expected a function that returns the model, because every "

@@ -59,6 +59,7 @@ class ModuleTrainer(BaseTrainer):
         self.module = convert_module(fresh(task.model, Key(0)), dtype, device, task.kept_weights(dtype))
         self.y = torch.zeros(self.layout.dim, dtype=dtype, device=device)
         self.parameters: list[torch.Tensor] = [*self.layout.bind(self.module, self.y)]
+        self._addresses = [parameter.data_ptr() for parameter in self.parameters]
         self.buffers = (
             torch.zeros(self.layout.buffer_dim, dtype=dtype, device=device) if self.layout.buffer_dim else None
         )
@@ -104,13 +105,28 @@ class ModuleTrainer(BaseTrainer):
         return native_inputs(inputs), targets
 
     def load(self, model: Vector, buffers: Vector | None) -> None:
+        self._restore_views()
         self.y.copy_(model)
         if self.network is None:
             self.module_state.restore()
         if self.buffers is not None and buffers is not None:
             self.layout.write_buffers(self.module, buffers)
 
+    def _restore_views(self) -> None:
+        """Make parameters whose ``data`` the module has replaced views of ``y`` again, with their new values."""
+        for entry, parameter, address in zip(self.layout.parameters, self.parameters, self._addresses, strict=True):
+            if parameter.data_ptr() != address:
+                entry.view(self.y).copy_(parameter.detach())
+                parameter.data = entry.view(self.y)
+
     def read_buffers(self) -> Vector | None:
+        named = dict(self.module.named_parameters())
+        for entry, parameter in zip(self.layout.parameters, self.parameters, strict=True):
+            if named.get(entry.name) is not parameter:
+                raise HansaError(
+                    f"{entry.name}: training replaced this parameter by another object, which is not trained: change "
+                    f"it in place, as {entry.name}.data.copy_(...) does."
+                )
         self.module_state.check()
         return None if self.buffers is None else self.layout.read_buffers(self.module, self.buffers)
 
@@ -271,18 +287,12 @@ class ModuleTrainer(BaseTrainer):
     def run_loop(
         self, loop: ClientLoop, client: int, rows: Any, lr: float, got: Vectors, memory: Vectors, key: Key
     ) -> LoopResult:
-        """Run a client's own loop on the module; afterwards its parameters are views of ``y`` as before."""
+        """Run a client's own loop on the module."""
         self.module_state.restore()
         self._seed_all(key.child("loop"))
         result = loop.train(self.module.train(), _LoopBatches(self, client, rows, key), lr, got, memory, key)
-        named = dict(self.module.named_parameters())
-        for entry, parameter in zip(self.layout.parameters, self.parameters, strict=True):
-            if named.get(entry.name) is not parameter:
-                name = type(loop).__name__
-                raise HansaError(f"{name}.train: the model has another {entry.name} than before: change it in place.")
-            if parameter.data_ptr() != entry.view(self.y).data_ptr():
-                entry.view(self.y).copy_(parameter.detach())
-                parameter.data = entry.view(self.y)
+        self._restore_views()
+        for parameter in self.parameters:
             parameter.grad = None
             parameter.requires_grad_(True)
         self.module.train()
@@ -325,6 +335,7 @@ class ModuleTrainer(BaseTrainer):
         output = self.call_model(batch.inputs)
         loss = self.task.loss(output, batch.targets)
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
+        self._restore_views()
         return output, loss.detach(), gradients
 
     def _draw_dropout(self, rows: int) -> torch.Tensor | None:

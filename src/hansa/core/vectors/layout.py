@@ -84,7 +84,8 @@ class Layout:
         for name, parameter in trainable:
             if not parameter.is_floating_point():
                 raise HansaError(
-                    f"parameter {name} is {parameter.dtype}: only real floating-point ones can be trained."
+                    f"parameter {name} is {parameter.dtype}: only real floating-point ones can be trained. Keep a "
+                    "complex one as torch.view_as_real(...), and use torch.view_as_complex(...) in forward()."
                 )
         _refuse_shared_memory(module)
         persistent = module.state_dict(keep_vars=True)
