@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 import hansa
-from hansa.cli import compare, options, run, show
+from hansa.cli import compare, run, show
 from hansa.runs.driver import RunOptions
 from hansa.runs.export import export
 
@@ -47,9 +47,3 @@ def test_results_take_the_same_words_as_the_commands():
         assert words <= set(inspect.signature(method).parameters)
     assert {"metric", "window"} <= set(inspect.signature(hansa.search).parameters)
     assert "trust" in inspect.signature(export).parameters
-
-
-def test_a_seed_beside_a_list_of_seeds_is_refused():
-    with pytest.raises(hansa.HansaError, match="--seed 3: not allowed with a list, --seeds 1,2"):
-        options.changes(None, seed=3, seeds="1,2")
-    assert options.changes(None, seed=3, seeds="2") == ["seed=3", "seeds=2"]

@@ -7,7 +7,6 @@ import csv
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import hansa
 from hansa.config import build
@@ -54,19 +53,6 @@ def test_exports_hold_the_same_model(cli, folder, done):
     model = hansa.load_model(done)
     assert all(torch.equal(state[name], tensor) for name, tensor in model.module.state_dict().items())
     assert cli("export", "x", "-o", "model.tar").exit_code == 2
-
-
-def test_a_run_of_python_needs_its_model(tmp_path):
-    inputs, targets = torch.randn(40, 4), torch.randn(40, 1)
-    federated = hansa.data.from_arrays(inputs, targets, clients=torch.arange(40) % 3)
-    task = hansa.Task(lambda: nn.Linear(4, 1), nn.functional.mse_loss, federated)
-    run = hansa.run(hansa.presets.fedavg(steps=1), task, rounds=1, out=tmp_path / "x", workers=1)
-    with pytest.raises(hansa.HansaError, match="model=YOURS"):
-        hansa.load_model(tmp_path / "x")
-    loaded = hansa.load_model(tmp_path / "x", lambda: nn.Linear(4, 1))
-    assert torch.equal(loaded.module.weight.flatten(), run.model.weight.flatten())
-    with pytest.raises(hansa.HansaError, match="does not match"):
-        hansa.load_model(tmp_path / "x", lambda: nn.Linear(5, 1))
 
 
 def test_what_has_no_model_says_so(cli, folder):

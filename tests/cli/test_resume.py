@@ -87,19 +87,6 @@ def test_a_signal_stops_after_the_round_with_everything_saved_and_the_run_goes_o
     assert without_time(found.history) == without_time(RunFolder(folder / "whole").history)
 
 
-def test_a_killed_run_goes_on_from_its_last_checkpoint_to_the_same_model(folder, small, process, cli):
-    (folder / "long.yaml").write_text(LONG + small + "algorithm: scaffold\n")
-    child = process("run", "long.yaml", "-o", "out", "-q")
-    wait_for_rounds(folder / "out", 9, child)
-    child.kill()
-    child.wait()
-    reached = rounds_done(folder / "out")
-    assert cli("resume", "out", "-q", "--rounds", reached + 3).exit_code == 0
-    assert cli("run", "long.yaml", "-o", "whole", "-q", "--rounds", reached + 3).exit_code == 0
-    assert same_model(folder / "out", folder / "whole")
-    assert RunFolder(folder / "out").summary["status"] == "finished"
-
-
 @pytest.mark.parametrize(
     ("was", "becomes"), [("lr: 0.05", "lr: 0.06"), ("hidden: 3", "hidden: 4"), ("largest: 60", "largest: 61")]
 )

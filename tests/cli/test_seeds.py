@@ -87,18 +87,6 @@ def test_show_and_report_take_a_group(cli, folder):
     assert "seeds: [0, 1]" in page
 
 
-def test_methods_are_compared_over_seeds_and_finished_runs_are_not_repeated(cli, folder):
-    arguments = ["compare", "fedavg", "fedadam", "-c", "small.yaml", "-q", "--seeds"]
-    assert cli(*arguments, "2").exit_code == 0
-    stamps = {path: path.stat().st_mtime_ns for path in (folder / "runs" / "compare").glob("*/seed-*/summary.json")}
-    assert len(stamps) == 4
-    result = cli(*arguments, "3")
-    assert result.exit_code == 0, result.output
-    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-    assert "fedavg (3 seeds)" in result.stdout
-    assert len(list((folder / "runs" / "compare").glob("*/seed-*"))) == 6
-
-
 def test_code_that_changed_since_is_run_anew(cli, folder, monkeypatch):
     monkeypatch.syspath_prepend(folder)
     text = "import hansa\nfrom torch import nn\n\n@hansa.component\ndef net():\n"

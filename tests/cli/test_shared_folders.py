@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import threading
 
 import pytest
 
-from cli.conftest import SLOW, wait_for
+from cli.conftest import SLOW
 from hansa.config import from_yaml
-from hansa.runs.experiment import Experiment, digest_name, open_run
+from hansa.runs.experiment import Experiment, digest_name
 from hansa.runs.folder import RunFolder, SeedGroupFolder
 from hansa.runs.store.io import InUseError
 from hansa.study.session import plan_reusable
@@ -74,31 +73,6 @@ def test_a_start_that_was_killed_leaves_no_half_folder_beside_the_run(folder, mo
         for planned in plan_reusable(asked, folder / str(seeds), "x"):
             planned.open().execute()
         assert [path.name for path in (folder / str(seeds)).iterdir() if path.is_dir()] == [digest_name("x", config)]
-
-
-def test_a_run_whose_folder_is_deleted_says_so(folder, process, monkeypatch):
-    slow_config(folder, rounds=1000)
-    monkeypatch.setenv("SLOW", "0.02")
-    child = process("run", "slow.yaml", "-o", "out", "-q")
-    wait_for(lambda: (folder / "out" / "metrics.jsonl").exists(), child)
-    shutil.rmtree(folder / "out", ignore_errors=True)
-    shutil.rmtree(folder / "out", ignore_errors=True)
-    _, errors = child.communicate(timeout=120)
-    assert child.returncode == 1, errors
-    assert "out: the run folder was removed or moved while the run was active" in errors
-    assert "completed rounds are in" not in errors
-
-
-def test_a_run_whose_folder_is_moved_says_so_in_python(folder):
-    config = from_yaml((folder / "small.yaml").read_text(), ["rounds=9"])
-
-    def move(run, record):
-        if record["round"] == 2:
-            (folder / "out").rename(folder / "elsewhere")
-
-    with pytest.raises(Exception, match="removed or moved while the run was active"):
-        open_run(config, folder / "out").execute([move])
-    assert Experiment.resume(folder / "elsewhere").execute()["rounds"] == 9
 
 
 def test_what_a_search_waits_for_can_be_interrupted(folder, process):

@@ -8,7 +8,6 @@ import re
 
 import numpy as np
 
-from hansa.runs.client_columns import ClientColumns
 from hansa.runs.folder import RunFolder
 
 OWNED = """\
@@ -72,9 +71,3 @@ def test_show_of_a_run_under_way_or_killed_is_made_from_its_rounds(cli, folder):
     assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
     (folder / "out" / "summary.json").unlink()
     assert "out (unfinished)" in cli("show", "out").stdout
-
-
-def test_no_name_in_an_exported_table_is_run_as_a_formula(tmp_path):
-    columns = ClientColumns({"round": np.array([1]), "client": np.array([0]), "=1+1": np.array([0.5])})
-    text = columns.named(["@SUM(A1)"]).write(tmp_path / "clients.csv").read_text("utf-8")
-    assert text.splitlines() == ["round,client,name,'=1+1", "1,0,'@SUM(A1),0.5"]

@@ -8,7 +8,6 @@ import types
 
 import pytest
 
-import hansa
 from hansa.runs import trackers
 from hansa.runs.folder import RunFolder
 
@@ -89,8 +88,3 @@ def test_what_is_not_installed_is_said_before_anything_is_begun(cli, folder, mon
     assert result.exit_code == 2
     assert f"pip install {'wandb' if name == 'wandb' else chr(39) + 'hansa[track]' + chr(39)}" in result.stderr
     assert not (folder / "out").exists()
-
-
-def test_an_unknown_tracker_is_refused():
-    with pytest.raises(hansa.HansaError, match="Did you mean mlflow"):
-        trackers.check_trackers(["mlfow"])

@@ -17,10 +17,12 @@ import torch
 from torch import nn
 
 import hansa
+from contracts.five import Net, task
 from hansa import presets
 from hansa.engine import Serial
 from hansa.engine.ray_pool import RayPool
 from hansa.runs.driver import Run
+from same_runs import assert_same_run
 
 ray = pytest.importorskip(
     "ray", reason="the Ray engine is not exercised: ray is not installed (pip install 'hansa[ray]')"
@@ -29,26 +31,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(os.environ.get("HANSA_E2E") != "1", reason="the Ray engine is exercised by make e2e"),
 ]
-
-SIZES = (4, 17, 9, 23, 12)
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
-
-    def forward(self, x):
-        return self.last(torch.tanh(self.norm(self.first(x))))
-
-
-def task():
-    draw = torch.Generator().manual_seed(0)
-    owners = [client for client, size in enumerate(SIZES) for _ in range(size)]
-    inputs, targets = torch.randn(65, 6, generator=draw), torch.randint(3, (65,), generator=draw)
-    held = hansa.data.from_arrays(inputs, targets, clients=owners, test=(inputs[:20], targets[:20]))
-    return hansa.Task(Net, nn.functional.cross_entropy, held)
-
 
 METHODS = {
     "fedavg": presets.fedavg(steps=2, batch_size=3, participation=0.6),
@@ -66,17 +48,10 @@ def local():
     ray.shutdown()
 
 
-def same(run, expected):
-    assert torch.equal(run.params, expected.params)
-    assert run.store.digest() == expected.store.digest()
-    for a, b in zip(run.history, expected.history, strict=True):
-        assert repr({**a, "seconds": 0}) == repr({**b, "seconds": 0})
-
-
 def test_every_family_is_the_serial_run(local):
-    for name, method in METHODS.items():
-        found = Run(method, task(), engine=partial(RayPool, workers=2)).advance(3)
-        same(found, Run(method, task(), engine=Serial).advance(3)), name
+    for method in METHODS.values():
+        found = Run(method, task(tested=20), engine=partial(RayPool, workers=2)).advance(3)
+        assert_same_run(found, Run(method, task(tested=20), engine=Serial).advance(3))
 
 
 class Slow(Net):
@@ -86,7 +61,7 @@ class Slow(Net):
 
 
 def slow_task():
-    made = task()
+    made = task(tested=20)
     return hansa.Task(Slow, nn.functional.cross_entropy, made.data)
 
 
@@ -104,7 +79,7 @@ def test_an_actor_that_is_killed_in_mid_round_costs_time_only(local, caplog):
             threading.Timer(0.5, os.kill, (killed[0], signal.SIGKILL)).start()
 
     run = Run(method, slow_task(), engine=engine).advance(3, [after_the_first_round])
-    same(run, Run(method, slow_task(), engine=Serial).advance(3))
+    assert_same_run(run, Run(method, slow_task(), engine=Serial).advance(3))
     assert killed
     assert "the worker died" in caplog.text
 
@@ -132,7 +107,7 @@ def test_a_node_that_is_lost_in_mid_round_costs_time_only(caplog):
                 threading.Timer(0.3, lambda: cluster.remove_node(nodes[1], allow_graceful=False)).start()
 
         run = Run(method, slow_task(), engine=engine).advance(6, [after_the_first_round])
-        same(run, Run(method, slow_task(), engine=Serial).advance(6))
+        assert_same_run(run, Run(method, slow_task(), engine=Serial).advance(6))
         assert "the worker died" in caplog.text
         assert sum(node["Alive"] for node in ray.nodes()) == 2
     finally:
@@ -161,12 +136,12 @@ def test_actors_reserve_fractions_of_a_gpu_and_the_run_ends_where_torch_finds_no
         engine = partial(RayPool, workers=2, gpus=0.25)
         with monkeypatch.context() as patch:
             patch.setattr("hansa.engine.ray_pool._ActorWorker", Reserving)
-            pool = engine(METHODS["fedavg"], task(), torch.float32, torch.device("cpu"))
+            pool = engine(METHODS["fedavg"], task(tested=20), torch.float32, torch.device("cpu"))
             assert ray.get([actor.handle.pid.remote() for actor in pool._actors.workers]) == [[0], [0]]
             assert ray.available_resources()["GPU"] == 0.5
             pool.close()
         with pytest.raises(hansa.HansaError, match=r"could not start: .*engine\.gpus=0\.25: .* torch finds none there"):
-            Run(METHODS["fedavg"], task(), engine=engine).advance(1)
+            Run(METHODS["fedavg"], task(tested=20), engine=engine).advance(1)
     finally:
         ray.shutdown()
 
@@ -182,7 +157,7 @@ def test_the_task_lies_once_on_a_node_however_many_actors_it_has(local):
         return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith(("Private_", "Swap:"))) / 1024
 
     used = []
-    for data in (task().data, held):
+    for data in (task(tested=20).data, held):
         inputs = data.inputs.shape[1]
         linear = hansa.Task(partial(nn.Linear, inputs, 3), nn.functional.cross_entropy, data)
         pool = RayPool(presets.fedavg(), linear, torch.float32, torch.device("cpu"), workers=2)

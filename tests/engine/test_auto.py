@@ -19,6 +19,7 @@ from hansa.core.devices import available_cores
 from hansa.engine.auto import AutoEngine, auto_engine
 from hansa.engine.serial import Serial
 from hansa.runs.driver import Run
+from same_runs import assert_same_run
 
 auto = import_module("hansa.engine.auto")
 WORDS = {"local_lr": 0.05, "steps": 3, "batch_size": 7}
@@ -31,11 +32,6 @@ def both(algorithm, task, factory, rounds: int = 3) -> list[Run]:
 def messages(caplog) -> list[str]:
     """What was logged about workers."""
     return [record.message for record in caplog.records if "count equally" not in record.message]
-
-
-def assert_equal_runs(runs: list[Run]) -> None:
-    assert torch.equal(runs[0].trajectory, runs[1].trajectory)
-    assert runs[0].history[-1]["test_loss"] == runs[1].history[-1]["test_loss"]
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +67,7 @@ def test_the_choice_is_said_and_the_result_does_not_depend_on_it(
         monkeypatch.setattr(hansa.training.trainer.ModuleTrainer, "releases_gil", True)
     task = problems.task()
     with caplog.at_level(logging.INFO, "hansa"):
-        assert_equal_runs(both(presets.scaffold(**WORDS), task, auto_engine(rounds=3, **asked)))
+        assert_same_run(*both(presets.scaffold(**WORDS), task, auto_engine(rounds=3, **asked)))
     assert messages(caplog) == [message]
 
 
@@ -106,7 +102,7 @@ def test_a_model_that_cannot_be_sent_runs_in_threads_if_its_steps_are_long(caplo
     monkeypatch.setattr(auto, "LONG_STEP_SECONDS", 0.0)
     with caplog.at_level(logging.INFO, "hansa"):
         task = hansa.Task(_Local, _Held(), problems.data(), execution="eager")
-        assert_equal_runs(both(presets.fedavg(**WORDS), task, auto_engine(2, rounds=3)))
+        assert_same_run(*both(presets.fedavg(**WORDS), task, auto_engine(2, rounds=3)))
     assert caplog.records[-1].message == "2 workers: threads"
 
 
@@ -116,7 +112,7 @@ def test_a_model_for_which_neither_is_safe_runs_serially_and_says_so_once(caplog
     task = hansa.Task(problems.dropout, _Held(), problems.data(), execution="eager", name="locked")
     with caplog.at_level(logging.WARNING, "hansa"):
         for _ in range(2):
-            assert_equal_runs(both(presets.fedavg(**WORDS), task, auto_engine(2, rounds=3)))
+            assert_same_run(*both(presets.fedavg(**WORDS), task, auto_engine(2, rounds=3)))
     (warning,) = messages(caplog)
     assert warning.startswith(
         "locked: runs serially, without workers: its loss cannot be sent to another process (cannot pickle "
@@ -131,7 +127,7 @@ def test_a_worker_that_cannot_read_its_task_leaves_the_run_serial(caplog, monkey
     monkeypatch.setitem(sys.modules, "hidden_module", hidden)
     task = hansa.Task(hidden.net, nn.functional.cross_entropy, problems.data(), execution="eager")
     with caplog.at_level(logging.INFO, "hansa"):
-        assert_equal_runs(both(presets.fedavg(**WORDS), task, auto_engine(2, rounds=3)))
+        assert_same_run(*both(presets.fedavg(**WORDS), task, auto_engine(2, rounds=3)))
     assert "No module named 'hidden_module'" in caplog.text
     assert "runs serially, without workers" in caplog.records[-1].message
 

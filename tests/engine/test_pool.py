@@ -21,6 +21,7 @@ from hansa.engine.pool import Pool
 from hansa.engine.serial import Serial
 from hansa.local import fixed, random_steps
 from hansa.runs.driver import Run
+from same_runs import assert_same_run
 
 UNEVEN = {"local_lr": 0.05, "steps": random_steps(1, 9), "batch_size": 7, "participation": 0.7}
 CASES = {
@@ -57,28 +58,6 @@ def finished(case: str, engine, rounds: int = 3) -> Run:
 @functools.cache
 def serial(case: str) -> Run:
     return finished(case, Serial)
-
-
-def assert_same_tree(left, right) -> None:
-    assert type(left) is type(right)
-    if isinstance(left, dict):
-        assert left.keys() == right.keys()
-        for name in left:
-            assert_same_tree(left[name], right[name])
-    elif isinstance(left, torch.Tensor):
-        assert torch.equal(left, right)
-    else:
-        assert left == right
-
-
-def assert_same_run(found: Run, expected: Run) -> None:
-    assert torch.equal(found.trajectory, expected.trajectory)
-    assert_same_tree(found.state.tree(), expected.state.tree())
-    for client in range(expected.task.population.count):
-        assert_same_tree(found.store.read(client), expected.store.read(client))
-    records = [[{k: v for k, v in r.items() if k != "seconds"} for r in run.history] for run in (found, expected)]
-    assert str(records[0]) == str(records[1])  # as text: a NaN equals itself
-    assert found.dropped_clients == expected.dropped_clients
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -16,18 +15,9 @@ from hansa import presets
 from hansa.engine.pool import Pool
 from hansa.engine.requests import WorkersUnsupported, execute
 from hansa.engine.serial import Serial
-from hansa.local.solvers import sgd
 from hansa.runs.driver import Run
 
 WORDS = {"local_lr": 0.05, "epochs": 1, "batch_size": 7}
-
-
-class Drawing(sgd):
-    """Draws where it must not."""
-
-    def finish(self, *given):
-        torch.rand(1)
-        return super().finish(*given)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -58,16 +48,6 @@ def test_whoever_waits_for_native_workers_is_one_of_them(monkeypatch):
         for _ in range(20):  # each of the two is sure to come to something
             list(pool.run(problems.first_orders(algorithm, task, torch.float32)))
     assert seen == {"MainThread", "hansa worker"}
-
-
-def test_a_solver_of_ones_own_that_draws_is_an_error_in_threads():
-    algorithm, task = presets.fedavg(**WORDS), problems.task()
-    algorithm = replace(algorithm, local=replace(algorithm.local, solver=Drawing()))
-    with (
-        Pool(algorithm, task, torch.float32, CPU, workers=2, kind="thread") as pool,
-        pytest.raises(hansa.HansaError, match="draws random numbers"),
-    ):
-        list(pool.run(problems.first_orders(algorithm, task, torch.float32)))
 
 
 def test_a_model_that_draws_random_numbers_is_refused():

@@ -6,9 +6,9 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
 
 from federation.local_sites import TEXT, LocalSites, server
+from federation.problems import same
 from hansa import __version__
 from hansa.config import build, from_yaml
 from hansa.core.errors import HansaError
@@ -19,7 +19,6 @@ from hansa.federation.server import SITES, clients_by_site
 from hansa.federation.transport import PAUSE_SECONDS, EnrollingTransport
 from hansa.rounds import wire_format
 from hansa.runs.experiment import build_run
-from hansa.runs.metrics import PARTS
 
 METHODS = {
     "fedavg": [],
@@ -35,14 +34,6 @@ def simulated(*changes):
     config = from_yaml(TEXT, [*changes, "engine=pool"])
     run = build_run(config, build.load_data(config), engine=Serial)
     return run.advance(config.rounds)
-
-
-def same(run, expected):
-    for name, vector in expected.state.vectors.items():
-        assert torch.equal(run.state.vectors[name], vector), name
-    for a, b in zip(run.history, expected.history, strict=True):
-        mine = {name: value for name, value in {**a, "seconds": 0}.items() if name not in ("sites", *PARTS)}
-        assert repr(mine) == repr({**b, "seconds": 0})
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -18,6 +18,7 @@ from hansa.rounds import RoundAggregation, in_client_order
 from hansa.rounds.messages import DroppedClient, Report, WorkOrder
 from hansa.runs import driver
 from hansa.runs.driver import Run
+from same_runs import assert_same_run
 
 needs_native = pytest.mark.skipif(not native.available(), reason=f"kernels: {native.unavailable_reason()}")
 CLIENTS = 40
@@ -78,20 +79,6 @@ def run_both(monkeypatch, algorithm: hansa.Algorithm, made: hansa.Task, **option
     return together, single, sizes
 
 
-def assert_same(one: Run, other: Run) -> None:
-    def facts(run: Run) -> list[dict[str, Any]]:
-        return [{name: repr(value) for name, value in record.items() if name != "seconds"} for record in run.history]
-
-    assert torch.equal(one.trajectory, other.trajectory)
-    assert facts(one) == facts(other)
-    assert one.ledger.state() == other.ledger.state()
-    assert one.dropped_clients == other.dropped_clients
-    assert repr(one.clients().by_client()) == repr(other.clients().by_client())
-    rows, wanted = one.clients(), other.clients()
-    for name in wanted:
-        assert rows[name].tobytes() == wanted[name].tobytes(), name
-
-
 @needs_native
 @pytest.mark.parametrize(
     "algorithm",
@@ -111,7 +98,7 @@ def assert_same(one: Run, other: Run) -> None:
 def test_a_batch_gives_the_bits_and_records_of_single_clients(monkeypatch, model, algorithm) -> None:
     together, single, sizes = run_both(monkeypatch, algorithm, task(model=model))
     assert max(sizes) == 16
-    assert_same(together, single)
+    assert_same_run(together, single)
 
 
 @needs_native
@@ -148,7 +135,7 @@ def test_a_refused_update_has_the_same_reason_and_the_others_count(monkeypatch) 
     columns, single, sizes = run_both(monkeypatch, algorithm, task(scale=300.0), max_norm=30.0)
     assert max(sizes) == 16
     assert {(dropped.client, dropped.reason) for _, dropped in columns.dropped_clients} == {(17, "norm")}
-    assert_same(columns, single)
+    assert_same_run(columns, single)
 
 
 @needs_native
@@ -156,7 +143,7 @@ def test_a_client_that_diverges_is_dropped_and_the_others_count(monkeypatch) -> 
     algorithm = hansa.presets.fedavg(participation=1.0, steps=3, batch_size=2, local_lr=0.1)
     columns, single, _ = run_both(monkeypatch, algorithm, task(scale=1e38))
     assert {(dropped.client, dropped.reason) for _, dropped in columns.dropped_clients} == {(17, "non-finite")}
-    assert_same(columns, single)
+    assert_same_run(columns, single)
 
 
 def opened() -> tuple[Run, WorkOrder]:

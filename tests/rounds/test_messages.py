@@ -19,6 +19,7 @@ from hansa.local.work import Work
 from hansa.rounds import wire_format
 from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder
 from hansa.runs.driver import Run
+from same_runs import assert_same_run
 
 
 def both(algorithm, rounds=4, **options):
@@ -29,31 +30,22 @@ def both(algorithm, rounds=4, **options):
     return runs
 
 
-def same(left, right):
-    assert left.state.round == right.state.round
-    for name, vector in left.state.vectors.items():
-        assert torch.equal(vector, right.state.vectors[name]), name
-    assert left.store.digest() == right.store.digest()
-    for a, b in zip(left.history, right.history, strict=True):
-        assert repr({**a, "seconds": 0}) == repr({**b, "seconds": 0})  # as text, since NaN is not NaN
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_round_through_bytes_is_the_round_without(name):
-    same(*both(small(name, batch_size=3)))
+    assert_same_run(*both(small(name, batch_size=3)))
 
 
 @pytest.mark.parametrize("down", [sign(), top_k(0.3), grid(2.0)], ids=["sign", "top_k", "grid"])
 def test_each_client_unpacks_what_it_missed(down):
     """At 40% a round clients are behind by different numbers of increments, and some are sent the whole replica."""
     algorithm = presets.fedcams(steps=2, batch_size=3, participation=0.4, compressor=sign(), two_way=down)
-    same(*both(algorithm, rounds=9))
+    assert_same_run(*both(algorithm, rounds=9))
 
 
 def test_under_faults_too():
     plan = hansa.faults(before=0.1, after=0.1, nan=0.1, scaled=0.05, stale=0.05)
     for name in ("fedcams", "scaffold", "cafga"):
-        same(*both(small(name, batch_size=3), rounds=5, faults=plan, max_norm=1e3))
+        assert_same_run(*both(small(name, batch_size=3), rounds=5, faults=plan, max_norm=1e3))
 
 
 def test_mail_that_does_not_make_the_model_is_not_trained_on():

@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
-from torch import nn
 
-import hansa
 from hansa.runs import metrics
 from hansa.study.report import ReportEntry, rank
 from hansa.study.report.page import comparability_warnings
@@ -73,18 +70,3 @@ def test_show_says_it(capsys):
     text = capsys.readouterr().out
     assert "accuracy, final  diverged" in text
     assert "accuracy, best   90.0%" in text
-
-
-def test_a_search_does_not_choose_a_rate_that_diverges():
-    pytest.importorskip("optuna")
-    axes = {"local_lr": [0.05, 1e4]}
-    x = torch.linspace(-1, 1, 40)[:, None]
-    data = hansa.data.from_arrays(x, 2 * x[:, 0], clients=torch.arange(40) % 4, test=(x, 2 * x[:, 0]))
-    task = hansa.Task(lambda: nn.Sequential(nn.Linear(1, 1), nn.Flatten(0)), nn.functional.mse_loss, data)
-
-    def method(local_lr):
-        return hansa.presets.fedavg(local_lr=local_lr, steps=30, batch_size=5)
-
-    found = hansa.search(method, task, axes, rounds=4, trials=4, workers=1, metric="test_loss")
-    assert found.best.point == {"local_lr": 0.05}
-    assert {trial.status for trial in found.trials if trial.point["local_lr"] == 1e4} == {"failed"}

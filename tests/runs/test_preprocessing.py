@@ -187,6 +187,8 @@ def test_a_regression_of_ones_own_model_started_in_python(tmp_path):
     path = hansa.export(tmp_path / "run", tmp_path / "model.safetensors")
     with pytest.raises(hansa.HansaError, match="model=YOURS"):
         hansa.load_model(path)
+    with pytest.raises(hansa.HansaError, match="does not match"):
+        hansa.load_model(tmp_path / "run", lambda: nn.Linear(5, 1))
     assert torch.equal(hansa.load_model(path, Net).predict(frame).outputs, outputs.outputs)
 
 

@@ -72,19 +72,6 @@ def test_every_byte_of_a_tensor_counts_however_it_lies_in_memory():
     assert provenance.digest([held]) != first
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float64, torch.complex64]
-)
-def test_tensors_of_any_kind_and_size_have_a_digest(dtype):
-    for shape in ((), (0,), (3,), (2, 0), (300_000,)):
-        tensor = torch.ones(shape, dtype=dtype)
-        assert provenance.digest(tensor) == provenance.digest(tensor.clone())
-        assert provenance.digest(tensor) != provenance.digest(tensor.reshape(*shape, 1))
-    assert provenance.digest({"a": [torch.zeros(1)], "b": None}) != provenance.digest(
-        {"b": [torch.zeros(1)], "a": None}
-    )
-
-
 class Scaled:
     def __init__(self, factor):
         self.factor = factor

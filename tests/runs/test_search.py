@@ -11,7 +11,7 @@ import torch
 
 import hansa
 import warm
-from hansa.runs.search import DONE, FAILED, PRUNED, SEARCH, Search, parse_range, search_range
+from hansa.runs.search import DONE, PRUNED, SEARCH, Search, parse_range, search_range
 from hansa.training import quadratic
 
 pytest.importorskip("optuna")
@@ -131,32 +131,3 @@ def test_a_killed_search_ends_with_the_file_of_an_unbroken_one():
     )
     assert done.returncode == 0, done.stderr
     assert "equal to the unbroken search" in done.stdout
-
-
-def test_a_search_from_python_that_was_broken_off_leaves_the_same_file(tmp_path, monkeypatch):
-    """Broken off when a trial's runs are over, and the trial is pruned or failed, but before that is written."""
-    task = quadratic([torch.eye(2).double() * n for n in (1, 2, 3)], [torch.ones(2).double() * n for n in (1, 2, 3)])
-
-    def search(folder):
-        axes = {"local_lr": [1e-5, 1e-3, 0.01, 0.05, 0.1, 1e200]}
-        words = {"rounds": 6, "trials": 12, "metric": "loss", "workers": 1, "checkpoint_every": 1}
-        return hansa.search(hansa.presets.fedavg, task, axes, out=tmp_path / folder, **words)
-
-    whole = search("whole")
-    statuses = [trial.status for trial in whole.trials]
-    assert set(statuses) == {DONE, PRUNED, FAILED}
-    for stop in (statuses.index(PRUNED), statuses.index(FAILED)):
-        record = Search.record
-
-        def stopping(self, trial, *arguments, stop=stop, record=record):
-            if trial.number == stop:
-                raise KeyboardInterrupt
-            record(self, trial, *arguments)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Search, "record", stopping)
-            with pytest.raises(KeyboardInterrupt):
-                search(f"stopped-{stop}")
-        search(f"stopped-{stop}")
-        files = [(tmp_path / name / SEARCH).read_bytes() for name in ("whole", f"stopped-{stop}")]
-        assert files[0] == files[1]

@@ -38,13 +38,3 @@ def test_it_runs_resumes_and_refuses_another(tmp_path, monkeypatch):
         hansa.run_config(from_yaml(SETTING, ["local.lr=0.1"]), "stopped")
     replaced = hansa.run_config(from_yaml(SETTING, ["local.lr=0.1"]), "stopped", overwrite=True)
     assert not torch.equal(replaced.params, run.params)
-
-
-def test_several_seeds_are_runs_and_more_can_be_added(tmp_path):
-    runs = hansa.run_config(from_yaml(SETTING, ["seeds=2"]), tmp_path / "seeds")
-    assert runs.seeds == [0, 1]
-    again = hansa.run_config(from_yaml(SETTING, ["seeds=3"]), tmp_path / "seeds")
-    assert again.seeds == [0, 1, 2]
-    assert torch.equal(again[1].params, runs[1].params)
-    with pytest.raises(hansa.HansaError, match=r"local\.lr is 0\.05, requested 0\.1"):
-        hansa.run_config(from_yaml(SETTING, ["seeds=3", "local.lr=0.1"]), tmp_path / "seeds")

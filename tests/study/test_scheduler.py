@@ -23,6 +23,7 @@ from hansa.runs.folder import RunFolder
 from hansa.study import parallel as scheduler
 from hansa.study.parallel import StudyScheduler, Worker
 from hansa.study.session import Job, Session, plan_jobs, plan_reusable
+from same_runs import assert_same_run
 
 MAIN, MARK, DEATHS = "HANSA_TEST_MAIN", "HANSA_TEST_MARK", "HANSA_TEST_DEATHS"
 
@@ -71,23 +72,6 @@ def start(request, monkeypatch):
         pytest.skip("processes are forked on Linux only")
     monkeypatch.setattr(scheduler, "can_fork", lambda: request.param == "fork")
     return request.param
-
-
-def untimed(history):
-    return [{name: value for name, value in record.items() if "seconds" not in name} for record in history]
-
-
-def assert_same_run(one, other):
-    assert torch.equal(one.params, other.params)
-    assert repr(untimed(one.history)) == repr(untimed(other.history))
-    assert one.store.clients() == other.store.clients()
-    for client in one.store.clients():
-        rows, others = one.store.read(client), other.store.read(client)
-        assert rows.keys() == others.keys()
-        assert all(torch.equal(rows[name], others[name]) for name in rows)
-    assert one.clients().frame().equals(other.clients().frame())
-    assert one.id == other.id
-    assert one.ledger.state() == other.ledger.state()
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"], indirect=True)
@@ -335,14 +319,3 @@ def test_finished_runs_release_the_data_that_their_seeds_drew(monkeypatch):
     assert torch.equal(runs[1].task.data.validation_inputs, make_task().for_seed(2).data.validation_inputs)
     again = runs[1].advance(1)
     assert torch.equal(again.params, hansa.run(method(), make_task(), rounds=2, seed=2, workers=1).params)
-
-
-def test_one_object_arrives_as_one(tmp_path):
-    """The clients of a seed are drawn again only from the tensors that they were drawn from."""
-    from hansa.engine.shared_memory import Packer, SharedMemory, unpack_object
-
-    memory, task = SharedMemory(), make_task()
-    arrived = unpack_object(Packer(memory).pack(task), [memory], copy=False)
-    for seed in (1, 2):
-        assert torch.equal(arrived.for_seed(seed).data.index, task.for_seed(seed).data.index)
-    assert not torch.equal(task.for_seed(1).data.index, task.for_seed(2).data.index)

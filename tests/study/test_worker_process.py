@@ -9,7 +9,6 @@ import threading
 import pytest
 import torch
 
-from hansa.engine.requests import NumericSettings
 from hansa.study import parallel
 from hansa.study.parallel import can_fork, start_process
 
@@ -67,14 +66,3 @@ def test_a_process_is_not_forked_beside_other_threads_or_accelerators(monkeypatc
     assert not can_fork()
     ended.set()
     thread.join()
-
-
-@pytest.mark.parametrize("wanted", [False, True])
-def test_a_worker_sets_determinism_only_if_it_differs(monkeypatch, wanted):
-    """torch's own call imports torch.compile, a second for every worker."""
-    calls = []
-    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda enabled, **_: calls.append(enabled))
-    settings = NumericSettings.current()
-    enabled = settings.determinism.enabled != wanted
-    settings._replace(determinism=settings.determinism._replace(enabled=enabled)).apply()
-    assert calls == ([enabled] if wanted else [])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ import yaml
 import hansa
 from hansa.config import allow_code, build_algorithm, from_yaml
 from hansa.study.recipes import library
-from hansa.study.recipes.niid import momentum_scaffold
 
 ROWS = ("FedAvg", "FedProx", "SCAFFOLD, NIID-Bench's form", "FedNova")
 TEN = {
@@ -93,16 +91,3 @@ def test_scaffold_of_niid_bench_is_its_recursion() -> None:
     assert {client for record in run.history for client in record["clients"]} == set(range(parties))
     np.testing.assert_allclose(run.state.vectors["model"].numpy(), x, rtol=1e-10)
     np.testing.assert_allclose(run.state.vectors["control"].numpy(), c, rtol=1e-10)
-
-
-def test_the_correction_has_about_the_weight_that_it_has_beside_the_momentum() -> None:
-    beta, steps, shift = 0.9, 200, torch.tensor([2.0])
-    got: Any = {"control": shift}
-    scaled = momentum_scaffold(beta).correction(got, {}).shift
-    assert scaled is not None
-    velocity, total = torch.zeros(1), torch.zeros(1)
-    for _ in range(steps):
-        velocity = beta * velocity + scaled
-        total += velocity
-    transient = beta * (1 - beta**steps) / (1 - beta)
-    torch.testing.assert_close(total, (steps - transient) * shift)

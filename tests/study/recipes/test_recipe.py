@@ -276,12 +276,6 @@ def test_a_paper_is_all_its_recipes() -> None:
     assert {recipe.name for recipe in find_recipes("hafed")} == {name for name in RECIPES if name.startswith("hafed-")}
 
 
-def test_a_row_can_be_limited_to_columns() -> None:
-    paper = {(cell.row, cell.column) for cell in library()["afga-table-5"].cells("paper")}
-    assert {row for row, column in paper if column in ("Setting 1", "Setting 2")} == {"AFGA", "AFGA (a)"}
-    assert {row for row, column in paper if column in ("Setting 3", "Setting 4")} == {"CAFGA", "CAFGA (a)"}
-
-
 @pytest.mark.parametrize("scale", SCALES)
 def test_images_are_changed_at_random_where_the_authors_did_it_and_nowhere_else(scale: str) -> None:
     for name in RECIPES:
