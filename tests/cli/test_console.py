@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import signal
 import subprocess
@@ -9,9 +11,13 @@ import sys
 import time
 
 import pytest
+from rich.table import Table
 
 import warm
-from hansa.runs.folder import RunFolder
+from cli.conftest import SMALL
+from hansa.core.terminal import Terminal, printable
+from hansa.runs.folder import MARKER, RunFolder
+from hansa.runs.store.io import read_sealed, write_sealed
 
 
 def start(folder, *arguments, **options):
@@ -81,3 +87,77 @@ def test_a_run_is_opened_by_a_file_in_it(cli, folder):
     assert cli("report", "out/config.yaml").exit_code == 0
     assert cli("resume", "out/config.yaml", "-q", "-r", "4").exit_code == 0
     assert RunFolder(folder / "out").summary["rounds"] == 4
+
+
+EVIL = "a\x1b]0;title\x07\x1b[2J\x9b31m\u202eb"
+
+
+def test_only_styles_of_the_program_become_codes():
+    output = io.StringIO()
+    console = Terminal(file=output, force_terminal=True, width=100, color_system="standard")
+    console.print(EVIL, style="bold", markup=False)
+    table = Table(EVIL)
+    table.add_row(EVIL)
+    console.print(table)
+    written = output.getvalue()
+    assert "\x1b[1m" in written
+    assert printable(EVIL) in written
+    for code in ("\x1b]", "\x07", "\x1b[2J", "\x9b", "\u202e"):
+        assert code not in written
+
+
+def test_names_and_devices_of_a_run_of_others_are_printed_without_them(cli, folder):
+    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    facts = read_sealed(folder / "out" / MARKER)
+    write_sealed(folder / "out" / MARKER, {**facts, "client_names": [EVIL] * 6, "cites": [EVIL]})
+    summary = json.loads((folder / "out" / "summary.json").read_text("utf-8"))
+    (folder / "out" / "summary.json").write_text(json.dumps({**summary, "devices": [EVIL], "status": EVIL}))
+    for command in (["show", "out"], ["show", "out", "--clients"], ["report", "out"], ["cite", "out"]):
+        output = cli(*command).output
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(output), command
+
+
+COMMANDS = """\
+run small.yaml --out läufe/erster -q
+resume läufe/erster --rounds 4 -q
+show läufe/erster
+report läufe/erster -o seite.html
+export läufe/erster -o modell.safetensors
+doctor
+"""
+PROGRAM = """
+import os, sys
+from hansa.cli import main
+for line in sys.stdin.buffer.read().splitlines():
+    sys.argv = ["hansa", *map(os.fsdecode, line.split())]
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise SystemExit(f"{line}: exit code {end.code}")
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="umask and hangups are of POSIX")
+def test_no_home_spaces_umlauts_a_c_locale_umask_077_and_an_ignored_hangup(tmp_path):
+    folder, temporary = tmp_path / os.fsdecode("größe und maß".encode()), tmp_path / "a temporary folder"
+    folder.mkdir()
+    temporary.mkdir()
+    (folder / "small.yaml").write_text(SMALL)
+    left_out = ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "HANSA_CREATED_RUNS", "PYTHONIOENCODING")
+    variables = {name: value for name, value in os.environ.items() if name not in left_out}
+    variables |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "TMPDIR": str(temporary)}
+    variables["PYTHONPATH"] = os.pathsep.join(sys.path)
+
+    def become():
+        os.umask(0o077)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], input=COMMANDS.encode(), cwd=folder, env=variables, preexec_fn=become,
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (folder / "seite.html").stat().st_mode & 0o077 == 0
+    assert (folder / "modell.safetensors").stat().st_size > 0
+    assert not list(temporary.iterdir())

@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-from hansa.runs.folder import RunFolder
-
 MODULE = '''
 from dataclasses import dataclass
 from typing import ClassVar
@@ -41,15 +39,6 @@ def own(folder, monkeypatch):
     sys.modules.pop("cli_of_mine", None)
 
 
-def test_a_method_of_ones_own_is_compared_with_presets(cli, own):
-    result = cli("compare", "fedavg", "cli_of_mine:careful", "-c", "small.yaml", "-q", "-r", "2")
-    assert result.exit_code == 0, result.output
-    assert "cli_of_mine:careful" in result.stdout
-    folders = {RunFolder(path).config.algorithm.preset for path in (own / "runs" / "compare").glob("*/")}
-    assert folders == {"fedavg", "cli_of_mine:careful"}
-    assert "mine2026" in (own / "report.html").read_text("utf-8")
-
-
 def test_a_sweep_goes_over_methods_and_their_words(cli, own):
     arguments = ["algorithm=fedavg,cli_of_mine:careful,{preset: 'cli_of_mine:careful', by: 8.0}"]
     result = cli("sweep", "small.yaml", *arguments, "-q", "-o", "grid", "-r", "1")
@@ -79,15 +68,6 @@ def test_it_is_looked_at_like_a_preset(cli, own):
     assert "by=2.0" in output
     assert "mine2026" in cli("cite", "cli_of_mine:careful").stdout
     assert cli("run", "cli_of_mine:careful", "-r", "1", "-q", "-s", "model=logistic", "-s", "workers=1").exit_code == 0
-
-
-def test_processes_find_it_too(process, own):
-    done = process("run", "small.yaml", "-s", "algorithm=cli_of_mine:careful", "-o", "two", "-q", "-w", "2", cwd=own)
-    _, err = done.communicate(timeout=120)
-    assert done.returncode == 0, err
-    alone = process("run", "small.yaml", "-s", "algorithm=cli_of_mine:careful", "-o", "one", "-q", cwd=own)
-    assert alone.wait(timeout=120) == 0
-    assert (own / "one" / "model.safetensors").read_bytes() == (own / "two" / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -29,23 +29,6 @@ def test_a_run_leaves_everything_behind(cli, folder):
     assert found.environment["packages"]["torch"].startswith("2.")
 
 
-def test_the_saved_configuration_repeats_the_run(cli, folder):
-    cli("run", "small.yaml", "-o", "first", "-q", "--set", "algorithm=fedams", "--seed", "3")
-    assert cli("run", "first/config.yaml", "-o", "second", "-q").exit_code == 0
-    first, second = (load_file(folder / name / "model.safetensors") for name in ("first", "second"))
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-def test_the_saved_partition_is_that_of_the_run(cli, folder):
-    (folder / "c.yaml").write_text("rounds: 1\nmodel: logistic\ndata: {clients: 5}\nlocal: {steps: 1}\nworkers: 1\n")
-    assert cli("run", "c.yaml", "-o", "out", "-q").exit_code == 0
-    bare = data.load("fashion-mini")
-    split = data.load_split(folder / "out" / "partition.safetensors", bare.targets)
-    expected = data.partition_dataset(bare, data.dirichlet(0.3), 5, 0)
-    assert torch.equal(split.index, expected.index)
-    assert torch.equal(split.offsets, expected.offsets)
-
-
 def test_a_preset_runs_by_its_name_and_a_folder_is_found_for_it(cli, folder):
     tiny = ["-r", "1", "-q", "-w", "1", "-s", "local.steps=1", "-s", "sample.count=2", "-s", "model=logistic"]
     assert cli("run", "--preset", "fedams", *tiny).exit_code == 0

@@ -6,8 +6,11 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import re
+import sys
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +20,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hansa
+import warm
 from contracts import small
 from engine import problems
 from hansa.config import build
@@ -321,3 +325,20 @@ def test_a_server_on_a_device_without_float64_is_refused_for_such_models(monkeyp
     monkeypatch.setattr(places, "available_devices", lambda: {torch.device("cpu"): "CPU", mps: "pretended"})
     with pytest.raises(hansa.HansaError, match=r"server_device='mps:0', dtype=torch.float64\): this device has no"):
         Run(hansa.presets.fedavg(), problems.task(problems.perceptron), dtype=torch.float64, server_device="mps")
+
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.mark.skipif(
+    not hasattr(torch._C, "_acc"), reason="no simulated device: torch before 2.9 has no devices written in Python"
+)
+@pytest.mark.parametrize(("package", "least"), [("training", 7), ("rounds", 100)])
+def test_presets_frozen_weights_and_determinism_on_a_simulated_device(package, least):
+    file = TESTS / package / "on_simulated_device.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]
+    done = warm.run(command, check=False, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) >= least, done.stdout[-2000:]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
 
 import pytest
 import torch
-from torch import nn
 
 import hansa
 from engine import problems
 from hansa.engine.pool import Pool
-from hansa.engine.processes import ProcessGroup
 from hansa.engine.serial import Serial
 from hansa.engine.shared_memory import Packer, SharedMemory, unpack_object
 
@@ -94,35 +91,6 @@ def test_a_script_without_a_guard_uses_workers(tmp_path):
     assert found.stdout == "equal 2 in __main__\n", found.stderr
     assert found.stderr.count("workers: processes") == 5
     assert "serially" not in found.stderr
-
-
-def test_lambdas_local_classes_and_closures_are_sent_to_workers_that_are_started_once(caplog, monkeypatch):
-    """A comparison of two methods with two seeds starts two processes, and has the bits of the serial engine."""
-
-    class Inner(nn.Sequential):
-        def __init__(self) -> None:
-            super().__init__(nn.Flatten(), nn.Linear(36, 8), nn.Dropout(0.3), nn.Linear(8, 3))
-
-    smooth = torch.tensor(0.1)
-    task = hansa.Task(
-        lambda: Inner(),
-        lambda output, target: nn.functional.cross_entropy(output, target) + smooth * output.square().mean(),
-        problems.data(),
-    )
-    spawned = []
-    spawn = ProcessGroup.spawn
-    monkeypatch.setattr(ProcessGroup, "spawn", lambda group: (spawned.append(1), spawn(group))[1])
-    methods = {
-        "a": hansa.presets.fedavg(local_lr=0.1, steps=2, batch_size=8),
-        "b": hansa.presets.scaffold(local_lr=0.1, steps=1, batch_size=5),
-    }
-    with caplog.at_level(logging.INFO, "hansa"):
-        found = hansa.compare(methods, task, rounds=2, seeds=2, workers=2)
-    assert caplog.text.count("2 workers: processes") == 4
-    assert len(spawned) == 2
-    for name, method in methods.items():
-        for seed, run in enumerate(found[name]):
-            assert torch.equal(run.params, hansa.run(method, task, rounds=2, seed=seed, workers=1).params)
 
 
 def test_a_class_that_only_the_script_has_comes_back_from_a_worker_as_itself():

@@ -139,22 +139,6 @@ def test_its_names_are_listed(cli):
             assert name in [part.get("title") for part in schema["$defs"][kind]["anyOf"]]
 
 
-def test_its_names_are_suggested_and_its_arguments_checked(cli):
-    for arguments, message in [
-        (["compare", "server_lian"], "Did you mean server_lion"),
-        (["topology", "chordal_rin"], "Did you mean chordal_ring?"),
-        (["config", "show", "small.yaml", "-s", "sample.kind=round_robbin"], "Did you mean round_robin?"),
-        (["config", "show", "small.yaml", "-s", "uplink.compressor.treshold=1"], "Did you mean threshold?"),
-        (
-            ["config", "show", "small.yaml", "-s", "algorithm.lrr=1"],
-            "server_lion has no such argument. Did you mean lr?",
-        ),
-    ]:
-        result = cli(*arguments)
-        assert result.exit_code == 2, arguments
-        assert message in result.stderr, arguments
-
-
 def test_it_runs_compares_sweeps_and_is_reported(cli, plugged):
     assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
     assert load(plugged / "out" / "config.yaml") == from_yaml(ROUND_ROBIN)

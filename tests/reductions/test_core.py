@@ -9,44 +9,35 @@ import hansa
 from exactness.laboratory import problem, task, words
 from hansa import presets
 
-ROUNDS = 25
+
+def final(algorithm, dtype=torch.float64):
+    return hansa.run(algorithm, task(problem()), rounds=25, dtype=dtype, keep_params=True).trajectory
 
 
-def final(algorithm, dtype=torch.float64, rounds=ROUNDS, **more):
-    return hansa.run(algorithm, task(problem()), rounds=rounds, dtype=dtype, keep_params=True, **more).trajectory
+FEDAVG = presets.fedavg(**words())
+OFF = words(local_momentum=0.0, weight_decay=0.0, max_grad_norm=None)
+EQUAL = words(steps=3, weights="samples")
+EQUAL_METHODS = {
+    "prox(0) is SGD": (presets.fedprox(**words(mu=0.0)), FEDAVG),
+    "nova with equal steps is the mean": (presets.fednova(**words(steps=3)), presets.fedavg(**words(steps=3))),
+    "nova with equal steps is the mean by samples": (presets.fednova(**EQUAL), presets.fedavg(**EQUAL)),
+    "AMS is AMSGrad without eps": (
+        presets.fedams(**words(eps=0.0, server_lr=0.1)), presets.fedamsgrad(**words(eps=0.0, server_lr=0.1)),
+    ),
+    "momentum 0 is FedAvg": (presets.fedavgm(**words(momentum=0.0)), FEDAVG),
+    "local options that are off change nothing": (presets.fedavg(**OFF), FEDAVG),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_prox_zero_is_sgd(dtype):
-    assert torch.equal(final(presets.fedprox(**words(mu=0.0)), dtype), final(presets.fedavg(**words()), dtype))
-
-
-@pytest.mark.parametrize("weights", ["uniform", "samples"])
-def test_nova_with_equal_steps_is_the_mean(weights):
-    same = words(steps=3, weights=weights)
-    assert torch.equal(final(presets.fednova(**same)), final(presets.fedavg(**same)))
-
-
-def test_ams_and_amsgrad_coincide_without_eps():
-    assert torch.equal(
-        final(presets.fedams(**words(eps=0.0, server_lr=0.1))),
-        final(presets.fedamsgrad(**words(eps=0.0, server_lr=0.1))),
-    )
-
-
-def test_momentum_zero_is_fedavg():
-    assert torch.equal(final(presets.fedavgm(**words(momentum=0.0))), final(presets.fedavg(**words())))
-
-
-def test_local_options_that_are_off_change_nothing():
-    off = words(local_momentum=0.0, weight_decay=0.0, max_grad_norm=None)
-    assert torch.equal(final(presets.fedavg(**off)), final(presets.fedavg(**words())))
+@pytest.mark.parametrize("name", EQUAL_METHODS)
+def test_methods_that_coincide_on_paper_have_the_same_bits(name, dtype):
+    one, other = EQUAL_METHODS[name]
+    assert torch.equal(final(one, dtype), final(other, dtype))
 
 
 def test_clipping_above_every_gradient_changes_nothing():
-    assert torch.allclose(
-        final(presets.fedavg(**words(max_grad_norm=1e9))), final(presets.fedavg(**words())), atol=1e-14
-    )
+    assert torch.allclose(final(presets.fedavg(**words(max_grad_norm=1e9))), final(FEDAVG), atol=1e-14)
 
 
 def test_samples_weights_with_equal_samples_are_uniform():

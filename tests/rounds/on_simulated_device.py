@@ -1,5 +1,5 @@
 """The server's arithmetic on a simulated accelerator, which computes with the CPU's kernels: the bits are those of the
-CPU without native kernels. tests/engine/test_simulated_device.py runs this in a process of its own, since torch must
+CPU without native kernels. tests/engine/test_devices.py runs this in a process of its own, since torch must
 know a device before the first gradient of a process."""
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hansa
 from engine import problems
-from engine.fake_ray import FakeRay
 from engine.simulated_device import TRAFFIC, simulated_device
 from engine.test_devices import EVERY, METHODS, Residual
 from hansa import aggregate, presets, server
@@ -25,8 +23,7 @@ from hansa.aggregate.base import Combined
 from hansa.cli.app import app
 from hansa.compress import Packet
 from hansa.core.vectors.fingerprint import fingerprint
-from hansa.engine import Loopback, Pool, ray_pool
-from hansa.engine.ray_pool import RayPool
+from hansa.engine import Loopback, Pool
 from hansa.local.solvers import Correction, SolverResult
 from hansa.runs.driver import Run
 from hansa.runs.folder import RunFolder
@@ -125,24 +122,6 @@ def test_clients_or_the_server_alone_on_the_device_have_the_bits_of_the_cpu(name
     assert (TRAFFIC.calls, TRAFFIC.copies_to_device) == (0, 0)
     same(Run(method, made, evaluate_every=2, **{on_device: device}).advance(3), expected)
     assert TRAFFIC.calls > 10
-
-
-class Attention(nn.Module):
-    """Words of pixels: embedding, attention, normalisation and dropout have kernels of their own on many devices."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.norm, self.head = nn.Embedding(16, 8), nn.GroupNorm(2, 36), nn.Linear(8, 3)
-        self.encode = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        words = (4 * x.flatten(1)).long().clamp(0, 15)
-        with sdpa_kernel(SDPBackend.MATH):  # the CPU has a fused kernel of its own
-            return self.head(self.norm(self.encode(self.embed(words))).mean(dim=1))
-
-
-def test_models_with_attention_and_dropout_have_the_bits_of_the_cpu(device):
-    pair(presets.fedadam(local_lr=0.1, steps=2, batch_size=5, participation=0.5), device, made=task(Attention))
 
 
 SERVERS = {
@@ -409,14 +388,6 @@ def test_engines_on_the_device_have_the_bits_of_one_worker(name, preset, device)
     method, made = EVERY[preset], task(problems.convolution)
     expected = Run(method, made).advance(3)
     same(Run(method, made, device=device, server_device=device, engine=ENGINES[name]).advance(3), expected)
-
-
-def test_ray_actors_on_devices_have_the_bits_of_the_cpu(device, monkeypatch):
-    monkeypatch.setenv("HANSA_WORKER", "")  # which actors set, here in this process
-    monkeypatch.setattr(ray_pool, "_import_ray", lambda: FakeRay(gpus=1))
-    method = METHODS["scaffold, clip"]
-    expected = Run(method, task()).advance(2)
-    same(Run(method, task(), server_device=device, engine=partial(RayPool, workers=2, gpus=0.5)).advance(2), expected)
 
 
 @pytest.mark.parametrize("fault", ["nan", "scaled", "flipped", "stale", "upload"])

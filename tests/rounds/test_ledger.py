@@ -15,22 +15,6 @@ from hansa.core.keys import Key
 from hansa.rounds.ledger import Ledger, LinkModel, afga
 from hansa.rounds.measures import gamma, q
 
-
-def test_packets_have_the_bits_of_the_papers_formulas() -> None:
-    """[CAMS] Table 1: 32 + d bits of sign, within a thousandth; 64 k of top-k, of which at most three quarters are
-    needed."""
-    d = 400_000
-    x = torch.from_numpy(np.random.default_rng(0).standard_normal(d, dtype=np.float32))
-    ledger = Ledger()
-    entries = [
-        ledger.record(number, up={0: compressor.encode(x, Key(0)).nbytes}, down={})
-        for number, compressor in enumerate((sign(), top_k(1 / 64)))
-    ]
-    signs, top = (8 * entry.up_bytes for entry in entries)
-    assert signs == pytest.approx(32 + d, rel=1e-3)
-    assert top <= 0.75 * 64 * d / 64
-
-
 HOURS = [  # [AFGA] Table 1 (rounds to 78%, setting 1) and Table 7 (hours): 5 participants, 24 local iterations
     ("FedAMSGrad", 388, 0, 194.0),
     ("AFGA", 302, 24, 223.48),

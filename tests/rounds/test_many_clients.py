@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 import hansa
 from hansa import data
 from hansa.core import native
+from hansa.engine import Serial
 from hansa.engine.requests import BatchSizer
 from hansa.rounds import RoundAggregation, in_client_order
 from hansa.rounds.messages import DroppedClient, Report, WorkOrder
@@ -47,7 +48,7 @@ class Normalised(Own):
         return logits
 
 
-def task(scale: float = 1.0, model: type[nn.Module] = Own) -> hansa.Task:
+def task(scale: float = 1.0, model: type[nn.Module] = Own, **words: Any) -> hansa.Task:
     """Clients of one to seven rows; ``scale`` multiplies the inputs of client 17."""
     draw = hansa.Key(3).numpy()
     sizes = torch.tensor([1 + client % 7 for client in range(CLIENTS)])
@@ -57,7 +58,7 @@ def task(scale: float = 1.0, model: type[nn.Module] = Own) -> hansa.Task:
     inputs[offsets[17] : offsets[18]] *= scale
     targets = torch.from_numpy(draw.integers(0, 3, rows))
     held = data.FederatedData(inputs, targets, torch.arange(rows), offsets, classes=3, name="columns")
-    return hansa.Task(model, cross_entropy, held)
+    return hansa.Task(model, cross_entropy, held, **words)
 
 
 def run_both(monkeypatch, algorithm: hansa.Algorithm, made: hansa.Task, **options: Any) -> tuple[Run, Run, list[int]]:
@@ -197,3 +198,25 @@ def test_clients_that_were_heard_are_refused_as_duplicates() -> None:
     assert once.outcome.dropped == ()
     assert {(lost.client, lost.reason) for lost in again.outcome.dropped} == {(c, "duplicate") for c in range(5, 10)}
     assert torch.equal(once.state.vectors["model"], again.state.vectors["model"])
+
+
+@needs_native
+def test_an_error_names_the_client_that_it_came_of(monkeypatch) -> None:
+    monkeypatch.setattr(BatchSizer, "size", lambda *_: 4)
+    spoilt = task()
+    spoilt.data.index[-1] = 10_000  # of the last client  # type: ignore[attr-defined]
+    with pytest.raises(hansa.HansaError, match=r"client 39: .*row 10000 is out of range"):
+        Run(hansa.presets.fedavg(participation=1.0, steps=2), spoilt, evaluate_every=0, engine=Serial).advance(1)
+
+
+@needs_native
+def test_what_is_not_native_or_takes_long_is_done_alone() -> None:
+    _, order = opened()
+    fast, eager = (
+        task(execution=execution).trainer(torch.float32, torch.device("cpu")) for execution in ("auto", "eager")
+    )
+    for trainer, seconds, expected in ((eager, 1e-6, 1), (fast, 1e-6, 2048), (fast, 0.01, 5), (fast, 1.0, 1)):
+        sizer = BatchSizer(trainer)
+        assert sizer.size(order) == 1  # as long as nothing is known
+        sizer.record([order.part(slice(0, 4))], 4 * seconds)
+        assert sizer.size(order) == expected

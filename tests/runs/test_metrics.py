@@ -5,12 +5,28 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
 import hansa
+from hansa.config import from_yaml
+from hansa.config.build import load_data
 from hansa.runs import metrics
+from hansa.runs.columns import (
+    BITS,
+    CLIENT_COLUMNS,
+    COLUMNS,
+    EVALUATED,
+    TOTALS,
+    column_of,
+    lower_is_better,
+)
+from hansa.runs.experiment import Experiment, build_run
+from hansa.runs.metrics import summarize, with_totals
 from hansa.runs.record import to_line
+from hansa.study.report import ReportEntry, rank
+from hansa.study.report.page import comparability_warnings
 from recorded import add_rounds, begin_record
 
 CURVE = [0.10, 0.52, 0.48, 0.71, 0.69, 0.70, 0.74, 0.73]
@@ -69,3 +85,120 @@ def test_a_column_that_is_not_there_is_named():
     with pytest.raises(hansa.HansaError, match=r"table\('los'\): no such column. Did you mean loss"):
         metrics.text_table([{"loss": 1.0}], ["los"])
     assert metrics.text_table([], []) == ""
+
+
+def history(values, name="test_accuracy"):
+    return [{"round": r, name: value, "up_bytes": r} for r, value in enumerate(values, 1) if value is not None]
+
+
+GOOD, BAD = history([0.2, 0.4, 0.5]), history([0.6, 0.9, math.nan])
+
+
+@pytest.mark.parametrize("last", [math.nan, math.inf, -math.inf])
+def test_the_final_value_is_not_the_last_finite_one(last):
+    curve = history([0.6, 0.9, last])
+    summary = metrics.summarize(curve, 0.8)
+    assert math.isnan(summary["test_accuracy"])
+    assert math.isnan(metrics.last(curve))
+    assert math.isnan(metrics.score(curve))
+    assert (summary["best_test_accuracy"], summary["rounds_to_target"]) == (0.9, 2)
+    assert metrics.diverged_at(curve, "test_accuracy") == 3
+
+
+def test_a_curve_that_recovers_has_not_diverged_and_rounds_without_a_measurement_say_nothing():
+    assert metrics.diverged_at(history([0.1, math.nan, 0.3]), "test_accuracy") is None
+    curve = [*history([0.1, math.nan, math.nan]), {"round": 4}]
+    assert metrics.diverged_at(curve, "test_accuracy") == 2
+    empty = [
+        {"round": 1, "train_loss": 0.5, "participants": 2},
+        {"round": 2, "train_loss": math.nan, "participants": 0},
+    ]
+    assert metrics.diverged_at(empty, "train_loss") is None
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_it_is_last_named_and_never_bold(seeds):
+    def entry(name, curves):
+        return ReportEntry.from_seeds(name, [ReportEntry(name, curve, seed=s) for s, curve in enumerate(curves)])
+
+    entries = [
+        entry("bad", [BAD, *[GOOD] * (seeds - 1)]),
+        entry("good", [GOOD] * seeds),
+        entry("none", [history([None])]),
+    ]
+    ranking = rank(entries, 0.4)
+    assert [ranked.entry.name for ranked in ranking] == ["good", "none", "bad"]
+    assert math.isnan(ranking[-1].numbers["test_accuracy"])
+    columns = ranking.columns()
+    assert not any(column.is_best(ranking[-1]) for column in columns)
+    assert "diverged" in ranking[-1].cell(ranking.score, columns[0].write)
+    assert any("bad diverged" in w and "from round 3" in w for w in comparability_warnings(entries, "test_accuracy"))
+    (row,) = [line for line in ranking.latex().splitlines() if line.startswith("bad")]
+    assert "diverged" in row
+    assert "textbf" not in row
+    assert all(tile.ranked.entry.name != "bad" for tile in ranking.tiles())
+
+
+def test_show_says_it(capsys):
+    from hansa.cli.show import show_numbers
+
+    show_numbers(rank([ReportEntry("a", BAD)]))
+    text = capsys.readouterr().out
+    assert "accuracy, final  diverged" in text
+    assert "accuracy, best   90.0%" in text
+
+
+CONFIG = """
+rounds: 2
+workers: 1
+data: {name: fashion-mini, clients: 6, test_clients: labels}
+model: logistic
+local: {steps: 2}
+gossip: {clusters: 2}
+algorithm: cafga
+links: {up_bandwidth: 1.0e+6, latency: 0.1}
+evaluate: {train: true, local_mean: true, personalise: {steps: 1}}
+"""
+MEASURED = {"gradient_norm", "gradient_diversity", "sigma_within", "sigma_between", "zeta"}
+
+
+def test_every_number_of_a_run_is_declared(tmp_path):
+    experiment = Experiment.new(from_yaml(CONFIG), tmp_path / "run")
+    experiment.execute()
+    for record in with_totals(experiment.run.history):
+        undeclared = {name for name in record if name not in COLUMNS and not name.startswith(EVALUATED)}
+        assert undeclared <= MEASURED, undeclared
+    task = hansa.training.quadratic(torch.eye(2).expand(4, 2, 2), torch.ones(4, 2))
+    assert set(hansa.run(hansa.presets.fedavg(steps=2), task, rounds=2).history[-1]) <= set(COLUMNS)
+    assert {"consensus", "simulated_seconds", "global_loss", "local_mean_loss", "personal_accuracy"} <= set(record)
+
+
+def test_the_client_record_has_the_declared_columns_and_types(tmp_path):
+    run = build_run(from_yaml(CONFIG), load_data(from_yaml(CONFIG))).advance(1)
+    columns = run.clients()
+    assert list(columns)[: len(CLIENT_COLUMNS)] == list(CLIENT_COLUMNS)
+    for name, column in CLIENT_COLUMNS.items():
+        assert columns[name].dtype == np.dtype(column.dtype), name
+    assert {column.total for column in CLIENT_COLUMNS.values() if column.total} <= set(columns.by_client())
+
+
+def test_totals_add_up_declared_columns():
+    assert all(part in COLUMNS for name in TOTALS for part in COLUMNS[name].sum_of)
+    assert list(BITS) == ["up_bits", "down_bits", "peer_bits"]
+    sizes = {"up_bytes": 2, "down_bytes": 3, "peer_bytes": 5}
+    history = [{"round": 1, **sizes, "seconds": 0.5, "simulated_seconds": 2.0}] * 2
+    last = with_totals(history)[-1]
+    scale = {"bits": 8, "seconds": 1}
+    for name in TOTALS:
+        parts = sum(2 * history[0][part] for part in COLUMNS[name].sum_of)
+        assert last[name] == scale[COLUMNS[name].unit] * parts, name
+        assert name in summarize(history)
+
+
+@pytest.mark.parametrize(
+    ("name", "lower"),
+    [("lost", True), ("test_f1", False), ("client_f1_std", True), ("client_loss_worst", True)],
+)
+def test_the_direction_of_a_column(name, lower):
+    assert lower_is_better(name) is lower
+    assert column_of(f"last5_{name}").better == ("lower" if lower else "higher")

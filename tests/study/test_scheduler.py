@@ -9,9 +9,7 @@ import os
 import signal
 import sys
 import threading
-import time
 import weakref
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -20,9 +18,10 @@ from torch import nn
 import hansa
 from hansa.config import from_yaml
 from hansa.runs.folder import RunFolder
+from hansa.study import parallel
 from hansa.study import parallel as scheduler
-from hansa.study.parallel import StudyScheduler, Worker
-from hansa.study.session import Job, Session, plan_jobs, plan_reusable
+from hansa.study.parallel import Worker, can_fork, start_process
+from hansa.study.session import plan_jobs, plan_reusable
 from same_runs import assert_same_run
 
 MAIN, MARK, DEATHS = "HANSA_TEST_MAIN", "HANSA_TEST_MARK", "HANSA_TEST_DEATHS"
@@ -191,75 +190,6 @@ def test_every_planned_run_can_be_sent_to_a_process(tmp_path, seeds):
     assert folder.config.seed == (0 if seeds is None else 1)
 
 
-def test_studies_in_python_run_side_by_side_by_default(start, tmp_path, monkeypatch):
-    """Every run waits until two processes have begun one; this process only collects their results."""
-    place, whole = tmp_path / "begun", hansa.Run.advance
-    place.mkdir()
-
-    def advance(self, *arguments):
-        (place / str(os.getpid())).touch()
-        end = time.monotonic() + 60
-        while len(list(place.iterdir())) < 2:
-            assert time.monotonic() < end, "no other process has begun a run"
-            time.sleep(0.01)
-        return whole(self, *arguments)
-
-    def other_processes():
-        found = {int(path.name) for path in place.iterdir()} - {os.getpid()}
-        for path in place.iterdir():
-            path.unlink()
-        return len(found)
-
-    monkeypatch.setattr(hansa.Run, "advance", advance)
-    monkeypatch.setattr(scheduler, "available_cores", lambda: 2)
-    task = make_task()
-    hansa.run(method(), task, rounds=2, seeds=2, out=tmp_path / "x")
-    assert other_processes() == 2
-    hansa.compare(METHODS, task, rounds=2)
-    assert other_processes() == 2
-    hansa.resume(tmp_path / "x", method(), task, rounds=3)
-    assert other_processes() == 2
-    pytest.importorskip("optuna")
-    hansa.search(hansa.presets.fedavg, task, {"local_lr": [0.1]}, rounds=2, trials=1, seeds=2, prune=False)
-    assert other_processes() == 2
-
-
-COLLECTED = []
-
-
-class Sleep(NamedTuple):
-    """A job that does nothing."""
-
-    rounds: float
-    title: str = "sleep"
-    folder: None = None
-    shared: bool = False
-
-    def work(self, display):
-        return self.rounds
-
-    def collect(self, answer):
-        COLLECTED.append(answer)
-
-
-def test_the_longest_runs_begin_first(start, monkeypatch):
-    given, whole = [], Worker.start
-
-    def note_start(self, job, *, all_cores):
-        given.append((job, all_cores))
-        whole(self, job, all_cores=all_cores)
-
-    monkeypatch.setattr(Worker, "start", note_start)
-    jobs = [Sleep(rounds) for rounds in (1.0, 5.0, 1.0, 7.0, 1.0)]
-    COLLECTED.clear()
-    StudyScheduler(Session(), jobs, Job.open, 2).run()
-    assert sorted(COLLECTED) == [1.0, 1.0, 1.0, 5.0, 7.0]
-    assert given == [(index, False) for index in (3, 1, 0, 2, 4)]
-    given.clear()
-    StudyScheduler(Session(), [Sleep(1.0)] * 3, Job.open, 2).run()
-    assert given == [(0, False), (1, False), (2, True)]  # the last of equal runs has all cores
-
-
 def test_client_memory_in_a_temporary_folder_stays_in_this_process(start, monkeypatch, caplog):
     """Before, a worker executed such a run to its end, could not send it, and it was repeated here."""
     monkeypatch.setattr(scheduler.StudyScheduler, "_start_workers", lambda *_: pytest.fail("workers were started"))
@@ -319,3 +249,59 @@ def test_finished_runs_release_the_data_that_their_seeds_drew(monkeypatch):
     assert torch.equal(runs[1].task.data.validation_inputs, make_task().for_seed(2).data.validation_inputs)
     again = runs[1].advance(1)
     assert torch.equal(again.params, hansa.run(method(), make_task(), rounds=2, seed=2, workers=1).params)
+
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+
+
+@pytest.fixture
+def threads():
+    """Two threads of OpenMP, which have worked."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    train()
+    yield 2
+    torch.set_num_threads(before)
+
+
+def train():
+    weight = torch.full((400, 400), 0.01, requires_grad=True)
+    (torch.linspace(0, 1, 400 * 400).view(400, 400) @ weight).tanh().sum().backward()
+    return weight.grad
+
+
+def test_a_fork_uses_the_threads_of_openmp_that_its_parent_has_used(threads):
+    expected, (receive, send) = train(), os.pipe()
+
+    def work():
+        torch.set_num_threads(threads)
+        os.write(send, b"same" if torch.equal(train(), expected) else b"other")
+        os._exit(7)
+
+    process = start_process(work, (), "fork")
+    os.close(send)
+    try:
+        process.join(timeout=120)
+    finally:
+        process.kill()
+    assert process.exitcode == 7
+    assert os.read(receive, 10) == b"same"
+    os.close(receive)
+
+
+def test_a_process_is_not_forked_beside_other_threads_or_accelerators(monkeypatch):
+    monkeypatch.setattr(sys, "_current_frames", lambda: {1: None})  # the threads of the test runner
+    assert can_fork()
+    monkeypatch.setenv("HANSA_FORK", "off")
+    assert not can_fork()
+    monkeypatch.delenv("HANSA_FORK")
+    with monkeypatch.context() as other:
+        other.setattr(parallel.torch.cuda, "is_initialized", lambda: True)
+        assert not can_fork()
+    monkeypatch.undo()
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    assert not can_fork()
+    ended.set()
+    thread.join()

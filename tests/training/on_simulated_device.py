@@ -1,4 +1,4 @@
-"""Frozen weights and determinism on the simulated accelerator. tests/engine/test_simulated_device.py runs this in a
+"""Frozen weights and determinism on the simulated accelerator. tests/engine/test_devices.py runs this in a
 process of its own, since torch must know a device before the first gradient of a process."""
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from torch import nn
 
 from core.native import sanitize
 from core.native.models import compile_network
-from core.native.sets import each_set
 from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.native import abi
@@ -50,15 +49,6 @@ def test_hidden_kernels_say_why_and_everything_asks_first(monkeypatch: pytest.Mo
         kernels.squared_norm(torch.ones(3))
 
 
-def test_a_folder_without_the_library_gives_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
-    assert not native.available()
-    assert native.unavailable_reason() == "they were not built"
-    assert "Install a wheel" in native.remedy()
-    assert native.instruction_sets() == ()
-    assert compile_network(linear(), (4,)) is None
-
-
 def test_a_library_that_does_not_load_is_a_reason_not_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for suffix in native.EXTENSION_SUFFIXES:
         (tmp_path / f"_kernels{suffix}").write_bytes(b"not a library")
@@ -72,12 +62,6 @@ def test_an_unknown_instruction_set_is_refused_by_name(monkeypatch: pytest.Monke
         native.load("neon9")
     monkeypatch.setenv("HANSA_NATIVE", "neon9")
     assert "this machine runs" in str(native.unavailable_reason())
-
-
-@pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
-def test_the_instruction_set_can_be_wished_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HANSA_NATIVE", "base")
-    assert native.instruction_set() == "base"
 
 
 @pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
@@ -107,12 +91,6 @@ def test_structures_of_another_size_are_refused_before_any_call(
         told = native.unavailable_reason()
         assert told is None if complaint is None else complaint in str(told)
         assert told is None or "Install again" in told
-
-
-def test_instruction_sets_that_are_not_run_are_told() -> None:
-    marked = {parameter.values[0]: [mark.name for mark in parameter.marks] for parameter in each_set()}
-    assert tuple(marked) == native.NAMES
-    assert all(marks == ([] if name in native.instruction_sets() else ["skip"]) for name, marks in marked.items())
 
 
 @pytest.mark.skipif(COMPILER is None, reason="there is no C compiler here, so nothing can be sanitized")

@@ -16,7 +16,17 @@ from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.native import abi
-from hansa.core.native.clients import TURN, ClientKernel, CohortKernel, squared_spread
+from hansa.core.native.clients import (
+    GROUP,
+    TURN,
+    ChangeSums,
+    ClientKernel,
+    CohortKernel,
+    LazyCohortKernel,
+    combine_changes,
+    gram,
+    squared_spread,
+)
 from hansa.core.native.network import AffineStep
 from hansa.core.vectors.kernels import CsrWeights
 from hansa.gossip import complete, erdos_renyi, exponential, ring, star, unbalanced_complete
@@ -79,42 +89,6 @@ def test_steps_are_those_of_each_client_alone_to_the_bit_and_gossip_over_itself_
     assert torch.equal(rows, alone)
     for client, velocity in kept.items():
         assert torch.equal(velocity, velocities[client])
-
-
-@pytest.mark.parametrize("isa", each_set())
-@pytest.mark.parametrize("later", [False, True])
-def test_mixing_is_the_product_and_leaves_the_lost_alone(later, isa):
-    clients, rows, index = laboratory(isa, "single linear layer")
-    before = rows.clone()
-    weights = RING.copy()
-    weights[2] = 0.0
-    kernel = CohortKernel(clients, rows, AffineStep(0.05), after_exchange=later)
-    kernel.set_links(mixing_links(weights))
-    kernel.run(turns((0, index[0][0]), (abi.MIX, None)))
-    stepped = before.clone()
-    clients.steps(stepped[0], index[0][:1], AffineStep(0.05))
-    start = before if later else stepped
-    expected = torch.from_numpy(weights).double() @ start.double()
-    expected[2] = start[2]
-    if later:
-        expected[0] += (stepped[0] - before[0]).double()
-    torch.testing.assert_close(rows.double(), expected, rtol=0, atol=1e-6)
-    assert torch.equal(rows[2], before[2])
-    assert not torch.equal(rows[0], before[0])
-
-
-@pytest.mark.parametrize("isa", each_set())
-def test_averages_and_moves_without_gossip(isa):
-    clients, rows, index = laboratory(isa, "single linear layer")
-    kernel = CohortKernel(clients, rows, AffineStep(0.05), after_exchange=True)
-    kernel.set_links(mixing_links(np.eye(N)))
-    alone = rows.clone()
-    clients.steps(alone[1], index[1][:1], AffineStep(0.05))
-    kernel.run(turns((1, index[1][0]), (abi.SETTLE, None)))
-    assert torch.equal(rows, alone)
-    kernel.run(turns((abi.AVERAGE, None)))
-    torch.testing.assert_close(rows.double(), alone.double().mean(dim=0).expand(N, -1), rtol=0, atol=1e-6)
-    assert all(torch.equal(row, rows[0]) for row in rows)
 
 
 @pytest.mark.parametrize("isa", each_set())
@@ -189,40 +163,6 @@ def test_the_spread_is_that_of_the_chosen_rows(size, close, isa):
 
 
 @pytest.mark.parametrize("isa", each_set())
-@pytest.mark.parametrize("many", [4, 18])
-def test_what_rows_have_moved_comes_with_the_squared_spread(many, isa):
-    draw = torch.Generator().manual_seed(1)
-    rows, start = torch.randn(many, 2501, generator=draw), torch.randn(2501, generator=draw)
-    moved = {3: torch.zeros(2501), 1: torch.zeros(2501)}
-    chosen = [place for place in range(many) if place != 2]
-    assert squared_spread(rows, chosen, 2300, isa, start=start, deltas=moved) == squared_spread(rows, chosen, 2300, isa)
-    assert all(torch.equal(vector, rows[place] - start) for place, vector in moved.items())
-    for wrong in ({2: torch.zeros(2501)}, {1: torch.zeros(2500)}):
-        with pytest.raises(HansaError, match=r"spread: rows|a delta is"):
-            squared_spread(rows, chosen, 2300, isa, start=start, deltas=wrong)
-
-
-@pytest.mark.parametrize("isa", each_set())
-@pytest.mark.parametrize("kind", [abi.MIX, abi.AVERAGE, abi.SIGNS, None])
-def test_rows_become_the_start_when_they_are_needed(kind, isa):
-    clients, rows, index = laboratory(isa, "single linear layer")
-    start, found = rows[0].clone(), []
-    for begun in (start, None):
-        own = start.repeat(N, 1) if begun is None else torch.full_like(rows, torch.nan)
-        copies = own.clone()
-        kernel = CohortKernel(clients, own, AffineStep(0.05), start=begun)
-        kernel.set_links(mixing_links(RING))
-        if kind == abi.SIGNS:
-            kernel.set_public_copies(copies, 0.3)
-        kernel.run(turns((1, index[1][0]), *([] if kind is None else [(kind, None)]), (3, index[3][0])))
-        kernel.run(turns())
-        found.append((own, copies if kind == abi.SIGNS else own))
-    assert torch.equal(found[0][0], found[1][0])
-    assert torch.equal(found[0][1], found[1][1])
-    assert not torch.equal(found[0][0][1], start)
-
-
-@pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize("name", ["MLP", "CNN-29k"])
 def test_rows_that_grow_are_followed_until_they_leave_the_numbers(name, isa):
     """Bounds stand in for a look at every row: the step at which one overflows is still found."""
@@ -242,22 +182,6 @@ def test_rows_that_grow_are_followed_until_they_leave_the_numbers(name, isa):
     made = turns(*(turn for t in range(4) for turn in [*order[N * t : N * t + N], (abi.MIX, None)]))
     _, done = kernel.run(made)
     assert (int((made["row"][:done] >= 0).sum()) - 1, kernel.dropped) == expected
-
-
-@pytest.mark.parametrize("isa", each_set())
-@pytest.mark.parametrize("links", [1, 2, 4, 5, 6, 9])
-def test_any_number_of_links_folds_in_their_order(links, isa):
-    clients, rows, _ = laboratory(isa, "MLP")
-    draw = torch.Generator().manual_seed(links)
-    rows = torch.randn(9, rows.shape[1], generator=draw)
-    matrix = np.zeros((9, 9))
-    for row in range(9):
-        matrix[row, (row + np.arange(links)) % 9] = np.random.default_rng(row).random(links)
-    expected = torch.from_numpy(matrix) @ rows.double()
-    kernel = CohortKernel(clients, rows, AffineStep(0.1))
-    kernel.set_links(mixing_links(matrix))
-    kernel.run(turns((abi.MIX, None)))
-    torch.testing.assert_close(rows.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("isa", each_set())
@@ -301,7 +225,6 @@ GRAPHS = [
     (unbalanced_complete(), 13),
     (complete(), 14),
 ]
-VECTOR_SETS = [name for name in native.instruction_sets() if name != "base"]
 KINDS = [(abi.MIX, False), (abi.MIX, True), (abi.PULL, False), (abi.SIGNS, False)]
 
 
@@ -345,19 +268,6 @@ def test_any_graph_is_the_product_with_the_same_bits_beside_a_row_that_hears_nob
     torch.testing.assert_close(mixed.double(), expected, rtol=0, atol=2e-6)
 
 
-@pytest.mark.skipif(len(VECTOR_SETS) < 2, reason="this machine has fewer than two vector instruction sets")
-@pytest.mark.parametrize(("topology", "n"), GRAPHS)
-@pytest.mark.parametrize(("kind", "later"), KINDS)
-def test_vector_instruction_sets_mix_with_the_same_bits(kind, later, topology, n):
-    draw = torch.Generator().manual_seed(n)
-    rows = torch.randn(n, laboratory("", "single linear layer")[1].shape[1], generator=draw)
-    copies = rows + 0.01 * torch.randn(rows.shape, generator=draw)
-    weights = topology.sparse(n).toarray()
-    found = [exchanged(kind, later, weights, rows, copies, isa) for isa in VECTOR_SETS]
-    assert torch.equal(found[0][0], found[1][0])
-    assert torch.equal(found[0][1], found[1][1])
-
-
 @pytest.mark.parametrize("isa", each_set())
 @pytest.mark.parametrize("start", [False, True], ids=["rows", "start"])
 @pytest.mark.parametrize("kind", [abi.MIX, abi.AVERAGE, abi.SIGNS, abi.SETTLE, None])
@@ -395,3 +305,100 @@ def test_the_last_turn_also_computes_changes_and_spread_with_the_same_bits(topol
         for row, delta in deltas.items():
             assert torch.equal(delta, expected[row])
             assert torch.equal(delta, rows[row] - begin)
+
+
+PLAIN, MORE = AffineStep(0.05), AffineStep(0.05, prox_weight=0.1, weight_decay=0.01, momentum=0.9, max_grad_norm=0.5)
+
+
+def plan(index, groups):
+    """Turns of groups of clients, each taking its next batch."""
+    taken = [0] * len(index)
+    found = []
+    for group in groups:
+        found.append((abi.GATHER, None, len(group)))
+        for client in group:
+            found.append((client, index[client][taken[client]], 0))
+            taken[client] += 1
+    made = turns(*((row, batch) for row, batch, _ in found))
+    for place, (row, _, many) in enumerate(found):
+        if row == abi.GATHER:
+            made["batch"][place] = many
+    return made
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("name", ["CNN-29k", "MLP", "embeddings"])
+@pytest.mark.parametrize("settings", [PLAIN, MORE], ids=["plain", "more"])
+def test_steps_from_sums_of_changes(settings, name, isa):
+    clients, rows, index = laboratory(isa, name)
+    start = rows.mean(dim=0)
+    made = plan(index, [[0, 3], [1], [3, 0, 4]])
+    weights = [np.zeros((1, 0)), np.zeros((2, 0)), np.zeros((1, 0)), np.array([[0.5, 0.25]]), np.zeros((1, 0))]
+    weights.append(np.array([[0.0, 1.0, 0.5], [0.3, 0.3, 0.4], [0.0, 0.0, 0.0]]))
+    velocities = {client: torch.zeros_like(start) for client in range(5)} if settings.momentum else {}
+    changes = torch.full((6, len(start)), torch.nan)
+    kernel = LazyCohortKernel(clients, start, replace(settings, anchor=start))
+    losses, done = kernel.run(changes, 0, made, ChangeSums.of(weights), velocities)
+    assert (done, kernel.dropped) == (len(made), None)
+    expected, taken = [], [0] * 5
+    kept = {client: torch.zeros_like(start) for client in range(5)}
+    steps = [(0, []), (3, []), (1, [0.5, 0.25]), (3, [0.0, 1.0, 0.5]), (0, [0.3, 0.3, 0.4]), (4, [0.0, 0.0, 0.0])]
+    for place, (client, own) in enumerate(steps):
+        model = start + sum((w * changes[k] for k, w in enumerate(own)), torch.zeros_like(start))
+        before = model.clone()
+        one = replace(settings, anchor=start, velocity=kept[client] if settings.momentum else None)
+        expected.append(float(clients.steps(model, index[client][taken[client]][None], one)))
+        taken[client] += 1
+        torch.testing.assert_close(changes[place], model - before, rtol=1e-4, atol=2e-7)
+        assert changes[place].abs().max() > 1e-5
+    assert losses[made["row"] >= 0].tolist() == pytest.approx(expected, rel=1e-6)
+    for client, velocity in velocities.items():
+        torch.testing.assert_close(velocity, kept[client], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("isa", each_set())
+def test_a_step_that_leaves_the_numbers_ends_the_walk_without_its_change(isa):
+    clients, rows, index = laboratory(isa, "MLP")
+    start = rows[0].clone()
+    made = plan(index, [[0, 1], [2]])
+    terms = ChangeSums.of([np.zeros((1, 0)), np.zeros((2, 0)), np.zeros((1, 0)), np.array([[1.0, 0.0]])])
+    kernel = LazyCohortKernel(clients, start, AffineStep(3e38))
+    _, done = kernel.run(torch.empty(3, len(start)), 0, made, terms)
+    assert (done, kernel.dropped) == (2, 0)
+
+
+@pytest.mark.parametrize("isa", each_set())
+@pytest.mark.parametrize("dim", [1, 37, 1025, 3000])
+def test_sums_of_changes_and_their_products(dim, isa):
+    draw = torch.Generator().manual_seed(dim)
+    start, changes = torch.randn(dim, generator=draw), torch.randn(9, dim, generator=draw)
+    weights = torch.rand(6, 7, generator=draw, dtype=torch.float64) * (torch.rand(6, 7, generator=draw) < 0.5)
+    found = combine_changes(start, changes, weights.numpy(), isa)
+    torch.testing.assert_close(found.double(), start.double() + weights @ changes[:7].double(), rtol=1e-5, atol=1e-5)
+    part = dim - dim // 3
+    expected = (changes[:, :part].double() @ changes[:, :part].double().T).numpy()
+    np.testing.assert_allclose(gram(changes, part, isa), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_sums_of_changes_that_do_not_fit_are_refused_before_anything_moves():
+    clients, rows, index = laboratory(name="MLP")
+    kernel = LazyCohortKernel(clients, rows[0].clone(), AffineStep(0.1))
+    made = plan(index, [[0]])
+    changes = torch.full((1, rows.shape[1]), torch.nan)
+    for wrong in ([np.zeros((1, 0))], [np.zeros((1, 0)), np.array([[0.0, 0.0, 1.0]])]):
+        with pytest.raises(HansaError, match="not those of 2 turns"):
+            kernel.run(changes, 0, made, ChangeSums.of(wrong))
+    terms = ChangeSums.of([np.zeros((1, 0)), np.zeros((1, 0))])
+    with pytest.raises(HansaError, match="a row that does not exist"):
+        kernel.run(changes, 1, made, terms)  # no room for one more
+    with pytest.raises(HansaError, match="expected contiguous"):
+        kernel.run(changes[:, 1:], 0, made, terms)
+    many = made.copy()
+    many["batch"][0] = GROUP + 1
+    with pytest.raises(HansaError, match="not those of 2 turns"):
+        kernel.run(changes, 0, many, terms)
+    with pytest.raises(HansaError, match="combine_changes"):
+        combine_changes(rows[0], rows, np.zeros((1, 9)))
+    with pytest.raises(HansaError, match="gram"):
+        gram(rows, rows.shape[1] + 1)
+    assert changes.isnan().all()

@@ -9,7 +9,6 @@ import sys
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -89,17 +88,6 @@ def test_threads_never_share_memory_by_mistake():
     for thread in threads:
         thread.join()
     assert not wrong
-
-
-def test_a_lent_vector_is_an_ordinary_tensor():
-    spare = Allocator(min_bytes=0)
-    x = spare.empty_like(LONG).copy_(torch.arange(1000.0))
-    assert type(x) is torch.Tensor
-    assert torch.equal(x.clone(), torch.arange(1000.0))
-    assert float(x @ x) == pytest.approx(float(np.sum(np.arange(1000.0) ** 2)), rel=1e-6)
-    x.requires_grad_()
-    (x * 2).sum().backward()
-    assert bool((x.grad == 2).all())
 
 
 def test_memory_may_come_back_while_the_same_thread_is_taking_or_giving():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,10 @@ import pytest
 import torch
 
 from hansa import server
-from hansa.compress import decode, sign, top_k
 from hansa.core import native
-from hansa.core.keys import Key
 from hansa.core.types import Population, RoundContext
-from hansa.core.vectors import arithmetic, kernels
+from hansa.core.vectors import arithmetic
+from hansa.core.vectors.fingerprint import _keys, fingerprint
 
 CTX = RoundContext(0, Population((1,)), (0,))
 needs_native = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
@@ -100,30 +100,6 @@ def test_a_rule_derived_from_a_known_one_keeps_its_own_equation() -> None:
     torch.testing.assert_close(state["v"], delta.square() / 2)
 
 
-def test_the_kernels_are_asked_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each pass goes through native code where that can be: counted, so that a lost shortcut is noticed."""
-    if not native.available():
-        pytest.skip(f"no native kernels: {native.unavailable_reason()}")
-    asked: list[str] = []
-    for name in ("squared_norm", "native_weighted_sum", "server_step", "sign_pack", "sign_write", "indices_reaching"):
-        real = getattr(kernels, name)
-        monkeypatch.setattr(kernels, name, lambda *a, _n=name, _r=real, **k: (asked.append(_n), _r(*a, **k))[1])
-    x = vector(1000)
-    arithmetic.norm(x)
-    arithmetic.weighted_sum([x, x], [0.5, 0.5])
-    server.ams().update(x, server.ams().init(x), CTX)
-    decode(sign().encode(x, Key(0)))
-    top_k(0.1).encode(x, Key(0))
-    assert set(asked) == {
-        "squared_norm",
-        "native_weighted_sum",
-        "server_step",
-        "sign_pack",
-        "sign_write",
-        "indices_reaching",
-    }
-
-
 def test_inner_products_do_not_depend_on_the_threads_that_share_them(monkeypatch) -> None:
     rows, vectors = torch.randn(13, 4001), torch.randn(3, 4001)
     one = arithmetic.inner_products(rows, vectors)
@@ -132,3 +108,39 @@ def test_inner_products_do_not_depend_on_the_threads_that_share_them(monkeypatch
     assert torch.equal(arithmetic.inner_products(rows, vectors), one)
     monkeypatch.setenv("HANSA_NATIVE", "off")
     assert torch.allclose(arithmetic.inner_products(rows, vectors), one, rtol=1e-12, atol=1e-9)
+
+
+SIZES = [0, 1, 2, 15, 16, 17, 4095, 4096, 4097, 20_001]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", SIZES)
+def test_all_instruction_sets_and_plain_torch_agree(size, dtype, monkeypatch):
+    x = torch.randn(size, dtype=dtype, generator=torch.Generator().manual_seed(size))
+    found = {fingerprint(x, isa) for isa in (native.instruction_sets() if native.available() else ("",))}
+    monkeypatch.setenv("HANSA_NATIVE", "off")
+    assert found == {fingerprint(x)}
+
+
+def test_a_known_value_by_whole_numbers_without_end():
+    """The equation by Python's own integers, and what it must come to for years."""
+    x = torch.arange(7, dtype=torch.float32)
+    words, keys = [*x.numpy().view(np.uint32).tolist(), 0], _keys().tolist()
+    sums = [
+        sum((words[i] + keys[i + s]) % 2**32 * ((words[i + 1] + keys[i + 1 + s]) % 2**32) for i in range(0, 8, 2))
+        for s in (0, 4)
+    ]
+    packed = b"".join((total % 2**64).to_bytes(8, "little") for total in sums)
+    assert fingerprint(x) == hashlib.blake2b((7).to_bytes(8, "little") + packed, digest_size=16).digest()
+    assert fingerprint(x).hex() == "a88b655239251502347ffed4edc64016"
+
+
+def test_any_change_of_a_bit_an_order_or_a_length_is_seen():
+    x = torch.randn(9000, generator=torch.Generator().manual_seed(1))
+    seen = {fingerprint(x), fingerprint(x[:-1]), fingerprint(torch.cat([x, torch.zeros(1)])), fingerprint(x.flip(0))}
+    for place in range(0, 9000, 97):
+        for bit in (0, 31):
+            other = x.clone()
+            other.view(torch.int32)[place] ^= 1 << bit if bit < 31 else -(1 << 31)
+            seen.add(fingerprint(other))
+    assert len(seen) == 4 + 2 * len(range(0, 9000, 97))

@@ -11,11 +11,8 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from core.native.sets import RUN, each_set
-from hansa.compress import chunked as eager_wire
 from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.vectors import kernels
@@ -149,61 +146,6 @@ def test_the_finite_check_is_not_fooled_by_squares_that_overflow(isa: str) -> No
     total, finite = kernels.squared_norm(np.full(100, 1e200), isa=isa)
     assert finite
     assert total == math.inf
-
-
-@pytest.mark.parametrize("isa", each_set())
-@given(
-    values=st.lists(st.floats(-100, 100, width=32) | st.sampled_from([0.0, -0.0]), min_size=1, max_size=200),
-)
-@settings(max_examples=30, deadline=None)
-def test_signs_are_numpys_packed_bits_and_decode_to_the_scale(isa: str, values: list[float]) -> None:
-    x = np.array(values, np.float32)
-    bits, norm = kernels.sign_pack(x, isa=isa)
-    assert bits.tobytes() == np.packbits(x >= 0, bitorder="little").tobytes()
-    assert norm == pytest.approx(math.fsum(abs(float(v)) for v in x), rel=1e-14)
-    out = np.full(x.size, 7, np.float32)
-    kernels.sign_write(bits, 0.75, out, isa=isa)
-    assert np.array_equal(out, np.where(x >= 0, np.float32(0.75), np.float32(-0.75)))
-
-
-@pytest.mark.parametrize("isa", each_set())
-def test_signs_are_the_eager_wires_to_the_bit_over_several_chunks(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So a packet does not tell whether native kernels wrote it, nor a sum whether they read it."""
-    x = draw(200_003).astype(np.float32)
-    bits, norm = kernels.sign_pack(x, isa=isa)
-    assert np.array_equal(bits, eager_wire.pack_signs(x))
-    assert norm == eager_wire.absolute_sum(x)
-    out, wanted = draw(x.size, 1).astype(np.float32), draw(x.size, 1).astype(np.float32)
-    packets = [eager_wire.pack_signs(draw(x.size, k).astype(np.float32)) for k in range(5)]
-    scales = [0.1, 1.0, 3e-5, 0.7, 1e-9]
-    with monkeypatch.context() as hidden:
-        hidden.setenv("HANSA_NATIVE", "off")
-        for packet, scale in zip(packets, scales, strict=True):
-            eager_wire.add_signs(packet, np.float32(scale), wanted)
-    for packet, scale in zip(packets, scales, strict=True):
-        kernels.sign_write(packet, scale, out, add=True, isa=isa)
-    assert np.array_equal(out, wanted)
-
-
-@pytest.mark.parametrize("isa", each_set())
-def test_a_norm_with_a_bad_entry_is_nan(isa: str) -> None:
-    for bad in (math.nan, math.inf):
-        x = np.ones(3000, np.float32)
-        x[1234] = bad
-        assert math.isnan(kernels.sign_pack(x, isa=isa)[1])
-
-
-@pytest.mark.parametrize("isa", each_set())
-@pytest.mark.parametrize("room", [None, 1, 10**6])
-@pytest.mark.parametrize("size", SIZES)
-def test_entries_that_reach_a_threshold_are_all_found_in_order(size: int, room: int | None, isa: str) -> None:
-    x = draw(size).astype(np.float32)
-    x[size // 3] = math.nan
-    threshold = np.float32(abs(x[0]) if size > 1 else 1.0)  # an entry that just reaches it
-    index, value = kernels.indices_reaching(x, float(threshold), room, isa=isa)
-    wanted = np.flatnonzero(~(np.abs(x) < threshold))
-    assert np.array_equal(index, wanted)
-    assert np.array_equal(value, x[wanted], equal_nan=True)
 
 
 def test_wrong_arguments_are_named() -> None:
