@@ -1,7 +1,10 @@
-"""The recipes against a table typed from the papers: published numbers, rates and settings, cell by cell."""
+"""The recipes against a table typed from the papers, cell by cell; their settings as they were compared with them."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,178 +143,22 @@ def part(value: Any) -> dict[str, Any]:
     return {"kind": value} if isinstance(value, str) else dict(value)
 
 
-def rates(config: Config) -> tuple[float, float | None, float | None]:
-    """Local rate, server rate, eps."""
-    plain = config.model_dump()
-    server: dict[str, Any] = plain["server"] or {}
-    return plain["local"]["lr"], server.get("lr"), server.get("eps")
+DIGESTS: dict[str, str] = json.loads((Path(__file__).parent / "settings.json").read_text(encoding="utf-8"))
+"""SHA-256 of the settings and claims of each recipe as they were when compared with the paper, rate by rate."""
 
 
-CAMS = {
-    "ResNet-18": {
-        "FedAvg": (0.01, 1.0, None),
-        "FedAdam": (0.01, 0.1, 0.1),
-        "FedYogi": (0.01, 1.0, 0.1),
-        "FedAMSGrad": (0.01, 0.1, 0.1),
-        "FedAMS": (0.01, 1.0, 1e-3),
-    },
-    "ConvMixer": {
-        "FedAvg": (0.01, 1.0, None),
-        "FedAdam": (0.01, 1.0, 0.1),
-        "FedYogi": (0.01, 1.0, 0.1),
-        "FedAMSGrad": (0.01, 1.0, 0.1),
-        "FedAMS": (0.01, 1.0, 1e-3),
-    },
-}
-HAFED = {
-    "CIFAR-10, ResNet-18": ((0.1, 0.0005, 1e-8), (0.1, 0.001, 1e-8)),
-    "CIFAR-10, ConvMixer": ((0.1, 0.001, 1e-8), (0.1, 0.01, 1e-8)),
-    "CIFAR-100, ResNet-18": ((0.1, 0.001, 1e-8), (0.1, 0.001, 1e-8)),
-    "CIFAR-100, ConvMixer": ((1.0, 0.01, 1e-8), (1.0, 0.01, 1e-8)),
-    "Fashion-MNIST, CNN": ((0.1, 0.01, 1e-8), (0.1, 0.01, 1e-8)),
-    "Fashion-MNIST, ConvMixer": ((0.1, 0.0005, 1e-8), (0.1, 0.001, 1e-8)),
-}
-SERVER_OF_AFGA = {"FedAdam": 0.01, "FedAMSGrad": 0.01, "AFGA": 0.01, "CAFGA": 0.01, "FedDyn": None}
+@pytest.mark.parametrize("name", RECIPES)
+def test_settings_and_claims_are_those_that_were_compared_with_the_paper(name: str) -> None:
+    """Whoever changes a recipe compares it with its paper again, and then records the digest that the failure tells."""
+    recipe = library()[name]
+    cells = [[scale, cell.row, cell.column, cell.document] for scale in SCALES for cell in recipe.cells(scale)]
+    seeds = [recipe.at(scale).seeds for scale in SCALES]
+    told = json.dumps([cells, seeds, [claim.model_dump() for claim in recipe.claims]], sort_keys=True)
+    assert hashlib.sha256(told.encode()).hexdigest() == DIGESTS[name]
 
 
-def test_rates_of_cams_and_hafed() -> None:
-    mixer = {(row, ""): each for row, each in CAMS["ConvMixer"].items()}
-    both = {(row, column): each for column, rows in CAMS.items() for row, each in rows.items()}
-    hafed = {(row, column): each for column, pair in HAFED.items()
-             for row, each in zip(("FedAMSGrad", "HA-Fed"), pair, strict=True)}  # fmt: skip
-    seven = {("FedAvg", ""): (0.01, 1.0, None), ("FedAMSGrad", ""): (0.1, 0.001, 1e-8)}
-    seven |= {(row, ""): (0.1, 0.01, 1e-8) for row in ("FedYogi", "FedAdam", "HA-Fed")}
-    for name, expected in {"cams-figure-1": both, "cams-figure-8": both, "cams-figure-1-convmixer": mixer,
-                           "hafed-table-1": hafed, "hafed-figure-7": seven}.items():  # fmt: skip
-        assert {cell: rates(config) for cell, config in configs(name).items()} == expected, name
-    same = dict.fromkeys([f"cams-figure-{number}" for number in (4, 5, 6, 7)], (0.01, 1.0, 1e-3))
-    same |= dict.fromkeys([f"hafed-figure-{number}" for number in ("2a", "2b", "3")], (1.0, 0.01, 1e-8))
-    for name, each in {**same, "hafed-figure-9": (0.1, 0.01, 1e-8)}.items():
-        assert {rates(config) for config in configs(name).values()} == {each}, name
-    eight = {row: rates(config) for (row, _), config in configs("hafed-figure-8").items()}
-    assert (eight["FedAMSGrad"], eight["HA-Fed"]) == ((0.1, 0.001, 1e-8), (0.1, 0.01, 1e-8))
-    assert (eight["D-AMSGrad"][0], eight["D-AMSGrad"][2]) == (0.001, 1e-8)
-
-
-@pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith(("cams-figure", "hafed-", "aware-"))])
-def test_settings_of_cams_hafed_and_aware(name: str) -> None:
-    for (row, column), config in configs(name).items() if name != "hafed-figure-4" else ():
-        assert config.rounds == 500
-        if name.startswith("aware-"):
-            assert (config.data.clients, config.local.lr, part(config.sample)["participation"]) == (100, 0.01, 0.1)
-            continue
-        partition = part(config.data.partition)
-        if name.startswith("cams-"):
-            assert (config.data.clients, partition["kind"], config.local.batch_size) == (100, "iid", 20), row
-            assert config.local.epochs == 3 or "figure-3" in name, row
-            continue
-        assert (config.data.clients, config.local.batch_size) == (32, 50), row
-        assert config.local.steps == 48 or name == "hafed-figure-3", row
-        shards = (2000, 60) if "100" in config.data.name else (200, 6)
-        assert (partition["shards"], partition["per_client"]) == shards, column
-        assert config.algorithm.preset != "ha_fed" or config.gossip.clusters == 4
-    assert name != "hafed-table-1" or library()[name].at("paper").seeds == 3
-
-
-@pytest.mark.parametrize(("name", "doubled"), [("afga-table-1", 2.0), ("afga-table-2", 1.0), ("afga-table-3", 10.0)])
-def test_rates_and_setting_of_afga(name: str, doubled: float) -> None:
-    shakespeare = name == "afga-table-3"
-    local = {
-        "FedAvg": 1.0 if shakespeare else 0.1,
-        "FedAdam": 1.0,
-        "FedAMSGrad": 1.0,
-        "AFGA": doubled,
-        "CAFGA": doubled,
-    }
-    for (row, column), config in configs(name).items():
-        expected = local.get(row, 0.1), SERVER_OF_AFGA.get(row, 1.0)
-        assert rates(config)[:2] == expected, (row, column)
-        clients = 100 if column == "Setting 1" else 50
-        assert config.data.clients == clients
-        assert config.rounds == (600 if name == "afga-table-2" else 500)
-        assert (config.local.steps, config.local.batch_size) == (100 if shakespeare else 24, 50)
-        if row == "CAFGA":
-            assert config.gossip is not None
-            assert config.gossip.clusters == 5
-
-
-SETTINGS_OF_AFGA = {"Setting 1": (100, 0.05), "Setting 2": (50, 0.1), "Setting 3": (100, 0.1), "Setting 4": (50, 0.2)}
-
-
-@pytest.mark.parametrize("name", ["afga-table-4", "afga-table-5", "afga-table-6", "afga-table-7", "afga-table-8"])
-def test_rates_and_setting_of_the_other_tables_of_afga(name: str) -> None:
-    local = {"fedavg": 0.1, "scaffold": 0.1, "fedprox": 0.1, "feddyn": 0.1, "fedadam": 1.0, "fedamsgrad": 1.0}
-    local |= {"afga": 2.0, "cafga": 2.0}
-    server = {"feddyn": None} | dict.fromkeys(("fedadam", "fedamsgrad", "afga", "cafga"), 0.01)
-    for (row, column), config in configs(name).items():
-        clients, share = SETTINGS_OF_AFGA[column or ("Setting 1" if name == "afga-table-7" else "Setting 2")]
-        assert (config.data.clients, config.rounds) == (clients, 500), (row, column)
-        assert (config.local.steps, config.local.batch_size) == (24, 50)
-        assert part(config.data.partition) == {"kind": "dirichlet", "alpha": 0.6}
-        if (preset := config.algorithm.preset) not in local:
-            assert name == "afga-table-8"  # the methods without a server, whose rates the paper does not give
-            continue
-        assert rates(config)[:2] == (local[preset], server.get(preset, 1.0)), (row, column)
-        if preset == "cafga":
-            reporters = config.gossip.reporters
-            assert isinstance(reporters, int)
-            assert (config.gossip.clusters, 5 * reporters) == (5, round(share * clients)), (row, column)
-        else:
-            assert part(config.sample)["participation"] == share
-
-
-def test_forms_of_the_ninth_figure_of_hafed() -> None:
-    cells = {row: config.gossip for (row, _), config in configs("hafed-figure-9").items()}
-    forms = {row: (gossip.active, gossip.gossip_every) for row, gossip in cells.items()}
-    assert (forms["p_c = 1/2, q = 4"], forms["p_c = 1/4, q = 8"]) == ((0.5, 4), (0.25, 8))
-    assert {gossip.reporters for gossip in cells.values()} == {2}
-
-
-REDDI = {  # logarithms of base 10: the local rate, the server's, eps; in the order of the authors' tables
-    "reddi-cifar-100": ((-1, -1.5, -1.5, -1.5, -1), (-1, 0, 0, 0, 0.5), (-2, -1, -1)),
-    "reddi-emnist": ((-1.5, -1.5, -1.5, -1.5, -1), (-1, -2.5, -2.5, -0.5, 0), (-2, -4, -4)),
-    "reddi-shakespeare": ((0, 0, 0, 0, 0), (-0.5, -2, -2, -0.5, 0), (-1, -3, -3)),
-}
-REDDI_SETTINGS = {"reddi-cifar-100": (20, 4000), "reddi-emnist": (20, 1500), "reddi-shakespeare": (4, 1200)}
-REDDI_BEST = {
-    "reddi-cifar-100": ("FedYogi",),
-    "reddi-emnist": ("FedAdam", "FedYogi", "FedAvgM"),
-    "reddi-shakespeare": ("FedAdagrad", "FedYogi", "FedAvgM"),
-}
-
-
-@pytest.mark.parametrize("name", REDDI)
-def test_rates_settings_and_best_methods_of_reddi(name: str) -> None:
-    cells = {row: config for (row, _), config in configs(name).items()}
-    local, server, eps = REDDI[name]
-    for place, row in enumerate(("FedAdagrad", "FedAdam", "FedYogi", "FedAvgM", "FedAvg")):
-        *found, offset = rates(cells[row])
-        assert found == pytest.approx([10 ** local[place], 10 ** server[place]], rel=1e-3), row
-        assert offset == (pytest.approx(10 ** eps[place]) if place < 3 else None), row
-        assert (cells[row].local.batch_size, cells[row].rounds) == REDDI_SETTINGS[name]
-        assert (part(cells[row].sample)["count"], cells[row].local.epochs) == (10, 1)
-        assert cells[row].server.weights == "samples"
-    (claim,) = library()[name].claims
-    assert set(claim.better) == set(REDDI_BEST[name])
-    assert set(claim.than or cells.keys() - set(claim.better)) == cells.keys() - set(claim.better)
-
-
-def test_the_diversity_figure_is_fedavg_alone_in_the_hybrid_setting() -> None:
-    cells = configs("aware-figure-2")
-    alphas = {}
-    for (row, _), config in cells.items():
-        assert config.algorithm.preset == "fedavg"
-        assert (config.data.name, config.data.clients, config.local.epochs, config.local.batch_size) == (
-            "cifar10",
-            100,
-            3,
-            64,
-        )
-        assert part(config.data.partition)["kind"] == "dirichlet"
-        alphas[row] = part(config.data.partition)["alpha"]
-    assert alphas == {f"Dirichlet({alpha})": alpha for alpha in (0.1, 0.3, 0.5, 0.7)}
-    measures = {measure.metric for measure in library()["aware-figure-2"].measures.values()}
-    assert measures == {"test_accuracy", "diversity", "aggregate_norm"}
+def test_every_recipe_was_compared() -> None:
+    assert sorted(DIGESTS) == RECIPES
 
 
 def test_training_loss_of_hafed_is_the_papers_global_one() -> None:
