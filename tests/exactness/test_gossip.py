@@ -9,7 +9,7 @@ import torch
 import hansa
 from exactness.laboratory import assert_agree, task
 from hansa import presets
-from hansa.gossip import clipped, complete, isolated, matrix, ring, trimmed
+from hansa.gossip import clipped, complete, matrix, ring, trimmed
 from oracle import gossip
 from oracle.quadratic import heterogeneous
 
@@ -182,19 +182,6 @@ def test_the_second_moment_that_gossips_is_counted():
         for how in ("gossip", "local")
     )
     assert both == 2 * one
-
-
-def test_no_mixing_and_no_resampling_is_fedamsgrad_with_eps_inside():
-    chosen = drawn(8, HALVES, 2)
-    still = presets.cafga(
-        clusters=HALVES,
-        reporters=hansa.sample.replay(chosen),
-        active=hansa.gossip.selected(),
-        topology=isolated(),
-        **WORDS,
-    )
-    plain = presets.fedamsgrad(sampler=hansa.sample.replay(chosen), eps_inside=True, **WORDS)
-    assert torch.allclose(run(still).trajectory, run(plain).trajectory, atol=1e-12)
 
 
 def test_one_cluster_of_cafga_is_afga():

@@ -133,16 +133,3 @@ def test_other_places_are_refused(sites):
     Path("b.yaml").write_text(TEXT.replace("south: 3", "east: 3"))
     code, output = hansa("serve", "a.yaml", "b.yaml", "--insecure")
     assert (code, "different engine.sites" in output) == (2, True)
-
-
-def test_a_run_is_not_resumed_with_other_settings(sites):
-    arguments = ["--insecure", "-o", "run", "--quiet", "--rounds", "2"]
-    assert hansa("serve", "a.yaml", *arguments)[0] == 0
-    asked = len(sites.seen)
-    for change, problem in (("local.lr=50", "local.lr is"), ("algorithm=scaffold", "algorithm"), ("seed=3", "seed is")):
-        code, output = hansa("serve", "a.yaml", *arguments, "--resume", "--set", change)
-        assert (code, "holds a different run" in output, problem in output) == (2, True, True), output
-    Path("a.yaml").write_text(TEXT.replace("south: 3", "south: 3, west: 1"))
-    code, output = hansa("serve", "a.yaml", *arguments, "--resume")
-    assert (code, "engine.sites: the run has" in output) == (2, True), output
-    assert len(sites.seen) == asked, "no site was asked"

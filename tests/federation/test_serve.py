@@ -165,8 +165,6 @@ def test_a_site_refuses_what_is_not_for_it_and_counts_it(tmp_path):
     agent = sites.agent("north")
     orders = next(part for site, sent, _ in sites.seen for part in unpack_batch(sent)
                   if site == "north" and wire_format.kind_of(part) == "orders")  # fmt: skip
-    south = next(part for site, sent, _ in sites.seen for part in unpack_batch(sent)
-                 if site == "south" and wire_format.kind_of(part) == "orders")  # fmt: skip
     enrollment = EnrollmentRequest.from_bytes(unpack_batch(sites.seen[0][1])[0])
     message = RoundOrders.from_bytes(orders)
     damaged = orders[:-30] + bytes([orders[-30] ^ 1]) + orders[-29:]
@@ -174,14 +172,9 @@ def test_a_site_refuses_what_is_not_for_it_and_counts_it(tmp_path):
     wrong = {
         "charge": replace(message, run="ab" * 8, orders=()).to_bytes(),
         "run": replace(message, run="../../etc", orders=()).to_bytes(),
-        "round": replace(message, round=message.round + 1).to_bytes(),
-        "rounds": replace(message, round=10_000, orders=()).to_bytes(),
-        "clients": south,
         "site": replace(enrollment, site="south").to_bytes(),
         "version": replace(enrollment, version="0.0.1").to_bytes(),
         "damaged": damaged,
-        "truncated": orders[: len(orders) // 2],
-        "malformed": b"nonsense",
     }
     if enrollment.site == "south":
         wrong["site"] = enrollment.to_bytes()
@@ -191,8 +184,7 @@ def test_a_site_refuses_what_is_not_for_it_and_counts_it(tmp_path):
         assert agent.exchange_log.refusals()[reason] == 1
     other = wire_format.pack("orders", {"protocol": 99})
     for data, reason in ((b"", "truncated"), (pack_batch([b"x"]), "truncated"), (other, "version")):
-        agent.handle(data)
-        assert agent.exchange_log.refusals()[reason] > 1
+        assert Refusal.from_bytes(agent.handle(data)).reason == reason
     big = replace(enrollment, site="north", population=1 << 60).to_bytes()
     assert Refusal.from_bytes(agent.handle(big)).reason == "clients"
     assert files == contents(tmp_path / "sites")
