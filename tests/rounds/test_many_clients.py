@@ -204,7 +204,7 @@ def test_clients_that_were_heard_are_refused_as_duplicates() -> None:
 def test_an_error_names_the_client_that_it_came_of(monkeypatch) -> None:
     monkeypatch.setattr(BatchSizer, "size", lambda *_: 4)
     spoilt = task()
-    spoilt.data.index[-1] = 10_000  # of the last client  # type: ignore[attr-defined]
+    spoilt.data.index[-1] = 10_000  # type: ignore[attr-defined]
     with pytest.raises(hansa.HansaError, match=r"client 39: .*row 10000 is out of range"):
         Run(hansa.presets.fedavg(participation=1.0, steps=2), spoilt, evaluate_every=0, engine=Serial).advance(1)
 
