@@ -5,11 +5,12 @@ Zeng et al., Tackling Hybrid Heterogeneity on Federated Optimization via Gradien
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numpy.typing import ArrayLike
 
 from oracle.minnorm import authors_weights, simplex_weights
-from oracle.quadratic import Array, Quadratics, Rounds, State, schedule
+from oracle.quadratic import Array, State, laid_out
 
 
 def momenta(m: dict[int, Array], Delta: dict[int, Array], alpha: float | Array, from_zero: bool) -> None:
@@ -36,12 +37,7 @@ def shares(clients: list[int], weights: Array | None) -> Array:
 
 
 def fedaware(
-    problem: Quadratics,
-    x0: Array,
-    participants: Rounds,
-    steps: ArrayLike,
-    local_lr: ArrayLike,
-    *,
+    *lab: Any,
     alpha: float | Array = 0.5,
     normalize: bool = False,
     explore: bool = False,
@@ -59,9 +55,9 @@ def fedaware(
     `average_length`: the direction is scaled to the length of sum_S p_i Delta_i.
     `state`: rows {client: m_i}, direction of the last round, and per round of the rows used D~, D and chi^2.
     """
-    tau, lr = schedule(problem, len(participants), steps, local_lr)
+    problem, x, participants, tau, lr = laid_out(*lab)
     m: dict[int, Array] = {}
-    x, direction, trajectory = x0.copy(), np.zeros_like(x0), []
+    direction, trajectory = np.zeros_like(x), []
     told: dict[str, list[float]] = {"surrogate": [], "diversity": [], "chi_square": []}
     for t, chosen in enumerate(participants):
         Delta = {i: problem.descend(i, x, tau[t, i], lr[t]) - x for i in chosen}
@@ -85,12 +81,7 @@ def fedaware(
 
 
 def fedaware_yogi(
-    problem: Quadratics,
-    x0: Array,
-    participants: Rounds,
-    steps: ArrayLike,
-    local_lr: ArrayLike,
-    *,
+    *lab: Any,
     alpha: float = 0.5,
     normalize: bool = False,
     explore: bool = False,
@@ -104,10 +95,9 @@ def fedaware_yogi(
 
     With `explore` the step is not projected while some client was never seen.
     """
-    tau, lr = schedule(problem, len(participants), steps, local_lr)
+    problem, x, participants, tau, lr = laid_out(*lab)
     rows_of: dict[int, Array] = {}
-    x, first, second = x0.copy(), np.zeros_like(x0), np.zeros_like(x0)
-    trajectory = []
+    first, second, trajectory = np.zeros_like(x), np.zeros_like(x), []
     for t, chosen in enumerate(participants):
         Delta = {i: problem.descend(i, x, tau[t, i], lr[t]) - x for i in chosen}
         momenta(rows_of, Delta, alpha, False)

@@ -5,13 +5,13 @@ Two-way compression with partial participation goes beyond the paper (see `fedca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from oracle.quadratic import Array, Quadratics, Rounds, State, schedule, shares
+from oracle.quadratic import Array, State, laid_out
 
 Compressor = Callable[[Array], Array]
 
@@ -38,12 +38,7 @@ def compressor(name: str, ratio: float = 1.0) -> Compressor:
 
 
 def fedcams(
-    problem: Quadratics,
-    x0: Array,
-    participants: Rounds,
-    steps: ArrayLike,
-    local_lr: ArrayLike,
-    *,
+    *lab: Any,
     C: Compressor,
     two_way: bool = False,
     eta: float = 1.0,
@@ -58,10 +53,9 @@ def fedcams(
     `state`: e (one row per client), replicas (xhat of each round), and gamma per round (Assumption 4.17):
     ||C(mean(Delta_i + e_i)) - mean C(Delta_i + e_i)|| / ||mean Delta_i||.
     """
-    tau, lr = schedule(problem, len(participants), steps, local_lr)
-    x, xhat = x0.copy(), x0.copy()
-    m, v, vhat = np.zeros_like(x0), np.zeros_like(x0), np.zeros_like(x0)
-    e = np.zeros((problem.clients, len(x0)))
+    problem, x, participants, tau, lr = laid_out(*lab)
+    xhat, m, v, vhat = x, np.zeros_like(x), np.zeros_like(x), np.zeros_like(x)
+    e = np.zeros((problem.clients, len(x)))
     trajectory, replicas, gamma = [], [], []
     for t, chosen in enumerate(participants):
         xhat = xhat + C(x - xhat) if two_way else x
@@ -83,24 +77,12 @@ def fedcams(
     return np.array(trajectory), state
 
 
-def fedavg_compressed(
-    problem: Quadratics,
-    x0: Array,
-    participants: Rounds,
-    steps: ArrayLike,
-    local_lr: ArrayLike,
-    *,
-    C: Compressor,
-    two_way: bool = False,
-    eta: float = 1.0,
-    weights: str | Sequence[float] = "uniform",
-) -> tuple[Array, State]:
-    """The same wire under FedAvg: x <- x + eta sum p_i Chat_i."""
-    tau, lr = schedule(problem, len(participants), steps, local_lr)
-    x, xhat, e = x0.copy(), x0.copy(), np.zeros((problem.clients, len(x0)))
+def fedavg_compressed(*lab: Any, C: Compressor, two_way: bool = False, eta: float = 1.0) -> tuple[Array, State]:
+    """The same wire under FedAvg: x <- x + (eta/M) sum Chat_i."""
+    problem, x, participants, tau, lr = laid_out(*lab)
+    xhat, e = x, np.zeros((problem.clients, len(x)))
     trajectory, replicas = [], []
     for t, chosen in enumerate(participants):
-        p = shares(problem, chosen, weights)
         xhat = xhat + C(x - xhat) if two_way else x
         replicas.append(xhat)
         total = np.zeros_like(x)
@@ -108,29 +90,20 @@ def fedavg_compressed(
             carried = problem.descend(i, xhat, tau[t, i], lr[t]) - xhat + e[i]
             Chat = C(carried)
             e[i] = carried - Chat
-            total += p[i] * Chat
+            total += Chat / len(chosen)
         x = x + eta * total
         trajectory.append(x)
     return np.array(trajectory), {"e": e, "xhat": xhat, "replicas": np.array(replicas)}
 
 
-def scaffold_compressed(
-    problem: Quadratics,
-    x0: Array,
-    participants: Rounds,
-    steps: ArrayLike,
-    local_lr: ArrayLike,
-    *,
-    C: Compressor,
-    eta: float = 1.0,
-) -> tuple[Array, State]:
+def scaffold_compressed(*lab: Any, C: Compressor, eta: float = 1.0) -> tuple[Array, State]:
     """SCAFFOLD with both uploads compressed, each with a residual of its own; the downlink is exact.
 
     A client's own c_i is the exact one; the server moves c by what arrived.
     """
-    tau, lr = schedule(problem, len(participants), steps, local_lr)
-    N, d = problem.clients, len(x0)
-    x, c, c_i = x0.copy(), np.zeros(d), np.zeros((N, d))
+    problem, x, participants, tau, lr = laid_out(*lab)
+    N, d = problem.clients, len(x)
+    c, c_i = np.zeros(d), np.zeros((N, d))
     e_model, e_control = np.zeros((N, d)), np.zeros((N, d))
     trajectory = []
     for t, chosen in enumerate(participants):

@@ -2,98 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from oracle.minnorm import box_weights, simplex_weights
-from oracle.quadratic import Array, Quadratics, Rounds, State, schedule, shares
-
-Weights = str | Sequence[float]
+from oracle.quadratic import Array, State, Weights, averaging, laid_out, shares
 
 
 def fedavg_local_options(
-    problem: Quadratics,
-    x0: Array,
-    participants: Rounds,
-    steps: ArrayLike,
-    local_lr: ArrayLike,
-    *,
-    eta: float = 1.0,
-    weights: Weights = "uniform",
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    clip: float | None = None,
+    *lab: Any, momentum: float = 0.0, weight_decay: float = 0.0, clip: float | None = None
 ) -> tuple[Array, State]:
     """FedAvg with g <- clip(grad f_i(y)) + wd y; buf <- mu buf + g; y <- y - lr buf; buf = 0 when a round starts.
 
     The raw gradient is clipped by its norm, g min(1, clip/||g||), before the decay is added.
     """
-    tau, lr = schedule(problem, len(participants), steps, local_lr)
-    x, trajectory = x0.copy(), []
-    for t, chosen in enumerate(participants):
-        p = shares(problem, chosen, weights)
-        Delta = np.zeros_like(x)
-        for i in chosen:
-            y, buf = x.copy(), np.zeros_like(x)
-            for _ in range(tau[t, i]):
-                g = problem.grad(i, y)
-                if clip is not None and np.linalg.norm(g) > clip:
-                    g = g * (clip / np.linalg.norm(g))
-                buf = momentum * buf + (g + weight_decay * y)
-                y = y - lr[t] * buf
-            Delta += p[i] * (y - x)
-        x = x + eta * Delta
-        trajectory.append(x)
-    return np.array(trajectory), {}
+    problem = lab[0]
+
+    def local(i: int, x: Array, tau: int, lr: float) -> Array:
+        y, buf = x, np.zeros_like(x)
+        for _ in range(tau):
+            g = problem.grad(i, y)
+            if clip is not None and np.linalg.norm(g) > clip:
+                g = g * (clip / np.linalg.norm(g))
+            buf = momentum * buf + (g + weight_decay * y)
+            y = y - lr * buf
+        return y
+
+    return averaging(*lab, local=local, server=lambda t, Delta: Delta), {}
 
 
-def fedprox(
-    problem: Quadratics,
-    x0: Array,
-    participants: Rounds,
-    steps: ArrayLike,
-    local_lr: ArrayLike,
-    *,
-    mu: float,
-    eta: float = 1.0,
-    weights: Weights = "uniform",
-) -> tuple[Array, State]:
+def fedprox(*lab: Any, mu: float, eta: float = 1.0, weights: Weights = "uniform") -> tuple[Array, State]:
     """Li 2020. Clients descend f_i(y) + (mu/2) ||y - x||^2; the server averages."""
-    tau, lr = schedule(problem, len(participants), steps, local_lr)
-    x, trajectory = x0.copy(), []
-    for t, chosen in enumerate(participants):
-        p = shares(problem, chosen, weights)
-        Delta = np.zeros_like(x)
-        for i in chosen:
-            y = x.copy()
-            for _ in range(tau[t, i]):
-                y = y - lr[t] * (problem.grad(i, y) + mu * (y - x))
-            Delta += p[i] * (y - x)
-        x = x + eta * Delta
-        trajectory.append(x)
-    return np.array(trajectory), {}
+    problem = lab[0]
+
+    def local(i: int, x: Array, tau: int, lr: float) -> Array:
+        y = x
+        for _ in range(tau):
+            y = y - lr * (problem.grad(i, y) + mu * (y - x))
+        return y
+
+    return averaging(*lab, local=local, weights=weights, server=lambda t, Delta: eta * Delta), {}
 
 
-def scaffold(
-    problem: Quadratics,
-    x0: Array,
-    participants: Rounds,
-    steps: ArrayLike,
-    local_lr: ArrayLike,
-    *,
-    eta: float = 1.0,
-) -> tuple[Array, State]:
+def scaffold(*lab: Any, eta: float = 1.0) -> tuple[Array, State]:
     """Karimireddy 2020, Alg. 1 option II.
 
     y <- y - lr (grad f_i(y) - c_i + c); c_i+ = c_i - c + (x - y)/(tau_i lr);
     x <- x + (eta/M) sum (y_i - x); c <- c + (1/N) sum (c_i+ - c_i).
     """
-    tau, lr = schedule(problem, len(participants), steps, local_lr)
+    problem, x, participants, tau, lr = laid_out(*lab)
     N = problem.clients
-    x, c, c_i = x0.copy(), np.zeros_like(x0), np.zeros((N, len(x0)))
-    trajectory = []
+    c, c_i, trajectory = np.zeros_like(x), np.zeros((N, len(x))), []
     for t, chosen in enumerate(participants):
         Delta_y, Delta_c = np.zeros_like(x), np.zeros_like(x)
         for i in chosen:
@@ -110,23 +70,14 @@ def scaffold(
     return np.array(trajectory), {"c": c, "c_i": c_i}
 
 
-def feddyn(
-    problem: Quadratics,
-    x0: Array,
-    participants: Rounds,
-    steps: ArrayLike,
-    local_lr: ArrayLike,
-    *,
-    alpha: float,
-) -> tuple[Array, State]:
+def feddyn(*lab: Any, alpha: float) -> tuple[Array, State]:
     """Acar 2021. Clients descend f_i(y) - <h_i, y> + (alpha/2) ||y - x||^2; h_i <- h_i - alpha (y_i - x).
 
     Server: h <- h - (alpha/N) sum_S (y_i - x); x <- (1/M) sum_S y_i - h/alpha.
     """
-    tau, lr = schedule(problem, len(participants), steps, local_lr)
+    problem, x, participants, tau, lr = laid_out(*lab)
     N = problem.clients
-    x, h, h_i = x0.copy(), np.zeros_like(x0), np.zeros((N, len(x0)))
-    trajectory = []
+    h, h_i, trajectory = np.zeros_like(x), np.zeros((N, len(x))), []
     for t, chosen in enumerate(participants):
         finals = []
         for i in chosen:
@@ -141,19 +92,10 @@ def feddyn(
     return np.array(trajectory), {"h": h, "h_i": h_i}
 
 
-def fednova(
-    problem: Quadratics,
-    x0: Array,
-    participants: Rounds,
-    steps: ArrayLike,
-    local_lr: ArrayLike,
-    *,
-    eta: float = 1.0,
-    weights: Weights = "uniform",
-) -> tuple[Array, State]:
+def fednova(*lab: Any, eta: float = 1.0, weights: Weights = "uniform") -> tuple[Array, State]:
     """Wang 2020. With p_i summing to one on S_t: x <- x + eta (sum p_i tau_i) sum p_i (y_i - x)/tau_i."""
-    tau, lr = schedule(problem, len(participants), steps, local_lr)
-    x, trajectory = x0.copy(), []
+    problem, x, participants, tau, lr = laid_out(*lab)
+    trajectory = []
     for t, chosen in enumerate(participants):
         p = shares(problem, chosen, weights)
         tau_effective = sum(p[i] * tau[t, i] for i in chosen)
@@ -163,28 +105,17 @@ def fednova(
     return np.array(trajectory), {}
 
 
-def fedmgda(
-    problem: Quadratics,
-    x0: Array,
-    participants: Rounds,
-    steps: ArrayLike,
-    local_lr: ArrayLike,
-    *,
-    eta: float = 1.0,
-    epsilon: float = 1.0,
-) -> tuple[Array, State]:
+def fedmgda(*lab: Any, eta: float = 1.0, epsilon: float = 1.0) -> tuple[Array, State]:
     """FedMGDA+, Hu 2022. u_i = Delta_i/||Delta_i||; lambda = argmin ||sum lambda_i u_i||; x <- x + eta sum lambda_i u_i
 
     over the simplex of S_t with |lambda_i - 1/M| <= epsilon; epsilon = 1 leaves it free. A zero update stays zero.
-    `state["lambda"]` is the last round's, in the order of its participants.
     """
-    tau, lr = schedule(problem, len(participants), steps, local_lr)
-    x, trajectory, lam = x0.copy(), [], np.zeros(0)
+    problem, x, participants, tau, lr = laid_out(*lab)
+    trajectory = []
     for t, chosen in enumerate(participants):
         U = np.array([problem.descend(i, x, tau[t, i], lr[t]) - x for i in chosen])
         lengths = np.linalg.norm(U, axis=1, keepdims=True)
         U = U / np.where(lengths > 0, lengths, 1.0)
-        lam = simplex_weights(U) if epsilon >= 1.0 else box_weights(U, epsilon)
-        x = x + eta * (lam @ U)
+        x = x + eta * ((simplex_weights(U) if epsilon >= 1.0 else box_weights(U, epsilon)) @ U)
         trajectory.append(x)
-    return np.array(trajectory), {"lambda": lam}
+    return np.array(trajectory), {}

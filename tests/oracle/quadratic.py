@@ -1,14 +1,15 @@
 """The laboratory: least squares on every client, where gradients and the optimum are exact.
 
 The references in this folder are float64 NumPy, written from the papers. They import nothing of the package under test.
-Shared vocabulary: `participants[t]` lists the clients of round t; `steps` is one number, one per client or [rounds, N];
-`local_lr` is one number or one per round. Every method returns `(trajectory, state)`: the model after each round as
-[rounds, d], and the memory that is left at the end as a dict.
+Shared vocabulary: `lab` is (problem, x0, participants, steps, local_lr), with which every method of a server begins:
+`participants[t]` lists the clients of round t; `steps` is one number, one per client or [rounds, N]; `local_lr` is one
+number or one per round. Every method returns `(trajectory, state)`: the model after each round as [rounds, d], and the
+memory that is left at the end as a dict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 State = dict[str, Any]
 Rounds = Sequence[Sequence[int]]
+Weights = str | Sequence[float]
 
 
 class Quadratics:
@@ -68,7 +70,7 @@ def heterogeneous(seed: int, clients: int, rows: int | Sequence[int], dim: int) 
     return Quadratics(A, b)
 
 
-def shares(problem: Quadratics, chosen: Sequence[int], weights: str | Sequence[float]) -> dict[int, float]:
+def shares(problem: Quadratics, chosen: Sequence[int], weights: Weights) -> dict[int, float]:
     """p_i over the participants, summing to one: uniform, by number of samples, or from one number per client."""
     if isinstance(weights, str):
         raw = {i: 1.0 if weights == "uniform" else float(problem.samples[i]) for i in chosen}
@@ -79,9 +81,26 @@ def shares(problem: Quadratics, chosen: Sequence[int], weights: str | Sequence[f
     return {i: value / total for i, value in raw.items()}
 
 
-def schedule(
-    problem: Quadratics, rounds: int, steps: ArrayLike, local_lr: ArrayLike
-) -> tuple[NDArray[np.int64], Array]:
-    """tau[t, i] and lr[t] from the short forms."""
+def laid_out(
+    problem: Quadratics, x0: Array, participants: Rounds, steps: ArrayLike, local_lr: ArrayLike
+) -> tuple[Quadratics, Array, Rounds, NDArray[np.int64], Array]:
+    """A lab with tau[t, i] and lr[t] in place of their short forms."""
+    rounds = len(participants)
     tau = np.broadcast_to(np.asarray(steps, dtype=np.int64), (rounds, problem.clients))
-    return tau, np.broadcast_to(np.asarray(local_lr, dtype=np.float64), (rounds,))
+    return problem, x0, participants, tau, np.broadcast_to(np.asarray(local_lr, dtype=np.float64), (rounds,))
+
+
+def averaging(
+    *lab: Any,
+    server: Callable[[int, Array], Array],
+    local: Callable[[int, Array, int, float], Array] | None = None,
+    weights: Weights = "uniform",
+) -> Array:
+    """x <- x + server(t, Delta), Delta = sum_S p_i (y_i - x), y_i = local(i, x, tau_i, lr), else plain descent."""
+    problem, x, participants, tau, lr = laid_out(*lab)
+    train, trajectory = local or problem.descend, []
+    for t, chosen in enumerate(participants):
+        p = shares(problem, chosen, weights)
+        x = x + server(t, sum(p[i] * (train(i, x, tau[t, i], lr[t]) - x) for i in chosen))
+        trajectory.append(x)
+    return np.array(trajectory)

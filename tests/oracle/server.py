@@ -12,97 +12,33 @@ Wang, Lin, Chen 2022 (FedAMS). Flags of the adaptive methods:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from oracle.quadratic import Array, Quadratics, Rounds, State, schedule, shares
-
-Weights = str | Sequence[float]
+from oracle.quadratic import Array, State, Weights, averaging
 
 
-def fedavg(
-    problem: Quadratics,
-    x0: Array,
-    participants: Rounds,
-    steps: ArrayLike,
-    local_lr: ArrayLike,
-    *,
-    eta: float = 1.0,
-    weights: Weights = "uniform",
-) -> tuple[Array, State]:
+def fedavg(*lab: Any, eta: float = 1.0, weights: Weights = "uniform") -> tuple[Array, State]:
     """x <- x + eta Delta."""
-    tau, lr = schedule(problem, len(participants), steps, local_lr)
-    x, trajectory = x0.copy(), []
-    for t, chosen in enumerate(participants):
-        p = shares(problem, chosen, weights)
-        Delta = sum(p[i] * (problem.descend(i, x, tau[t, i], lr[t]) - x) for i in chosen)
-        x = x + eta * Delta
-        trajectory.append(x)
-    return np.array(trajectory), {}
+    return averaging(*lab, weights=weights, server=lambda t, Delta: eta * Delta), {}
 
 
-def fedavgm(
-    problem: Quadratics,
-    x0: Array,
-    participants: Rounds,
-    steps: ArrayLike,
-    local_lr: ArrayLike,
-    *,
-    eta: float = 1.0,
-    beta: float = 0.9,
-    weights: Weights = "uniform",
-) -> tuple[Array, State]:
+def fedavgm(*lab: Any, eta: float = 1.0, beta: float = 0.9, weights: Weights = "uniform") -> tuple[Array, State]:
     """m <- beta m + Delta; x <- x + eta m."""
-    tau, lr = schedule(problem, len(participants), steps, local_lr)
-    x, m, trajectory = x0.copy(), np.zeros_like(x0), []
-    for t, chosen in enumerate(participants):
-        p = shares(problem, chosen, weights)
-        Delta = sum(p[i] * (problem.descend(i, x, tau[t, i], lr[t]) - x) for i in chosen)
-        m = beta * m + Delta
-        x = x + eta * m
-        trajectory.append(x)
-    return np.array(trajectory), {"m": m}
+    state: State = {"m": 0.0}
+
+    def step(t: int, Delta: Array) -> Array:
+        state["m"] = beta * state["m"] + Delta
+        return eta * state["m"]
+
+    return averaging(*lab, weights=weights, server=step), state
 
 
-def fedadagrad(
-    problem: Quadratics,
-    x0: Array,
-    participants: Rounds,
-    steps: ArrayLike,
-    local_lr: ArrayLike,
-    *,
-    eta: float = 0.1,
-    b1: float = 0.0,
-    eps: float = 1e-3,
-    weights: Weights = "uniform",
-    v0: float = 0.0,
-    eps_inside: bool = False,
-    bias_correction: bool = False,
-) -> tuple[Array, State]:
-    """m <- b1 m + (1 - b1) Delta; v <- v + Delta^2; x <- x + eta m / (sqrt v + eps)."""
-    tau, lr = schedule(problem, len(participants), steps, local_lr)
-    x, m, v, trajectory = x0.copy(), np.zeros_like(x0), np.full_like(x0, v0), []
-    for t, chosen in enumerate(participants):
-        p = shares(problem, chosen, weights)
-        Delta = sum(p[i] * (problem.descend(i, x, tau[t, i], lr[t]) - x) for i in chosen)
-        m = b1 * m + (1 - b1) * Delta
-        v = v + Delta**2
-        numerator = m / (1 - b1 ** (t + 1)) if bias_correction else m
-        denominator = np.sqrt(v + eps) if eps_inside else np.sqrt(v) + eps
-        x = x + eta * numerator / denominator
-        trajectory.append(x)
-    return np.array(trajectory), {"m": m, "v": v}
-
-
-def fedadam(
-    problem: Quadratics,
-    x0: Array,
-    participants: Rounds,
-    steps: ArrayLike,
-    local_lr: ArrayLike,
-    *,
+def adaptive(
+    *lab: Any,
+    second: Callable[[State, Array], Array],
     eta: float = 0.1,
     b1: float = 0.9,
     b2: float = 0.99,
@@ -112,113 +48,66 @@ def fedadam(
     eps_inside: bool = False,
     bias_correction: bool = False,
 ) -> tuple[Array, State]:
-    """m <- b1 m + (1 - b1) Delta; v <- b2 v + (1 - b2) Delta^2; x <- x + eta m / (sqrt v + eps)."""
-    tau, lr = schedule(problem, len(participants), steps, local_lr)
-    x, m, v, trajectory = x0.copy(), np.zeros_like(x0), np.full_like(x0, v0), []
-    for t, chosen in enumerate(participants):
-        p = shares(problem, chosen, weights)
-        Delta = sum(p[i] * (problem.descend(i, x, tau[t, i], lr[t]) - x) for i in chosen)
-        m = b1 * m + (1 - b1) * Delta
-        v = b2 * v + (1 - b2) * Delta**2
-        mhat = m / (1 - b1 ** (t + 1)) if bias_correction else m
-        second = v / (1 - b2 ** (t + 1)) if bias_correction else v
-        denominator = np.sqrt(second + eps) if eps_inside else np.sqrt(second) + eps
-        x = x + eta * mhat / denominator
-        trajectory.append(x)
-    return np.array(trajectory), {"m": m, "v": v}
+    """m <- b1 m + (1 - b1) Delta; x <- x + eta m / (sqrt s + eps), where `second` moves v and returns s."""
+    state: State = {"m": 0.0, "v": v0}
+
+    def step(t: int, Delta: Array) -> Array:
+        m = state["m"] = b1 * state["m"] + (1 - b1) * Delta
+        s = second(state, Delta)
+        if bias_correction:
+            m, s = m / (1 - b1 ** (t + 1)), s / (1 - b2 ** (t + 1))
+        return eta * m / (np.sqrt(s + eps) if eps_inside else np.sqrt(s) + eps)
+
+    return averaging(*lab, weights=weights, server=step), state
 
 
-def fedyogi(
-    problem: Quadratics,
-    x0: Array,
-    participants: Rounds,
-    steps: ArrayLike,
-    local_lr: ArrayLike,
-    *,
-    eta: float = 0.1,
-    b1: float = 0.9,
-    b2: float = 0.99,
-    eps: float = 1e-3,
-    weights: Weights = "uniform",
-    v0: float = 0.0,
-    eps_inside: bool = False,
-    bias_correction: bool = False,
-) -> tuple[Array, State]:
-    """v <- v - (1 - b2) Delta^2 sign(v - Delta^2), with sign(0) = 0; m and the step as FedAdam."""
-    tau, lr = schedule(problem, len(participants), steps, local_lr)
-    x, m, v, trajectory = x0.copy(), np.zeros_like(x0), np.full_like(x0, v0), []
-    for t, chosen in enumerate(participants):
-        p = shares(problem, chosen, weights)
-        Delta = sum(p[i] * (problem.descend(i, x, tau[t, i], lr[t]) - x) for i in chosen)
-        m = b1 * m + (1 - b1) * Delta
-        v = v - (1 - b2) * Delta**2 * np.sign(v - Delta**2)
-        mhat = m / (1 - b1 ** (t + 1)) if bias_correction else m
-        second = v / (1 - b2 ** (t + 1)) if bias_correction else v
-        denominator = np.sqrt(second + eps) if eps_inside else np.sqrt(second) + eps
-        x = x + eta * mhat / denominator
-        trajectory.append(x)
-    return np.array(trajectory), {"m": m, "v": v}
+def fedadagrad(*lab: Any, b1: float = 0.0, **options: Any) -> tuple[Array, State]:
+    """v <- v + Delta^2, which is not corrected; x <- x + eta m / (sqrt v + eps)."""
+
+    def second(state: State, Delta: Array) -> Array:
+        state["v"] = state["v"] + Delta**2
+        return state["v"]
+
+    return adaptive(*lab, second=second, b1=b1, b2=0.0, **options)
 
 
-def fedamsgrad(
-    problem: Quadratics,
-    x0: Array,
-    participants: Rounds,
-    steps: ArrayLike,
-    local_lr: ArrayLike,
-    *,
-    eta: float = 0.1,
-    b1: float = 0.9,
-    b2: float = 0.99,
-    eps: float = 1e-3,
-    weights: Weights = "uniform",
-    v0: float = 0.0,
-    eps_inside: bool = False,
-    bias_correction: bool = False,
-) -> tuple[Array, State]:
-    """m, v as FedAdam; vhat <- max(vhat, v); x <- x + eta m / (sqrt vhat + eps) (option 2 of the FedAMS paper)."""
-    tau, lr = schedule(problem, len(participants), steps, local_lr)
-    x, m, v, vhat, trajectory = x0.copy(), np.zeros_like(x0), np.full_like(x0, v0), np.zeros_like(x0), []
-    for t, chosen in enumerate(participants):
-        p = shares(problem, chosen, weights)
-        Delta = sum(p[i] * (problem.descend(i, x, tau[t, i], lr[t]) - x) for i in chosen)
-        m = b1 * m + (1 - b1) * Delta
-        v = b2 * v + (1 - b2) * Delta**2
-        vhat = np.maximum(vhat, v)
-        mhat = m / (1 - b1 ** (t + 1)) if bias_correction else m
-        second = vhat / (1 - b2 ** (t + 1)) if bias_correction else vhat
-        denominator = np.sqrt(second + eps) if eps_inside else np.sqrt(second) + eps
-        x = x + eta * mhat / denominator
-        trajectory.append(x)
-    return np.array(trajectory), {"m": m, "v": v, "vhat": vhat}
+def fedadam(*lab: Any, b2: float = 0.99, **options: Any) -> tuple[Array, State]:
+    """v <- b2 v + (1 - b2) Delta^2; x <- x + eta m / (sqrt v + eps)."""
+
+    def second(state: State, Delta: Array) -> Array:
+        state["v"] = b2 * state["v"] + (1 - b2) * Delta**2
+        return state["v"]
+
+    return adaptive(*lab, second=second, b2=b2, **options)
 
 
-def fedams(
-    problem: Quadratics,
-    x0: Array,
-    participants: Rounds,
-    steps: ArrayLike,
-    local_lr: ArrayLike,
-    *,
-    eta: float = 1.0,
-    b1: float = 0.9,
-    b2: float = 0.99,
-    eps: float = 1e-3,
-    weights: Weights = "uniform",
-    v0: float = 0.0,
-    bias_correction: bool = False,
-) -> tuple[Array, State]:
-    """m, v as FedAdam; vhat <- max(vhat, v, eps) entry by entry; x <- x + eta m / sqrt vhat (option 1)."""
-    tau, lr = schedule(problem, len(participants), steps, local_lr)
-    x, m, v, vhat, trajectory = x0.copy(), np.zeros_like(x0), np.full_like(x0, v0), np.zeros_like(x0), []
-    for t, chosen in enumerate(participants):
-        p = shares(problem, chosen, weights)
-        Delta = sum(p[i] * (problem.descend(i, x, tau[t, i], lr[t]) - x) for i in chosen)
-        m = b1 * m + (1 - b1) * Delta
-        v = b2 * v + (1 - b2) * Delta**2
-        vhat = np.maximum(np.maximum(vhat, v), eps)
-        mhat = m / (1 - b1 ** (t + 1)) if bias_correction else m
-        second = vhat / (1 - b2 ** (t + 1)) if bias_correction else vhat
-        x = x + eta * mhat / np.sqrt(second)
-        trajectory.append(x)
-    return np.array(trajectory), {"m": m, "v": v, "vhat": vhat}
+def fedyogi(*lab: Any, b2: float = 0.99, **options: Any) -> tuple[Array, State]:
+    """v <- v - (1 - b2) Delta^2 sign(v - Delta^2), with sign(0) = 0; the step as FedAdam."""
+
+    def second(state: State, Delta: Array) -> Array:
+        state["v"] = state["v"] - (1 - b2) * Delta**2 * np.sign(state["v"] - Delta**2)
+        return state["v"]
+
+    return adaptive(*lab, second=second, b2=b2, **options)
+
+
+def fedamsgrad(*lab: Any, b2: float = 0.99, **options: Any) -> tuple[Array, State]:
+    """v as FedAdam; vhat <- max(vhat, v); x <- x + eta m / (sqrt vhat + eps) (option 2 of the FedAMS paper)."""
+
+    def second(state: State, Delta: Array) -> Array:
+        state["v"] = b2 * state["v"] + (1 - b2) * Delta**2
+        state["vhat"] = np.maximum(state.get("vhat", 0.0), state["v"])
+        return state["vhat"]
+
+    return adaptive(*lab, second=second, b2=b2, **options)
+
+
+def fedams(*lab: Any, eta: float = 1.0, b2: float = 0.99, eps: float = 1e-3, **options: Any) -> tuple[Array, State]:
+    """v as FedAdam; vhat <- max(vhat, v, eps) entry by entry; x <- x + eta m / sqrt vhat (option 1)."""
+
+    def second(state: State, Delta: Array) -> Array:
+        state["v"] = b2 * state["v"] + (1 - b2) * Delta**2
+        state["vhat"] = np.maximum(np.maximum(state.get("vhat", 0.0), state["v"]), eps)
+        return state["vhat"]
+
+    return adaptive(*lab, second=second, eta=eta, b2=b2, eps=0.0, **options)
