@@ -29,7 +29,6 @@ from hansa.training.losses import torch_form
 from oracle import evaluation as oracle
 
 FEATURES = 3
-KINDS = ("class", "class", "binary", "regression", "labels", "sequence", "ragged", "coupled")
 
 
 class Net(nn.Module):
@@ -91,35 +90,52 @@ def contrastive(output, target):
 
 
 @dataclass
+class Draft:
+    """A loss by name, the model and targets for it, and the same loss and accuracy in the oracle's terms.
+
+    A name that has "sum" is of a sum of rows; one that begins with "own" of a loss that takes no weights of rows.
+    """
+
+    name: str
+    loss: Any
+    model: partial[nn.Module]
+    targets: Any
+    entries: Callable[[Any, Any], Any] | None = None
+    """The entries of a row by (output, target); None where `whole` is the loss of all rows."""
+    whole: Callable[[Any, Any], float] | None = None
+    accuracy: Callable[[Any, Any], tuple[float, float]] | None = None
+    """Accuracy by (outputs, targets), and the share of nearly tied predictions."""
+    reduction: str | None = "mean"
+    """What may be stated of a loss of one's own."""
+    classes: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
 class Problem:
     """A task and the loop that gives its numbers."""
 
     kind: str
-    name: str
+    draft: Draft
     task: hansa.Task
-    loss_of: Callable[[Any, Any, Any], float]
-    """The loss by (outputs, targets, row weights), all NumPy."""
-    accuracy_of: Callable[[Any, Any], tuple[float, float]] | None
-    """Accuracy by (outputs, targets), and the share of nearly tied predictions."""
     inputs: np.ndarray
-    targets: Any
     weights: np.ndarray
     owners: np.ndarray
-    metrics: dict[str, Callable[[Any, Any], float]] = field(default_factory=dict)
+    metrics: dict[str, Callable[[Any, Any], float]]
     pieces: list[hansa.Task] = field(default_factory=list)
     splits: list[np.ndarray] = field(default_factory=list)
 
-    def outputs(self, rows):
-        start = self.task.start(Key(0), torch.float32)
-        return self.task.module(start).by_hand(self.inputs[rows])
-
     def expected(self, rows):
-        output, target = self.outputs(rows), take(self.targets, rows)
-        found = {"loss": (self.loss_of(output, target, self.weights[rows]), None)}
-        if self.accuracy_of is not None:
-            found["accuracy"] = self.accuracy_of(output, target)
-        for name, function in self.metrics.items():
-            found[name] = (function(output, target), None)
+        draft, start = self.draft, self.task.start(Key(0), torch.float32)
+        output, target = self.task.module(start).by_hand(self.inputs[rows]), take(draft.targets, rows)
+        if draft.whole is not None:
+            loss = draft.whole(output, target)
+        else:
+            combine = oracle.sum_of_entries if "sum" in draft.name else oracle.mean_of_entries
+            loss = combine(oracle.each_row(draft.entries, output, target), self.weights[rows])
+        found = {name: (metric(output, target), None) for name, metric in self.metrics.items()} | {"loss": (loss, None)}
+        if draft.accuracy is not None:
+            found["accuracy"] = draft.accuracy(output, target)
         return found
 
 
@@ -140,8 +156,8 @@ def agree(name, reported, expected, where):
 
 def check(problem, where=""):
     """Compare all that the product reports with the loop."""
-    task, rows = problem.task, np.arange(len(problem.inputs))
-    where = f"{where}{problem.kind}/{problem.name}"
+    task, rows, draft = problem.task, np.arange(len(problem.inputs)), problem.draft
+    where = f"{where}{problem.kind}/{draft.name}"
     vectors = task.start(Key(0), torch.float32)
     trainer = task.trainer(torch.float32, torch.device("cpu"))
     reported, expected = task.evaluate(trainer, vectors), problem.expected(rows)
@@ -198,66 +214,12 @@ def check_heterogeneity(problem):
         value.backward()
         total = total + torch.cat([each.grad.reshape(-1) for each in module.parameters()])
     norm = float((total / task.population.count).norm())
-    assert abs(found.gradient_norm - norm) <= 1e-3 * (norm + 1e-3), (problem.kind, problem.name, norm, found)
+    assert abs(found.gradient_norm - norm) <= 1e-3 * (norm + 1e-3), (problem.kind, problem.draft.name, norm, found)
 
 
-@st.composite
-def problems(draw, kinds=KINDS):
-    """A problem of a random kind."""
-    kind = draw(st.sampled_from(kinds))
-    seed, rows = draw(st.integers(0, 10**6)), draw(st.integers(4, 60))
-    options = {
-        "evaluation_batch_size": draw(st.sampled_from([None, 1, 2, 3, 7, 16])),
-        "execution": draw(st.sampled_from(["auto", "eager"])),
-    }
-    make = {
-        "class": classes,
-        "binary": binary,
-        "regression": numbers,
-        "labels": several_labels,
-        "sequence": sequences,
-        "ragged": ragged,
-        "coupled": coupled,
-    }[kind]
-    name, loss, model, targets, loss_of, accuracy_of, data_options, more = make(draw, np.random.default_rng(seed), rows)
-    random = np.random.default_rng(seed + 1)
-    inputs = random.normal(size=(rows, FEATURES)).astype(np.float32)
-    owners = random.integers(0, 3, rows)
-    owners[:3] = [0, 1, 2]
-    weights = np.ones(rows)
-    if more.pop("weighted", False):
-        weights = random.uniform(0.1, 3.0, rows).astype(np.float32)
-        weights[rows // 2] = 0.0
-        data_options = {**data_options, "weights": weights}
-    test = (inputs, targets, weights.astype(np.float32)) if "weights" in data_options else (inputs, targets)
-    metrics, by_hand = {}, {}
-    if model.keywords.get("last") is None and draw(st.integers(0, 3)) == 0:
-        metrics["margin"] = hansa.higher(lambda o, y: o.double().std(correction=0))
-        by_hand["margin"] = lambda o, y: float(np.asarray(o).std())
-    options |= {name: more.pop(name) for name in ("metric", "ignored") if name in more}
-    if torch_form(loss) is None and not hasattr(loss, "sums"):
-        mine = "sum" if "sum" in name else more.pop("reduction", "mean")
-        options["reduction"] = mine if mine == "sum" else draw(st.sampled_from([None, mine]))
-    if kind == "ragged":
-        data = from_items(
-            list(range(rows)), partial(collate, inputs, targets), clients=owners, test=list(range(rows)),
-            test_clients=owners,
-        )  # fmt: skip
-    else:
-        data = from_arrays(inputs, targets, clients=owners, test=test, test_clients=owners, **data_options)
-    build = partial(hansa.Task, model, loss, metrics=metrics, **options)
-    if kind == "ragged" and by_hand:
-        by_hand["margin"] = None
-    problem = Problem(kind, name, build(data), loss_of, accuracy_of, inputs, targets, weights.astype(float), owners,
-                      {name: f for name, f in by_hand.items() if f is not None})  # fmt: skip
-    if kind == "ragged" and metrics:  # outputs that are padded to the longest of all rows
-        problem.metrics = {"margin": ragged_spread}
-    if kind != "ragged" and draw(st.integers(0, 3)) == 0:
-        problem.splits = [np.arange(rows // 3), np.arange(rows // 3, rows)]
-        for own in problem.splits:
-            pair = (inputs[own], take(targets, own), *([weights[own].astype(np.float32)] if len(test) == 3 else []))
-            problem.pieces.append(build(from_arrays(inputs, targets, clients=owners, test=pair, **data_options)))
-    return problem
+def of_classes(ignored=None):
+    """The accuracy of one label a row."""
+    return lambda o, y: oracle.accuracy([[row] for row in o], [[int(each)] for each in y], ignored)
 
 
 def classes(draw, random, rows):
@@ -268,103 +230,79 @@ def classes(draw, random, rows):
     tensor, ignored = torch.from_numpy(weight), int(random.integers(0, count))
     smoothing, gamma = float(random.uniform(0.05, 0.4)), float(random.uniform(0.5, 3))
 
-    def ce(*options):
-        return lambda o, y: oracle.cross_entropy(o, int(y), *options)
+    def ce(weight=None, ignored=-100, smoothing=0.0):
+        return lambda o, y: oracle.cross_entropy(o, int(y), weight, ignored, smoothing)
 
-    plain, weighted, skipping = ce(None, -100, 0.0), ce(weight, -100, 0.0), ce(None, ignored, 0.0)
-    smooth, both = ce(weight, -100, smoothing), ce(weight, ignored, smoothing)
-    mean, total = oracle.mean_of_entries, oracle.sum_of_entries
+    def focal(o, y):
+        return oracle.focal(o, int(y), gamma)
+
     table = {
-        "function": (F.cross_entropy, plain, mean, None, True),
-        "sum": (nn.CrossEntropyLoss(reduction="sum"), plain, total, None, True),
-        "weight": (nn.CrossEntropyLoss(weight=tensor), weighted, mean, None, True),
-        "ignore": (nn.CrossEntropyLoss(ignore_index=ignored), skipping, mean, ignored, True),
-        "smooth": (nn.CrossEntropyLoss(weight=tensor, label_smoothing=smoothing), smooth, mean, None, True),
-        "all": (
-            nn.CrossEntropyLoss(weight=tensor, label_smoothing=smoothing, ignore_index=ignored), both, mean, ignored,
-            True,
+        "function": (F.cross_entropy, ce()),
+        "sum": (nn.CrossEntropyLoss(reduction="sum"), ce()),
+        "weight": (nn.CrossEntropyLoss(weight=tensor), ce(weight)),
+        "ignored": (nn.CrossEntropyLoss(ignore_index=ignored), ce(None, ignored)),
+        "smooth": (nn.CrossEntropyLoss(weight=tensor, label_smoothing=smoothing), ce(weight, -100, smoothing)),
+        "all, ignored": (
+            nn.CrossEntropyLoss(weight=tensor, label_smoothing=smoothing, ignore_index=ignored),
+            ce(weight, ignored, smoothing),
         ),
-        "ours": (losses.cross_entropy(weight.tolist(), label_smoothing=smoothing), smooth, mean, None, True),
-        "our ignored": (losses.cross_entropy(ignore_index=ignored), skipping, mean, ignored, True),
-        "nll": (nn.NLLLoss(weight=tensor), weighted, mean, None, True),
-        "own": (lambda o, y: F.cross_entropy(o, y), plain, mean, None, False),
-        "own weight": (lambda o, y: F.cross_entropy(o.float(), y, weight=tensor), weighted, mean, None, False),
-        "own ignored": (
-            lambda o, y: F.cross_entropy(o, y, ignore_index=ignored), skipping, mean, ignored, False,
-        ),
-        "focal": (Focal(gamma), lambda o, y: oracle.focal(o, int(y), gamma), mean, None, False),
-        "focal sum": (Focal(gamma, "sum"), lambda o, y: oracle.focal(o, int(y), gamma), total, None, False),
-        "margin": (nn.MultiMarginLoss(), lambda o, y: oracle.multi_margin(o, int(y)), mean, None, True),
-    }  # fmt: skip
+        "ours": (losses.cross_entropy(weight.tolist(), label_smoothing=smoothing), ce(weight, -100, smoothing)),
+        "ours, ignored": (losses.cross_entropy(ignore_index=ignored), ce(None, ignored)),
+        "nll": (nn.NLLLoss(weight=tensor), ce(weight)),
+        "own": (lambda o, y: F.cross_entropy(o, y), ce()),
+        "own weight": (lambda o, y: F.cross_entropy(o.float(), y, weight=tensor), ce(weight)),
+        "own, ignored": (lambda o, y: F.cross_entropy(o, y, ignore_index=ignored), ce(None, ignored)),
+        "own focal": (Focal(gamma), focal),
+        "own focal sum": (Focal(gamma, "sum"), focal),
+        "margin": (nn.MultiMarginLoss(), lambda o, y: oracle.multi_margin(o, int(y))),
+    }
     name = draw(st.sampled_from(sorted(table)))
-    loss, entries, combine, skipped, weightable = table[name]
-    if skipped is not None and name == "own ignored" and (targets == skipped).all():
+    loss, entries = table[name]
+    skipped = ignored if "ignored" in name else None
+    if name == "own, ignored" and (targets == skipped).all():
         targets[0] = (skipped + 1) % count
-    log = name.startswith("nll")
-    relu, dropout = draw(st.booleans()), draw(st.sampled_from([0.0, 0.4]))
-    last = (lambda x: torch.log_softmax(x, 1)) if log else None
-    options = {"weighted": weightable and draw(st.integers(0, 2)) == 0}
-    if name == "own ignored":
-        options |= {"ignored": skipped, "reduction": "labels"}
-    elif name == "own weight":
-        options["reduction"] = None
-
-    def loss_of(output, target, weights):
-        return combine(oracle.each_row(entries, output, target), weights)
-
-    def accuracy_of(output, target):
-        return oracle.accuracy([[row] for row in output], [[int(y)] for y in target], skipped)
-
-    if draw(st.integers(0, 3)) == 0:
-        options["metric"] = draw(st.sampled_from([hit_mean, hit_rows, hit_column]))
-
-        def accuracy_of(o, y):
-            return oracle.accuracy([[row] for row in o], [[int(each)] for each in y], None)
-
-    model = partial(Net, count, last=last, relu=relu, dropout=dropout)
-    return name, loss, model, targets, loss_of, accuracy_of, {"classes": count}, options
+    metric = draw(st.sampled_from([None] * 9 + HITS))
+    return Draft(
+        name, loss, partial(Net, count, last=(lambda x: torch.log_softmax(x, 1)) if name == "nll" else None), targets,
+        entries, accuracy=of_classes(skipped if metric is None else None),
+        reduction={"own, ignored": "labels", "own weight": None}.get(name, "mean"), classes=count,
+        options=({"ignored": skipped} if name == "own, ignored" else {}) | ({"metric": metric} if metric else {}),
+    )  # fmt: skip
 
 
-def hit_mean(output, target):
-    return (output.argmax(1) == target).double().mean()
-
-
-def hit_rows(output, target):
-    return output.argmax(1) == target
-
-
-def hit_column(output, target):
-    return (output.argmax(1) == target).float()[:, None]
+HITS = [
+    lambda output, target: (output.argmax(1) == target).double().mean(),
+    lambda output, target: output.argmax(1) == target,
+    lambda output, target: (output.argmax(1) == target).float()[:, None],
+]
+"""Metrics of classes: a mean, a value for each row, and a column of them."""
 
 
 def binary(draw, random, rows):
     targets = random.integers(0, 2, rows)
     targets[:2] = [0, 1]
     factor = float(np.float32(random.uniform(0.2, 6)))
-    mean = oracle.mean_of_entries
 
     def asymmetric(o, y):
         return -(factor * y * o[:, 0].log() + (1 - y) * (1 - o[:, 0]).log())
 
     table = {
-        "logit": (lambda o, y: F.binary_cross_entropy_with_logits(o[:, 0], y.to(o.dtype)), None, 1.0, mean),
-        "asymmetric": (lambda o, y: asymmetric(o, y).mean(), torch.sigmoid, factor, mean),
-        "asymmetric sum": (lambda o, y: asymmetric(o, y).sum(), torch.sigmoid, factor, oracle.sum_of_entries),
-        "ours": (losses.bce(factor), None, factor, mean),
+        "own logit": (lambda o, y: F.binary_cross_entropy_with_logits(o[:, 0], y.to(o.dtype)), None, 1.0),
+        "own asymmetric": (lambda o, y: asymmetric(o, y).mean(), torch.sigmoid, factor),
+        "own asymmetric sum": (lambda o, y: asymmetric(o, y).sum(), torch.sigmoid, factor),
+        "ours": (losses.bce(factor), None, factor),
     }
     name = draw(st.sampled_from(sorted(table)))
-    loss, last, positive, combine = table[name]
+    loss, last, positive = table[name]
 
-    def loss_of(output, target, weights):
-        rows = oracle.each_row(lambda o, y: [oracle.bce(o[0], y, positive)], output, target.astype(float))
-        return combine(rows, weights)
-
-    def accuracy_of(output, target):
+    def accuracy(output, target):
         return oracle.accuracy_above([float(row[0]) for row in output], [int(y) for y in target], 0.0)
 
-    model = partial(Net, 1, last=last, relu=draw(st.booleans()), scale=2.0 if last is None else 0.5)
-    known = accuracy_of if name == "ours" else None  # else nobody says whether it is a logit or a probability
-    return name, loss, model, targets, loss_of, known, {}, {"weighted": name == "ours" and draw(st.booleans())}
+    return Draft(
+        name, loss, partial(Net, 1, last=last, scale=2.0 if last is None else 0.5), targets,
+        lambda o, y: [oracle.bce(o[0], float(y), positive)],
+        accuracy=accuracy if name == "ours" else None,  # else nobody says whether it is a logit or a probability
+    )  # fmt: skip
 
 
 class Doubled(nn.MSELoss):
@@ -378,64 +316,48 @@ def numbers(draw, random, rows):
     width = draw(st.integers(1, 3))
     targets = (3 * random.normal(size=(rows, width))).astype(np.float32)
     delta = float(random.uniform(0.3, 2))
-    mean, total = oracle.mean_of_entries, oracle.sum_of_entries
-
-    def by_entry(f):
-        return lambda o, y: [f(a, float(b)) for a, b in zip(o, y, strict=True)]
 
     def twice(a, b):
         return (2 * oracle.squared(a, b)[0], 1.0)
 
     table = {
-        "function": (F.mse_loss, by_entry(oracle.squared), mean, True),
-        "partial sum": (partial(F.l1_loss, reduction="sum"), by_entry(oracle.absolute), total, True),
-        "l1": (nn.L1Loss(), by_entry(oracle.absolute), mean, True),
-        "partial huber": (partial(F.huber_loss, delta=delta), by_entry(partial(oracle.huber, delta=delta)), mean, True),
-        "subclass": (Doubled(), by_entry(twice), mean, False),
-        "subclass sum": (Doubled(reduction="sum"), by_entry(twice), total, False),
-        "own": (lambda o, y: ((o - y) ** 2).mean(), by_entry(oracle.squared), mean, False),
-        "own sum": (lambda o, y: ((o - y) ** 2).sum(), by_entry(oracle.squared), total, False),
-        "ours": (losses.huber(delta), by_entry(partial(oracle.huber, delta=delta)), mean, True),
+        "function": (F.mse_loss, oracle.squared),
+        "partial sum": (partial(F.l1_loss, reduction="sum"), oracle.absolute),
+        "l1": (nn.L1Loss(), oracle.absolute),
+        "partial huber": (partial(F.huber_loss, delta=delta), partial(oracle.huber, delta=delta)),
+        "own double": (Doubled(), twice),
+        "own double sum": (Doubled(reduction="sum"), twice),
+        "own": (lambda o, y: ((o - y) ** 2).mean(), oracle.squared),
+        "own sum": (lambda o, y: ((o - y) ** 2).sum(), oracle.squared),
+        "ours": (losses.huber(delta), partial(oracle.huber, delta=delta)),
     }
     name = draw(st.sampled_from(sorted(table)))
-    loss, entries, combine, weightable = table[name]
-
-    def loss_of(output, target, weights):
-        return combine(oracle.each_row(entries, output, target), weights)
-
-    model = partial(Net, width, relu=draw(st.booleans()), dropout=draw(st.sampled_from([0.0, 0.3])))
-    return name, loss, model, targets, loss_of, None, {}, {"weighted": weightable and draw(st.booleans())}
+    loss, entry = table[name]
+    return Draft(
+        name, loss, partial(Net, width), targets, lambda o, y: [entry(a, float(b)) for a, b in zip(o, y, strict=True)]
+    )
 
 
 def several_labels(draw, random, rows):
     width = draw(st.integers(2, 4))
     targets = random.integers(0, 2, (rows, width)).astype(np.float32)
     positive, weight = (random.uniform(0.2, 4, width).astype(np.float32) for _ in range(2))
-    pos, own = torch.from_numpy(positive), torch.from_numpy(weight)
-
-    def entries(p, w):
-        return lambda o, y: [oracle.bce(o[c], float(y[c]), float(p[c]), float(w[c])) for c in range(width)]
-
-    ones = np.ones(width)
-    mean, total = oracle.mean_of_entries, oracle.sum_of_entries
+    pos, own, ones = torch.from_numpy(positive), torch.from_numpy(weight), np.ones(width)
     logits = F.binary_cross_entropy_with_logits
     table = {
-        "function": (logits, entries(ones, ones), mean, True),
-        "weight": (nn.BCEWithLogitsLoss(weight=own, pos_weight=pos), entries(positive, weight), mean, True),
-        "sum": (nn.BCEWithLogitsLoss(pos_weight=pos, reduction="sum"), entries(positive, ones), total, True),
-        "partial": (partial(logits, pos_weight=pos), entries(positive, ones), mean, True),
-        "soft margin": (nn.MultiLabelSoftMarginLoss(), entries(ones, ones), mean, True),
-        "own": (lambda o, y: logits(o, y.to(o.dtype), pos_weight=pos.to(o.dtype)), entries(positive, ones), mean,
-                False),
-    }  # fmt: skip
+        "function": (logits, ones, ones),
+        "weight": (nn.BCEWithLogitsLoss(weight=own, pos_weight=pos), positive, weight),
+        "sum": (nn.BCEWithLogitsLoss(pos_weight=pos, reduction="sum"), positive, ones),
+        "partial": (partial(logits, pos_weight=pos), positive, ones),
+        "soft margin": (nn.MultiLabelSoftMarginLoss(), ones, ones),
+        "own": (lambda o, y: logits(o, y.to(o.dtype), pos_weight=pos.to(o.dtype)), positive, ones),
+    }
     name = draw(st.sampled_from(sorted(table)))
-    loss, rule, combine, weightable = table[name]
-
-    def loss_of(output, target, weights):
-        return combine(oracle.each_row(rule, output, target), weights)
-
-    model = partial(Net, width, relu=draw(st.booleans()))
-    return name, loss, model, targets, loss_of, None, {}, {"weighted": weightable and draw(st.booleans())}
+    loss, p, w = table[name]
+    return Draft(
+        name, loss, partial(Net, width), targets,
+        lambda o, y: [oracle.bce(o[c], float(y[c]), float(p[c]), float(w[c])) for c in range(width)],
+    )  # fmt: skip
 
 
 def sequences(draw, random, rows):
@@ -449,49 +371,41 @@ def sequences(draw, random, rows):
     last = draw(st.booleans())
     ignored = -100 if padding is None else padding
 
-    def flat(o):
-        return o.reshape(-1, count) if last else o.movedim(1, -1).reshape(-1, count)
-
     def positions(o):
         return o if last else o.T
 
+    def own(o, y, shift=0):
+        scores = o if last else o.movedim(1, -1)
+        scores = scores[:, : length - shift].reshape(-1, count)
+        return F.cross_entropy(scores, y[:, shift:].reshape(-1), ignore_index=ignored)
+
     table = {
-        "own": (lambda o, y: F.cross_entropy(flat(o), y.reshape(-1), ignore_index=ignored), 0),
-        "shifted": (
-            lambda o, y: F.cross_entropy(
-                (o[:, :-1] if last else o[:, :, :-1].movedim(1, -1)).reshape(-1, count),
-                y[:, 1:].reshape(-1),
-                ignore_index=ignored,
-            ), 1,
-        ),
-    }  # fmt: skip
+        "own": own,
+        "own, shifted": partial(own, shift=1),
+        "ours": losses.cross_entropy(ignore_index=ignored, class_axis="last" if last else "second"),
+    }
     if not last:
-        table["module"] = (nn.CrossEntropyLoss(ignore_index=ignored), 0)
-        table["partial"] = (partial(F.cross_entropy, ignore_index=ignored), 0)
-    table["ours"] = (losses.cross_entropy(ignore_index=ignored, class_axis="last" if last else "second"), 0)
+        table["module"] = nn.CrossEntropyLoss(ignore_index=ignored)
+        table["partial"] = partial(F.cross_entropy, ignore_index=ignored)
     name = draw(st.sampled_from(sorted(table)))
-    loss, shift = table[name]
+    shift, of_ones_own = int("shifted" in name), name.startswith("own")
 
     def entries(o, y):
         row = positions(o)
         pairs = [(row[t], int(y[t + shift])) for t in range(length - shift)]
         return [each for scores, label in pairs for each in oracle.cross_entropy(scores, label, None, ignored, 0.0)]
 
-    def loss_of(output, target, weights):
-        return oracle.mean_of_entries(oracle.each_row(entries, output, target), weights)
+    def accuracy(output, target):
+        return oracle.accuracy(
+            [list(positions(o)) for o in output], [[int(each) for each in y] for y in target], ignored
+        )
 
-    def accuracy_of(output, target):
-        scores = [list(positions(o))[: length - shift] for o in output]
-        return oracle.accuracy(scores, [[int(each) for each in y[shift:]] for y in target], ignored)
-
-    shape = (length, count) if last else (count, length)
-    model = partial(Net, count * length, shape=shape, relu=draw(st.booleans()))
-    options = {"weighted": name in ("module", "partial", "ours") and draw(st.integers(0, 2)) == 0}
-    options["reduction"] = "labels" if name == "own" else None
-    if name in ("own", "shifted"):  # nobody says which label a position predicts
-        accuracy_of = None
-        options["ignored"] = padding
-    return name, loss, model, targets, loss_of, accuracy_of, {}, options
+    return Draft(
+        name, table[name], partial(Net, count * length, shape=(length, count) if last else (count, length)), targets,
+        entries, accuracy=None if of_ones_own else accuracy,  # nobody says which label a position predicts
+        reduction="labels" if name == "own" else None,
+        options={"ignored": padding} if of_ones_own else {},
+    )  # fmt: skip
 
 
 LONGEST = 5
@@ -515,20 +429,11 @@ def collate(inputs, targets, items):
     return x, labels
 
 
-def ragged_spread(outputs, targets):
-    longest = max(map(len, targets))
-    return float(np.asarray(outputs)[:, :longest].std())
-
-
 def ragged(draw, random, rows):
     count = draw(st.sampled_from([2, 3, 7]))
     targets = [random.integers(0, count, int(length)).tolist() for length in random.integers(1, LONGEST + 1, rows)]
-
-    def by_position(o):
-        return o.movedim(-1, 1)
-
     table = {
-        "own": lambda o, y: F.cross_entropy(by_position(o), y),
+        "own": lambda o, y: F.cross_entropy(o.movedim(-1, 1), y),
         "ours": losses.cross_entropy(class_axis="last"),
         "flat": lambda o, y: F.cross_entropy(o.reshape(-1, count), y.reshape(-1)),
     }
@@ -537,64 +442,102 @@ def ragged(draw, random, rows):
     def entries(o, y):
         return [each for t, label in enumerate(y) for each in oracle.cross_entropy(o[t], label, None, -100, 0.0)]
 
-    def loss_of(output, target, weights):
-        return oracle.mean_of_entries(oracle.each_row(entries, output, target), weights)
-
-    def accuracy_of(output, target):
+    def accuracy(output, target):
         return oracle.accuracy([list(o[: len(y)]) for o, y in zip(output, target, strict=True)], target, None)
 
-    model = partial(Ragged, count * LONGEST, shape=(LONGEST, count), relu=draw(st.booleans()))
-    known = accuracy_of if name == "ours" else None
-    return name, table[name], model, targets, loss_of, known, {}, {"reduction": "labels"}
+    return Draft(
+        name, table[name], partial(Ragged, count * LONGEST, shape=(LONGEST, count)), targets, entries,
+        accuracy=accuracy if name == "ours" else None, reduction="labels",
+    )  # fmt: skip
 
 
 def coupled(draw, random, rows):
-    name = draw(st.sampled_from(["cox", "ranking", "contrastive", "weighted"]))
-    width = 2 if name in ("contrastive", "weighted") else 1
-    targets: Any = random.normal(size=rows).astype(np.float32)
-    accuracy_of = None
-    if name == "cox":
-        targets = {
-            "time": random.permutation(rows).astype(np.float32),
-            "event": (random.random(rows) < 0.6).astype(np.float32),
-        }
-        targets["event"][0] = 1
-        loss = cox
+    kinds = random.integers(0, 2, rows)
+    kinds[:2] = [0, 1]
+    survival = {
+        "time": random.permutation(rows).astype(np.float32),
+        "event": (random.random(rows) < 0.6).astype(np.float32),
+    }
+    survival["event"][0] = 1
 
-        def loss_of(output, target, weights):
-            return oracle.cox([float(row[0]) for row in output], list(target["time"]), list(target["event"]))
-    elif name == "ranking":
-        loss = ranking
+    def column(o):
+        return [float(row[0]) for row in o]
 
-        def loss_of(output, target, weights):
-            return oracle.ranking([float(row[0]) for row in output], list(target))
-    elif name == "contrastive":
-        targets, loss = random.integers(0, 2, rows), contrastive
-        targets[:2] = [0, 1]
+    table = {
+        "cox": (cox, survival, lambda o, y: oracle.cox(column(o), list(y["time"]), list(y["event"]))),
+        "ranking": (
+            ranking, random.normal(size=rows).astype(np.float32), lambda o, y: oracle.ranking(column(o), list(y)),
+        ),
+        "contrastive": (contrastive, kinds, lambda o, y: oracle.contrastive(o, list(y))),
+    }  # fmt: skip
+    name = draw(st.sampled_from(sorted(table)))
+    loss, targets, whole = table[name]
+    model = partial(Net, 2 if name == "contrastive" else 1, scale=1.0)
+    return Draft(
+        name,
+        loss,
+        model,
+        targets,
+        whole=whole,
+        accuracy=of_classes() if name == "contrastive" else None,
+        reduction=None,
+    )
 
-        def loss_of(output, target, weights):
-            return oracle.contrastive(output, list(target))
 
-        def accuracy_of(o, y):
-            return oracle.accuracy([[row] for row in o], [[int(each)] for each in y], None)
-    else:
-        targets = random.integers(0, 2, rows)
-        targets[:2] = [0, 1]
-        factor = np.array([1.0, random.uniform(2, 5)]).astype(np.float32)
-        tensor = torch.from_numpy(factor)
+KINDS = {
+    "class": classes,
+    "binary": binary,
+    "regression": numbers,
+    "labels": several_labels,
+    "sequence": sequences,
+    "ragged": ragged,
+    "coupled": coupled,
+}
 
-        def loss(output, target):
-            own = tensor[target]
-            return (own * F.cross_entropy(output, target, reduction="none")).sum() / own.sum()
 
-        def loss_of(output, target, weights):
-            def entries(o, y):
-                return oracle.cross_entropy(o, int(y), factor, -100, 0.0)
+@st.composite
+def problems(draw, kinds=("class", *KINDS)):
+    """A problem of a random kind; classes are twice as likely."""
+    kind = draw(st.sampled_from(kinds))
+    seed, rows = draw(st.integers(0, 10**6)), draw(st.integers(4, 60))
+    draft = KINDS[kind](draw, np.random.default_rng(seed), rows)
+    model = partial(draft.model, relu=draw(st.booleans()), dropout=draw(st.sampled_from([0.0, 0.4])))
+    options = {
+        **draft.options,
+        "evaluation_batch_size": draw(st.sampled_from([None, 1, 2, 3, 7, 16])),
+        "execution": draw(st.sampled_from(["auto", "eager"])),
+    }
+    if torch_form(draft.loss) is None and not hasattr(draft.loss, "sums"):
+        options["reduction"] = "sum" if "sum" in draft.name else draw(st.sampled_from([None, draft.reduction]))
+    by_hand = {}
+    if model.keywords.get("last") is None and draw(st.integers(0, 3)) == 0:
+        options["metrics"] = {"margin": hansa.higher(lambda o, y: o.double().std(correction=0))}
+        # ragged outputs are padded to the longest of all rows
+        by_hand["margin"] = lambda o, y: float(np.asarray(o)[:, : max(map(len, y)) if kind == "ragged" else None].std())
+    random = np.random.default_rng(seed + 1)
+    inputs, targets = random.normal(size=(rows, FEATURES)).astype(np.float32), draft.targets
+    owners = random.integers(0, 3, rows)
+    owners[:3] = [0, 1, 2]
+    takes_weights = kind not in ("ragged", "coupled") and not draft.name.startswith("own")
+    is_weighted = takes_weights and draw(st.integers(0, 2)) == 0
+    weights = random.uniform(0.1, 3.0, rows).astype(np.float32) if is_weighted else np.ones(rows, np.float32)
+    if is_weighted:
+        weights[rows // 2] = 0.0
 
-            return oracle.mean_of_entries(oracle.each_row(entries, output, target), weights)
+    def data(tested):
+        if kind == "ragged":
+            items = list(range(rows))
+            pad = partial(collate, inputs, targets)
+            return from_items(items, pad, clients=owners, test=items, test_clients=owners)
+        test = (inputs[tested], take(targets, tested), weights[tested])[: 2 + is_weighted]
+        more = {"weights": weights} if is_weighted else {}
+        more |= {"test_clients": owners} if len(tested) == rows else {}
+        return from_arrays(inputs, targets, clients=owners, test=test, classes=draft.classes, **more)
 
-        def accuracy_of(o, y):
-            return oracle.accuracy([[row] for row in o], [[int(each)] for each in y], None)
-
-    model = partial(Net, width, relu=draw(st.booleans()), scale=1.0)
-    return name, loss, model, targets, loss_of, accuracy_of, {}, {"reduction": None}
+    build = partial(hansa.Task, model, draft.loss, **options)
+    task = build(data(np.arange(rows)))
+    problem = Problem(kind, draft, task, inputs, weights.astype(float), owners, by_hand)
+    if kind != "ragged" and draw(st.integers(0, 3)) == 0:
+        problem.splits = [np.arange(rows // 3), np.arange(rows // 3, rows)]
+        problem.pieces = [build(data(own)) for own in problem.splits]
+    return problem
