@@ -26,24 +26,15 @@ from hansa.server import BaseServerTransform, chain, scale
 
 REFUSED: list[tuple[Any, str]] = [
     (lambda: Channel(uplink=sign()), "Channel(uplink=sign()): expected a link, with receive and send. error_feedback("),
-    (
-        lambda: Channel(downlink=error_feedback(sign())),
-        "Channel(downlink=error_feedback(compressor=sign())): expected",
-    ),
+    (lambda: Channel(downlink=error_feedback(sign())), "Channel(downlink=error_feedback(compressor=sign()))"),
     (lambda: Channel(uplink=replica(sign())), "Channel(uplink=replica(compressor=sign(), public_start=True, every=1))"),
     (lambda: Channel(server=0.1), "Channel(server=0.1): expected a server transform, with init and update. scale(0.1)"),
     (lambda: Channel(server=mean()), "Channel(server=mean(weights='uniform')): expected a server transform"),
     (lambda: Channel(aggregate=mean), "Channel(aggregate=mean): expected an aggregator, with combine and init. mean()"),
     (lambda: Algorithm(sampler=0.1), "Algorithm(sampler=0.1): expected a sampler, with select. uniform(0.1) is one."),
-    (
-        lambda: Algorithm(local=sgd()),
-        "Algorithm(local=sgd()): expected a local phase. LocalPhase(steps=fixed(5)) is",
-    ),
+    (lambda: Algorithm(local=sgd()), "Algorithm(local=sgd()): expected a local phase."),
     (lambda: Algorithm(channels=scale()), "Algorithm(channels=scale(lr=1.0)): expected channels by name. {'model': Ch"),
-    (
-        lambda: Algorithm(channels={"model": scale()}),
-        "Algorithm(channels={'model': scale(lr=1.0)}): expected a chan",
-    ),
+    (lambda: Algorithm(channels={"model": scale()}), "Algorithm(channels={'model': scale(lr=1.0)}): expected"),
     (lambda: LocalPhase(steps=5), "LocalPhase(steps=5): expected an amount of local work, with draw. fixed(5) is one."),
     (lambda: LocalPhase(solver=0.1), "LocalPhase(solver=0.1): expected a local solver, with correction and finish."),
     (lambda: LocalPhase(mixing=ring(), steps=fixed(2)), "LocalPhase(mixing=ring()): expected Mixing(ring())."),

@@ -116,10 +116,7 @@ def test_wrong_runs_are_refused(words, message):
     [
         (lambda: hansa.training.quadratic([], []), "0 matrices"),
         (lambda: hansa.training.quadratic(torch.ones(2, 3, 2), torch.ones(3, 3)), "2 matrices A and 3 vectors b"),
-        (
-            lambda: hansa.training.quadratic(torch.ones(2, 3, 2), torch.ones(2, 4)),
-            r"b\[0\] has shape \(4,\): expected \(3,\)",
-        ),
+        (lambda: hansa.training.quadratic(torch.ones(2, 3, 2), torch.ones(2, 4)), r"\(4,\): expected \(3,\)"),
         (lambda: hansa.training.quadratic([torch.ones(3, 2), torch.ones(3, 1)], torch.ones(2, 3)), r"A\[1\] has shape"),
         (lambda: hansa.training.quadratic(torch.full((1, 1, 1), math.nan), torch.ones(1, 1)), "client 0 has a NaN"),
         (lambda: hansa.training.quadratic(torch.ones(1, 2, 3), torch.ones(1, 2), x0=torch.ones(2)), r"expected \(3,\)"),

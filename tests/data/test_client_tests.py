@@ -35,10 +35,7 @@ def test_owners_of_test_rows_by_name_and_by_number(clients: Any, test_clients: A
         ({"test_clients": ["c", "a", "a", "b", "z"]}, "test_clients has 'z', who has no training rows"),
         ({"test_clients": ["c", "a"]}, "expected the owner of each of 5 test rows"),
         ({"test_clients": [0, 1, 2, 0, 9]}, r"test rows belong to 0 to 9: expected clients 0 to 2"),
-        (
-            {"test_clients": ["a"] * 5, "clients": [0] * 6 + [1] * 6},
-            r"client names \('a'\), training rows",
-        ),
+        ({"test_clients": ["a"] * 5, "clients": [0] * 6 + [1] * 6}, r"client names \('a'\), training rows"),
         ({"test_clients": "label"}, "test_clients='label'.*labels"),
         ({"test_clients": 1.5}, "test_clients=1.5"),
         ({"test_clients": ["a"] * 5, "test": None}, "test_clients needs test rows: give test"),

@@ -36,10 +36,7 @@ def test_an_idx_file_is_read_plain_or_gzipped(tmp_path: Path, packed: bool) -> N
         (idx_bytes(IMAGES) + b"\x00", "60 bytes for 5 x 4 x 3, found 61"),
         (idx_bytes(IMAGES[:, 0]), "magic 00000803.*found magic '00000802'"),
         (b"\x00\x00\x0d\x03" + idx_bytes(IMAGES)[4:], "found magic '00000d03'"),
-        (
-            struct.pack(">BBBB3I", 0, 0, 8, 3, 2**32 - 1, 2**32 - 1, 2**32 - 1),
-            "for 4294967295 x .*, found 0",
-        ),
+        (struct.pack(">BBBB3I", 0, 0, 8, 3, 2**32 - 1, 2**32 - 1, 2**32 - 1), "for 4294967295 x .*, found 0"),
         (b"<html>not found</html>", "found magic '3c68746d'"),
     ],
     ids=["empty", "short head", "truncated", "too long", "labels for images", "floats", "a bomb", "a web page"],

@@ -217,10 +217,7 @@ def test_more_clients_than_can_be_served_are_refused_with_the_largest_feasible_n
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: shards(4, 1).split(torch.randn(40), 4, Key(0)),
-            "expected a label per row, found torch.float",
-        ),
+        (lambda: shards(4, 1).split(torch.randn(40), 4, Key(0)), "expected a label per row, found torch.float"),
         (lambda: dirichlet(0.5).split(torch.randn(40), 4, Key(0)), "expected a label per row"),
         (lambda: natural().split(torch.zeros(4), None, Key(0)), r"no natural owners\. Use iid, shards"),
         (lambda: labels_per_client(4).split(balanced(3, 10), 2, Key(0)), "at most the labels, 3"),

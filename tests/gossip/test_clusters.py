@@ -285,18 +285,12 @@ def test_numbers_become_rules() -> None:
         (lambda: gossip.replay([[[0.5]]]), "a list of different client ids"),
         (lambda: gossip.replay([[[0], [2, 1, 2]]]), "a list of different client ids"),
         (lambda: gossip.replay([[[0], [9]]]).check([[0, 1], [2, 3]]), "step 1 names client 9, which is in no cluster"),
-        (
-            lambda: gossip.replay([[[0], [1]], [[0]]]).check([[0, 1]], steps=2),
-            "round 1 has 1 steps",
-        ),
+        (lambda: gossip.replay([[[0], [1]], [[0]]]).check([[0, 1]], steps=2), "round 1 has 1 steps"),
         (lambda: gossip.replay([[[0]]]).draw(3, 1, [0], Key(0)), "round 0 has 1 steps: no step 1"),
         (lambda: gossip.resample(3).check([[0, 1, 2], [3, 4]]), r"resample\(m=3\): expected .* <= 2"),
         (lambda: gossip.as_activity("all"), r"gossip\(active='all'\): expected a count, a probability or an activity"),
         (lambda: gossip.as_activity(True), r"gossip\(active=True\)"),
-        (
-            lambda: count_of("ha_fed", "reporters", 9, 8),
-            r"ha_fed\(reporters=9\): .* <= 8",
-        ),
+        (lambda: count_of("ha_fed", "reporters", 9, 8), r"ha_fed\(reporters=9\): .* <= 8"),
     ],
 )
 def test_bad_activity_is_refused_with_the_offending_number(make: object, message: str) -> None:

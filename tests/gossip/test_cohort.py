@@ -112,34 +112,16 @@ SERVERLESS = Mixing(ring(), keep_local_models=True)
 @pytest.mark.parametrize(
     ("compose", "message"),
     [
-        (
-            lambda: presets.fedavg(steps=1, participation=0.5).with_local(mixing=SERVERLESS),
-            r"fedavg\(sampler=uniform.*all clients participate: expected uniform\(participation=1.0",
-        ),
-        (
-            lambda: presets.fedams(steps=1).with_local(mixing=SERVERLESS),
-            r"fedams\(server=chain\(ams.*there is no server.*expected scale\(lr=1.0\)",
-        ),
-        (
-            lambda: presets.fedavg(steps=1, weights="samples").with_local(mixing=SERVERLESS),
-            r"aggregate=mean\(weights='samples'\).*expected mean\(weights='uniform'\)",
-        ),
-        (
-            lambda: presets.fedavg(steps=1, compressor=sign()).with_local(mixing=SERVERLESS),
-            r"uplink=error_feedback.*expected direct\(\)",
-        ),
+        (lambda: presets.fedavg(steps=1, participation=0.5).with_local(mixing=SERVERLESS), "all clients participate"),
+        (lambda: presets.fedams(steps=1).with_local(mixing=SERVERLESS), "there is no server.*expected scale"),
+        (lambda: presets.fedavg(steps=1, weights="samples").with_local(mixing=SERVERLESS), "expected mean.*'uniform'"),
+        (lambda: presets.fedavg(steps=1, compressor=sign()).with_local(mixing=SERVERLESS), r"expected direct\(\)"),
         (lambda: presets.fedprox(steps=1).with_local(mixing=SERVERLESS), r"prox.*receive no model for a proximal term"),
-        (
-            lambda: presets.dsgd(gossip_compressor=sign(), order="combine-then-adapt"),
-            "expected order='adapt-then-combine' with it",
-        ),
+        (lambda: presets.dsgd(gossip_compressor=sign(), order="combine-then-adapt"), "expected order='adapt-then-"),
         (lambda: presets.dsgd(consensus_rate=0.5), r"consensus_rate=0.5\): expected 1 without a compressor"),
         (lambda: presets.dsgd(order="adapt"), r"order='adapt'\): expected 'adapt-then-combine' or"),
         (lambda: presets.d_amsgrad(second_moment="none"), r"second_moment='none'\): expected 'gossip' or 'local'"),
-        (
-            lambda: presets.choco_sgd().with_local(optimizer=consensus_amsgrad()),
-            r"gossips uncompressed only. Use server.amsgrad\(\)",
-        ),
+        (lambda: presets.choco_sgd().with_local(optimizer=consensus_amsgrad()), "gossips uncompressed only"),
         (lambda: run(presets.fedavg(sampler=per_cluster(1))), r"there are no clusters. Give them"),
         (lambda: run(presets.fedavg(weights="clusters")), r"weights='clusters'.*has no clusters"),
         (lambda: run(presets.fedavg().with_local(optimizer=consensus_amsgrad())), r"clients do not gossip"),
