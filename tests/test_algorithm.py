@@ -20,7 +20,6 @@ from hansa.core.citations import bibliography, bibtex_entries, citations
 from hansa.core.protocols import with_defaults
 from hansa.gossip import everyone, resample, ring, selected
 from hansa.local import Correction, SolverResult, Work, fixed, sgd
-from hansa.local import scaffold as scaffold_solver
 from hansa.sample import BaseSampler, Sampler, per_cluster, startup, uniform
 from hansa.server import BaseServerTransform, chain, scale
 
@@ -265,8 +264,3 @@ def test_an_unknown_citation_is_an_error_that_names_the_part(wrong) -> None:
 
     with pytest.raises(HansaError, match=re.escape(f"mistaken cites {wrong!r}: expected a key")):
         hansa.presets.fedavg().with_server(mistaken())
-
-
-def test_scaffold_names_its_channel_still() -> None:
-    with pytest.raises(HansaError, match="reports on channel 'control', which does not exist"):
-        Algorithm(local=LocalPhase(solver=scaffold_solver()))

@@ -7,7 +7,6 @@ names and writes their digests. The digests depend on the machine's arithmetic, 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import fnmatch
 import hashlib
 import json
@@ -19,7 +18,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,7 +100,7 @@ def digests(run: Any, own: bool) -> dict[str, Any]:
     return found
 
 
-def carry_out(case: Any, workers: int | None) -> Any:
+def carry_out(case: Any) -> Any:
     """The finished run of a case."""
     import hansa
     from golden import problems
@@ -111,15 +109,13 @@ def carry_out(case: Any, workers: int | None) -> Any:
     options = dict(case.options(task) if callable(case.options) else case.options)
     with tempfile.TemporaryDirectory(prefix="golden-", ignore_cleanup_errors=True) as folder:
         if case.stop is not None:
-            hansa.run(
-                case.method(), task, rounds=case.stop, out=f"{folder}/run", checkpoint_every=1, workers=workers,
-                **options,
-            )  # fmt: skip
-            run = hansa.resume(f"{folder}/run", case.method(), task, rounds=case.rounds, workers=workers, **options)
+            out = f"{folder}/run"
+            hansa.run(case.method(), task, rounds=case.stop, out=out, checkpoint_every=1, workers=1, **options)
+            run = hansa.resume(out, case.method(), task, rounds=case.rounds, workers=1, **options)
         else:
             if case.rows:
                 options["store"] = hansa.store.DiskStore(f"{folder}/rows")
-            run = hansa.run(case.method(), task, rounds=case.rounds, workers=workers, **options)
+            run = hansa.run(case.method(), task, rounds=case.rounds, workers=1, **options)
         found = digests(run, case.own)
         run.store.close()
         return found
@@ -209,20 +205,14 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--describe", action="store_true", help="only say what the arithmetic is")
     parser.add_argument("--only", default="*", help="a pattern of names")
-    parser.add_argument("--workers", type=int, default=1)
     asked = parser.parse_args()
     logging.getLogger("hansa").setLevel(logging.ERROR)
     answer: dict[str, Any] = {"arithmetic": arithmetic()}
     if not asked.describe:
-        answer |= run_all(asked.only, asked.workers)
+        from golden.cases import CASES
+
+        answer["cases"] = run_cases([name for name in CASES if fnmatch.fnmatchcase(name, asked.only)])
     asked.out.write_text(json.dumps(answer), encoding="utf-8")
-
-
-def run_all(pattern: str, workers: int) -> dict[str, Any]:
-    """The digests of the cases whose name matches, or the error that a case ended with."""
-    from golden.cases import CASES
-
-    return run_cases([name for name in CASES if fnmatch.fnmatchcase(name, pattern)], workers)
 
 
 def sampled(kernels: str, every: int) -> list[str]:
@@ -249,22 +239,17 @@ def sampled(kernels: str, every: int) -> list[str]:
     return [name for at, (name, case) in enumerate(CASES.items()) if every == 1 or belongs(at, name, case.task)]
 
 
-def run_cases(names: Sequence[str], workers: int = 1) -> dict[str, Any]:
+def run_cases(names: Sequence[str]) -> dict[str, Any]:
     """The digests of these cases, or the error that a case ended with."""
-    import hansa
     from golden.cases import CASES
 
     found: dict[str, Any] = {}
-    seconds: dict[str, float] = {}
-    with hansa.workers(workers) if workers > 1 else contextlib.nullcontext():
-        for name in names:
-            case, began = CASES[name], time.perf_counter()
-            try:
-                found[name] = carry_out(case, workers if workers == 1 else None)
-            except Exception as error:
-                found[name] = {"error": f"{type(error).__name__}: {error}"}
-            seconds[name] = round(time.perf_counter() - began, 3)
-    return {"cases": found, "seconds": seconds}
+    for name in names:
+        try:
+            found[name] = carry_out(CASES[name])
+        except Exception as error:
+            found[name] = {"error": f"{type(error).__name__}: {error}"}
+    return found
 
 
 if __name__ == "__main__":

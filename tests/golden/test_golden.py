@@ -67,6 +67,6 @@ def kernels(request, monkeypatch):
 def test_results_are_bit_identical_to_the_recorded_ones(kernels, caplog):
     caplog.set_level(logging.ERROR, logger="hansa")
     entry = expected(runner.arithmetic())
-    found = runner.run_cases(runner.sampled(kernels, 1 if ALL else EVERY))["cases"]
+    found = runner.run_cases(runner.sampled(kernels, 1 if ALL else EVERY))
     wrong = runner.differences({name: one for name, one in entry["cases"].items() if name in found}, found)
     assert not wrong, f"{len(wrong)} of {len(found)} cases ({entry['recorded']}):\n" + "\n".join(wrong)

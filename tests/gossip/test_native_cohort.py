@@ -56,10 +56,6 @@ def run(method, rounds=3, **words):
     return hansa.run(method, task(**words), rounds=rounds, keep_params=True, evaluate_every=0, **options)
 
 
-def step_by_step(monkeypatch):
-    monkeypatch.setattr(ModuleTrainer, "native_steps", lambda self: None)
-
-
 METHODS = {
     "ha_fed": lambda: presets.ha_fed(**SERVED),
     "momentum, decay, clip": lambda: presets.ha_fed(**SERVED).with_local(
@@ -96,21 +92,6 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_native_turns_are_the_loop_over_clients_and_steps(name, monkeypatch):
-    marched = run(METHODS[name]())
-    step_by_step(monkeypatch)
-    monkeypatch.setattr("hansa.gossip.cohort.lazy_pays", lambda *_: False)
-    walked = run(METHODS[name]())
-    torch.testing.assert_close(marched.trajectory, walked.trajectory, rtol=0, atol=2e-6)
-    assert not torch.equal(marched.trajectory[0], marched.trajectory[1])
-    for found, expected in zip(marched.history, walked.history, strict=True):
-        assert found["train_loss"] == pytest.approx(expected["train_loss"], abs=1e-6)
-        assert found["consensus"] == pytest.approx(expected["consensus"], rel=1e-4, abs=1e-6)
-        for exact in ("peer_bytes", "up_bytes", "clients", "lost"):
-            assert found[exact] == expected[exact], exact
-
-
 @pytest.mark.parametrize("name", ["sign", "sign, all hear all", "sign, weighted links to all", "weighted links to all"])
 def test_every_graph_of_few_clients_is_mixed_natively(name, monkeypatch):
     def slow(*_):
@@ -118,29 +99,6 @@ def test_every_graph_of_few_clients_is_mixed_natively(name, monkeypatch):
 
     monkeypatch.setattr("hansa.gossip.cohort.Cohort.exchange", slow)
     assert len(run(METHODS[name]()).history) == 3
-
-
-@pytest.mark.parametrize("name", ["ha_fed", "bernoulli", "sign", "sign, all hear all", "dsgd, momentum", "choco_sgd"])
-def test_any_number_of_workers_gives_the_same_bits(name):
-    one, two = (run(METHODS[name](), workers=workers) for workers in (1, 2))
-    assert torch.equal(one.trajectory, two.trajectory)
-    assert [r["train_loss"] for r in one.history] == [r["train_loss"] for r in two.history]
-
-
-@pytest.mark.parametrize("name", ["ha_fed", "bernoulli", "sign", "top_k", "gossip_pga", "dsgd"])
-@pytest.mark.parametrize("spoilt", [1, 5])
-def test_a_client_that_leaves_the_numbers_is_lost_and_the_rest_go_on(name, spoilt, monkeypatch):
-    method = METHODS[name]().with_local(batch_size=4)
-    marched = run(method, spoilt=spoilt)
-    step_by_step(monkeypatch)
-    monkeypatch.setattr("hansa.gossip.cohort.lazy_pays", lambda *_: False)
-    walked = run(method, spoilt=spoilt)
-    assert sum(record["lost"] for record in walked.history) > 0
-    assert [(r, lost) for r, lost in marched.dropped_clients] == [(r, lost) for r, lost in walked.dropped_clients]
-    torch.testing.assert_close(marched.trajectory, walked.trajectory, rtol=0, atol=2e-6)
-    for found, expected in zip(marched.history, walked.history, strict=True):
-        assert found["peer_bytes"] == expected["peer_bytes"]
-        assert found["train_loss"] == pytest.approx(expected["train_loss"], abs=1e-6, nan_ok=True)
 
 
 def test_gossip_over_oneself_is_training_alone_to_the_bit():
@@ -176,34 +134,59 @@ def lazily(monkeypatch, answer):
     monkeypatch.setattr("hansa.gossip.cohort.lazy_pays", lambda *_: answer)
 
 
-@pytest.mark.parametrize("spoilt", [None, 1, 5])
-@pytest.mark.parametrize("name", IDLE)
-def test_models_made_from_changes_are_the_rows_that_are_held(name, spoilt, monkeypatch):
-    method = IDLE[name]() if spoilt is None else IDLE[name]().with_local(batch_size=4)
-    called = []
-    real = executors.LazyCohortKernel
+TURNS = [
+    *[(name, None, False) for name in METHODS],
+    *[
+        (name, client, False)
+        for name in ("ha_fed", "bernoulli", "sign", "top_k", "gossip_pga", "dsgd")
+        for client in (1, 5)
+    ],
+    *[(name, client, True) for name in IDLE for client in (None, 1, 5)],
+]
+
+
+def method_of(name, from_changes):
+    return (IDLE if from_changes else METHODS)[name]()
+
+
+@pytest.mark.parametrize(("name", "spoilt", "from_changes"), TURNS)
+def test_native_turns_are_the_loop_over_clients_and_steps(name, spoilt, from_changes, monkeypatch):
+    """Also where models are made from changes in place of rows that are held, and where a client leaves the numbers."""
+    method, rounds = method_of(name, from_changes), 12 if from_changes else 3
+    method = method if spoilt is None else method.with_local(batch_size=4)
+    called, real = [], executors.LazyCohortKernel
     monkeypatch.setattr(executors, "LazyCohortKernel", lambda *words: called.append(1) or real(*words))
-    lazily(monkeypatch, True)
-    made = run(method, spoilt=spoilt, rounds=12)
-    assert called
-    step_by_step(monkeypatch)
+    if from_changes:
+        lazily(monkeypatch, True)
+    marched = run(method, spoilt=spoilt, rounds=rounds)
+    assert called or not from_changes
+    monkeypatch.setattr(ModuleTrainer, "native_steps", lambda self: None)
     lazily(monkeypatch, False)
-    held = run(method, spoilt=spoilt, rounds=12)
-    assert spoilt is None or sum(record["lost"] for record in held.history) > 0
-    assert list(made.dropped_clients) == list(held.dropped_clients)
-    torch.testing.assert_close(made.trajectory, held.trajectory, rtol=0, atol=3e-6)
-    for found, expected in zip(made.history, held.history, strict=True):
+    walked = run(method, spoilt=spoilt, rounds=rounds)
+    assert spoilt is None or sum(record["lost"] for record in walked.history) > 0
+    assert list(marched.dropped_clients) == list(walked.dropped_clients)
+    torch.testing.assert_close(marched.trajectory, walked.trajectory, rtol=0, atol=3e-6)
+    assert not torch.equal(marched.trajectory[0], marched.trajectory[1])
+    for found, expected in zip(marched.history, walked.history, strict=True):
         assert found["train_loss"] == pytest.approx(expected["train_loss"], abs=1e-6, nan_ok=True)
         assert found["consensus"] == pytest.approx(expected["consensus"], rel=1e-3, abs=1e-6)
         for exact in ("peer_bytes", "up_bytes", "clients", "lost"):
             assert found[exact] == expected[exact], exact
 
 
-@pytest.mark.parametrize("name", ["cafga", "cafga, momentum", "combine first"])
-def test_models_made_from_changes_have_the_same_bits_with_any_number_of_workers(name, monkeypatch):
-    lazily(monkeypatch, True)
-    one, two = (run(IDLE[name](), workers=workers) for workers in (1, 2))
+SHARED = ("ha_fed", "bernoulli", "sign", "sign, all hear all", "dsgd, momentum", "choco_sgd")
+
+
+@pytest.mark.parametrize(
+    ("name", "from_changes"),
+    [*[(name, False) for name in SHARED], *[(name, True) for name in ("cafga", "cafga, momentum", "combine first")]],
+)
+def test_any_number_of_workers_gives_the_same_bits(name, from_changes, monkeypatch):
+    if from_changes:
+        lazily(monkeypatch, True)
+    one, two = (run(method_of(name, from_changes), workers=workers) for workers in (1, 2))
     assert torch.equal(one.trajectory, two.trajectory)
+    assert repr([r["train_loss"] for r in one.history]) == repr([r["train_loss"] for r in two.history])
 
 
 @pytest.mark.parametrize("spoilt", [None, 1, 5])

@@ -124,20 +124,3 @@ def scaffold_compressed(*lab: Any, C: Compressor, eta: float = 1.0) -> tuple[Arr
         c = c + control / N
         trajectory.append(x)
     return np.array(trajectory), {"c": c, "c_i": c_i, "e_model": e_model, "e_control": e_control}
-
-
-def bits(method: str, dim: int, rounds: int, *, ratio: float = 1.0, two_way: bool = False) -> int:
-    """One client's traffic in both directions over a run, as the paper counts it (Tables 1 and 2)."""
-    dense = 32 * dim
-    if method == "sign":
-        small = 32 + dim
-    elif method == "top_k":
-        small = 64 * max(1, int(np.floor(ratio * dim)))
-    else:
-        return 2 * dense * rounds
-    return (2 * small if two_way else small + dense) * rounds
-
-
-def contraction(C: Compressor, x: Array) -> float:
-    """||C(x) - x|| / ||x||, to be at most sqrt(1 - ||x||_1^2/(d ||x||_2^2)) for sign and sqrt(1 - k/d) for top-k."""
-    return float(np.linalg.norm(C(x) - x) / np.linalg.norm(x))

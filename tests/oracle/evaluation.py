@@ -52,10 +52,6 @@ def bce(logit: float, label: float, pos_weight: float = 1.0, weight: float = 1.0
     return weight * (pos_weight * label * positive + (1 - label) * negative), 1.0
 
 
-def bce_of_probability(p: float, label: float, pos_weight: float = 1.0) -> tuple[float, float]:
-    return -(pos_weight * label * math.log(p) + (1 - label) * math.log(1 - p)), 1.0
-
-
 def squared(output: float, target: float) -> tuple[float, float]:
     return (output - target) ** 2, 1.0
 

@@ -330,6 +330,8 @@ def numbers(draw, random, rows):
         "own": (lambda o, y: ((o - y) ** 2).mean(), oracle.squared),
         "own sum": (lambda o, y: ((o - y) ** 2).sum(), oracle.squared),
         "ours": (losses.huber(delta), partial(oracle.huber, delta=delta)),
+        "ours mse": (losses.mse(), oracle.squared),
+        "ours l1": (losses.l1(), oracle.absolute),
     }
     name = draw(st.sampled_from(sorted(table)))
     loss, entry = table[name]

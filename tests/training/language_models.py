@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from hansa.data import from_arrays, from_function, from_items
-from hansa.training.losses import cross_entropy
 
 VOCABULARY, LENGTH = 11, 6
 
@@ -68,7 +67,3 @@ def crowd(clients=50):
     x, y = (np.concatenate(part) for part in zip(*(rows_of_client(1000 + i) for i in range(8)), strict=True))
     sizes = [3 + client % 4 for client in range(clients)]
     return from_function(rows_of_client, clients=clients, samples=sizes, test=(x, y))
-
-
-def lm_loss():
-    return cross_entropy(class_axis="last")

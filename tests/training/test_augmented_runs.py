@@ -30,40 +30,25 @@ def trained(task, algorithm=None, workers=1, rounds=3):
     return hansa.run(algorithm or presets.fedavg(participation=0.75, **OPTIONS), task, rounds=rounds, workers=workers)
 
 
-def test_dropout_batchnorm_a_frozen_block_and_augmentation_for_1_2_3_workers():
-    task = hansa.Task(
-        augmented_models.Net, cross_entropy, augmented_models.images(), augment=[*PARTS, augmented_models.noisy]
-    )
-    runs = [trained(task, workers=workers) for workers in (1, 2, 3)]
-    for run in runs[1:]:
-        for name, vector in runs[0].state.vectors.items():
-            assert torch.equal(run.state.vectors[name], vector)
-        assert [r["train_loss"] for r in run.history] == [r["train_loss"] for r in runs[0].history]
-    plain = trained(hansa.Task(augmented_models.Net, cross_entropy, augmented_models.images()))
-    assert not torch.equal(plain.params, runs[0].params)
-
-
-@pytest.mark.parametrize("own", [False, True], ids=["parts", "careless"])
-def test_native_models_for_1_2_3_workers(own):
-    augment = [*PARTS, augmented_models.careless] if own else PARTS
-    task = hansa.Task(
-        augmented_models.stack, cross_entropy, augmented_models.images(), augment=augment, execution="native"
-    )
-    runs = [trained(task, workers=workers) for workers in (1, 2, 3)]
-    assert all(torch.equal(run.params, runs[0].params) for run in runs)
-
-
-def test_native_equals_eager_to_rounding():
-    found = [
-        trained(
-            hansa.Task(
-                augmented_models.stack, cross_entropy, augmented_models.images(), augment=PARTS, execution=execution
-            )
-        ).params
-        for execution in ("native", "eager")
-    ]
-    assert torch.allclose(*found, atol=1e-5)
-    assert not torch.equal(found[0], torch.zeros_like(found[0]))
+@pytest.mark.parametrize(
+    ("model", "own"),
+    [(augmented_models.Net, augmented_models.noisy), (augmented_models.stack, augmented_models.careless)],
+    ids=["dropout, BatchNorm and a frozen block", "native"],
+)
+def test_workers_and_a_resume_change_nothing(model, own, tmp_path):
+    task = hansa.Task(model, cross_entropy, augmented_models.images(), augment=[*PARTS, own])
+    algorithm = presets.fedams(participation=0.75, **OPTIONS)
+    whole = trained(task, algorithm)
+    hansa.run(algorithm, task, rounds=1, workers=1, out=tmp_path / "run")
+    resumed = hansa.run(algorithm, task, rounds=3, workers=2, out=tmp_path / "run")
+    for other in (trained(task, algorithm, workers=2), trained(task, algorithm, workers=3), resumed):
+        for name, vector in whole.state.vectors.items():
+            assert torch.equal(other.state.vectors[name], vector)
+        assert [r["train_loss"] for r in other.history] == [r["train_loss"] for r in whole.history]
+    less = hansa.Task(model, cross_entropy, augmented_models.images(), augment=PARTS)
+    assert not torch.equal(trained(less, algorithm).params, whole.params)
+    with pytest.raises(HansaError, match="augment"):
+        hansa.run(algorithm, less, rounds=5, workers=1, out=tmp_path / "run")
 
 
 @pytest.mark.parametrize("make", [augmented_models.Net, augmented_models.stack], ids=["eager", "native"])
@@ -77,20 +62,6 @@ def test_clusters_that_do_not_mix_take_the_steps_of_clients_alone(make):
     assert torch.equal(together.params, alone.params)
     gossip = presets.ha_fed(clusters=2, reporters=1, **OPTIONS)
     assert torch.equal(trained(task, gossip).params, trained(task, gossip, workers=2).params)
-
-
-def test_across_a_resume(tmp_path):
-    task = hansa.Task(
-        augmented_models.Net, cross_entropy, augmented_models.images(), augment=[*PARTS, augmented_models.noisy]
-    )
-    algorithm = presets.fedams(participation=0.75, **OPTIONS)
-    whole = hansa.run(algorithm, task, rounds=4, workers=1)
-    hansa.run(algorithm, task, rounds=2, workers=1, out=tmp_path / "run")
-    again = hansa.run(algorithm, task, rounds=4, workers=2, out=tmp_path / "run")
-    assert torch.equal(again.params, whole.params)
-    other = hansa.Task(augmented_models.Net, cross_entropy, augmented_models.images(), augment=PARTS)
-    with pytest.raises(HansaError, match="augment"):
-        hansa.run(algorithm, other, rounds=5, workers=1, out=tmp_path / "run")
 
 
 def test_only_normalisation_touches_test_rows():
@@ -136,11 +107,8 @@ def test_the_papers_pipelines_on_the_page_are_files():
     asked = [config.from_yaml(block) for block in found if block.startswith("data:") and "augment:" in block]
     assert len(asked) == 2
     for each in asked:
-        assert [part["kind"] if isinstance(part, dict) else part for part in each.data.augment] == [
-            "crop",
-            "flip",
-            "normalize",
-        ]
+        parts = [part["kind"] if isinstance(part, dict) else part for part in each.data.augment]
+        assert parts == ["crop", "flip", "normalize"]
     split = PARTITION.build(asked[0].data.partition).split(torch.zeros(500), 10, hansa.Key(0))
     assert split.sizes.tolist() == [40] * 10
 

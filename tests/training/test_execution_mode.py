@@ -22,7 +22,6 @@ from hansa.core.native.tracing import NotEligible
 from hansa.engine.auto import auto_engine
 from hansa.runs.driver import Run
 from hansa.training import execution_mode, random_state
-from hansa.training.trainer import batch_stream
 from training.shards import Shards
 
 pytestmark = pytest.mark.usefixtures("shared_workers")
@@ -85,35 +84,6 @@ def test_a_recognised_model_trains_on_after_a_resume_as_if_nothing_had_been(name
     resumed.restore(begun.checkpoint_state(), begun.history)
     assert torch.equal(resumed.advance(2).params, whole.params)
     assert not torch.equal(begun.params, whole.params)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["layers in a loop", "LeNet-5"])
-def test_a_view_after_a_convolution_runs_eagerly_as_plain_pytorch_does(name, dtype):
-    task = made(name, execution="eager")
-    assert not task.layout.channels_last
-    algorithm = presets.fedavg(local_lr=0.05, steps=1, batch_size=None)
-    run = hansa.run(algorithm, task, rounds=1, dtype=dtype, workers=1)
-    key, data, states = hansa.Key(0), task.data, []
-    for client in range(3):
-        model = task.module(task.start(key, torch.float64)).to(dtype)
-        order = batch_stream(data.samples(client), data.samples(client), key.child("local", 0, client, "batch"))
-        rows = data.rows(client)[torch.from_numpy(order)]
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        task.loss(model(data.inputs[rows].to(dtype)), data.targets[rows]).backward()
-        optimizer.step()
-        states.append(model.state_dict())
-    for entry_name, found in task.layout.unpack(run.params).items():
-        wanted = torch.stack([state[entry_name].double() for state in states]).mean(0)
-        assert torch.allclose(found.double(), wanted, atol=1e-6 if dtype == torch.float32 else 1e-12), entry_name
-
-
-def test_a_model_that_works_channels_last_keeps_that_layout():
-    assert hansa.Task(
-        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(3600, 10)),
-        F.cross_entropy,
-        Shards.of((3, 32, 32), 10),
-    ).layout.channels_last
 
 
 class Net(nn.Module):
@@ -390,12 +360,13 @@ def test_native_dropout_keeps_the_very_values_that_eager_dropout_keeps(name, mon
         assert {0.0, 1.0} != set(piece.tolist()) != {0.0}
 
 
+AUGMENT = [hansa.augment.crop(1), hansa.augment.flip()]
+
+
 @WITH_NATIVE
 def test_dropout_of_augmented_batches_is_native_and_equals_eager_to_rounding():
     runs = [
-        hansa.run(
-            ALGORITHM, made("drops everywhere", execution=choice, augment=[hansa.augment.flip()]), rounds=2, workers=1
-        )
+        hansa.run(ALGORITHM, made("drops everywhere", execution=choice, augment=AUGMENT), rounds=2, workers=1)
         for choice in ("native", "eager")
     ]
     assert torch.allclose(runs[0].params, runs[1].params, atol=1e-5)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import hansa
 from hansa.core.errors import HansaError
-from hansa.training.metrics import METRICS, GroupedMetric, MergeableMetric, c_index, roc_auc
+from hansa.training.metrics import c_index, roc_auc
 
 
 def auc_by_pairs(scores, labels):
@@ -156,9 +156,3 @@ def test_a_configuration_names_them_without_a_module(tmp_path):
     wrong = hansa.config.from_yaml(text.replace("NAME", "roc_auk"))
     with pytest.raises(HansaError, match=r"model\.metrics\.auc: no 'roc_auk'.*roc_auc"):
         hansa.config.build.build_task(wrong, hansa.config.build.load_data(wrong))
-
-
-def test_the_built_in_metrics_say_what_they_can():
-    assert all(isinstance(metric, GroupedMetric) for metric in METRICS.values())
-    assert [name for name, metric in METRICS.items() if isinstance(metric, MergeableMetric)] == ["roc_auc"]
-    assert not isinstance(torch.nn.functional.mse_loss, MergeableMetric)

@@ -27,6 +27,17 @@ def normalised():
     return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
 
 
+class Viewed(nn.Module):
+    """A view after a convolution, whose result may not be channels-last."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.head = nn.Conv2d(2, 4, 3), nn.Linear(64, 3)
+
+    def forward(self, x):
+        return self.head(self.convolution(x).relu().view(len(x), -1))
+
+
 def by_hand(task, algorithm, seed, rounds, lr, batch):
     """FedAvg with torch.optim on deep copies, batches from the same addresses."""
     key = hansa.Key(seed)
@@ -53,9 +64,10 @@ def by_hand(task, algorithm, seed, rounds, lr, batch):
     return model
 
 
-@pytest.mark.parametrize("factory", [convolutional, normalised], ids=["conv", "batchnorm"])
+@pytest.mark.parametrize("factory", [convolutional, normalised, Viewed], ids=["conv", "batchnorm", "view"])
 def test_fedavg_equals_plain_pytorch_buffers_included(factory):
     task = hansa.Task(factory, cross_entropy, images())
+    assert task.layout.channels_last == (factory is not Viewed)
     algorithm = presets.fedavg(local_lr=0.1, epochs=1.5, batch_size=4, participation=0.67)
     run = hansa.run(algorithm, task, rounds=4, seed=3, dtype=torch.float64)
     expected = by_hand(task, algorithm, 3, 4, 0.1, 4).state_dict()
