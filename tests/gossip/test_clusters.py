@@ -17,6 +17,7 @@ from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.gossip import by_cluster, complete, erdos_renyi, matrix, ring
 from hansa.gossip.activity import count_of
+from mistakes import refused
 from oracle import gossip as oracle
 from oracle.quadratic import heterogeneous
 
@@ -272,30 +273,24 @@ def test_numbers_become_rules() -> None:
     assert gossip.as_activity(gossip.resample(0.5)) == gossip.resample(0.5)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: gossip.resample(0), r"resample\(m=0\): expected a whole number >= 1"),
-        (lambda: gossip.resample(1.5), r"resample\(m=1.5\): expected 0 < m <= 1. .* for a count give a whole number"),
-        (lambda: gossip.resample(True), r"resample\(m=True\)"),
-        (lambda: gossip.bernoulli(0.0), r"bernoulli\(p=0.0\): expected 0 < p <= 1"),
-        (lambda: gossip.bernoulli(2), r"bernoulli\(p=2\)"),
-        (lambda: gossip.replay([]), r"replay\(rounds=\[\]\): expected for each round, for each step, a list"),
-        (lambda: gossip.replay([[[0]], []]), "for each round"),
-        (lambda: gossip.replay([[[0.5]]]), "a list of different client ids"),
-        (lambda: gossip.replay([[[0], [2, 1, 2]]]), "a list of different client ids"),
-        (lambda: gossip.replay([[[0], [9]]]).check([[0, 1], [2, 3]]), "step 1 names client 9, which is in no cluster"),
-        (lambda: gossip.replay([[[0], [1]], [[0]]]).check([[0, 1]], steps=2), "round 1 has 1 steps"),
-        (lambda: gossip.replay([[[0]]]).draw(3, 1, [0], Key(0)), "round 0 has 1 steps: no step 1"),
-        (lambda: gossip.resample(3).check([[0, 1, 2], [3, 4]]), r"resample\(m=3\): expected .* <= 2"),
-        (lambda: gossip.as_activity("all"), r"gossip\(active='all'\): expected a count, a probability or an activity"),
-        (lambda: gossip.as_activity(True), r"gossip\(active=True\)"),
-        (lambda: count_of("ha_fed", "reporters", 9, 8), r"ha_fed\(reporters=9\): .* <= 8"),
-    ],
+test_bad_activity_is_refused_with_the_offending_number = refused(
+    (lambda: gossip.resample(0), r"resample\(m=0\): expected a whole number >= 1"),
+    (lambda: gossip.resample(1.5), r"resample\(m=1.5\): expected 0 < m <= 1. .* for a count give a whole number"),
+    (lambda: gossip.resample(True), r"resample\(m=True\)"),
+    (lambda: gossip.bernoulli(0.0), r"bernoulli\(p=0.0\): expected 0 < p <= 1"),
+    (lambda: gossip.bernoulli(2), r"bernoulli\(p=2\)"),
+    (lambda: gossip.replay([]), r"replay\(rounds=\[\]\): expected for each round, for each step, a list"),
+    (lambda: gossip.replay([[[0]], []]), "for each round"),
+    (lambda: gossip.replay([[[0.5]]]), "a list of different client ids"),
+    (lambda: gossip.replay([[[0], [2, 1, 2]]]), "a list of different client ids"),
+    (lambda: gossip.replay([[[0], [9]]]).check([[0, 1], [2, 3]]), "step 1 names client 9, which is in no cluster"),
+    (lambda: gossip.replay([[[0], [1]], [[0]]]).check([[0, 1]], steps=2), "round 1 has 1 steps"),
+    (lambda: gossip.replay([[[0]]]).draw(3, 1, [0], Key(0)), "round 0 has 1 steps: no step 1"),
+    (lambda: gossip.resample(3).check([[0, 1, 2], [3, 4]]), r"resample\(m=3\): expected .* <= 2"),
+    (lambda: gossip.as_activity("all"), r"gossip\(active='all'\): expected a count, a probability or an activity"),
+    (lambda: gossip.as_activity(True), r"gossip\(active=True\)"),
+    (lambda: count_of("ha_fed", "reporters", 9, 8), r"ha_fed\(reporters=9\): .* <= 8"),
 )
-def test_bad_activity_is_refused_with_the_offending_number(make: object, message: str) -> None:
-    with pytest.raises(HansaError, match=message):
-        make()  # type: ignore[operator]
 
 
 def test_resampling_among_those_available_never_draws_others_and_is_fair() -> None:
