@@ -6,11 +6,14 @@ import gzip
 import hashlib
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from hansa.data import DatasetInfo, dataset_info
 
 
 def idx_bytes(array: npt.NDArray[np.uint8]) -> bytes:
@@ -65,6 +68,23 @@ def write_cifar(path: Path, pixels: npt.NDArray[np.uint8], labels: list[int], ke
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(cifar_bytes(pixels, labels, key))
     return hashlib.sha256(pixels.tobytes() + bytes(labels)).hexdigest()
+
+
+def tiny_idx(root: Path, packed: bool = False) -> DatasetInfo:
+    """MNIST of three training and two test images, with its registry entry."""
+    draw, members = np.random.default_rng(0), []
+    for member, rows in zip(dataset_info("mnist").files, (3, 3, 2, 2), strict=True):
+        shape = (rows, 28, 28) if "images" in member.path else (rows,)
+        array = draw.integers(0, 10, shape, dtype=np.uint8)
+        members.append(replace(member, sha256=write_idx(root / member.path, array, packed)))
+    return replace(dataset_info("mnist"), files=tuple(members))
+
+
+def tiny_cifar(root: Path, pixels: npt.NDArray[np.uint8], labels: list[int]) -> DatasetInfo:
+    """CIFAR-10 with the same few rows in every batch, with its registry entry."""
+    files = dataset_info("cifar10").files
+    members = [replace(member, sha256=write_cifar(root / member.path, pixels, labels)) for member in files]
+    return replace(dataset_info("cifar10"), files=tuple(members))
 
 
 def write_leaf(path: Path, held: dict[str, tuple[list[Any], list[Any]]], **changes: Any) -> None:

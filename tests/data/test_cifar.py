@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.official_files import cifar_bytes, write_cifar
+from data.official_files import cifar_bytes, tiny_cifar, write_cifar
 from hansa.core.errors import HansaError
-from hansa.data import DataError, MissingFileError, dataset_info, load
+from hansa.data import DataError, MissingFileError, load
 from hansa.data.readers import read_cifar
 
 PIXELS = np.random.default_rng(1).integers(0, 256, (4, 3072), dtype=np.uint8)
@@ -66,17 +65,15 @@ def test_a_harmful_pickle_does_nothing_and_is_refused(tmp_path: Path, protocol: 
 
 
 def test_a_batch_whose_digest_is_not_known_is_refused_and_its_other_instructions_do_nothing(tmp_path: Path) -> None:
-    info = dataset_info("cifar10")
-    files = [replace(file, sha256=write_cifar(tmp_path / file.path, PIXELS, LABELS)) for file in info.files]
-    tiny = replace(info, files=tuple(files))
-    path = tmp_path / files[0].path
+    tiny = tiny_cifar(tmp_path, PIXELS, LABELS)
+    path = tmp_path / tiny.files[0].path
     harmful = pickle.dumps(Harmful(tmp_path / "witness"), 2)[2:-1]
     path.write_bytes(b"\x80\x02" + harmful + b"0" + cifar_bytes(PIXELS, LABELS)[2:])
     assert load(tiny, tmp_path).inputs.shape == (20, 3, 32, 32)  # the data set's pixels, whatever is around them
     assert not (tmp_path / "witness").exists()
     for pixels, labels in ((PIXELS[::-1], LABELS), (PIXELS, LABELS[:3]), (PIXELS, [3, 0, 10, 3])):
         write_cifar(path, pixels, labels)
-        with pytest.raises(DataError, match=f"contents of SHA-256 {files[0].sha256}"):
+        with pytest.raises(DataError, match=f"contents of SHA-256 {tiny.files[0].sha256}"):
             load(tiny, tmp_path)
     write_cifar(path, PIXELS[:3], [*PIXELS[3].tolist(), *LABELS])  # the same bytes, divided otherwise
     with pytest.raises(HansaError, match=r"SHA-256|one target per row"):

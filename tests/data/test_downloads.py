@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.official_files import cifar_bytes, write_idx
-from hansa.data import DataError, check_files, dataset_info, download, load
+from data.official_files import tiny_cifar, tiny_idx
+from hansa.data import DataError, check_files, download, load
 from hansa.data.loading import fetch
 from hansa.data.sources import DatasetInfo, RemoteFile
 
@@ -80,9 +80,16 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     server.server_close()
 
 
-def remote(served: Served, *paths: str, content: bytes = CONTENT) -> RemoteFile:
+def remote(served: Served, *paths: str) -> RemoteFile:
     urls = tuple(served.address + path for path in paths or ("/file",))
-    return RemoteFile("file", urls, len(content), hashlib.sha256(content).hexdigest())
+    return RemoteFile("file", urls, len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+
+
+def offered(served: Served, there: RemoteFile, path: str, content: bytes) -> RemoteFile:
+    """A file of a data set, served by the test."""
+    served.files[path] = content
+    sha = hashlib.sha256(content).hexdigest()
+    return replace(there, urls=(served.address + path,), size=len(content), sha256=sha)
 
 
 def test_a_file_arrives_whole_with_progress_and_leaves_nothing_beside_it(tmp_path: Path, served: Served) -> None:
@@ -130,19 +137,11 @@ def test_a_file_that_is_not_there_is_sought_at_the_next_address(tmp_path: Path, 
 
 def tiny_set(tmp_path: Path, served: Served) -> DatasetInfo:
     """MNIST of a few rows, served gzipped by the test."""
-    members, remotes = [], []
-    for member, there in zip(dataset_info("mnist").files, dataset_info("mnist").downloads, strict=True):
-        shape = (3, 28, 28) if "images" in member.path else (3,)
-        made = tmp_path / "made" / member.path
-        digest = write_idx(made, np.random.default_rng(1).integers(0, 10, shape, dtype=np.uint8), packed=True)
-        content = made.with_name(made.name + ".gz").read_bytes()
-        name = "/" + made.name + ".gz"
-        served.files[name] = content
-        members.append(replace(member, sha256=digest))
-        remotes.append(
-            replace(there, urls=(served.address + name,), size=len(content), sha256=hashlib.sha256(content).hexdigest())
-        )
-    return replace(dataset_info("mnist"), files=tuple(members), downloads=tuple(remotes))
+    info, remotes = tiny_idx(tmp_path / "made", packed=True), []
+    for member, there in zip(info.files, info.downloads, strict=True):
+        made = (tmp_path / "made" / member.path).with_suffix(".gz")
+        remotes.append(offered(served, there, f"/{made.name}", made.read_bytes()))
+    return replace(info, downloads=tuple(remotes))
 
 
 def test_a_whole_set_is_got_once_and_then_only_what_is_damaged(tmp_path: Path, served: Served) -> None:
@@ -159,32 +158,22 @@ def test_a_whole_set_is_got_once_and_then_only_what_is_damaged(tmp_path: Path, s
     assert {state.state for state in check_files(entry, root)} == {"ok"}
 
 
-def tiny_archive(served: Served, extra: dict[str, bytes]) -> DatasetInfo:
+def tiny_archive(tmp_path: Path, served: Served, extra: dict[str, bytes]) -> DatasetInfo:
     """CIFAR-10 of one row a batch in a tar.gz, with further members."""
-    members, files = [], dict(extra)
-    for member in dataset_info("cifar10").files:
-        pixels = np.random.default_rng(2).integers(0, 256, (1, 3072), dtype=np.uint8)
-        files[member.path] = cifar_bytes(pixels, [4])
-        members.append(replace(member, sha256=hashlib.sha256(pixels.tobytes() + b"\x04").hexdigest()))
+    info = tiny_cifar(tmp_path / "made", np.zeros((1, 3072), np.uint8), [4])
+    files = extra | {member.path: (tmp_path / "made" / member.path).read_bytes() for member in info.files}
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for name, content in files.items():
             item = tarfile.TarInfo(name)
             item.size = len(content)
             tar.addfile(item, io.BytesIO(content))
-    content = packed.getvalue()
-    served.files["/archive"] = content
-    there = replace(
-        dataset_info("cifar10").downloads[0],
-        urls=(served.address + "/archive",),
-        size=len(content),
-        sha256=hashlib.sha256(content).hexdigest(),
-    )
-    return replace(dataset_info("cifar10"), files=tuple(members), downloads=(there,))
+    return replace(info, downloads=(offered(served, info.downloads[0], "/archive", packed.getvalue()),))
 
 
 def test_an_archive_gives_its_members_and_nothing_else(tmp_path: Path, served: Served) -> None:
-    entry = tiny_archive(served, {"../escaped": b"no", "/absolute": b"no", "cifar-10-batches-py/readme.html": b"no"})
+    extra = {"../escaped": b"no", "/absolute": b"no", "cifar-10-batches-py/readme.html": b"no"}
+    entry = tiny_archive(tmp_path, served, extra)
     root = download(entry, tmp_path / "data")
     assert load(entry, root).inputs.shape == (5, 3, 32, 32)
     found = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())

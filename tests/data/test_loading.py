@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -10,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from data.official_files import write_cifar, write_idx
+from data.official_files import tiny_cifar, tiny_idx, write_idx
 from hansa.core.errors import HansaError
 from hansa.data import (
     DataError,
     Dataset,
-    DatasetInfo,
     MissingFileError,
     check_files,
     data_folder,
@@ -31,24 +29,6 @@ from hansa.data.loading import ASSET, ImageScaling
 from hansa.data.sources import DATASETS
 
 DRAW = np.random.default_rng(0)
-
-
-def tiny_idx(root: Path, packed: bool = False) -> DatasetInfo:
-    """MNIST of three training and two test images, with its registry entry."""
-    members = []
-    for member, rows in zip(dataset_info("mnist").files, (3, 3, 2, 2), strict=True):
-        shape = (rows, 28, 28) if "images" in member.path else (rows,)
-        array = DRAW.integers(0, 10, shape, dtype=np.uint8)
-        members.append(replace(member, sha256=write_idx(root / member.path, array, packed)))
-    return replace(dataset_info("mnist"), files=tuple(members))
-
-
-def tiny_cifar(root: Path) -> DatasetInfo:
-    members = []
-    for member in dataset_info("cifar10").files:
-        pixels, labels = DRAW.integers(0, 256, (2, 3072), dtype=np.uint8), [3, 8]
-        members.append(replace(member, sha256=write_cifar(root / member.path, pixels, labels)))
-    return replace(dataset_info("cifar10"), files=tuple(members))
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +68,7 @@ def test_an_idx_set_is_loaded_and_normalised(tmp_path: Path, packed: bool) -> No
 
 
 def test_a_cifar_set_is_loaded_in_the_order_of_its_batches(tmp_path: Path) -> None:
-    entry = tiny_cifar(tmp_path)
+    entry = tiny_cifar(tmp_path, DRAW.integers(0, 256, (2, 3072), dtype=np.uint8), [3, 8])
     data = load(entry, tmp_path)
     assert data.inputs.shape == (10, 3, 32, 32)
     assert data.targets.tolist() == [3, 8] * 5
