@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import re
 import socket
@@ -11,8 +10,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
 import pytest
+import typer.main
 import yaml
+
+from hansa.config import load as load_config
+from hansa.federation import Policy
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "containers"
@@ -33,23 +37,18 @@ def resource(name: str, kind: str) -> dict[str, Any]:
     return found
 
 
-def pod_templates(one: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the pod templates of a Deployment or a RayJob."""
-    if one["kind"] == "Deployment":
-        return [one["spec"]["template"]]
-    if one["kind"] != "RayJob":
-        return []
-    cluster = one["spec"]["rayClusterSpec"]
+def pods(name: str) -> list[dict[str, Any]]:
+    """Return the pods of the Deployment or the RayJob of a manifest."""
+    if name == "site.yaml":
+        return [resource(name, "Deployment")["spec"]["template"]["spec"]]
+    job = resource(name, "RayJob")["spec"]
+    cluster = job["rayClusterSpec"]
     groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
-    return [one["spec"]["submitterPodTemplate"], *(group["template"] for group in groups)]
+    return [job["submitterPodTemplate"]["spec"], *(group["template"]["spec"] for group in groups)]
 
 
 def parse_command(arguments: list[str]) -> dict[str, Any]:
     """Return the parameters of a command line, as Hansa's own command line parses it."""
-    pytest.importorskip("torch", reason="the command line of hansa needs torch")
-    from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
-    import typer.main
-
     name, *rest = arguments
     command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
     return dict(command.make_context(name, list(rest), resilient_parsing=False).params)
@@ -140,17 +139,9 @@ def test_keys_are_made_for_all_sites_and_for_the_names_by_which_the_server_is_re
     assert done.returncode == 0, done.stderr
 
 
-@pytest.fixture
-def healthcheck() -> Any:
-    spec = importlib.util.spec_from_file_location("healthcheck", FOLDER / "healthcheck.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_server_is_healthy_while_its_port_accepts_connections(healthcheck: Any) -> None:
+def test_a_server_is_healthy_while_its_port_accepts_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    healthcheck = importlib.import_module("healthcheck")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
         assert healthcheck.main([port]) == 0
@@ -161,8 +152,7 @@ def test_a_server_is_healthy_while_its_port_accepts_connections(healthcheck: Any
 def test_resources_follow_the_schemas_of_kubernetes(name: str) -> None:
     """Also the pods inside a RayJob, whose own schema kubernetes-validate does not have."""
     validate = pytest.importorskip("kubernetes_validate", reason="make lint-containers installs it")
-    pods = [template["spec"] for one in resources(name) for template in pod_templates(one)]
-    wrapped = [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": pod} for pod in pods]
+    wrapped = [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": pod} for pod in pods(name)]
     for one in [*wrapped, *(one for one in resources(name) if not one["apiVersion"].startswith("ray.io/"))]:
         validate.validate(one, validate.latest_version(), strict=True)
 
@@ -171,7 +161,7 @@ def test_resources_follow_the_schemas_of_kubernetes(name: str) -> None:
 def test_pods_are_confined_and_what_they_mount_is_in_the_file(name: str) -> None:
     present = {(one["kind"], one["metadata"]["name"]) for one in resources(name)}
     assert "Secret" not in {kind for kind, _ in present}
-    for pod in (template["spec"] for one in resources(name) for template in pod_templates(one)):
+    for pod in pods(name):
         context = pod["securityContext"]
         assert (context["runAsNonRoot"], context["runAsUser"]) == (True, 10001)
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -192,16 +182,13 @@ def test_pods_are_confined_and_what_they_mount_is_in_the_file(name: str) -> None
 
 
 def test_the_site_runs_a_command_of_hansa_on_files_that_hansa_reads(tmp_path: Path) -> None:
-    (container,) = resource("site.yaml", "Deployment")["spec"]["template"]["spec"]["containers"]
+    (container,) = pods("site.yaml")[0]["containers"]
     join = parse_command(container["args"])
     assert join["address"] == "fl.example.org:8443"
     files = resource("site.yaml", "ConfigMap")["data"]
     assert set(files) == {Path(join["policy"]).name, "data.yaml"}
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    from hansa.config import load as load_config
-    from hansa.federation import Policy
-
     assert Policy.load(tmp_path / "policy.yaml").rounds == 100
     assert load_config(tmp_path / "data.yaml").data.name == "csv-folder"
 
@@ -212,8 +199,6 @@ def test_the_ray_job_runs_a_command_of_hansa_on_its_configuration(tmp_path: Path
     assert program == "hansa"
     assert parse_command(arguments)
     (tmp_path / "config.yaml").write_text(resource("rayjob.yaml", "ConfigMap")["data"]["config.yaml"], encoding="utf-8")
-    from hansa.config import load as load_config
-
     assert load_config(tmp_path / "config.yaml").rounds == 40
 
 
