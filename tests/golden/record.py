@@ -1,8 +1,8 @@
 """Records the golden hashes of this machine: ``python tests/golden/record.py``.
 
 Hashes are facts about a commit whose results are known to be right, so record from such a commit, never to make a
-failing test pass. ``--replace`` records anew; with ``--only`` and a pattern of names these cases alone, which are then
-removed where they were recorded on other machines. ``HANSA_GOLDEN=all pytest tests/golden`` compares.
+failing test pass. Cases that are recorded already stay; ``--replace`` records anew; with ``--only`` and a pattern of names
+these cases alone, which are then removed where they were recorded on other machines. ``HANSA_GOLDEN=all pytest tests/golden`` compares.
 """
 
 from __future__ import annotations
@@ -63,13 +63,16 @@ def one_set(kernels: str, folder: Path, golden: dict[str, Any], options: argpars
     if facts["kernels"] == "none":
         print(f"{kernels}: these kernels are not available here")
         return True
-    if known is not None and not options.replace:
-        print(f"{kernels}: recorded already from {known['recorded']}; --replace records anew")
-        return True
     cases = runner.results(kernels, folder, "--only", options.only)["cases"]
     if errors := [f"{name}: {case['error']}" for name, case in cases.items() if "error" in case]:
         print(f"{kernels}: nothing recorded, {len(errors)} cases fail", *errors, sep="\n  ")
         return False
+    if known is not None and not options.replace:
+        missing = {name: case for name, case in cases.items() if name not in known["cases"]}
+        known["cases"].update(missing)
+        runner.GOLDEN.write_text(dumped(golden), encoding="utf-8")
+        print(f"{kernels}: {len(missing)} of {len(cases)} cases added to those recorded from {known['recorded']}")
+        return True
     if options.only != "*":
         if known is None:
             print(f"{kernels}: nothing is recorded here; record all cases")

@@ -97,7 +97,7 @@ def test_a_pull_that_has_lost_its_unit(monkeypatch):
 
 
 def test_all_samples_that_are_only_thirty(monkeypatch):
-    monkeypatch.setattr(hansa.local.work, "_batch", lambda size, samples: min(size or 30, samples))
+    monkeypatch.setattr(hansa.local.work, "_effective_batch", lambda size, samples: min(size or 30, samples))
     broken(relations.a_batch_of_everything_is_the_full_gradient, EAGER, "fedavg", "plain")
     broken(relations.the_full_gradient_is_the_one_on_paper, "fedavg")
 
