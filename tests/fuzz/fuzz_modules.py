@@ -59,6 +59,8 @@ class Facts:
 class Made(nn.Module):
     """A module by plan. Each habit is a method of the batch."""
 
+    running: Tensor
+
     def __init__(self, plan: Plan) -> None:
         super().__init__()
         self.plan, self.facts, self.seen = plan, Facts(), {"means": []}

@@ -41,7 +41,6 @@ from hansa.runs.columns import VALIDATION
 from hansa.runs.store.database import row_bytes
 from hansa.runs.store.io import sha256
 from hansa.training.metric_direction import DirectedMetric
-from hansa.training.modules import saved_tensors
 
 if TYPE_CHECKING:
     from hansa.runs.driver import Run
@@ -209,6 +208,8 @@ def _tensor_digest(tensor: torch.Tensor) -> str:
 
 
 def _model_digest(task: Any, run: Run) -> str:
+    from hansa.training.modules import saved_tensors
+
     module: torch.nn.Module = task.module(run.host_vectors)
     shapes = [f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in saved_tensors(module).items()]
     layers = sorted({source_text(type(layer)) for layer in module.modules()})
