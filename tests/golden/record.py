@@ -1,8 +1,9 @@
 """Records the golden hashes of this machine: ``python tests/golden/record.py``.
 
 Hashes are facts about a commit whose results are known to be right, so record from such a commit, never to make a
-failing test pass. Cases that are recorded already stay; ``--replace`` records anew; with ``--only`` and a pattern of names
-these cases alone, which are then removed where they were recorded on other machines. ``HANSA_GOLDEN=all pytest tests/golden`` compares.
+failing test pass. Cases that are recorded already stay. ``--replace`` records anew; with ``--only`` and a pattern of
+names these cases alone, which are then removed where they were recorded on other machines.
+``HANSA_GOLDEN=all pytest tests/golden`` compares.
 """
 
 from __future__ import annotations
