@@ -12,7 +12,6 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -27,7 +26,7 @@ from hansa.config import build
 from hansa.core import devices as places
 from hansa.engine import Serial, auto_engine
 from hansa.engine.processes import ProcessGroup, WorkerSetup
-from hansa.engine.requests import NumericSettings, single_orders
+from hansa.engine.requests import NumericSettings, WorkersUnsupported, single_orders
 from hansa.local import BaseTrainer
 from hansa.rounds import round
 from hansa.runs.driver import Run
@@ -213,10 +212,18 @@ def test_several_accelerators_have_a_process_each_and_one_has_threads(found, kin
         def __init__(self, *arguments) -> None:
             self.trainer = BaseTrainer()
 
+    tried = []
+
+    def refuse(*arguments, kind, **options):
+        tried.append(kind)
+        raise WorkersUnsupported("not here")
+
     monkeypatch.setattr("hansa.engine.auto.Serial", Built)
+    monkeypatch.setattr("hansa.engine.auto.Pool", refuse)
     task = problems.task(problems.perceptron, execution="eager")
-    engine: Any = auto_engine(2, 2, devices=found)(hansa.presets.fedavg(), task, torch.float32, found[0])
-    assert list(engine._worker_kinds()) == kinds
+    engine = auto_engine(2, 2, devices=found)(hansa.presets.fedavg(), task, torch.float32, found[0])
+    assert tried == kinds
+    assert isinstance(engine, Built)
 
 
 def test_a_worker_process_has_its_own_device_and_makes_it_the_default_one(monkeypatch):

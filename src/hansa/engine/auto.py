@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import logging
-import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import TypeAlias
 
 import torch
 
-from hansa.algorithm import Algorithm
+from hansa.algorithm import Algorithm, participants_of
 from hansa.core.devices import available_cores, release_cached_memory
 from hansa.core.errors import HansaError, check_integer, invalid_argument
+from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
-from hansa.core.types import Vectors
 from hansa.engine.pool import Pool, WorkerKind, refuse_inside_worker
 from hansa.engine.processes import current_workers
 from hansa.engine.ray_pool import RayPool
-from hansa.engine.requests import (
-    LoadEvaluationMemory,
-    LoadMemory,
-    WorkerStartError,
-    WorkersUnsupported,
-    count_requests,
-    estimated_cost,
-    unchanged,
-)
-from hansa.engine.serial import BaseEngine, Engine, Loopback, Serial
+from hansa.engine.requests import WorkerStartError, WorkersUnsupported
+from hansa.engine.serial import Engine, Loopback, Serial
 from hansa.engine.threads import probe_step
 from hansa.local import BaseTrainer
-from hansa.rounds.messages import Report, WorkOrder
+from hansa.pace import buffered
 from hansa.training import TaskLike
-from hansa.training.evaluation import ClientMetrics, EvaluationJob
 
 log = logging.getLogger("hansa")
 
@@ -47,9 +38,9 @@ def auto_engine(
 ) -> EngineFactory:
     """Choose the engine of a run: serial for one worker, a pool for several.
 
-    With ``workers=None`` the run starts serially and measures its speed. If workers on all cores would save at least
-    twice their start-up time, they are started in the background and take over at the beginning of a round. A task that
-    cannot be sent to processes runs in threads if these are safe and fast enough, or else serially with a warning.
+    With ``workers=None`` the time of a step is measured: if workers on all cores would save at least twice their
+    start-up time in all rounds, they are started. A task that cannot be sent to processes runs in threads if these are
+    safe and fast enough, or else serially with a warning.
 
     Args:
         workers: The number of workers; None chooses it, or uses that of an enclosing `workers` block. On accelerators
@@ -70,7 +61,7 @@ def auto_engine(
         workers = len(devices)  # one per accelerator: more compete for it, and share its memory
     if (available_cores() if workers is None else workers) == 1:
         return Serial
-    return partial(AutoEngine, workers=workers, rounds=rounds, kind=kind, devices=devices)
+    return partial(_choose_engine, workers=workers, rounds=rounds, kind=kind, devices=devices)
 
 
 def build_engine(
@@ -96,150 +87,85 @@ def build_engine(
     raise HansaError(f"engine: {kind}: the clients are at sites. Start this configuration with `hansa serve`.")
 
 
-class AutoEngine(BaseEngine):
-    """Serial at first, then a pool: from the first round if ``workers`` is a number, when it saves time if None."""
+def _choose_engine(
+    algorithm: Algorithm,
+    task: TaskLike,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    workers: int | None,
+    rounds: int,
+    kind: WorkerKind | None,
+    devices: Sequence[torch.device],
+) -> Engine:
+    """Return the engine of a run: a pool of the first kind of worker that supports the task, or the serial engine."""
+    serial = Serial(algorithm, task, dtype, device)
+    requests, clients = _round_size(algorithm, task.population.count)
+    count = min(available_cores() if workers is None else workers, requests)
+    if count < 2:
+        return serial
+    releases_lock = with_defaults(serial.trainer, BaseTrainer).releases_gil
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        task: TaskLike,
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        workers: int | None = None,
-        rounds: int = 1,
-        kind: WorkerKind | None = None,
-        devices: Sequence[torch.device] = (),
-    ) -> None:
-        self._arguments, self._devices = (algorithm, task, dtype, device), devices
-        self._workers, self._kind, self._rounds = workers, kind, rounds
-        self._undecided = True  # whether workers may still be started
-        self._seconds_per_cost = math.inf  # of the fastest round so far: the first one includes one-time work
-        self._pool: Pool | None = None
-        self._block = current_workers()
-        self._serial: Serial | None = Serial(*self._arguments)
+    @cache
+    def client_seconds() -> tuple[float, float]:
+        """Return the time of a step, and of the steps of a client."""
+        sizes = task.population.samples[:100]
+        works = algorithm.local.draw_works(range(len(sizes)), sizes, Key(0))
+        _, seconds = probe_step(algorithm, task, serial.trainer, dtype)
+        return seconds, seconds * sum(work.steps for work in works) / len(works)
 
-    def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
-        """Yield the reports of the pool if that is ready when the round begins, otherwise of the serial engine."""
-        self._rounds -= 1
-        if self._workers is not None:
-            self._start_requested(orders, min(self._workers, count_requests(orders)))
-        engine = self._engine()
-        if not isinstance(engine, Serial):
-            yield from engine.run(orders, load_memory)
-            return
-        seconds_before = engine.seconds
-        yield from engine.run(orders, load_memory)
-        if self._undecided and self._workers is None and orders:
-            self._start_if_worthwhile(orders, engine.seconds - seconds_before)
-
-    def evaluate(self, vectors: Vectors) -> dict[str, float]:
-        return self._engine().evaluate(vectors)
-
-    def evaluate_clients(
-        self, requests: Sequence[EvaluationJob], load_memory: LoadEvaluationMemory
-    ) -> Iterator[list[ClientMetrics]]:
-        return self._engine().evaluate_clients(requests, load_memory)
-
-    def close(self) -> None:
-        if self._undecided:
-            log.info("serial: workers would not have saved time in this short run")
-        self._close_pool()
-
-    def _close_pool(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
-        self._pool = None
-
-    def _engine(self) -> Serial | Pool:
-        """Return the pool once all of its workers have started; from then on the serial engine is dropped."""
-        if self._serial is None:
-            assert self._pool is not None
-            return self._pool
-        try:
-            if self._pool is None or not self._pool.ready():
-                return self._serial
-        except WorkerStartError as error:
-            self._close_pool()
-            _warn_once(f"{self._arguments[1].name}: runs serially, without workers: {error}")
-            return self._serial
-        self._serial = None
-        release_cached_memory(self._arguments[3])
-        return self._pool
-
-    def _start_requested(self, orders: Sequence[WorkOrder], workers: int) -> None:
-        """Start the requested number of workers, but at most one per order of a round."""
-        if workers < 2:
-            return
-        if self._undecided:
-            self._undecided = False
-            if self._too_short(orders):
-                log.info("serial: a client's steps take less time than handing them to a worker")
-            else:
-                self._start_pool(workers)
-        elif self._pool is not None and workers > self._pool.workers:
-            self._pool.grow(workers)
-
-    def _start_if_worthwhile(self, orders: Sequence[WorkOrder], seconds: float) -> None:
-        """Start workers on all cores if the remaining rounds, estimated by those so far, are long enough."""
-        cost = sum(map(estimated_cost, orders))
-        self._seconds_per_cost = min(self._seconds_per_cost, seconds / max(1.0, cost))
-        workers = min(available_cores(), count_requests(orders))
-        remaining = max(0, self._rounds) * cost * self._seconds_per_cost
-        started = self._block is not None and self._block.started >= workers
+    block = current_workers()
+    if workers is None:
+        started = block is not None and block.started >= count
         required = max(0.0 if started else 2 * START_SECONDS, START_SECONDS / 4)
-        if workers > 1 and remaining * (1 - 1 / workers) >= required:
-            self._start_pool(workers)
+        if rounds * clients * client_seconds()[1] * (1 - 1 / count) < required:
+            log.info("serial: workers would not save time in this short run")
+            return serial
+    elif kind is None and device.type == "cpu" and releases_lock and client_seconds()[1] < HANDOVER_SECONDS:
+        log.info("serial: a client's steps take less time than handing them to a worker")
+        return serial
 
-    def _too_short(self, orders: Sequence[WorkOrder]) -> bool:
-        """Whether native steps are so few and short that threads would mostly wait for the interpreter lock."""
-        if self._kind is not None or self._arguments[3].type != "cpu" or not self._releases_gil():
-            return False
-        steps = sum(work.steps for order in orders for work in order.works) / count_requests(orders)
-        return steps * self._step_seconds() < HANDOVER_SECONDS
-
-    def _releases_gil(self) -> bool:
-        assert self._serial is not None
-        return with_defaults(self._serial.trainer, BaseTrainer).releases_gil
-
-    def _step_seconds(self) -> float:
-        assert self._serial is not None
-        algorithm, task, dtype, _ = self._arguments
-        _, seconds = probe_step(algorithm, task, self._serial.trainer, dtype)
-        return seconds
-
-    def _start_pool(self, workers: int) -> None:
-        """Start a pool of the first kind of worker that supports the task."""
-        self._undecided = False
-        task, reasons = self._arguments[1], []
-        for kind in self._worker_kinds():
-            try:
-                group = self._block.acquire() if kind == "process" and self._block is not None else None
-                self._pool = Pool(*self._arguments, workers=workers, kind=kind, group=group, devices=self._devices)
-                if self._workers is not None:
-                    self._pool.wait_until_ready()
-            except (WorkersUnsupported, WorkerStartError) as error:
-                self._close_pool()
-                reasons.append(str(error))
-            else:
-                for reason in reasons:
-                    log.info("%s: %s", task.name, reason)
-                log.info("%d workers: %s", workers, "threads" if kind == "thread" else "processes")
-                return
-        _warn_once(f"{task.name}: runs serially, without workers: {'; '.join(reasons)}")
-
-    def _worker_kinds(self) -> Iterator[WorkerKind]:
-        device = self._arguments[3]
-        if self._kind is not None:
-            yield self._kind
-        elif len(set(self._devices)) > 1 and device.type != "cpu":
+    def kinds() -> Iterator[WorkerKind]:
+        if kind is not None:
+            yield kind
+        elif len(set(devices)) > 1 and device.type != "cpu":
             yield from ("process", "thread")  # in one process the interpreter lock would let them start work in turn
-        elif device.type != "cpu" or self._releases_gil():
+        elif device.type != "cpu" or releases_lock:
             yield from ("thread", "process")
         else:
             yield "process"
-            if self._step_seconds() >= LONG_STEP_SECONDS:
+            if client_seconds()[0] >= LONG_STEP_SECONDS:
                 yield "thread"
+
+    reasons = []
+    for chosen in kinds():
+        group = block.acquire() if chosen == "process" and block is not None else None
+        pool = None
+        try:
+            pool = Pool(algorithm, task, dtype, device, workers=count, kind=chosen, group=group, devices=devices)
+            pool.wait_until_ready()
+        except (WorkersUnsupported, WorkerStartError) as error:
+            if pool is not None:
+                pool.close()
+            reasons.append(str(error))
+            continue
+        for reason in reasons:
+            log.info("%s: %s", task.name, reason)
+        log.info("%d workers: %s", count, "threads" if chosen == "thread" else "processes")
+        weakref.finalize(serial, release_cached_memory, device)
+        return pool
+    _warn_once(f"{task.name}: runs serially, without workers: {'; '.join(reasons)}")
+    return serial
+
+
+def _round_size(algorithm: Algorithm, population: int) -> tuple[int, int]:
+    """Return how many requests a round has, and how many clients train in it, as far as is known before it."""
+    participants = participants_of(algorithm.sampler, population) or population
+    if algorithm.local.mixing is not None:
+        return min(len(algorithm.local.mixing.cluster_lists()), participants), population
+    if isinstance(algorithm.pace, buffered):
+        participants = algorithm.pace.updates(algorithm.pace.concurrency or participants)
+    return participants, participants
 
 
 @lru_cache(maxsize=1000)

@@ -84,8 +84,10 @@ class Pool(BaseEngine):
         else:
             processes = ProcessGroup() if group is None else group
             processes.set_up(algorithm, task, dtype, devices or (device,))
+            while len(processes.workers) < workers:
+                processes.spawn()
             self._use(task, processes, owned=group is None)
-            self.grow(workers)
+            self.workers = workers
 
     def _use(self, task: TaskLike, group: WorkerGroup, *, owned: bool = True) -> None:
         self.task, self._group, self._owns_group = task, group, owned
@@ -123,20 +125,9 @@ class Pool(BaseEngine):
         answers = {id(job): answer for job, answer in self._execute(jobs, shared.values())}
         return [answers[id(job)] for job in jobs]
 
-    def grow(self, workers: int) -> None:
-        """Use at least this many workers; missing ones start in the background."""
-        while len(self._group.workers) < workers:
-            self._group.spawn()
-        self.workers = max(self.workers, workers)
-
-    def ready(self) -> bool:
-        """Whether all workers have started; does not wait."""
-        self._handle(self._group.wait(0))
-        return all(worker.ready for worker in self._group.workers)
-
     def wait_until_ready(self) -> Pool:
         """Wait until all workers have started."""
-        while not self.ready():
+        while not all(worker.ready for worker in self._group.workers):
             self._handle(self._group.wait())
         return self
 

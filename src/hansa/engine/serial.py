@@ -79,16 +79,12 @@ class Serial(BaseEngine):
         self.algorithm, self.task = algorithm, task
         self.trainer = task.trainer(dtype, device)
         self.batch_sizer = BatchSizer(self.trainer)
-        self.seconds = 0.0
-        """The time spent on work orders."""
 
     def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
         for batch in self.batch_sizer.batches(orders):
             start = time.perf_counter()
             reports = self._execute([load_memory(order) for order in batch])
-            seconds = time.perf_counter() - start
-            self.batch_sizer.record(batch, seconds)
-            self.seconds += seconds
+            self.batch_sizer.record(batch, time.perf_counter() - start)
             yield from reports
 
     def _execute(self, requests: Sequence[Request]) -> list[Any]:
