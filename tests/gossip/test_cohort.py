@@ -26,7 +26,8 @@ def run(method, rounds=3):
     task = regression(problem())
     task.trainer(torch.float64, torch.device("cpu"))  # the first one tries the model out
     Line.seen.clear()
-    return hansa.run(method, task, rounds=rounds, dtype=torch.float64, keep_params=True, evaluate_every=0)
+    options = {"dtype": torch.float64, "keep_params": True, "evaluate_every": 0, "workers": 1}  # none probes a step
+    return hansa.run(method, task, rounds=rounds, **options)
 
 
 @pytest.mark.parametrize("clusters", [1, GROUPS, [[2, 1, 0], [3]]], ids=str)
