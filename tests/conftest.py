@@ -121,3 +121,10 @@ def shared_workers(_worker_processes: object) -> Iterator[object]:
     """
     with _worker_processes:  # type: ignore[attr-defined]
         yield _worker_processes
+
+
+@pytest.fixture
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The instruction set that native kernels use during a test (`core.native.sets.in_each_set`)."""
+    monkeypatch.setenv("HANSA_NATIVE", request.param)
+    return str(request.param)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.native.sets import each_set
+from core.native.sets import in_each_set
 from hansa.compress import Coder, Packet, accumulate, cast, decode, grid, identity, quantize, sign, top_k
 from hansa.compress import codes as coding
 from hansa.compress.codes import pack_codes
@@ -41,7 +41,7 @@ def vectors(size: int) -> dict[str, np.ndarray]:
     return {name: values.astype(np.float32) for name, values in found.items()}
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("coder", CODERS, ids=repr)
 def test_packets_do_not_depend_on_native_code(monkeypatch, coder, isa) -> None:
     for size in SIZES:
@@ -53,7 +53,7 @@ def test_packets_do_not_depend_on_native_code(monkeypatch, coder, isa) -> None:
             assert found == bytes(coder.encode(x, Key(size)).bytes), (size, name)
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("coder", [coder for coder in CODERS if not isinstance(coder, top_k)], ids=repr)
 def test_decoded_vectors_do_not_depend_on_native_code(monkeypatch, coder, isa) -> None:
     for size in (1, 65, 1027, coding.BLOCK + 5):
@@ -68,22 +68,22 @@ def test_decoded_vectors_do_not_depend_on_native_code(monkeypatch, coder, isa) -
             assert found[0] == found[1], (size, name)
 
 
-@pytest.mark.parametrize("isa", each_set())
-def test_every_level_is_the_rounded_quotient(isa) -> None:
+@in_each_set
+def test_every_level_is_the_rounded_quotient() -> None:
     norms = np.float32([0.7]).view(np.uint8)
     for levels in range(1, 128):
         codes = np.arange(2 * levels + 1).repeat(3)
         packed = np.frombuffer(pack_codes(codes, (2 * levels).bit_length()), np.uint8).copy()
         out = np.empty(codes.size, np.float32)
-        assert kernels.levels_within(packed, codes.size, levels, isa)
-        kernels.quantize_unpack(packed, norms, 1024, levels, out, isa=isa)
+        assert kernels.levels_within(packed, codes.size, levels)
+        kernels.quantize_unpack(packed, norms, 1024, levels, out)
         wanted = ((codes - levels) / levels).astype(np.float32) * np.float32(0.7)
         assert out.tobytes() == wanted.tobytes(), levels
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("brain", [False, True])
-def test_every_half_below_one_is_its_value(isa, brain) -> None:
+def test_every_half_below_one_is_its_value(brain) -> None:
     one = 0x3F80 if brain else 0x3C00
     codes = np.arange(one, dtype=np.uint16)
     codes = np.concatenate([codes, codes | 0x8000])
@@ -91,58 +91,56 @@ def test_every_half_below_one_is_its_value(isa, brain) -> None:
     units = torch.from_numpy(codes.view(np.int16)).view(half).to(torch.float32).numpy()
     for exponent in (-149, -140, -127, -126, -3, 0, 126, 127, 128):
         out = np.empty(codes.size, np.float32)
-        kernels.half_unpack(codes.view(np.uint8), exponent, out, brain=brain, isa=isa)
+        kernels.half_unpack(codes.view(np.uint8), exponent, out, brain=brain)
         assert out.tobytes() == np.ldexp(units, exponent).tobytes(), exponent
-    assert kernels.halves_below_one(codes.view(np.uint8), brain, isa)
+    assert kernels.halves_below_one(codes.view(np.uint8), brain)
     for place in (0, 17, codes.size - 1):
         for bad in (one, one | 0x8000, 0x7F80, 0x7FFF, 0xFFFF):
             wrong = codes.copy()
             wrong[place] = bad
-            assert not kernels.halves_below_one(wrong.view(np.uint8), brain, isa), (place, bad)
+            assert not kernels.halves_below_one(wrong.view(np.uint8), brain), (place, bad)
 
 
-@pytest.mark.parametrize("isa", each_set())
-def test_truncated_and_padded_codes_are_refused(isa) -> None:
+@in_each_set
+def test_truncated_and_padded_codes_are_refused() -> None:
     draw = np.random.default_rng(5)
     numbers = np.rint(draw.standard_normal(400) * np.exp(draw.standard_normal(400))).astype(np.int64) * 5
     data = coding.encode_integers(numbers)
     for size in (*range(len(data)), len(data) + 1):  # each in memory of its own: reading beyond it is noticed
         cut = np.frombuffer((data + b"\0")[:size], np.uint8).copy()
-        assert kernels.bit_planes_unpack(cut, numbers.size, isa) is None, size
-    whole = kernels.bit_planes_unpack(np.frombuffer(data, np.uint8).copy(), numbers.size, isa)
+        assert kernels.bit_planes_unpack(cut, numbers.size) is None, size
+    whole = kernels.bit_planes_unpack(np.frombuffer(data, np.uint8).copy(), numbers.size)
     assert whole is not None
     assert np.array_equal(whole, numbers)
     packed = np.frombuffer(pack_codes(np.full(13, 6), 3), np.uint8).copy()
-    assert kernels.levels_within(packed, 13, 3, isa)
+    assert kernels.levels_within(packed, 13, 3)
     packed[-1] |= 0x80  # after the last code
-    assert not kernels.levels_within(packed, 13, 3, isa)
+    assert not kernels.levels_within(packed, 13, 3)
     for place in (0, 12, 40):
         codes = np.full(41, 6)
         codes[place] = 7
-        assert not kernels.levels_within(np.frombuffer(pack_codes(codes, 3), np.uint8).copy(), 41, 3, isa)
+        assert not kernels.levels_within(np.frombuffer(pack_codes(codes, 3), np.uint8).copy(), 41, 3)
 
 
-@pytest.mark.parametrize("isa", each_set())
-def test_whole_numbers_up_to_the_widest_are_coded_alike(isa) -> None:
+@in_each_set
+def test_whole_numbers_up_to_the_widest_are_coded_alike() -> None:
     draw = np.random.default_rng(3)
     for bits in (1, 3, 9, 17, 24):
         numbers = draw.integers(-(1 << bits), (1 << bits) + 1, 20_011).astype(np.int32)
         numbers[::7] = 0
         room = coding.max_nbytes(numbers.size, 24)
-        assert kernels.bit_planes_pack(numbers, room, isa=isa).tobytes() == coding.encode_integers(
-            numbers.astype(np.int64)
-        )
+        assert kernels.bit_planes_pack(numbers, room).tobytes() == coding.encode_integers(numbers.astype(np.int64))
         data = np.frombuffer(coding.encode_integers(numbers), np.uint8)
-        decoded = kernels.bit_planes_unpack(data, numbers.size, isa)
+        decoded = kernels.bit_planes_unpack(data, numbers.size)
         assert decoded is not None
         assert np.array_equal(decoded, numbers)
 
 
-@pytest.mark.parametrize("isa", each_set())
-def test_the_checksum_is_zlibs(isa) -> None:
+@in_each_set
+def test_the_checksum_is_zlibs() -> None:
     for size in (0, 1, 16, 63, 64, 65, 79, 80, 128, 1000, 100_003):
         data = np.random.default_rng(size).integers(0, 256, size).astype(np.uint8)
-        assert kernels.crc32(data, 12345, isa) == zlib.crc32(data.data, 12345)
+        assert kernels.crc32(data, 12345) == zlib.crc32(data.data, 12345)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

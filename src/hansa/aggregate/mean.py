@@ -89,7 +89,7 @@ class RunningMean:
         self._fold()
         self._used += clients
         self._unit = self._unit or next((w for client in clients if (w := self._weights[client])), 0.0)
-        self._total = kernels.add_weighted_rows(self._total, rows, self._counts(clients))
+        self._total = kernels.native_weighted_sum(rows, self._counts(clients), self._total)
 
     def vector(self) -> Vector:
         """Return the mean of the added updates."""

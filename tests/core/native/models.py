@@ -297,12 +297,12 @@ def distance(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-300))
 
 
-def compile_network(module: nn.Module, input_shape: Sequence[int], isa: str = "") -> Network | None:
+def compile_network(module: nn.Module, input_shape: Sequence[int]) -> Network | None:
     """The native form of a module on inputs of the given shape, (C, H, W) or (features,); None where it has none."""
     if not native.available():
         return None
     try:
-        return Network(stages_of(module, input_shape, tokens=words_of(module) > 0), tuple(input_shape), isa)
+        return Network(stages_of(module, input_shape, tokens=words_of(module) > 0), tuple(input_shape))
     except NotEligible:
         return None
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from core.native.models import STACKS, compile_network, parameters_of, smooth, train
-from core.native.sets import each_set
+from core.native.sets import in_each_set
 from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
@@ -26,23 +26,23 @@ pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kerne
 ROWS = 30
 
 
-def made(name: str = "CNN-29k", isa: str = ""):
+def made(name: str = "CNN-29k"):
     make, shape = STACKS[name]
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module, inputs, labels = smooth(make(), shape, ROWS)
-    network = compile_network(module, shape, isa)
+    network = compile_network(module, shape)
     assert network is not None
     return network, parameters_of(module), inputs, labels
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize(("samples", "length"), [(1, 5), (2, 2), (3, 7), (50, 200), (257, 256), (4097, 5000)])
-def test_batches_are_those_that_numpy_draws_to_the_bit(samples, length, isa):
+def test_batches_are_those_that_numpy_draws_to_the_bit(samples, length):
     for seed in range(3):
         key = Key(seed).child("local", 3, samples, "batch")
         spans, lengths = np.array([[0, samples]]), np.array([length])
-        found = shuffled_rows([key.digest(16)], torch.arange(samples), spans, lengths, isa)
+        found = shuffled_rows([key.digest(16)], torch.arange(samples), spans, lengths)
         assert np.array_equal(found, batch_stream(samples, length, key))
     assert draws_like_numpy()
 
@@ -53,11 +53,11 @@ def train_one(kernel, x, y, delta, own, steps, batch, key, step):
     return kernel.train_rows(x, y, delta[None], own, spans, works, [key], step)
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("name", ["CNN-29k", "residuals", "embeddings", "images, residuals"])
-def test_a_round_in_one_call_is_the_loop_over_its_batches_to_the_bit(name, momentum, isa):
-    network, x, inputs, labels = made(name, isa)
+def test_a_round_in_one_call_is_the_loop_over_its_batches_to_the_bit(name, momentum):
+    network, x, inputs, labels = made(name)
     own, key = torch.tensor([3, 4, 7, 11, 12, 20, 29]), Key(5).child("batch")
     s = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)) * 1e-3
     options = {
@@ -136,15 +136,15 @@ def test_rows_that_are_not_there_are_refused(span):
         )
 
 
-@pytest.mark.parametrize("isa", each_set())
-def test_rows_of_several_clients_are_shuffled_like_those_of_each(isa):
+@in_each_set
+def test_rows_of_several_clients_are_shuffled_like_those_of_each():
     index = torch.randperm(60, generator=torch.Generator().manual_seed(1))
     spans, lengths = np.array([[0, 7], [7, 8], [20, 60]]), np.array([15, 3, 90])
     keys = [Key(2).child(client).digest(16) for client in range(3)]
-    drawn = np.split(shuffled_rows(keys, index, spans, lengths, isa), np.cumsum(lengths)[:-1])
+    drawn = np.split(shuffled_rows(keys, index, spans, lengths), np.cumsum(lengths)[:-1])
     for key, (first, stop), length, found in zip(keys, spans.tolist(), lengths.tolist(), drawn, strict=True):
         own = index[first:stop]
-        alone = shuffled_rows([key], own, np.array([[0, stop - first]]), np.array([length]), isa)
+        alone = shuffled_rows([key], own, np.array([[0, stop - first]]), np.array([length]))
         assert found.tolist() == alone.tolist()
         generator = np.random.Generator(np.random.Philox(key=np.frombuffer(key, "<u8")))
         passes = [generator.permutation(stop - first) for _ in range(-(-length // (stop - first)))]

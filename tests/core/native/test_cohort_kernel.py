@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse
 import torch
 
-from core.native.sets import each_set
+from core.native.sets import in_each_set
 from core.native.test_client_kernel import made
 from hansa.compress import accumulate, sign
 from hansa.core import native
@@ -36,8 +36,8 @@ pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kerne
 N = 5
 
 
-def laboratory(isa="", name="CNN-29k"):
-    stack, x, inputs, labels = made(name, isa)
+def laboratory(name="CNN-29k"):
+    stack, x, inputs, labels = made(name)
     draw = torch.Generator().manual_seed(3)
     rows = torch.stack([x + 0.05 * torch.randn(x.shape, generator=draw) for _ in range(N)])
     index = [torch.randint(0, 30, (4, 3 + client), generator=draw) for client in range(N)]
@@ -57,15 +57,13 @@ def mixing_links(matrix):
 RING = np.asarray(ring().sparse(N).toarray())
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize(
     ("seconds", "name"), [(10.0, "CNN-29k"), (0.0, "CNN-29k"), (10.0, "residuals"), (10.0, "embeddings")]
 )
-def test_steps_are_those_of_each_client_alone_to_the_bit_and_gossip_over_itself_changes_none(
-    momentum, seconds, name, isa
-):
-    clients, rows, index = laboratory(isa, name)
+def test_steps_are_those_of_each_client_alone_to_the_bit_and_gossip_over_itself_changes_none(momentum, seconds, name):
+    clients, rows, index = laboratory(name)
     anchor = rows.mean(dim=0)
     settings = AffineStep(
         0.05, anchor, prox_weight=0.1, shift=anchor * 1e-3, weight_decay=0.01, momentum=momentum, max_grad_norm=0.5
@@ -91,10 +89,10 @@ def test_steps_are_those_of_each_client_alone_to_the_bit_and_gossip_over_itself_
         assert torch.equal(velocity, velocities[client])
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("name", ["single linear layer", "CNN-29k"])
-def test_signs_are_the_compressors_own_to_the_bit(name, isa):
-    clients, rows, _ = laboratory(isa, name)
+def test_signs_are_the_compressors_own_to_the_bit(name):
+    clients, rows, _ = laboratory(name)
     draw = torch.Generator().manual_seed(9)
     copies = rows + 0.01 * torch.randn(rows.shape, generator=draw)
     copies[0, :7] = rows[0, :7]  # both zeros are +
@@ -116,9 +114,9 @@ def test_signs_are_the_compressors_own_to_the_bit(name, isa):
         kernel.run(turns((abi.SIGNS, None)))
 
 
-@pytest.mark.parametrize("isa", each_set())
-def test_a_step_that_leaves_the_numbers_ends_the_call_and_says_whose_it_was(isa):
-    clients, rows, index = laboratory(isa, "single linear layer")
+@in_each_set
+def test_a_step_that_leaves_the_numbers_ends_the_call_and_says_whose_it_was():
+    clients, rows, index = laboratory("single linear layer")
     rows[1, 0] = torch.inf
     kernel = CohortKernel(clients, rows, AffineStep(0.05))
     kernel.set_links(mixing_links(RING))
@@ -129,7 +127,7 @@ def test_a_step_that_leaves_the_numbers_ends_the_call_and_says_whose_it_was(isa)
 
 
 def test_what_does_not_fit_is_refused_before_anything_moves():
-    clients, rows, index = laboratory("", "single linear layer")
+    clients, rows, index = laboratory("single linear layer")
     kernel = CohortKernel(clients, rows, AffineStep(0.05))
     with pytest.raises(HansaError, match="need set_links"):
         kernel.run(turns((abi.MIX, None)))
@@ -150,23 +148,23 @@ def apart(rows):
     return float((rows.double() - rows.double().mean(dim=0)).square().sum())
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize(("size", "close"), [(1.0, 1e-7), (1e25, 1e-12), (1e-18, 1e-12)])
-def test_the_spread_is_that_of_the_chosen_rows(size, close, isa):
+def test_the_spread_is_that_of_the_chosen_rows(size, close):
     """Of few rows to seven digits; where squares do not fit float32, and of many rows, in float64."""
     rows = 100 * size + size * torch.randn(20, 2500, generator=torch.Generator().manual_seed(0))
-    assert squared_spread(rows, [0, 2, 5], 2300, isa) == pytest.approx(apart(rows[[0, 2, 5], :2300]), rel=close)
-    assert squared_spread(rows, range(17), 2300, isa) == pytest.approx(apart(rows[:17, :2300]), rel=1e-12)
-    assert squared_spread(rows[:1].repeat(3, 1), [0, 2], 2300, isa) == 0
+    assert squared_spread(rows, [0, 2, 5], 2300) == pytest.approx(apart(rows[[0, 2, 5], :2300]), rel=close)
+    assert squared_spread(rows, range(17), 2300) == pytest.approx(apart(rows[:17, :2300]), rel=1e-12)
+    assert squared_spread(rows[:1].repeat(3, 1), [0, 2], 2300) == 0
     with pytest.raises(HansaError, match="spread: 1 rows"):
         squared_spread(rows, [20], 2300)
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("name", ["MLP", "CNN-29k"])
-def test_rows_that_grow_are_followed_until_they_leave_the_numbers(name, isa):
+def test_rows_that_grow_are_followed_until_they_leave_the_numbers(name):
     """Bounds stand in for a look at every row: the step at which one overflows is still found."""
-    clients, rows, index = laboratory(isa, name)
+    clients, rows, index = laboratory(name)
     rows, expected = rows.mul_(30), None
     alone, settings = rows.clone(), AffineStep(1e12)
     kernel = CohortKernel(clients, rows, settings)
@@ -184,12 +182,12 @@ def test_rows_that_grow_are_followed_until_they_leave_the_numbers(name, isa):
     assert (int((made["row"][:done] >= 0).sum()) - 1, kernel.dropped) == expected
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("n", [2, 3, 4, 7])
 @pytest.mark.parametrize("kind", [abi.MIX, abi.PULL, abi.SIGNS])
-def test_a_ring_passes_through_registers_with_the_bits_of_any_graph(kind, n, isa):
+def test_a_ring_passes_through_registers_with_the_bits_of_any_graph(kind, n):
     """A row that is lost makes a ring a graph like others, for those that are left."""
-    clients, rows, _ = laboratory(isa, "single linear layer")
+    clients, rows, _ = laboratory("single linear layer")
     draw = torch.Generator().manual_seed(n)
     rows = torch.randn(n + 1, rows.shape[1], generator=draw)
     copies = rows + 0.01 * torch.randn(rows.shape, generator=draw)
@@ -228,9 +226,9 @@ GRAPHS = [
 KINDS = [(abi.MIX, False), (abi.MIX, True), (abi.PULL, False), (abi.SIGNS, False)]
 
 
-def exchanged(kind, later, weights, rows, copies, isa):
+def exchanged(kind, later, weights, rows, copies):
     """Rows and public copies after one exchange; with ``later`` every second row has stepped."""
-    clients, *_ = laboratory(isa, "single linear layer")
+    clients, *_ = laboratory("single linear layer")
     rows, copies = rows.clone(), copies.clone()
     kernel = CohortKernel(clients, rows, AffineStep(0.05), after_exchange=later)
     kernel.set_links(mixing_links(weights))
@@ -242,12 +240,12 @@ def exchanged(kind, later, weights, rows, copies, isa):
     return rows, copies
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize(("topology", "n"), GRAPHS)
 @pytest.mark.parametrize(("kind", "later"), KINDS)
-def test_any_graph_is_the_product_with_the_same_bits_beside_a_row_that_hears_nobody(kind, later, topology, n, isa):
+def test_any_graph_is_the_product_with_the_same_bits_beside_a_row_that_hears_nobody(kind, later, topology, n):
     """The lone row moves the groups of rows that are summed together, and makes a complete graph like any other."""
-    _, rows, _ = laboratory(isa, "single linear layer")
+    _, rows, _ = laboratory("single linear layer")
     draw = torch.Generator().manual_seed(n)
     rows = torch.randn(n + 1, rows.shape[1], generator=draw)
     rows[:, 3] = -0.0
@@ -255,8 +253,8 @@ def test_any_graph_is_the_product_with_the_same_bits_beside_a_row_that_hears_nob
     beside = np.zeros((n + 1, n + 1))
     beside[:n, :n] = topology.sparse(n).toarray()
     beside[n, n] = 1.0
-    mixed, public = exchanged(kind, later, beside[:n, :n], rows[:n], copies[:n], isa)
-    found, found_public = exchanged(kind, later, beside, rows, copies, isa)
+    mixed, public = exchanged(kind, later, beside[:n, :n], rows[:n], copies[:n])
+    found, found_public = exchanged(kind, later, beside, rows, copies)
     assert mixed.numpy().tobytes() == found[:n].numpy().tobytes()
     assert public.numpy().tobytes() == found_public[:n].numpy().tobytes()
     weights = torch.from_numpy(beside[:n, :n])
@@ -268,11 +266,11 @@ def test_any_graph_is_the_product_with_the_same_bits_beside_a_row_that_hears_nob
     torch.testing.assert_close(mixed.double(), expected, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("start", [False, True], ids=["rows", "start"])
 @pytest.mark.parametrize("kind", [abi.MIX, abi.AVERAGE, abi.SIGNS, abi.SETTLE, None])
 @pytest.mark.parametrize("topology", [ring(), complete(), star()])
-def test_the_last_turn_also_computes_changes_and_spread_with_the_same_bits(topology, kind, start, isa):
+def test_the_last_turn_also_computes_changes_and_spread_with_the_same_bits(topology, kind, start):
     """The third row hears nobody: it takes no part in the spread. None: the turns end with a step."""
     weights = np.zeros((N, N))
     others = [0, 1, 3, 4]
@@ -280,7 +278,7 @@ def test_the_last_turn_also_computes_changes_and_spread_with_the_same_bits(topol
     for used in (weights, np.asarray(topology.sparse(N).toarray())):
         found = []
         for ends in (False, True):
-            clients, rows, index = laboratory(isa)
+            clients, rows, index = laboratory()
             begin, copies = rows.mean(dim=0), rows + 0.01 * torch.sin(torch.arange(float(rows.shape[1])))
             kernel = CohortKernel(
                 clients, rows, AffineStep(0.05), after_exchange=kind == abi.SETTLE, start=begin if start else None
@@ -299,7 +297,7 @@ def test_the_last_turn_also_computes_changes_and_spread_with_the_same_bits(topol
         assert kind != abi.SIGNS or torch.equal(plain_copies, copies)
         chosen = [row for row in range(N) if used[row].any()]
         expected = {row: torch.empty_like(begin) for row in deltas}
-        total = squared_spread(rows, chosen, rows.shape[1], isa, start=begin, deltas=expected)
+        total = squared_spread(rows, chosen, rows.shape[1], start=begin, deltas=expected)
         assert spread == total
         assert total > 0 or kind in (abi.AVERAGE, abi.MIX)
         for row, delta in deltas.items():
@@ -326,11 +324,11 @@ def plan(index, groups):
     return made
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("name", ["CNN-29k", "MLP", "embeddings"])
 @pytest.mark.parametrize("settings", [PLAIN, MORE], ids=["plain", "more"])
-def test_steps_from_sums_of_changes(settings, name, isa):
-    clients, rows, index = laboratory(isa, name)
+def test_steps_from_sums_of_changes(settings, name):
+    clients, rows, index = laboratory(name)
     start = rows.mean(dim=0)
     made = plan(index, [[0, 3], [1], [3, 0, 4]])
     weights = [np.zeros((1, 0)), np.zeros((2, 0)), np.zeros((1, 0)), np.array([[0.5, 0.25]]), np.zeros((1, 0))]
@@ -356,9 +354,9 @@ def test_steps_from_sums_of_changes(settings, name, isa):
         torch.testing.assert_close(velocity, kept[client], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("isa", each_set())
-def test_a_step_that_leaves_the_numbers_ends_the_walk_without_its_change(isa):
-    clients, rows, index = laboratory(isa, "MLP")
+@in_each_set
+def test_a_step_that_leaves_the_numbers_ends_the_walk_without_its_change():
+    clients, rows, index = laboratory("MLP")
     start = rows[0].clone()
     made = plan(index, [[0, 1], [2]])
     terms = ChangeSums.of([np.zeros((1, 0)), np.zeros((2, 0)), np.zeros((1, 0)), np.array([[1.0, 0.0]])])
@@ -367,17 +365,17 @@ def test_a_step_that_leaves_the_numbers_ends_the_walk_without_its_change(isa):
     assert (done, kernel.dropped) == (2, 0)
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("dim", [1, 37, 1025, 3000])
-def test_sums_of_changes_and_their_products(dim, isa):
+def test_sums_of_changes_and_their_products(dim):
     draw = torch.Generator().manual_seed(dim)
     start, changes = torch.randn(dim, generator=draw), torch.randn(9, dim, generator=draw)
     weights = torch.rand(6, 7, generator=draw, dtype=torch.float64) * (torch.rand(6, 7, generator=draw) < 0.5)
-    found = combine_changes(start, changes, weights.numpy(), isa)
+    found = combine_changes(start, changes, weights.numpy())
     torch.testing.assert_close(found.double(), start.double() + weights @ changes[:7].double(), rtol=1e-5, atol=1e-5)
     part = dim - dim // 3
     expected = (changes[:, :part].double() @ changes[:, :part].double().T).numpy()
-    np.testing.assert_allclose(gram(changes, part, isa), expected, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(gram(changes, part), expected, rtol=1e-5, atol=1e-4)
 
 
 def test_sums_of_changes_that_do_not_fit_are_refused_before_anything_moves():

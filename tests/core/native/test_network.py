@@ -26,7 +26,7 @@ from core.native.models import (
     smooth,
     train,
 )
-from core.native.sets import each_set
+from core.native.sets import in_each_set
 from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.native import network as network_module
@@ -36,24 +36,24 @@ pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kerne
 ROWS = 12
 
 
-def compiled(module: nn.Module, shape: tuple[int, ...], isa: str = "") -> Network:
-    stack = compile_network(module, shape, isa)
+def compiled(module: nn.Module, shape: tuple[int, ...]) -> Network:
+    stack = compile_network(module, shape)
     assert stack is not None
     return stack
 
 
-def case(name: str, isa: str = "", kind: Any = exact) -> tuple[Network, nn.Module, Tensor, Tensor, Tensor]:
+def case(name: str, kind: Any = exact) -> tuple[Network, nn.Module, Tensor, Tensor, Tensor]:
     make, shape = STACKS[name]
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module, inputs, labels = kind(make(), shape, ROWS)
-    return compiled(module, shape, isa), module, parameters_of(module), inputs, labels
+    return compiled(module, shape), module, parameters_of(module), inputs, labels
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("name", STACKS)
-def test_loss_and_gradient_are_autograds_layer_by_layer(name: str, isa: str) -> None:
-    stack, module, y, inputs, labels = case(name, isa, smooth if name.startswith(("activations", "images")) else exact)
+def test_loss_and_gradient_are_autograds_layer_by_layer(name: str) -> None:
+    stack, module, y, inputs, labels = case(name, smooth if name.startswith(("activations", "images")) else exact)
     rows = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))[:7]
     loss, gradient = stack.gradient(y, inputs, labels, rows)
     wanted, exact_gradient = reference(module, inputs[rows], labels[rows], torch.float64)
@@ -67,10 +67,10 @@ def test_loss_and_gradient_are_autograds_layer_by_layer(name: str, isa: str) -> 
         assert distance(ours, plain) < 1e-5, place
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("channels", [1, 2, 16])
 @pytest.mark.parametrize("columns", [[1.0, 2.0, 5.0, 1.0], [1.0, 2.0, 5.0, 3.0, 7.0, 1.0]], ids=["3x3", "5x5"])
-def test_equal_maxima_go_to_the_first_as_in_torch(columns: list[float], channels: int, isa: str) -> None:
+def test_equal_maxima_go_to_the_first_as_in_torch(columns: list[float], channels: int) -> None:
     """Columns 1 2 5 1 under a kernel of ones: the four sums that the pool compares are equal, their windows are not,
     and the weights' gradient is a multiple of the first window, 1 2 5."""
     kernel = len(columns) - 1
@@ -80,7 +80,7 @@ def test_equal_maxima_go_to_the_first_as_in_torch(columns: list[float], channels
         module[0].bias.fill_(1 - kernel * sum(columns[1:]) * channels)  # so that the output is 1
         module[4].weight.copy_(torch.tensor([[0.5], [-0.5]]))
     row = torch.tensor(columns)
-    stack, inputs = compiled(module, (channels, kernel + 1, kernel + 1), isa), row.repeat(1, channels, kernel + 1, 1)
+    stack, inputs = compiled(module, (channels, kernel + 1, kernel + 1)), row.repeat(1, channels, kernel + 1, 1)
     _, gradient = stack.gradient(parameters_of(module), inputs, torch.tensor([1]), torch.tensor([0]))
     dw = gradient[: kernel * kernel * channels].view(kernel, kernel, channels)
     ratio = dw / row[:kernel, None]
@@ -136,7 +136,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize(
     "name",
     [
@@ -145,8 +145,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     ],
 )
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_a_local_phase_follows_its_equation(name: str, options: dict[str, Any], isa: str) -> None:
-    stack, module, y, inputs, labels = case(name, isa, smooth)
+def test_a_local_phase_follows_its_equation(name: str, options: dict[str, Any]) -> None:
+    stack, module, y, inputs, labels = case(name, smooth)
     options = {"lr": 0.05, **options}
     if "prox_weight" in options:
         options["anchor"] = vector(y, 2)
@@ -179,10 +179,10 @@ def test_memory_format_changes_nothing(name: str) -> None:
         assert torch.equal(stack.gradient(y, inputs.to(memory_format=form), labels, rows)[1], wanted)
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("name", ["MLP", "CNN-29k", "odd sides", "embeddings", "images, residuals"])
-def test_evaluation_is_torchs(name: str, isa: str) -> None:
-    stack, module, y, inputs, labels = case(name, isa)
+def test_evaluation_is_torchs(name: str) -> None:
+    stack, module, y, inputs, labels = case(name)
     inputs, labels = torch.cat([inputs] * 12), labels.repeat(12)  # more than one workspace holds
     with torch.no_grad():
         output = module(inputs)
@@ -241,10 +241,10 @@ def test_a_stack_survives_the_trip_to_another_process() -> None:
     assert torch.equal(sent.gradient(y, inputs, labels, torch.arange(4))[1], wanted)
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_diverged_model_or_a_bad_pixel_gives_a_loss_that_says_so(bad: float, isa: str) -> None:
-    stack, _, y, inputs, labels = case("CNN-29k", isa)
+def test_a_diverged_model_or_a_bad_pixel_gives_a_loss_that_says_so(bad: float) -> None:
+    stack, _, y, inputs, labels = case("CNN-29k")
     poisoned = y.clone()
     poisoned[7] = bad
     assert not math.isfinite(stack.gradient(poisoned, inputs, labels, torch.arange(4))[0])
@@ -291,14 +291,14 @@ def dropping_flat() -> nn.Sequential:
     return nn.Sequential(*first, nn.Linear(7 * 49, 4))
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("make", [lambda: dropping(8), lambda: dropping(21), dropping_flat])
-def test_dropout_drops_what_torch_drops_forwards_and_backwards(make: Any, isa: str) -> None:
+def test_dropout_drops_what_torch_drops_forwards_and_backwards(make: Any) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module, inputs, labels = smooth(make(), (3, 23, 23), 5)
         module = module.to(memory_format=torch.channels_last)
-        stack = compiled(module, (3, 23, 23), isa)
+        stack = compiled(module, (3, 23, 23))
         generator = torch.Generator().manual_seed(7)
         keep = torch.empty(5 * stack.dropout_numbers)
         stack.draw(5, generator, keep)
@@ -371,9 +371,9 @@ def test_a_token_outside_of_the_table_is_named_and_nothing_is_read_or_changed(ba
         stack.gradient(y, inputs.float(), labels, index[0])
 
 
-@pytest.mark.parametrize("isa", each_set())
-def test_rows_of_a_table_that_no_token_names_have_a_zero_gradient_and_stay(isa: str) -> None:
-    stack, _, y, inputs, labels = case("embeddings", isa, smooth)
+@in_each_set
+def test_rows_of_a_table_that_no_token_names_have_a_zero_gradient_and_stay() -> None:
+    stack, _, y, inputs, labels = case("embeddings", smooth)
     inputs[0, 0] = 3  # the row without a gradient, which is part of the mean
     table = slice(0, 200 * 37)
     _, gradient = stack.gradient(y, inputs, labels, torch.arange(2), out=torch.full_like(y, 7.0))

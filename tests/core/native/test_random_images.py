@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from core.native.models import distance, flatten, logits_of, parameters_of, reference, smooth, train
-from core.native.sets import each_set
+from core.native.sets import in_each_set
 from hansa.core import native
 from hansa.core.native import abi
 from hansa.core.native.network import AffineStep, Network
@@ -98,7 +98,7 @@ class RandomImages(nn.Module):
         return self.head(self.features(x))
 
 
-def network(seed: int, isa: str, drop: float = 0.0) -> tuple[Network, nn.Module, Tensor, Tensor, Tensor]:
+def network(seed: int, drop: float = 0.0) -> tuple[Network, nn.Module, Tensor, Tensor, Tensor]:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         module = RandomImages(seed, drop)
@@ -108,13 +108,13 @@ def network(seed: int, isa: str, drop: float = 0.0) -> tuple[Network, nn.Module,
         module, inputs, labels = smooth(module, module.shape, 7, seed)
         stages = stages_of(module, module.shape)
     assert {abi.GROUP_NORM, abi.IMAGE_ADD} <= {stage.kind for stage in stages}
-    return Network(stages, module.shape, isa), module, parameters_of(module), inputs, labels
+    return Network(stages, module.shape), module, parameters_of(module), inputs, labels
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("seed", range(40))
-def test_loss_and_gradient_are_autograds(seed: int, isa: str) -> None:
-    stack, module, y, inputs, labels = network(seed, isa)
+def test_loss_and_gradient_are_autograds(seed: int) -> None:
+    stack, module, y, inputs, labels = network(seed)
     loss, gradient = stack.gradient(y, inputs, labels, torch.arange(7))
     wanted, true = reference(module, inputs, labels, torch.float64)
     eager_loss, eager = reference(module, inputs, labels, torch.float32)
@@ -122,10 +122,10 @@ def test_loss_and_gradient_are_autograds(seed: int, isa: str) -> None:
     assert distance(gradient, true) < 4e-6 + 4 * distance(eager, true)
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("seed", range(8))
-def test_dropout_drops_what_torch_drops(seed: int, isa: str) -> None:
-    stack, module, y, inputs, labels = network(seed, isa, drop=0.3)
+def test_dropout_drops_what_torch_drops(seed: int) -> None:
+    stack, module, y, inputs, labels = network(seed, drop=0.3)
     generator, keep = torch.Generator().manual_seed(7), torch.empty(7 * stack.dropout_numbers)
     stack.draw(7, generator, keep)
     losses, gradients = [], []
@@ -142,12 +142,12 @@ def test_dropout_drops_what_torch_drops(seed: int, isa: str) -> None:
     assert distance(gradient, gradients[0]) < 4e-6 + 4 * distance(gradients[1], gradients[0])
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("seed", range(6))
-def test_batches_of_other_sizes_leave_nothing_behind(seed: int, isa: str) -> None:
+def test_batches_of_other_sizes_leave_nothing_behind(seed: int) -> None:
     """A workspace that held a larger batch, or another model, gives the bits of a new one."""
-    stack, _, y, inputs, labels = network(seed, isa)
-    rows, fresh = torch.arange(4), network(seed, isa)[0]
+    stack, _, y, inputs, labels = network(seed)
+    rows, fresh = torch.arange(4), network(seed)[0]
     stack.gradient(-2 * y, 1e3 * inputs, labels, torch.arange(7))
     assert torch.equal(stack.gradient(y, inputs, labels, rows)[1], fresh.gradient(y, inputs, labels, rows)[1])
     stepped = y.clone()
@@ -155,15 +155,15 @@ def test_batches_of_other_sizes_leave_nothing_behind(seed: int, isa: str) -> Non
     torch.testing.assert_close(stepped, y - 0.125 * stack.gradient(y, inputs, labels, rows)[1], rtol=3e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("shift", [0.0, 100.0])
-def test_group_norms_are_exact_where_the_mean_is_large(shift: float, isa: str) -> None:
+def test_group_norms_are_exact_where_the_mean_is_large(shift: float) -> None:
     """A convolution that adds a constant: mean and variance are taken in two passes."""
     layer = nn.Conv2d(4, 4, 1)
     module = nn.Sequential(layer, nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(4 * 36, 3))
     nn.init.dirac_(layer.weight)
     nn.init.constant_(layer.bias, shift)
-    stack = Network(stages_of(module, (4, 6, 6)), (4, 6, 6), isa)
+    stack = Network(stages_of(module, (4, 6, 6)), (4, 6, 6))
     inputs = torch.randn(3, 4, 6, 6, generator=torch.Generator().manual_seed(0))
     logits = logits_of(stack, parameters_of(module), inputs, torch.arange(3))
     with torch.no_grad():
@@ -171,9 +171,9 @@ def test_group_norms_are_exact_where_the_mean_is_large(shift: float, isa: str) -
     assert distance(logits, true) < 1e-6 + 2 * distance(eager, true)
 
 
-@pytest.mark.parametrize("isa", each_set())
-def test_what_is_not_a_number_stays_within_its_image(isa: str) -> None:
-    stack, _, y, inputs, labels = network(3, isa)
+@in_each_set
+def test_what_is_not_a_number_stays_within_its_image() -> None:
+    stack, _, y, inputs, labels = network(3)
     wanted = logits_of(stack, y, inputs, torch.arange(7))
     inputs[2, 0, 3, 3] = float("nan")
     logits = logits_of(stack, y, inputs, torch.arange(7))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from core.native.models import distance, logits_of, parameters_of, reference, smooth, words_of
-from core.native.sets import each_set
+from core.native.sets import in_each_set
 from hansa.core import native
 from hansa.core.native.network import Network
 from hansa.core.native.tracing import stages_of
@@ -83,7 +83,7 @@ class RandomNetwork(nn.Module):
         return self.last(self.head(total))
 
 
-def network(seed: int, isa: str) -> tuple[Network, nn.Module, Tensor, Tensor, Tensor]:
+def network(seed: int) -> tuple[Network, nn.Module, Tensor, Tensor, Tensor]:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         module = RandomNetwork(seed)
@@ -92,7 +92,7 @@ def network(seed: int, isa: str) -> tuple[Network, nn.Module, Tensor, Tensor, Te
                 nn.init.normal_(parameter, 0.5, 0.5)
         module, inputs, labels = smooth(module, module.shape, 11, seed)
         return (
-            Network(stages_of(module, module.shape, tokens=words_of(module) > 0), module.shape, isa),
+            Network(stages_of(module, module.shape, tokens=words_of(module) > 0), module.shape),
             module,
             parameters_of(module),
             inputs,
@@ -100,10 +100,10 @@ def network(seed: int, isa: str) -> tuple[Network, nn.Module, Tensor, Tensor, Te
         )
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("seed", range(40))
-def test_loss_and_gradient_are_autograds(seed: int, isa: str) -> None:
-    stack, module, y, inputs, labels = network(seed, isa)
+def test_loss_and_gradient_are_autograds(seed: int) -> None:
+    stack, module, y, inputs, labels = network(seed)
     loss, gradient = stack.gradient(y, inputs, labels, torch.arange(11))
     wanted, true = reference(module, inputs, labels, torch.float64)
     eager_loss, eager = reference(module, inputs, labels, torch.float32)
@@ -122,15 +122,15 @@ ACTIVATIONS: dict[str, nn.Module] = {
 }
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_are_exact_to_a_few_units_in_the_last_place(name: str, isa: str) -> None:
+def test_activations_are_exact_to_a_few_units_in_the_last_place(name: str) -> None:
     """Behind a layer that changes nothing, from tiny to huge inputs; 1e-8 absolute in the tails that vanish."""
     width = 48
     layer = nn.Linear(width, width)
     nn.init.eye_(layer.weight)
     nn.init.zeros_(layer.bias)
-    stack = Network(stages_of(nn.Sequential(layer, ACTIVATIONS[name]), (width,)), (width,), isa)
+    stack = Network(stages_of(nn.Sequential(layer, ACTIVATIONS[name]), (width,)), (width,))
     ends = torch.logspace(-6, 2, 40 * width // 2)
     inputs = torch.cat([torch.linspace(-12, 12, 200 * width), ends, -ends]).view(-1, width)
     found = logits_of(stack, parameters_of(layer), inputs, torch.arange(len(inputs))).double()

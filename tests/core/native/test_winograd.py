@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, max_pool2d
 
 from core.native.models import compile_network, distance, logits_of, parameters_of
-from core.native.sets import each_set
+from core.native.sets import in_each_set
 from hansa.core.native.network import Network
 
 SHAPES = [(3, 16, 32, 14, 14), (5, 16, 32, 14, 14), (5, 9, 20, 11, 17), (3, 40, 7, 9, 8), (5, 64, 5, 36, 33)]
 
 
 def pooled(
-    kernel: int, channels: int, out: int, height: int, width: int, isa: str, relu: bool = True
+    kernel: int, channels: int, out: int, height: int, width: int, relu: bool = True
 ) -> tuple[Network, nn.Conv2d, Tensor]:
     """A stack whose logits are the pooled outputs of one convolution, and its parameters."""
     with torch.random.fork_rng():
@@ -25,7 +25,7 @@ def pooled(
         last = nn.Linear(features, features, bias=False)
     nn.init.eye_(last.weight)
     module = nn.Sequential(conv, *[nn.ReLU()] * relu, nn.MaxPool2d(2), nn.Flatten(), last)
-    stack = compile_network(module, (channels, height, width), isa)
+    stack = compile_network(module, (channels, height, width))
     assert stack is not None
     return stack, conv, parameters_of(module)
 
@@ -34,12 +34,12 @@ def images(channels: int, height: int, width: int) -> Tensor:
     return torch.randn(5, channels, height, width, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("relu", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_outputs_are_those_of_the_plain_sum_to_rounding(shape: tuple[int, ...], relu: bool, isa: str) -> None:
+def test_outputs_are_those_of_the_plain_sum_to_rounding(shape: tuple[int, ...], relu: bool) -> None:
     kernel, channels, out, height, width = shape
-    stack, conv, y = pooled(kernel, channels, out, height, width, isa, relu)
+    stack, conv, y = pooled(kernel, channels, out, height, width, relu)
     x = images(channels, height, width)
     assert conv.bias is not None
     exact = conv2d(x.double(), conv.weight.double(), conv.bias.double(), padding=1)
@@ -49,12 +49,12 @@ def test_outputs_are_those_of_the_plain_sum_to_rounding(shape: tuple[int, ...], 
     assert (found - exact).abs().max() < 1e-5 * exact.abs().max()
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("kernel", [3, 5])
-def test_what_is_equal_or_empty_is_decided_by_the_plain_sum(kernel: int, isa: str) -> None:
+def test_what_is_equal_or_empty_is_decided_by_the_plain_sum(kernel: int) -> None:
     """Flat images of whole numbers: the outputs of an inner window are equal and the first is chosen; a sum of zero
     stays zero under ReLU. So the gradient is torch's."""
-    stack, conv, y = pooled(kernel, 16, 8, 12, 12, isa)
+    stack, conv, y = pooled(kernel, 16, 8, 12, 12)
     draw = torch.Generator().manual_seed(2)
     assert conv.bias is not None
     with torch.no_grad():
@@ -73,12 +73,12 @@ def test_what_is_equal_or_empty_is_decided_by_the_plain_sum(kernel: int, isa: st
     assert not found[4].any()
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 3e38])
 @pytest.mark.parametrize("kernel", [3, 5])
-def test_what_is_no_number_stays_in_its_window(kernel: int, value: float, isa: str) -> None:
+def test_what_is_no_number_stays_in_its_window(kernel: int, value: float) -> None:
     """Where torch gives inf or NaN so does the native form, in those outputs alone and in no other image."""
-    stack, conv, y = pooled(kernel, 16, 8, 12, 12, isa, relu=False)
+    stack, conv, y = pooled(kernel, 16, 8, 12, 12, relu=False)
     x = images(16, 12, 12)
     clean = logits_of(stack, y, x, torch.arange(5))
     x[2, 5, 6, 6] = value

@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse
 import torch
 
-from core.native.sets import RUN, each_set
+from core.native.sets import RUN, in_each_set
 from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.vectors import kernels
@@ -57,55 +57,51 @@ def by_the_book(
     return top / root, m, v, h
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bias_correction", [False, True])
 @pytest.mark.parametrize("eps_inside", [False, True])
 def test_server_steps_follow_their_equations_for_five_rounds(
-    kind: str, bias_correction: bool, eps_inside: bool, dtype: torch.dtype, isa: str
+    kind: str, bias_correction: bool, eps_inside: bool, dtype: torch.dtype
 ) -> None:
     size, options = 2500, {"b1": 0.9, "b2": 0.99, "eps": 1e-3}
     flags = {"bias_correction": bias_correction, "eps_inside": eps_inside}
     has_v, has_h = kind != "momentum", kind in ("amsgrad", "ams")
-    m, v, h, x = np.zeros(size), np.full(size, 1e-4), np.zeros(size), draw(size, 9)
+    m, v, h = np.zeros(size), np.full(size, 1e-4), np.zeros(size)
     zeros = torch.zeros(size, dtype=dtype)
     state: ServerStep = ServerStep(zeros, zeros, zeros + 1e-4 if has_v else None, zeros.clone() if has_h else None)
-    model = torch.tensor(x, dtype=dtype)
     for t in range(1, 6):
         delta = torch.tensor(draw(size, t) * 10.0 ** (t - 3), dtype=dtype)
         wanted, m, v, h = by_the_book(kind, delta.double().numpy(), m, v, h, t, **options, **flags)
-        x = x + 0.5 * wanted
         before = [None if s is None else s.clone() for s in state]
-        after = kernels.server_step(
-            kind, delta, state.m, state.v, state.vhat, t=t, rate=0.5, x=model, isa=isa, **options, **flags
-        )
+        after = kernels.server_step(kind, delta, state.m, state.v, state.vhat, t=t, **options, **flags)
         assert all(a is None or torch.equal(a, b) for a, b in zip(state, before, strict=True)), "inputs changed"
         state = after
         tight = 1e-6 if dtype == torch.float32 else 1e-14
-        pairs = [(state.step, 0.5 * wanted), (state.m, m), (state.v, v), (state.vhat, h), (model, x)]
+        pairs = [(state.step, wanted), (state.m, m), (state.v, v), (state.vhat, h)]
         for found, true in pairs:
             if found is not None:
                 assert np.abs(found.double().numpy() - true).max() < 2 * tight * np.abs(true).max()
                 assert np.linalg.norm(found.double().numpy() - true) < tight * np.linalg.norm(true)
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("kind", ["adagrad", "adam", "yogi", "amsgrad", "ams"])
-def test_without_eps_what_never_moved_does_not_move_and_nan_shows(kind: str, isa: str) -> None:
+def test_without_eps_what_never_moved_does_not_move_and_nan_shows(kind: str) -> None:
     delta = torch.tensor([0.0, 1.0, math.nan] * 7)
     zeros = torch.zeros_like(delta)
     vhat = zeros if kind in ("amsgrad", "ams") else None
-    found = kernels.server_step(kind, delta, zeros, zeros, vhat, b1=0.9, b2=0.99, eps=0.0, isa=isa)
+    found = kernels.server_step(kind, delta, zeros, zeros, vhat, b1=0.9, b2=0.99, eps=0.0)
     assert torch.equal(found.step[::3], zeros[::3])
     assert found.step[1::3].isfinite().all()
     assert found.step[2::3].isnan().all()
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", SIZES)
-def test_weighted_sums_fold_left_to_right(size: int, dtype: torch.dtype, isa: str) -> None:
+def test_weighted_sums_fold_left_to_right(size: int, dtype: torch.dtype) -> None:
     rows = torch.tensor(draw(7 * size).reshape(7, size), dtype=dtype)
     weights = [0.1, 0.25, 0.05, 0.2, 0.15, 0.125, 0.125]
     total = rows[0] * weights[0]
@@ -113,37 +109,33 @@ def test_weighted_sums_fold_left_to_right(size: int, dtype: torch.dtype, isa: st
         total.add_(row, alpha=weight)
     tight = 4 * torch.finfo(dtype).eps
     for given_rows in (rows, list(rows.clone())):
-        torch.testing.assert_close(
-            kernels.native_weighted_sum(given_rows, weights, isa=isa), total, rtol=tight, atol=tight
-        )
+        torch.testing.assert_close(kernels.native_weighted_sum(given_rows, weights), total, rtol=tight, atol=tight)
     true = (rows.double() * torch.tensor(weights, dtype=torch.float64)[:, None]).sum(0)
-    torch.testing.assert_close(
-        kernels.native_weighted_sum(rows, weights, isa=isa).double(), true, rtol=8 * tight, atol=tight
-    )
+    torch.testing.assert_close(kernels.native_weighted_sum(rows, weights).double(), true, rtol=8 * tight, atol=tight)
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("size", SIZES)
-def test_squared_norms_and_the_finite_check(size: int, dtype: Any, isa: str) -> None:
+def test_squared_norms_and_the_finite_check(size: int, dtype: Any) -> None:
     x = draw(size).astype(dtype)
-    total, finite = kernels.squared_norm(x, isa=isa)
+    total, finite = kernels.squared_norm(x)
     assert total == pytest.approx(math.fsum(float(v) ** 2 for v in x), rel=1e-14)
     assert finite
     for place in {0, size // 2, size - 1}:
         for bad in (math.nan, math.inf, -math.inf):
             wrong = x.copy()
             wrong[place] = bad
-            assert not kernels.squared_norm(torch.from_numpy(wrong), isa=isa)[1]
+            assert not kernels.squared_norm(torch.from_numpy(wrong))[1]
 
 
-@pytest.mark.parametrize("isa", each_set())
-def test_the_finite_check_is_not_fooled_by_squares_that_overflow(isa: str) -> None:
+@in_each_set
+def test_the_finite_check_is_not_fooled_by_squares_that_overflow() -> None:
     largest = np.finfo(np.float32).max
-    total, finite = kernels.squared_norm(np.full(100, largest, np.float32), isa=isa)
+    total, finite = kernels.squared_norm(np.full(100, largest, np.float32))
     assert finite
     assert total == pytest.approx(100 * float(largest) ** 2)
-    total, finite = kernels.squared_norm(np.full(100, 1e200), isa=isa)
+    total, finite = kernels.squared_norm(np.full(100, 1e200))
     assert finite
     assert total == math.inf
 
@@ -170,15 +162,15 @@ def test_wrong_arguments_are_named() -> None:
         kernels.sign_pack(np.ones(3))
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("n", "dim"), [(1, 5), (2, 1), (5, 1024), (8, 2500), (13, 37)])
-def test_mixing_by_links_is_the_product_with_the_matrix(n, dim, dtype, isa):
+def test_mixing_by_links_is_the_product_with_the_matrix(n, dim, dtype):
     draw = np.random.default_rng(n)
     matrix = scipy.sparse.random_array((n, n), density=0.4, rng=draw, format="csr")
     rows = torch.from_numpy(draw.normal(size=(n, dim))).to(dtype)
     out = torch.full_like(rows, 7.0)
-    kernels.mix(rows, kernels.CsrWeights.of(matrix), out, isa)
+    kernels.mix(rows, kernels.CsrWeights.of(matrix), out)
     wanted = torch.from_numpy(matrix.toarray() @ rows.double().numpy())  # type: ignore[attr-defined]
     assert torch.allclose(out.double(), wanted, atol=1e-5 if dtype == torch.float32 else 1e-13)
 
@@ -198,11 +190,14 @@ def test_mixing_refuses_what_does_not_fit():
         kernels.CsrWeights.of(bad)
 
 
-def test_inner_products_are_those_of_the_two_vectors_alone_on_every_instruction_set() -> None:
+def test_inner_products_are_those_of_the_two_vectors_alone_on_every_instruction_set(monkeypatch) -> None:
     for d in (1, 8, 9, 1023, 1025, 5003):
         rows = torch.from_numpy(draw(9 * d, d).astype(np.float32)).view(9, d)
         vectors = torch.from_numpy(draw(7 * d, d + 1).astype(np.float32)).view(7, d)
-        found = [kernels.native_inner_products(rows, vectors, isa) for isa in RUN]
+        found = []
+        for name in RUN:
+            monkeypatch.setenv("HANSA_NATIVE", name)
+            found.append(kernels.native_inner_products(rows, vectors))
         assert all(torch.equal(found[0], other) for other in found)
         assert torch.allclose(found[0], rows.double() @ vectors.double().T, rtol=1e-12, atol=1e-12)
         alone = kernels.native_inner_products(rows[4:5], vectors[6:7])
@@ -215,38 +210,38 @@ def test_inner_products_keep_what_float32_sums_lose() -> None:
     assert kernels.native_inner_products(rows, torch.ones(2, 3)).tolist() == [[1.0, 1.0]] * 3
 
 
-@pytest.mark.parametrize("isa", each_set())
+@in_each_set
 @pytest.mark.parametrize("piece", [8, 1 << 15, 1 << 20])
 def test_inner_products_of_rows_in_a_file_are_those_of_rows_in_memory(
-    isa: str, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "_PIECE", piece)
     d = (1 << 15) + 1003 if piece > 8 else 1003
     rows, vectors = (torch.from_numpy(draw(n * d, n).astype(np.float32)).view(n, d) for n in (6, 7))
     path, order = tmp_path / "rows", [4, 0, 5]
     path.write_bytes(b"before" + rows.numpy().tobytes())
-    if not native.load(isa).rows_add:
-        pytest.skip(f"{isa} does not read files")
+    if not native.load().rows_add:
+        pytest.skip("it does not read files")
     with path.open("rb") as file:
         offsets = [6 + 4 * client * d for client in order]
-        found, crcs = kernels.file_inner_products(file.fileno(), offsets, vectors, isa=isa)
-        assert torch.equal(found, kernels.native_inner_products(rows[order], vectors, isa))
+        found, crcs = kernels.file_inner_products(file.fileno(), offsets, vectors)
+        assert torch.equal(found, kernels.native_inner_products(rows[order], vectors))
         assert crcs == [zlib.crc32(rows[client].numpy()) for client in order]
         with pytest.raises(OSError, match="the file ends in row 1"):
-            kernels.file_inner_products(file.fileno(), [6, 6 + 4 * (5 * d + 10)], vectors, isa=isa)
+            kernels.file_inner_products(file.fileno(), [6, 6 + 4 * (5 * d + 10)], vectors)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        kernels.file_inner_products(-1, [0], vectors, isa=isa)
+        kernels.file_inner_products(-1, [0], vectors)
 
 
-@pytest.mark.parametrize("isa", each_set())
-def test_rows_of_a_matrix_are_summed_and_measured_as_single_vectors(isa) -> None:
+@in_each_set
+def test_rows_of_a_matrix_are_summed_and_measured_as_single_vectors() -> None:
     rows, weights = torch.randn(37, 163), [0.1 * i for i in range(37)]
-    total = kernels.native_weighted_sum(list(rows[:5]), weights[:5], isa=isa)
-    assert torch.equal(kernels.add_weighted_rows(None, rows[:5], weights[:5], isa), total)
-    wanted = kernels.native_weighted_sum([total, *rows[5:]], [1.0, *weights[5:]], isa=isa)
-    assert torch.equal(kernels.add_weighted_rows(total, rows[5:], weights[5:], isa), wanted)
+    total = kernels.native_weighted_sum(list(rows[:5]), weights[:5])
+    assert torch.equal(kernels.native_weighted_sum(rows[:5], weights[:5]), total)
+    wanted = kernels.native_weighted_sum([total, *rows[5:]], [1.0, *weights[5:]])
+    assert torch.equal(kernels.native_weighted_sum(rows[5:], weights[5:], total), wanted)
     rows[3, 5], rows[4, 6] = math.nan, math.inf
-    norms = [math.sqrt(kernels.squared_norm(row, isa)[0]) for row in rows]
-    assert repr(kernels.row_norms(rows, isa)) == repr(norms)
-    with pytest.raises(HansaError, match="add_weighted_rows: rows"):
-        kernels.add_weighted_rows(None, rows, [1.0], isa)
+    norms = [math.sqrt(kernels.squared_norm(row)[0]) for row in rows]
+    assert repr(kernels.row_norms(rows)) == repr(norms)
+    with pytest.raises(HansaError, match="37 rows and 1 weights"):
+        kernels.native_weighted_sum(rows, [1.0])

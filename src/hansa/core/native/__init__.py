@@ -92,13 +92,13 @@ def warn_if_missing() -> None:
         )
 
 
-def load(isa: str = "") -> Any:
-    """Return the kernels (``hansa.core.native.abi.Kernels``) of one instruction set, by default the best."""
+def load() -> Any:
+    """Return the kernels (``hansa.core.native.abi.Kernels``) of the requested instruction set, by default the best."""
     requested = _requested_set()
     reason = _reason(__file__, requested)
     if reason is not None:
         raise HansaError(f"native kernels: {reason}.")
-    return _load_table(__file__, isa or requested)
+    return _load_table(__file__, requested)
 
 
 def _requested_set() -> str:
@@ -120,10 +120,7 @@ def _reason(file: str, requested: str) -> str | None:
 
 @cache
 def _load_table(file: str, isa: str) -> Any:
-    kernels = _load_library(file).hansa_kernels_for(isa.encode())
-    if not kernels:
-        raise HansaError(f"native kernels for {isa!r}: this machine runs {', '.join(instruction_sets())}.")
-    return kernels.contents
+    return _load_library(file).hansa_kernels_for(isa.encode()).contents
 
 
 def _size_mismatches(library: Any) -> str:

@@ -367,7 +367,6 @@ def squared_spread(
     rows: Tensor,
     chosen: Sequence[int],
     dim: int,
-    isa: str = "",
     *,
     start: Tensor | None = None,
     deltas: Mapping[int, Tensor] | None = None,
@@ -390,11 +389,11 @@ def squared_spread(
         raise HansaError(f"squared_spread: rows {sorted(deltas)} move from a start, and are chosen ones.")
     pointers = np.array([deltas[row].data_ptr() if row in deltas else 0 for row in chosen], np.uint64)
     outputs = (start.data_ptr(), pointers.ctypes.data) if start is not None and deltas else (None, None)
-    call = native.load(isa).squared_spread
+    call = native.load().squared_spread
     return float(call(rows.data_ptr(), positions.ctypes.data, len(positions), dim, rows.shape[1], *outputs))
 
 
-def combine_changes(start: Tensor, changes: Tensor, coefficients: Array, isa: str = "") -> Tensor:
+def combine_changes(start: Tensor, changes: Tensor, coefficients: Array) -> Tensor:
     """Return start + coefficients @ changes, [rows, d], skipping zeros.
 
     >>> combine_changes(torch.ones(2), torch.tensor([[1.0, 2.0], [9.0, 9.0]]), np.array([[0.5, 0.0]])).tolist()
@@ -405,14 +404,14 @@ def combine_changes(start: Tensor, changes: Tensor, coefficients: Array, isa: st
     if coefficients.shape[1] > len(changes):
         raise HansaError(f"combine_changes: {list(coefficients.shape)} times {list(changes.shape)}.")
     terms, out = ChangeSums.of([coefficients]), start.new_empty(len(coefficients), start.numel())
-    native.load(isa).combine_changes(
+    native.load().combine_changes(
         start.data_ptr(), changes.data_ptr(), terms.starts.ctypes.data, terms.indices.ctypes.data,
         terms.weights.ctypes.data, len(coefficients), start.numel(), out.data_ptr(),
     )  # fmt: skip
     return out
 
 
-def gram(rows: Tensor, dim: int, isa: str = "") -> Array:
+def gram(rows: Tensor, dim: int) -> Array:
     """Return the inner products of all pairs of rows over their first ``dim`` entries.
 
     >>> gram(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), 2).tolist()
@@ -422,5 +421,5 @@ def gram(rows: Tensor, dim: int, isa: str = "") -> Array:
     if not 0 <= dim <= rows.shape[1]:
         raise HansaError(f"gram: {dim} entries of {list(rows.shape)}.")
     out = np.empty((len(rows), len(rows)))
-    native.load(isa).gram(rows.data_ptr(), len(rows), dim, rows.shape[1], out.ctypes.data)
+    native.load().gram(rows.data_ptr(), len(rows), dim, rows.shape[1], out.ctypes.data)
     return out

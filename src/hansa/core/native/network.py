@@ -55,7 +55,6 @@ class Network:
 
     stages: tuple[LayerStage, ...]
     input_shape: tuple[int, ...]
-    isa: str = ""
     _idle: list[Workspace] = field(default_factory=list, init=False, repr=False, compare=False)
 
     dim: int = field(init=False, repr=False, compare=False)
@@ -152,7 +151,7 @@ class Network:
         return batches
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Network, (self.stages, self.input_shape, self.isa)
+        return Network, (self.stages, self.input_shape)
 
     @contextmanager
     def _workspace(self, batch: int) -> Iterator[tuple[Any, int]]:
@@ -199,7 +198,7 @@ class Workspace:
     """Buffers for one network and up to ``batch`` examples, for one call at a time."""
 
     def __init__(self, network: Network, batch: int) -> None:
-        self.kernels, self.batch = native.load(network.isa), batch
+        self.kernels, self.batch = native.load(), batch
         spec = (abi.Stage * len(network.stages))()
         for structure, stage in zip(spec, network.stages, strict=True):
             stage.write_to(structure)

@@ -45,7 +45,7 @@ def _draw_with_numpy(key: bytes, n: int, k: int) -> list[int]:
     return drawn
 
 
-def shuffled_rows(keys: Sequence[bytes], index: torch.Tensor, spans: Array, lengths: Array, isa: str = "") -> Array:
+def shuffled_rows(keys: Sequence[bytes], index: torch.Tensor, spans: Array, lengths: Array) -> Array:
     """Return for each 16-byte key ``lengths`` entries of its range ``spans`` [keys, 2] of the index, one key after the
     other: from consecutive permutations of the range, shuffled as by NumPy's Philox with this key.
 
@@ -61,7 +61,7 @@ def shuffled_rows(keys: Sequence[bytes], index: torch.Tensor, spans: Array, leng
     first_entries = (index.data_ptr() + 8 * spans[:, 0]).astype(np.uint64)
     order, out = np.empty(int(samples.max()), np.int64), np.empty(int(lengths.sum()), np.int64)
     addresses = [array.ctypes.data for array in (words, first_entries, samples, lengths)]
-    native.load(isa).draw(*addresses, len(keys), order.ctypes.data, out.ctypes.data)
+    native.load().draw(*addresses, len(keys), order.ctypes.data, out.ctypes.data)
     return out
 
 

@@ -22,7 +22,7 @@ _BLOCK, _SHIFT = 4096, 4
 _AT_ONCE = 1024  # blocks: 32 MB of temporary memory each
 
 
-def fingerprint(vector: Vector, isa: str = "") -> bytes:
+def fingerprint(vector: Vector) -> bytes:
     """Return 16 bytes: blake2b of the length and of two sums per 4096 32-bit words, equal on every machine.
 
     A sum is that of (w_i + k_i)(w_j + k_j) over even i and j = i + 1, brackets modulo 2^32 and the rest modulo 2^64,
@@ -34,7 +34,7 @@ def fingerprint(vector: Vector, isa: str = "") -> bytes:
     """
     length = vector.nbytes // 4
     words = vector.detach().contiguous().view(-1).view(torch.int32)
-    sums = _native_sums(words, isa) if vector.is_cpu and native.available() else _torch_sums(words)
+    sums = _native_sums(words) if vector.is_cpu and native.available() else _torch_sums(words)
     state = hashlib.blake2b(length.to_bytes(8, "little"), digest_size=16)
     state.update(sums.astype("<u8").data)
     return state.digest()
@@ -50,9 +50,9 @@ def _keys_on_device(device: torch.device) -> Vector:
     return copy_to_device(torch.from_numpy(_keys().astype(np.int64)), device)
 
 
-def _native_sums(words: Vector, isa: str) -> Sums:
+def _native_sums(words: Vector) -> Sums:
     sums = np.empty((-(-len(words) // _BLOCK), 2), np.uint64)
-    native.load(isa).digest(words.data_ptr(), len(words), _keys().ctypes.data, sums.ctypes.data)
+    native.load().digest(words.data_ptr(), len(words), _keys().ctypes.data, sums.ctypes.data)
     return sums
 
 

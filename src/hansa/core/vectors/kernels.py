@@ -55,14 +55,10 @@ def server_step(
     eps_inside: bool = False,
     bias_correction: bool = False,
     t: int = 1,
-    rate: float = 1.0,
-    x: Tensor | None = None,
-    isa: str = "",
 ) -> ServerStep:
     """Compute one step of ``momentum``, ``adagrad``, ``adam``, ``yogi``, ``amsgrad`` or ``ams`` of `hansa.server`.
 
-    ``t`` counts from 1 and is used only with ``bias_correction``. The step is multiplied by ``rate`` and added to ``x``
-    if given. float32 or float64.
+    ``t`` counts from 1 and is used only with ``bias_correction``. float32 or float64.
     """
     if kind not in abi.SERVER_KINDS:
         raise invalid_argument("server_step", "kind", kind, f"one of {', '.join(abi.SERVER_KINDS)}")
@@ -72,7 +68,7 @@ def server_step(
     fresh = [allocator.empty_like(moment) if moment is not None else None for moment in (v, vhat)]
     out = ServerStep(allocator.empty_like(delta), allocator.empty_like(m), *fresh)
     named = {"delta": delta, "m": m, "v": v, "vhat": vhat}
-    named |= {"out.step": out.step, "out.m": out.m, "out.v": out.v, "out.vhat": out.vhat, "x": x}
+    named |= {"out.step": out.step, "out.m": out.m, "out.v": out.v, "out.vhat": out.vhat}
     dtype = torch.float64 if delta.dtype == torch.float64 else torch.float32
     pointers = [None if a is None else address_of("server_step", k, a, dtype, delta.numel()) for k, a in named.items()]
     corrected = bias_correction and moments
@@ -82,60 +78,47 @@ def server_step(
         b1,
         b2,
         eps,
-        rate,
+        1.0,
         1 / (1 - b1**t) if corrected else 1.0,
         1 / (1 - b2**t) if corrected and kind != "adagrad" else 1.0,
     )
-    table = native.load(isa)
-    (table.server64 if dtype == torch.float64 else table.server32)(ctypes.byref(rule), delta.numel(), *pointers)
+    table = native.load()
+    (table.server64 if dtype == torch.float64 else table.server32)(ctypes.byref(rule), delta.numel(), *pointers, None)
     return out
 
 
-def native_weighted_sum(rows: Tensor | Sequence[Tensor], weights: Sequence[float], isa: str = "") -> Tensor:
-    """Return sum_i w_i row_i, folded left to right for each entry.
+def native_weighted_sum(
+    rows: Tensor | Sequence[Tensor], weights: Sequence[float], total: Tensor | None = None
+) -> Tensor:
+    """Return total + sum_i w_i row_i, folded left to right for each entry.
 
-    w_0 row_0 is rounded once, then there is one multiply-add per row (fused if the machine supports it). Rows are those
-    of a matrix or separate vectors, float32 or float64.
+    Without a total w_0 row_0 is rounded once, then there is one multiply-add per row (fused if the machine supports
+    it). Rows are those of a matrix or separate vectors, float32 or float64.
     """
-    if not len(rows) or len(rows) != len(weights):
-        raise HansaError(
-            f"native_weighted_sum: {len(rows)} rows and {len(weights)} weights, expected as many, at least one."
-        )
-    first = rows[0]
-    dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
-    pointers = [address_of("native_weighted_sum", f"row {i}", row, dtype, first.numel()) for i, row in enumerate(rows)]
-    out = allocator.empty_like(first)
-    table = native.load(isa)
-    (table.mean64 if dtype == torch.float64 else table.mean32)(
-        (ctypes.c_void_p * len(pointers))(*pointers),
-        (ctypes.c_double * len(pointers))(*weights),
-        len(pointers),
-        first.numel(),
-        out.data_ptr(),
-    )
-    return out
-
-
-def add_weighted_rows(total: Tensor | None, rows: Tensor, weights: Sequence[float], isa: str = "") -> Tensor:
-    """Return total + sum_i w_i row_i, the rows of a float32 matrix: ``native_weighted_sum([total, *rows], [1.0, *w])``
-    with a whole matrix at a time."""
-    count, size = rows.shape
-    first = address_of("add_weighted_rows", "rows", rows, torch.float32, len(weights) * size)
-    pointers, factors = first + rows.stride(0) * 4 * np.arange(count), np.array(weights)
+    count = len(weights)
+    if not count or len(rows) != count:
+        raise HansaError(f"native_weighted_sum: {len(rows)} rows and {count} weights, expected as many, at least one.")
+    name, first = "native_weighted_sum", rows[0]
+    dtype, size = torch.float64 if first.dtype == torch.float64 else torch.float32, first.numel()
+    if isinstance(rows, torch.Tensor):
+        pointers = address_of(name, "rows", rows, dtype, count * size) + first.nbytes * np.arange(count)
+    else:
+        pointers = np.array([address_of(name, f"row {i}", row, dtype, size) for i, row in enumerate(rows)])
+    factors = np.array(weights, np.float64)
     if total is not None:
-        pointers = np.concatenate([[address_of("add_weighted_rows", "total", total, torch.float32, size)], pointers])
-        factors = np.concatenate([[1.0], factors])
-    out = allocator.empty(size, torch.float32)
-    pointers = pointers.astype(np.uint64)
-    native.load(isa).mean32(pointers.ctypes.data, factors.ctypes.data, len(pointers), size, out.data_ptr())
+        pointers = np.append(address_of(name, "total", total, dtype, size), pointers)
+        factors = np.append(1.0, factors)
+    out, table, addresses = allocator.empty(size, dtype), native.load(), pointers.astype(np.uint64)
+    kernel = table.mean64 if dtype == torch.float64 else table.mean32
+    kernel(addresses.ctypes.data, factors.ctypes.data, len(addresses), size, out.data_ptr())
     return out
 
 
-def row_norms(rows: Tensor, isa: str = "") -> list[float]:
+def row_norms(rows: Tensor) -> list[float]:
     """Return the Euclidean norm of each row of a float32 matrix, as by `squared_norm`."""
     count, size = rows.shape
     first, step = address_of("row_norms", "rows", rows, torch.float32), rows.stride(0) * 4
-    squares, finite = native.load(isa).squares32, ctypes.byref(c_int64())
+    squares, finite = native.load().squares32, ctypes.byref(c_int64())
     return [math.sqrt(squares(first + row * step, size, finite)) for row in range(count)]
 
 
@@ -163,7 +146,7 @@ class CsrWeights(NamedTuple):
         return links
 
 
-def mix(rows: Tensor, weights: CsrWeights, out: Tensor, isa: str = "") -> None:
+def mix(rows: Tensor, weights: CsrWeights, out: Tensor) -> None:
     """Set out = W rows, [n, d] in float32 or float64, each entry folded over the row's links in order."""
     dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
     n = len(weights.starts) - 1
@@ -172,21 +155,21 @@ def mix(rows: Tensor, weights: CsrWeights, out: Tensor, isa: str = "") -> None:
     source, target = address_of("mix", "rows", rows, dtype), address_of("mix", "out", out, dtype, rows.numel())
     if source == target:
         raise HansaError("mix: out is the rows themselves; it must be apart from them.")
-    table = native.load(isa)
+    table = native.load()
     pointers = (array.ctypes.data for array in weights)
     (table.mix64 if dtype == torch.float64 else table.mix32)(source, *pointers, n, rows.shape[1], target)
 
 
-def squared_norm(x: Array, isa: str = "") -> tuple[float, bool]:
+def squared_norm(x: Array) -> tuple[float, bool]:
     """Return ||x||^2 in float64 and whether all entries are finite. Entry i is added to lane i mod 32 of the sum."""
     double = x.dtype in (torch.float64, np.float64)
     pointer = address_of("squared_norm", "x", x, torch.float64 if double else torch.float32)
-    finite, table = c_int64(), native.load(isa)
+    finite, table = c_int64(), native.load()
     total = (table.squares64 if double else table.squares32)(pointer, _length(x), ctypes.byref(finite))
     return float(total), bool(finite.value)
 
 
-def native_inner_products(rows: Tensor, vectors: Tensor, isa: str = "") -> Tensor:
+def native_inner_products(rows: Tensor, vectors: Tensor) -> Tensor:
     """Return <row_i, vector_j> in float64, [n, m], of float32 [n, d] and [m, d].
 
     Every product is exact; entry k is added to lane k mod 8 of its pair's sum, in order, and the lanes are added in
@@ -196,7 +179,7 @@ def native_inner_products(rows: Tensor, vectors: Tensor, isa: str = "") -> Tenso
     out = torch.empty(count, columns, dtype=torch.float64)
     first = address_of("native_inner_products", "rows", rows, torch.float32)
     second = address_of("native_inner_products", "vectors", vectors, torch.float32, columns * d)
-    if native.load(isa).gram32(first, count, second, columns, d, out.data_ptr()) != abi.OK:
+    if native.load().gram32(first, count, second, columns, d, out.data_ptr()) != abi.OK:
         raise MemoryError("native_inner_products: no memory for the sums")
     return out
 
@@ -207,13 +190,13 @@ def reads_rows() -> bool:
 
 
 def file_inner_products(
-    file: int, offsets: Sequence[int], vectors: Tensor, stop: Event | None = None, isa: str = ""
+    file: int, offsets: Sequence[int], vectors: Tensor, stop: Event | None = None
 ) -> tuple[Tensor, list[int]]:
     """Return `native_inner_products` of rows at byte offsets of an open file, with the same bits, and their CRC-32.
 
     A piece of every row is in memory at a time. Raises `CancelledError` soon after ``stop`` is set.
     """
-    count, (columns, d), table = len(offsets), vectors.shape, native.load(isa)
+    count, (columns, d), table = len(offsets), vectors.shape, native.load()
     first = address_of("file_inner_products", "vectors", vectors, torch.float32)
     lanes = torch.zeros(count, columns + abi.GRAM_SPARE, abi.GRAM_LANES, dtype=torch.float64)
     crcs, failure = (ctypes.c_uint32 * count)(), (c_int64 * 2)()
@@ -234,7 +217,7 @@ def file_inner_products(
     return out, list(crcs)
 
 
-def sign_pack(x: Array, isa: str = "") -> tuple[np.ndarray[Any, np.dtype[np.uint8]], float]:
+def sign_pack(x: Array) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], float]:
     """Return the signs of a float32 vector as bits (1 where x >= 0, lowest bit of a byte first) and ||x||_1.
 
     The sum is accumulated in 1024 float64 lanes, entry i in lane i mod 1024, which are then added exactly; it is NaN if
@@ -242,20 +225,20 @@ def sign_pack(x: Array, isa: str = "") -> tuple[np.ndarray[Any, np.dtype[np.uint
     """
     pointer, size = address_of("sign_pack", "x", x, torch.float32), _length(x)
     bits, lanes = np.empty(-(-size // 8), np.uint8), np.empty(abi.SUM_LANES)
-    native.load(isa).sign_pack(pointer, size, bits.ctypes.data, lanes.ctypes.data)
+    native.load().sign_pack(pointer, size, bits.ctypes.data, lanes.ctypes.data)
     return bits, math.fsum(lanes) if np.isfinite(lanes).all() else math.nan
 
 
-def sign_write(bits: Array, scale: float, out: Array, add: bool = False, isa: str = "") -> None:
+def sign_write(bits: Array, scale: float, out: Array, add: bool = False) -> None:
     """Set out = scale * sign, from the bits of ``sign_pack``, or add that."""
     target, size = address_of("sign_write", "out", out, torch.float32), _length(out)
     pointer = address_of("sign_write", "bits", bits, torch.uint8, -(-size // 8))
     packet, factor = (ctypes.c_void_p * 1)(pointer), (ctypes.c_float * 1)(scale)
-    native.load(isa).sign_add(packet, factor, 1, size, int(not add), target)
+    native.load().sign_add(packet, factor, 1, size, int(not add), target)
 
 
 def indices_reaching(
-    x: Array, threshold: float, capacity: int | None = None, isa: str = ""
+    x: Array, threshold: float, capacity: int | None = None
 ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.float32]]]:
     """Return ascending indices and values of the entries whose magnitude is not below the threshold, including NaN.
 
@@ -263,7 +246,7 @@ def indices_reaching(
     """
     pointer, size = address_of("indices_reaching", "x", x, torch.float32), _length(x)
     capacity = min(size, size // 32 + 1024 if capacity is None else capacity)
-    kernel = native.load(isa).reaching
+    kernel = native.load().reaching
     while True:
         index, value = np.empty(capacity, np.int64), np.empty(capacity, np.float32)
         count = kernel(pointer, size, threshold, capacity, index.ctypes.data, value.ctypes.data)
@@ -272,34 +255,34 @@ def indices_reaching(
         capacity = count
 
 
-def crc32(data: bytes | bytearray | memoryview | Bytes, crc: int = 0, isa: str = "") -> int:
+def crc32(data: bytes | bytearray | memoryview | Bytes, crc: int = 0) -> int:
     """Return zlib's CRC-32 of bytes, continued from ``crc``; native if available and faster.
 
     >>> crc32(b"ab", crc32(b"c")) == crc32(b"cab") == zlib.crc32(b"cab")
     True
     """
     array = np.frombuffer(data, np.uint8)
-    split, kernel = array.size & ~15, native.load(isa).crc32 if native.available() else None
+    split, kernel = array.size & ~15, native.load().crc32 if native.available() else None
     if split < 64 or not kernel:
         return zlib.crc32(array.data, crc)
     return zlib.crc32(array[split:].data, kernel(address_of("crc32", "data", array, torch.uint8), split, crc))
 
 
-def max_magnitude(x: Array, isa: str = "") -> float:
+def max_magnitude(x: Array) -> float:
     """Return the largest magnitude of a float32 vector; NaN or infinite if an entry is."""
-    return float(native.load(isa).highest32(address_of("max_magnitude", "x", x, torch.float32), _length(x)))
+    return float(native.load().highest32(address_of("max_magnitude", "x", x, torch.float32), _length(x)))
 
 
-def half_pack(x: Array, exponent: int, limit: float, brain: bool = False, isa: str = "") -> Bytes:
+def half_pack(x: Array, exponent: int, limit: float, brain: bool = False) -> Bytes:
     """Encode float32 x / 2^exponent, at most ``limit`` < 1 in magnitude, as float16 or bfloat16, rounded to even."""
     pointer, size = address_of("half_pack", "x", x, torch.float32), _length(x)
     out = allocator.empty(-(-size // 2), torch.float32).numpy().view(np.uint8)[: 2 * size]
-    native.load(isa).half_pack(pointer, size, _power_of_two(exponent), limit, int(brain), out.ctypes.data)
+    native.load().half_pack(pointer, size, _power_of_two(exponent), limit, int(brain), out.ctypes.data)
     return out
 
 
 def quantize_pack(
-    x: Array, bucket: int, levels: int, width: int, key: bytes | None, isa: str = ""
+    x: Array, bucket: int, levels: int, width: int, key: bytes | None
 ) -> tuple[np.ndarray[Any, np.dtype[np.float32]], Bytes] | None:
     """Encode a float32 vector as `hansa.compress.quantize` does, or return None if an entry is not finite.
 
@@ -314,10 +297,10 @@ def quantize_pack(
     out = allocator.empty(-(-(length + 8) // 4), torch.float32).numpy().view(np.uint8)
     words = None if key is None else (ctypes.c_uint64 * 2)(*np.frombuffer(key, "<u8").tolist())
     args = pointer, size, bucket, levels, width, words, norms.ctypes.data, out.ctypes.data
-    return (norms, out[:length]) if native.load(isa).levels_pack(*args) else None
+    return (norms, out[:length]) if native.load().levels_pack(*args) else None
 
 
-def bit_planes_pack(x: Array, capacity: int, exponent: int = 0, limit: int = 1 << 24, isa: str = "") -> Bytes:
+def bit_planes_pack(x: Array, capacity: int, exponent: int = 0, limit: int = 1 << 24) -> Bytes:
     """Encode integers (int32), or rint(x / 2^exponent) (float32), as `hansa.compress.codes` does.
 
     They are at most ``limit`` <= 2^24 in magnitude and take at most ``capacity`` bytes.
@@ -326,36 +309,34 @@ def bit_planes_pack(x: Array, capacity: int, exponent: int = 0, limit: int = 1 <
     pointer = address_of("bit_planes_pack", "x", x, torch.int32 if numbers else torch.float32)
     out = np.empty(capacity + 8, np.uint8)
     source = (None, pointer) if numbers else (pointer, None)
-    length = native.load(isa).planes_pack(*source, _length(x), _power_of_two(exponent), limit, out.ctypes.data)
+    length = native.load().planes_pack(*source, _length(x), _power_of_two(exponent), limit, out.ctypes.data)
     if length < 0:
         raise MemoryError("bit_planes_pack: no memory for a block")
     return out[:length]
 
 
-def halves_below_one(codes: Bytes, brain: bool = False, isa: str = "") -> bool:
+def halves_below_one(codes: Bytes, brain: bool = False) -> bool:
     """Return whether all 16-bit floats of ``half_pack`` are below 1 in magnitude, so that none is NaN or infinite."""
     pointer = address_of("halves_below_one", "codes", codes, torch.uint8)
-    return bool(native.load(isa).half_check(pointer, codes.size // 2, int(brain)))
+    return bool(native.load().half_check(pointer, codes.size // 2, int(brain)))
 
 
-def half_unpack(
-    codes: Bytes, exponent: int, out: Array, alpha: float | None = None, brain: bool = False, isa: str = ""
-) -> None:
+def half_unpack(codes: Bytes, exponent: int, out: Array, alpha: float | None = None, brain: bool = False) -> None:
     """Set out = 2^exponent v for the codes of v, or add alpha times that; codes must pass ``halves_below_one``."""
     target, size = address_of("half_unpack", "out", out, torch.float32), _length(out)
     pointer = address_of("half_unpack", "codes", codes, torch.uint8, 2 * size)
-    native.load(isa).half_unpack(pointer, size, _power_of_two(-exponent), int(brain), *_addition_flags(alpha), target)
+    native.load().half_unpack(pointer, size, _power_of_two(-exponent), int(brain), *_addition_flags(alpha), target)
 
 
-def levels_within(codes: Bytes, count: int, levels: int, isa: str = "") -> bool:
+def levels_within(codes: Bytes, count: int, levels: int) -> bool:
     """Return whether ``count`` packed codes of ``quantize_pack`` are at most 2 levels, with zeros after the last."""
     width = (2 * levels).bit_length()
     pointer = address_of("levels_within", "codes", codes, torch.uint8, -(-count * width // 8))
-    return bool(native.load(isa).levels_check(pointer, count, levels, width))
+    return bool(native.load().levels_check(pointer, count, levels, width))
 
 
 def quantize_unpack(
-    codes: Bytes, norms: Bytes, bucket: int, levels: int, out: Array, alpha: float | None = None, isa: str = ""
+    codes: Bytes, norms: Bytes, bucket: int, levels: int, out: Array, alpha: float | None = None
 ) -> None:
     """Set out = ((code - levels) / levels) norm, or add alpha times that.
 
@@ -367,24 +348,24 @@ def quantize_unpack(
     width = (2 * levels).bit_length()
     pointer = address_of("quantize_unpack", "codes", codes, torch.uint8, -(-size * width // 8))
     scales = address_of("quantize_unpack", "norms", norms, torch.uint8, -(-size // bucket) * 4)
-    native.load(isa).levels_unpack(pointer, size, bucket, levels, width, scales, *_addition_flags(alpha), target)
+    native.load().levels_unpack(pointer, size, bucket, levels, width, scales, *_addition_flags(alpha), target)
 
 
-def bit_planes_unpack(data: Bytes, count: int, isa: str = "") -> np.ndarray[Any, np.dtype[np.int32]] | None:
+def bit_planes_unpack(data: Bytes, count: int) -> np.ndarray[Any, np.dtype[np.int32]] | None:
     """Decode ``bit_planes_pack``, or return None for bytes that `hansa.compress.codes` refuses."""
     pointer = address_of("bit_planes_unpack", "data", data, torch.uint8)
     out = allocator.empty(count, torch.float32).numpy().view(np.int32)
-    state = native.load(isa).planes_unpack(pointer, data.size, count, out.ctypes.data)
+    state = native.load().planes_unpack(pointer, data.size, count, out.ctypes.data)
     if state == abi.NO_MEMORY:
         raise MemoryError("bit_planes_unpack: no memory for a block")
     return out if state == abi.OK else None
 
 
-def multiples_write(numbers: Array, exponent: int, out: Array, alpha: float | None = None, isa: str = "") -> None:
+def multiples_write(numbers: Array, exponent: int, out: Array, alpha: float | None = None) -> None:
     """Set out = 2^exponent numbers, of int32 up to 2^24 in magnitude, or add alpha times that."""
     target, size = address_of("multiples_write", "out", out, torch.float32), _length(out)
     pointer = address_of("multiples_write", "numbers", numbers, torch.int32, size)
-    native.load(isa).numbers_write(pointer, size, _power_of_two(-exponent), *_addition_flags(alpha), target)
+    native.load().numbers_write(pointer, size, _power_of_two(-exponent), *_addition_flags(alpha), target)
 
 
 def _addition_flags(alpha: float | None) -> tuple[int, float]:
