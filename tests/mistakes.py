@@ -10,12 +10,14 @@ import pytest
 from hansa import HansaError
 
 
-def refused(*mistakes: tuple[Callable[[], Any], str], error: type[Exception] = HansaError) -> Callable[..., None]:
-    """A test function: ``test_wrong_rates_are_refused = refused((lambda: scale(0), "lr=0"), ...)``."""
+def refused(
+    *mistakes: tuple[Any, str], by: Callable[[Any], Any] = lambda make: make(), error: type[Exception] = HansaError
+) -> Callable[..., None]:
+    """A test function: ``test_rates = refused((lambda: scale(0), "lr=0"), ...)``; ``by`` takes what is refused."""
 
-    @pytest.mark.parametrize(("make", "message"), mistakes)
-    def test(make: Callable[[], Any], message: str) -> None:
+    @pytest.mark.parametrize(("wrong", "message"), mistakes)
+    def test(wrong: Any, message: str) -> None:
         with pytest.raises(error, match=message):
-            make()
+            by(wrong)
 
     return test

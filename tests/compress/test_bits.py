@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hansa.compress import codes as coding
 from hansa.compress.codes import BITMAP, RICE, VARINT, EncodedIndices, decode_indices, encode_indices
 from hansa.compress.packet import PacketError
+from mistakes import refused
 
 numbers = st.lists(st.integers(0, 2**40), max_size=60)
 relaxed = settings(deadline=None, max_examples=60)
@@ -71,28 +72,23 @@ def test_golomb_rice_is_a_unary_quotient_and_a_packed_remainder(values, width):
     assert coding.decode_rice(expected, width, len(values)).tolist() == values
 
 
-@pytest.mark.parametrize(
-    ("read", "complaint"),
-    [
-        (lambda: coding.unpack_codes(b"\x80", 3, 2), "padding"),
-        (lambda: coding.unpack_codes(b"\x00\x00", 3, 2), "packed codes"),
-        (lambda: coding.decode_varints(b"\x80\x00", 1), "longer than its number needs"),
-        (lambda: coding.decode_varints(b"\x01\x80", 1), "varints"),
-        (lambda: coding.decode_varints(b"\x01\x01", 1), "varints"),
-        (lambda: coding.decode_varints(b"\xff" * 8 + b"\x01", 1), "longer"),
-        (lambda: coding.decode_varints(b"\x01", 0), "varints"),
-        (lambda: coding.decode_rice(b"\x01\x00", 0, 1), "longer than its codes need"),
-        (lambda: coding.decode_rice(b"\x03", 0, 1), "marks 2"),
-        (lambda: coding.decode_rice(b"", 3, 1), "cannot hold"),
-        (lambda: coding.decode_rice(b"\x01", 0, 0), "cannot hold"),
-        (lambda: coding.decode_bitmap(b"\x11", 2, 4, "bitmap"), "padding"),
-        (lambda: coding.decode_bitmap(b"\x01", 2, 4, "bitmap"), "marks 1"),
-        (lambda: coding.decode_bitmap(b"\x01\x00", 1, 4, "bitmap"), "2 bytes of bitmap"),
-    ],
+test_streams_that_no_encoder_writes_are_refused = refused(
+    (lambda: coding.unpack_codes(b"\x80", 3, 2), "padding"),
+    (lambda: coding.unpack_codes(b"\x00\x00", 3, 2), "packed codes"),
+    (lambda: coding.decode_varints(b"\x80\x00", 1), "longer than its number needs"),
+    (lambda: coding.decode_varints(b"\x01\x80", 1), "varints"),
+    (lambda: coding.decode_varints(b"\x01\x01", 1), "varints"),
+    (lambda: coding.decode_varints(b"\xff" * 8 + b"\x01", 1), "longer"),
+    (lambda: coding.decode_varints(b"\x01", 0), "varints"),
+    (lambda: coding.decode_rice(b"\x01\x00", 0, 1), "longer than its codes need"),
+    (lambda: coding.decode_rice(b"\x03", 0, 1), "marks 2"),
+    (lambda: coding.decode_rice(b"", 3, 1), "cannot hold"),
+    (lambda: coding.decode_rice(b"\x01", 0, 0), "cannot hold"),
+    (lambda: coding.decode_bitmap(b"\x11", 2, 4, "bitmap"), "padding"),
+    (lambda: coding.decode_bitmap(b"\x01", 2, 4, "bitmap"), "marks 1"),
+    (lambda: coding.decode_bitmap(b"\x01\x00", 1, 4, "bitmap"), "2 bytes of bitmap"),
+    error=PacketError,
 )
-def test_streams_that_no_encoder_writes_are_refused(read, complaint):
-    with pytest.raises(PacketError, match=complaint):
-        read()
 
 
 @settings(deadline=None, max_examples=150)
@@ -136,24 +132,20 @@ def test_each_code_wins_where_it_is_shortest():
         assert len(encode_indices(chosen, dim).data) == min(alternatives)
 
 
-@pytest.mark.parametrize(
-    ("coded", "count", "complaint"),
-    [
-        (EncodedIndices(VARINT, 0, coding.encode_varints(np.array([90, 9]))), 2, "beyond"),
-        (EncodedIndices(VARINT, 0, coding.encode_varints(np.array([2**40]))), 1, "beyond"),
-        (EncodedIndices(RICE, 3, coding.encode_rice(np.array([60, 60]), 3)), 2, "beyond"),
-        (EncodedIndices(RICE, 8, b"\x01\x00"), 1, "remainder bits"),
-        (EncodedIndices(RICE, 255, b"\x01\x00"), 1, "remainder bits"),
-        (EncodedIndices(3, 0, b"\x00"), 1, "unknown index code"),
-        (EncodedIndices(BITMAP, 1, b"\x01" + b"\0" * 12), 1, "unknown index code"),
-        (EncodedIndices(BITMAP, 0, b"\x01" + b"\0" * 11 + b"\x10"), 2, "padding"),
-        (EncodedIndices(BITMAP, 0, b"\x03" + b"\0" * 12), 1, "marks 2"),
-        (EncodedIndices(VARINT, 0, b"\x00" * 14), 14, "a bitmap would take 13"),
-    ],
+test_bad_index_streams_for_a_vector_of_100_are_refused = refused(
+    ((EncodedIndices(VARINT, 0, coding.encode_varints(np.array([90, 9]))), 2), "beyond"),
+    ((EncodedIndices(VARINT, 0, coding.encode_varints(np.array([2**40]))), 1), "beyond"),
+    ((EncodedIndices(RICE, 3, coding.encode_rice(np.array([60, 60]), 3)), 2), "beyond"),
+    ((EncodedIndices(RICE, 8, b"\x01\x00"), 1), "remainder bits"),
+    ((EncodedIndices(RICE, 255, b"\x01\x00"), 1), "remainder bits"),
+    ((EncodedIndices(3, 0, b"\x00"), 1), "unknown index code"),
+    ((EncodedIndices(BITMAP, 1, b"\x01" + b"\x00" * 12), 1), "unknown index code"),
+    ((EncodedIndices(BITMAP, 0, b"\x01" + b"\x00" * 11 + b"\x10"), 2), "padding"),
+    ((EncodedIndices(BITMAP, 0, b"\x03" + b"\x00" * 12), 1), "marks 2"),
+    ((EncodedIndices(VARINT, 0, b"\x00" * 14), 14), "a bitmap would take 13"),
+    by=lambda given: decode_indices(given[0], given[1], 100),
+    error=PacketError,
 )
-def test_bad_index_streams_for_a_vector_of_100_are_refused(coded, count, complaint):
-    with pytest.raises(PacketError, match=complaint):
-        decode_indices(coded, count, 100)
 
 
 def test_sums_of_gaps_that_overflow_64_bits_are_refused():

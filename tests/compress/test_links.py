@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +14,6 @@ from hansa.compress import (
     Packet,
     PacketError,
     cast,
-    decode,
     direct,
     error_feedback,
     grid,
@@ -27,6 +26,7 @@ from hansa.compress import (
 )
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
+from mistakes import refused
 
 COMPRESSORS = [identity(), cast(), sign(), top_k(1 / 8), top_k(1 / 16, sign()), random_k(1 / 4), quantize(3)]
 COMPRESSORS += [grid(), grid(5.0)]
@@ -62,41 +62,6 @@ def test_refused_uploads_leave_the_residual_as_it_was(link, fates) -> None:
     torch.testing.assert_close(accepted + memory.get("residual", 0 * produced), produced, rtol=0, atol=1e-12)
 
 
-def test_error_feedback_by_hand_over_three_rounds() -> None:
-    """top-1 of 2 entries, residual carried, one round missed: the numbers of Alg. 2 worked out on paper."""
-    link = error_feedback(top_k(0.5))
-    x = torch.tensor([3.0, 2.0])
-    sent, memory = [], {}
-    for _ in range(3):
-        packet, memory = link.send(x, memory, Key(0))
-        sent.append(decode(packet).tolist())
-    assert sent == [[3, 0], [0, 4], [6, 0]]
-    assert memory["residual"].tolist() == [0, 2]
-
-
-@pytest.mark.parametrize("make", [lambda x: x.float(), lambda x: x[:-1]])
-def test_a_residual_of_another_model_is_refused(make) -> None:
-    x, residual = updates(2, 40)
-    with pytest.raises(HansaError, match="from another model"):
-        error_feedback(sign()).send(x, {"residual": make(residual)}, Key(0))
-
-
-def test_the_server_accepts_only_what_its_own_compressor_could_have_sent() -> None:
-    (x,) = updates(1, 640)
-    link = error_feedback(top_k(1 / 64))
-    for sender, complaint in (
-        (sign(), "kind sign, expected top_k"),
-        (top_k(1 / 4), "takes at most"),
-        (identity(), "kind identity, expected top_k"),
-    ):
-        with pytest.raises(PacketError, match=complaint):
-            link.receive(sender.encode(x, Key(0)), dim=640, dtype=torch.float64)
-    with pytest.raises(PacketError, match="dim 640, expected 641"):
-        link.receive(top_k(1 / 64).encode(x, Key(0)), dim=641, dtype=torch.float64)
-    with pytest.raises(PacketError, match="kind sign, expected identity"):
-        direct().receive(sign().encode(x, Key(0)), dim=640, dtype=torch.float64)
-
-
 def test_direct_moves_no_bytes_until_they_are_asked_for() -> None:
     (x,) = updates(1, 97)
     packet, _ = direct().send(x, {}, Key(0))
@@ -118,76 +83,7 @@ def test_the_sizes_of_many_messages_are_those_of_each(link):
         sent.sizes([0, 9])
 
 
-DOWNLINKS = [direct(), *(replica(c, public_start=known) for c in COMPRESSORS for known in (True, False))]
-contract = pytest.mark.parametrize("downlink", DOWNLINKS, ids=repr)
 START = torch.from_numpy(np.random.default_rng(0).standard_normal(DIM)).float()
-
-rounds_of = st.lists(
-    st.tuples(st.sets(st.integers(0, CLIENTS - 1), min_size=1), st.sets(st.integers(0, CLIENTS - 1)), st.booleans()),
-    min_size=1,
-    max_size=25,
-)
-
-
-class Client:
-    """A real client: it holds what it made of the bytes that reached it, and knows which version that is.
-
-    Of a merged message it cannot drop what it has applied, so it also keeps what it held before the last message.
-    """
-
-    def __init__(self, start: torch.Tensor | None) -> None:
-        self.held, self.version = start, 0
-        self.before = (start, 0)
-
-    def read(self, downlink, broadcast, client: int, version: int) -> torch.Tensor:
-        packets = [Packet.parse(bytes(packet.bytes)) for packet in broadcast.packets(client)]
-        base, held = broadcast.bases[client], (self.held, self.version)
-        if base is not None and isinstance(downlink.compressor, grid):
-            held = held if base == self.version else self.before
-            assert held[1] == base
-        elif base is not None:
-            packets = packets[self.version - base :]
-        self.held, self.version, self.before = downlink.apply(held[0], packets), version, held
-        return self.held
-
-
-@contract
-@settings(deadline=None, max_examples=15)
-@given(rounds_of)
-def test_all_participants_hold_the_identical_vector_whoever_took_part_before(downlink, rounds) -> None:
-    """Clients come and go; some get a round's message but their report is lost; sometimes the model stands still."""
-    draw = np.random.default_rng(1)
-    x, state = START, downlink.init(START)
-    known = isinstance(downlink, replica) and downlink.public_start
-    clients = [Client(START if known else None) for _ in range(CLIENTS)]
-    for number, (chosen, silent, still) in enumerate(rounds):
-        if not still:
-            x = x + 0.1 * torch.from_numpy(draw.standard_normal(DIM)).float()
-        frozen = tree(state)
-        broadcast, after = downlink.broadcast(x, state, sorted(chosen), number, Key(number))
-        assert tree(state) == frozen
-        state = after
-        for client in chosen:
-            held = clients[client].read(downlink, broadcast, client, state.get("version", 0))
-            assert torch.equal(held, broadcast.vector)
-            assert broadcast.nbytes(client) == sum(len(p.bytes) for p in broadcast.packets(client))
-        state = downlink.acknowledge(state, sorted(chosen - silent), number)
-
-
-def tree(state: dict) -> str:
-    """A state as text, to see that it did not change and is nothing but plain data."""
-    return json.dumps(state, default=lambda tensor: tensor.tolist(), sort_keys=True)
-
-
-def test_the_replica_by_hand() -> None:
-    """top-1 of two entries: q_t = C(x_t - xhat_{t-1}); what was not sent waits in the difference."""
-    link = replica(top_k(0.5))
-    state = link.init(torch.zeros(2))
-    seen = []
-    for number, x in enumerate(([3.0, 2.0], [3.0, 2.0], [5.0, 2.0])):
-        broadcast, state = link.broadcast(torch.tensor(x), state, [0], number, Key(0))
-        seen.append(broadcast.vector.tolist())
-    assert seen == [[3, 0], [3, 2], [5, 2]]
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
@@ -253,25 +149,33 @@ def test_a_compressor_that_saves_nothing_sends_the_whole() -> None:
     assert broadcast.nbytes(0) == 824
 
 
-def test_misuse_is_refused_with_a_reason() -> None:
-    link = replica(sign())
-    state = link.init(START)
-    broadcast, after = link.broadcast(START + 1, state, [0], 7, Key(0))
-    with pytest.raises(HansaError, match="last broadcast was of round 7"):
-        link.acknowledge(after, [0], 6)
-    with pytest.raises(HansaError, match="not among the round's clients"):
-        broadcast.packets(3)
-    with pytest.raises(HansaError, match="from another model"):
-        link.broadcast(START[:-1], state, [0], 0, Key(0))
-    with pytest.raises(HansaError, match="NaN"):
-        link.broadcast(START * float("nan"), state, [0], 0, Key(0))
-    with pytest.raises(PacketError, match="no replica is held"):
-        link.apply(None, broadcast.packets(0))
-    with pytest.raises(PacketError, match="kind top_k, expected sign"):
-        link.apply(START, [top_k(0.5).encode(START, Key(0))])
-    with pytest.raises(PacketError, match="dim"):
-        link.apply(START[:-1], broadcast.packets(0))
-    with pytest.raises(PacketError, match="follow the whole"):
-        link.apply(None, [Packet.of(START, "whole"), *broadcast.packets(0)])
-    with pytest.raises(PacketError, match="expected one"):
-        direct().apply(None, [])
+LINK, REPLICA, (LARGE, RESIDUAL) = error_feedback(top_k(1 / 64)), replica(sign()), updates(2, 640)
+SENT, AFTER = REPLICA.broadcast(START + 1, REPLICA.init(START), [0], 7, Key(0))
+
+test_misuse_is_refused_with_a_reason = refused(
+    (lambda: LINK.send(LARGE, {"residual": RESIDUAL.float()}, Key(0)), "from another model"),
+    (lambda: LINK.send(LARGE, {"residual": RESIDUAL[:-1]}, Key(0)), "from another model"),
+    (lambda: REPLICA.acknowledge(AFTER, [0], 6), "last broadcast was of round 7"),
+    (lambda: SENT.packets(3), "not among the round's clients"),
+    (lambda: REPLICA.broadcast(START[:-1], REPLICA.init(START), [0], 0, Key(0)), "from another model"),
+    (lambda: REPLICA.broadcast(START * float("nan"), REPLICA.init(START), [0], 0, Key(0)), "NaN"),
+)
+
+
+def receive(link: Any, sender: Any, dim: int = 640) -> torch.Tensor:
+    return link.receive(sender.encode(LARGE, Key(0)), dim=dim, dtype=torch.float64)
+
+
+test_only_what_the_other_end_could_have_sent_is_accepted = refused(
+    (lambda: receive(LINK, sign()), "kind sign, expected top_k"),
+    (lambda: receive(LINK, top_k(1 / 4)), "takes at most"),
+    (lambda: receive(LINK, identity()), "kind identity, expected top_k"),
+    (lambda: receive(LINK, top_k(1 / 64), dim=641), "dim 640, expected 641"),
+    (lambda: receive(direct(), sign()), "kind sign, expected identity"),
+    (lambda: REPLICA.apply(None, SENT.packets(0)), "no replica is held"),
+    (lambda: REPLICA.apply(START, [top_k(0.5).encode(START, Key(0))]), "kind top_k, expected sign"),
+    (lambda: REPLICA.apply(START[:-1], SENT.packets(0)), "dim"),
+    (lambda: REPLICA.apply(None, [Packet.of(START, "whole"), *SENT.packets(0)]), "follow the whole"),
+    (lambda: direct().apply(None, []), "expected one"),
+    error=PacketError,
+)

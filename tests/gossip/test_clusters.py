@@ -13,7 +13,6 @@ import hansa
 from exactness.laboratory import assert_agree
 from hansa import gossip, presets
 from hansa.config import build_algorithm, from_yaml
-from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.gossip import by_cluster, complete, erdos_renyi, matrix, ring
 from hansa.gossip.activity import count_of
@@ -103,50 +102,41 @@ def test_diverse_is_more_alike_and_similar_less_alike_than_chance(seed: int) -> 
     assert similar > 1.5 * by_chance
 
 
-@pytest.mark.parametrize(
-    ("clusters", "message"),
-    [
-        (0, r"equal\(k=0\)"),
-        (9, r"equal\(k=9\): expected at most one cluster a client, and there are 4"),
-        (True, r"equal\(k=True\)"),
-        (gossip.random(5), r"random\(k=5\)"),
-        ([[0, 1], [1, 2, 3]], "client 1 is in 2 clusters"),
-        ([[0, 0], [1, 2, 3]], "client 0 is in 2 clusters"),
-        ([[0, 1], [3]], "client 2 is in 0 clusters"),
-        ([[0, 1], [2, 3, 4]], "client 4 is in 1 clusters: expected each client from 0 to 3"),
-        ([[0, 1, 2, 3], [-1]], "client -1 is in 1"),
-        ([[0, 1.5], [2, 3]], "client 1 is in 0"),
-        ([[0, 1, 2, 3], []], "cluster 1 is empty"),
-        ([0, 1], r"given\(groups=\[0, 1\]\): expected a list of lists"),
-        (gossip.by_labels(2), r"by_labels\(k=2, .*\) needs the label counts"),
-    ],
+test_bad_clusters_are_refused_with_the_offending_id = refused(
+    (0, r"equal\(k=0\)"),
+    (9, r"equal\(k=9\): expected at most one cluster a client, and there are 4"),
+    (True, r"equal\(k=True\)"),
+    (gossip.random(5), r"random\(k=5\)"),
+    ([[0, 1], [1, 2, 3]], "client 1 is in 2 clusters"),
+    ([[0, 0], [1, 2, 3]], "client 0 is in 2 clusters"),
+    ([[0, 1], [3]], "client 2 is in 0 clusters"),
+    ([[0, 1], [2, 3, 4]], "client 4 is in 1 clusters: expected each client from 0 to 3"),
+    ([[0, 1, 2, 3], [-1]], "client -1 is in 1"),
+    ([[0, 1.5], [2, 3]], "client 1 is in 0"),
+    ([[0, 1, 2, 3], []], "cluster 1 is empty"),
+    ([0, 1], r"given\(groups=\[0, 1\]\): expected a list of lists"),
+    (gossip.by_labels(2), r"by_labels\(k=2, .*\) needs the label counts"),
+    by=lambda clusters: gossip.resolve(clusters, 4, Key(0)),
 )
-def test_bad_clusters_are_refused_with_the_offending_id(clusters: object, message: str) -> None:
-    with pytest.raises(HansaError, match=message):
-        gossip.resolve(clusters, 4, Key(0))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        ([[1, 2]] * 3, r"labels of shape \(3, 2\): expected one row .* each of 4 clients"),
-        ([1, 2, 3, 4], r"labels of shape \(4,\)"),
-        ([[1, 2], [1, -2], [1, 2], [1, 2]], "label counts >= 0"),
-        ([[1, 2], [1, 2], [float("nan"), 2], [1, 2]], "label counts >= 0"),
-    ],
+test_bad_label_counts_are_refused_with_their_place = refused(
+    ([[1, 2]] * 3, r"labels of shape \(3, 2\): expected one row .* each of 4 clients"),
+    ([1, 2, 3, 4], r"labels of shape \(4,\)"),
+    ([[1, 2], [1, -2], [1, 2], [1, 2]], "label counts >= 0"),
+    ([[1, 2], [1, 2], [float("nan"), 2], [1, 2]], "label counts >= 0"),
+    by=lambda labels: gossip.resolve(gossip.by_labels(2), 4, Key(0), labels),
 )
-def test_bad_label_counts_are_refused_with_their_place(labels: object, message: str) -> None:
-    with pytest.raises(HansaError, match=message):
-        gossip.resolve(gossip.by_labels(2), 4, Key(0), labels)
 
 
-def test_bad_rules_are_refused() -> None:
-    with pytest.raises(HansaError, match=r"by_labels\(k=0\)"):
-        gossip.by_labels(0)
-    with pytest.raises(HansaError, match="even=True with diverse=True"):
-        gossip.by_labels(2, diverse=True, even=False)
-    with pytest.raises(HansaError, match=r"clusters\(population=0\)"):
-        gossip.resolve(1, 0, Key(0))
+test_bad_rules_are_refused = refused(
+    (lambda: gossip.by_labels(0), r"by_labels\(k=0\)"),
+    (lambda: gossip.by_labels(2, diverse=True, even=False), "even=True with diverse=True"),
+    (lambda: gossip.resolve(1, 0, Key(0)), r"clusters\(population=0\)"),
+    (lambda: presets.ha_fed(clusters=4, topology=[ring()] * 2).bind(16, Key(0)), "2 topologies for 4 clusters"),
+    (lambda: by_cluster([]), "one topology per cluster"),
+    (lambda: by_cluster([ring(), "ring"]), "a topology"),
+)
 
 
 GROUPS = [[6, 0, 3, 1, 5], [2, 7, 4]]
@@ -192,16 +182,6 @@ def test_a_list_in_a_configuration():
     again = build_algorithm(from_yaml(yaml.safe_dump(document))).local.mixing
     assert again is not None
     assert again.topology == by_cluster([ring()] * 3)
-
-
-def test_a_wrong_number_of_topologies():
-    algorithm = presets.ha_fed(clusters=4, reporters=1, topology=[ring(), ring()])
-    with pytest.raises(HansaError, match="2 topologies for 4 clusters"):
-        algorithm.bind(16, Key(0))
-    with pytest.raises(HansaError, match="one topology per cluster"):
-        by_cluster([])
-    with pytest.raises(HansaError, match="a topology"):
-        by_cluster([ring(), "ring"])
 
 
 RULES = [
@@ -266,13 +246,6 @@ def test_replay_gives_each_cluster_its_own_and_starts_again() -> None:
     assert rule.draw(1, 0, [4, 5, 6, 7], Key(0)) == []
 
 
-def test_numbers_become_rules() -> None:
-    assert gossip.as_activity(3) == gossip.resample(3)
-    assert gossip.as_activity(0.5) == gossip.bernoulli(0.5)
-    assert gossip.as_activity(1.0) == gossip.everyone()
-    assert gossip.as_activity(gossip.resample(0.5)) == gossip.resample(0.5)
-
-
 test_bad_activity_is_refused_with_the_offending_number = refused(
     (lambda: gossip.resample(0), r"resample\(m=0\): expected a whole number >= 1"),
     (lambda: gossip.resample(1.5), r"resample\(m=1.5\): expected 0 < m <= 1. .* for a count give a whole number"),
@@ -290,6 +263,9 @@ test_bad_activity_is_refused_with_the_offending_number = refused(
     (lambda: gossip.as_activity("all"), r"gossip\(active='all'\): expected a count, a probability or an activity"),
     (lambda: gossip.as_activity(True), r"gossip\(active=True\)"),
     (lambda: count_of("ha_fed", "reporters", 9, 8), r"ha_fed\(reporters=9\): .* <= 8"),
+    (lambda: gossip.available([[0], [9]]).check([[0, 1], [2, 3]]), "names client 9"),
+    (lambda: gossip.available([]), "trace"),
+    (lambda: gossip.available([["a"]]), "trace"),
 )
 
 
@@ -304,14 +280,6 @@ def test_resampling_among_those_available_never_draws_others_and_is_fair() -> No
     assert rule.draw(2, 0, [5, 7], Key(3)) == []
     assert rule.draw(2, 0, [4, 5, 7], Key(3)) == [4]  # after dropouts
     assert gossip.available([[0, 1, 2]]).among([5]).draw(0, 0, range(4), Key(0)) in ([0], [1], [2])
-
-
-def test_traces_of_unknown_clients_and_empty_ones_are_refused() -> None:
-    with pytest.raises(HansaError, match="names client 9"):
-        gossip.available([[0], [9]]).check([[0, 1], [2, 3]])
-    for trace in ([], [["a"]]):
-        with pytest.raises(HansaError, match="trace"):
-            gossip.available(trace)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rule", RULES)

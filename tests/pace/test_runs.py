@@ -230,19 +230,14 @@ test_what_cannot_work_is_refused_with_the_reason = refused(
 )
 
 
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        (lambda: presets.fedbuff(size=10, concurrency=10), "at most the population of 9 clients"),
-        (lambda: presets.fedbuff(size=3, concurrency=12), "at most the population of 9 clients"),
-        (lambda: presets.fedbuff(size=6, participation=0.3), "at most the 3 clients that the sampler selects"),
-        (lambda: presets.fedbuff(size=6, sampler=sample.replay([[0, 1]])), "at most the 2 clients that the sampler"),
-        (lambda: presets.fedavg(participation=0.5).with_pace(pace.deadline(1.0, min_updates=7)), "min_updates=7"),
-    ],
+test_sizes_beyond_the_population_are_refused = refused(
+    (lambda: presets.fedbuff(size=10, concurrency=10), "at most the population of 9 clients"),
+    (lambda: presets.fedbuff(size=3, concurrency=12), "at most the population of 9 clients"),
+    (lambda: presets.fedbuff(size=6, participation=0.3), "at most the 3 clients that the sampler selects"),
+    (lambda: presets.fedbuff(size=6, sampler=sample.replay([[0, 1]])), "at most the 2 clients that the sampler"),
+    (lambda: presets.fedavg(participation=0.5).with_pace(pace.deadline(1.0, min_updates=7)), "min_updates=7"),
+    by=lambda method: Run(method(), task()).advance(1),
 )
-def test_sizes_beyond_the_population_are_refused(method, message):
-    with pytest.raises(HansaError, match=message):
-        Run(method(), task()).advance(1)
 
 
 def test_a_profile_is_refused_where_clients_gossip():
