@@ -42,7 +42,11 @@ def test_one_configuration_is_served_and_taken_up_again(sites):
     assert "anyone who can reach the port" in output
     assert len(RunFolder("run").history) == 2
     sites.kill("north")
-    code, output = hansa("serve", "a.yaml", "--insecure", "--rounds", "4", "-o", "run", "--resume", "--quiet")
+    resume = ["serve", "a.yaml", "--insecure", "--rounds", "4", "-o", "run", "--resume", "--quiet"]
+    for change, key in (("local.lr=50", "local.lr is"), ("model=mlp", "model.name is"), ("seed=3", "seed is 0, req")):
+        code, output = hansa(*resume, "--set", change)
+        assert (code, key in " ".join(output.split())) == (2, True), output
+    code, output = hansa(*resume)
     assert code == 0, output
     assert len(RunFolder("run").history) == 4
 

@@ -18,9 +18,8 @@ from hansa.core.errors import HansaError
 from hansa.data import DataError, Schema, SchemaMisfitError
 from hansa.data.csv_folder import fraction_of_test_rows
 from hansa.data.schema import Moments, Table, as_schema, complete, table_moments
-from hansa.federation.messages import REFUSAL, Message, ProtocolError, Refusal, mapping_field, value_field
+from hansa.federation.messages import Message, ProtocolError, mapping_field, value_field
 from hansa.federation.transport import EnrollingTransport, SiteConnections
-from hansa.rounds import wire_format
 
 if TYPE_CHECKING:
     from hansa.federation.policy import TablePolicy
@@ -109,21 +108,16 @@ def agree_schema(connections: SiteConnections, sites: Sequence[str], draft: Sche
     """Ask all sites for their sums and return the complete schema."""
     test, seed = row_choice(config, draft)
     transport = EnrollingTransport(connections, dict.fromkeys(sites, b""), deadline=math.inf)
-    for site in sites:
-        transport.send(site, SchemaRequest(site, draft.to_json(), test, seed).to_bytes())
+    requests = {site: SchemaRequest(site, draft.to_json(), test, seed).to_bytes() for site in sites}
     open_columns = {column.name for column in draft if column.is_open}
     moments: dict[str, Mapping[str, Moments]] = {}
-    while len(moments) < len(sites):
-        for site, answer in transport.receive():
-            if wire_format.kind_of(answer) == REFUSAL:
-                refusal = Refusal.from_bytes(answer)
-                raise HansaError(f"site {site} does not take part: {refusal.reason}: {refusal.detail}")
-            try:
-                moments[site] = SchemaReply.from_bytes(answer).moments
-            except (ValueError, RecursionError) as error:  # also FrameError and DataError
-                raise HansaError(f"site {site}: its sums of a table cannot be read.") from error
-            if set(moments[site]) != open_columns:
-                raise HansaError(f"site {site}: its sums are not of the columns that are open in the schema.")
+    for site, answer in transport.ask_all(requests).items():
+        try:
+            moments[site] = SchemaReply.from_bytes(answer).moments
+        except (ValueError, RecursionError) as error:  # also FrameError and DataError
+            raise HansaError(f"site {site}: its sums of a table cannot be read.") from error
+        if set(moments[site]) != open_columns:
+            raise HansaError(f"site {site}: its sums are not of the columns that are open in the schema.")
     schema = complete(draft, [moments[site] for site in sites])
     log.info("the sites agreed on the schema %s", schema.sha256)
     return schema

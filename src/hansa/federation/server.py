@@ -583,12 +583,7 @@ class Server:
             self.schema = agree_schema(self.connections, list(self.sites), self.schema, self.config)
         enrollments = {name: self._enrollment(name).to_bytes() for name in self.sites}
         transport = EnrollingTransport(self.connections, enrollments, self._on_enrolled, deadline=math.inf)
-        for name in self.sites:
-            transport.send(name, b"")
-        for name, reply in transport.receive():
-            refusal = Refusal.from_bytes(reply)
-            detail = transport.rejected.get(name, f"{refusal.reason}: {refusal.detail}")
-            raise HansaError(f"site {name} does not take part: {detail}")
+        transport.ask_all(dict.fromkeys(self.sites, b""))
         replies = self.enrolled.values()
         samples = {client: count for reply in replies for client, count in reply.samples.items()}
         labels = {client: list(counts) for reply in replies for client, counts in (reply.labels or {}).items()}

@@ -27,6 +27,7 @@ log = logging.getLogger("hansa")
 POLL_SECONDS = 1.0  # between checks for replies
 MAX_TTL = 3600.0  # maximum lifetime of a message in seconds
 RETRY_SECONDS = 1.0  # before a failed message is resent
+REFUSED_SECONDS = 5.0  # for the other sites to answer when one has refused to take part
 PAUSE_SECONDS = 10.0  # between two checks: this process was suspended, or its connections were restarted
 
 
@@ -127,6 +128,24 @@ class EnrollingTransport:
         self._pending[site] = _PendingRequest(data, self._tickets, now + self.deadline, started_at=now)
         self._send_pending(self.clock())
 
+    def ask_all(self, requests: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Send each site its request, wait, and return the replies. An error names every site that refuses."""
+        replies, refused = {}, {}
+        for site, data in requests.items():
+            self.send(site, data)
+        while frames := self.receive():
+            for site, frame in frames:
+                if wire_format.kind_of(frame) != REFUSAL:
+                    replies[site] = frame
+                    continue
+                refusal = Refusal.from_bytes(frame)
+                refused[site] = self.rejected.get(site, f"{refusal.reason}: {refusal.detail}")
+                for request in self._pending.values():
+                    request.deadline = min(request.deadline, self.clock() + REFUSED_SECONDS)
+        if refused:
+            raise HansaError("; ".join(f"site {site} does not take part: {refused[site]}" for site in sorted(refused)))
+        return replies
+
     def take_seconds(self) -> dict[str, SiteSeconds]:
         """Return the seconds of the exchanges with each site since the last call."""
         seconds, self.seconds = self.seconds, {}
@@ -149,7 +168,7 @@ class EnrollingTransport:
                     request.deadline += now - last
             last = now
             for site in [site for site, request in self._pending.items() if request.deadline <= now]:
-                log.warning("site %s did not answer within %.0f seconds", site, self.deadline)
+                log.warning("site %s did not answer in time", site)
                 del self._pending[site]
             self._send_pending(now)
             frames = [frame for reply in self.connections.receive(POLL_SECONDS) for frame in self._handle(reply)]

@@ -512,13 +512,14 @@ def paired_interval(first: Sequence[float], second: Sequence[float], confidence:
     return mean_interval([0.0 if math.isclose(a, b, rel_tol=1e-12) else a - b for a, b in pairs], confidence)
 
 
-def site_names(history: Iterable[Record]) -> list[str]:
-    """Return the sites with metrics in a history, sorted by name.
+def site_names(history: Sequence[Record]) -> list[str]:
+    """Return the sites of a history that have metrics or were left out of an evaluation, sorted by name.
 
-    >>> site_names([{"round": 1, "north/test_rows": 7, "validation/test_loss": 0.5}])
-    ['north']
+    >>> site_names([{"round": 1, "north/test_rows": 7, "validation/test_loss": 0.5, "left_out": {"east": "refused"}}])
+    ['east', 'north']
     """
-    return sorted(name.removesuffix(_ROWS) for name in column_names(history) if name.endswith(_ROWS))
+    measured = {name.removesuffix(_ROWS) for name in column_names(history) if name.endswith(_ROWS)}
+    return sorted(measured.union(*(left for record in history if isinstance(left := record.get("left_out"), dict))))
 
 
 def site_totals(history: Iterable[Record]) -> dict[str, Counter[str]]:
