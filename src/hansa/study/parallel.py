@@ -28,15 +28,15 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
-from functools import cache, partial
+from dataclasses import dataclass, field, fields
+from functools import cache, cached_property, partial
 from logging.handlers import QueueHandler
 from multiprocessing import connection, reduction, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -180,19 +180,14 @@ class StudyScheduler:
 
     def _start_workers(self) -> None:
         """Start worker processes; forks must start before the first run opens files."""
-        sources: Mapping[str, str] = {}
-        if not (fork := can_fork()):
-            checker = CodeChecker()
-            if reason := checker.check(self.jobs):
-                warn_sequential(reason)
-                return
-            sources = provenance.sources_of(checker.code)
+        method, checker = "fork" if can_fork() else "spawn", CodeChecker()
+        if method == "spawn" and (reason := checker.check(self.jobs)):
+            warn_sequential(reason)
+            return
         self._queue = deque(sorted(self._queue, key=lambda index: (-self.jobs[index].rounds, index)))
-        setup: Any = StudySetup(self.jobs, sources, self._session.display.console is not None)
-        if not fork:
-            memory = SharedMemory()
-            setup = Packer(memory).pack(setup), memory
-        self._workers = [Worker(setup) for _ in range(self._parallel)]
+        sources = provenance.sources_of(checker.code)
+        setup = StudySetup(self.jobs, sources, self._session.display.console is not None)
+        self._workers = [Worker(setup, method) for _ in range(self._parallel)]
         log.info("%d runs side by side", self._parallel)
 
     def _serve_workers(self) -> None:
@@ -285,9 +280,10 @@ def workers_that_fit(count: int) -> int:
     return min(count, int(free_bytes // (1.2 * resident_pages * os.sysconf("SC_PAGE_SIZE"))))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class StudySetup:
-    """The setup of a worker: the jobs of the study, and the settings of its process."""
+    """The setup of a worker: the jobs of the study, and the settings of its process. A fork inherits it; a new
+    interpreter receives it in shared memory."""
 
     jobs: Sequence[Job]
     sources: Mapping[str, str]
@@ -297,21 +293,34 @@ class StudySetup:
     level: int = field(default_factory=logging.getLogger("hansa").getEffectiveLevel)
     code: tuple[bool, bool] = field(default_factory=lambda: (may_import(), is_trusted()))
 
+    @cached_property
+    def _packed(self) -> tuple[PackedObject, SharedMemory]:
+        memory = SharedMemory()
+        return Packer(memory).pack([getattr(self, item.name) for item in fields(self)]), memory
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        packed, memory = self._packed
+        return _load_setup, (packed, reduction.DupFd(memory.fd))
+
+
+def _load_setup(packed: PackedObject, descriptor: Any) -> StudySetup:
+    """Unpack the setup in a new interpreter."""
+    os.environ["HANSA_WORKER"] = "1"  # importing the user's modules must not start runs
+    memory = SharedMemory(descriptor.detach(), private=True)
+    setup = StudySetup(*unpack_object(packed, [memory], copy=False))
+    del os.environ["HANSA_WORKER"]
+    provenance.SOURCES.update(setup.sources)
+    return setup
+
 
 class Worker:
-    """A worker process and its job. A fork inherits the setup; a new interpreter receives it in shared memory."""
+    """A worker process and its job."""
 
-    def __init__(self, setup: StudySetup | tuple[PackedObject, SharedMemory]) -> None:
+    def __init__(self, setup: StudySetup, method: str) -> None:
         self.pipe, worker_end = multiprocessing.Pipe()
         self.job: int | None = None
         self.progress: RunProgress | None = None
-        if isinstance(setup, StudySetup):
-            self.process = start_process(execute_jobs, (worker_end, setup), "fork")
-        else:
-            self.process = start_process(execute_jobs, (worker_end, None), "spawn")
-            self.send(tuple(setup[0]))
-            with suppress(OSError):
-                reduction.send_handle(self.pipe, setup[1].fd, self.process.pid)
+        self.process = start_process(execute_jobs, (worker_end, setup), method)
         worker_end.close()
 
     def start(self, job: int, *, all_cores: bool) -> None:
@@ -358,9 +367,7 @@ def can_fork() -> bool:
     return single_threaded and not torch.cuda.is_initialized() and not torch.xpu.is_initialized()  # type: ignore[no-untyped-call]
 
 
-def start_process(
-    main: Callable[..., object], arguments: Sequence[Any], method: Literal["fork", "spawn"]
-) -> BaseProcess:
+def start_process(main: Callable[..., object], arguments: Sequence[Any], method: str) -> BaseProcess:
     """Start a process that calls a function and ends with this one.
 
     Args:
@@ -415,22 +422,8 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _receive_setup(pipe: Connection) -> StudySetup:
-    """Receive and unpack the setup in a new interpreter."""
-    packed = PackedObject(*pipe.recv())
-    os.environ["HANSA_WORKER"] = "1"  # importing the user's modules must not start runs
-    memory = SharedMemory(reduction.recv_handle(pipe), private=True)
-    setup: StudySetup = unpack_object(packed, [memory], copy=False)
-    del os.environ["HANSA_WORKER"]
-    provenance.SOURCES.update(setup.sources)
-    gc.collect()
-    gc.freeze()
-    return setup
-
-
-def execute_jobs(pipe: Connection, setup: StudySetup | None) -> None:
-    """Execute jobs until the study ends this process; without a setup, receive one first."""
-    setup = _receive_setup(pipe) if setup is None else setup
+def execute_jobs(pipe: Connection, setup: StudySetup) -> None:
+    """Execute jobs until the study ends this process."""
     lock = threading.Lock()
 
     def send(*message: object) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -396,26 +396,19 @@ class Session(ExitStack):
         """
         self.display.expect(search.rounds * search.seeds * (trials - len(search.trials)))
         for trial in search.ask(trials):
-            jobs = plan(trial.point)
-            finished = False
-            if not search.prune and len(jobs) > 1 and parallel != 1:
-                with suppress(HansaError):  # the loop below raises it again
+            jobs, failed = plan(trial.point), False
+            try:
+                if not search.prune:
                     self._run(jobs, parallel)
-                    finished = True
-            failed = False
-            for job in jobs:
-                trial.next_seed()
-                try:
-                    if finished:
-                        trial.report(job.history)
-                    else:
-                        job.opened = None
+                for job in jobs:
+                    trial.next_seed()
+                    if search.prune:
                         self._run([job], 1, trial)
-                except DamagedFileError:
-                    raise
-                except HansaError as error:  # such as a learning rate at which every update is non-finite
-                    log.warning("trial %d, %s: %s", trial.number, job.title, error)
-                    failed = True
-                if failed or trial.pruned:
-                    break
+                    if trial.report(job.history):
+                        break
+            except DamagedFileError:
+                raise
+            except HansaError as error:  # such as a learning rate at which every update is non-finite
+                log.warning("trial %d, %s: %s", trial.number, jobs[0].title, error)
+                failed = True
             trial.finish(failed=failed)
