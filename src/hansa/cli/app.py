@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import typer
 
 from hansa import __version__
 from hansa.cli import compare, data, doctor, federate, inspect, predict, reproduce, run, show
+from hansa.cli.console import report_errors
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -16,32 +20,43 @@ app = typer.Typer(
     help="Federated optimization for PyTorch: train, compare and deploy federated methods.",
     epilog="Exit codes: 0 success, 1 failure, 2 bad usage, configuration or data, 130 interrupted and saved.",
 )
-TRAIN, INSPECT, CONFIGURE, FEDERATION = "Train", "Inspect results", "Configure", "Federation"
 
-app.command("run", rich_help_panel=TRAIN)(run.run)
-app.command("resume", rich_help_panel=TRAIN)(run.resume)
-app.command("compare", rich_help_panel=TRAIN)(compare.compare)
-app.command("sweep", rich_help_panel=TRAIN)(compare.sweep)
-app.command("reproduce", rich_help_panel=TRAIN)(reproduce.reproduce)
-app.command("demo", rich_help_panel=TRAIN)(compare.demo)
-app.command("show", rich_help_panel=INSPECT)(show.show)
-app.command("report", rich_help_panel=INSPECT)(show.report)
-app.command("watch", rich_help_panel=INSPECT)(show.watch)
-app.command("predict", rich_help_panel=INSPECT)(predict.predict)
-app.command("export", rich_help_panel=INSPECT)(predict.export)
-app.command("presets", rich_help_panel=CONFIGURE)(inspect.presets)
-app.command("parts", rich_help_panel=CONFIGURE)(inspect.parts)
-app.command("models", rich_help_panel=CONFIGURE)(inspect.models)
-app.add_typer(inspect.config, name="config", rich_help_panel=CONFIGURE)
-app.add_typer(data.app, name="data", rich_help_panel=CONFIGURE)
-app.command("topology", rich_help_panel=CONFIGURE)(inspect.topology)
-app.command("theory", rich_help_panel=CONFIGURE)(inspect.theory)
-app.command("cite", rich_help_panel=CONFIGURE)(inspect.cite)
-app.command("doctor", rich_help_panel=CONFIGURE)(doctor.doctor)
-app.command("serve", rich_help_panel=FEDERATION)(federate.serve)
-app.command("join", rich_help_panel=FEDERATION)(federate.join)
-app.command("keys", rich_help_panel=FEDERATION)(federate.keys)
-app.command("replay", rich_help_panel=FEDERATION)(federate.replay)
+
+Commands: TypeAlias = dict[str, Callable[..., None]]
+COMMANDS: dict[str, Commands] = {
+    "Train": {"run": run.run, "resume": run.resume, "compare": compare.compare, "sweep": compare.sweep,
+              "reproduce": reproduce.reproduce, "demo": compare.demo},
+    "Inspect results": {"show": show.show, "report": show.report, "watch": show.watch,
+                        "predict": predict.predict, "export": predict.export},
+    "Configure": {"presets": inspect.presets, "parts": inspect.parts, "models": inspect.models,
+                  "topology": inspect.topology, "theory": inspect.theory, "cite": inspect.cite,
+                  "doctor": doctor.doctor},
+    "Federation": {"serve": federate.serve, "join": federate.join, "keys": federate.keys,
+                   "replay": federate.replay},
+}  # fmt: skip
+GROUPS: dict[str, tuple[str, Commands]] = {
+    "config": (
+        "Check, resolve and describe configurations.",
+        {"schema": inspect.config_schema, "show": inspect.config_show, "example": inspect.config_example},
+    ),
+    "data": (
+        "List, download, verify and partition data sets; infer schemas of tables.",
+        {"list": data.list_sets, "get": data.get, "check": data.check, "show": data.show, "schema": data.schema},
+    ),
+}
+
+
+def _add_commands(to: typer.Typer, commands: Commands, panel: str | None = None) -> None:
+    for name, command in commands.items():
+        to.command(name, rich_help_panel=panel)(report_errors(command))
+
+
+for panel, commands in COMMANDS.items():
+    _add_commands(app, commands, panel)
+for name, (summary, commands) in GROUPS.items():
+    group = typer.Typer(no_args_is_help=True, help=summary)
+    _add_commands(group, commands)
+    app.add_typer(group, name=name, rich_help_panel="Configure")
 
 
 @app.callback(invoke_without_command=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hansa.cli import options as opt
-from hansa.cli.console import note, report_errors, say
+from hansa.cli.console import note, say
 from hansa.cli.run import run_entries, session
 from hansa.cli.show import print_and_write, read_entries
 from hansa.core.errors import HansaError, invalid_argument
@@ -25,7 +25,6 @@ OF_METHOD_LOCAL = ("solver", "loop", "optimizer", "optimizer_state", "decoupled_
 """Keys of the section local that belong to the file's own method."""
 
 
-@report_errors
 @opt.needs_code
 def compare(
     runs: Annotated[list[str], typer.Argument(help="Configuration files, run folders, presets, or MODULE:FUNCTION.")],
@@ -103,7 +102,6 @@ def _read_item(item: str, base: Path | None, overrides: Sequence[str]) -> Config
 SEARCH = "Search"
 
 
-@report_errors
 @opt.needs_code
 def sweep(
     config: Annotated[Path, typer.Argument(help="Configuration file, preset, or MODULE:FUNCTION.")],
@@ -208,7 +206,6 @@ METHODS: Mapping[str, str] = {
 TINY = ("rounds=2", "data.clients=10", "local.steps=2", "local.batch_size=10")
 
 
-@report_errors
 @opt.needs_code
 def demo(
     tiny: Annotated[bool, typer.Option("--tiny", help="Run two rounds with ten clients, as a test.")] = False,

@@ -10,9 +10,8 @@ from rich.markup import escape
 from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 from rich.text import Text
 
-from hansa.cli.console import FAILED, err, out, print_table, report_errors, say
+from hansa.cli.console import FAILED, err, out, print_table, say
 
-app = typer.Typer(no_args_is_help=True, help="List, download, verify and partition data sets; infer schemas of tables.")
 Folder = Annotated[
     Path | None,
     typer.Option("--folder", help="Data folder. By default HANSA_DATA, or a folder in the user's cache."),
@@ -23,8 +22,6 @@ Options = Annotated[
 ]
 
 
-@app.command("list")
-@report_errors
 def list_sets(
     folder: Folder = None,
     long: Annotated[bool, typer.Option("--long", "-l", help="Also show licences and addresses.")] = False,
@@ -48,8 +45,6 @@ def list_sets(
     say(f"\ndata folder: {data.data_folder(folder)}", "dim")
 
 
-@app.command("get")
-@report_errors
 def get(
     names: Annotated[list[str], typer.Argument(help="Data sets to download.")],
     folder: Folder = None,
@@ -78,8 +73,6 @@ def get(
         say(f"{name}: in {root}")
 
 
-@app.command("check")
-@report_errors
 def check(
     names: Annotated[list[str] | None, typer.Argument(help="Data sets.", show_default="all that are present")] = None,
     folder: Folder = None,
@@ -105,8 +98,6 @@ def check(
         raise typer.Exit(FAILED)
 
 
-@app.command("show")
-@report_errors
 def show(
     name: Annotated[str, typer.Argument(help="Data set.")] = "fashion-mini",
     clients: Annotated[int | None, typer.Option("--clients", "-n", help="Number of clients.", min=1)] = None,
@@ -139,8 +130,6 @@ def show(
     say(str(data.summary()))
 
 
-@app.command("schema")
-@report_errors
 def schema(
     folder: Annotated[Path, typer.Argument(help="Folder of CSV files, one per client, or one file.")],
     target: Annotated[str | None, typer.Option("--target", "-t", help="Column of targets.")] = None,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rich.text import Text
 
 from hansa.cli import options as opt
-from hansa.cli.console import print_table, report_errors, say_json
+from hansa.cli.console import print_table, say_json
 
 _REQUIREMENT = re.compile(r"""([\w.-]+).*?;.*extra == ['"](?!dev|docs)([\w-]+)['"]""")
 
@@ -27,7 +27,6 @@ class Finding(NamedTuple):
     remedy: str | None = None
 
 
-@report_errors
 def doctor(as_json: opt.AsJson = False) -> None:
     """Describe the machine, versions, native kernels, devices and extras, and how to add what is missing."""
     parts = {"machine": _machine, "versions": _versions, "kernels": _kernels, "devices": _devices, "extras": _extras}

@@ -7,15 +7,14 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hansa.cli import options as opt
-from hansa.cli.console import note, report_errors, say
-from hansa.cli.run import run_and_summarize
+from hansa.cli.console import note, say
+from hansa.cli.run import run_and_show
 from hansa.cli.show import print_and_write, read_entries
 from hansa.core.errors import HansaError
 
@@ -35,7 +34,6 @@ Keys = Annotated[Path | None, opt.option(CONNECTION, "--keys", help="Folder of k
 Insecure = Annotated[bool, opt.option(CONNECTION, "--insecure", help="Use no TLS and no keys; for local tests only.")]
 
 
-@report_errors
 @opt.needs_code
 def serve(
     configs: Annotated[
@@ -100,13 +98,9 @@ def serve(
         link = flower.SuperLink(list(sites[0]), server_keys, host=host, port=port, verbose=verbose)
         try:
             for config, run_path in zip(requested, paths, strict=True):
-                link.describe(run=str(run_path), rounds=config.rounds, round=0)
-                resuming = resume and RunFolder(run_path).exists
-                experiment = _open_experiment(config, link, run_path, folder is None, resuming, rounds, accept or [])
+                experiment = _open_experiment(config, link, run_path, folder is None, resume, rounds, accept or [])
                 experiment.run.forget(*(forget or []))
-                link.describe(round=partial(_rounds_done, experiment))
-                run_and_summarize(experiment, quiet, track or [])
-                _print_lost_updates(experiment)
+                _execute(experiment, link, quiet, track)
             Server(requested[-1], link).finish()
         finally:
             link.close()
@@ -114,12 +108,12 @@ def serve(
         print_and_write(list(read_entries(paths)[0].values()), report, title="Runs of a federation compared")
 
 
-def _rounds_done(experiment: Experiment) -> int:
-    return experiment.run.state.round
+def _execute(experiment: Experiment, link: SuperLink, quiet: bool, track: list[str] | None, most: int = 20) -> None:
+    """Execute a run, and print the last updates that were requested and lost; the summary lists all of them."""
+    from hansa.study.session import opened_job
 
-
-def _print_lost_updates(experiment: Experiment, most: int = 20) -> None:
-    """Print the last updates that were requested and lost; the summary lists all of them."""
+    link.describe(round=lambda: experiment.run.state.round)
+    run_and_show(lambda: [opened_job(experiment)], quiet, track)
     path = experiment.folder / "summary.json"
     lost = json.loads(path.read_text(encoding="utf-8")).get("lost_updates") or []
     for update in lost[-most:]:
@@ -129,21 +123,21 @@ def _print_lost_updates(experiment: Experiment, most: int = 20) -> None:
 
 
 def _open_experiment(
-    config: Config, link: SuperLink, path: Path, numbered: bool, resuming: bool, rounds: int | None, accept: list[str]
+    config: Config, link: SuperLink, path: Path, numbered: bool, resume: bool, rounds: int | None, accept: list[str]
 ) -> Experiment:
     """Resume the run of a folder, or start a new one when the sites have joined."""
     from hansa.federation.server import Server
     from hansa.runs.folder import RunFolder
 
     server = Server(config, link)
-    if resuming:
+    link.describe(run=str(path), rounds=config.rounds, round=0)
+    if resume and RunFolder(path).exists:
         last_round = config.rounds if rounds is not None else max(config.rounds, RunFolder(path).config.rounds)
         return server.resume(path, rounds=last_round, accept=accept)
     note(f"waiting on {link.address} for {', '.join(server.sites)}")
     return server.new(path, "new" if numbered else "refuse")
 
 
-@report_errors
 @opt.needs_code
 def join(
     site: Annotated[str, typer.Option("--site", help="Name of this site in the server's configuration.")],
@@ -213,7 +207,6 @@ def show_exchanges(agent: Agent, page: Path | None, shown: int) -> None:
         page.write_text(text, encoding="utf-8")
 
 
-@report_errors
 def keys(
     folder: Annotated[Path, typer.Argument(help="New folder for the keys.")],
     sites: Annotated[str, typer.Option("--sites", help="Names of the sites, separated by commas.")],
@@ -299,7 +292,6 @@ def _check_keys(folder: Path | None, insecure: bool) -> certificates.Keys | None
     return None if folder is None else Keys(folder)
 
 
-@report_errors
 @opt.needs_code
 def replay(
     folder: Annotated[Path, typer.Argument(help="Run folder of the server.")],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hansa.cli import options as opt
-from hansa.cli.console import note, out, print_table, report_errors, say, say_json
+from hansa.cli.console import note, print_table, say, say_json
 from hansa.config.import_path import may_import
 from hansa.core.errors import HansaError, suggestion
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hansa.config.components import Kind
     from hansa.gossip import Topology
     from hansa.runs.folder import RunFolder
-
-config = typer.Typer(no_args_is_help=True, help="Check, resolve and describe configurations.")
 
 EXAMPLE = """\
 # FedAMS on the embedded data. Override keys on the command line: hansa run FILE --set local.lr=0.1
@@ -42,7 +40,6 @@ evaluate: {every: 1, target: 0.8}
 """
 
 
-@report_errors
 def presets(
     name: Annotated[str | None, typer.Argument(help="Preset to describe.", show_default=False)] = None,
     as_json: opt.AsJson = False,
@@ -55,12 +52,10 @@ def presets(
         with _allow_named_code(name):
             _describe_preset(kind.find(name), as_json)
         return
-    factories = dict(kind.items())
     if as_json:
-        out().print_json(data={key: summary_line(preset) for key, preset in factories.items()})
+        say_json({key: summary_line(preset) for key, preset in kind.items()})
         return
-    rows = [(key, _describe(kind, key, preset)) for key, preset in factories.items()]
-    print_table(("preset", "description"), rows)
+    print_table(("preset", "description"), [(key, _describe(kind, key, preset)) for key, preset in kind.items()])
     say("\n`hansa presets NAME` describes a preset; `hansa parts` lists the components.", "dim")
 
 
@@ -76,8 +71,7 @@ def _describe_preset(preset: Callable[..., Algorithm], as_json: bool) -> None:
     }
     name, algorithm = getattr(preset, "__name__", repr(preset)), preset()
     if as_json:
-        data = {"name": name, "own": list(parameters), "sections": sections, "composition": repr(algorithm)}
-        out().print_json(data=data)
+        say_json({"name": name, "own": list(parameters), "sections": sections, "composition": repr(algorithm)})
         return
     rows = {
         "preset": f"{name}  {summary_line(preset)}",
@@ -92,7 +86,6 @@ def _describe_preset(preset: Callable[..., Algorithm], as_json: bool) -> None:
     print_table((), [(heading, text) for heading, text in rows.items() if text])
 
 
-@report_errors
 def parts(
     name: Annotated[str | None, typer.Argument(help="Kind or component to describe.", show_default=False)] = None,
     as_json: opt.AsJson = False,
@@ -112,9 +105,7 @@ def parts(
             names = [*KINDS, *(member for kind in KINDS.values() for member in kind.names)]
             raise HansaError(f"{name}: not a kind of component or a component. {suggestion(key, set(names))}")
     if as_json:
-        out().print_json(
-            data={kind: {key: summary_line(part) for key, part in members.items()} for kind, members in chosen.items()}
-        )
+        say_json({kind: {key: summary_line(part) for key, part in each.items()} for kind, each in chosen.items()})
         return
     rows = [
         ("" if index else kind, key, ", ".join(signature_of(part).arguments), _describe(KINDS[kind], key, part))
@@ -124,7 +115,6 @@ def parts(
     print_table(("kind", "component", "arguments", "description"), rows)
 
 
-@report_errors
 def models(as_json: opt.AsJson = False) -> None:
     """List the built-in models with their input shapes, parameters and sizes."""
     from hansa.config.components import summary_line
@@ -132,12 +122,13 @@ def models(as_json: opt.AsJson = False) -> None:
 
     described = [describe(name) for name in MODELS]
     if as_json:
-        out().print_json(data=[model._asdict() for model in described])
+        say_json([model._asdict() for model in described])
         return
-    rows = []
-    for model in described:
-        numbers = (str(model.classes), f"{model.parameters:,}", f"{model.megabytes:.2f} MB")
-        rows.append((model.name, " x ".join(map(str, model.shape)), *numbers, summary_line(MODELS[model.name])))
+    rows = [
+        (model.name, " x ".join(map(str, model.shape)), str(model.classes), f"{model.parameters:,}",
+         f"{model.megabytes:.2f} MB", summary_line(MODELS[model.name]))
+        for model in described
+    ]  # fmt: skip
     right = ("outputs", "parameters", "size")
     print_table(("model", "input", *right, "description"), rows, right)
     say("\nIn a file: `model: cnn_29k`, or {name: mlp, options: {hidden: 50}}. `model.factory` names your own.", "dim")
@@ -151,7 +142,6 @@ def _describe(kind: Kind, name: str, factory: Callable[..., Any]) -> str:
     return summary_line(factory) + package
 
 
-@report_errors
 def cite(
     items: Annotated[list[str], typer.Argument(help="Presets, configuration files or run folders.")],
 ) -> None:
@@ -185,7 +175,6 @@ def _allow_named_code(item: str) -> AbstractContextManager[None]:
     return allow_code() if is_import_path(item) and not Path(item).exists() else nullcontext()
 
 
-@report_errors
 def topology(
     name: Annotated[
         str | None, typer.Argument(help="ring, complete, torus, '{kind: erdos_renyi, p: 0.3}', ...", show_default=False)
@@ -256,8 +245,6 @@ def _find_topology(name: str | None, target: float | None, clients: int, cluster
     return graph
 
 
-@config.command("schema")
-@report_errors
 def config_schema() -> None:
     """Print the JSON Schema of configurations, for editors."""
     from hansa.config import json_schema
@@ -265,8 +252,6 @@ def config_schema() -> None:
     print(json.dumps(json_schema(), indent=2, allow_nan=False))
 
 
-@config.command("show")
-@report_errors
 def config_show(
     path: Annotated[Path, typer.Argument(help="Configuration file, preset, or MODULE:FUNCTION.")],
     sets: opt.Sets = None,
@@ -285,8 +270,6 @@ def config_show(
     print(to_yaml(read, comments), end="")
 
 
-@config.command("example")
-@report_errors
 def config_example() -> None:
     """Print an example configuration."""
     print(EXAMPLE, end="")
@@ -295,7 +278,6 @@ def config_example() -> None:
 SETTING, CONSTANTS = "Setting", "Constants"
 
 
-@report_errors
 def theory(
     item: Annotated[
         Path | None, typer.Argument(help="Configuration file, preset, or run folder.", show_default=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hansa.cli import options as opt
-from hansa.cli.console import report_errors, say
+from hansa.cli.console import say
 from hansa.core.errors import HansaError
 from hansa.study.report.formats import format_percent
 
@@ -19,7 +19,6 @@ Folder = Annotated[Path, typer.Argument(help="Run folder.")]
 Model = Annotated[Path, typer.Argument(help="Run folder, or a .safetensors file that was exported from one.")]
 
 
-@report_errors
 def predict(
     folder: Model,
     inputs: Annotated[
@@ -59,7 +58,6 @@ def predict(
     say(message)
 
 
-@report_errors
 def export(
     folder: Folder,
     to: Annotated[

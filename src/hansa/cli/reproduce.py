@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from hansa.cli import options as opt
-from hansa.cli.console import FAILED, note, print_table, report_errors, say
+from hansa.cli.console import FAILED, note, print_table, say
 from hansa.cli.run import session
 from hansa.cli.show import write_latex
 from hansa.core.errors import HansaError, suggestion
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 STYLES = {"agrees": "green", "differs": "yellow", "same order": "cyan"}
 
 
-@report_errors
 @opt.needs_code
 def reproduce(
     names: Annotated[
@@ -63,32 +62,26 @@ def reproduce(
     if two recipes share them. Run the same command again to continue after an interruption.
     """
     from hansa.config import only_look
-    from hansa.study.recipes import SCALES, find_recipes, library
-    from hansa.study.recipes.outcome import (
-        HEADINGS,
-        export_result,
-        finished_keys,
-        plan_recipe,
-        result_json,
-        result_tables,
-        run_keys,
-    )
+    from hansa.study.recipes import SCALES, find_recipes, library, outcome
 
     if scale not in SCALES:
         raise HansaError(f"--scale {scale}: expected smoke, cpu or paper. {suggestion(scale, SCALES)}")
     if all_recipes and names:
         raise HansaError(f"--all and {names[0]}: expected one of the two.")
     if not all_recipes and not names and not status:
-        _list_recipes(list(library().values()))
+        rows = [(recipe.name, recipe.reference, recipe.summary) for recipe in library().values()]
+        print_table(("recipe", "reference", "summary"), rows)
+        say("\nRun one with `hansa reproduce NAME --scale smoke|cpu|paper`, or all with --all.")
         return
     chosen = {recipe.name: recipe for name in names or [] for recipe in find_recipes(name)} or library()
     recipes = [recipe for recipe in chosen.values() if scale in recipe.scales or len(chosen) == 1]
     overrides = opt.changes(sets, seeds=seeds, workers=workers)
     scale_folder = folder / scale
     with only_look():  # check all files before anything is trained
-        keys = {item.name: run_keys(plan_recipe(item, scale, overrides, building=False)) for item in recipes}
+        plans = {item.name: outcome.plan_recipe(item, scale, overrides, building=False) for item in recipes}
         if status:
-            _show_status(keys, finished_keys(scale_folder / "runs"), scale_folder)
+            rows = outcome.recipe_status(plans, scale_folder)
+            print_table(("recipe", "runs done", "result"), rows, right=("runs done",))
             return
     from hansa.runs.store.io import make_folder, write_file
 
@@ -96,9 +89,9 @@ def reproduce(
     for recipe in recipes:
         results.append(_run_recipe(recipe, scale, overrides, scale_folder, parallel, quiet, alone=len(recipes) == 1))
         if export is not None and not results[-1].error:
-            export_result(results[-1], export)
+            outcome.export_result(results[-1], export)
         make_folder(scale_folder.absolute())
-        write_file(scale_folder / f"{recipe.name}.json", result_json(results[-1]).encode())
+        write_file(scale_folder / f"{recipe.name}.json", outcome.result_json(results[-1]).encode())
     if len(results) > 1:
         lines = [(result.recipe.name, result.recipe.reference, result.verdict) for result in results]
         print_table(("recipe", "reference", "verdict"), lines)
@@ -107,8 +100,8 @@ def reproduce(
     if latex is not None:
         from hansa.study.report.ranking import latex_table
 
-        tables = [table for result in results for table in result_tables(result)]
-        write_latex(latex, [latex_table([title, *HEADINGS[1:]], rows) for title, rows in tables])
+        tables = [table for result in results for table in outcome.result_tables(result)]
+        write_latex(latex, [latex_table([title, *outcome.HEADINGS[1:]], rows) for title, rows in tables])
     if any(result.failed for result in results):
         raise typer.Exit(FAILED)
 
@@ -118,7 +111,7 @@ def _run_recipe(
 ) -> RecipeResult:
     """Run a recipe, print its result and write its page; if it is not ``alone``, print an error instead of raising."""
     from hansa.runs.experiment import RunError
-    from hansa.study.recipes.outcome import RecipeResult, report_tables, run_recipe
+    from hansa.study.recipes import outcome
     from hansa.study.report import write_page
 
     if not quiet:
@@ -126,32 +119,18 @@ def _run_recipe(
         note(f"scale {scale}. {recipe.at(scale).reduction}", "dim")
     try:
         with session(quiet) as running:
-            result = run_recipe(recipe, scale, folder / "runs", running, overrides, parallel)
+            result = outcome.run_recipe(recipe, scale, folder / "runs", running, overrides, parallel)
     except HansaError as error:
         if alone:
             raise
-        note(f"{recipe.name}: not run: {str(error).splitlines()[0]}", "yellow")
-        failed = isinstance(error, RunError)
-        return RecipeResult(
-            recipe, scale, error="a run failed" if failed else str(error).splitlines()[0], failed=failed
-        )
+        reason, failed = str(error).splitlines()[0], isinstance(error, RunError)
+        note(f"{recipe.name}: not run: {reason}", "yellow")
+        return outcome.RecipeResult(recipe, scale, error="a run failed" if failed else reason, failed=failed)
     _show_result(result)
     entries = [run.entry for run in result.runs if run.entry is not None]
-    title = f"{recipe.name}: {recipe.reference}"
-    page = folder / f"{recipe.name}.html"
-    write_page(page, entries, title=title, lead=recipe.summary, published=report_tables(result))
+    title, tables = f"{recipe.name}: {recipe.reference}", outcome.report_tables(result)
+    write_page(folder / f"{recipe.name}.html", entries, title=title, lead=recipe.summary, published=tables)
     return result
-
-
-def _show_status(keys: Mapping[str, set[str]], finished: set[str], folder: Path) -> None:
-    """Print how many runs of each recipe are finished, and the verdict if all are."""
-    from hansa.study.recipes.outcome import read_verdict
-
-    rows = []
-    for name, planned in keys.items():
-        result = read_verdict(folder / f"{name}.json") if planned <= finished else ""
-        rows.append((name, f"{len(planned & finished)} of {len(planned)}", result))
-    print_table(("recipe", "runs done", "result"), rows, right=("runs done",))
 
 
 def _show_result(result: RecipeResult) -> None:
@@ -166,9 +145,3 @@ def _show_result(result: RecipeResult) -> None:
         say(f"{verdict}: {text}")
     for line in (*result.rules, *result.recipe.known_differences):
         say(line, "dim")
-
-
-def _list_recipes(recipes: Sequence[Recipe]) -> None:
-    rows = [(recipe.name, recipe.reference, recipe.summary) for recipe in recipes]
-    print_table(("recipe", "reference", "summary"), rows)
-    say("\nRun one with `hansa reproduce NAME --scale smoke|cpu|paper`, or all with --all.")

@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hansa.cli import options as opt
-from hansa.cli.console import err, note, report_errors
+from hansa.cli.console import err, note
 from hansa.cli.show import rank_one, show_numbers
 from hansa.core.errors import HansaError
 
 if TYPE_CHECKING:
     from hansa.config import Config
-    from hansa.runs.experiment import Experiment, IfExists
+    from hansa.runs.experiment import IfExists
     from hansa.study.report import ReportEntry
     from hansa.study.session import Job, Session
 
 
-@report_errors
 @opt.needs_code
 def run(
     config: Annotated[
@@ -72,7 +71,6 @@ def run(
     run_and_show(lambda: plan_jobs(requested, path, if_exists, **options), quiet, track, as_json, parallel)
 
 
-@report_errors
 @opt.needs_code
 def resume(
     folder: Annotated[Path, typer.Argument(help="Run folder, or the folder of several seeds.")],
@@ -142,13 +140,6 @@ def run_and_show(
     if jobs[0].group is None and (opened is None or opened.start_round == opened.config.rounds):
         note(f"{members[0].folder}: already finished at round {rounds}. Pass --rounds {2 * rounds} to continue.")
     show_numbers(rank_one(ReportEntry.from_seeds(jobs[0].config.title, members)), as_json)
-
-
-def run_and_summarize(experiment: Experiment, quiet: bool, track: Sequence[str] | None = None) -> None:
-    """Execute an opened run and print the result."""
-    from hansa.study.session import opened_job
-
-    run_and_show(lambda: [opened_job(experiment)], quiet, track)
 
 
 def run_entries(

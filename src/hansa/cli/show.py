@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from hansa.cli import options as opt
-from hansa.cli.console import err, note, out, print_table, report_errors, say, say_json
+from hansa.cli.console import err, note, out, print_table, say, say_json
 from hansa.core.errors import HansaError
 from hansa.runs.columns import WINDOW, base_metric, column_of, lower_is_better, split_metric
 from hansa.runs.metrics import column_names, describe_score, describe_seconds, site_names, summarize
@@ -30,7 +30,6 @@ MAX_CLIENTS = 12
 """Rows of the table of clients: if there are more clients, half are the worst and half the best."""
 
 
-@report_errors
 def show(
     folder: Annotated[Path, typer.Argument(help="Run folder, or the folder of several seeds.")],
     clients: Annotated[bool, typer.Option("--clients", help="Show single clients, the worst first.")] = False,
@@ -167,7 +166,6 @@ def show_clients(
     say(f"\nsorted by {metric.replace('_', ' ')}, {extreme} first. All rounds: hansa export RUN -o clients.csv", "dim")
 
 
-@report_errors
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
     page: Annotated[Path, typer.Option("--out", "-o", help="Where to write the report page.")] = Path("report.html"),
@@ -195,7 +193,6 @@ def report(
         say(f"figure: {figure}")
 
 
-@report_errors
 def watch(
     runs: Annotated[
         list[Path] | None,

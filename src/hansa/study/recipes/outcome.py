@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from io import StringIO
@@ -137,24 +138,32 @@ def plan_recipe(
     return cells
 
 
-def run_keys(cells: Iterable[PlannedCell]) -> set[str]:
-    """Return the keys of the runs of some cells, made of all that affects their results and measurements."""
-    return {_run_key(config) for planned in cells for config in expand_seeds(planned.config)}
+def recipe_status(plans: Mapping[str, Iterable[PlannedCell]], folder: Path) -> list[tuple[str, str, str]]:
+    """Return for each recipe its name, how many of its runs are finished and, if all are, the verdict of its result.
 
-
-def finished_keys(folder: Path) -> set[str]:
-    """Return the keys of the finished runs below a folder, without importing their code."""
-    keys = set()
-    for path in [*folder.glob("*/seed-*"), *folder.glob("*")]:
+    Args:
+        plans: The planned cells of each recipe.
+        folder: The folder of results, with the folder of runs in it.
+    """
+    finished = set()
+    for path in [*folder.glob("runs/*/seed-*"), *folder.glob("runs/*")]:
         try:
             if (run := RunFolder(path)).exists and run.summary["status"] == FINISHED:
-                keys.add(_run_key(run.config))
+                finished.add(_run_key(run.config))
         except HansaError:  # damaged, which the run reports when it is needed
             continue
-    return keys
+    rows = []
+    for name, cells in plans.items():
+        keys = {_run_key(config) for planned in cells for config in expand_seeds(planned.config)}
+        verdict = ""
+        with suppress(OSError, ValueError, KeyError, TypeError):  # no readable result
+            verdict = str(json.loads((folder / f"{name}.json").read_bytes())["verdict"]) if keys <= finished else ""
+        rows.append((name, f"{len(keys & finished)} of {len(keys)}", verdict))
+    return rows
 
 
 def _run_key(config: Config) -> str:
+    """Return a key of all that affects the results and measurements of a run."""
     measurements = config.model_dump(mode="json", include={"rounds", "evaluate", "links"})
     return f"{config_digest(config)} {json.dumps(measurements, sort_keys=True)}"
 
@@ -262,14 +271,6 @@ def export_result(result: RecipeResult, folder: Path) -> None:
 def result_json(result: RecipeResult) -> str:
     """Return the record of a result as JSON."""
     return json.dumps(result.record, indent=1, ensure_ascii=False) + "\n"
-
-
-def read_verdict(path: Path) -> str:
-    """Return the verdict in the file of a result; "" without a readable file."""
-    try:
-        return str(json.loads(path.read_bytes())["verdict"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
 
 
 def result_markdown(result: RecipeResult, figures: Sequence[str] = ()) -> str:
