@@ -390,7 +390,7 @@ class _DenseRun:
         for steps in self._calls:
             if steps[0]:
                 self._prepare(steps)
-            self._losses, _ = self.kernel.run_prepared()
+            self._losses, _ = self.kernel.run()
             if self.kernel.dropped is not None:
                 return
             if not self._native:
@@ -421,14 +421,13 @@ class _DenseRun:
         """Pass the turns of some steps, W, the public copies and the velocities of stepping clients to the kernel."""
         turns, copies = self._turns_of(steps), self.outcome.public_copies
         self._turns = _as_array(turns)
-        self.kernel.set_links(_links_of(self.cohort.mixer, uniform=copies is not None))
-        if copies is not None:
-            self.kernel.set_public_copies(copies, self.cohort.mixing.consensus_rate)
+        velocities = None
         if self.step.momentum:
-            stepping = sorted({turn[0] for turn in turns if turn[0] >= 0})
-            self.kernel.set_velocities(_velocities(self.cohort, stepping))
+            velocities = _velocities(self.cohort, sorted({turn[0] for turn in turns if turn[0] >= 0}))
+        links = _links_of(self.cohort.mixer, uniform=copies is not None)
+        self._exchange = links, copies, self.cohort.mixing.consensus_rate
         self.kernel.rows = self.rows.rows
-        self.kernel.prepare(self._turns)
+        self.kernel.prepare(self._turns, *self._exchange, velocities)
 
     def _turns_of(self, steps: range) -> list[Turn]:
         """Return the turns of some steps: for each, the stepping clients, then the exchange if it is native."""
@@ -448,7 +447,8 @@ class _DenseRun:
         return {**codes, None: abi.SETTLE} if self.cohort.steps_after_exchange else codes
 
     def _pull(self) -> None:
-        self.kernel.run(np.array([(abi.PULL, 1, 0)], TURN))
+        self.kernel.prepare(np.array([(abi.PULL, 1, 0)], TURN), *self._exchange)
+        self.kernel.run()
 
 
 def _exchanges_natively(cohort: Cohort) -> bool:

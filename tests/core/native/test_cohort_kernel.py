@@ -54,6 +54,11 @@ def mixing_links(matrix):
     return CsrWeights.of(scipy.sparse.csr_array(matrix))
 
 
+def run(kernel, plan, weights, *options):
+    kernel.prepare(plan, mixing_links(weights), *options)
+    return kernel.run()
+
+
 RING = np.asarray(ring().sparse(N).toarray())
 
 
@@ -76,11 +81,9 @@ def test_steps_are_those_of_each_client_alone_to_the_bit_and_gossip_over_itself_
             expected.append(float(clients.steps(alone[client], index[client][t : t + 1], own)))
     kernel = CohortKernel(clients, rows, settings)
     kernel._cohort.seconds = seconds  # a call that ends after every turn, so that Ctrl-C is heard
-    kernel.set_links(mixing_links(np.eye(N)))
     kept = {client: torch.zeros_like(rows[0]) for client in range(N)} if momentum else {}
-    kernel.set_velocities(kept)
     plan = turns(*(turn for t in range(4) for turn in [*((c, index[c][t]) for c in range(N)), (abi.MIX, None)]))
-    losses, done = kernel.run(plan)
+    losses, done = run(kernel, plan, np.eye(N), None, 1.0, kept)
     assert done == len(plan)
     assert kernel.dropped is None
     assert losses[plan["row"] >= 0].tolist() == expected
@@ -102,16 +105,14 @@ def test_signs_are_the_compressors_own_to_the_bit(name):
         accumulate(packet, expected[client])
         assert packet.nbytes == sign().max_nbytes(rows.shape[1], torch.float32)
     kernel = CohortKernel(clients, rows, AffineStep(0.05))
-    kernel.set_links(mixing_links(RING))
-    kernel.set_public_copies(copies, 0.3)
-    kernel.run(turns((abi.SIGNS, None)))
+    run(kernel, turns((abi.SIGNS, None)), RING, copies, 0.3)
     assert torch.equal(copies, expected)
     pulled = torch.from_numpy(RING) @ copies.double() - copies.double()
     torch.testing.assert_close(rows.double(), expected_rows + 0.3 * pulled, rtol=0, atol=1e-6)
     rows[3, 5] = torch.finfo(torch.float32).max
     copies[3, 5] = -torch.finfo(torch.float32).max
     with pytest.raises(HansaError, match="row 3 to its public copy: it overflows"):
-        kernel.run(turns((abi.SIGNS, None)))
+        run(kernel, turns((abi.SIGNS, None)), RING, copies, 0.3)
 
 
 @in_each_set
@@ -119,9 +120,8 @@ def test_a_step_that_leaves_the_numbers_ends_the_call_and_says_whose_it_was():
     clients, rows, index = laboratory("single linear layer")
     rows[1, 0] = torch.inf
     kernel = CohortKernel(clients, rows, AffineStep(0.05))
-    kernel.set_links(mixing_links(RING))
     before = rows.clone()
-    _, done = kernel.run(turns((0, index[0][0]), (1, index[1][0]), (2, index[2][0]), (abi.MIX, None)))
+    _, done = run(kernel, turns((0, index[0][0]), (1, index[1][0]), (2, index[2][0]), (abi.MIX, None)), RING)
     assert (done, kernel.dropped) == (2, 1)
     assert torch.equal(rows[2:], before[2:])
 
@@ -129,18 +129,16 @@ def test_a_step_that_leaves_the_numbers_ends_the_call_and_says_whose_it_was():
 def test_what_does_not_fit_is_refused_before_anything_moves():
     clients, rows, index = laboratory("single linear layer")
     kernel = CohortKernel(clients, rows, AffineStep(0.05))
-    with pytest.raises(HansaError, match="need set_links"):
-        kernel.run(turns((abi.MIX, None)))
     with pytest.raises(HansaError, match="links of 4 rows for 5"):
-        kernel.set_links(mixing_links(np.eye(4)))
+        run(kernel, turns((abi.MIX, None)), np.eye(4))
     with pytest.raises(HansaError, match="copies is"):
-        kernel.set_public_copies(rows[:2], 0.3)
+        run(kernel, turns((abi.MIX, None)), RING, rows[:2], 0.3)
     with pytest.raises(HansaError, match="rows is"):
         CohortKernel(clients, rows[0], AffineStep(0.05))
     before = rows.clone()
     for wrong in ((N, index[0][0]), (0, torch.tensor([0, 30]))):
         with pytest.raises(HansaError, match="a row that does not exist"):
-            kernel.run(turns((0, index[0][0]), wrong))
+            run(kernel, turns((0, index[0][0]), wrong), RING)
     assert torch.equal(rows, before)
 
 
@@ -168,7 +166,6 @@ def test_rows_that_grow_are_followed_until_they_leave_the_numbers(name):
     rows, expected = rows.mul_(30), None
     alone, settings = rows.clone(), AffineStep(1e12)
     kernel = CohortKernel(clients, rows, settings)
-    kernel.set_links(mixing_links(np.eye(N)))
     order = [(client, index[client][t]) for t in range(4) for client in range(N)]
     for place, (client, batch) in enumerate(order):
         clients.steps(alone[client], batch[None], settings)
@@ -178,7 +175,7 @@ def test_rows_that_grow_are_followed_until_they_leave_the_numbers(name):
     assert expected is not None
     assert expected[0] >= N  # not at once
     made = turns(*(turn for t in range(4) for turn in [*order[N * t : N * t + N], (abi.MIX, None)]))
-    _, done = kernel.run(made)
+    _, done = run(kernel, made, np.eye(N))
     assert (int((made["row"][:done] >= 0).sum()) - 1, kernel.dropped) == expected
 
 
@@ -199,9 +196,7 @@ def test_a_ring_passes_through_registers_with_the_bits_of_any_graph(kind, n):
     for count in (n, n + 1):
         own, public = rows[:count].clone(), copies[:count].clone()
         kernel = CohortKernel(clients, own, AffineStep(0.05))
-        kernel.set_links(mixing_links(weights[:count, :count]))
-        kernel.set_public_copies(public, 0.3)
-        kernel.run(turns((kind, None)))
+        run(kernel, turns((kind, None)), weights[:count, :count], public, 0.3)
         found.append((own, public))
     (ring_rows, ring_copies), (any_rows, any_copies) = found
     assert torch.equal(ring_rows, any_rows[:n])
@@ -231,12 +226,10 @@ def exchanged(kind, later, weights, rows, copies):
     clients, *_ = laboratory("single linear layer")
     rows, copies = rows.clone(), copies.clone()
     kernel = CohortKernel(clients, rows, AffineStep(0.05), after_exchange=later)
-    kernel.set_links(mixing_links(weights))
-    kernel.set_public_copies(copies, 0.3)
     if later:
         kernel._later.copy_(rows + 1)
         kernel._stepped[::2] = 1
-    kernel.run(turns((kind, None)))
+    run(kernel, turns((kind, None)), weights, copies, 0.3)
     return rows, copies
 
 
@@ -283,14 +276,12 @@ def test_the_last_turn_also_computes_changes_and_spread_with_the_same_bits(topol
             kernel = CohortKernel(
                 clients, rows, AffineStep(0.05), after_exchange=kind == abi.SETTLE, start=begin if start else None
             )
-            kernel.set_links(mixing_links(used))
-            if kind == abi.SIGNS:
-                kernel.set_public_copies(copies, 0.3)
             deltas = {row: torch.full_like(begin, 7.0) for row in (0, 4)}
             if ends:
                 kernel.set_deltas(begin, deltas)
             plan = [(0, index[0][0]), (1, index[1][0]), (kind, None)]
-            kernel.run(turns(*(plan if kind is not None else plan[:2])))
+            made = turns(*(plan if kind is not None else plan[:2]))
+            run(kernel, made, used, *([copies, 0.3] if kind == abi.SIGNS else []))
             found.append((rows.clone(), copies.clone(), deltas, kernel.spread))
         (plain, plain_copies, _, _), (rows, copies, deltas, spread) = found
         assert torch.equal(plain, rows)

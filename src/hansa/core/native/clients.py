@@ -14,7 +14,7 @@ from torch import Tensor
 from hansa.core import native
 from hansa.core.errors import HansaError
 from hansa.core.native import abi
-from hansa.core.native.network import SLICE, AffineStep, Network, Workspace, check_code, check_tensor, fill_update
+from hansa.core.native.network import SLICE, AffineStep, Network, Workspace, check_code, check_tensor
 from hansa.core.vectors.kernels import CsrWeights
 
 Array = np.ndarray[Any, Any]
@@ -56,7 +56,6 @@ class ClientKernel:
     def __init__(self, network: Network, inputs: Tensor, labels: Tensor) -> None:
         self.network, self.stop = network, False
         self.use(inputs, labels)
-        self.update = abi.StepParameters()
         self._workspace: Workspace | None = None
         self._scratch = torch.empty(0)
 
@@ -88,9 +87,8 @@ class ClientKernel:
         samples = spans[:, 1] - spans[:, 0]
         if spans.min() < 0 or samples.min() < 1 or spans.max() > index.numel():
             raise HansaError(f"native: clients' rows are out of range: there are {index.numel()}.")
-        update, table, ends = abi.StepParameters(), np.zeros(len(keys), CLIENT), works[:, 0].cumsum()
+        update, table, ends = self._step_structure(step, x), np.zeros(len(keys), CLIENT), works[:, 0].cumsum()
         losses = np.empty(int(ends[-1]), np.float32)
-        self._fill(update, step, x)
         table["x"], table["y"], table["own"] = x.data_ptr(), y.data_ptr(), index.data_ptr() + 8 * spans[:, 0]
         table["delta"] = changes.data_ptr() + 4 * self.network.dim * np.arange(len(keys))
         table["samples"], table["steps"], table["batch"] = samples, works[:, 0], works[:, 1]
@@ -115,11 +113,10 @@ class ClientKernel:
         dropout factors, as in `Network.train`."""
         self.network.check_vector("y", y)
         batches = self.network.batch_index(index, keep)
-        self._fill(self.update, step, step.anchor)
         workspace = self.workspace(batches.batch)
         losses, done = torch.empty(batches.steps), c_int64()
         call, handle = workspace.kernels.train, workspace.handle
-        structures = byref(self.data), byref(batches), byref(self.update)
+        structures = byref(self.data), byref(batches), byref(self._step_structure(step, step.anchor))
         while done.value < batches.steps:
             code = call(handle, y.data_ptr(), *structures, losses.data_ptr(), byref(done), SLICE)
             self._check(code, index)
@@ -137,10 +134,10 @@ class ClientKernel:
             self._scratch = torch.empty(entries)
         return self._scratch
 
-    def _fill(self, update: abi.StepParameters, step: AffineStep, anchor: Tensor | None) -> None:
+    def _step_structure(self, step: AffineStep, anchor: Tensor | None) -> abi.StepParameters:
         if step.momentum and step.velocity is None:
             raise HansaError("native: momentum needs a velocity to keep it in.")
-        fill_update(self.network, update, step, anchor, step.velocity if step.momentum else None)
+        return self.network.step_structure(step, anchor, step.velocity if step.momentum else None)
 
 
 TURN = abi.record(abi.Turn)
@@ -174,8 +171,7 @@ class CohortKernel:
         _refuse_dropout(network)
         check_tensor("rows", rows, torch.float32, -1, network.dim)
         n, bits = len(rows), -(-network.dim // 512) * 64
-        self._clients, self._update = clients, abi.StepParameters()
-        fill_update(network, self._update, step, step.anchor, None)
+        self._clients, self._update = clients, network.step_structure(step, step.anchor, None)
         self._scratch = clients.scratch(n * abi.CUT + n + n * bits // 4)
         per_row = np.zeros((4, n), np.int64)
         self._stepped, self._reach, self._delta_addresses = per_row[0], per_row[2].view(np.float64), per_row[3]
@@ -195,25 +191,6 @@ class CohortKernel:
         self.dropped: int | None = None
         """The row whose step became non-finite and ended the call, if any."""
 
-    def set_links(self, links: CsrWeights) -> None:
-        """Set W; rows without links do not change."""
-        if len(links.starts) != len(self.rows) + 1:
-            raise HansaError(f"native: links of {len(links.starts) - 1} rows for {len(self.rows)}.")
-        self._owners["links"] = links
-        self._cohort.starts, self._cohort.links, self._cohort.weights = (array.ctypes.data for array in links)
-
-    def set_public_copies(self, copies: Tensor, rate: float) -> None:
-        """Set the public copies of compressed gossip, X <- X + rate (W - I) copies."""
-        check_tensor("public copies", copies, torch.float32, *self.rows.shape)
-        self._owners["public"] = copies
-        self._cohort.public_copies, self._cohort.rate = copies.data_ptr(), rate
-
-    def set_velocities(self, velocities: Mapping[int, Tensor]) -> None:
-        """Set the velocities of the stepping rows, for momentum; they are updated in place."""
-        pointers = _addresses(self._clients, velocities, len(self.rows))
-        self._owners["velocities"] = (pointers, dict(velocities))
-        self._cohort.velocities = pointers.ctypes.data if velocities else None
-
     def set_deltas(self, origin: Tensor, deltas: Mapping[int, Tensor]) -> None:
         """Let the call that ends the turns compute `squared_spread` of the rows with links, in the pass of the last
         exchange. ``deltas`` maps rows to the vectors that receive x_i - origin."""
@@ -230,47 +207,67 @@ class CohortKernel:
         """The spread requested by `set_deltas`, once all turns are done."""
         return float(self._cohort.spread)
 
-    def run(self, turns: Array) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int]:
-        """Run the turns up to the first non-finite step; return the loss of each and the number of turns done.
-        ``dropped`` is then the row of that step."""
-        self.prepare(turns)
-        return self.run_prepared()
+    def prepare(
+        self,
+        turns: Array,
+        links: CsrWeights,
+        copies: Tensor | None = None,
+        rate: float = 1.0,
+        velocities: Mapping[int, Tensor] | None = None,
+    ) -> None:
+        """Get turns ready for `run`.
 
-    def prepare(self, turns: Array) -> None:
-        """Validate turns and get them ready for `run_prepared`."""
-        cohort = self._cohort
-        if turns.dtype != TURN or (cohort.starts is None and np.any(turns["row"] < 0)):
-            raise HansaError("native: turns of all rows need set_links().")
+        Args:
+            turns: The turns.
+            links: W; rows without links do not change.
+            copies: The public copies of compressed gossip, X <- X + rate (W - I) copies.
+            rate: The rate of compressed gossip.
+            velocities: The velocities of the stepping rows, for momentum; they are updated in place.
+        """
+        cohort, n = self._cohort, len(self.rows)
+        if turns.dtype != TURN or len(links.starts) != n + 1:
+            raise HansaError(f"native: turns with links of {len(links.starts) - 1} rows for {n}.")
+        if copies is not None:
+            check_tensor("public copies", copies, torch.float32, *self.rows.shape)
+            cohort.public_copies, cohort.rate = copies.data_ptr(), rate
+        pointers = _addresses(self._clients, velocities or {}, n)
+        cohort.velocities = pointers.ctypes.data if velocities else None
+        cohort.starts, cohort.links, cohort.weights = (array.ctypes.data for array in links)
         losses = np.zeros(len(turns), np.float32)
         self._turns = (turns, losses, int(turns["batch"].max(initial=1)))
+        self._owners["prepared"] = (links, copies, pointers, velocities)
         if self._later is None:
             self._stepped.fill(0)
         self._reach.fill(-1)
         cohort.x, cohort.turns, cohort.losses = self.rows.data_ptr(), turns.ctypes.data, losses.ctypes.data
         cohort.count, cohort.done, cohort.dropped = len(turns), 0, -1
 
-    def run_prepared(self) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int]:
-        """Run the prepared turns, as in `run`."""
-        clients, cohort = self._clients, self._cohort
+    def run(self) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int]:
+        """Run the prepared turns up to the first non-finite step; return the loss of each and the number of turns
+        done. ``dropped`` is then the row of that step."""
         _, losses, batch = self._turns
-        workspace = clients.workspace(batch)
-        while True:
-            code = workspace.kernels.run_cohort(
-                workspace.handle, byref(clients.data), byref(self._update), byref(cohort)
+        workspace = self._clients.workspace(batch)
+        self.dropped = _run_turns(self._clients, workspace.kernels.run_cohort, workspace, self._update, self._cohort)
+        return losses, int(self._cohort.done)
+
+
+def _run_turns(clients: ClientKernel, kernel: Any, workspace: Workspace, update: Any, cohort: Any) -> int | None:
+    """Run the turns of a cohort in several calls; return the row whose step became non-finite, if any."""
+    while True:
+        code = kernel(workspace.handle, byref(clients.data), byref(update), byref(cohort))
+        if code == abi.BAD_SUM:
+            raise HansaError(
+                f"sign.encode: cannot send the difference of row {cohort.dropped} to its public copy: it overflows. "
+                "The sender diverged; lower its learning rate."
             )
-            if code == abi.BAD_SUM:
-                raise HansaError(
-                    f"sign.encode: cannot send the difference of row {cohort.dropped} to its public copy: it "
-                    "overflows. The sender diverged; lower its learning rate."
-                )
-            if code:
-                raise HansaError(f"native: {abi.REFUSALS[code]}.")
-            if clients.stop:
-                raise HansaError("native: stopped.")
-            if cohort.done >= cohort.count or cohort.dropped >= 0:
-                break
-        self.dropped = None if cohort.dropped < 0 else int(cohort.dropped)
-        return losses, int(cohort.done)
+        if code:
+            raise HansaError(f"native: {abi.REFUSALS[code]}.")
+        if clients.stop:
+            raise HansaError("native: stopped.")
+        if cohort.dropped >= 0:
+            return int(cohort.dropped)
+        if cohort.done >= cohort.count:
+            return None
 
 
 class ChangeSums(NamedTuple):
@@ -337,22 +334,14 @@ class LazyCohortKernel:
         pointers = _addresses(clients, velocities, max(velocities, default=-1) + 1)
         losses = np.zeros(len(turns), np.float32)
         workspace = clients.workspace(int(turns["batch"][~gathers].max(initial=1)))
-        fill_update(clients.network, clients.update, self._step, self._step.anchor, None)
+        update = clients.network.step_structure(self._step, self._step.anchor, None)
         arrays = (sums.starts.astype(np.int64), sums.indices.astype(np.int64), sums.weights.astype(np.float32))
         cohort = abi.LazyCohort(
             self._start.data_ptr(), self._models.data_ptr(), changes.data_ptr(), len(changes), count, turns.ctypes.data,
             *(array.ctypes.data for array in arrays), len(turns), 0, -1, losses.ctypes.data,
             pointers.ctypes.data if velocities else None, SLICE,
         )  # fmt: skip
-        while cohort.done < cohort.count and cohort.dropped < 0:
-            code = workspace.kernels.run_lazy_cohort(
-                workspace.handle, byref(clients.data), byref(clients.update), byref(cohort)
-            )
-            if code:
-                raise HansaError(f"native: {abi.REFUSALS[code]}.")
-            if clients.stop:
-                raise HansaError("native: stopped.")
-        self.dropped = None if cohort.dropped < 0 else int(cohort.dropped)
+        self.dropped = _run_turns(clients, workspace.kernels.run_lazy_cohort, workspace, update, cohort)
         return losses, int(cohort.done)
 
 

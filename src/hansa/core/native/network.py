@@ -150,6 +150,18 @@ class Network:
         batches.owners = (index, keep)
         return batches
 
+    def step_structure(self, step: AffineStep, anchor: Tensor | None, velocity: Tensor | None) -> abi.StepParameters:
+        """Return the C structure of a step."""
+        for name, vector in (("shift", step.shift), ("velocity", velocity)):
+            if vector is not None:
+                self.check_vector(name, vector)
+        if step.prox_weight and anchor is None:
+            raise HansaError(f"AffineStep(prox_weight={step.prox_weight}): expected an anchor with it.")
+        vectors = velocity, anchor if step.prox_weight else None, step.shift
+        limit = math.inf if step.max_grad_norm is None else step.max_grad_norm
+        numbers = step.lr, step.prox_weight, step.weight_decay, step.momentum, limit
+        return abi.StepParameters(*(None if vector is None else vector.data_ptr() for vector in vectors), *numbers)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Network, (self.stages, self.input_shape)
 
@@ -226,23 +238,6 @@ def check_code(code: int, network: Network, data: abi.Data, index: Tensor) -> No
     raise HansaError(f"native: {name} {value} is out of range, there are {count}.")
 
 
-def fill_update(
-    network: Network, update: abi.StepParameters, step: AffineStep, anchor: Tensor | None, velocity: Tensor | None
-) -> None:
-    """Write a step into its C structure."""
-    for name, vector in (("shift", step.shift), ("velocity", velocity)):
-        if vector is not None:
-            network.check_vector(name, vector)
-    if step.prox_weight and anchor is None:
-        raise HansaError(f"AffineStep(prox_weight={step.prox_weight}): expected an anchor with it.")
-    update.velocity = None if velocity is None else velocity.data_ptr()
-    update.anchor = anchor.data_ptr() if step.prox_weight and anchor is not None else None
-    update.shift = None if step.shift is None else step.shift.data_ptr()
-    update.lr, update.prox_weight = step.lr, step.prox_weight
-    update.weight_decay, update.momentum = step.weight_decay, step.momentum
-    update.max_grad_norm = math.inf if step.max_grad_norm is None else step.max_grad_norm
-
-
 @dataclass(frozen=True, slots=True)
 class PoolWindow:
     """The maximum or the mean (``kind``) of windows of ``size``, ``step`` apart; both are (height, width).
@@ -267,6 +262,12 @@ class DropoutKind:
 
     kind: int
     p: float
+
+
+_PLAIN_FIELDS = (
+    "kind", "out", "kernel", "padding", "planar", "stride", "weight", "bias", "source", "addend", "activation", "alpha",
+    "eps", "words", "skip", "groups",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,14 +338,11 @@ class LayerStage:
 
     def write_to(self, target: abi.Stage) -> None:
         """Write the stage into its C structure."""
-        target.kind, target.out, target.kernel, target.padding = self.kind, self.out, self.kernel, self.padding
+        for name in _PLAIN_FIELDS:
+            setattr(target, name, getattr(self, name))
         target.channels, target.height, target.width = self.shape
         target.relu = 2 if self.relu and self.relu_after_pool else int(self.relu)
-        target.planar, target.stride = self.planar, self.stride
-        target.weight, target.bias, target.drop = self.weight, self.bias, 0 if self.drop is None else self.drop.kind
-        target.source, target.addend, target.activation = self.source, self.addend, self.activation
-        target.alpha, target.eps, target.after_pool = self.alpha, self.eps, self.activation_after_pool
-        target.words, target.skip, target.groups = self.words, self.skip, self.groups
+        target.drop, target.after_pool = 0 if self.drop is None else self.drop.kind, self.activation_after_pool
         if self.pool is not None:
             target.pool, (target.pool_h, target.pool_w) = self.pool.kind, self.pool.size
             target.step_h, target.step_w = self.pool.step
