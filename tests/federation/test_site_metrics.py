@@ -264,10 +264,10 @@ def test_progress_page_and_table_name_the_sites():
     worst = min(ROWS, key=lambda name: last[f"{name}/test_auc"])
     assert f"worst site {worst} {last[f'{worst}/test_auc']:.3g}" in LatestNumbers().add(last, found.history.facts)
     numbers = {**last, "north/test_rows": 80}
-    table = site_table(found.history, numbers, main, found.history.facts.better)
-    assert table.headings[:3] == ["site", "test rows", "test auc"]
-    assert [row[0] for row in table.rows] == sorted(ROWS, key=lambda name: last[f"{name}/test_auc"])
-    assert any("pooled from sketches of 2 sites; certainly between" in note for note in table.notes)
+    headings, sites, notes = site_table(found.history, numbers, main, found.history.facts.better)
+    assert headings[:3] == ["site", "test rows", "test auc"]
+    assert [row[0] for row in sites] == sorted(ROWS, key=lambda name: last[f"{name}/test_auc"])
+    assert any("pooled from sketches of 2 sites; certainly between" in note for note in notes)
     page = render_page([ReportEntry("fedavg", found.history)])
     section = page[page.index('id="sites"') :][:4000]
     for name, rows in ROWS.items():

@@ -110,9 +110,10 @@ def show_numbers(ranking: Ranking, as_json: bool = False) -> None:
 
         sites = site_table(history, ranked.numbers, ranking.metric, ranking.better)
         assert sites is not None
+        headings, cells, notes = sites
         say("")
-        print_table(sites.headings, sites.rows, right=sites.headings[1:], keep=1)
-        for line in sites.notes:
+        print_table(headings, cells, right=headings[1:], keep=1)
+        for line in notes:
             say(line)
     elif seconds := describe_seconds(history):
         say(seconds)

@@ -123,7 +123,7 @@ def test_the_page_asks_the_network_for_nothing():
 
 def test_names_and_texts_cannot_break_out_of_the_page():
     nasty = "</script><script>alert(1)</script>&<b>"
-    counts = report.LabelCounts([[5, 0], [0, 9]], ["a", nasty], nasty)
+    counts = report.LabelCounts([[5, 0], [0, 9]], ["a", nasty])
     clients = ClientColumns(client=np.arange(2), loss=np.ones(2, np.float32)).named([nasty, nasty])
     entry = ReportEntry(nasty, history([0.5]), nasty, labels=counts, clients=clients)
     table = report.ReportTable(nasty, [nasty], [[nasty]], nasty)

@@ -39,8 +39,6 @@ class LabelCounts:
     Args:
         counts: ``counts[client][label]``.
         labels: The names of the labels.
-        note: A note below the heat map.
-        methods: The methods that train on this partition, if not all do.
         population: The number of clients, if ``counts`` has only the first of them.
 
     >>> LabelCounts([[4, 0], [1, 3]], ["cat", "dog"]).population
@@ -48,8 +46,6 @@ class LabelCounts:
 
     counts: Sequence[Sequence[int]]
     labels: Sequence[str]
-    note: str = ""
-    methods: str = ""
     population: int | None = None
 
 

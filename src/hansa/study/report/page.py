@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import cache, lru_cache
 from importlib.resources import files
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -54,7 +54,6 @@ from hansa.training.metric_direction import Direction
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-    from markupsafe import Markup
 
 T = TypeVar("T")
 
@@ -71,8 +70,8 @@ MAX_BARS, MAX_ROWS = 300, 10
 MAX_TIMED_CLIENTS, MAX_JOBS = 1000, 8000
 """Maximum numbers of clients and jobs on a timeline: of more clients every n-th by speed, of more jobs the first."""
 JOB_COLUMNS = ("round", "client", "admitted", "start_seconds", "download_seconds", "compute_seconds", "upload_seconds")
-VERDICTS = {"agrees": "good", "holds": "good", "same order": "fair", "differs": "bad", "does not": "bad"}
-"""Styles of table cells that begin with a verdict."""
+VERDICTS = {"agrees": "good", "holds": "good", "same order": "fair", "differs": "bad", "does not hold": "bad"}
+"""Styles of table cells that are verdicts."""
 CLIENT_METRICS = ("test_accuracy", "test_loss", "loss")
 """If the ranking metric was not measured for clients, they are ordered by the first of these that was."""
 MAX_READ_JOBS = 3_000_000
@@ -83,7 +82,7 @@ class ReportTable(NamedTuple):
     """A table given as data, such as published numbers beside measured ones.
 
     >>> table = ReportTable("Published numbers", ["", "published", "ours"], [["FedAvg", 0.84, 0.82]])
-    >>> "published" in table.to_html()
+    >>> "<td>0.84</td>" in render_page([ReportEntry("a", [{"round": 1}])], published=[table])
     True
     """
 
@@ -92,16 +91,6 @@ class ReportTable(NamedTuple):
     rows: Sequence[Sequence[Any]]
     note: str = ""
 
-    def to_html(self) -> Markup:
-        """Return the table as a section of the page."""
-        texts = [["–" if cell is None else str(cell) for cell in row] for row in self.rows]
-        cells = [[macro("verdict", text, _verdict_style(text)) for text in row] for row in texts]
-        return macro("card", self.title, self.note, "published", macro("table", self.headings, cells))
-
-
-def _verdict_style(text: str) -> str:
-    return next((style for verdict, style in VERDICTS.items() if text.startswith(verdict)), "")
-
 
 @cache
 def _environment() -> Environment:
@@ -109,7 +98,7 @@ def _environment() -> Environment:
 
     environment = Environment(loader=FunctionLoader(asset), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    environment.globals.update(asset=asset, version=__version__)
+    environment.globals.update(asset=asset, version=__version__, verdicts=VERDICTS)
     return environment
 
 
@@ -118,14 +107,10 @@ def asset(name: str) -> str:
     return files("hansa.study.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def macro(name: str, *arguments: Any) -> Markup:
-    """Return the output of a macro of the templates; arguments that are not markup are escaped.
-
-    >>> print(macro("verdict", "<b>", "good"))
-    <span class="verdict good">&lt;b&gt;</span>
-    """
-    rendered: Markup = getattr(_environment().get_template("macros.html").module, name)(*arguments)
-    return rendered
+def ranking_table(ranking: Ranking) -> str:
+    """Return the table of a ranking as HTML."""
+    macros: Any = _environment().get_template("macros.html").module
+    return str(macros.ranking_table(ranking))
 
 
 def write_page(path: Path | str, entries: Sequence[ReportEntry], **options: Any) -> Path:
@@ -212,11 +197,8 @@ def page_content(
     targets = ranking.targets()
     target_rows = list(zip(ranking, ranking.target_rows(targets), strict=True)) if targets else []
     damages = [f"{entry.name}: {note}" for entry in entries for run in entry.runs for note in run.notes]
-    clients = [
-        table
-        for ranked, columns in _read_first_runs("clients", clients_of, ranking, damages)
-        if (table := _client_table(ranked, columns, ranking)) is not None
-    ]
+    read = _read_first_runs("clients", clients_of, ranking, damages)
+    clients = [table for ranked, columns in read if (table := _client_table(ranked, columns, ranking)) is not None]
     jobs = _read_first_runs("timeline", jobs_of, ranking, damages)
     timelines = [_timeline(ranked, columns, MAX_JOBS // len(jobs)) for ranked, columns in jobs]
     partitions = partitions_of([ranked.entry for ranked in ranking])[:MAX_PARTITIONS]
@@ -226,7 +208,7 @@ def page_content(
         "tiles": ranking.tiles(),
         "ranking": ranking,
         "places": {entry.name: index for index, entry in enumerate(entries)},
-        "tables": [table.to_html() for table in published],
+        "tables": published,
         "sites": [(ranked, table) for ranked, table in sites if table is not None],
         "targets": targets and {
             "label": column_of(ranking.metric).label,
@@ -241,9 +223,9 @@ def page_content(
         "environment": _environments(entries),
         "data": {
             **_charts(entries, ranking),
-            "timelines": [timeline.pop("data") for timeline in timelines],
-            "clients": [method.pop("data") for method in clients],
-            "partitions": [_heat(counts) for counts in partitions],
+            "timelines": [timeline["data"] for timeline in timelines],
+            "clients": [method["data"] for method in clients],
+            "partitions": [partition["data"] for partition in partitions],
         },
     }  # fmt: skip
 
@@ -285,16 +267,14 @@ def curves(entry: ReportEntry, max_points: int = MAX_POINTS) -> list[dict[str, l
 
     Tables have at most ``max_points`` rows, including the last round. Values that were not measured are None.
     """
-    count = min(len(history) for history in entry.histories)
+    count = min(map(len, entry.histories))
     stride = max(1, math.ceil(count / max_points))
     tables = []
     for history in entry.histories:
-        records = with_totals(history[:count])[::-stride][::-1]
-        columns = {
-            name: [_number(record.get(name)) for record in records] for name in charted_columns(column_names(history))
-        }
+        records, names = with_totals(history[:count])[::-stride][::-1], charted_columns(column_names(history))
+        columns = {name: [_number(record.get(name)) for record in records] for name in names}
         tables.append(
-            {n: values for n, values in columns.items() if n == "round" or any(v is not None for v in values)}
+            {name: column for name, column in columns.items() if name == "round" or column.count(None) < len(column)}
         )
     return tables
 
@@ -335,28 +315,21 @@ def _client_table(ranked: RankedEntry, columns: Any, ranking: Ranking) -> dict[s
     metric = client_metric(columns, ranking.metric)
     if metric is None:
         return None
-    values = columns[metric].tolist()
+    values = columns[metric].astype(np.float64)
     order = [row for row in worst_first(columns, metric, ranking.better) if math.isfinite(values[row])]
     described = [name for name in (metric, f"personal_{metric.removeprefix('test_')}") if name in columns]
-    notes = [f"{len(values)} clients"]
-    notes += [f"{name.replace('_', ' ')}: {describe_spread(columns, name, ranking.better)}" for name in described]
+    notes = [f"{name.replace('_', ' ')}: {describe_spread(columns, name, ranking.better)}" for name in described]
     labels = labels_of(ranked.entry.runs[0])
     listed = [*order[:MAX_ROWS], *(order[-1:] if len(order) > MAX_ROWS else ())]
-    headings, table = client_rows(columns, listed)
-    rows = [
-        {"name": name, "labels": _labels_held(labels, int(columns["client"][row])), "cells": cells}
-        for row, (name, *cells) in zip(listed, table, strict=True)
-    ]
-    bars = [values[row] for row in order]
-    if len(bars) > MAX_BARS:  # means of neighbours
-        ends = [round(index * len(bars) / MAX_BARS) for index in range(MAX_BARS + 1)]
-        bars = [math.fsum(bars[a:b]) / (b - a) for a, b in pairwise(ends)]
+    headings, cells = client_rows(columns, listed)
+    held = [_labels_held(labels, int(columns["client"][row])) for row in listed]
+    bars = [float(part.mean()) for part in np.array_split(values[order], min(MAX_BARS, len(order)))]  # of neighbours
     return {
         "ranked": ranked,
-        "notes": [*notes, *_seed_note(ranked)],
+        "notes": [f"{len(values)} clients", *notes, *_seed_note(ranked)],
         "tested": metric != "loss",
         "headings": headings[1:],
-        "rows": rows,
+        "rows": list(zip(cells, held, strict=True)),
         "labelled": labels is not None,
         "best": len(order) > MAX_ROWS,
         "data": {
@@ -421,13 +394,6 @@ def timeline_data(columns: Mapping[str, Array], max_jobs: int = MAX_JOBS) -> dic
         "all_jobs": int(timed.sum()),
         "all_clients": len(clients),
     }
-
-
-def _heat(partition: LabelCounts) -> dict[str, Any]:
-    """Return the data of a heat map: the labels, and the samples of each label of each client."""
-    counts = partition.counts[: min(MAX_CLIENTS, MAX_CELLS // max(1, len(partition.labels)))]
-    total = partition.population or len(partition.counts)
-    return {"labels": list(partition.labels), "counts": [list(map(int, row)) for row in counts], "clients": total}
 
 
 def differences(entries: Sequence[ReportEntry]) -> list[tuple[str, list[str]]]:
@@ -495,27 +461,26 @@ def _data_warnings(entries: Sequence[ReportEntry]) -> list[str]:
     Compares digests of runs with the same seed if they were recorded, otherwise the names of the data.
     """
     names = {entry.name: _data_name(entry) for entry in entries}
-    rows, clients = ([_digest(entries, entry, kind) for entry in entries] for kind in ("data", "partition"))
-    groups = _grouped(names.values() if None in rows else rows, entries)
+    groups = _grouped(_digests(entries, "data") or names.values(), entries)
     if len(groups) > 1:
         listed = "; ".join(f"{names[members[0]] or 'data'}: {', '.join(members)}" for members in groups)
         return [f"These runs use different data ({listed}): accuracies and losses are not comparable."]
-    groups = [] if None in clients else _grouped(clients, entries)
+    groups = _grouped(_digests(entries, "partition"), entries)
     listed = "; ".join(", ".join(members) for members in groups)
     return [f"These runs divide the data differently over clients ({listed})."] if len(groups) > 1 else []
 
 
-def _digest(entries: Sequence[ReportEntry], entry: ReportEntry, kind: str) -> str | None:
-    """Return a digest of an entry, of the first seed for which all entries recorded one."""
-    tables = {method.name: {run.seed: run.data[kind] for run in method.runs if kind in run.data} for method in entries}
-    common = [seed for seed in tables[entry.name] if all(seed in table for table in tables.values())]
-    return tables[entry.name][common[0]] if common else None
+def _digests(entries: Sequence[ReportEntry], kind: str) -> list[str]:
+    """Return a digest of each entry, of the first seed for which all entries recorded one; none without such a seed."""
+    tables = [{run.seed: run.data[kind] for run in entry.runs if kind in run.data} for entry in entries]
+    common = [seed for seed in tables[0] if all(seed in table for table in tables)]
+    return [table[common[0]] for table in tables] if common else []
 
 
-def _grouped(labels: Iterable[str | None], entries: Sequence[ReportEntry]) -> list[list[str]]:
+def _grouped(labels: Iterable[str], entries: Sequence[ReportEntry]) -> list[list[str]]:
     """Group the names of entries by label; entries without a label are omitted."""
     groups: dict[str, list[str]] = {}
-    for label, entry in zip(labels, entries, strict=True):
+    for label, entry in zip(labels, entries, strict=False):
         if label:
             groups.setdefault(label, []).append(entry.name)
     return list(groups.values())
@@ -528,34 +493,32 @@ def _data_name(entry: ReportEntry) -> str:
     return in_file or entry.runs[0].data.get("name", "") or ("fashion-mini" if isinstance(section, Mapping) else "")
 
 
-def client_metric(columns: Mapping[str, Any], main: str = "") -> str | None:
+def client_metric(columns: Mapping[str, Array], main: str = "") -> str | None:
     """Return the column that orders clients: the first measured one of the main metric and `CLIENT_METRICS`."""
-    names = (main, *CLIENT_METRICS)
-    return next((n for n in names if n in columns and any(map(math.isfinite, columns[n].tolist()))), None)
+    return next((n for n in (main, *CLIENT_METRICS) if n in columns and np.isfinite(columns[n]).any()), None)
 
 
-def worst_first(columns: Mapping[str, Any], metric: str, better: Mapping[str, Direction] | None = None) -> list[int]:
+def worst_first(columns: Mapping[str, Array], metric: str, better: Mapping[str, Direction] | None = None) -> list[int]:
     """Return the rows of clients from worst to best; those without a value come last."""
     sign = -1.0 if lower_is_better(metric, better) else 1.0
-    values = [float(value) for value in columns[metric]]
-    return sorted(range(len(values)), key=lambda row: (values[row] != values[row], sign * values[row], row))
-
-
-def _client_cell(name: str, value: Any) -> str:
-    exact = value.dtype.kind != "f" and not name.endswith("_bytes")
-    return str(int(value)) if exact else formats.formatter_of(name)(float(value))
+    order: list[int] = np.argsort(sign * columns[metric].astype(np.float64), kind="stable").tolist()
+    return order
 
 
 def client_rows(columns: ClientColumns, rows: Sequence[int]) -> tuple[list[str], list[list[str]]]:
     """Return headings, and the names and numbers of some clients as text."""
     numbers = (*columns.evaluated, "loss", "norm", "participations", "up_bytes", "down_bytes", "peer_bytes")
     names = [name for name in numbers if name in columns and (name != "peer_bytes" or columns[name].any())]
-    headings = [name.replace("_bytes", "").replace("_", " ") for name in names]
-    texts = [
-        [columns.name_of(int(columns["client"][row])), *(_client_cell(name, columns[name][row]) for name in names)]
-        for row in rows
+    texts = [[columns.name_of(int(client)) for client in columns["client"][rows]]]
+    texts += [
+        [
+            str(each) if name == "participations" else formats.formatter_of(name)(float(each))
+            for each in columns[name][rows]
+        ]
+        for name in names
     ]
-    return ["client", *headings], texts
+    headings = [name.replace("_bytes", "").replace("_", " ") for name in names]
+    return ["client", *headings], [list(row) for row in zip(*texts, strict=True)]
 
 
 def describe_spread(columns: Mapping[str, Any], name: str, better: Mapping[str, Direction] | None = None) -> str:
@@ -601,28 +564,24 @@ def labels_of(run: ReportEntry) -> LabelCounts | None:
     return LabelCounts(counts, names if len(names) == classes else list(map(str, range(classes))), population=clients)
 
 
-def partitions_of(entries: Sequence[ReportEntry]) -> list[LabelCounts]:
-    """Return the distinct partitions of runs, with the methods that train on each."""
+def partitions_of(entries: Sequence[ReportEntry]) -> list[dict[str, Any]]:
+    """Return the distinct partitions of runs for heat maps, with a note and the methods that train on each."""
     users: dict[str, tuple[LabelCounts, list[ReportEntry]]] = {}
     for entry in entries:  # every seed has its own partition; the page shows the first
         counts = labels_of(entry.runs[0])
         if counts is not None and len(counts.counts) and len(counts.labels):
             users.setdefault(repr(counts.counts), (counts, []))[1].append(entry)
     partitions = []
-    for counts, methods in users.values():
+    for held, methods in users.values():
         seeds = [entry.members[0].seed for entry in methods if entry.members]
-        note = f"for seed {seeds[0]}; every seed has its own partition" if seeds else ""
-        names = ", ".join(entry.name for entry in methods) if len(users) > 1 else ""
-        partitions.append(replace(counts, note=note, methods=names))
+        rows = held.counts[: min(MAX_CLIENTS, MAX_CELLS // len(held.labels))]
+        total = held.population or len(held.counts)
+        partitions.append({
+            "note": f"for seed {seeds[0]}; every seed has its own partition" if seeds else "",
+            "methods": ", ".join(entry.name for entry in methods) if len(users) > 1 else "",
+            "data": {"labels": held.labels, "counts": [list(map(int, row)) for row in rows], "clients": total},
+        })  # fmt: skip
     return partitions
-
-
-class SiteTable(NamedTuple):
-    """A table of sites: headings, a row of texts for each site from worst to best, and notes."""
-
-    headings: list[str]
-    rows: list[list[str]]
-    notes: list[str]
 
 
 def site_table(
@@ -630,10 +589,10 @@ def site_table(
     numbers: Mapping[str, Any],
     main: str,
     better: Mapping[str, Direction] | None = None,
-) -> SiteTable | None:
-    """Return the table of a run's sites; None if the run has no metrics by site.
+) -> tuple[list[str], list[list[str]], list[str]] | None:
+    """Return the table of a run's sites: headings, a row of texts for each site from worst to best, and notes.
 
-    A number that a site's policy withholds is shown as –.
+    None if the run has no metrics by site. A number that a site's policy withholds is shown as –.
 
     Args:
         history: The records of the run.
@@ -644,51 +603,41 @@ def site_table(
     sites = site_names(history)
     if not sites:
         return None
-    totals = site_totals(history)
-    main_column = f"test_{base_metric(main)}"
+    totals, last = site_totals(history), {name: value for record in history for name, value in record.items()}
     measured = {name.partition("/")[2] for name in numbers if name.partition("/")[0] in sites}
+    main_column = f"test_{base_metric(main)}"
     columns = [name for name in dict.fromkeys([main_column, *sorted(measured)]) if name in measured]
     spent = {"up_bytes": "sent", "down_bytes": "received", "work_seconds": "work"}
     spent = {name: heading for name, heading in spent.items() if any(name in costs for costs in totals.values())}
     order = columns[0] if columns else main_column
     if direction := direction_of(order, better):
         sign = 1.0 if direction == "higher" else -1.0
-        values = {site: numbers.get(f"{site}/{order}") for site in sites}
-        sites.sort(key=lambda site: math.inf if (value := values[site]) is None else sign * float(value))
+        values_of = {site: numbers.get(f"{site}/{order}") for site in sites}
+        sites.sort(key=lambda site: (values_of[site] is None, sign * float(values_of[site] or 0.0)))
     rows = []
     for site in sites:
-        test_rows = next(
-            (record[f"{site}/test_rows"] for record in reversed(history) if f"{site}/test_rows" in record), None
-        )
-        cells = [site, "–" if test_rows is None else formats.format_count(test_rows)]
-        cells += [_site_cell(name, numbers.get(f"{site}/{name}")) for name in columns]
-        cells += [_site_cell(name, totals[site].get(name) if site in totals else None) for name in spent]
-        rows.append(cells)
+        values = [(name, numbers.get(f"{site}/{name}")) for name in columns]
+        values += [(name, totals.get(site, Counter()).get(name)) for name in spent]
+        cells = [formats.formatter_of(name)(value) for name, value in values]
+        rows.append([site, formats.format_count(last.get(f"{site}/test_rows")), *cells])
     headings = ["site", "test rows", *(column_of(name, better).label for name in columns), *spent.values()]
-    return SiteTable(headings, rows, _site_notes(history, numbers, main, sites[0]))
+    return headings, rows, list(_site_notes(history, numbers, f"sites_test_{base_metric(main)}", sites[0]))
 
 
-def _site_notes(history: Sequence[Mapping[str, Any]], numbers: Mapping[str, Any], main: str, worst: str) -> list[str]:
-    """Return notes on the deviation over sites, how metrics were combined, and the seconds of a round."""
-    notes = []
-    prefix = f"sites_test_{base_metric(main)}"
-    if f"{prefix}_worst" in numbers and f"{prefix}_std" in numbers:
-        lowest, deviation = (_site_cell(prefix, numbers[f"{prefix}_{key}"]) for key in ("worst", "std"))
-        notes.append(f"{column_of(prefix).label}: worst site {worst} {lowest}, deviation over sites {deviation}")
+def _site_notes(
+    history: Sequence[Mapping[str, Any]], numbers: Mapping[str, Any], main: str, worst: str
+) -> Iterator[str]:
+    """Yield notes on the deviation over sites, how metrics were combined, and the seconds of a round."""
+    if f"{main}_worst" in numbers and f"{main}_std" in numbers:
+        lowest, deviation = (formats.formatter_of(main)(numbers[f"{main}_{key}"]) for key in ("worst", "std"))
+        yield f"{column_of(main).label}: worst site {worst} {lowest}, deviation over sites {deviation}"
     final = history[-1]
-    for name, rule in combined_by(history).items():
-        column = f"sites_test_{name}"
+    for column, rule in ((f"sites_test_{name}", rule) for name, rule in combined_by(history).items()):
         bounds = [final.get(f"{column}_at_{side}") for side in ("least", "most")]
         bounded = all(isinstance(value, float) for value in bounds)
         limits = f"; certainly between {bounds[0]:.3f} and {bounds[1]:.3f}" if bounded else ""
-        notes.append(f"{column_of(column).label}: {_site_cell(column, numbers.get(column))}, {rule}{limits}")
-    left_out = final.get("left_out")
-    notes += (
-        [f"without {site}: {reason}" for site, reason in sorted(left_out.items())] if isinstance(left_out, dict) else []
-    )
-    seconds = describe_seconds(history)
-    return [*notes, seconds] if seconds else notes
-
-
-def _site_cell(name: str, value: Any) -> str:
-    return "–" if value is None else formats.formatter_of(name)(value)
+        yield f"{column_of(column).label}: {formats.formatter_of(column)(numbers.get(column))}, {rule}{limits}"
+    if isinstance(left_out := final.get("left_out"), dict):
+        yield from (f"without {site}: {reason}" for site, reason in sorted(left_out.items()))
+    if seconds := describe_seconds(history):
+        yield seconds

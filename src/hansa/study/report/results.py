@@ -17,7 +17,7 @@ from hansa.runs.metrics import SeedStatistics, curve_over_seeds, seed_statistics
 from hansa.runs.provenance import data_digests
 from hansa.study.report import formats
 from hansa.study.report.entries import LabelCounts, ReportEntry
-from hansa.study.report.page import macro, write_page
+from hansa.study.report.page import ranking_table, write_page
 from hansa.study.report.ranking import Ranking, common_target, draw_curves, latex_table, rank
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Runs(Sequence[Run]):
         return f"Runs({self.name!r}, seeds {self.seeds}, {text})"
 
     def _repr_html_(self) -> str:
-        return str(macro("ranking_table", rank([self.entry])))
+        return ranking_table(rank([self.entry]))
 
 
 class Comparison(Mapping[str, Runs]):
@@ -335,7 +335,7 @@ class Comparison(Mapping[str, Runs]):
         return f"{title}\n{pandas.DataFrame(rows, columns=titles).to_string(index=False)}"
 
     def _repr_html_(self) -> str:
-        return str(macro("ranking_table", self.ranking(common_target(self.entries))))
+        return ranking_table(self.ranking(common_target(self.entries)))
 
 
 def latex_by_data(comparisons: Mapping[str, Comparison], *, metric: str | None = None, window: int = WINDOW) -> str:
@@ -383,7 +383,7 @@ def _with_data(entry: ReportEntry, run: Run) -> ReportEntry:
 
 def run_html(run: Run) -> str:
     """Return the numbers of a run as a small HTML table, for notebooks."""
-    return str(macro("ranking_table", rank([ReportEntry(run.algorithm.name, run.history)])))
+    return ranking_table(rank([ReportEntry(run.algorithm.name, run.history)]))
 
 
 def _with_statistic(name: str) -> str:
