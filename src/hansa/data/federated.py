@@ -14,7 +14,7 @@ import torch
 from hansa.core import trees
 from hansa.core.errors import HansaError, check_positive, invalid_argument, suggestion
 from hansa.core.keys import Key
-from hansa.data.partitions import Partition
+from hansa.data.partitions import Partition, divide
 from hansa.data.schema import Schema, TableEncoding
 from hansa.data.split import Split, owner_column, saved_split
 from hansa.training.batch_sources import count_rows, take_rows
@@ -76,7 +76,7 @@ class Dataset:
 class Redraw(NamedTuple):
     """How federated data is drawn with another seed, and the content that was drawn with seed 0."""
 
-    draw: Callable[[int], FederatedData]
+    draw: Callable[..., FederatedData]
     content: tuple[Any, ...]
 
     @staticmethod
@@ -148,23 +148,7 @@ class FederatedData:
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<div>{escape(line)}</div>" for line in str(self.summary()).splitlines())
-        return f"<div><b>{escape(repr(self))}</b>{lines}{self._partition_html()}</div>"
-
-    def _partition_html(self) -> str:
-        """A picture of the partition: a row for each of the first clients, and its share of each label by shade."""
-        if not self.labelled or self.classes is None or self.classes > 200:
-            return ""
-        rows = []
-        for client, counts in enumerate(self.label_counts()[:40].tolist()):
-            cells = (
-                f'<td title="label {label}: {count}" style="padding:0;width:14px;height:12px;'
-                f'background:rgba(42,120,200,{count / (sum(counts) or 1):.2f})"></td>'
-                for label, count in enumerate(counts)
-            )
-            rows.append(f'<tr><td style="padding:0 8px 0 0">{client}</td>{"".join(cells)}</tr>')
-        more = f"; the first {len(rows)} of {self.population}" * (len(rows) < self.population)
-        title = f"share of each label (columns) at each client (rows{more})"
-        return f'<table style="border-collapse:collapse"><caption>{title}</caption>{"".join(rows)}</table>'
+        return f"<div><b>{escape(repr(self))}</b>{lines}</div>"
 
     def for_seed(self, seed: int) -> FederatedData:
         """Return the data with the clients that a run's seed draws; itself if they are fixed, or drawn with this seed.
@@ -180,13 +164,13 @@ class FederatedData:
         if seed == 0 or self.redraw is None:
             return self
         unchanged = all(a is b for a, b in zip(self.redraw.content, Redraw.content_of(self), strict=True))
-        return self.redraw.draw(seed) if unchanged else self
+        return self.redraw.draw(seed=seed) if unchanged else self
 
-    def following(self, draw: Callable[[int], FederatedData]) -> FederatedData:
+    def following(self, draw: Callable[..., FederatedData]) -> FederatedData:
         """Return the data, which was drawn with seed 0, such that runs draw it with their own seeds.
 
         Args:
-            draw: Returns the data of a seed.
+            draw: Returns the data of its argument ``seed``.
         """
         return replace(self, redraw=Redraw(draw, Redraw.content_of(self)))
 
@@ -550,11 +534,7 @@ def _assign_by_label(data: FederatedData, key: Key) -> FederatedData:
             continue  # no client trains on it
         draw = key.child(int(label)).numpy()
         rows = draw.permutation(np.flatnonzero(labels == label))
-        ends = np.cumsum(counts[:, label]) / total * len(rows)
-        ends[-1] = len(rows)
-        # systematic rounding: a count is its expectation rounded up or down, and unbiased
-        ends = np.minimum(np.floor(ends + draw.random()), len(rows)).astype(np.int64)
-        owners[rows] = np.repeat(np.arange(data.population), np.diff(ends, prepend=0))
+        owners[rows] = divide(len(rows), np.cumsum(counts[:, label]) / total, draw)
     return replace(data, test_owners=torch.from_numpy(owners))
 
 

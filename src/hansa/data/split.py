@@ -50,7 +50,8 @@ class Split:
                 raise HansaError(f"Split({name}): expected int64 with one axis, found {tensor.dtype}, {tensor.ndim}.")
         stops, rows = self.offsets, len(self.index)
         if len(stops) < 2 or int(stops[0]) != 0 or int(stops[-1]) != rows or bool((stops[1:] < stops[:-1]).any()):
-            raise HansaError(f"Split(offsets): expected increasing values to {rows}, found {_short(stops)}.")
+            found = reprlib.repr(stops.tolist())
+            raise HansaError(f"Split(offsets): expected increasing values to {rows}, found {found}.")
 
     @property
     def population(self) -> int:
@@ -233,11 +234,6 @@ class saved_split:
 
 def _digest(split: Split) -> str:
     return hashlib.sha256(split.index.numpy().tobytes() + split.offsets.numpy().tobytes()).hexdigest()
-
-
-def _short(tensor: torch.Tensor) -> str:
-    values = tensor.tolist()
-    return str(values) if len(values) <= 6 else f"[{values[0]}, ..., {values[-1]}]"
 
 
 # ---- who owns which row: numbers or names, in an array, a list, a tuple or a pandas Series
