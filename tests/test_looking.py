@@ -23,7 +23,7 @@ import yaml
 import hansa
 from hansa import HansaError, config
 from hansa.cli.app import app  # before typer: it silences what typer's import warns of
-from hansa.config.fields import ComponentField
+from hansa.config.components import ComponentField
 from hansa.config.import_path import allow_code
 from hansa.config.sections import Config
 from hansa.runs import trust

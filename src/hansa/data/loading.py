@@ -147,9 +147,8 @@ def image_scaling(info: DatasetInfo, normalize: bool = True, downsample: int = 1
         raise HansaError(f"{info.name}: normalize: {normalize!r}: expected true or false.")
     height, width = info.shape[1:]
     if type(downsample) is not int or downsample < 1 or height % downsample or width % downsample:
-        raise HansaError(
-            f"{info.name}: downsample: {downsample!r}: expected a number that divides {height} and {width}."
-        )
+        expected = f"a number that divides {height} and {width}"
+        raise HansaError(f"{info.name}: downsample: {downsample!r}: expected {expected}.")
     if not normalize:
         return ImageScaling((0.0,) * len(info.mean), (1.0,) * len(info.std), downsample)
     return ImageScaling(info.mean, info.std, downsample)

@@ -196,9 +196,8 @@ class labels_per_client(Checked):
                 owners[rows] = np.repeat(sharing, _equal_sizes(len(rows), len(sharing)))
         empty = np.flatnonzero(np.bincount(owners[owners >= 0], minlength=number) == 0)
         if len(empty):
-            raise invalid_argument(
-                "labels_per_client", "clients", number, f"fewer: client {empty[0]} would have no rows of its labels"
-            )
+            expected = f"fewer: client {empty[0]} would have no rows of its labels"
+            raise invalid_argument("labels_per_client", "clients", number, expected)
         return Split.of_owners(owners, number)
 
 
@@ -245,16 +244,13 @@ class natural(Checked):
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
         if groups is None:
-            raise HansaError(
-                "natural: this data set has no natural owners. Use iid, shards, dirichlet or quantity_skew."
-            )
+            raise HansaError("natural: the data has no natural owners. Use iid, shards, dirichlet or quantity_skew.")
         owners = groups.numpy()
         sizes = np.bincount(owners[owners >= 0])
         eligible = np.flatnonzero(sizes >= self.min_size)
         if not len(eligible):
-            raise invalid_argument(
-                "natural", "min_size", self.min_size, f"at most {sizes.max(initial=0)}, the largest owner"
-            )
+            largest = f"at most {sizes.max(initial=0)}, the largest owner"
+            raise invalid_argument("natural", "min_size", self.min_size, largest)
         number = len(eligible) if clients is None else clients
         _check_clients("natural", number, len(eligible), unit=f"natural owners of {self.min_size} samples or more")
         selected = np.sort(key.numpy().permutation(eligible)[:number])
@@ -276,9 +272,8 @@ def _check_clients(part: str, clients: int | None, available: int, per_client: i
 
 def _classes(part: str, labels: torch.Tensor) -> Integers:
     if labels.ndim != 1 or labels.is_floating_point():
-        raise HansaError(
-            f"{part}: expected a label per row, found {labels.dtype} {tuple(labels.shape)}. Use iid or natural."
-        )
+        found = f"{labels.dtype} {tuple(labels.shape)}"
+        raise HansaError(f"{part}: expected a label per row, found {found}. Use iid or natural.")
     return np.asarray(labels.numpy(), np.int64)
 
 

@@ -134,7 +134,7 @@ def _cifar(
 def _leaf(name: str, title: str, **facts: Any) -> DatasetInfo:
     instructions = (
         f"It has no official download: create its files with LEAF (github.com/TalwalkarLab/leaf, data/{name}/"
-        f"preprocess.sh) and put its train and test folders below {name}/ in the data folder."
+        f"preprocess.sh -t sample) and put its train and test folders below {name}/ in the data folder."
     )
     return DatasetInfo(name, title, name, name, homepage="https://leaf.cmu.edu", instructions=instructions, **facts)
 
