@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import hansa
+from command_line import run_command
 from hansa.config import from_yaml
 from hansa.runs.folder import RunFolder, SeedGroupFolder
 
@@ -211,13 +212,10 @@ local: {lr: 0.05, steps: 3, batch_size: 10}
 
 
 def test_it_runs_resumes_and_refuses_another(tmp_path, monkeypatch):
-    from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
-    from command_line import CliRunner
-
     config = from_yaml(SETTING)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(SETTING)
-    assert CliRunner().invoke(app, ["run", "run.yaml", "-o", "cli", "-q"]).exit_code == 0
+    assert run_command("run", "run.yaml", "-o", "cli", "-q").exit_code == 0
     run = hansa.run_config(config, "mine")
     weights = hansa.load_model("cli").module.state_dict()
     assert all(torch.equal(weights[name], value) for name, value in run.model.state_dict().items())
