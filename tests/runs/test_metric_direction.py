@@ -173,7 +173,7 @@ def test_scores_name_what_they_are():
     assert "last5_test_accuracy" not in metrics.summarize(short)
     assert metrics.summarize(long)["last5_test_accuracy"] == pytest.approx(0.5)
     assert metrics.summarize(long, window=2)["last2_test_accuracy"] == pytest.approx(0.65)
-    assert metrics.score(short) == 0.5
+    assert metrics.last(short, few_as_final=True) == 0.5
     ranking = rank([ReportEntry("long", long), ReportEntry("short", short)])
     assert ranking.score == "test_accuracy"  # one has no mean of five: all are ranked by the final value
     assert rank([ReportEntry("long", long)]).score == "last5_test_accuracy"

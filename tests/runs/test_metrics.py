@@ -100,7 +100,7 @@ def test_the_final_value_is_not_the_last_finite_one(last):
     summary = metrics.summarize(curve, 0.8)
     assert math.isnan(summary["test_accuracy"])
     assert math.isnan(metrics.last(curve))
-    assert math.isnan(metrics.score(curve))
+    assert math.isnan(metrics.last(curve, few_as_final=True))
     assert (summary["best_test_accuracy"], summary["rounds_to_target"]) == (0.9, 2)
     assert metrics.diverged_at(curve, "test_accuracy") == 3
 
@@ -136,7 +136,7 @@ def test_it_is_last_named_and_never_bold(seeds):
     (row,) = [line for line in ranking.latex().splitlines() if line.startswith("bad")]
     assert "diverged" in row
     assert "textbf" not in row
-    assert all(tile.ranked.entry.name != "bad" for tile in ranking.tiles())
+    assert all(ranked.entry.name != "bad" for *_, ranked in ranking.tiles())
 
 
 def test_show_says_it(capsys):

@@ -232,9 +232,9 @@ def test_latex_has_deviations_costs_and_paired_intervals():
         ranking.latex(reference="fas")
     alike = entry("alike", [[0.5, 0.7], [0.5, 0.8], [0.5, 0.9]])
     assert rank([fast, alike]).latex().count(r"\textbf{80.0") == 2  # ties are all bold
-    tile = next(tile for tile in ranking.tiles() if "bits" in tile.title)
-    assert (tile.ranked.entry.name, tile.value) == ("slow_1", "160 bit")  # the traffic between peers counts
-    assert "highest accuracy, final" in ranking.tiles()[0].title
+    value, ranked = next(tile[1:] for tile in ranking.tiles() if "bits" in tile[0])
+    assert (ranked.entry.name, value) == ("slow_1", "160 bit")  # the traffic between peers counts
+    assert "highest accuracy, final" in ranking.tiles()[0][0]
 
 
 def test_unweighted_fedavg_says_so():

@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from hansa.core.errors import HansaError, invalid_argument
 from hansa.training.metric_direction import DIRECTIONS, Direction
 
-Unit: TypeAlias = Literal["count", "fraction", "number", "bits", "bytes", "seconds", "flag", "list"]
-Chart: TypeAlias = Literal["axis", "outcome", "detail"]
+Unit: TypeAlias = Literal["count", "fraction", "number", "bits", "bytes", "seconds", "flag", "list", "dict"]
+Chart: TypeAlias = Literal["outcome", "detail"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Column:
         unit: The unit; determines the number format.
         meaning: One sentence for the documentation, without a full stop.
         better: Which direction is better, or "" where neither is.
-        charts: Where the report page draws it: as a choice of x axis, as an outcome, or as a small chart.
-        axis: The label of the x axis, for columns with an "axis" chart.
+        charts: Where the report page draws it: as an outcome, or as a small chart.
+        axis: Its label as an x axis of the report page, "" if it is no choice.
         sum_of: For running totals, the columns of a round that are added up (bytes to bits).
         hide_zero: Whether tables omit it if it is 0 for all runs.
     """
@@ -57,27 +57,26 @@ class ClientColumn(NamedTuple):
 
 
 _BOTH, _ALL = ("up_bytes", "down_bytes"), ("up_bytes", "down_bytes", "peer_bytes")
-_AXIS: tuple[Chart, ...] = ("axis",)
 _OUTCOME: tuple[Chart, ...] = ("outcome",)
 _DETAIL: tuple[Chart, ...] = ("detail",)
 
 COLUMNS: dict[str, Column] = {
     column.name: column
     for column in (
-        Column("round", "rounds", "count", "the round, from 1", "", _AXIS, "communication rounds"),
+        Column("round", "rounds", "count", "the round, from 1", axis="communication rounds"),
         Column("up_bits", "sent up", "bits", "bits from clients to the server so far", "lower",
-               _AXIS, "bits sent up", ("up_bytes",)),
+               axis="bits sent up", sum_of=("up_bytes",)),
         Column("down_bits", "sent down", "bits", "bits from the server to clients so far", "lower",
                sum_of=("down_bytes",)),
         Column("peer_bits", "to peers", "bits", "bits between clients so far", "lower",
                sum_of=("peer_bytes",), hide_zero=True),
         Column("server_bits", "server bits", "bits", "bits to and from the server so far", "lower",
-               _AXIS, "bits to and from the server", _BOTH),
-        Column("bits", "all bits", "bits", "all bits so far", "lower", _AXIS, "bits sent", _ALL),
+               axis="bits to and from the server", sum_of=_BOTH),
+        Column("bits", "all bits", "bits", "all bits so far", "lower", axis="bits sent", sum_of=_ALL),
         Column("simulated_total_seconds", "simulated time", "seconds", "simulated time so far", "lower",
-               _AXIS, "simulated time, seconds", ("simulated_seconds",)),
+               axis="simulated time, seconds", sum_of=("simulated_seconds",)),
         Column("wall_seconds", "wall time", "seconds", "wall time so far", "lower",
-               _AXIS, "wall time, seconds", ("seconds",)),
+               axis="wall time, seconds", sum_of=("seconds",)),
         Column("test_accuracy", "accuracy", "fraction", "accuracy on all test rows", "higher", _OUTCOME),
         Column("test_loss", "test loss", "number", "mean loss on all test rows", "lower", _OUTCOME),
         Column("global_loss", "global loss", "number", "mean loss of the server's model on all training rows", "lower",
@@ -111,15 +110,15 @@ COLUMNS: dict[str, Column] = {
         Column("clients", "clients", "list", "their numbers"),
         Column("lost", "dropped", "count", "clients that were asked and whose update was not accepted", "lower",
                _DETAIL, hide_zero=True),
-        Column("reasons", "drop reasons", "list", "how many clients were dropped for each reason"),
+        Column("reasons", "drop reasons", "dict", "how many clients were dropped for each reason"),
         Column("moved", "applied", "flag", "whether the server applied an update"),
         Column("up_bytes", "bytes up", "bytes", "bytes from clients to the server in this round", "lower"),
         Column("down_bytes", "bytes down", "bytes", "bytes from the server to clients in this round", "lower"),
         Column("peer_bytes", "bytes to peers", "bytes", "bytes between clients in this round", "lower"),
-        Column("sites", "sites", "list", "bytes and seconds of each site of a federation"),
-        Column("combined_by", "combined by", "list",
+        Column("sites", "sites", "dict", "bytes and seconds of each site of a federation"),
+        Column("combined_by", "combined by", "dict",
                "how a metric over all sites was computed: pooled from sketches, or mean by test rows"),
-        Column("left_out", "left out", "list", "sites without numbers in an evaluation, and why"),
+        Column("left_out", "left out", "dict", "sites without numbers in an evaluation, and why"),
         Column("seconds", "seconds", "seconds", "wall time of this round", "lower"),
         Column("work_seconds", "work", "seconds", "work of the site that the round waited for longest", "lower"),
         Column("transport_seconds", "transport", "seconds", "polls, TLS and transfer to and from that site", "lower"),
@@ -164,9 +163,9 @@ LOSSES = ("test_loss", "sites_test_loss", "global_loss", "loss", "train_loss")
 """The losses, in the order in which tables and progress displays prefer them."""
 COSTS = ("up_bits", "down_bits", "peer_bits", "simulated_total_seconds", "wall_seconds", "lost")
 """The costs of a run in the order of tables; a table omits those that a run does not have."""
-AXES = {name: column.axis for name, column in COLUMNS.items() if "axis" in column.charts}
+AXES = {name: column.axis for name, column in COLUMNS.items() if column.axis}
 """The columns available as x axes, with their labels."""
-CHARTED = tuple(name for name, column in COLUMNS.items() if column.charts)
+CHARTED = tuple(name for name, column in COLUMNS.items() if column.charts or column.axis)
 """All columns that the report page draws."""
 BITS = {name: column.sum_of[0] for name, column in COLUMNS.items() if column.unit == "bits" and len(column.sum_of) == 1}
 """Running totals in bits, and the byte columns that they sum."""
@@ -283,22 +282,19 @@ def check_record(record: Mapping[str, Any]) -> None:
         unit = COLUMNS[name].unit if name in COLUMNS else "number" if _evaluated_prefix(name) else ""
         if value is None or not unit:
             continue
-        if unit == "list":
-            inner = value.values() if name == "sites" and isinstance(value, dict) else [value]
-            fits = isinstance(value, (list, dict)) and all(map(_fits_list, inner))
-        elif unit == "flag":
-            fits = isinstance(value, bool)
+        if unit == "dict":  # of texts and numbers; for sites, one for each site
+            tables = value.values() if name == "sites" and isinstance(value, dict) else [value]
+            fits = all(isinstance(table, dict) and all(map(_is_text_or_number, table.values())) for table in tables)
+        elif unit in ("flag", "list"):
+            fits = isinstance(value, bool if unit == "flag" else list)
         else:
             fits = is_number(value) and (unit not in ("count", "bytes") or 0 <= value < 1 << 62)
         if not fits:
             raise ValueError(f"{name!r} is {value!r:.60}")
 
 
-def _fits_list(value: object) -> bool:
-    """Whether this is a list, or numbers and texts by name."""
-    return isinstance(value, list) or (
-        isinstance(value, dict) and all(isinstance(each, str) or is_number(each) for each in value.values())
-    )
+def _is_text_or_number(value: object) -> bool:
+    return isinstance(value, str) or is_number(value)
 
 
 def is_number(value: object) -> bool:
@@ -362,12 +358,14 @@ class MetricFacts:
     @classmethod
     def of_task(cls, task: Any) -> MetricFacts:
         """Return the facts of a task."""
-        return cls(
-            getattr(task, "main_metric", ""),
-            dict(getattr(task, "directions", {})),
-            label_share(task),
-            VALIDATION in getattr(task, "test_sets", ()),
-        )
+        import torch
+
+        chance, targets = None, getattr(getattr(task, "data", None), "test_targets", None)
+        if isinstance(targets, torch.Tensor) and not targets.is_floating_point() and targets.ndim == 1:
+            labels = targets[targets >= 0]
+            chance = float(labels.bincount().max()) / len(labels) if len(labels) else None
+        main, directions = getattr(task, "main_metric", ""), dict(getattr(task, "directions", {}))
+        return cls(main, directions, chance, VALIDATION in getattr(task, "test_sets", ()))
 
     @classmethod
     def from_json(cls, stored: object) -> MetricFacts:
@@ -409,17 +407,6 @@ def scores_test_rows(metric: str) -> str:
         f"scored by {metric}, on test rows: the best value is then biased. data.validation: 0.1, or in Python "
         "hansa.data.with_validation(data, 0.1), takes rows for tuning out of training."
     )
-
-
-def label_share(task: Any) -> float | None:
-    """Return the share of the most frequent test label of a task, if its targets are class numbers."""
-    import torch
-
-    targets = getattr(getattr(task, "data", None), "test_targets", None)
-    if not isinstance(targets, torch.Tensor) or targets.is_floating_point() or targets.ndim != 1:
-        return None
-    labels = targets[targets >= 0]
-    return float(labels.bincount().max()) / len(labels) if len(labels) else None
 
 
 def main_metric(names: Iterable[str], facts: MetricFacts = NO_FACTS) -> str:

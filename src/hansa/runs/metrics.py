@@ -110,7 +110,9 @@ def best(history: History, metric: str | None = None) -> float | None:
     return choose((value for _, value in points), default=None)
 
 
-def last(history: History, metric: str | None = None, count: int = WINDOW) -> float | None:
+def last(
+    history: History, metric: str | None = None, count: int = WINDOW, *, few_as_final: bool = False
+) -> float | None:
     """Return the mean of the last ``count`` measurements: less noisy than the last, without the best's selection bias.
 
     NaN if the last measurement is not finite: the run diverged.
@@ -119,30 +121,18 @@ def last(history: History, metric: str | None = None, count: int = WINDOW) -> fl
         history: The records of a run.
         metric: A column; by default the main metric of the run.
         count: How many measurements to average; 1 is the final value.
+        few_as_final: Return the final value if there are no more than ``count``, as for the scores that rank runs.
 
-    >>> last([{"round": r, "test_accuracy": r / 10} for r in range(10)])
-    0.7
+    >>> records = [{"round": r, "test_accuracy": r / 10} for r in range(5)]
+    >>> last(records), last(records, few_as_final=True)
+    (0.2, 0.4)
     """
-    return _mean_of_last(history, metric, count, count)
-
-
-def score(history: History, metric: str | None = None, window: int = WINDOW) -> float | None:
-    """Return what runs are ranked by: the mean of the last ``window`` measurements, or the final one if there are no
-    more than ``window``; NaN if the run diverged.
-
-    >>> score([{"round": r, "test_accuracy": r / 10} for r in range(5)])
-    0.4
-    """
-    return _mean_of_last(history, metric, window, 1)
-
-
-def _mean_of_last(history: History, metric: str | None, count: int, fallback_count: int) -> float | None:
-    """Return the mean of the last ``count`` measurements, or of ``fallback_count`` if there are at most ``count``."""
     check_integer("score", "window", count)
     points, name, _ = _measured(history, metric)
     if diverged_at(history, name) is not None:
         return math.nan
-    values = [value for _, value in points[-(count if len(points) > count else fallback_count) :]]
+    values = [value for _, value in points]
+    values = values[-1:] if few_as_final and len(values) <= count else values[-count:]
     return math.fsum(values) / len(values) if values else None
 
 
@@ -220,10 +210,10 @@ def summarize(
     summary: dict[str, Any] = {"rounds": int(history[-1]["round"]) if history else 0}
     for name in dict.fromkeys([*OUTCOMES, *evaluated_metrics(names), facts.main, requested]):
         values = [float(record[name]) for record in history if is_finite(record.get(name))]
-        diverged = diverged_at(history, name) is not None
-        if not values and not diverged:
-            continue
-        summary[name] = math.nan if diverged else values[-1]
+        if diverged := diverged_at(history, name) is not None:
+            summary[name] = math.nan
+        elif values:
+            summary[name] = values[-1]
         if values and (direction := direction_of(name, better)):
             summary[f"best_{name}"] = min(values) if direction == "lower" else max(values)
         if len(values) > window:
@@ -233,10 +223,8 @@ def summarize(
     summary["lost"] = sum(int(record.get("lost") or 0) for record in history)
     summary["unmoved_rounds"] = sum(record.get("moved") is False for record in history)
     if target is not None:
-        cost = cost_to(history, target, metric) if column in names else None
-        summary["target"] = target
-        summary["rounds_to_target"] = None if cost is None else int(cost["round"])
-        summary["bits_to_target"] = None if cost is None else cost["bits"]
+        cost = (cost_to(history, target, metric) if column in names else None) or {}
+        summary |= {"target": target, "rounds_to_target": cost.get("round"), "bits_to_target": cost.get("bits")}
     return summary
 
 
@@ -309,8 +297,7 @@ def drop_reasons(history: Iterable[Record]) -> Counter[str]:
     """Return the number of dropped clients by reason."""
     reasons: Counter[str] = Counter()
     for record in history:
-        counts = record.get("reasons")
-        reasons.update(counts if isinstance(counts, dict) else {})
+        reasons.update(record.get("reasons") or {})
     return reasons
 
 
@@ -413,11 +400,13 @@ def cost_over_seeds(
 
 
 class MeanInterval(NamedTuple):
-    """A mean over seeds and half the width of its confidence interval; infinite below `MIN_SEEDS` seeds."""
+    """A mean over seeds, half the width of its confidence interval, and the p-value of the mean 0 by Student's t-test;
+    with fewer than `MIN_SEEDS` seeds, an infinite width and p-value 1."""
 
     mean: float
     half: float
     seeds: int
+    p_value: float = 1.0
 
     @property
     def ends(self) -> tuple[float, float, float]:
@@ -453,20 +442,12 @@ def excludes_zero(
     """
     if correction is None:
         return [each.sign != 0 for each in intervals]
-    from scipy.special import stdtr, stdtrit
-
-    def p_value(each: MeanInterval) -> float:
-        if each.half == 0:
-            return float(each.mean == 0)
-        quantile = stdtrit(each.seeds - 1, 0.5 + confidence / 2)
-        return float(2 * stdtr(each.seeds - 1, -abs(each.mean) / (each.half / quantile)))
-
     excluded = [False] * len(intervals)
-    values = sorted((p_value(each), place) for place, each in enumerate(intervals))
-    for rank, (value, place) in enumerate(values):
-        if value > (1 - confidence) / (len(values) - rank):
+    ordered = sorted((each.p_value, index) for index, each in enumerate(intervals))
+    for rank, (p_value, index) in enumerate(ordered):
+        if p_value > (1 - confidence) / (len(ordered) - rank):
             break
-        excluded[place] = True
+        excluded[index] = True
     return excluded
 
 
@@ -488,10 +469,11 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> MeanInte
     count = len(values)
     if count < MIN_SEEDS:
         return MeanInterval(fmean(values), math.inf, count)
-    from scipy.special import stdtrit  # scipy.stats takes a second to import
+    from scipy.special import stdtr, stdtrit  # scipy.stats takes a second to import
 
-    quantile = float(stdtrit(count - 1, 0.5 + confidence / 2))
-    return MeanInterval(fmean(values), quantile * stdev(values) / math.sqrt(count), count)
+    mean, error = fmean(values), stdev(values) / math.sqrt(count)
+    p_value = 2 * float(stdtr(count - 1, -abs(mean) / error)) if error else float(mean == 0)
+    return MeanInterval(mean, float(stdtrit(count - 1, 0.5 + confidence / 2)) * error, count, p_value)
 
 
 def paired_interval(first: Sequence[float], second: Sequence[float], confidence: float = 0.95) -> MeanInterval:
@@ -506,7 +488,7 @@ def paired_interval(first: Sequence[float], second: Sequence[float], confidence:
         confidence: The confidence level.
 
     >>> paired_interval([81.0, 85.0, 89.0], [80.0, 84.0, 88.0])
-    MeanInterval(mean=1.0, half=0.0, seeds=3)
+    MeanInterval(mean=1.0, half=0.0, seeds=3, p_value=0.0)
     """
     pairs = zip(first, second, strict=True)
     return mean_interval([0.0 if math.isclose(a, b, rel_tol=1e-12) else a - b for a, b in pairs], confidence)
@@ -530,15 +512,14 @@ def site_totals(history: Iterable[Record]) -> dict[str, Counter[str]]:
     """
     totals: dict[str, Counter[str]] = {}
     for record in history:
-        sites = record.get("sites")
-        for site, counts in sites.items() if isinstance(sites, dict) else ():
+        for site, counts in (record.get("sites") or {}).items():
             totals.setdefault(site, Counter()).update(counts)
     return totals
 
 
 def combined_by(history: Sequence[Record]) -> dict[str, str]:
     """Return how each metric over all sites was last computed."""
-    return next((methods for record in reversed(history) if isinstance(methods := record.get("combined_by"), dict)), {})
+    return next((record["combined_by"] for record in reversed(history) if record.get("combined_by")), {})
 
 
 def round_seconds(history: Iterable[Record]) -> dict[str, float]:
@@ -551,13 +532,10 @@ def round_seconds(history: Iterable[Record]) -> dict[str, float]:
     >>> round_seconds([first, {**first, "seconds": 4.0, "work_seconds": 1.5}])
     {'seconds': 4.0, 'work_seconds': 1.5, 'transport_seconds': 2.0, 'server_seconds': 0.5}
     """
-    measured = [
-        {"seconds": record["seconds"], **(parts := {name: record[name] for name in PARTS}),
-         "server_seconds": max(0.0, record["seconds"] - sum(parts.values()))}
-        for record in history if all(name in record for name in PARTS)
-    ]  # fmt: skip
-    rounds = measured[1:] or measured
-    return {name: float(median(record[name] for record in rounds)) for name in rounds[0]} if rounds else {}
+    rounds = [record for record in history if all(name in record for name in ("seconds", *PARTS))]
+    parts = {name: [record[name] for record in rounds[1:] or rounds] for name in ("seconds", *PARTS)}
+    parts["server_seconds"] = [max(0.0, all - sum(of)) for all, *of in zip(*parts.values(), strict=True)]
+    return {name: float(median(values)) for name, values in parts.items() if values}
 
 
 def describe_seconds(history: Iterable[Record]) -> str:

@@ -19,7 +19,7 @@ from hansa.core.errors import HansaError, check_integer, invalid_argument, short
 from hansa.core.keys import Key
 from hansa.runs.columns import WINDOW, MetricFacts, lower_is_better, split_metric
 from hansa.runs.driver import Record, Run
-from hansa.runs.metrics import last, score, text_table
+from hansa.runs.metrics import last, text_table
 from hansa.runs.store import io
 
 SEARCH = "search.json"
@@ -76,7 +76,7 @@ def parse_range(text: str) -> search_range | None:
 
 
 class Trial(NamedTuple):
-    """An evaluated point; its value is the mean over seeds of `hansa.runs.metrics.score`."""
+    """An evaluated point; its value is the mean over seeds of `hansa.runs.metrics.last`."""
 
     number: int
     point: dict[str, Any]
@@ -277,7 +277,7 @@ class RunningTrial:
             if not math.isfinite(value):  # if this is the last value, the run diverged and the trial fails
                 self._values[-1] = math.nan
                 continue
-            value_now, running = score(so_far, metric, search.window), last(so_far, metric, search.window)
+            value_now, running = (last(so_far, metric, search.window, few_as_final=final) for final in (True, False))
             self._values[-1] = math.nan if value_now is None else value_now
             # a running mean from the first round on, so that the values of one run are comparable for pruning
             mean = math.fsum([*self._values[:-1], math.nan if running is None else running]) / len(self._values)

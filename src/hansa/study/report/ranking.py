@@ -4,7 +4,7 @@ figures of curves for papers."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -68,12 +68,15 @@ class RankedEntry(NamedTuple):
         """Return one number as text: with several seeds mean and deviation; – if there is none."""
         value, runs = self.numbers.get(key), len(self.entry.runs)
         if value is None:
-            reached = self.numbers.get("reached")
-            return "–" if key not in TO_TARGET else f"{reached} of {runs} runs" if runs > 1 and reached else "never"
+            return "–" if key not in TO_TARGET else self.reached(self.numbers.get("reached"))
         if math.isnan(value):  # the only non-finite numbers of a summary
             return f"diverged, {len(self.diverged)} of {runs} seeds" if runs > 1 and self.diverged else "diverged"
         spread = None if key in COSTS or key == "rounds" else self.spreads.get(key)
         return write(value) if spread is None else formats.format_spread(write, value, spread.std)
+
+    def reached(self, runs: int | None) -> str:
+        """Return how many of several seeds reached a target."""
+        return f"{runs} of {len(self.entry.runs)} runs" if runs and self.entry.members else "never"
 
 
 class RankingColumn(NamedTuple):
@@ -95,22 +98,6 @@ class RankingColumn(NamedTuple):
         return self.best is not None and ranked.numbers.get(self.key) == self.best and not ranked.diverged
 
 
-class TargetCell(NamedTuple):
-    """What a method spent to reach a target: rounds and bits as text; or how many seeds reached it, if not all."""
-
-    rounds: str
-    bits: str = ""
-    best: bool = False
-
-
-class Tile(NamedTuple):
-    """A headline number: its title, its value, and the method that has it."""
-
-    title: str
-    value: str
-    ranked: RankedEntry
-
-
 class Ranking(list[RankedEntry]):
     """Entries from best to worst, as `rank` orders them.
 
@@ -130,14 +117,14 @@ class Ranking(list[RankedEntry]):
     def __init__(
         self,
         ranked: Iterable[RankedEntry],
-        metric: str = ACCURACY,
-        better: Mapping[str, Direction] | None = None,
-        score: str = ACCURACY,
-        window: int = WINDOW,
-        target: float | None = None,
+        metric: str,
+        better: Mapping[str, Direction],
+        score: str,
+        window: int,
+        target: float | None,
     ) -> None:
         super().__init__(ranked)
-        self.metric, self.better, self.score = metric, dict(better or {}), score
+        self.metric, self.better, self.score = metric, better, score
         self.window, self.target = window, target
         self.falls = lower_is_better(metric, self.better)
         self.directed_metric = f"{metric}:{'lower' if self.falls else 'higher'}"
@@ -160,17 +147,17 @@ class Ranking(list[RankedEntry]):
         for key in dict.fromkeys([*self._metric_keys(final), *COSTS]):
             values = [ranked.numbers.get(key) for ranked in self]
             column = column_of(key, self.better)
-            reachable = key in TO_TARGET and self.target is not None and final
-            if (all(value is None for value in values) and not reachable) or (column.hide_zero and not any(values)):
+            target = self.target if key in TO_TARGET else None
+            if (not {*values} - {None} and (target is None or not final)) or (column.hide_zero and not any(values)):
                 continue
-            write, heading, better = formats.formatter_of(key), column.label, column.better
-            statistic = "" if key in COSTS else metrics.describe_score(key)
-            if key in TO_TARGET and self.target is not None:
-                heading, statistic = f"{key.partition('_')[0]} to {format_target(self.target, self.metric)}", ""
-                write, better = formats.format_count if key == "rounds_to_target" else formats.format_bits, "lower"
+            heading, statistic, write = column.label, metrics.describe_score(key), formats.formatter_of(key)
+            if target is not None:
+                heading, statistic = f"{key.partition('_')[0]} to {format_target(target, self.metric)}", ""
+                write = formats.format_count if key == "rounds_to_target" else formats.format_bits
+            better = column.better if target is None else "lower"
             differ = len({ranked.numbers.get(key) for ranked in self if not ranked.diverged} - {None}) > 1
             best = self._best(key, better) if better and differ and not column.hide_zero else None
-            columns.append(RankingColumn(heading, statistic, key, write, best))
+            columns.append(RankingColumn(heading, "" if key in COSTS else statistic, key, write, best))
         return columns
 
     def _best(self, key: str, better: Direction) -> float | None:
@@ -213,46 +200,52 @@ class Ranking(list[RankedEntry]):
         chance = chance_level([ranked.entry for ranked in self])
         return [s for s in steps if 0 < s <= max(values) + 1e-12 and (s > chance or s == self.target)]
 
-    def target_rows(self, targets: Sequence[float]) -> list[list[TargetCell]]:
-        """Return rounds and bits over all links of each method to each target; the fewest rounds are best."""
+    def _costs(self, target: float) -> list[tuple[RankedEntry, int, dict[str, SeedStatistics]]]:
+        """Return of each entry how many seeds reached a target, and if all did, their totals then."""
+        return [(r, *metrics.cost_over_seeds(r.entry.histories, target, self.directed_metric)) for r in self]
+
+    def target_rows(self, targets: Sequence[float]) -> list[list[tuple[str, str, bool]]]:
+        """Return for each method and target: its rounds, or how many seeds reached it if not all did; the bits over all
+        links; and whether it has the fewest rounds."""
         columns = []
         for target in targets:
-            costs = [(r, *metrics.cost_over_seeds(r.entry.histories, target, self.directed_metric)) for r in self]
+            costs = self._costs(target)
             fewest = min((spent["round"].mean for r, _, spent in costs if spent and not r.diverged), default=0.0)
             cells = []
             for ranked, reached, spent in costs:
                 if not spent:
-                    cells.append(TargetCell(f"{reached} of {len(ranked.entry.runs)} runs" if reached else "never"))
+                    cells.append((ranked.reached(reached), "", False))
                     continue
                 mean, deviation, *_ = spent["round"]
                 over_seeds = formats.format_spread(formats.format_count, mean, deviation)
                 rounds = over_seeds if ranked.entry.members else formats.format_count(mean)
                 best = mean == fewest and not ranked.diverged
-                cells.append(TargetCell(rounds, formats.format_bits(spent["bits"].mean), best))
+                cells.append((rounds, formats.format_bits(spent["bits"].mean), best))
             columns.append(cells)
         return [list(row) for row in zip(*columns, strict=True)]
 
-    def tiles(self) -> list[Tile]:
-        """Return the headline numbers: the best metric, and the lowest costs to the target."""
-        leader, parts = self[0], []
+    def tiles(self) -> list[tuple[str, str, RankedEntry]]:
+        """Return the headline numbers, each with its title and the method that has it: the best metric, and the lowest
+        costs to the target."""
+        leader, tiles = self[0], []
         if leader.numbers.get(self.score) is not None and not leader.diverged:
             best = f"{'lowest' if self.falls else 'highest'} {column_of(self.metric).label}"
             value = leader.cell(self.score, formats.formatter_of(self.score))
-            parts.append(Tile(f"{best}, {metrics.describe_score(self.score)}", value, leader))
+            tiles.append((f"{best}, {metrics.describe_score(self.score)}", value, leader))
         if self.target is None:
-            return parts
-        costs_of: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-            ("fewest rounds", "round", lambda n: f"{formats.format_count(n)} rounds"),
-            ("fewest bits, peers included,", "bits", formats.format_bits),
-            ("least simulated time", "simulated_total_seconds", formats.format_duration),
-        )
-        costs = [(r, metrics.cost_over_seeds(r.entry.histories, self.target, self.directed_metric)[1]) for r in self]
-        for title, axis, write in costs_of:
-            spent = [(r, cost[axis].mean) for r, cost in costs if axis in cost and not r.diverged]
+            return tiles
+        costs_of: dict[str, tuple[str, formats.Formatter]] = {
+            "round": ("fewest rounds", lambda rounds: f"{formats.format_count(rounds)} rounds"),
+            "bits": ("fewest bits, peers included,", formats.format_bits),
+            "simulated_total_seconds": ("least simulated time", formats.format_duration),
+        }
+        costs = self._costs(self.target)
+        for cost, (title, write) in costs_of.items():
+            spent = [(ranked, of[cost].mean) for ranked, _, of in costs if cost in of and not ranked.diverged]
             if spent:
                 ranked, least = min(spent, key=lambda pair: pair[1])
-                parts.append(Tile(f"{title} to {format_target(self.target, self.metric)}", write(least), ranked))
-        return parts
+                tiles.append((f"{title} to {format_target(self.target, self.metric)}", write(least), ranked))
+        return tiles
 
     def latex(
         self, *, confidence: float = 0.95, reference: str | None = None, correction: Literal["holm"] | None = None
@@ -285,17 +278,16 @@ class Ranking(list[RankedEntry]):
         if reference is not None and reference not in by_name:
             raise HansaError(f"latex(reference={reference!r}): no such method. {suggestion(reference, by_name)}")
         base = self[0] if reference is None else by_name[reference]
-        percent, write = column_of(self.metric).unit == "fraction", formats.formatter_of(self.metric)
-        columns = {"method": [ranked.entry.name for ranked in self], self.label: self.scores}
-        keys: dict[str, Direction] = {self.score: "lower" if self.falls else "higher"}
-        if self.target is not None:
-            target_text = f"{100 * self.target:g}%" if percent else f"{self.target:g}"
-            for key, write_cost in zip(TO_TARGET, (formats.format_count, formats.format_bits), strict=True):
-                columns[f"{key.partition('_')[0]} to {target_text}"] = [ranked.cell(key, write_cost) for ranked in self]
-                keys[key] = "lower"
-        bold = set()
-        for column, (key, better) in enumerate(keys.items(), 1):
-            bold |= {(row, column) for row in self.bold_rows(list(columns.values())[column], key, better)}
+        write = formats.formatter_of(self.metric)
+        columns, bold = {"method": [ranked.entry.name for ranked in self]}, set()
+        for column in self.columns(final=True):
+            if column.key in (self.score, *TO_TARGET):
+                texts = [ranked.cell(column.key, column.write).replace("%", "") for ranked in self]
+                falls = self.falls or column.key in TO_TARGET
+                bold |= {
+                    (row, len(columns)) for row in self.bold_rows(texts, column.key, "lower" if falls else "higher")
+                }
+                columns[self.label if column.key == self.score else column.heading] = texts
         intervals = {r.entry.name: each for r in self if (each := self._difference(r, base, confidence)) is not None}
         if intervals:
             stars = dict(zip(intervals, excludes_zero([*intervals.values()], confidence, correction), strict=True))
@@ -330,13 +322,15 @@ class Ranking(list[RankedEntry]):
     def _difference(self, ranked: RankedEntry, base: RankedEntry, confidence: float) -> metrics.MeanInterval | None:
         """The mean of a method's paired differences from the reference, with its interval; None with fewer than three
         seeds in common, or if one of the two diverged."""
+        if ranked is base or ranked.diverged or base.diverged:
+            return None
         scores: list[dict[int | None, float]] = []
-        for row in (ranked, base):
-            runs, metric = row.entry.runs, self.directed_metric
-            summaries = {run.seed: metrics.summarize(run.history, metric=metric, window=self.window) for run in runs}
-            scores.append({s: float(numbers[self.score]) for s, numbers in summaries.items() if self.score in numbers})
+        for runs in (ranked.entry.runs, base.entry.runs):
+            options: dict[str, Any] = {"metric": self.directed_metric, "window": self.window}
+            numbers = {run.seed: metrics.summarize(run.history, **options).get(self.score) for run in runs}
+            scores.append({seed: float(number) for seed, number in numbers.items() if number is not None})
         common = [seed for seed in scores[0] if seed in scores[1]]
-        if ranked is base or len(common) < MIN_SEEDS or ranked.diverged or base.diverged:
+        if len(common) < MIN_SEEDS:
             return None
         values, base_values = ([of_method[seed] for seed in common] for of_method in scores)
         return paired_interval(values, base_values, confidence)
@@ -438,9 +432,10 @@ def common_target(entries: Sequence[ReportEntry], metric: str | None = None) -> 
         return None
     best = []
     for entry in entries:
-        values = [metrics.best(h, f"{name}:higher") if has_column(h, name) else None for h in entry.histories]
-        if all(value is not None for value in values):
-            best.append(min(value for value in values if value is not None))
+        values = [metrics.best(h, f"{name}:higher") for h in entry.histories if has_column(h, name)]
+        measured = [value for value in values if value is not None]
+        if len(measured) == len(entry.histories):
+            best.append(min(measured))
     best.sort(reverse=True)
     if not best:
         return None
@@ -517,7 +512,19 @@ def draw_curves(
     measured = dict.fromkeys(column for entry in entries for h in entry.histories for column in metrics.column_names(h))
     if name not in measured:
         raise HansaError(f"plot(metric={metric!r}): {suggestion(str(metric), measured)}")
-    figure, axes = _new_figure(5.2, 3.4)
+    try:
+        figures = import_module("matplotlib.figure")
+    except ImportError as error:
+        raise HansaError("plot() needs matplotlib: pip install 'hansa[plot]'.") from error
+
+    class DisplayedFigure(figures.Figure):  # type: ignore[misc, name-defined]
+        def _repr_png_(self) -> bytes:  # shown by notebooks without pyplot
+            content = BytesIO()
+            self.savefig(content, format="png", dpi=110)
+            return content.getvalue()
+
+    figure = DisplayedFigure(figsize=(5.2, 3.4), layout="constrained")
+    axes = figure.add_subplot()
     for index, entry in enumerate(entries):
         if not (points := metrics.curve_over_seeds(entry.histories, name, x)):
             continue
@@ -532,28 +539,6 @@ def draw_curves(
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize="small")
-    return _save(figure, path)
-
-
-def _new_figure(width: float, height: float) -> tuple[Any, Any]:
-    """Return a figure that notebooks display without pyplot, and its axes."""
-    try:
-        figures, backend = import_module("matplotlib.figure"), import_module("matplotlib.backends.backend_agg")
-    except ImportError as error:
-        raise HansaError("plot() needs matplotlib: pip install 'hansa[plot]'.") from error
-
-    class DisplayedFigure(figures.Figure):  # type: ignore[misc, name-defined]
-        def _repr_png_(self) -> bytes:
-            content = BytesIO()
-            self.savefig(content, format="png", dpi=110)
-            return content.getvalue()
-
-    figure = DisplayedFigure(figsize=(width, height), layout="constrained")
-    backend.FigureCanvasAgg(figure)
-    return figure, figure.add_subplot()
-
-
-def _save(figure: Any, path: Path | str | None) -> Any:
     if path is not None:
         path = Path(path)
         io.make_folder(path.parent.resolve())

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 from hansa.core.citations import citations
 from hansa.core.errors import HansaError, suggestion
@@ -28,10 +27,14 @@ MAX_LABELLED_CLIENTS = 20_000
 """Maximum number of clients for which the page shows label counts."""
 
 
-def entry_from_run(run: Run, name: str) -> ReportEntry:
-    """Return a run in memory as an entry of a report."""
+def entry_from_run(run: Run, name: str, digests: bool = False) -> ReportEntry:
+    """Return a run in memory as an entry of a report, with the digests of its data if asked for."""
     clients = run.clients().by_client()
     data: Any = getattr(run.task, "data", None)
+    facts = {}
+    if digests:
+        facts = {name: value for name, value in data_digests(run.task).items() if name in ("data", "partition")}
+        facts["name"] = str(getattr(data, "name", ""))
     labels = None
     labelled = getattr(data, "classes", None) is not None and getattr(data.targets, "ndim", 0) == 1
     if labelled and data.population <= MAX_LABELLED_CLIENTS:
@@ -45,12 +48,13 @@ def entry_from_run(run: Run, name: str) -> ReportEntry:
         clients=clients if clients.rows else None,
         labels=labels,
         client_names=getattr(data, "client_names", ()),
+        data=facts,
         jobs=None if run.clock is None else run.clients(),
         cites=citations(run.algorithm),
     )
 
 
-class Runs(Sequence[Run]):
+class Runs(list[Run]):
     """One method with several seeds: a sequence of runs with their means.
 
     ``std`` is always the sample standard deviation over seeds, 0 for a single one.
@@ -69,37 +73,28 @@ class Runs(Sequence[Run]):
     def __init__(self, name: str, runs: Sequence[Run]) -> None:
         if not runs:
             raise HansaError(f"{name}: expected at least one run.")
-        self.name, self._runs = name, list(runs)
-
-    @overload
-    def __getitem__(self, index: int) -> Run: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Run]: ...
-    def __getitem__(self, index: int | slice) -> Run | list[Run]:
-        return self._runs[index]
-
-    def __len__(self) -> int:
-        return len(self._runs)
+        super().__init__(runs)
+        self.name = name
 
     @property
     def seeds(self) -> list[int]:
         """The seeds, in the order of the runs."""
-        return [run.key.seed for run in self._runs]
+        return [run.key.seed for run in self]
 
     @property
     def histories(self) -> list[list[dict[str, Any]]]:
         """The history of every seed."""
-        return [run.history for run in self._runs]
+        return [run.history for run in self]
 
     @property
     def entry(self) -> ReportEntry:
         """All seeds as one entry of a report."""
-        return ReportEntry.from_seeds(self.name, [entry_from_run(run, self.name) for run in self._runs])
+        return ReportEntry.from_seeds(self.name, [entry_from_run(run, self.name) for run in self])
 
     @property
     def metric(self) -> str:
         """The main metric: the default column to rank methods by."""
-        history = self._runs[0].history
+        history = self[0].history
         return main_metric(metrics.column_names(history), history.facts)
 
     def curve(self, metric: str | None = None) -> list[tuple[float, SeedStatistics]]:
@@ -158,8 +153,8 @@ class Runs(Sequence[Run]):
         """
         import pandas
 
-        records = [(run.key.seed, each) for run in self._runs for each in metrics.with_totals(run.history)]
-        return pandas.DataFrame([{"seed": seed, **record} for seed, record in records])
+        rows = [{"seed": run.key.seed, **record} for run in self for record in metrics.with_totals(run.history)]
+        return pandas.DataFrame(rows)
 
     def plot(self, path: Path | str | None = None, metric: str | None = None, x: str = "round") -> Any:
         """Draw the mean curve with its band; see `Comparison.plot`."""
@@ -179,7 +174,7 @@ class Runs(Sequence[Run]):
         return ranking_table(rank([self.entry]))
 
 
-class Comparison(Mapping[str, Runs]):
+class Comparison(dict[str, Runs]):
     """Several methods, each with its seeds: ``comparison["fedavg"]`` is one of them.
 
     Args:
@@ -197,28 +192,19 @@ class Comparison(Mapping[str, Runs]):
     def __init__(self, methods: Mapping[str, Runs]) -> None:
         if not methods:
             raise HansaError("a comparison needs at least one method.")
-        self._methods = dict(methods)
+        super().__init__(methods)
 
-    def __getitem__(self, name: str) -> Runs:
-        if name not in self._methods:
-            raise KeyError(f"no method {name!r} was compared. {suggestion(name, self._methods)}")
-        return self._methods[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._methods)
-
-    def __len__(self) -> int:
-        return len(self._methods)
+    def __missing__(self, name: str) -> Runs:
+        raise KeyError(f"no method {name!r} was compared. {suggestion(name, self)}")
 
     @property
     def entries(self) -> list[ReportEntry]:
         """The methods as entries of a report; with different tasks, with digests of their data."""
-        tasks = [runs[0].task for runs in self._methods.values()]
-        if all(getattr(task, "data", None) is getattr(tasks[0], "data", None) for task in tasks):
-            return [runs.entry for runs in self._methods.values()]
+        data = [getattr(runs[0].task, "data", None) for runs in self.values()]
+        digests = any(each is not data[0] for each in data)
         return [
-            ReportEntry.from_seeds(name, [_with_data(entry_from_run(run, name), run) for run in runs])
-            for name, runs in self._methods.items()
+            ReportEntry.from_seeds(name, [entry_from_run(run, name, digests) for run in runs])
+            for name, runs in self.items()
         ]
 
     @property
@@ -241,7 +227,7 @@ class Comparison(Mapping[str, Runs]):
         """Return a pandas frame with one row for each method, round and seed, running totals included."""
         import pandas
 
-        frames = {name: runs.frame() for name, runs in self._methods.items()}
+        frames = {name: runs.frame() for name, runs in self.items()}
         return pandas.concat(frames, names=["method"]).reset_index("method").reset_index(drop=True)
 
     def table(
@@ -272,22 +258,17 @@ class Comparison(Mapping[str, Runs]):
         *,
         metric: str | None = None,
         window: int = WINDOW,
-        confidence: float = 0.95,
-        reference: str | None = None,
-        correction: Literal["holm"] | None = None,
+        **options: Any,
     ) -> str:
-        """Return the ranking as a LaTeX table for booktabs, as `Ranking.latex` does.
+        """Return the ranking as a LaTeX table for booktabs.
 
         Args:
             target: The target value of the metric.
             metric: As in `ranking`.
             window: As in `ranking`.
-            confidence: The level of the intervals, which need three seeds or more.
-            reference: The method from which differences are taken; by default the best one.
-            correction: ``"holm"`` sets the stars by Holm's test of all differences together.
+            **options: ``confidence``, ``reference`` and ``correction``, as in `Ranking.latex`.
         """
-        ranking = self.ranking(target, metric=metric, window=window)
-        return ranking.latex(confidence=confidence, reference=reference, correction=correction)
+        return self.ranking(target, metric=metric, window=window).latex(**options)
 
     def plot(self, path: Path | str | None = None, metric: str | None = None, x: str = "round") -> Any:
         """Draw mean curves with bands of one standard deviation as a matplotlib figure. Needs ``hansa[plot]``.
@@ -324,15 +305,12 @@ class Comparison(Mapping[str, Runs]):
 
         ranking = self.ranking(common_target(self.entries))
         columns = ranking.columns()[:4]
-        width = max(len(row.entry.name) for row in ranking)
-        titles = ["method".ljust(width), *(column.title.replace("\n", " ") for column in columns)]
-        rows = [
-            [row.entry.name.ljust(width), *(row.cell(column.key, column.write) for column in columns)]
-            for row in ranking
-        ]
-        seeds = sorted({len(runs) for runs in self._methods.values()})
+        rows = [[row.cell(column.key, column.write) for column in columns] for row in ranking]
+        titles = pandas.Index([column.title.replace("\n", " ") for column in columns], name="method")
+        table = pandas.DataFrame(rows, [row.entry.name for row in ranking], titles).to_string()
+        seeds = sorted({len(runs) for runs in self.values()})
         title = f"Comparison of {len(self)} methods, {'/'.join(map(str, seeds))} seeds each, ranked {ranking.order}"
-        return f"{title}\n{pandas.DataFrame(rows, columns=titles).to_string(index=False)}"
+        return f"{title}\n{table}"
 
     def _repr_html_(self) -> str:
         return ranking_table(self.ranking(common_target(self.entries)))
@@ -373,12 +351,6 @@ def latex_by_data(comparisons: Mapping[str, Comparison], *, metric: str | None =
             bold.add((methods.index(ranking[row].entry.name), len(columns)))
         columns[f"{title}, {ranking.label}"] = [texts.get(name, "–") for name in methods]
     return latex_table(list(columns), list(zip(*columns.values(), strict=True)), bold)
-
-
-def _with_data(entry: ReportEntry, run: Run) -> ReportEntry:
-    """Return an entry with the digests of its run's data."""
-    digests = {name: value for name, value in data_digests(run.task).items() if name in ("data", "partition")}
-    return replace(entry, data={"name": str(getattr(getattr(run.task, "data", None), "name", "")), **digests})
 
 
 def run_html(run: Run) -> str:
