@@ -7,7 +7,8 @@ from threading import Thread
 import torch
 
 import hansa
-from hansa.federation import Federation, Site
+from hansa.federation.server import Federation
+from hansa.federation.site import Site
 
 rounds, places = int(os.environ.get("ROUNDS", "10")), {"north": range(6), "south": range(6, 10)}
 clients = hansa.data.federate("fashion-mini", clients=10)

@@ -16,7 +16,7 @@ import typer.main
 import yaml
 
 from hansa.config import load as load_config
-from hansa.federation import Policy
+from hansa.federation.policy import Policy
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "containers"

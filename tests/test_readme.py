@@ -75,7 +75,7 @@ def quick(monkeypatch, tmp_path):
 def test_every_command_and_block_of_the_page_runs(page, quick):
     from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
     from command_line import CliRunner
-    from hansa.federation import Policy
+    from hansa.federation.policy import Policy
 
     for command in commands(page):
         call(CliRunner(), app, command)

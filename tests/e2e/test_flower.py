@@ -79,7 +79,7 @@ def link(keys, tmp_path_factory):
 
 
 def federated(link, folder, *words, callbacks=()):
-    from hansa.federation import Server
+    from hansa.federation.server import Server
 
     experiment = Server(from_yaml(TEXT, words), link).new(folder)
     experiment.execute(list(callbacks))
@@ -214,9 +214,9 @@ def test_who_is_not_a_site_is_not_let_in(link, keys, tmp_path):
 @whole
 def test_a_site_that_claims_to_be_another_is_known_by_its_key(keys, tmp_path):
     from hansa.core.errors import HansaError
-    from hansa.federation import Server
     from hansa.federation.certificates import Keys
     from hansa.federation.flower import SuperLink
+    from hansa.federation.server import Server
 
     link = SuperLink(["north", "south"], Keys(keys / "server"))
     impostor = join(tmp_path, "south", link.address, "--keys", str(keys / "north"))

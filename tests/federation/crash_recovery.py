@@ -8,7 +8,7 @@ from contracts.small import NAMES, bowls, small
 from federation.faulty_transport import FaultyTransport, ServerDied
 from federation.problems import CLUSTERS, GOSSIP, ONE_CLUSTER, SITES, Federations
 from hansa.compress import grid, sign
-from hansa.federation import MemoryStore, Site
+from hansa.federation.site import MemoryStore, Site
 from hansa.runs.driver import Run
 
 CLUSTERED = {name: {"clusters": CLUSTERS, "reporters": 1} for name in GOSSIP}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hansa.federation import Site
+from hansa.federation.site import Site
 
 
 class ServerDied(Exception):

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hansa.config import build, from_yaml
-from hansa.federation import Agent, Policy, Server
-from hansa.federation.site import DataSource
+from hansa.federation.policy import Policy
+from hansa.federation.server import Server
+from hansa.federation.site import Agent, DataSource
 from hansa.federation.transport import Reply
 
 TEXT = """

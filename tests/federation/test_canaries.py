@@ -21,10 +21,10 @@ from hansa.config import allow_code, build, from_yaml
 from hansa.core.errors import HansaError
 from hansa.data import Schema, TableColumn
 from hansa.data.csv_folder import read_tables
-from hansa.federation import Policy, Server
 from hansa.federation import site as site_module
 from hansa.federation.messages import PROTOCOL, REASONS, REFUSAL, Refusal, RoundReports, unpack_batch
-from hansa.federation.policy import USAGE
+from hansa.federation.policy import USAGE, Policy
+from hansa.federation.server import Server
 from hansa.federation.site import DataSource
 from hansa.rounds import wire_format
 from hansa.runs.store import io

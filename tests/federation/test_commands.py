@@ -14,8 +14,9 @@ from command_line import CliRunner
 from federation.local_sites import TEXT, LocalSites
 from hansa.config import load
 from hansa.data import Schema, TableColumn
-from hansa.federation import Server, flower
+from hansa.federation import flower
 from hansa.federation.exchange_log import ExchangeLog
+from hansa.federation.server import Server
 from hansa.runs.folder import RunFolder
 
 

@@ -17,8 +17,8 @@ from hansa.core.errors import HansaError
 from hansa.data import Schema, TableColumn
 from hansa.data.csv_folder import read_tables
 from hansa.engine import Serial
-from hansa.federation import Policy
 from hansa.federation.messages import Refusal
+from hansa.federation.policy import Policy
 from hansa.federation.schema_agreement import SchemaRequest, agree_schema
 from hansa.federation.site import DataSource
 from hansa.rounds import wire_format

@@ -13,8 +13,9 @@ from hansa import __version__
 from hansa.config import build, from_yaml
 from hansa.core.errors import HansaError
 from hansa.engine import Serial
-from hansa.federation import Policy, transport
+from hansa.federation import transport
 from hansa.federation.messages import EnrollmentReply, EnrollmentRequest, Refusal, RoundOrders, pack_batch, unpack_batch
+from hansa.federation.policy import Policy
 from hansa.federation.server import SITES, clients_by_site
 from hansa.federation.transport import PAUSE_SECONDS, EnrollingTransport
 from hansa.rounds import wire_format
@@ -146,7 +147,7 @@ def test_code_that_a_policy_does_not_list_is_not_imported(tmp_path):
 def test_label_counts_leave_only_where_the_policy_says_so(tmp_path):
     closed = server(LocalSites(tmp_path / "a"))
     closed.enroll_sites()
-    assert all(reply.labels is None for reply in closed.enrolled.values())
+    assert not any(reply.labels for reply in closed.enrolled.values())
     assert closed.facts["labels"] is None
     opened = server(LocalSites(tmp_path / "b", policy=Policy(label_counts=True)))
     opened.enroll_sites()

@@ -13,7 +13,9 @@ from federation.local_sites import LocalSites, server
 from federation.problems import SITES, Federations
 from hansa import presets
 from hansa.core.vectors.fingerprint import fingerprint
-from hansa.federation import Policy, Site, SiteEvaluationReply, SiteEvaluationRequest
+from hansa.federation.messages import SiteEvaluationReply, SiteEvaluationRequest
+from hansa.federation.policy import Policy
+from hansa.federation.site import Site
 from hansa.federation.site_metrics import check_reply
 from hansa.rounds.messages import Broadcast
 from hansa.runs.columns import MetricFacts, main_metric
@@ -70,7 +72,7 @@ def run(disclosure="sketch", tasks=TASKS, test_rows=10, rounds=2):
     )
     engine = Federations(transport=transport, where="sites")
     found = Run(METHOD, tasks["server"], engine=engine).advance(rounds)
-    assert not engine.last.refusals.counts
+    assert not engine.last.refusals
     return found
 
 
@@ -294,7 +296,7 @@ engine: {kind: flower, sites: {north: 2, south: 2}, deadline: 60}
         experiment.execute()
         found[disclosure] = experiment.run
         sent = b"".join(answer for _, _, answer in sites.seen)
-        assert (b'"sketches"' in sent, b'"metrics"' in sent) == (disclosure == "sketch", disclosure != "none")
+        assert (b'"sketches":{"' in sent, b'"metrics":{"' in sent) == (disclosure == "sketch", disclosure != "none")
         page = sites.agent("north").exchange_log.page("north", {})
         assert ("kept back: auc: the policy has metrics: none" in page) == (disclosure == "none")
     assert not any("auc" in name for name in found["none"].history[-1])

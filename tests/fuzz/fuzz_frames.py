@@ -32,17 +32,19 @@ from federation.problems import CLUSTERS, SITES, Federations, state_of, task
 from hansa import presets
 from hansa.compress import sign, top_k
 from hansa.core.errors import HansaError
-from hansa.federation import (
-    Federation,
-    MemoryStore,
-    Policy,
+from hansa.federation.messages import (
+    EnrollmentReply,
+    EnrollmentRequest,
+    ProtocolError,
+    Refusal,
     RoundOrders,
     RoundReports,
-    Site,
     SiteEvaluationReply,
     SiteEvaluationRequest,
 )
-from hansa.federation.messages import EnrollmentReply, EnrollmentRequest, ProtocolError, Refusal
+from hansa.federation.policy import Policy
+from hansa.federation.server import Federation
+from hansa.federation.site import MemoryStore, Site
 from hansa.federation.site_metrics import check_reply, combine_replies
 from hansa.rounds import wire_format
 from hansa.rounds.messages import Report, WorkOrder
@@ -274,9 +276,9 @@ def _read(place: Place, kind: str, data: bytes) -> str:
         except ProtocolError as refusal:
             return f"read, refused: {refusal.reason}"
     elif kind in ("reports", "marks"):
-        before = place.engine.refusals.counts.total()
+        before = place.engine.refusals.total()
         answer = _shown_to_server(place, kind, data)
-        if answer is None and place.engine.refusals.counts.total() > before:
+        if answer is None and place.engine.refusals.total() > before:
             return "read, refused by the server"
     return "read"
 
@@ -290,7 +292,7 @@ def _shown_to_server(place: Place, kind: str, data: bytes) -> object:
     try:
         return marks and combine_replies({"north": checked(marks[1], engine.task)}, engine.task)
     except ProtocolError as error:
-        return engine.refusals.record(error.reason, error.detail)
+        return engine._refused(error.reason, error.detail)
 
 
 def checked(reply: SiteEvaluationReply | Refusal, task: Any) -> SiteEvaluationReply:
@@ -300,10 +302,10 @@ def checked(reply: SiteEvaluationReply | Refusal, task: Any) -> SiteEvaluationRe
 
 
 def _handle(site: Site, data: bytes) -> None:
-    before, counted = state_of(site), site.refusals.counts.total()
+    before, counted = state_of(site), site.refusals.total()
     if site.handle(data) is None:
         assert state_of(site) == before, "a refused frame changed what a site remembers"
-        assert site.refusals.counts.total() == counted + 1, "a refusal was not counted"
+        assert site.refusals.total() == counted + 1, "a refusal was not counted"
 
 
 def run(inputs: int, seed: int) -> Counter[str]:

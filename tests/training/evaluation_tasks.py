@@ -20,7 +20,8 @@ from hansa.core.keys import Key
 from hansa.core.types import MODEL
 from hansa.core.vectors.fingerprint import fingerprint
 from hansa.data import from_arrays, from_items
-from hansa.federation import Site, SiteEvaluationReply, SiteEvaluationRequest
+from hansa.federation.messages import SiteEvaluationReply, SiteEvaluationRequest
+from hansa.federation.site import Site
 from hansa.federation.site_metrics import combine_replies
 from hansa.rounds.measures import heterogeneity
 from hansa.rounds.messages import Broadcast
@@ -180,7 +181,6 @@ def check_sites(problem, vectors, where):
     replies = {}
     for number, piece in enumerate(problem.pieces):
         site = Site(algorithm, piece, [0])
-        site.run = "run"
         answer = site.handle(request.to_bytes())
         assert answer is not None, (where, site.refusals)
         replies[f"site-{number}"] = SiteEvaluationReply.from_bytes(answer)

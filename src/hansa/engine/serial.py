@@ -63,12 +63,8 @@ class BaseEngine:
         """Return the names of the devices on which workers have trained, if the run does not know them."""
         return []
 
-    def site_bytes(self) -> dict[str, dict[str, int]]:
-        """Return the bytes sent to, from and inside each site since the last call."""
-        return {}
-
     def site_columns(self) -> dict[str, Any]:
-        """Return further columns of a round's record since the last call; ``sites`` has numbers of each site."""
+        """Return columns of a round's record since the last call; ``sites`` has each site's bytes and seconds."""
         return {}
 
 

@@ -34,25 +34,29 @@ class Keys:
 
     def private_key(self) -> Any:
         """Return the private key of the site."""
+        from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
         path = self.path("node.key")
-        load = _cryptography()["serialization"].load_ssh_private_key
         try:
-            return load(path.read_bytes(), None)
+            return load_ssh_private_key(path.read_bytes(), None)
         except Exception as error:  # cryptography has many: no key, another format, a passphrase
             raise HansaError(f"{path}: is not a private key of OpenSSH without a passphrase ({error}).") from error
 
     def public_key(self, site: str) -> Any:
         """Return the public key of a site."""
+        from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
         path = self.path(f"sites/{site}.pub")
         try:
-            return _cryptography()["serialization"].load_ssh_public_key(path.read_bytes())
+            return load_ssh_public_key(path.read_bytes())
         except ValueError as error:
             raise HansaError(f"{path}: is not a public key of OpenSSH ({error}).") from error
 
 
 def trial_key(site: str) -> Any:
     """Return the private key of a site in trials without keys: everybody can compute it from the name."""
-    ec = _cryptography()["ec"]
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     number = int.from_bytes(hashlib.sha384(f"hansa trial {site}".encode()).digest()) >> 8
     return ec.derive_private_key(number + 1, ec.SECP384R1())
 
@@ -68,6 +72,12 @@ def make_keys(folder: Path | str, sites: Sequence[str], hosts: Sequence[str] = L
         hosts: The names and addresses of the server. localhost and 127.0.0.1, where the server connects to its own
             SuperLink, are always added.
     """
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError as error:
+        raise HansaError("keys need cryptography, which Flower installs: pip install 'hansa[flower]'.") from error
     home = Path(folder)
     hosts = list(dict.fromkeys([*hosts, *LOOPBACK]))
     for name in sites:
@@ -75,13 +85,12 @@ def make_keys(folder: Path | str, sites: Sequence[str], hosts: Sequence[str] = L
             raise HansaError(f"site {name!r}: expected letters, digits, dots and dashes, and not 'server'.")
     if home.exists() and any(home.iterdir()):
         raise HansaError(f"{home}: is not empty, and existing keys are not overwritten. Name a new folder.")
-    x509, ec, hashes, serialization, oid = _cryptography().values()
     pem, openssh = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
     unlocked, now = serialization.NoEncryption(), datetime.datetime.now(datetime.UTC)
 
     def certificate(subject: str, key: Any, issuer_key: Any, *extensions: tuple[Any, bool]) -> bytes:
         owner, issuer = (
-            x509.Name([x509.NameAttribute(oid.NameOID.COMMON_NAME, text)]) for text in (subject, AUTHORITY_NAME)
+            x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)]) for text in (subject, AUTHORITY_NAME)
         )
         builder = x509.CertificateBuilder().subject_name(owner).issuer_name(issuer).public_key(key.public_key())
         builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(hours=1))
@@ -101,7 +110,7 @@ def make_keys(folder: Path | str, sites: Sequence[str], hosts: Sequence[str] = L
         hosts[0], server_key, authority_key,
         (x509.SubjectAlternativeName([_host(host, x509) for host in hosts]), False),
         (x509.BasicConstraints(ca=False, path_length=None), True),
-        (x509.ExtendedKeyUsage([oid.ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), False),
         (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), False),
     )  # fmt: skip
     private = serialization.PrivateFormat
@@ -123,18 +132,6 @@ def make_keys(folder: Path | str, sites: Sequence[str], hosts: Sequence[str] = L
         io.write_file(path, data)
         path.chmod(0o600)
     return [home / name for name in files]
-
-
-def _cryptography() -> dict[str, Any]:
-    """Return the modules of cryptography, which only federations need."""
-    try:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.x509 import oid
-    except ImportError as error:
-        raise HansaError("keys need cryptography, which Flower installs: pip install 'hansa[flower]'.") from error
-    return {"x509": x509, "ec": ec, "hashes": hashes, "serialization": serialization, "oid": oid}
 
 
 def _host(text: str, x509: Any) -> Any:

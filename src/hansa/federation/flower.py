@@ -93,6 +93,7 @@ class SuperLink:
         self, sites: Sequence[str], keys: Keys | None, *, host: str = "127.0.0.1", port: int = 0,
         verbose: bool = False,
     ) -> None:  # fmt: skip
+        _find_superlink()  # Flower is installed
         self.sites, self.keys, self.host, self.port = tuple(sites), keys, host, port or free_port()
         public = {site: trial_key(site).public_key() if keys is None else keys.public_key(site) for site in self.sites}
         self._keys = {_pem(key): site for site, key in public.items()}
@@ -485,11 +486,10 @@ class SiteNode:
         from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 
         while not self._closed.wait(HEARTBEAT_SECONDS / 3):
-            if (node := self._node) is not None:
-                with suppress(Exception):
-                    self._client.SendNodeHeartbeat(
-                        SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_SECONDS)
-                    )
+            beat = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_SECONDS)
+            with suppress(Exception):
+                if self._node is not None:
+                    self._client.SendNodeHeartbeat(beat)
 
     def _tell(self, error: Exception) -> None:
         """Log once why the server cannot be reached or refuses the site."""

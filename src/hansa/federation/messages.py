@@ -14,9 +14,8 @@ import platform
 import re
 import reprlib
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -33,7 +32,7 @@ from hansa.training.metrics import Sketch
 
 log = logging.getLogger("hansa")
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Incremented when the meaning of a message changes. Messages of another version are refused."""
 
 ENROLLMENT, ENROLLMENT_REPLY, REFUSAL, BATCH, OVER = "charge", "hello", "refused", "several", "over"
@@ -85,7 +84,7 @@ class MemoryVersion(NamedTuple):
 
 class Message:
     """Base of the messages: a frame of a ``kind``, whose head has the protocol version and the fields of the dataclass.
-    `wire_field`, `value_field` and `mapping_field` declare how a field is read; default values are omitted."""
+    `wire_field`, `value_field` and `mapping_field` declare how a field is read."""
 
     __slots__ = ()
     kind: ClassVar[str]
@@ -93,9 +92,7 @@ class Message:
     def to_bytes(self) -> bytes:
         blobs, head = Blobs(), {"protocol": PROTOCOL}
         for entry in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, entry.name)
-            if not _is_default(entry, value):
-                head[entry.name] = entry.metadata["write"](value, blobs)
+            head[entry.name] = entry.metadata["write"](getattr(self, entry.name), blobs)
         return wire_format.pack(self.kind, head, blobs.blobs)
 
     @classmethod
@@ -107,7 +104,6 @@ class Message:
             values = {
                 entry.name: entry.metadata["read"](head[entry.name], frame)
                 for entry in fields(cls)  # type: ignore[arg-type]
-                if entry.name in head or not _is_optional(entry)
             }
             return cls(**values)
 
@@ -141,14 +137,6 @@ def blob_fields(kind: type[WorkOrder] | type[Report], default: Any = MISSING, **
         lambda values, blobs: [blobs.bytes(replace(item, **without).to_bytes()) for item in values],
         default=default,
     )
-
-
-def _is_optional(entry: Field[Any]) -> bool:
-    return entry.default is not MISSING or entry.default_factory is dict
-
-
-def _is_default(entry: Field[Any], value: Any) -> bool:
-    return _is_optional(entry) and (not value if entry.default is MISSING else value == entry.default)
 
 
 def _text(value: Any) -> str:
@@ -209,8 +197,8 @@ class EnrollmentReply(Message):
     version: str = value_field(_text)
     samples: Mapping[int, int] = mapping_field(wire_format.whole_key, partial(wire_format.integer, maximum=MAX_SAMPLES))
     model: str = value_field(_text)
-    labels: Mapping[int, tuple[int, ...]] | None = mapping_field(
-        wire_format.whole_key, wire_format.integers, default=None
+    labels: Mapping[int, tuple[int, ...]] = mapping_field(
+        wire_format.whole_key, wire_format.integers, default_factory=dict
     )
     arithmetic: Mapping[str, str] = value_field(_facts, default_factory=numeric_platform)
     schema: str = value_field(_text, default="")
@@ -362,18 +350,6 @@ def refuse(fault: object, reason: str, detail: str) -> None:
     """Raise `ProtocolError` if there is a fault."""
     if fault:
         raise ProtocolError(reason, detail)
-
-
-@dataclass(slots=True)
-class Refusals:
-    """Counts refused messages by reason, and stores the last detail of each."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    last: dict[str, str] = field(default_factory=dict)
-
-    def record(self, reason: str, detail: str) -> None:
-        self.counts[reason] += 1
-        self.last[reason] = wire_format.sentence(detail)
 
 
 REASONS = {

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 from hansa.config.sections import ConfigSection, Positive
 from hansa.config.yaml_text import ConfigError, parse_document, read_document
 from hansa.core.errors import HansaError
-from hansa.federation.messages import ProtocolError
+from hansa.federation.messages import ProtocolError, refuse
 
 MetricDisclosure: TypeAlias = Literal["none", "value", "sketch"]
 
@@ -122,16 +122,20 @@ class Usage:
     answer leaves the site. Equal work is counted once: a repeated message costs nothing.
 
     Args:
+        policy: The limits.
         path: The SQLite file; None counts in memory.
 
-    >>> usage = Usage()
-    >>> [usage.charge("training", [0], "run", 0, digest, total=9, rounds=2) for digest in (b"a", b"a", b"b", b"c")]
-    ['', '', '', "client 0: 2 trainings in this run, the site's policy has rounds: 2"]
+    >>> usage = Usage(Policy(rounds=2))
+    >>> for digest in (b"a", b"a", b"b"): usage.charge("training", [0], "run", 0, digest)
+    >>> usage.charge("training", [0], "run", 0, b"c")
+    Traceback (most recent call last):
+    hansa.federation.messages.ProtocolError: budget: client 0: 2 trainings in this run, the site's policy has rounds: 2
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, policy: Policy, path: Path | None = None) -> None:
+        self.policy = policy
         try:
-            self._db = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None)
+            self._db = sqlite3.connect(path or ":memory:", isolation_level=None)
             self._db.executescript(
                 "PRAGMA synchronous=FULL;"
                 "CREATE TABLE IF NOT EXISTS work (kind TEXT, owner INTEGER, run TEXT, round INTEGER, digest BLOB,"
@@ -144,22 +148,21 @@ class Usage:
             ) from error
 
     def charge(
-        self, kind: str, owners: Sequence[int], run: str, round: int, digest: bytes, *, total: int, rounds: int
-    ) -> str:
-        """Count work for each owner; if a limit is exceeded, count nothing and return the limit.
+        self, kind: Literal["training", "evaluation"], owners: Sequence[int], run: str, round: int, digest: bytes
+    ) -> None:
+        """Count work for each owner, or raise and count nothing if that exceeds a limit.
 
         Args:
-            kind: "training" or "evaluation".
+            kind: What was asked for.
             owners: The site's own numbers of the clients.
             run: The run.
             round: The round.
             digest: Identifies the work in its round: equal digests have equal results.
-            total: The most over all runs.
-            rounds: The most in a run.
         """
         work = "SELECT count(*) FROM work WHERE kind = ? AND owner = ? AND run = ?"
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
+        total = self.policy.trainings if kind == "training" else self.policy.evaluations
+        with self._db:  # commits, or rolls back
+            self._db.execute("BEGIN IMMEDIATE")
             for owner in owners:
                 key = (kind, owner, run)
                 if self._count(f"{work} AND round = ? AND digest = ?", *key, round, digest):
@@ -167,25 +170,13 @@ class Usage:
                 charged = self._count("SELECT count FROM total WHERE kind = ? AND owner = ?", kind, owner)
                 for count, limit, name in (
                     (charged, total, f"over all runs, the site's policy has {kind}s: {total}"),
-                    (self._count(work, *key), rounds, f"in this run, the site's policy has rounds: {rounds}"),
+                    (self._count(work, *key), self.policy.rounds,
+                     f"in this run, the site's policy has rounds: {self.policy.rounds}"),
                     (self._count(f"{work} AND round = ?", *key, round), REDONE, f"of round {round + 1}"),
-                ):
-                    if count >= limit:
-                        self._db.execute("ROLLBACK")
-                        return f"client {owner}: {count} {kind}s {name}"
+                ):  # fmt: skip
+                    refuse(count >= limit, "budget", f"client {owner}: {count} {kind}s {name}")
                 self._db.execute("INSERT INTO work VALUES (?, ?, ?, ?, ?)", (*key, round, digest))
                 self._db.execute("INSERT OR REPLACE INTO total VALUES (?, ?, ?)", (kind, owner, charged + 1))
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
-        return ""
-
-    def totals(self) -> dict[str, int]:
-        """Return the largest count of an owner over all runs, by kind."""
-        rows = self._db.execute("SELECT kind, max(count) FROM total GROUP BY kind ORDER BY kind")
-        return {str(kind): int(count) for kind, count in rows}
 
     def _count(self, query: str, *values: object) -> int:
         row = self._db.execute(query, values).fetchone()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from hansa.core.errors import HansaError, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.types import BUFFERS, MODEL, Vectors
 from hansa.core.vectors.fingerprint import fingerprint
-from hansa.data import FederatedData
+from hansa.data import FederatedData, Schema
 from hansa.data.csv_folder import federate_tables, read_tables, schema_template
 from hansa.engine.requests import LoadMemory, single_orders, unchanged
 from hansa.federation.messages import (
@@ -40,7 +40,6 @@ from hansa.federation.messages import (
     MemoryVersion,
     ProtocolError,
     Refusal,
-    Refusals,
     RoundOrders,
     RoundReports,
     RunOver,
@@ -122,7 +121,7 @@ class Federation:
         self.limit, self.where, self.enough = limit, where, enough
         if where not in ("server", "sites", "both"):
             raise invalid_argument("Federation", "where", where, "'server', 'sites' or 'both'")
-        self.refusals = Refusals()
+        self.refusals: Counter[str] = Counter()  # of what is not an answer, by reason
         self.unresponsive: set[str] = set()
         self.combined_by: dict[str, str] = {}  # how each metric was last combined over the sites
         self.left_out: dict[str, str] = {}  # the sites without numbers in the last evaluation, and why
@@ -143,22 +142,19 @@ class Federation:
         """Receive the broadcasts of a round, and the oldest round that the server could resume from."""
         self._opened, self._oldest = opened, oldest_version(opened.state.pace, oldest)
 
-    def site_bytes(self) -> dict[str, dict[str, int]]:
-        """Return the bytes to, from and inside each site since the last call."""
-        counts, self._bytes = self._bytes, {}
-        return {name: dict(counts[name]) for name in sorted(counts)}
-
     def site_columns(self) -> dict[str, Any]:
-        """Return how metrics were combined over sites, and the seconds of the last round by part: for each site and for
-        the slowest one."""
+        """Return, since the last call, the bytes to, from and inside each site (whole frames, also of evaluations and
+        repetitions), how metrics were combined over sites, and seconds by part: of each site and of the slowest one."""
+        sites: dict[str, dict[str, float]] = {name: {**self._bytes[name]} for name in sorted(self._bytes)}
         details = {"combined_by": self.combined_by, "left_out": self.left_out}
-        columns: dict[str, Any] = {name: value for name, value in details.items() if value}
+        columns: dict[str, Any] = {"sites": sites, **{name: value for name, value in details.items() if value}}
         take = getattr(self.transport, "take_seconds", None)
         if take is not None and (site_seconds := take()):
-            columns["sites"] = {name: site_seconds[name]._asdict() for name in sorted(site_seconds)}
+            for name, seconds in site_seconds.items():
+                sites.setdefault(name, {}).update(seconds._asdict())
             slowest = max(site_seconds.values(), key=lambda parts: parts.seconds)
             columns |= {name: getattr(slowest, name) for name in PARTS}
-        self.combined_by, self.left_out = {}, {}
+        self._bytes, self.combined_by, self.left_out = {}, {}, {}
         return columns
 
     def run(self, orders: Sequence[WorkOrder], load_memory: LoadMemory = unchanged) -> Iterator[Report]:
@@ -213,14 +209,13 @@ class Federation:
                 raise ProtocolError("unasked", f"site {site} was not asked for this, or has answered")
             if name == REFUSAL:
                 refusal = Refusal.from_bytes(data, limit=self.limit)
-                detail = getattr(self.transport, "rejected", {}).get(site, refusal.detail)
-                self.refusals.record(f"by the site: {refusal.reason}", f"site {site}: {detail}")
+                self.refusals[f"by the site: {refusal.reason}"] += 1
                 return pending.pop(site), refusal
             answer = kind.from_bytes(data, limit=self.limit)
             _check_answer(site, answer, pending[site])
         except HansaError as error:
             reason, detail = getattr(error, "reason", "malformed"), getattr(error, "detail", error)
-            self.refusals.record(str(reason), str(detail))
+            self._refused(str(reason), str(detail))
             return None
         if isinstance(answer, RoundReports) and answer.need:
             broadcasts = dict(pending[site].broadcasts)
@@ -230,6 +225,11 @@ class Federation:
             self._send(site, pending[site].to_bytes())
             return None
         return pending.pop(site), answer
+
+    def _refused(self, reason: str, detail: str) -> None:
+        """Count a refusal, and log it."""
+        self.refusals[reason] += 1
+        log.warning("refused (%s): %s", reason, wire_format.sentence(detail))
 
     def _accept(self, site: str, request: RoundOrders, answer: RoundReports | Refusal) -> tuple[Report, ...]:
         """Return a site's reports, with the server's texts and the new versions of its clients' memory."""
@@ -295,12 +295,12 @@ class Federation:
             try:
                 check_reply(site, answer, self.task)
             except ProtocolError as error:
-                self.refusals.record(error.reason, error.detail)
+                self._refused(error.reason, error.detail)
                 self.left_out[site] = wire_format.sentence(error.detail)
                 continue
             replies[site] = answer
             if answer.kept_back:
-                self.left_out[site] = FEW_ROWS
+                self.left_out[site] = "fewer test rows than its policy permits to report"
         self.left_out |= dict.fromkeys(waiting, "did not answer")
         for site, reason in sorted(self.left_out.items()):
             log.warning("round %d: evaluated without site %s: %s", order.round + 1, site, reason)
@@ -465,7 +465,6 @@ def _check_answer(
     refuse(kept, "kept", f"site {site} updated memory of clients {sorted(kept)[:5]} without uploads")
 
 
-FEW_ROWS = "fewer test rows than its policy permits to report"
 MAX_PEER_BYTES = 1 << 50  # of a cohort in a round; larger counts are not plausible
 
 
@@ -559,12 +558,7 @@ class Server:
     def check(self) -> None:
         """Build the server's own parts before it waits for sites: algorithm, data, model, loss, metrics."""
         check_pace(self.config, build_algorithm(self.config))
-        if self.schema is None or not self.schema.is_open:
-            own_data = self._own_data(self.config)
-        else:
-            own_data = schema_template(self.schema)
-            if self.config.data.folder is not None:
-                read_tables(self.config.data.folder, self.schema)
+        own_data = self._own_data(self.config, None if self.schema is None else self.schema.provisional())
         data = ServerData.from_counts(own_data, [1] * self.population)
         build.build_task(self.config, data).start(Key(self.config.seed), build.torch_dtype(self.config))
 
@@ -586,7 +580,7 @@ class Server:
         transport.ask_all(dict.fromkeys(self.sites, b""))
         replies = self.enrolled.values()
         samples = {client: count for reply in replies for client, count in reply.samples.items()}
-        labels = {client: list(counts) for reply in replies for client, counts in (reply.labels or {}).items()}
+        labels = {client: list(counts) for reply in replies for client, counts in reply.labels.items()}
         clients = range(self.population)
         complete = len(labels) == self.population
         self.facts = {
@@ -601,10 +595,10 @@ class Server:
             raise HansaError(f"site {site} has hansa {reply.version}, the server {__version__}")
         if set(reply.samples) != set(clients) or min(reply.samples.values(), default=0) < 1:
             raise HansaError(f"site {site} reports clients {sorted(reply.samples)}, expected {list(clients)}")
-        if reply.labels is not None:
+        if reply.labels:
             sums = {client: sum(reply.labels.get(client, ())) for client in clients}
             replies = (reply, *self.enrolled.values())
-            numbers = {len(counts) for answer in replies for counts in (answer.labels or {}).values()}
+            numbers = {len(counts) for answer in replies for counts in answer.labels.values()}
             if sums != dict(reply.samples) or len(numbers) > 1:
                 raise HansaError(
                     f"site {site} reports label counts that do not add up to its samples, or of other labels"
@@ -651,7 +645,7 @@ class Server:
     def _run(self, config: Config, store: ClientStore | None, done: int) -> Run:
         samples, labels = self.facts["samples"], self.facts["labels"]
         self.config = config.model_copy(update={"engine": self.config.engine})  # that of the folder, if it is resumed
-        own_data = self._own_data(config)
+        own_data = self._own_data(config, self.schema)
         for name, reply in self.enrolled.items():
             self._check_schema(name, reply.schema, "" if own_data.schema is None else own_data.schema.sha256)
         data = ServerData.from_counts(own_data, samples, None if labels is None else torch.tensor(labels))
@@ -674,15 +668,13 @@ class Server:
         self.transport = EnrollingTransport(self.connections, enrollments, self._on_enrolled, deadline=deadline)
         return run
 
-    def _own_data(self, config: Config) -> FederatedData:
+    def _own_data(self, config: Config, schema: Schema | None) -> FederatedData:
         """Return the server's data: for tables the schema only, or its own files with test rows."""
-        if self.schema is None:
+        if schema is None:
             return build.load_data(config)
         if config.data.folder is None:
-            return schema_template(self.schema)
-        return federate_tables(
-            self.schema, read_tables(config.data.folder, self.schema), *row_choice(config, self.schema)
-        )
+            return schema_template(schema)
+        return federate_tables(schema, read_tables(config.data.folder, schema), *row_choice(config, schema))
 
     def _engine(self, *arguments: Any) -> Federation:
         assert self.transport is not None

@@ -13,13 +13,14 @@ import math
 import re
 import shutil
 import tempfile
-import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,6 @@ from hansa.federation.messages import (
     MemoryVersion,
     ProtocolError,
     Refusal,
-    Refusals,
     RoundOrders,
     RoundReports,
     RunOver,
@@ -98,15 +98,12 @@ class MemoryStore:
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         io.make_folder(self.folder)
         Database.ensure(self.folder)
-        self._opened: Database | None = None
 
-    @property
+    @cached_property
     def _database(self) -> Database:
-        """The database, opened once in each process."""
-        if self._opened is None or not self._opened.is_mine:
-            self._opened = Database(self.folder, writing=True, durable=self._durable, shared=False)
-            weakref.finalize(self, self._opened.close)  # also before the interpreter ends
-        return self._opened
+        database = Database(self.folder, writing=True, durable=self._durable, shared=False)
+        weakref.finalize(self, database.close)  # also before the interpreter ends
+        return database
 
     def get(self, client: int, version: MemoryVersion) -> dict[str, Tensor] | None:
         """Return the rows of a version, or None if it is not stored; damage is an error."""
@@ -117,10 +114,8 @@ class MemoryStore:
             frame = wire_format.unpack(self._database.get(entry).numpy().tobytes(), "memory")
             return wire_format.read_tensors(frame.head.get("rows"), frame)
         except (wire_format.FrameError, DamagedFileError) as error:
-            raise HansaError(
-                f"{self.folder}: the memory of client {client} is damaged ({error}). Restore it from a backup, or "
-                f"restart the server with --forget {client}."
-            ) from error
+            damage = f"{self.folder}: the memory of client {client} is damaged ({error}). Restore it from a backup, or"
+            raise ProtocolError("memory", f"{damage} restart the server with --forget {client}.") from error
 
     def put(
         self, client: int, version: MemoryVersion, rows: Mapping[str, Tensor], parent: MemoryVersion | None = None
@@ -151,10 +146,6 @@ class MemoryStore:
                 for version in obsolete:
                     database.delete("id = ?", [versions[version][1].id])
 
-    def clients(self) -> list[int]:
-        """Return the clients that have a version."""
-        return sorted({entry.client for entry in self._database.entries("kind = 'memory'")})
-
     def versions(self, client: int) -> dict[MemoryVersion, tuple[MemoryVersion | None, RowEntry]]:
         """Return a client's versions, each with its parent and its place in the database."""
         versions: dict[MemoryVersion, tuple[MemoryVersion | None, RowEntry]] = {}
@@ -184,7 +175,6 @@ class Site:
         task: The task with the site's data.
         clients: The clients of this site.
         dtype: The dtype of the model.
-        run: The run that this site joins; None accepts any.
         memory_store: Where the clients' memory is stored; None is a temporary folder.
         policy: What a server may request; None permits everything except frames over a gigabyte.
         key: The key of the run; None accepts any.
@@ -200,7 +190,6 @@ class Site:
         clients: Collection[int],
         dtype: torch.dtype = torch.float32,
         *,
-        run: str | None = None,
         memory_store: MemoryStore | None = None,
         policy: Policy | None = None,
         key: Key | None = None,
@@ -210,11 +199,11 @@ class Site:
     ) -> None:
         self.algorithm, self.task, self.clients = algorithm, task, frozenset(clients)
         self.policy = Policy(test_rows=1, min_rows=1) if policy is None else policy
-        self.usage = Usage() if usage is None else usage
+        self.usage = Usage(self.policy) if usage is None else usage
         self.owners = {client: client for client in clients} if owners is None else owners
-        self.run, self.key, self.rounds, self.dtype = run, key, rounds, dtype
+        self.key, self.rounds, self.dtype = key, rounds, dtype
         self.memory_store = MemoryStore() if memory_store is None else memory_store
-        self.refusals = Refusals()
+        self.refusals: Counter[str] = Counter()  # by reason
         self._trainer = without_native(task, algorithm).trainer(dtype, torch.device("cpu"))
         self._received: dict[str, dict[int, Vector]] = {}
         self._start: Vectors = {}
@@ -230,10 +219,8 @@ class Site:
         local, samples = self.algorithm.local, self.task.population.samples
         if local.mixing is None and is_set_by_samples(local.steps):
             works = {client: local.draw_work(client, samples[client], Key(0)) for client in self.clients}
-            largest, minimum = (
-                max(local.rows_of(work, samples[client]) for client, work in works.items()),
-                self.policy.min_rows,
-            )
+            largest = max(local.rows_of(work, samples[client]) for client, work in works.items())
+            minimum = self.policy.min_rows
             detail = f"no update would be computed from more than {largest} rows, the policy has min_rows: {minimum}"
             refuse(largest < minimum, "rows", detail)
 
@@ -242,22 +229,18 @@ class Site:
         try:
             return self.answer(data)
         except ProtocolError as refusal:
-            self.refusals.record(refusal.reason, refusal.detail)
+            self.refusals[refusal.reason] += 1
+            log.warning("refused (%s): %s", refusal.reason, wire_format.sentence(refusal.detail))
             return None
 
     def answer(self, data: bytes) -> bytes:
         """Return the answer to a frame, or raise `ProtocolError`."""
         self.kept_back = {}
         try:
-            request: SiteEvaluationRequest | RoundOrders
-            if wire_format.kind_of(data) == EVALUATION:
-                request = SiteEvaluationRequest.from_bytes(data, limit=self.policy.message)
-            else:
-                request = RoundOrders.from_bytes(data, limit=self.policy.message)
+            kind = SiteEvaluationRequest if wire_format.kind_of(data) == EVALUATION else RoundOrders
+            request: SiteEvaluationRequest | RoundOrders = kind.from_bytes(data, limit=self.policy.message)
         except HansaError as error:
             raise ProtocolError(getattr(error, "reason", "malformed"), str(error)) from error
-        if self.run is not None:
-            refuse(request.run != self.run, "run", f"orders of run {request.run!r}, expected {self.run!r}")
         last_round = self.policy.rounds if self.rounds is None else min(self.rounds, self.policy.rounds)
         detail = f"a message of round {request.round + 1}, the last one is {last_round}"
         refuse(request.round >= last_round, "rounds", detail)
@@ -397,10 +380,7 @@ class Site:
         return replace(report, memory={})
 
     def _memory(self, client: int, version: MemoryVersion | None) -> Vectors:
-        try:
-            rows = {} if version is None else self.memory_store.get(client, version)
-        except HansaError as error:  # it is damaged
-            raise ProtocolError("memory", str(error)) from error
+        rows = {} if version is None else self.memory_store.get(client, version)
         if rows is None:
             problem = f"the site does not have version {version} of client {client}'s memory"
             raise ProtocolError("memory", f"{problem}. Restore it, or restart the server with --forget {client}.")
@@ -417,9 +397,7 @@ class Site:
         for name in sorted(request.digests):
             state.update(name.encode() + request.digests[name])
         owners = [self.owners[client] for client in order.clients]
-        limits = {"total": self.policy.trainings, "rounds": self.policy.rounds}
-        problem = self.usage.charge("training", owners, request.run, order.round, state.digest(), **limits)
-        refuse(problem, "budget", problem)
+        self.usage.charge("training", owners, request.run, order.round, state.digest())
 
     def _evaluate(self, request: SiteEvaluationRequest) -> SiteEvaluationReply:
         """Return the sums over this site's test rows."""
@@ -445,18 +423,16 @@ class Site:
             self.kept_back["sums"] = f"{task.main_test_rows} test rows, the policy has {self.policy.test_rows}"
             return replace(reply, kept_back=True)
         digest = b"".join(fingerprint(vectors[name]) for name in sorted(vectors))
-        limits = {"total": self.policy.evaluations, "rounds": self.policy.rounds}
-        problem = self.usage.charge("evaluation", [TEST_ROWS], request.run, request.round, digest, **limits)
-        refuse(problem, "budget", problem)
+        self.usage.charge("evaluation", [TEST_ROWS], request.run, request.round, digest)
         with random_state.preserve_rng():
             scores = [self._trainer.evaluate(vectors, *chunk) for chunk in chunks]  # type: ignore[attr-defined]
             score = task.sum_scores(scores)
         has_hits = score.correct is not None and math.isfinite(score.correct)  # outputs that are NaN have no hits
-        requested = {} if self.policy.metrics == "none" else getattr(task, "metrics", {})
-        if self.policy.metrics == "none":
-            self.kept_back = dict.fromkeys(getattr(task, "metrics", {}), "the policy has metrics: none")
-        results = compute_site_metrics(score, requested, self.policy.test_rows, sketch=self.policy.metrics == "sketch")
-        self.kept_back |= results.kept_back
+        metrics, disclosure = getattr(task, "metrics", {}), self.policy.metrics
+        requested = {} if disclosure == "none" else metrics
+        results = compute_site_metrics(score, requested, self.policy.test_rows, sketch=disclosure == "sketch")
+        closed = dict.fromkeys(metrics.keys() - requested.keys(), "the policy has metrics: none")
+        self.kept_back = {**closed, **results.kept_back}
         hits, labels = (score.correct, score.labels) if has_hits else (None, None)
         return replace(
             reply, rows=task.main_test_rows, loss=score.loss_sum, weight=score.weight, hits=hits, labels=labels,
@@ -526,10 +502,9 @@ class Agent:
         self.rounds = 0
         self.over = False  # whether the server has no more work
         self._sites: dict[str, Site] = {}
-        self._lock = threading.Lock()
         self._last_exchange: tuple[str, bytes] = ("", b"")
         io.make_folder(self.folder)
-        self.usage = Usage(self.folder / USAGE)
+        self.usage = Usage(self.policy, self.folder / USAGE)
         self.exchange_log = ExchangeLog(self.folder / "exchanges.jsonl")
         self._round: int | None = None
         self._kept_back = ""
@@ -537,11 +512,10 @@ class Agent:
 
     def handle(self, data: bytes) -> bytes:
         """Return the answer to a frame, or to a batch of frames: reports, an enrollment reply or a refusal."""
-        with self._lock:
-            digest = frame_digest(data)
-            if digest != self._last_exchange[0]:  # a repeated frame has the same answer
-                self._last_exchange = (digest, self._reply_to_all(data))
-            return self._last_exchange[1]
+        digest = frame_digest(data)
+        if digest != self._last_exchange[0]:  # a repeated frame has the same answer
+            self._last_exchange = (digest, self._reply_to_all(data))
+        return self._last_exchange[1]
 
     def _reply_to_all(self, data: bytes) -> bytes:
         try:
@@ -642,14 +616,12 @@ class Agent:
             task = build.build_task(config, data)
             stage = "config"
             method = build_algorithm(config)
-            mixing = method.local.mixing
-            if mixing is not None and request.clusters is not None:
-                method = method.with_local(mixing=replace(mixing, clusters=request.clusters))
-            elif mixing is not None:  # the clusters are known once all sites have replied
-                method = method.with_local(mixing=replace(mixing, clusters=[list(range(request.population))]))
+            if (mixing := method.local.mixing) is not None:  # its clusters are known once all sites have replied
+                clusters = request.clusters or [list(range(request.population))]
+                method = method.with_local(mixing=replace(mixing, clusters=clusters))
             dtype = build.torch_dtype(config)
             start = task.start(Key(config.seed), dtype)
-            labels = data.local_label_counts() if self.policy.label_counts and data.classes is not None else None
+            labels = data.local_label_counts() if self.policy.label_counts and data.classes is not None else {}
             samples = {client: data.samples(client) for client in request.clients}
             schema = "" if data.schema is None else data.schema.sha256
             reply = EnrollmentReply(digest, __version__, samples, model_digest(start), labels, schema=schema)
@@ -663,7 +635,7 @@ class Agent:
             raise ProtocolError(stage, f"{type(error).__name__}: {error}") from error
         numbers = request.clients if self.source.shared else range(len(request.clients))
         site = Site(
-            algorithm, task, request.clients, dtype, memory_store=memory, run=request.run, policy=self.policy,
+            algorithm, task, request.clients, dtype, memory_store=memory, policy=self.policy,
             key=Key(config.seed), rounds=config.rounds, usage=self.usage,
             owners=dict(zip(request.clients, numbers, strict=True)),
         )  # fmt: skip
@@ -680,10 +652,8 @@ class Agent:
             if config.model.factory is None:
                 raise
             return  # a model of the site's own code, which its operator has listed, may need real tensors
-        entries, maximum = (
-            sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers())),
-            self.policy.parameters,
-        )
+        entries = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+        maximum = self.policy.parameters
         detail = f"a model of {entries:,} parameters and buffer entries, the site's policy permits {maximum:,}"
         refuse(entries > maximum, "parameters", detail)
 

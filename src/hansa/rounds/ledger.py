@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -94,9 +94,6 @@ class Ledger:
     last: RoundBytes | None = None
     """The last round."""
     _seconds: Fraction = Fraction(0)
-    sites: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Bytes by site of a federation: whole frames down and up, including evaluation and retransmissions, and the gossip
-    among its clients, which stays inside the site."""
 
     def record(
         self,
@@ -117,21 +114,6 @@ class Ledger:
         self.last = entry
         return entry
 
-    def record_sites(self, sites: Mapping[str, Mapping[str, int]]) -> None:
-        """Add each site's bytes down, up and among its own clients in the last round.
-
-        >>> ledger = Ledger()
-        >>> for round in range(2):
-        ...     _ = ledger.record(round, up={0: 10}, down={0: 40})
-        ...     ledger.record_sites({"north": {"up_bytes": 12, "down_bytes": 45, "peer_bytes": 0}})
-        >>> ledger.sites
-        {'north': {'up_bytes': 24, 'down_bytes': 90, 'peer_bytes': 0}}
-        """
-        for name, counts in sorted(sites.items()):
-            totals = self.sites.setdefault(name, {})
-            for kind, count in counts.items():
-                totals[kind] = totals.get(kind, 0) + count
-
     @property
     def seconds(self) -> float:
         """The simulated time of all rounds."""
@@ -143,15 +125,11 @@ class Ledger:
         """Return the totals as a plain tree, without the link model."""
         totals = {name: getattr(self, name) for name in ("up_bytes", "down_bytes", "peer_bytes")}
         last = None if self.last is None else asdict(self.last)
-        return {**totals, "last": last, "seconds": str(self._seconds), "sites": _counts(self.sites)}
+        return {**totals, "last": last, "seconds": str(self._seconds)}
 
     @classmethod
     def restore(cls, state: Mapping[str, Any], links: LinkModel | None = None) -> Ledger:
         """Restore a ledger from its ``state``."""
         last = None if state["last"] is None else RoundBytes(**state["last"])
         up, down, peer = (int(state[name]) for name in ("up_bytes", "down_bytes", "peer_bytes"))
-        return cls(links, up, down, peer, last, Fraction(state["seconds"]), _counts(state["sites"]))
-
-
-def _counts(sites: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    return {name: dict(counts) for name, counts in sites.items()}
+        return cls(links, up, down, peer, last, Fraction(state["seconds"]))

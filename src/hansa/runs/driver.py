@@ -422,12 +422,7 @@ class Run:
         work = participation_columns(opened.down_bytes, closed.outcome, opened.timing)
         self.client_blocks.append((self.state.round, encode_clients(work, client_metrics)))
         if traits.has_sites:
-            record["sites"] = traits.site_bytes()
-            self.ledger.record_sites(record["sites"])
-            columns = traits.site_columns()
-            for name, numbers in columns.pop("sites", {}).items():
-                record["sites"].setdefault(name, {}).update(numbers)
-            record.update(columns)
+            record.update(traits.site_columns())
         record["seconds"] = time.perf_counter() - start
         if self.ledger.links is not None and self.ledger.last is not None:
             record["simulated_seconds"] = self.ledger.last.seconds
