@@ -24,4 +24,12 @@ def _command_tree(app: typer.Typer) -> Any:
     return typer.main.get_command(app)
 
 
-__all__ = ["CliRunner", "app"]
+def run_command(*words: object, width: int = 200) -> testing.Result:
+    """Run a command as on a plain terminal; only its exit is caught."""
+    result = CliRunner(env={"COLUMNS": str(width), "TERM": "dumb"}).invoke(app, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+__all__ = ["CliRunner", "app", "run_command"]

@@ -145,36 +145,3 @@ def test_a_client_whose_loss_becomes_nan_is_left_out_and_the_run_says_so(caplog)
     assert run.history[0]["reasons"] == {"non-finite": 1}
     assert run.history[0]["clients"] == [0, 2]
     assert "3 client updates were left out of 3 rounds (non-finite 3); the last: client 1 in round 3" in caplog.text
-
-
-def test_a_lost_client_keeps_its_memory_and_the_others_go_on():
-    calls = []
-
-    def loss(client, x):
-        calls.append(client)
-        late = client == 1 and len(calls) > 8
-        return (x - client).square().sum() * (math.nan if late else 1.0)
-
-    task = hansa.training.function(loss, clients=2, x0=torch.zeros(1, dtype=torch.float64))
-    kept = []
-    run = hansa.run(
-        presets.scaffold(steps=2),
-        task,
-        rounds=4,
-        evaluate_every=0,
-        callbacks=[lambda run, record: kept.append(run.store.read(1)["solver/control"].clone()) and None],
-    )
-    assert run.history[-1]["lost"] == 1
-    assert torch.equal(kept[-1], kept[-2])
-
-
-def test_below_the_quorum_nothing_moves():
-    def loss(client, x):
-        return (x - client).square().sum() * (math.nan if client else 1.0)
-
-    task = hansa.training.function(loss, clients=3, x0=torch.zeros(2, dtype=torch.float64))
-    run = hansa.run(presets.fedadam(steps=2), task, rounds=2, quorum=2, keep_params=True, evaluate_every=0)
-    assert torch.equal(run.params, torch.zeros(2, dtype=torch.float64))
-    assert run.state.server["model"]["0"]["t"] == 0
-    assert [record["moved"] for record in run.history] == [False, False]
-    assert run.history[0]["reasons"] == {"non-finite": 2, "quorum": 1}

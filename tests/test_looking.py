@@ -21,9 +21,9 @@ import pytest
 import yaml
 
 import hansa
+from command_line import app, run_command
 from hansa import HansaError, config
-from hansa.cli.app import app  # before typer: it silences what typer's import warns of
-from hansa.config.fields import ComponentField
+from hansa.config.components import ComponentField
 from hansa.config.import_path import allow_code
 from hansa.config.sections import Config
 from hansa.runs import trust
@@ -191,11 +191,7 @@ def name_code(run: Path, key: str, code: str) -> None:
 
 def command(*arguments: str) -> str:
     """Run a command in this process and return what it printed."""
-    from command_line import CliRunner
-
-    result = CliRunner(env={"COLUMNS": "400", "TERM": "dumb"}).invoke(app, list(arguments))
-    if result.exception is not None and not isinstance(result.exception, (SystemExit, HansaError)):
-        raise result.exception
+    result = run_command(*arguments, width=400)
     logging.getLogger("hansa").handlers.clear()
     return result.output
 

@@ -50,7 +50,7 @@ def config() -> Iterator[str]:
 
 
 def _section(section: Any, name: str) -> Iterator[str]:
-    from hansa.config.schema import key_descriptions
+    from hansa.config.loader import key_descriptions
 
     rows, below, texts = [], [], key_descriptions().get(section.__name__, {})
     for key, field in section.model_fields.items():

@@ -35,11 +35,12 @@ from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.protocols import missing_methods, with_defaults
 from hansa.core.types import MODEL, ClientStats, Population, RoundContext, Update
-from hansa.gossip import Activity, BaseActivity, BaseClustering, Clustering, MixingRule, Topology
+from hansa.gossip import Activity, BaseActivity, Clustering, MixingRule, Topology, resolve
 from hansa.local import Correction, LocalWork, Solver, SolverResult, Work
 from hansa.local.loops import BaseClientLoop, ClientLoop, require_loop
 from hansa.local.solvers import BaseSolver
 from hansa.local.work import BaseLocalWork
+from hansa.runs.record import to_json
 from hansa.runs.store import RamStore
 from hansa.sample import BaseSampler, Sampler
 from hansa.server import ServerTransform
@@ -110,32 +111,20 @@ def _vector(dim: int, seed: int, dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(draw.standard_normal(dim) * (draw.random(dim) > 0.1)).to(dtype)
 
 
+def _plain(tree: Any) -> Any:
+    """Return a tree with text in place of tensors and floats, so that NaN equals NaN."""
+    if isinstance(tree, Mapping):
+        return {name: _plain(item) for name, item in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [type(tree), *map(_plain, tree)]
+    if isinstance(tree, (Tensor, np.ndarray)):
+        return str(tree.dtype), repr(tree.tolist())
+    return repr(tree) if isinstance(tree, float) else tree
+
+
 def _same_bits(left: Any, right: Any) -> bool:
     """Return whether two trees are bit-identical."""
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, Tensor):
-        if left.dtype != right.dtype or left.shape != right.shape:
-            return False
-        return bool(((left == right) | ((left != left) & (right != right))).all())
-    if isinstance(left, np.ndarray):
-        return left.dtype == right.dtype and np.array_equal(left, right)
-    if isinstance(left, Mapping):
-        return left.keys() == right.keys() and all(_same_bits(left[name], right[name]) for name in left)
-    if isinstance(left, (list, tuple)):
-        return len(left) == len(right) and all(map(_same_bits, left, right))
-    return bool(left == right or (left != left and right != right))
-
-
-def _check_state(tree: Any, path: str = "state") -> None:
-    """Check that a checkpoint can store a tree without pickle."""
-    if isinstance(tree, (Mapping, list)):
-        for name, item in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
-            _check_state(item, f"{path}[{name!r}]")
-    elif not (tree is None or isinstance(tree, (bool, int, float, str, Tensor))):
-        raise ContractError(
-            f"{path} is a {type(tree).__name__}: a checkpoint holds tensors, numbers, strings, lists and dicts"
-        )
+    return bool(_plain(left) == _plain(right))
 
 
 def _check_vector(name: str, value: Any, dim: int, dtype: torch.dtype) -> None:
@@ -182,7 +171,7 @@ def _check_server(component: ServerTransform, dim: int = 33) -> None:
         state = _call_twice("init", component.init, x)
         _expect(isinstance(state, dict), f"init gives a {type(state).__name__}, expected a dict")
         for round in range(4):
-            _check_state(state)
+            to_json(state, "state", {})
             ctx = RoundContext(round, Population(_SAMPLES), (0, 2, 3))
             delta = _vector(dim, round + 1, dtype) if round != 2 else torch.zeros(dim, dtype=dtype)
             step, state = _call_twice("update", component.update, delta, state, ctx)
@@ -220,7 +209,7 @@ def _check_aggregator(component: Aggregator, dim: int = 29) -> None:
                 reordered = component.combine(shuffled, state, ctx)
                 equal = _same_bits((reordered.vector, reordered.state), (combined.vector, combined.state))
                 _expect(equal, "the order in which updates arrive matters")
-            _check_state(combined.state)
+            to_json(combined.state, "state", {})
             unknown = set(combined.rows) - set(range(people.count))
             _expect(not unknown, f"keeps rows of {sorted(unknown)}, which are not clients")
             store.commit(round, {client: dict(rows) for client, rows in combined.rows.items()})
@@ -367,7 +356,7 @@ def _check_downlink(component: Downlink, dim: int = 64, clients: int = 4, rounds
                 broadcast, new_state = component.broadcast(x, state, participants, round, _KEY.child(round))
                 repeated, _ = component.broadcast(x, state, participants, round, _KEY.child(round))
             _expect(_same_bits(repeated.vector, broadcast.vector), "broadcast gives another vector the second time")
-            _check_state(new_state)
+            to_json(new_state, "state", {})
             for client in participants:
                 packets = [Packet.parse(bytes(packet.bytes)) for packet in broadcast.packets(client)]
                 base, current = broadcast.bases[client], states[client]
@@ -493,12 +482,8 @@ def _check_mixing_rule(component: MixingRule, dim: int = 5, neighbours: int = 4)
 
 def _check_clustering(component: Clustering, population: int = 12, classes: int = 4) -> None:
     """Every client in one cluster, as a function of (population, key, labels)."""
-    labels = np.random.default_rng(0).integers(0, 9, (population, classes)).astype(np.float64)
-    needs_labels = with_defaults(component, BaseClustering).needs_labels
-    groups = _call_twice("assign", component.assign, population, Key(1), labels if needs_labels else None)
-    _expect(all(len(group) for group in groups), f"gives an empty cluster: {groups}")
-    members = sorted(client for group in groups for client in group)
-    _expect(members == list(range(population)), f"gives {groups}: expected every client once")
+    labels = np.random.default_rng(0).integers(0, 9, (population, classes))
+    _call_twice("assign", resolve, component, population, Key(1), labels)
 
 
 _CONTRACTS: Mapping[type, Callable[[Any], None]] = {

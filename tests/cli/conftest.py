@@ -10,6 +10,7 @@ import time
 import pytest
 
 import warm
+from command_line import run_command
 
 SMALL = """\
 name: small
@@ -55,15 +56,11 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def cli(folder):
     """Run a command in this process: ``cli("run", "small.yaml").exit_code``."""
-    from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
-    from command_line import CliRunner
 
     def run(*arguments, width=160):
         before = list(logging.getLogger("hansa").handlers)
-        result = CliRunner(env={"COLUMNS": str(width), "TERM": "dumb"}).invoke(app, [str(word) for word in arguments])
+        result = run_command(*arguments, width=width)
         assert logging.getLogger("hansa").handlers == before
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
         return result
 
     return run

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import nn
 
@@ -20,10 +22,12 @@ class Net(nn.Module):
         return self.last(torch.tanh(self.norm(self.first(x))))
 
 
-def task(tested: int = 0):
-    """Their task; the first so many rows are also for testing."""
+def task(tested: int = 0, sizes: Sequence[int] = SIZES, model: Callable[[], nn.Module] = Net):
+    """The task of clients of these sizes; the first so many rows are also for testing."""
     draw = torch.Generator().manual_seed(0)
-    inputs, targets = torch.randn(sum(SIZES), 6, generator=draw), torch.randint(3, (sum(SIZES),), generator=draw)
+    inputs, targets = torch.randn(sum(sizes), 6, generator=draw), torch.randint(3, (sum(sizes),), generator=draw)
     test = (inputs[:tested], targets[:tested]) if tested else None
-    held = hansa.data.from_arrays(inputs, targets, clients=OWNERS, test=test)
-    return hansa.Task(Net, nn.functional.cross_entropy, held)
+    owners = [client for client, size in enumerate(sizes) for _ in range(size)]
+    return hansa.Task(
+        model, nn.functional.cross_entropy, hansa.data.from_arrays(inputs, targets, clients=owners, test=test)
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 from pathlib import Path
@@ -10,12 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from data.official_files import cifar_bytes, tiny_cifar, write_cifar
 from hansa.core.errors import HansaError
-from hansa.data import DataError, MissingFileError, load
+from hansa.data import DataError, load
 from hansa.data.readers import read_cifar
 
 PIXELS = np.random.default_rng(1).integers(0, 256, (4, 3072), dtype=np.uint8)
@@ -80,20 +77,6 @@ def test_a_batch_whose_digest_is_not_known_is_refused_and_its_other_instructions
         load(tiny, tmp_path)
 
 
-@settings(max_examples=300, deadline=None)
-@given(place=st.integers(0, 400), value=st.integers(0, 255), cut=st.integers(0, 400))
-def test_any_changed_byte_gives_an_array_or_a_named_refusal(
-    tmp_path_factory: pytest.TempPathFactory, place: int, value: int, cut: int
-) -> None:
-    good = cifar_bytes(PIXELS[:1], LABELS[:1])
-    bad = bytearray(good)
-    bad[place % len(good)] = value
-    path = tmp_path_factory.getbasetemp() / "fuzzed"
-    path.write_bytes(bytes(bad[: max(1, len(bad) - cut)]) if cut % 3 == 0 else bytes(bad))
-    with contextlib.suppress(DataError):  # anything else that is raised fails the test
-        assert read_cifar(path)[0].shape[1:] == (3, 32, 32)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -107,8 +90,3 @@ def test_any_changed_byte_gives_an_array_or_a_named_refusal(
 def test_a_batch_of_the_wrong_shape_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_cifar(written(tmp_path, content))
-
-
-def test_a_missing_batch_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MissingFileError, match=r"data_batch_1: no such file\. Get it\."):
-        read_cifar(tmp_path / "data_batch_1", "Get it.")

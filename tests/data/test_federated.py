@@ -30,10 +30,6 @@ def test_rows_and_samples_of_each_client() -> None:
         data.rows(3)
 
 
-def test_label_counts_by_hand() -> None:
-    assert tiny().label_counts().tolist() == [[1, 1, 1], [0, 0, 0], [1, 0, 1]]
-
-
 def test_summary_by_hand() -> None:
     # client 0 holds labels 0 0 1 1 (1 bit), client 1 holds 1 1 1 1 (0 bits)
     split = Split.of_rows([[0, 1, 2, 3], [4, 5, 6, 7]])

@@ -84,18 +84,3 @@ def test_what_is_no_such_file_is_told(tmp_path):
     np.save(tmp_path / "inputs.npy", X)
     with pytest.raises(HansaError, match="no targets"):
         from_memmap(tmp_path)
-
-
-def test_arrow_through_datasets(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    datasets.Dataset.from_dict({"x": X.tolist(), "y": Y.tolist()}).save_to_disk(tmp_path / "arrow")
-    table = datasets.load_from_disk(tmp_path / "arrow")
-
-    def collate(items):
-        return torch.tensor([item["x"] for item in items]), torch.tensor([item["y"] for item in items])
-
-    data = hansa.data.from_items(table, collate, clients=OWNERS, test=table.select(range(7)))
-    wanted = trained(from_arrays(X, Y, clients=OWNERS, test=(X[:7], Y[:7])))
-    found = trained(data)
-    assert torch.equal(found.params, wanted.params)
-    assert found.history[-1]["test_accuracy"] == wanted.history[-1]["test_accuracy"]

@@ -218,7 +218,7 @@ test_wrong_numbers_are_refused = refused(
     (lambda: dirichlet(0.5).split(torch.randn(40), 4, Key(0)), "expected a label per row"),
     (lambda: natural().split(torch.zeros(4), None, Key(0)), r"no natural owners\. Use iid, shards"),
     (lambda: labels_per_client(4).split(balanced(3, 10), 2, Key(0)), "at most the labels, 3"),
-    (lambda: labels_per_client(1).split(balanced(2, 3), 50, Key(0)), "no rows of its labels"),
+    (lambda: labels_per_client(1).split(torch.tensor([0] * 9 + [1]), 4, Key(0)), "no rows of its labels"),
     (lambda: dirichlet(0.0), "expected"),
     (lambda: dirichlet(float("nan")), "expected"),
     (lambda: dirichlet(1.0, min_size=-1), "expected"),

@@ -184,17 +184,6 @@ def test_the_second_moment_that_gossips_is_counted():
     assert both == 2 * one
 
 
-def test_one_cluster_of_cafga_is_afga():
-    everybody = [list(range(N))]
-    words = {
-        "reporters": hansa.sample.replay(drawn(2, everybody, 3)),
-        "active": hansa.gossip.replay(resampled(3, everybody, 3)),
-    }
-    assert torch.equal(
-        run(presets.cafga(clusters=1, **words, **WORDS)).trajectory, run(presets.afga(**words, **WORDS)).trajectory
-    )
-
-
 def test_a_complete_graph_is_one_averaged_model():
     """Full averaging after every step is gradient descent on the cluster's mean loss."""
     problem = lab()

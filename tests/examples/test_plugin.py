@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from command_line import run_command
 from hansa.config import build, build_algorithm, from_yaml, json_schema, load
 from hansa.config.import_path import installed_plugins
 from hansa.engine import auto_engine
@@ -79,16 +80,7 @@ def plugged(home, tmp_path, monkeypatch):
 
 @pytest.fixture
 def cli(plugged):
-    from hansa.cli.app import app  # isort: skip
-    from command_line import CliRunner
-
-    def run(*arguments):
-        result = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, [str(word) for word in arguments])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
-
-    return run
+    return run_command
 
 
 def trained(config, workers, kind=None):

@@ -1,25 +1,28 @@
 """Records the golden hashes of this machine: ``python tests/golden/record.py``.
 
 Hashes are facts about a commit whose results are known to be right, so record from such a commit, never to make a
-failing test pass. Cases that are recorded already stay. ``--replace`` records anew; with ``--only`` and a pattern of
-names these cases alone, which are then removed where they were recorded on other machines.
+failing test pass. Cases that are recorded already stay. ``--replace`` records anew what differs, with ``--only`` of the
+cases whose names match a pattern; it is then removed where it was recorded on other machines.
 ``HANSA_GOLDEN=all pytest tests/golden`` compares.
 """
 
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
+import logging
+import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
+os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import hansa
-from golden import runner
+from golden import cases, runner
 
 
 def commit() -> str:
@@ -46,51 +49,40 @@ def dumped(golden: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replace", action="store_true", help="also where this machine has hashes already")
-    parser.add_argument("--only", default="*", help="a pattern of case names to replace")
+    parser.add_argument("--only", default="*", help="a pattern of case names")
     options = parser.parse_args()
-    if options.only != "*" and not options.replace:
-        parser.error("--only is for --replace")
-    golden, failed = runner.recorded(), False
-    with tempfile.TemporaryDirectory() as folder:
-        for kernels in runner.KERNELS:
-            failed |= not one_set(kernels, Path(folder), golden, options)
-    sys.exit(int(failed))
+    logging.getLogger("hansa").setLevel(logging.ERROR)
+    right = [one_set(kernels, options) for kernels in runner.KERNELS]
+    sys.exit(not all(right))
 
 
-def one_set(kernels: str, folder: Path, golden: dict[str, Any], options: argparse.Namespace) -> bool:
+def one_set(kernels: str, options: argparse.Namespace) -> bool:
     """Record the cases with one set of kernels; false where something is wrong."""
-    facts = runner.results(kernels, folder, "--describe")["arithmetic"]
-    known = golden.get(facts["machine"], {}).get(facts["kernels"])
-    if facts["kernels"] == "none":
-        print(f"{kernels}: these kernels are not available here")
-        return True
-    cases = runner.results(kernels, folder, "--only", options.only)["cases"]
-    if errors := [f"{name}: {case['error']}" for name, case in cases.items() if "error" in case]:
+    with runner.using(kernels):
+        facts = runner.arithmetic()
+        if facts["kernels"] == "none":
+            print(f"{kernels}: these kernels are not available here")
+            return True
+        found = runner.run_cases([name for name in cases.CASES if fnmatch.fnmatchcase(name, options.only)])
+    if errors := [f"{name}: {case['error']}" for name, case in found.items() if "error" in case]:
         print(f"{kernels}: nothing recorded, {len(errors)} cases fail", *errors, sep="\n  ")
         return False
-    if known is not None and not options.replace:
-        missing = {name: case for name, case in cases.items() if name not in known["cases"]}
-        known["cases"].update(missing)
-        runner.GOLDEN.write_text(dumped(golden), encoding="utf-8")
-        print(f"{kernels}: {len(missing)} of {len(cases)} cases added to those recorded from {known['recorded']}")
-        return True
-    if options.only != "*":
-        if known is None:
-            print(f"{kernels}: nothing is recorded here; record all cases")
-            return False
-        changed = {name: case for name, case in cases.items() if known["cases"].get(name) != case}
-        for machine, sets in golden.items():
-            if facts["kernels"] in sets:
-                other = sets[facts["kernels"]]
-                other["cases"] = {name: case for name, case in other["cases"].items() if name not in changed}
-                other["cases"].update(changed if machine == facts["machine"] else {})
-        runner.GOLDEN.write_text(dumped(golden), encoding="utf-8")
-        print(f"{kernels}: {len(changed)} of {len(cases)} cases recorded anew")
-        return True
-    entry: dict[str, Any] = {"recorded": f"hansa {hansa.__version__}, {commit()}"}
-    golden.setdefault(facts["machine"], {})[facts["kernels"]] = {**entry, "cases": cases}
+    golden = runner.recorded()
+    started: dict[str, Any] = {"recorded": f"hansa {hansa.__version__}, {commit()}", "cases": {}}
+    known = golden.setdefault(facts["machine"], {}).setdefault(facts["kernels"], started)
+    if options.replace and options.only == "*":
+        known["recorded"] = started["recorded"]
+    changed = {
+        name: case
+        for name, case in found.items()
+        if name not in known["cases"] or (options.replace and known["cases"][name] != case)
+    }
+    for sets in golden.values() if options.replace else ():
+        for name in changed:
+            sets.get(facts["kernels"], started)["cases"].pop(name, None)
+    known["cases"].update(changed)
     runner.GOLDEN.write_text(dumped(golden), encoding="utf-8")
-    print(f"{kernels}: {len(cases)} cases recorded ({facts['machine']}; {facts['kernels']})")
+    print(f"{kernels}: {len(changed)} of {len(found)} cases recorded ({facts['machine']}; {facts['kernels']})")
     return True
 
 

@@ -1,35 +1,35 @@
-"""Runs the golden cases: in this process, as the tests do, or in one of its own, as record.py does.
-
-``python -m golden.runner OUT.json`` with ``tests`` on the path runs all cases with the kernels that ``HANSA_NATIVE``
-names and writes their digests. The digests depend on the machine's arithmetic, which `arithmetic` describes.
-"""
+"""Runs the golden cases and makes their digests, which depend on the machine's arithmetic as `arithmetic` states it."""
 
 from __future__ import annotations
 
-import argparse
-import fnmatch
 import hashlib
 import json
-import logging
 import math
 import os
 import platform
 import re
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parents[1]
+import numpy
+import scipy
+import torch
+
+import hansa
+from golden import problems
+from golden.cases import CASES, CATALOGUE
+from hansa.core import native
+
 GOLDEN = Path(__file__).with_name("golden.json")
 
 KERNELS = ("avx512", "avx2", "off")
 """Each is a value of the environment variable; ``off`` runs PyTorch and NumPy alone."""
 
 VARIABLE = "HANSA_NATIVE"
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 ROUND = (
     "train_loss", "test_loss", "test_accuracy", "loss", "up_bytes", "down_bytes", "peer_bytes", "clients", "lost",
@@ -101,10 +101,7 @@ def digests(run: Any, own: bool) -> dict[str, Any]:
 
 
 def carry_out(case: Any) -> Any:
-    """The finished run of a case."""
-    import hansa
-    from golden import problems
-
+    """The digests of a case."""
     task = problems.task(case.task)
     options = dict(case.options(task) if callable(case.options) else case.options)
     with tempfile.TemporaryDirectory(prefix="golden-", ignore_cleanup_errors=True) as folder:
@@ -123,10 +120,6 @@ def carry_out(case: Any) -> Any:
 
 def arithmetic() -> dict[str, str]:
     """What the last bits depend on beside the code: the machine with its libraries, and the kernels in use."""
-    import numpy
-    import scipy
-    import torch
-
     machine = (
         f"torch {torch.__version__} ({torch.backends.cpu.get_cpu_capability()}), numpy {numpy.__version__}, "
         f"scipy {scipy.__version__}, {platform.machine()} {_processor()}"
@@ -146,9 +139,6 @@ def _processor() -> str:
 
 def _kernels() -> str:
     """The instruction set of the native kernels and the compiler that built them; the one place that looks inside."""
-    import hansa
-    from hansa.core import native
-
     chosen = native.instruction_set()
     if chosen is None:
         return "off" if os.environ.get(VARIABLE) == "off" else "none"
@@ -159,24 +149,23 @@ def _kernels() -> str:
     return f"{chosen}, {compiler}"
 
 
-def environment(kernels: str) -> dict[str, str]:
-    """The environment of a process that uses the given kernels, one thread, and the hansa that this process imports."""
-    import hansa
-
-    paths = [str(Path(hansa.__file__).parents[1]), str(TESTS), os.environ.get("PYTHONPATH", "")]
-    threads = dict.fromkeys(THREADS, "1")
-    wide = {"COLUMNS": "200"}  # so that no message is broken in the middle
-    return {**os.environ, **threads, **wide, VARIABLE: kernels, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-
-
-def results(kernels: str, folder: Path, *arguments: str) -> Any:
-    """What this module writes when it runs in a process of its own."""
-    out = folder / f"{kernels}.json"
-    command = [sys.executable, "-m", "golden.runner", str(out), *arguments]
-    done = subprocess.run(command, env=environment(kernels), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise AssertionError(f"{VARIABLE}={kernels} {' '.join(command)}:\n{done.stdout}\n{done.stderr}")
-    return json.loads(out.read_text(encoding="utf-8"))
+@contextmanager
+def using(kernels: str) -> Iterator[None]:
+    """One kind of kernels in this process, tasks that were not made for another, and one thread."""
+    before, threads = os.environ.get(VARIABLE), torch.get_num_threads()
+    os.environ[VARIABLE] = kernels
+    torch.set_num_threads(1)
+    problems.task.cache_clear()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        problems.task.cache_clear()
+        torch.set_num_threads(threads)
+        os.environ.pop(VARIABLE)
+        if before is not None:
+            os.environ[VARIABLE] = before
 
 
 def recorded() -> dict[str, Any]:
@@ -200,21 +189,6 @@ def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[s
     return [*lines, *(f"{name}: not recorded" for name in found if name not in expected)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--describe", action="store_true", help="only say what the arithmetic is")
-    parser.add_argument("--only", default="*", help="a pattern of names")
-    asked = parser.parse_args()
-    logging.getLogger("hansa").setLevel(logging.ERROR)
-    answer: dict[str, Any] = {"arithmetic": arithmetic()}
-    if not asked.describe:
-        from golden.cases import CASES
-
-        answer["cases"] = run_cases([name for name in CASES if fnmatch.fnmatchcase(name, asked.only)])
-    asked.out.write_text(json.dumps(answer), encoding="utf-8")
-
-
 def sampled(kernels: str, every: int) -> list[str]:
     """The names of the cases for a run with one kind of kernels; ``every`` = 1 names all.
 
@@ -222,9 +196,6 @@ def sampled(kernels: str, every: int) -> list[str]:
     Without kernels all are eager, and a preset has one of ``mlp`` and ``norm``. For the rest of the presets' cases the
     kinds take turns. Of the cases beside the presets, one in ``every`` is run, a different one with each kind.
     """
-    from golden import problems
-    from golden.cases import CASES, CATALOGUE
-
     turn, kinds = KERNELS.index(kernels), len(KERNELS)
 
     def belongs(at: int, name: str, task: str) -> bool:
@@ -241,8 +212,6 @@ def sampled(kernels: str, every: int) -> list[str]:
 
 def run_cases(names: Sequence[str]) -> dict[str, Any]:
     """The digests of these cases, or the error that a case ended with."""
-    from golden.cases import CASES
-
     found: dict[str, Any] = {}
     for name in names:
         try:
@@ -250,7 +219,3 @@ def run_cases(names: Sequence[str]) -> dict[str, Any]:
         except Exception as error:
             found[name] = {"error": f"{type(error).__name__}: {error}"}
     return found
-
-
-if __name__ == "__main__":
-    main()

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
-import warnings
 
 import pytest
-import torch
 
-from golden import cases, problems, runner
+from golden import cases, runner
 from hansa import presets
 
 EVERY = 12
@@ -49,24 +47,11 @@ def test_every_kind_of_kernels_has_every_preset_and_all_kinds_together_every_cas
     assert all(runner.sampled(kernels, 1) == list(cases.CASES) for kernels in runner.KERNELS)
 
 
-@pytest.fixture
-def kernels(request, monkeypatch):
-    """One kind of kernels in this process, tasks that were not made for another, and one thread."""
-    monkeypatch.setenv(runner.VARIABLE, request.param)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    problems.task.cache_clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield request.param
-    problems.task.cache_clear()
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.parametrize("kernels", runner.KERNELS, indirect=True)
+@pytest.mark.parametrize("kernels", runner.KERNELS)
 def test_results_are_bit_identical_to_the_recorded_ones(kernels, caplog):
     caplog.set_level(logging.ERROR, logger="hansa")
-    entry = expected(runner.arithmetic())
-    found = runner.run_cases(runner.sampled(kernels, 1 if ALL else EVERY))
+    with runner.using(kernels):
+        entry = expected(runner.arithmetic())
+        found = runner.run_cases(runner.sampled(kernels, 1 if ALL else EVERY))
     wrong = runner.differences({name: one for name, one in entry["cases"].items() if name in found}, found)
     assert not wrong, f"{len(wrong)} of {len(found)} cases ({entry['recorded']}):\n" + "\n".join(wrong)

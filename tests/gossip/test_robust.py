@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import hansa
+from contracts import five
 from hansa import gossip, presets
 from hansa.config import build_algorithm, from_yaml
 from hansa.core.errors import HansaError
@@ -33,12 +34,8 @@ class Net(nn.Module):
         return self.second(torch.tanh(self.first(x)))  # type: ignore[no-any-return]
 
 
-def task(model: Any = Net) -> hansa.Task:
-    draw = torch.Generator().manual_seed(0)
-    inputs, targets = torch.randn(90, 6, generator=draw), torch.randint(0, 3, (90,), generator=draw)
-    ends = [3, 8, 20, 27, 31, 44, 52, 66, 75, 90]  # clients of unequal size
-    clients = [list(range(start, end)) for start, end in zip([0, *ends], ends, strict=False)]
-    return hansa.Task(model, nn.CrossEntropyLoss(), hansa.data.from_arrays(inputs, targets, clients=clients))
+def task(model: Any = Net) -> Any:
+    return five.task(sizes=(3, 5, 12, 7, 4, 13, 8, 14, 9, 15), model=model)
 
 
 def method(robust: Any = None, **more: Any) -> hansa.Algorithm:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import hansa
+from contracts import five
 from hansa import HansaError, aggregate, compress, local, pace, presets, sample
 from hansa.engine import Pool, Serial
 from hansa.engine.serial import Loopback
@@ -22,26 +22,7 @@ from pace.lab import task as lines
 PROFILE = pace.devices(step_seconds=local.lognormal(1.0, 1.2), up_bandwidth=5e3, latency=0.3, jitter=0.4)
 
 
-class Net(nn.Module):
-    """A user's model, with BatchNorm's buffers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(torch.tanh(self.norm(self.first(x))))
-
-
-def task() -> hansa.Task:
-    draw = torch.Generator().manual_seed(3)
-    inputs = torch.randn(sum(SIZES), 5, generator=draw)
-    targets = inputs.sin().sum(1, keepdim=True) + 0.1 * torch.randn(sum(SIZES), 1, generator=draw)
-    owners = [client for client, size in enumerate(SIZES) for _ in range(size)]
-    data = hansa.data.from_arrays(inputs, targets, clients=owners, test=(inputs[:15], targets[:15]))
-    return hansa.Task(Net, nn.functional.mse_loss, data)
-
-
+task = partial(five.task, 15, SIZES)
 COMMON = {"local_lr": 0.05, "batch_size": 4, "participation": 0.6}
 METHODS = {
     "fedasync": lambda: presets.fedasync(mu=0.1, **COMMON),

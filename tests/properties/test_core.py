@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 import hansa
 from contracts.small import NAMES, small
 from exactness.laboratory import CLIENTS, problem, task
-from hansa import aggregate, server
+from hansa import aggregate
 from hansa.core.types import Population, RoundContext, Update
 from hansa.rounds import ServerState, client_round, close_round, open_round
 
@@ -61,24 +61,6 @@ def test_weights_sum_to_one_and_keep_their_ratios(raw):
     shares = aggregate.normalize_weights(tuple(raw), updates_of([[0.0]] * 5))
     assert math.isclose(sum(shares), 1.0, rel_tol=1e-12)
     assert math.isclose(shares[1] * raw[0], shares[0] * raw[1], rel_tol=1e-9)
-
-
-def test_cluster_weights_give_each_cluster_the_same_say():
-    shares = aggregate.normalize_weights("clusters", updates_of([[0.0]] * 5))
-    by_cluster = {0: shares[0] + shares[2] + shares[4], 1: shares[1] + shares[3]}
-    assert math.isclose(by_cluster[0], 0.5)
-    assert math.isclose(by_cluster[1], 0.5)
-
-
-@pytest.mark.parametrize("part", [server.amsgrad(), server.ams(), server.amsgrad(bias_correction=True)], ids=repr)
-@settings(max_examples=25, deadline=None)
-@given(deltas=st.lists(arrays("float64", 4, elements=FINITE), min_size=2, max_size=8))
-def test_vhat_never_falls(part, deltas):
-    state = part.init(torch.zeros(4, dtype=torch.float64))
-    for delta in deltas:
-        before = state["vhat"].clone()
-        _, state = part.update(torch.from_numpy(delta), state, CTX)
-        assert (state["vhat"] >= before).all()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hansa
+from command_line import run_command
 from hansa.core.errors import HansaError
 from hansa.gossip import (
     clipped,
@@ -350,11 +352,7 @@ def test_bad_input_is_named(arguments: dict[str, Any], words: str) -> None:
         hansa.theory(**arguments)
 
 
-def called(*arguments: str) -> Any:
-    from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
-    from command_line import CliRunner
-
-    return CliRunner(env={"COLUMNS": "160", "TERM": "dumb"}).invoke(app, ["theory", *arguments])
+called = partial(run_command, "theory")
 
 
 SMALL = """\

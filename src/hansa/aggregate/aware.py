@@ -226,7 +226,6 @@ class mgda(BaseAggregator):
     Args:
         epsilon: Largest distance of a weight from 1/M; 1 does not constrain.
 
-    >>> import torch
     >>> from hansa.core.types import Population, RoundContext, Update
     >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]
     >>> ctx = RoundContext(1, Population((10, 10, 10)), (0, 1, 2))

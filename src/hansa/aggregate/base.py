@@ -34,7 +34,6 @@ class Combined(NamedTuple):
         info: Values to report.
         rows: Rows to store for clients.
 
-    >>> import torch
     >>> Combined(torch.ones(2), {}, {"weights": [0.5, 0.5]}).info
     {'weights': [0.5, 0.5]}
     """
@@ -169,7 +168,6 @@ def normalize_weights(weights: Weights, updates: Sequence[Update] | Sequence[Par
         weights: Rule, or one number per client.
         updates: Updates or participants to weigh.
 
-    >>> from hansa.core.types import Update
     >>> normalize_weights("samples", [Update(0, 0, None, 30, 1), Update(1, 1, None, 10, 1)])
     [0.75, 0.25]
     """

@@ -42,7 +42,6 @@ def _mean_of_middle(updates: Sequence[Update], middle: slice) -> Vector:
 class median(BaseAggregator):
     """Coordinate-wise median; for an even number, the mean of the two middle values (Yin 2018).
 
-    >>> import torch
     >>> from hansa.core.types import Population, RoundContext, Update
     >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]
     >>> ctx = RoundContext(1, Population((10, 10, 10)), (0, 1, 2))
@@ -66,7 +65,6 @@ class trimmed_mean(BaseAggregator):
     Args:
         trim: Fraction of the values dropped at either end, below 0.5.
 
-    >>> import torch
     >>> from hansa.core.types import Population, RoundContext, Update
     >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]
     >>> ctx = RoundContext(1, Population((10, 10, 10)), (0, 1, 2))
@@ -93,7 +91,6 @@ class krum(BaseAggregator):
         byzantine: Number f of bad clients to tolerate.
         keep: Number of updates to average.
 
-    >>> import torch
     >>> from hansa.core.types import Population, RoundContext, Update
     >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]
     >>> ctx = RoundContext(1, Population((10, 10, 10)), (0, 1, 2))
@@ -142,7 +139,6 @@ class clipped(BaseAggregator):
         norm: Largest norm of an update.
 
     >>> from hansa.aggregate import mean
-    >>> import torch
     >>> from hansa.core.types import Population, RoundContext, Update
     >>> updates = [Update(i, i, torch.tensor([v]), 10, 1) for i, v in enumerate((1.0, 2.0, 9.0))]
     >>> ctx = RoundContext(1, Population((10, 10, 10)), (0, 1, 2))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -62,13 +63,13 @@ def run(
     overrides += [f"engine.address={address}"] if address else []
     if resume and overwrite:
         raise HansaError("--resume and --overwrite: expected one of the two.")
-    options: dict[str, Any] = {"rounds": rounds, "fallback": fallback, "accept": accept or []}
     if config is None and preset is None and resume and folder is not None:  # its own configuration
         config = next((folder / name for name in (CONFIG, GROUP) if (folder / name).is_file()), None)
     requested = opt.read_config(config, preset, overrides)
     if_exists: IfExists = "new" if folder is None else "replace" if overwrite else "resume" if resume else "refuse"
     path = Path("runs") / slug(requested.title) if folder is None else folder
-    run_and_show(lambda: plan_jobs(requested, path, if_exists, **options), quiet, track, as_json, parallel)
+    plan = partial(plan_jobs, requested, path, if_exists, rounds=rounds, fallback=fallback, accept=accept or [])
+    run_and_show(plan, quiet, track, as_json, parallel)
 
 
 @opt.needs_code
@@ -95,15 +96,12 @@ def resume(
     """
     from hansa.study.session import plan_resumed
 
-    settings: dict[str, Any] = {
-        "rounds": rounds,
-        "workers": workers,
-        "device": device.split(",") if device is not None and "," in device else device,
-        "deterministic": deterministic,
-        "server_device": server_device,
-    }
-    options: dict[str, Any] = {"fallback": fallback, "accept": accept or [], "trust": trust}
-    run_and_show(lambda: plan_resumed(folder, None, settings, **options), quiet, track, as_json, parallel)
+    devices = device.split(",") if device is not None and "," in device else device
+    plan = partial(
+        plan_resumed, folder, trust=trust, fallback=fallback, accept=accept or [], rounds=rounds, workers=workers,
+        device=devices, deterministic=deterministic, server_device=server_device,
+    )  # fmt: skip
+    run_and_show(plan, quiet, track, as_json, parallel)
 
 
 def session(quiet: bool, track: Sequence[str] | None = None) -> Session:
@@ -136,7 +134,7 @@ def run_and_show(
             show_numbers(rank_one(ReportEntry.from_folder(stop.folder)), as_json)
         raise
     members = [ReportEntry.from_folder(job.path) for job in jobs]
-    opened, rounds = jobs[0].opened, jobs[0].rounds
+    opened, rounds = jobs[0].opened, jobs[0].config.rounds
     if jobs[0].group is None and (opened is None or opened.start_round == opened.config.rounds):
         note(f"{members[0].folder}: already finished at round {rounds}. Pass --rounds {2 * rounds} to continue.")
     show_numbers(rank_one(ReportEntry.from_seeds(jobs[0].config.title, members)), as_json)

@@ -35,7 +35,6 @@ class identity(Coder):
     """C(x) = x, q = 0: no compression.
 
     >>> from hansa.compress import decode
-    >>> from hansa.core.keys import Key
     >>> decode(identity().encode(torch.tensor([1.0, 0.25]), Key(0)))
     tensor([1.0000, 0.2500])
     """
@@ -69,7 +68,6 @@ class cast(Coder):
         to: "float16" or "bfloat16".
 
     >>> from hansa.compress import decode
-    >>> from hansa.core.keys import Key
     >>> decode(cast("bfloat16").encode(torch.tensor([1.0, 0.333]), Key(0)))
     tensor([1.0000, 0.3320])
     """

@@ -51,7 +51,6 @@ class grid(Coder):
     Args:
         coarseness: Upper bound of delta, relative to the root mean square of x.
 
-    >>> import torch
     >>> from hansa.compress import decode
     >>> decode(grid(1.0).encode(torch.tensor([3.0, -1.0, 0.2, 2.0]), Key(0)))
     tensor([ 3., -1.,  0.,  2.])
@@ -103,7 +102,6 @@ class grid(Coder):
     def merge(self, packets: Sequence[Packet]) -> Packet:
         """Return one packet with the exact sum, which must fit the precision of the vector.
 
-        >>> import torch
         >>> from hansa.compress import decode
         >>> coder = grid(1.0)
         >>> decode(coder.merge([coder.encode(torch.tensor([1.0, 4.0]), Key(0)) for _ in range(3)]))

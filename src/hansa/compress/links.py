@@ -46,7 +46,6 @@ class Uplink(Protocol):
 class BaseUplink(Uplink):
     """The optional traits of uplinks, with their defaults.
 
-    >>> from hansa.compress import sign
     >>> memoryless(sign()).memory
     ()
     """
@@ -270,7 +269,6 @@ class replica(Checked):
         public_start: Whether all clients know the initial vector, from the public seed.
         every: Rounds between updates of the replica.
 
-    >>> from hansa.compress import sign
     >>> replica(sign()).every
     1
     """
@@ -477,8 +475,6 @@ def decode(
         dtype: Expected dtype.
         kind: Expected kind.
 
-    >>> from hansa.compress import sign
-    >>> from hansa.core.keys import Key
     >>> packet = sign().encode(torch.tensor([1.0, -3.0]), Key(0))
     >>> decode(packet.bytes)
     tensor([ 2., -2.])
@@ -511,8 +507,6 @@ def accumulate(data: Buffer | Packet, out: Tensor, alpha: float = 1.0, compresso
         alpha: Factor of the decoded vector.
         compressor: Compressor that made it; not needed for built-in kinds.
 
-    >>> from hansa.compress import sign
-    >>> from hansa.core.keys import Key
     >>> accumulate(sign().encode(torch.tensor([1.0, -3.0]), Key(0)), torch.zeros(2), 0.5)
     tensor([ 1., -1.])
     """

@@ -47,7 +47,6 @@ class quantize(Coder):
 
     >>> import torch
     >>> from hansa.compress import decode
-    >>> from hansa.core.keys import Key
     >>> decode(quantize(levels=2, rounding="nearest").encode(torch.tensor([1.0, 0.4, -0.1]), Key(0)))
     tensor([1.0000, 0.5000, 0.0000])
     """

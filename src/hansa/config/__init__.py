@@ -12,12 +12,12 @@ if TYPE_CHECKING:
         cited_works,
         from_preset,
         from_yaml,
+        json_schema,
         load,
         to_dict,
         to_yaml,
         validate,
     )
-    from hansa.config.schema import json_schema
     from hansa.config.sections import Config
     from hansa.config.yaml_text import ConfigError, Document, Problem, parse_document, read_document
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         from_arrays,
         from_dataset,
         from_function,
+        from_hf,
         from_items,
         from_memmap,
     )
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
         with_validation,
     )
     from hansa.data.files import DataError, MissingFileError, data_folder
-    from hansa.data.huggingface import from_hf
     from hansa.data.loading import FileStatus, check_files, dataset_names, download, federate, is_present, load
     from hansa.data.partitions import (
         Partition,

@@ -1,7 +1,8 @@
-"""Federated data of your own: arrays, a torch Dataset, memory-mapped files, items collated on demand, a function."""
+"""Federated data of your own: arrays, datasets of torch and Hugging Face, mapped files, collated items, a function."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 import os
@@ -17,18 +18,18 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from hansa.core import trees
-from hansa.core.errors import HansaError, check_integer, short_repr
+from hansa.core.errors import HansaError, check_integer, short_repr, suggestion
 from hansa.data.federated import (
     Dataset,
     FederatedData,
     apply_split,
-    assign_test_clients,
     partition_dataset,
     test_owner_numbers,
+    with_test_clients,
 )
 from hansa.data.files import DataError, invalid_file
-from hansa.data.partitions import Partition, iid
-from hansa.data.split import Split, owner_column, parse_clients
+from hansa.data.partitions import Partition, iid, natural
+from hansa.data.split import Split, parse_clients
 from hansa.training.losses import WeightedTargets
 
 log = logging.getLogger("hansa")
@@ -77,7 +78,11 @@ def from_arrays(
     """
     data = dataset(x, y, test=test, weights=weights, classes=classes, dtype=dtype, name=name)
     federated = assign_clients(data, clients, partition, seed)
-    return federated if test_clients is None else assign_test_clients(federated, clients, test_clients, seed)
+    if test_clients is None:
+        return federated
+    if isinstance(test_clients, (str, float, int)):
+        return with_test_clients(federated, test_clients, seed)  # type: ignore[arg-type]
+    return replace(federated, test_owners=test_owner_numbers(federated, test_clients))
 
 
 def dataset(
@@ -112,10 +117,7 @@ def dataset(
         raise HansaError(f"{name}: test has {len(test)} entries: expected (x, y), or (x, y, weights).")
     test_inputs = None if test[0] is None else as_tensors(name, "test x", test[0], dtype)
     test_targets = None if test[1] is None else as_tensors(name, "test y", test[1], dtype, targets=True)
-    labelled = isinstance(targets, torch.Tensor) and targets.ndim == 1 and not targets.is_floating_point()
-    if classes is None and labelled and len(targets):
-        label_sets = [targets] if test_targets is None else [targets, test_targets]
-        classes = max(int(labels.max()) for labels in label_sets) + 1
+    classes = _count_classes(targets, test_targets) if classes is None else classes
     if weights is not None:
         targets = WeightedTargets(targets, _check_weights(name, weights, dtype))
     if len(test) == 3:
@@ -124,6 +126,13 @@ def dataset(
         test_targets = WeightedTargets(test_targets, torch.ones(len(test[1]), dtype=dtype))
     owners = None if groups is None else torch.as_tensor(np.asarray(groups), dtype=torch.int64)
     return Dataset(name, inputs, targets, test_inputs, test_targets, classes, owners)
+
+
+def _count_classes(targets: Any, test_targets: Any) -> int | None:
+    """Return the number of classes if targets are class numbers, one per row."""
+    if not isinstance(targets, torch.Tensor) or targets.ndim != 1 or targets.is_floating_point() or not len(targets):
+        return None
+    return max(int(labels.max()) for labels in (targets, test_targets) if labels is not None) + 1
 
 
 def from_dataset(
@@ -157,8 +166,8 @@ def from_dataset(
     3
     """
     title = name if name is not None else type(data).__name__
-    x, y = _columns(title, data)
-    test_pair = None if test is None else _columns(f"{title} (test)", test)
+    x, y = _read_pairs(title, data)
+    test_pair = None if test is None else _read_pairs(f"{title} (test)", test)
     return from_arrays(
         x, y, clients=clients, partition=partition, seed=seed, test=test_pair, classes=classes, dtype=dtype, name=title
     )
@@ -171,13 +180,9 @@ def assign_clients(data: Dataset, clients: Clients, partition: Partition | None,
         return partition_dataset(data, iid() if partition is None else partition, clients, seed)
     if partition is not None:
         raise HansaError(f"{data.name}: clients already assign the rows: leave out {partition!r}.")
-    if isinstance(clients, Split):
-        return apply_split(data, clients)
-    federated = apply_split(data, parse_clients(data.name, clients, data.rows))
-    owners = owner_column(data.name, clients, "clients")
-    if owners is None or owners.dtype.kind != "U":
-        return federated
-    return replace(federated, client_names=tuple(map(str, np.unique(owners))))
+    split, names = (clients, ()) if isinstance(clients, Split) else parse_clients(data.name, clients, data.rows)
+    federated = apply_split(data, split)
+    return replace(federated, client_names=names) if names else federated
 
 
 def _check_weights(name: str, values: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -235,7 +240,7 @@ def _check_finite(name: str, which: str, values: torch.Tensor) -> torch.Tensor:
 _REREAD = 64  # rows of a dataset that are read twice
 
 
-def _columns(name: str, data: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _read_pairs(name: str, data: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return all items of a dataset of pairs as two tensors."""
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         return data.tensors[0], data.tensors[1]
@@ -353,10 +358,9 @@ class MemmapArray:
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Return some rows as a tensor."""
-        array = np.ascontiguousarray(self.array[rows.cpu().numpy()])
-        kind = array.dtype.str[1:]  # without the byte order
-        values = torch.from_numpy(array.astype({"u2": "i4", "u4": "i8"}.get(kind, kind)))  # torch lacks u2 and u4
-        return values.to(self.dtype).div_(255) if array.dtype == np.uint8 else values.to(self.dtype)
+        array = self.array[rows.cpu().numpy()]
+        values = torch.from_numpy(array.astype(str(self.dtype).removeprefix("torch."), order="C"))
+        return values.div_(255) if array.dtype == np.uint8 else values
 
     def identity(self) -> str:
         """Return a digest of size, type, shape and 64 blocks of the file, which identifies the data of a run."""
@@ -410,9 +414,7 @@ def from_memmap(
             found = ", ".join(arrays) or "nothing"
             raise DataError(f"{folder}: no {name}: expected inputs.npy and targets.npy, found {found}.")
     targets, test_targets = _load_small(arrays["targets"]), _load_small(arrays.get("test_targets"))
-    labelled = isinstance(targets, torch.Tensor) and not targets.is_floating_point()
-    if classes is None and labelled:
-        classes = int(targets.max()) + 1
+    classes = _count_classes(targets, test_targets) if classes is None else classes
     data = Dataset(Path(folder).name, arrays["inputs"], targets, arrays.get("test_inputs"), test_targets, classes)
     if clients is None:
         if "owners" not in arrays:
@@ -433,6 +435,13 @@ def _load_small(array: Any) -> Any:
 MakeClient: TypeAlias = Callable[[int], tuple[Any, Any]]
 CollateFunction: TypeAlias = Callable[[list[Any]], tuple[Any, Any]]
 _LAST = threading.local()  # the client that each thread has generated last
+
+
+def _check_pair(title: str, pair: Any) -> tuple[Any, Any]:
+    """Return what a user's function returned, or raise."""
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise HansaError(f"{title}: your function returned {short_repr(pair)}: expected a pair (inputs, targets).")
+    return pair[0], pair[1]
 
 
 class GeneratedData:
@@ -472,12 +481,8 @@ class GeneratedData:
 
     def generate(self, client: int) -> tuple[Any, Any]:
         """Return all inputs and targets of a client."""
-        pair = self.make_client(client)
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            raise HansaError(
-                f"{self.name}: make_client({client}) returned {short_repr(pair)}: expected a pair (inputs, targets)."
-            )
         title = f"{self.name}, client {client}"
+        pair = _check_pair(title, self.make_client(client))
         inputs, targets = as_tensors(title, "x", pair[0]), as_tensors(title, "y", pair[1], targets=True)
         for leaf in trees.tree_leaves((inputs, targets)):
             if len(leaf) != self.samples(client):
@@ -525,10 +530,8 @@ def from_function(
     data = GeneratedData(make_client, sizes, test, name)
     first_leaves, second_leaves = (trees.tree_leaves(data.generate(0)) for _ in range(2))
     if not all(torch.equal(a, b) for a, b in zip(first_leaves, second_leaves, strict=True)):
-        raise HansaError(
-            f"{name}: make_client(0) returned different rows in a second call: it must depend on the client number "
-            "only. Draw from numpy.random.default_rng(client)."
-        )
+        problem = "make_client(0) returned different rows in a second call"
+        raise HansaError(f"{name}: {problem}. Draw from numpy.random.default_rng(client).")
     return data
 
 
@@ -576,12 +579,7 @@ class CollatedData:
     def _batch(self, items: Any, rows: torch.Tensor) -> tuple[Any, Any]:
         numbers = rows.tolist()
         selected = items.__getitems__(numbers) if hasattr(items, "__getitems__") else [items[i] for i in numbers]
-        batch = self.collate_fn(selected)
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise HansaError(
-                f"{self.name}: collate_fn returned {short_repr(batch)}: expected a pair (inputs, targets)."
-            )
-        return batch[0], batch[1]
+        return _check_pair(self.name, self.collate_fn(selected))
 
     def identity(self) -> list[Any]:
         """Return the identity of the data: the number of items, a few of them, and their fingerprint."""
@@ -632,7 +630,160 @@ def from_items(
     tests = torch.zeros(len(test), 1) if test is not None and len(test) else None
     rows = Dataset(title, torch.zeros(len(items), 1), targets, tests, tests)
     federated = assign_clients(rows, clients, partition, seed)
-    if test_clients is not None:
-        owners = test_owner_numbers(title, clients, test_clients, 0 if tests is None else len(tests))
-        federated = replace(federated, test_owners=owners)
-    return CollatedData(items, collate_fn, federated.split, test, title, federated.test_owners)
+    owners = None if test_clients is None else test_owner_numbers(federated, test_clients)
+    return CollatedData(items, collate_fn, federated.split, test, title, owners)
+
+
+# ---- Hugging Face: datasets by their columns, partitioners of flwr-datasets, collated items
+
+_ROW = "__row__"
+
+
+def from_hf(
+    data: Any,
+    input_column: str | Sequence[str] | None = None,
+    label_column: str | None = None,
+    *,
+    clients: Clients | Any = None,
+    client_column: str | None = None,
+    partition: Partition | None = None,
+    seed: int | None = None,
+    test: Any = None,
+    collate_fn: CollateFunction | None = None,
+    classes: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    name: str = "hf",
+) -> Any:
+    """Federated data from a Hugging Face dataset, or anything with named columns.
+
+    FEMNIST by writer, for example: ``from_hf(datasets.load_dataset("flwrlabs/femnist"), "image", "character",
+    client_column="writer_id")``.
+
+    Args:
+        data: The dataset, or a dict of splits with ``train`` and optionally ``test``.
+        input_column: Column of inputs: numbers, arrays or images of one shape. Several columns of single numbers become
+            one table [rows, columns]; several columns of sequences, such as ``["input_ids", "attention_mask"]``, a dict
+            by column, which ``forward()`` receives by name. Tokenize and pad text first, or use ``collate_fn``.
+        label_column: Column of targets, numbers. With ``collate_fn`` only a partition by labels needs it.
+        clients: As in `from_arrays`, or a partitioner of flwr-datasets: each of its partitions is a client, with the
+            same rows in the same order. Not needed with ``client_column``.
+        client_column: Column whose values are the clients; they own the test rows with the same value.
+        partition: How rows are assigned to a number of clients; default iid.
+        seed: Seed of the partition; by default it follows the seed of the run (with ``collate_fn``: 0). A partitioner
+            of flwr-datasets has a seed of its own.
+        test: The test set, a dataset; by default the split ``test``.
+        collate_fn: Keeps the dataset in its Arrow files and makes every batch (inputs, targets) of a list of rows,
+            which are dicts by column; see `from_items`. It replaces ``input_column``, and the result is a
+            `CollatedData`.
+        classes: Number of classes; by default from the features or the targets.
+        dtype: Floating-point type of inputs and targets.
+        name: Name for messages.
+
+    >>> columns = {"x": [[0.0], [1.0], [2.0]], "y": [0, 1, 1], "who": ["a", "b", "b"]}
+    >>> from_hf(columns, "x", "y", client_column="who").client_names
+    ('a', 'b')
+    """
+    if hasattr(data, "keys") and "train" in data:
+        test = data["test"] if test is None and "test" in data else test
+        data = data["train"]
+    client_names: tuple[str, ...] = ()
+    if hasattr(type(clients), "load_partition"):
+        if partition is not None or client_column is not None:
+            part = type(clients).__name__
+            raise HansaError(f"{name}: {part} assigns the rows: leave out partition= and client_column=.")
+        clients, client_names = _partition_rows(name, data, clients)
+    groups, test_groups, owners = _owners(name, data, test, client_column)
+    if groups is None and clients is None:
+        raise HansaError("from_hf: expected clients=, or client_column=, the column of the clients.")
+    if collate_fn is not None:
+        if input_column is not None or (groups is not None and clients is not None):
+            raise HansaError(f"{name}: collate_fn= replaces input_column=, and takes clients= or client_column=.")
+        labels = None if label_column is None else _labels(name, data, label_column)
+        return from_items(
+            data, collate_fn, clients=clients if groups is None else groups, partition=partition,
+            seed=0 if seed is None else seed, labels=labels, test=test, test_clients=test_groups, name=name,
+        )  # fmt: skip
+    if not input_column or label_column is None:
+        raise HansaError(f"{name}: expected input_column= and label_column=, or collate_fn=, which makes batches.")
+    if classes is None:
+        features = getattr(data, "features", None) or {}
+        classes = getattr(features.get(label_column), "num_classes", None)
+    pairs = [(_inputs(name, each, input_column, dtype), _labels(name, each, label_column))
+             for each in (data, test) if each is not None]  # fmt: skip
+    tests = pairs[1] if test is not None else None
+    whole = dataset(*pairs[0], test=tests, groups=groups, classes=classes, dtype=dtype, name=name)
+    test_owners = None if test_groups is None else torch.from_numpy(test_groups)
+    whole = replace(whole, test_groups=test_owners, group_names=owners)
+    if clients is None:
+        return partition_dataset(whole, natural(), None, seed)
+    if client_column is not None and partition is None:
+        partition = natural()
+    federated = assign_clients(whole, clients, partition, seed)
+    return replace(federated, client_names=client_names) if client_names else federated
+
+
+def _partition_rows(
+    name: str, data: Any, partitioner: Any
+) -> tuple[list[np.ndarray[Any, np.dtype[np.int64]]], tuple[str, ...]]:
+    """Return the rows of each partition, and the partitions' names if they have any.
+
+    The partitions of a copy of the partitioner are loaded, with the rows' numbers as a further column.
+    """
+    kind = type(partitioner).__name__
+    if not hasattr(data, "add_column"):
+        raise HansaError(f"{name}: {kind} partitions a datasets.Dataset, found {type(data).__name__}.")
+    copied = copy.copy(partitioner)
+    if partitioner.is_dataset_assigned():
+        if partitioner.dataset is not data and partitioner.dataset._fingerprint != data._fingerprint:
+            raise HansaError(f"{name}: {kind} already partitions another dataset. Pass its .dataset, or a new one.")
+        copied._dataset = None  # its setter takes one dataset only
+    copied = copy.deepcopy(copied)
+    copied.dataset = data.add_column(_ROW, np.arange(len(data)))
+    rows = []
+    for number in range(copied.num_partitions):
+        partition = copied.load_partition(number)
+        if set(partition.column_names) != set(copied.dataset.column_names):
+            raise HansaError(f"{name}: {kind} divides columns, not rows: every client needs all columns.")
+        rows.append(np.asarray(partition[_ROW][:], dtype=np.int64))
+    natural_ids = getattr(copied, "partition_id_to_natural_id", None) or {}
+    names = tuple(str(natural_ids[number]) for number in range(len(rows))) if len(natural_ids) == len(rows) else ()
+    return rows, names
+
+
+def _owners(
+    name: str, data: Any, test: Any, column: str | None
+) -> tuple[np.ndarray[Any, Any] | None, np.ndarray[Any, Any] | None, tuple[str, ...]]:
+    """Return the number of each row's owner, that of each test row (-1 for none), and the owners' names."""
+    if column is None:
+        return None, None, ()
+    owners, groups = np.unique(np.asarray(_column(name, data, column)), return_inverse=True)
+    test_groups = None
+    if test is not None and column in (getattr(test, "column_names", None) or ()):
+        values = np.asarray(_column(name, test, column))
+        position = np.minimum(np.searchsorted(owners, values), len(owners) - 1)
+        test_groups = np.where(owners[position] == values, position, -1).astype(np.int64)
+    return groups, test_groups, tuple(map(str, owners))
+
+
+def _inputs(name: str, data: Any, columns: str | Sequence[str], dtype: torch.dtype) -> Any:
+    if isinstance(columns, str):
+        return stack_rows(name, _column(name, data, columns))
+    inputs = {column: stack_rows(f"{name}, column {column!r}", _column(name, data, column)) for column in columns}
+    if all(values.ndim == 1 for values in inputs.values()):
+        return torch.stack([values.to(dtype) for values in inputs.values()], dim=1)
+    return inputs
+
+
+def _labels(name: str, data: Any, column: str) -> np.ndarray[Any, Any]:
+    labels = np.asarray(_column(name, data, column))
+    if labels.dtype.kind in "UO":
+        raise HansaError(f"{name}: {column!r} has {str(labels[0])!r}: expected numbers. Use class_encode_column first.")
+    return labels
+
+
+def _column(name: str, data: Any, column: str) -> Any:
+    names = getattr(data, "column_names", None) or list(data)
+    if column not in names:
+        raise HansaError(f"{name}: no column {column!r}. {suggestion(column, names)}")
+    values = data[column]
+    return values if isinstance(values, (np.ndarray, torch.Tensor)) else list(values)

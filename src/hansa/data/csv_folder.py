@@ -101,9 +101,7 @@ def from_csv_folder(
 def read_tables(folder: Path | str, schema: Schema | None = None) -> list[Table]:
     """Read the CSV files of a folder, in the order of their names, or one file, written as the schema says."""
     folder = Path(folder)
-    if folder.is_file():
-        return [read_csv(folder, schema)]
-    paths = sorted(folder.glob("*.csv")) if folder.is_dir() else []
+    paths = [folder] if folder.is_file() else sorted(folder.glob("*.csv"))
     if not paths:
         raise MissingFileError(f"{folder}: no .csv files: expected one for each client.")
     return [read_csv(path, schema) for path in paths]
@@ -131,19 +129,20 @@ def dataset_of_tables(schema: Schema, tables: Sequence[Table], test: float, seed
     y = torch.from_numpy(np.concatenate([table.targets for table in encodings if table.targets is not None]))
     statistics = {client: table.statistics for client, table in encoded.items() if table.statistics}
     counts = {client: table.counts for client, table in encoded.items() if table.counts}
-    data = Dataset(
+    tests = (x[is_test], y[is_test], owners[is_test]) if bool(is_test.any()) else (None, None, None)
+    return Dataset(
         name,
         x[~is_test],
         y[~is_test],
+        tests[0],
+        tests[1],
         classes=schema.classes,
         groups=owners[~is_test],
         group_names=tuple(encoded),
         class_names=() if schema.target is None else schema.target.categories or (),
+        test_groups=tests[2],
         encoding=TableEncoding(schema, statistics, counts),
     )
-    if not bool(is_test.any()):
-        return data
-    return replace(data, test_inputs=x[is_test], test_targets=y[is_test], test_groups=owners[is_test])
 
 
 def schema_template(schema: Schema) -> FederatedData:

@@ -14,7 +14,7 @@ import torch
 from hansa.core import trees
 from hansa.core.errors import HansaError, check_positive, invalid_argument, suggestion
 from hansa.core.keys import Key
-from hansa.data.partitions import Partition
+from hansa.data.partitions import Partition, divide
 from hansa.data.schema import Schema, TableEncoding
 from hansa.data.split import Split, owner_column, saved_split
 from hansa.training.batch_sources import count_rows, take_rows
@@ -76,7 +76,7 @@ class Dataset:
 class Redraw(NamedTuple):
     """How federated data is drawn with another seed, and the content that was drawn with seed 0."""
 
-    draw: Callable[[int], FederatedData]
+    draw: Callable[..., FederatedData]
     content: tuple[Any, ...]
 
     @staticmethod
@@ -135,9 +135,8 @@ class FederatedData:
             raise HansaError(f"{self.name}: {len(self.client_names)} names for {self.population} clients.")
         rows = self.split.index
         if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < count_rows(self.inputs)):
-            raise HansaError(
-                f"{self.name}: clients have rows {rows.min()} to {rows.max()}, the data has {count_rows(self.inputs)}."
-            )
+            found = f"rows {rows.min()} to {rows.max()}, the data has {count_rows(self.inputs)}"
+            raise HansaError(f"{self.name}: clients have {found}.")
 
     def __repr__(self) -> str:
         classes = "" if self.classes is None else f", {self.classes} classes"
@@ -148,23 +147,7 @@ class FederatedData:
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<div>{escape(line)}</div>" for line in str(self.summary()).splitlines())
-        return f"<div><b>{escape(repr(self))}</b>{lines}{self._partition_html()}</div>"
-
-    def _partition_html(self) -> str:
-        """A picture of the partition: a row for each of the first clients, and its share of each label by shade."""
-        if not self.labelled or self.classes is None or self.classes > 200:
-            return ""
-        rows = []
-        for client, counts in enumerate(self.label_counts()[:40].tolist()):
-            cells = (
-                f'<td title="label {label}: {count}" style="padding:0;width:14px;height:12px;'
-                f'background:rgba(42,120,200,{count / (sum(counts) or 1):.2f})"></td>'
-                for label, count in enumerate(counts)
-            )
-            rows.append(f'<tr><td style="padding:0 8px 0 0">{client}</td>{"".join(cells)}</tr>')
-        more = f"; the first {len(rows)} of {self.population}" * (len(rows) < self.population)
-        title = f"share of each label (columns) at each client (rows{more})"
-        return f'<table style="border-collapse:collapse"><caption>{title}</caption>{"".join(rows)}</table>'
+        return f"<div><b>{escape(repr(self))}</b>{lines}</div>"
 
     def for_seed(self, seed: int) -> FederatedData:
         """Return the data with the clients that a run's seed draws; itself if they are fixed, or drawn with this seed.
@@ -180,13 +163,13 @@ class FederatedData:
         if seed == 0 or self.redraw is None:
             return self
         unchanged = all(a is b for a, b in zip(self.redraw.content, Redraw.content_of(self), strict=True))
-        return self.redraw.draw(seed) if unchanged else self
+        return self.redraw.draw(seed=seed) if unchanged else self
 
-    def following(self, draw: Callable[[int], FederatedData]) -> FederatedData:
+    def following(self, draw: Callable[..., FederatedData]) -> FederatedData:
         """Return the data, which was drawn with seed 0, such that runs draw it with their own seeds.
 
         Args:
-            draw: Returns the data of a seed.
+            draw: Returns the data of its argument ``seed``.
         """
         return replace(self, redraw=Redraw(draw, Redraw.content_of(self)))
 
@@ -246,9 +229,8 @@ class FederatedData:
             entropy = float(_entropy_bits(nonempty).mean()) if len(nonempty) else 0.0
             effective = tuple(torch.exp2(_entropy_bits(present.T)).tolist())
         median = float(sizes.double().quantile(0.5))
-        return Summary(
-            self.population, int(sizes.sum()), int(sizes.min()), median, int(sizes.max()), entropy, effective
-        )
+        total, smallest, largest = int(sizes.sum()), int(sizes.min()), int(sizes.max())
+        return Summary(self.population, total, smallest, median, largest, entropy, effective)
 
 
 def partition_dataset(
@@ -346,9 +328,8 @@ def _check_owners(name: str, owners: torch.Tensor | None, targets: Any, populati
         return
     rows = 0 if targets is None else count_rows(targets)
     if owners.dtype != torch.int64 or owners.shape != (rows,):
-        raise HansaError(
-            f"{name}: owners of test rows: expected int64 [{rows}], found {owners.dtype} {tuple(owners.shape)}."
-        )
+        found = f"{owners.dtype} {tuple(owners.shape)}"
+        raise HansaError(f"{name}: owners of test rows: expected int64 [{rows}], found {found}.")
     low, high = (int(owners.min()), int(owners.max())) if rows else (-1, -1)
     if low < -1 or (population is not None and high >= population):
         upper = "" if population is None else f" to {population - 1}"
@@ -497,9 +478,8 @@ def with_validation(data: FederatedData, fraction: float, seed: int | None = Non
     if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction < 1:
         raise invalid_argument("with_validation", "fraction", fraction, "a fraction between 0 and 1", "0.1 is common.")
     if not isinstance(data, FederatedData):
-        raise HansaError(
-            f"with_validation: {type(data).__name__} has no rows to take: pass Task(test={{'validation': ...}})."
-        )
+        remedy = "pass Task(test={'validation': ...})"
+        raise HansaError(f"with_validation: {type(data).__name__} has no rows to take: {remedy}.")
     if seed is None:
         return _following(with_validation, data, fraction)
     split, rows, _ = _take_out(data, float(fraction), Key(seed).child("validation"), minimum=1)
@@ -507,33 +487,22 @@ def with_validation(data: FederatedData, fraction: float, seed: int | None = Non
     return replace(data, index=split.index, offsets=split.offsets, validation_inputs=inputs, validation_targets=targets)
 
 
-def assign_test_clients(data: FederatedData, clients: Any, test_clients: Any, seed: int | None = None) -> FederatedData:
-    """Return the data with the given client of every test row, by number or by name."""
-    if isinstance(test_clients, (str, float, int)):
-        return with_test_clients(data, test_clients, seed)  # type: ignore[arg-type]
-    rows = 0 if data.test_targets is None else count_rows(data.test_targets)
+def test_owner_numbers(data: FederatedData, test_clients: Any) -> torch.Tensor:
+    """Return the number of the client of every test row, given by number or by name."""
+    rows, names = 0 if data.test_targets is None else count_rows(data.test_targets), np.array(data.client_names)
     if not rows:
         raise HansaError(f"{data.name}: test_clients needs test rows: give test=(x, y).")
-    return replace(data, test_owners=test_owner_numbers(data.name, clients, test_clients, rows))
-
-
-def test_owner_numbers(name: str, clients: Any, test_clients: Any, rows: int) -> torch.Tensor:
-    """Return the number of the client of every test row, given by number or by name."""
-    train_owners = owner_column(name, clients, "clients")
-    test_owners = owner_column(name, test_clients, "test_clients")
-    if test_owners is None or test_owners.shape != (rows,) or test_owners.dtype.kind not in "iuU":
-        raise HansaError(f"{name}: test_clients: expected the owner of each of {rows} test rows.")
-    if test_owners.dtype.kind != "U":
-        return torch.from_numpy(test_owners.astype(np.int64))
-    if train_owners is None or train_owners.dtype.kind != "U":
-        raise HansaError(f"{name}: test rows have client names ({str(test_owners[0])!r}), training rows have numbers.")
-    names = np.unique(train_owners)
-    position = np.minimum(np.searchsorted(names, test_owners), len(names) - 1)
-    if (unknown := test_owners[names[position] != test_owners]).size:
-        raise HansaError(
-            f"{name}: test_clients has {str(unknown[0])!r}, who has no training rows. "
-            f"{suggestion(str(unknown[0]), names.tolist())}"
-        )
+    owners = owner_column(data.name, test_clients, "test_clients")
+    if owners is None or owners.shape != (rows,) or owners.dtype.kind not in "iuU":
+        raise HansaError(f"{data.name}: test_clients: expected the owner of each of {rows} test rows.")
+    if owners.dtype.kind != "U":
+        return torch.from_numpy(owners.astype(np.int64))
+    if not len(names):
+        raise HansaError(f"{data.name}: test rows have client names ({str(owners[0])!r}), training rows have numbers.")
+    position = np.minimum(np.searchsorted(names, owners), len(names) - 1)
+    if (unknown := owners[names[position] != owners]).size:
+        name, hint = str(unknown[0]), suggestion(str(unknown[0]), data.client_names)
+        raise HansaError(f"{data.name}: test_clients has {name!r}, who has no training rows. {hint}")
     return torch.from_numpy(position.astype(np.int64))
 
 
@@ -550,11 +519,7 @@ def _assign_by_label(data: FederatedData, key: Key) -> FederatedData:
             continue  # no client trains on it
         draw = key.child(int(label)).numpy()
         rows = draw.permutation(np.flatnonzero(labels == label))
-        ends = np.cumsum(counts[:, label]) / total * len(rows)
-        ends[-1] = len(rows)
-        # systematic rounding: a count is its expectation rounded up or down, and unbiased
-        ends = np.minimum(np.floor(ends + draw.random()), len(rows)).astype(np.int64)
-        owners[rows] = np.repeat(np.arange(data.population), np.diff(ends, prepend=0))
+        owners[rows] = divide(len(rows), np.cumsum(counts[:, label]) / total, draw)
     return replace(data, test_owners=torch.from_numpy(owners))
 
 
@@ -600,24 +565,21 @@ def with_feature_noise(data: FederatedData, level: float, seed: int | None = Non
         raise HansaError(f"{data.name}: with_feature_noise: the inputs are {data.inputs.dtype}: expected numbers.")
     if seed is None:
         return _following(with_feature_noise, data, level)
-    key = Key(seed).child("feature noise")
-    inputs = data.inputs.clone()
-    for client in range(data.population):
-        rows = data.rows(client)
-        inputs[rows] += _noise(data, client, level, inputs[rows].shape, key.child("train", client)).to(inputs.dtype)
-    test = data.test_inputs
-    if test is not None:
-        test = test.clone()
-        owners = torch.arange(len(test)) % data.population if data.test_owners is None else data.test_owners
+    key, last = Key(seed).child("feature noise"), max(1, data.population - 1)
+
+    def noisy(part: str, values: torch.Tensor, rows_of: Callable[[int], torch.Tensor]) -> torch.Tensor:
+        values = values.clone()
         for client in range(data.population):
-            rows = torch.nonzero(owners == client).flatten()
-            test[rows] += _noise(data, client, level, test[rows].shape, key.child("test", client)).to(test.dtype)
+            rows = rows_of(client)
+            noise = level * client / last * key.child(part, client).numpy().standard_normal(values[rows].shape)
+            values[rows] += torch.from_numpy(noise).to(values.dtype)
+        return values
+
+    inputs, test = noisy("train", data.inputs, data.rows), data.test_inputs
+    if test is not None:
+        owners = torch.arange(len(test)) % data.population if data.test_owners is None else data.test_owners
+        test = noisy("test", test, lambda client: torch.nonzero(owners == client).flatten())
     return replace(data, inputs=inputs, test_inputs=test)
-
-
-def _noise(data: FederatedData, client: int, level: float, shape: tuple[int, ...], key: Key) -> torch.Tensor:
-    deviation = level * client / max(1, data.population - 1)
-    return torch.from_numpy(deviation * key.numpy().standard_normal(shape))
 
 
 def _following(make: Callable[..., FederatedData], data: FederatedData, argument: Any) -> FederatedData:

@@ -12,8 +12,6 @@ import platformdirs
 
 from hansa.core.errors import HansaError
 
-_MAX_LENGTH = 400
-
 
 class DataError(HansaError):
     """A data file, folder or array has the wrong content.
@@ -37,9 +35,7 @@ def invalid_file(path: Path | str, expected: object, actual: object, remedy: str
     >>> invalid_file("raw/train", "60000 images", "12")
     DataError('raw/train: expected 60000 images, found 12.')
     """
-    return DataError(
-        f"{path}: expected {_shorten(expected)}, found {_shorten(actual)}.{' ' + remedy if remedy else ''}"
-    )
+    return DataError(f"{path}: expected {expected!s:.400}, found {actual!s:.400}.{' ' + remedy if remedy else ''}")
 
 
 def missing_file(path: Path | str, remedy: str) -> MissingFileError:
@@ -49,12 +45,6 @@ def missing_file(path: Path | str, remedy: str) -> MissingFileError:
     MissingFileError('raw/train: no such file. Run `hansa data get mnist`.')
     """
     return MissingFileError(f"{path}: no such file. {remedy}")
-
-
-def _shorten(value: object) -> str:
-    """Cut a text that may come from a file to a few lines."""
-    text = str(value)
-    return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}... ({len(text)} characters)"
 
 
 def read_asset(name: str, digest: str) -> bytes:

@@ -75,8 +75,7 @@ def load(name: str | DatasetInfo, folder: Path | str | None = None, **options: A
     >>> tuple(data.inputs.shape), tuple(data.test_inputs.shape), data.classes
     ((10000, 1, 28, 28), (2000, 1, 28, 28), 10)
     """
-    info = dataset_info(name) if isinstance(name, str) else name
-    root = data_folder(folder)
+    info, root = dataset_info(name), data_folder(folder)
     allowed = {"tables": {"test"}, "shakespeare": set[str]()}.get(info.layout, {"normalize", "downsample"})
     if not allowed.issuperset(options):
         raise HansaError(f"{info.name}: takes the options {sorted(allowed)}, found {sorted(options)}.")
@@ -148,9 +147,8 @@ def image_scaling(info: DatasetInfo, normalize: bool = True, downsample: int = 1
         raise HansaError(f"{info.name}: normalize: {normalize!r}: expected true or false.")
     height, width = info.shape[1:]
     if type(downsample) is not int or downsample < 1 or height % downsample or width % downsample:
-        raise HansaError(
-            f"{info.name}: downsample: {downsample!r}: expected a number that divides {height} and {width}."
-        )
+        expected = f"a number that divides {height} and {width}"
+        raise HansaError(f"{info.name}: downsample: {downsample!r}: expected {expected}.")
     if not normalize:
         return ImageScaling((0.0,) * len(info.mean), (1.0,) * len(info.std), downsample)
     return ImageScaling(info.mean, info.std, downsample)
@@ -188,18 +186,14 @@ def federate(
                 if folder is None:
                     raise HansaError("csv-folder: expected the folder of the files (data.folder).")
                 return from_csv_folder(folder, seed=0 if seed is None else seed, **options)
-            draw = partial(_draw_synthetic, name, options if clients is None else {**options, "clients": clients})
-            return draw(seed) if seed is not None else draw(0).following(draw)
+            draw = partial(SYNTHETIC_DATASETS[name], **options if clients is None else {**options, "clients": clients})
+            return draw(seed=seed) if seed is not None else draw(seed=0).following(draw)
         except TypeError as error:
             raise HansaError(f"{name}: {error}.") from None
     data = load(dataset_info(name, also=[*SYNTHETIC_DATASETS, CSV_FOLDER]), folder, **options)
     if partition is None:
         partition = natural() if data.groups is not None else dirichlet(0.3)
     return partition_dataset(data, partition, clients, seed)
-
-
-def _draw_synthetic(name: str, arguments: dict[str, Any], seed: int) -> FederatedData:
-    return SYNTHETIC_DATASETS[name](seed=seed, **arguments)
 
 
 def dataset_names() -> list[str]:
@@ -221,8 +215,7 @@ def check_files(name: str | DatasetInfo, folder: Path | str | None = None) -> tu
     >>> check_files("fashion-mini")[0].state
     'ok'
     """
-    info = dataset_info(name) if isinstance(name, str) else name
-    root = data_folder(folder)
+    info, root = dataset_info(name), data_folder(folder)
     if info.layout == "embedded":
         return (_check_file(ASSET, read_embedded),)
     if info.layout == "tables":
@@ -242,8 +235,7 @@ def is_present(name: str | DatasetInfo, folder: Path | str | None = None) -> boo
     >>> is_present("fashion-mini")
     True
     """
-    info = dataset_info(name) if isinstance(name, str) else name
-    root = data_folder(folder)
+    info, root = dataset_info(name), data_folder(folder)
     if info.files:
         paths = [root / file.path for file in info.files]
         return all(path.is_file() or path.with_name(path.name + ".gz").is_file() for path in paths)
@@ -324,8 +316,7 @@ def download(
     >>> is_present("fashion-mini")  # embedded: nothing to download
     True
     """
-    info = dataset_info(name) if isinstance(name, str) else name
-    root = data_folder(folder)
+    info, root = dataset_info(name), data_folder(folder)
     if info.layout == "tables":  # embedded, and of use as files too
         write_hospital_tables(ensure_writable(root) / info.folder)
         return root
@@ -411,9 +402,7 @@ def _unpack(archive: Path, root: Path, members: list[str]) -> None:
     """Extract the named members of a tar file, and remove it. No other path is ever written to."""
     try:
         with tarfile.open(archive) as tar:
-            for item in tar:
-                if item.name in members and (content := tar.extractfile(item)) is not None:
-                    (ensure_writable((root / item.name).parent) / Path(item.name).name).write_bytes(content.read())
+            tar.extractall(root, [item for item in tar if item.name in members], filter="data")
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise invalid_file(archive, "a whole tar archive", error) from None
     archive.unlink()

@@ -49,8 +49,7 @@ class iid:
     """
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
-        number, rows = _check_clients("iid", clients), len(labels)
-        _check_feasible("iid", number, rows, f"{rows} samples")
+        number, rows = _check_clients("iid", clients, len(labels)), len(labels)
         owners = np.empty(rows, np.int64)
         owners[key.numpy().permutation(rows)] = np.arange(rows) % number
         return Split.of_owners(owners, number)
@@ -76,12 +75,10 @@ class shards(Checked):
     per_client: int = field(default=2, metadata=bound(check_integer))
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
-        number, classes = _check_clients("shards", clients), _classes("shards", labels)
+        classes = _classes("shards", labels)
         if self.shards > len(classes):
             raise invalid_argument("shards", "shards", self.shards, f"at most one per sample, {len(classes)}")
-        _check_feasible(
-            "shards", number, self.shards // self.per_client, f"{self.shards} shards, {self.per_client} per client"
-        )
+        number = _check_clients("shards", clients, self.shards, self.per_client, "shards")
         order = np.argsort(classes, kind="stable")
         # the first len % shards shards are one row longer, as in numpy.array_split
         shard_of = np.repeat(np.arange(self.shards), _equal_sizes(len(classes), self.shards))
@@ -114,17 +111,13 @@ class dirichlet(Checked):
     min_size: int = field(default=10, metadata=bound(check_integer, minimum=0))
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
-        number, classes = _check_clients("dirichlet", clients), _classes("dirichlet", labels)
-        _check_sizes("dirichlet", number, len(classes), self.min_size)
+        classes = _classes("dirichlet", labels)
+        number = _check_clients("dirichlet", clients, len(classes), self.min_size)
         draw = key.numpy()
         owners = np.empty(len(classes), np.int64)
         for label in np.unique(classes):
             rows = draw.permutation(np.flatnonzero(classes == label))
-            fractions = np.cumsum(_simplex(self.alpha, number, draw))
-            fractions[-1] = 1.0
-            # systematic rounding: a count is its expectation rounded up or down, and unbiased
-            bounds = np.minimum(np.floor(fractions * len(rows) + draw.random()), len(rows)).astype(np.int64)
-            owners[rows] = np.repeat(np.arange(number), np.diff(bounds, prepend=0))
+            owners[rows] = divide(len(rows), np.cumsum(_simplex(self.alpha, number, draw)), draw)
         _top_up(owners, classes, number, self.min_size, draw)
         return Split.of_owners(owners, number)
 
@@ -152,8 +145,8 @@ class quantity_skew(Checked):
             raise HansaError(f"quantity_skew(alpha={self.alpha!r}, power={self.power!r}): expected one of the two.")
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
-        number, rows = _check_clients("quantity_skew", clients), len(labels)
-        _check_sizes("quantity_skew", number, rows, self.min_size)
+        rows = len(labels)
+        number = _check_clients("quantity_skew", clients, rows, self.min_size)
         draw = key.numpy()
         if self.alpha is not None:
             fractions = _simplex(self.alpha, number, draw)
@@ -185,7 +178,8 @@ class labels_per_client(Checked):
     labels: int = field(default=2, metadata=bound(check_integer))
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
-        number, classes = _check_clients("labels_per_client", clients), _classes("labels_per_client", labels)
+        classes = _classes("labels_per_client", labels)
+        number = _check_clients("labels_per_client", clients, len(classes))
         present = np.unique(classes)
         if self.labels > len(present):
             raise invalid_argument("labels_per_client", "labels", self.labels, f"at most the labels, {len(present)}")
@@ -202,9 +196,8 @@ class labels_per_client(Checked):
                 owners[rows] = np.repeat(sharing, _equal_sizes(len(rows), len(sharing)))
         empty = np.flatnonzero(np.bincount(owners[owners >= 0], minlength=number) == 0)
         if len(empty):
-            raise invalid_argument(
-                "labels_per_client", "clients", number, f"fewer: client {empty[0]} would have no rows of its labels"
-            )
+            expected = f"fewer: client {empty[0]} would have no rows of its labels"
+            raise invalid_argument("labels_per_client", "clients", number, expected)
         return Split.of_owners(owners, number)
 
 
@@ -251,49 +244,47 @@ class natural(Checked):
 
     def split(self, labels: torch.Tensor, clients: int | None, key: Key, groups: torch.Tensor | None = None) -> Split:
         if groups is None:
-            raise HansaError(
-                "natural: this data set has no natural owners. Use iid, shards, dirichlet or quantity_skew."
-            )
+            raise HansaError("natural: the data has no natural owners. Use iid, shards, dirichlet or quantity_skew.")
         owners = groups.numpy()
         sizes = np.bincount(owners[owners >= 0])
         eligible = np.flatnonzero(sizes >= self.min_size)
         if not len(eligible):
-            raise invalid_argument(
-                "natural", "min_size", self.min_size, f"at most {sizes.max(initial=0)}, the largest owner"
-            )
-        number = len(eligible) if clients is None else _check_clients("natural", clients)
-        _check_feasible(
-            "natural", number, len(eligible), f"{len(eligible)} natural owners of {self.min_size} samples or more"
-        )
+            largest = f"at most {sizes.max(initial=0)}, the largest owner"
+            raise invalid_argument("natural", "min_size", self.min_size, largest)
+        number = len(eligible) if clients is None else clients
+        _check_clients("natural", number, len(eligible), unit=f"natural owners of {self.min_size} samples or more")
         selected = np.sort(key.numpy().permutation(eligible)[:number])
         client_of = np.full(len(sizes) + 1, -1, np.int64)  # the last entry is for owner -1
         client_of[selected] = np.arange(number)
         return Split.of_owners(client_of[owners], number)
 
 
-def _check_clients(part: str, clients: int | None) -> int:
+def _check_clients(part: str, clients: int | None, available: int, per_client: int = 1, unit: str = "samples") -> int:
+    """Return the number of clients, for each of which so many units must be available."""
     if clients is None:
         raise HansaError(f"{part}: expected a number of clients. Only natural() has its own.")
     check_integer(part, "clients", clients)
+    if clients > (feasible := available // max(1, per_client)):
+        needed = f"{available} {unit}, {per_client} per client" if per_client > 1 else f"{available} {unit}"
+        raise invalid_argument(part, "clients", clients, f"at most {feasible}: there are {needed}")
     return clients
-
-
-def _check_feasible(part: str, clients: int, feasible: int, available: str) -> None:
-    if clients > feasible:
-        raise invalid_argument(part, "clients", clients, f"at most {feasible}: there are {available}")
-
-
-def _check_sizes(part: str, clients: int, rows: int, min_size: int) -> None:
-    size = max(1, min_size)
-    _check_feasible(part, clients, rows // size, f"{rows} samples, {size} or more per client")
 
 
 def _classes(part: str, labels: torch.Tensor) -> Integers:
     if labels.ndim != 1 or labels.is_floating_point():
-        raise HansaError(
-            f"{part}: expected a label per row, found {labels.dtype} {tuple(labels.shape)}. Use iid or natural."
-        )
+        found = f"{labels.dtype} {tuple(labels.shape)}"
+        raise HansaError(f"{part}: expected a label per row, found {found}. Use iid or natural.")
     return np.asarray(labels.numpy(), np.int64)
+
+
+def divide(rows: int, ends: Floats, draw: np.random.Generator) -> Integers:
+    """Return the client of each of some rows, by cumulative fractions.
+
+    Rounding is systematic: a client's count is its expectation rounded up or down, and unbiased.
+    """
+    ends = np.append(ends[:-1], 1.0)
+    bounds = np.minimum(np.floor(ends * rows + draw.random()), rows).astype(np.int64)
+    return np.repeat(np.arange(len(ends)), np.diff(bounds, prepend=0))
 
 
 def _equal_sizes(rows: int, count: int) -> Integers:

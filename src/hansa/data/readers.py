@@ -17,7 +17,7 @@ import reprlib
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from hansa.core.keys import Key
 from hansa.data.files import DataError, invalid_file, missing_file
 
 if TYPE_CHECKING:
@@ -116,34 +115,22 @@ class OwnedSamples(NamedTuple):
     test_targets: Labels
     test_groups: Labels
 
-    @classmethod
-    def joined(cls, names: Iterable[str], train: Sequence[_Part], test: Sequence[_Part]) -> OwnedSamples:
-        """Return the rows of all users, one after the other."""
-        fields = []
-        for users in (train, test):
-            owners = np.repeat([owner for _, _, owner in users], [len(y) for _, y, _ in users]).astype(np.int64)
-            fields.append((np.concatenate([x for x, _, _ in users]), np.concatenate([y for _, y, _ in users]), owners))
-        return cls(*fields[0], tuple(names), *fields[1])
 
+# ---- LEAF's JSON: {users, num_samples, user_data: {user: {x, y}}}, in train/ and test/
 
-_Part: TypeAlias = "tuple[npt.NDArray[Any], Labels, int]"
-"""Inputs, targets and owner of the rows of one user."""
 _Parse: TypeAlias = "Callable[[Path, str, list[Any], list[Any]], tuple[npt.NDArray[Any], Labels]]"
 
 
-# ---- LEAF's JSON: {users, num_samples, user_data: {user: {x, y}}}, usually in train/ and test/
-
-
-def leaf_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return LEAF's training and test files; there are no test files if LEAF did not split."""
-    for base in (folder, folder / "data"):
-        train, test = sorted(base.glob("train/*.json")), sorted(base.glob("test/*.json"))
-        if train:
-            return train, test
-        unsplit = sorted(base.glob("all_data_*.json")) or sorted(base.glob("all_data/all_data*.json"))
-        if unsplit:
-            return unsplit, []
-    return [], []
+def _read_leaf(folder: Path, parse: _Parse) -> OwnedSamples | None:
+    """Return the rows of LEAF's training and test files; None if there are none."""
+    train, test = (sorted(folder.glob(f"{part}/*.json")) for part in ("train", "test"))
+    if not train:
+        return None
+    names: dict[str, int] = {}
+    rows = _read_files(train, parse, names, test=False)
+    if not test:
+        raise missing_file(folder / "test" / "*.json", "LEAF's preprocess.sh writes it with -t sample.")
+    return OwnedSamples(*rows, tuple(names), *_read_files(test, parse, names, test=True))
 
 
 def read_users(path: Path, *, empty: bool = False) -> Iterator[tuple[str, list[Any], list[Any]]]:
@@ -165,9 +152,11 @@ def read_users(path: Path, *, empty: bool = False) -> Iterator[tuple[str, list[A
         yield user, x, y
 
 
-def _read_parts(files: Sequence[Path], parse: _Parse, names: dict[str, int], *, test: bool) -> list[_Part]:
-    """Return the rows of every user of several files. Training users are numbered as they come."""
-    users: list[_Part] = []
+def _read_files(
+    files: Sequence[Path], parse: _Parse, names: dict[str, int], *, test: bool
+) -> tuple[npt.NDArray[Any], Labels, Labels]:
+    """Return inputs, targets and owners of the rows of several files. Training users are numbered as they come."""
+    inputs, targets, owners = [], [], []
     homes: dict[str, Path] = {}
     for path in files:
         for user, x, y in read_users(path, empty=test):
@@ -175,8 +164,11 @@ def _read_parts(files: Sequence[Path], parse: _Parse, names: dict[str, int], *, 
                 raise invalid_file(path, f"users that are not in {homes[user].name}", f"user {user!r:.80} again")
             homes[user] = path
             owner = names.get(user, -1) if test else names.setdefault(user, len(names))
-            users.append((*parse(path, user, x, y), owner))
-    return users
+            rows, labels = parse(path, user, x, y)
+            inputs.append(rows)
+            targets.append(labels)
+            owners.append(np.full(len(labels), owner))
+    return np.concatenate(inputs), np.concatenate(targets), np.concatenate(owners)
 
 
 def read_json(path: Path) -> Any:
@@ -198,26 +190,14 @@ def read_femnist(folder: Path, remedy: str = "") -> OwnedSamples:
     """Read FEMNIST by writer from LEAF's JSON or from one .npz of x_train, y_train, w_train, x_test, y_test, w_test,
     writers.
 
-    Pixels are bytes [n, 1, 28, 28], white paper is 255. If LEAF did not split, a tenth of each writer's samples, chosen
-    with a fixed key, is for testing.
+    Pixels are bytes [n, 1, 28, 28], white paper is 255.
     """
-    train, test = leaf_files(folder)
-    if not train:
-        packed = sorted(folder.glob("*.npz"))
-        if not packed:
-            raise missing_file(folder / "train" / "all_data_*.json", remedy)
-        return _read_femnist_npz(packed[0])
-    names: dict[str, int] = {}
-    train_parts = _read_parts(train, _parse_writer, names, test=False)
-    if test:
-        return OwnedSamples.joined(names, train_parts, _read_parts(test, _parse_writer, names, test=True))
-    divided: dict[bool, list[_Part]] = {False: [], True: []}
-    for user, (images, labels, owner) in zip(names, train_parts, strict=True):
-        is_test = np.zeros(len(labels), bool)
-        is_test[Key(0).child("femnist test", user).numpy().permutation(len(labels))[: len(labels) // 10]] = True
-        for for_test, rows in ((False, ~is_test), (True, is_test)):
-            divided[for_test].append((images[rows], labels[rows], owner))
-    return OwnedSamples.joined(names, divided[False], divided[True])
+    if (samples := _read_leaf(folder, _parse_writer)) is not None:
+        return samples
+    packed = sorted(folder.glob("*.npz"))
+    if not packed:
+        raise missing_file(folder / "train" / "all_data_*.json", remedy)
+    return _read_femnist_npz(packed[0])
 
 
 def _parse_writer(path: Path, user: str, x: list[Any], y: list[Any]) -> tuple[Bytes, Labels]:
@@ -317,14 +297,8 @@ def read_shakespeare(folder: Path, remedy: str = "") -> OwnedSamples:
     first 9/10 of a role's windows; test windows do not overlap them. Testing on 300,000 overlapping windows would take
     minutes, so only every 40th is used.
     """
-    train, test = leaf_files(folder)
-    if train:
-        if not test:
-            folder = train[0].parent.parent / "test"
-            raise missing_file(folder / "*.json", "LEAF's preprocess.sh writes it with -t sample.")
-        names: dict[str, int] = {}
-        users = _read_parts(train, _encode_windows, names, test=False)
-        return OwnedSamples.joined(names, users, _read_parts(test, _encode_windows, names, test=True))
+    if (samples := _read_leaf(folder, _encode_windows)) is not None:
+        return samples
     path = folder / "shakespeare.json"
     if not path.is_file():
         raise missing_file(path, remedy)

@@ -735,15 +735,7 @@ def encode(
             blocks.append(block)
             if any(cell_counts):
                 counts[column.name] = cell_counts
-    wide = np.concatenate(blocks, axis=1)
-    with np.errstate(over="ignore"):
-        inputs = wide.astype(np.float32)
-    if not np.isfinite(inputs).all():
-        row, position = np.argwhere(~np.isfinite(inputs))[0]
-        name = next(column.name for column in schema if schema.inputs[position] in column.inputs)
-        problem = f"{wide[row, position]:g} after scaling: too large for float32"
-        raise table.misfit(name, int(row), problem, "not-finite")
-    return EncodedTable(inputs, targets, is_test, statistics, counts)
+    return EncodedTable(np.concatenate(blocks, axis=1), targets, is_test, statistics, counts)
 
 
 def choose_test_rows(schema: Schema, table: Table, fraction: float, seed: int) -> Mask:
@@ -820,7 +812,7 @@ def read_column(schema: Schema, column: TableColumn, table: Table) -> tuple[Floa
 
 def _encode_column(
     schema: Schema, column: TableColumn, table: Table, statistics: Statistics
-) -> tuple[Floats, CellCounts]:
+) -> tuple[npt.NDArray[np.float32], CellCounts]:
     """Return the inputs of one column, [rows, inputs], and the counts of its cells."""
     numbers, missing = read_column(schema, column, table)
     cell_counts = CellCounts(missing=int(missing.sum()))
@@ -844,7 +836,11 @@ def _encode_column(
         block = (numbers if column.scale == "none" else (numbers - mean) / std)[:, None]
     if column.missing == "indicator":
         block = np.column_stack([block, missing])
-    return block, cell_counts
+    with np.errstate(over="ignore"):
+        inputs = block.astype(np.float32)
+    if not (finite := np.isfinite(inputs).all(axis=1)).all():
+        raise table.misfit(column.name, int(finite.argmin()), "too large for float32 after scaling", "not-finite")
+    return inputs, cell_counts
 
 
 def _read_targets(schema: Schema, table: Table, *, required: bool = False) -> npt.NDArray[Any] | None:

@@ -79,16 +79,18 @@ class DatasetInfo:
         return self.instructions or f"Run `hansa data get {self.name}`, or set HANSA_DATA to where its files are."
 
 
-def dataset_info(name: str, also: Iterable[str] = ()) -> DatasetInfo:
+def dataset_info(name: str | DatasetInfo, also: Iterable[str] = ()) -> DatasetInfo:
     """Return the description of a data set.
 
     Args:
-        name: Its name.
+        name: Its name, or the description itself.
         also: Further names to suggest in the error message.
 
     >>> dataset_info("cifar10").classes
     10
     """
+    if isinstance(name, DatasetInfo):
+        return name
     if name not in DATASETS:
         raise DataError(f"no data set {name!r}. {suggestion(name, [*DATASETS, *also])}")
     return DATASETS[name]
@@ -132,7 +134,7 @@ def _cifar(
 def _leaf(name: str, title: str, **facts: Any) -> DatasetInfo:
     instructions = (
         f"It has no official download: create its files with LEAF (github.com/TalwalkarLab/leaf, data/{name}/"
-        f"preprocess.sh) and put its train and test folders below {name}/ in the data folder."
+        f"preprocess.sh -t sample) and put its train and test folders below {name}/ in the data folder."
     )
     return DatasetInfo(name, title, name, name, homepage="https://leaf.cmu.edu", instructions=instructions, **facts)
 

@@ -50,7 +50,8 @@ class Split:
                 raise HansaError(f"Split({name}): expected int64 with one axis, found {tensor.dtype}, {tensor.ndim}.")
         stops, rows = self.offsets, len(self.index)
         if len(stops) < 2 or int(stops[0]) != 0 or int(stops[-1]) != rows or bool((stops[1:] < stops[:-1]).any()):
-            raise HansaError(f"Split(offsets): expected increasing values to {rows}, found {_short(stops)}.")
+            found = reprlib.repr(stops.tolist())
+            raise HansaError(f"Split(offsets): expected increasing values to {rows}, found {found}.")
 
     @property
     def population(self) -> int:
@@ -235,41 +236,32 @@ def _digest(split: Split) -> str:
     return hashlib.sha256(split.index.numpy().tobytes() + split.offsets.numpy().tobytes()).hexdigest()
 
 
-def _short(tensor: torch.Tensor) -> str:
-    values = tensor.tolist()
-    return str(values) if len(values) <= 6 else f"[{values[0]}, ..., {values[-1]}]"
-
-
 # ---- who owns which row: numbers or names, in an array, a list, a tuple or a pandas Series
 
 
-def parse_clients(name: str, clients: Any, rows: int) -> Split:
-    """Return the split that ``clients`` describes: the owner of every row, or the rows of each client.
+def parse_clients(name: str, clients: Any, rows: int) -> tuple[Split, tuple[str, ...]]:
+    """Return the split that ``clients`` describes, by the owner of every row or the rows of each client, and the names
+    of the clients, if they have any.
 
     Numbers run from 0 without gaps (-1 for no client); names are numbered in sorted order. Ambiguous values are
     refused.
 
-    >>> parse_clients("tiny", ["north", "south", "north"], 3).rows(0).tolist()
-    [0, 2]
-    >>> parse_clients("tiny", [[2], [0, 1]], 3).rows(1).tolist()
-    [0, 1]
+    >>> split, names = parse_clients("tiny", ["north", "south", "north"], 3)
+    >>> split.rows(0).tolist(), names
+    ([0, 2], ('north', 'south'))
     """
     owners = owner_column(name, clients, "clients")
     if owners is None:
-        return Split.of_rows([_row_numbers(name, client, part) for client, part in enumerate(clients)])
+        return Split.of_rows([_row_numbers(name, client, part) for client, part in enumerate(clients)]), ()
     if owners.shape != (rows,) or owners.dtype.kind not in "iuU" or not rows:
-        raise HansaError(
-            f"{name}: owners are {owners.dtype} of shape {owners.shape}: expected a number or name per row."
-        )
+        raise HansaError(f"{name}: owners are {owners.dtype} of shape {owners.shape}: expected one for each row.")
     if owners.dtype.kind == "U":
         names, numbers = np.unique(owners, return_inverse=True)
-        return Split.of_owners(numbers.astype(np.int64), len(names))
+        return Split.of_owners(numbers.astype(np.int64), len(names)), tuple(map(str, names))
     low, high, known = int(owners.min()), int(owners.max()), len(np.unique(owners[owners >= 0]))
     if low < -1 or high < 0 or known != high + 1:
-        raise HansaError(
-            f"{name}: owners run from {low} to {high}, and {known} have rows: expected 0, 1, ..., or names."
-        )
-    return Split.of_owners(owners.astype(np.int64), high + 1)
+        raise HansaError(f"{name}: owners run from {low} to {high}, {known} have rows: expected 0, 1, ..., or names.")
+    return Split.of_owners(owners.astype(np.int64), high + 1), ()
 
 
 def owner_column(name: str, clients: Any, argument: str) -> npt.NDArray[Any] | None:
@@ -280,9 +272,8 @@ def owner_column(name: str, clients: Any, argument: str) -> npt.NDArray[Any] | N
         clients = clients.detach().cpu()
     if not hasattr(clients, "__array__") and not hasattr(clients, "to_numpy"):  # neither NumPy, torch nor pandas
         if isinstance(clients, (str, bytes)) or not isinstance(clients, Sequence):
-            raise HansaError(
-                f"{name}: {argument}={reprlib.repr(clients)}: expected a number, owners of rows, or lists of rows."
-            )
+            found = f"{argument}={reprlib.repr(clients)}"
+            raise HansaError(f"{name}: {found}: expected a number, owners of rows, or lists of rows.")
         single = [np.isscalar(item) or item is None for item in clients]
         if not any(single):
             return None
@@ -293,10 +284,9 @@ def owner_column(name: str, clients: Any, argument: str) -> npt.NDArray[Any] | N
     column = np.asarray(clients.to_numpy() if hasattr(clients, "to_numpy") else clients)
     if column.dtype.kind == "S":
         return np.char.decode(column, "utf-8", "backslashreplace")
+    kinds = {type(item) for item in column.flat} if column.dtype.kind == "O" else {bool}
     for kind, dtype in ((str, np.str_), (Integral, np.int64)):  # Python objects of one kind get its dtype
-        if column.dtype.kind == "O" and all(
-            isinstance(value, kind) and not isinstance(value, bool) for value in column.flat
-        ):
+        if bool not in kinds and all(issubclass(each, kind) for each in kinds):
             return column.astype(dtype)
     return column
 

@@ -208,10 +208,6 @@ def _label_counts(clusters: Clustering, labels: Any, population: int) -> Array |
             if needs is None:  # a custom rule, which may not need labels
                 return None
             raise HansaError(f"{clusters!r} needs the label counts of every client. {problem}") from problem
-    return _checked_counts(labels, population)
-
-
-def _checked_counts(labels: Any, population: int) -> Array:
     counts = np.array(labels.tolist() if isinstance(labels, torch.Tensor) else labels, dtype=np.float64)
     if counts.ndim != 2 or len(counts) != population or not np.isfinite(counts).all() or (counts < 0).any():
         expected = f"one row of label counts >= 0 for each of {population} clients"

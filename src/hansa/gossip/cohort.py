@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -248,8 +248,10 @@ class Cohort:
         outcome.dropped.append((self.clients[position], step))
         self.mixer.drop(position)
 
-    def count(self, outcome: CohortOutcome, gossips: int, averages: int) -> None:
-        """Count the survivors' exchanges and the bytes sent."""
+    def count(self, outcome: CohortOutcome, steps: Iterable[int]) -> None:
+        """Count the survivors' exchanges after these steps, and the bytes sent."""
+        kinds = [self.exchange_after(step) for step in steps]
+        gossips, averages = kinds.count("gossip"), kinds.count("average")
         if not gossips + averages:
             return
         alive = self.survivors()
@@ -268,16 +270,17 @@ class Cohort:
         kind = self.exchange_after(step)
         if kind is None:
             return
+        rows = outcome.rows
         if self.mixing.compressor is not None and kind == "gossip":
             self._exchange_compressed(outcome, step, pull)
             return
-        if self.combines_each_message and isinstance(outcome.rows, DenseRows):
-            self._exchange_messages(outcome.rows, step, average=kind == "average")
+        if self.combines_each_message and isinstance(rows, DenseRows):
+            self._exchange_messages(rows, step, average=kind == "average")
         else:
-            (outcome.rows.average if kind == "average" else outcome.rows.mix)(self.mixer)
+            (rows.average if kind == "average" else rows.mix)(self.mixer)
         for name in self.shared_state:
             self._exchange_state(name, average=kind == "average")
-        self.count(outcome, int(kind == "gossip"), int(kind == "average"))
+        self.count(outcome, [step])
 
     def _exchange_messages(self, rows: DenseRows, step: int, *, average: bool) -> None:
         """Let every survivor combine the messages of its neighbours; malicious ones send false models."""
@@ -296,25 +299,26 @@ class Cohort:
 
     def _exchange_compressed(self, outcome: CohortOutcome, step: int, pull: Callable[[], None] | None) -> None:
         """CHOCO: clients send the compressed difference to a public copy, then X <- X + gamma (W - I) Xhat."""
-        public, compressor, count = outcome.public_copies, self.mixing.compressor, self.run_step(step)
+        rows, public, compressor = outcome.rows, outcome.public_copies, self.mixing.compressor
+        assert isinstance(rows, DenseRows)
         assert public is not None
         assert compressor is not None
         positions, targets = self.mixer.positions, public
         on_device, differences = not on_host(public), list[Vector]()
         if on_device:  # packets are made on the host: all differences go there in one copy, and the packets' sum back
-            models = zip(outcome.rows.models(positions), positions, strict=True)
+            models = zip(rows.models(positions), positions, strict=True)
             differences = list(torch.stack([row - public[position] for row, position in models]).cpu())
             targets = torch.zeros(len(public), public.shape[1], dtype=public.dtype)
         for index, (degree, position) in enumerate(zip(self.mixer.degrees.tolist(), positions, strict=True)):
             client = self.clients[position]
-            difference = differences[index] if on_device else outcome.rows.models([position])[0] - public[position]
-            packet = compressor.encode(difference, self.order.key.child("gossip", count, client))
+            difference = differences[index] if on_device else rows.models([position])[0] - public[position]
+            packet = compressor.encode(difference, self.order.key.child("gossip", self.run_step(step), client))
             accumulate(packet, targets[position], compressor=compressor)
             outcome.peer_bytes[client] += degree * packet.nbytes
         if on_device:
             public.add_(copy_to_device(targets, public.device))
         if pull is None:
-            outcome.rows.pull(self.mixer, public, self.mixing.consensus_rate)
+            rows.pull(self.mixer, public, self.mixing.consensus_rate)
         else:
             pull()
         outcome.exchanges += 1

@@ -59,7 +59,6 @@ def describe(
         dim: Entries of a model.
         itemsize: Bytes of an entry.
 
-    >>> from hansa.gossip import ring
     >>> found = describe(ring(), 32, 4, dim=1000)
     >>> found["cluster_sizes"], found["edges"], found["messages_per_step"], found["bytes_per_step"]
     ([8, 8, 8, 8], 32, 64, 256000)
@@ -94,7 +93,6 @@ def draw(W: Matrix, ax: Any = None) -> Any:
         W: Mixing matrix.
         ax: Axes of matplotlib; by default those of a new figure.
 
-    >>> from hansa.gossip import ring
     >>> len(draw(ring().sparse(8)).texts)
     8
     """
@@ -120,7 +118,6 @@ def draw(W: Matrix, ax: Any = None) -> Any:
 class Match(NamedTuple):
     """A topology and its rho over the requested sizes.
 
-    >>> from hansa.gossip import ring
     >>> Match(ring(), 0.805).rho
     0.805
     """

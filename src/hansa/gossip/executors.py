@@ -132,7 +132,13 @@ class _EagerExecutor:
     def run(self) -> CohortOutcome | None:
         """Return the outcome; None if a deferred check failed, even if an error followed from it."""
         try:
-            self._run_steps()
+            for step in range(self.cohort.steps):
+                moves = self._take_steps(step)
+                if not self.cohort.mixer.positions:
+                    break
+                self.cohort.exchange(self.outcome, step)
+                for position, old, new in moves:
+                    self.outcome.rows.shift(position, old, new)
         except Exception:
             if self._all_finite():
                 raise
@@ -140,15 +146,6 @@ class _EagerExecutor:
             return None
         self.outcome.losses += torch.stack(self.losses).tolist() if self.losses else []
         return self.outcome
-
-    def _run_steps(self) -> None:
-        for step in range(self.cohort.steps):
-            moves = self._take_steps(step)
-            if not self.cohort.mixer.positions:
-                break
-            self.cohort.exchange(self.outcome, step)
-            for position, old, new in moves:
-                self.outcome.rows.shift(position, old, new)
 
     def _all_finite(self) -> bool:
         return not self.finite or bool(torch.stack(self.finite).all())
@@ -213,13 +210,10 @@ class _EagerExecutor:
 
 def _forwarded_bytes(order: WorkOrder, alive: int, start: Vector) -> Counter[int]:
     """Count the bytes that the reporters send when they forward the received model inside the cluster."""
-    sent: Counter[int] = Counter()
-    reporters, recipients, size = order.reporters, alive - len(order.reporters), Packet.of(start).nbytes
-    for index, client in enumerate(reporters):
-        share = recipients // len(reporters) + (index < recipients % len(reporters))
-        if share:
-            sent[client] += share * size
-    return sent
+    reporters, size = order.reporters, Packet.of(start).nbytes
+    share, more = divmod(alive - len(reporters), len(reporters))
+    shares = {client: share + (index < more) for index, client in enumerate(reporters)}
+    return Counter({client: size * share for client, share in shares.items() if share})
 
 
 def _memory(cohort: Cohort, outcome: CohortOutcome, client: int, position: int) -> Vectors:
@@ -292,6 +286,7 @@ class _TurnBatches:
         self.owners: list[Any] = []
         """The arrays that the addresses point into."""
         self._turns: dict[int, list[tuple[int, int]]] = {}
+        """The size and the address of each of the other batches."""
 
     def turns(self, positions: Sequence[int]) -> list[Turn]:
         """Return the next turn of each position."""
@@ -305,7 +300,7 @@ class _TurnBatches:
                 continue
             if position not in self._turns:
                 self.owners.append(self.cohort.batches(self.cohort.clients[position]))
-                self._turns[position] = _widths_and_addresses(self.owners[-1])
+                self._turns[position] = [(len(rows), rows.data_ptr()) for rows in self.owners[-1]]
             turns.append((position, *self._turns[position][steps_taken]))
         return turns
 
@@ -335,11 +330,6 @@ def _draw_all(planned: Iterable[_TurnBatches], draw_rows: DrawRows) -> None:
         batches.owners[:] = [rows]
         batches.drawn[position] = batches.cohort.batch_size(client), address
         address += 8 * length
-
-
-def _widths_and_addresses(batches: Any) -> list[tuple[int, int]]:
-    """Return the size and the address of each batch."""
-    return [(len(rows), rows.data_ptr()) for rows in batches]
 
 
 def _as_array(turns: Sequence[Turn]) -> Array:
@@ -406,8 +396,7 @@ class _DenseRun:
             return None
         if self._native and self._calls:
             self._record_losses()
-            kinds = [self.cohort.exchange_after(step) for step in self._calls[0]]
-            cohort.count(outcome, kinds.count("gossip"), kinds.count("average"))
+            cohort.count(outcome, self._calls[0])
             outcome.deltas = [self._deltas[position] for position in cohort.reporting_positions()]
             outcome.spread = math.sqrt(self.kernel.spread / len(cohort.mixer.positions))
             outcome.finish(cohort)
@@ -432,19 +421,17 @@ class _DenseRun:
     def _turns_of(self, steps: range) -> list[Turn]:
         """Return the turns of some steps: for each, the stepping clients, then the exchange if it is native."""
         turns: list[Turn] = []
-        codes = self._exchange_codes() if self._native else {}
+        codes: dict[str | None, int] = {}
+        if self._native:
+            mixing = abi.AVERAGE if self.cohort.mixer.weights is None else abi.MIX
+            gossip = mixing if self.cohort.mixing.compressor is None else abi.SIGNS
+            codes = {"average": abi.AVERAGE, "gossip": gossip}
+            codes |= {None: abi.SETTLE} if self.cohort.steps_after_exchange else {}
         for step, positions in zip(steps, self.cohort.active_from(steps[0])[: len(steps)], strict=True):
             turns += self.batches.turns(positions)
             if (code := codes.get(self.cohort.exchange_after(step))) is not None:
                 turns.append((code, 1, 0))
         return turns
-
-    def _exchange_codes(self) -> dict[str | None, int]:
-        """Return the native code of each kind of exchange."""
-        mixing = abi.AVERAGE if self.cohort.mixer.weights is None else abi.MIX
-        gossip = mixing if self.cohort.mixing.compressor is None else abi.SIGNS
-        codes: dict[str | None, int] = {"average": abi.AVERAGE, "gossip": gossip}
-        return {**codes, None: abi.SETTLE} if self.cohort.steps_after_exchange else codes
 
     def _pull(self) -> None:
         self.kernel.prepare(np.array([(abi.PULL, 1, 0)], TURN), *self._exchange)
@@ -511,8 +498,7 @@ class _LazyRun:
             if self.kernel.dropped is not None:
                 return
             self.outcome.losses += losses[is_step].tolist()
-            kinds = [cohort.exchange_after(step) for step in steps]
-            cohort.count(self.outcome, kinds.count("gossip"), kinds.count("average"))
+            cohort.count(self.outcome, steps)
         self.outcome.finish(cohort)
 
     def result(self) -> CohortOutcome | None:
@@ -530,15 +516,11 @@ class _LazyRun:
                 group = positions[first : first + GROUP]
                 turns += [(abi.GATHER, len(group), 0), *self.batches.turns(group)]
                 coefficients += [np.zeros((1, 0)), chosen[first : first + GROUP]]
-            self._advance_coefficients(step, positions, rows)
+            late, exchange = self.cohort.steps_after_exchange, self.cohort.exchange_after(step)
+            if not late:
+                rows.add(positions)
+            if exchange is not None:
+                (rows.average if exchange == "average" else rows.mix)(self.cohort.mixer)
+            if late:
+                rows.add(positions)
         return _as_array(turns), ChangeSums.of(coefficients)
-
-    def _advance_coefficients(self, step: int, positions: list[int], rows: LazyRows) -> None:
-        """Update the coefficients for a step and its exchange."""
-        late, exchange = self.cohort.steps_after_exchange, self.cohort.exchange_after(step)
-        if not late:
-            rows.add(positions)
-        if exchange is not None:
-            (rows.average if exchange == "average" else rows.mix)(self.cohort.mixer)
-        if late:
-            rows.add(positions)

@@ -124,10 +124,6 @@ class Rows(ABC):
     def spread(self, mixer: Mixer, dim: int) -> float:
         """Return sqrt(mean_i ||x_i - mean||^2) over the survivors' first ``dim`` entries: the consensus distance."""
 
-    def pull(self, mixer: Mixer, public: torch.Tensor, rate: float) -> None:
-        """Set X <- X + rate (W - I) public over the survivors (compressed gossip; dense rows only)."""
-        raise NotImplementedError
-
     def deltas(self, mixer: Mixer, dim: int, start: Vector, positions: Sequence[int]) -> tuple[list[Vector], float]:
         """Return row - start at these positions, and the spread."""
         rows = self.read(positions) if positions else ()
@@ -158,6 +154,7 @@ class DenseRows(Rows):
         return [self.rows[position] for position in positions]
 
     def pull(self, mixer: Mixer, public: torch.Tensor, rate: float) -> None:
+        """Set X <- X + rate (W - I) public over the survivors (compressed gossip)."""
         alive = index_on_device(self.rows.device, mixer.positions)
         self.rows[alive] += rate * (self.matrix(mixer) @ public[alive] - public[alive])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from hansa.core.errors import HansaError
@@ -124,7 +125,7 @@ def collect_arrivals(
                 "sampler that selects more clients.",
                 component="buffered", argument="size", value=size,
             )  # fmt: skip
-        job = _to_job(heapq.heappop(heap)) if wait is None else _take_arrival(heap, now, *wait())
+        job = TimedJob._make(heapq.heappop(heap)) if wait is None else _take_arrival(heap, now, *wait())
         slots.release(job.client)
         occupied += (len(heap) + 1) * (job.arrival - now)
         now = job.arrival
@@ -142,14 +143,10 @@ def collect_arrivals(
 def _take_arrival(heap: list[list[float | int]], now: float, client: int, time: float) -> TimedJob:
     """Take the job of a real machine off the queue; arrivals are at different times."""
     index = next(index for index, entry in enumerate(heap) if entry[1] == client)
-    job = _to_job(heap.pop(index))
+    job = TimedJob._make(heap.pop(index))
     heapq.heapify(heap)
     arrival = max(time, math.nextafter(now, math.inf))
     return job._replace(arrival=arrival, compute=arrival - job.start)
-
-
-def _to_job(entry: list[float | int]) -> TimedJob:
-    return TimedJob._make(entry)
 
 
 def oldest_version(queue: State, step: int) -> int:
@@ -253,19 +250,14 @@ class VirtualClock:
     def __init__(self, profile: Profile | None, samples: Sequence[int], key: Key) -> None:
         self.profile: Profile = devices() if profile is None else profile
         self._samples, self._key = samples, key
-        self._devices: dict[int, Device] = {}
+        self.device: FindDevice = lru_cache(_MAX_DEVICES)(self._device)
         self.group: FindGroup | None = None  # clients of a group train one after the other
         if isinstance(self.profile, device_table):
             self.profile.check(len(samples))
 
-    def device(self, client: int) -> Device:
+    def _device(self, client: int) -> Device:
         """Return the device of a client."""
-        device = self._devices.get(client)
-        if device is None:
-            if len(self._devices) >= _MAX_DEVICES:
-                self._devices.clear()
-            device = self._devices[client] = self.profile.device(client, self._samples[client], self._key)
-        return device
+        return self.profile.device(client, self._samples[client], self._key)
 
     def job(self, client: int, version: int, start: float, work: Work, *, down_bytes: int, up_bytes: int) -> TimedJob:
         """Return the job of a client that starts at a time."""

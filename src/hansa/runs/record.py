@@ -525,7 +525,7 @@ class RunRecord(Database):
         check_integer("save_checkpoint", "keep", keep)
         tensors: dict[str, torch.Tensor] = {}
         tree = json.dumps(
-            {name: _to_json(value, name, tensors) for name, value in (("state", state), ("meta", dict(meta)))}
+            {name: to_json(value, name, tensors) for name, value in (("state", state), ("meta", dict(meta)))}
         )
         round, head = int(meta["round"]), self.head.sealed(self.identity)
         with self.writing_rows():
@@ -675,16 +675,16 @@ def to_plain_json(value: Any) -> Any:
 # --- states ---------------------------------------------------------------------------------------------------------
 
 
-def _to_json(node: object, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+def to_json(node: object, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     """Replace tensors of a tree by ``{"$tensor": name}`` and add them to ``tensors`` by that name."""
     if node is None or isinstance(node, (bool, int, float, str)):
         return node
     if isinstance(node, list):
-        return [_to_json(value, f"{path}[{i}]", tensors) for i, value in enumerate(node)]
+        return [to_json(value, f"{path}[{i}]", tensors) for i, value in enumerate(node)]
     if isinstance(node, dict):
         if wrong := [key for key in node if not isinstance(key, str) or key.startswith("$")]:
             raise invalid_argument("save_checkpoint", path, wrong[0], "string keys without a leading $")
-        return {key: _to_json(value, f"{path}.{key}", tensors) for key, value in node.items()}
+        return {key: to_json(value, f"{path}.{key}", tensors) for key, value in node.items()}
     if isinstance(node, torch.Tensor) and dtype_name(node.dtype) in DTYPES:
         name = f"{len(tensors)}:{path}"  # keys may contain dots: the number makes names unique
         tensors[name] = node.detach().cpu().contiguous()

@@ -29,7 +29,6 @@ class momentum(BaseServerTransform):
     Args:
         beta: Decay rate of the momentum.
 
-    >>> import torch
     >>> from hansa.core.types import Population, RoundContext
     >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
     >>> step, state = momentum().update(torch.ones(1), momentum().init(torch.zeros(1)), ctx)
@@ -122,7 +121,6 @@ class adagrad(_AdaptiveEps):
         v0: Initial value of v.
         eps_inside: Divide by sqrt(v + eps) instead of sqrt(v) + eps.
 
-    >>> import torch
     >>> from hansa.core.types import Population, RoundContext
     >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
     >>> step, state = adagrad().update(torch.ones(1), adagrad().init(torch.zeros(1)), ctx)
@@ -150,7 +148,6 @@ class adam(_AdaptiveEps):
         v0: Initial value of v.
         eps_inside: Divide by sqrt(v + eps) instead of sqrt(v) + eps.
 
-    >>> import torch
     >>> from hansa.core.types import Population, RoundContext
     >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
     >>> step, state = adam().update(torch.ones(1), adam().init(torch.zeros(1)), ctx)
@@ -173,7 +170,6 @@ class yogi(_AdaptiveEps):
         v0: Initial value of v.
         eps_inside: Divide by sqrt(v + eps) instead of sqrt(v) + eps.
 
-    >>> import torch
     >>> from hansa.core.types import Population, RoundContext
     >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
     >>> step, state = yogi().update(torch.ones(1), yogi().init(torch.zeros(1)), ctx)
@@ -201,7 +197,6 @@ class amsgrad(_AdaptiveEps):
         v0: Initial value of v.
         eps_inside: Divide by sqrt(v + eps) instead of sqrt(v) + eps.
 
-    >>> import torch
     >>> from hansa.core.types import Population, RoundContext
     >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
     >>> step, state = amsgrad().update(torch.ones(1), amsgrad().init(torch.zeros(1)), ctx)
@@ -224,7 +219,6 @@ class ams(_Adaptive):
         bias_correction: Divide m and v by 1 - b1^t and 1 - b2^t.
         v0: Initial value of v.
 
-    >>> import torch
     >>> from hansa.core.types import Population, RoundContext
     >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
     >>> step, state = ams().update(torch.ones(1), ams().init(torch.zeros(1)), ctx)

@@ -73,7 +73,6 @@ class scale(BaseServerTransform):
     Args:
         lr: Learning rate of the server, a number or a schedule.
 
-    >>> import torch
     >>> from hansa.core.types import Population, RoundContext
     >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
     >>> scale(0.1).update(torch.ones(2), {}, ctx)[0]
@@ -112,7 +111,6 @@ class participation_scale(BaseServerTransform):
     Args:
         weights: "uniform", "samples", or one number per client: those with which the updates are averaged.
 
-    >>> import torch
     >>> from hansa.core.types import Population, RoundContext
     >>> ctx = RoundContext(1, Population((30, 10)), (0,))
     >>> [float(participation_scale(rule).update(torch.ones(1), {}, ctx)[0]) for rule in ("uniform", "samples")]
@@ -144,7 +142,6 @@ class derived_control(BaseServerTransform):
         lr: The local learning rate, a number or a schedule; in a round of rate 0, c stays.
         weights: "uniform", "samples", or one number per client: those with which the updates are averaged.
 
-    >>> import torch
     >>> from hansa.core.types import Population, RoundContext
     >>> ctx = RoundContext(0, Population((30, 10)), (0, 1))
     >>> control = derived_control(steps=4, lr=0.5)
@@ -177,7 +174,6 @@ class chain(BaseServerTransform):
     Args:
         *transforms: Server transforms; each gets the step of the one before.
 
-    >>> import torch
     >>> from hansa.core.types import Population, RoundContext
     >>> ctx = RoundContext(1, Population((10, 10)), (0, 1))
     >>> both = chain(scale(0.5), scale(0.5))

@@ -331,16 +331,13 @@ def resume(
         raise HansaError(f"resume({str(folder)!r}): {', '.join(foreign)}: the folder's configuration sets these.")
     run_options = RunOptions(**options)
     python = None if algorithm is None or task is None else PythonRun(algorithm, task, run_options)
-    settings: dict[str, Any] = {
-        "rounds": rounds,
-        "workers": run_options.workers,
-        "device": None if run_options.device is None else device_names(run_options.device),
-        "deterministic": run_options.deterministic,
-        "server_device": None if run_options.server_device is None else str(run_options.server_device),
-    }
     with Session(progress) as session:
-        open_options: dict[str, Any] = {"trust": trust, "fallback": fallback, "accept": accept}
-        jobs = plan_resumed(folder, python, settings, run_options.callbacks, **open_options)
+        jobs = plan_resumed(
+            folder, python, run_options.callbacks, trust=trust, fallback=fallback, accept=accept, rounds=rounds,
+            workers=run_options.workers, deterministic=run_options.deterministic,
+            device=None if run_options.device is None else device_names(run_options.device),
+            server_device=None if run_options.server_device is None else str(run_options.server_device),
+        )  # fmt: skip
         session.run_jobs(jobs, parallel)
         return _runs_of(jobs)
 

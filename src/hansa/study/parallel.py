@@ -80,8 +80,7 @@ def choose_parallel(parallel: int | None, jobs: Sequence[Job], obstacle: str = "
     """
     if parallel is not None:
         check_integer("study", "parallel", parallel, "None uses all cores; 1 runs one after the other.")
-    for job in jobs:
-        obstacle = obstacle or job.obstacle
+    obstacle = obstacle or next((job.obstacle for job in jobs if job.obstacle), "")
     if "HANSA_WORKER" in os.environ or multiprocessing.current_process().daemon:
         obstacle = "this is a worker process"
     if os.name != "posix":
@@ -142,7 +141,12 @@ class StudyScheduler:
                 elif (index := self._next_job()) is None:
                     time.sleep(SHOW_SECONDS)
                 else:
-                    self._execute_here(index)
+                    try:
+                        self._run_here(self.jobs[index])
+                    except Exception as error:
+                        if self._session.interrupt.received is not None:
+                            raise
+                        self._handle_failure(index, error)
             if self._failed is not None:
                 raise self._failed[1]
         except BaseException:
@@ -165,17 +169,9 @@ class StudyScheduler:
             self._queue.remove(index)
         return index
 
-    def _execute_here(self, index: int) -> None:
-        try:
-            self._run_here(self.jobs[index])
-        except Exception as error:
-            if self._session.interrupt.received is not None:
-                raise
-            self._handle_failure(index, error)
-
     def _may_use_all_cores(self, index: int) -> bool:
         """Return whether a run without a set number of workers may use all cores: the last of equally long runs."""
-        equal_rounds = len({job.rounds for job in self.jobs}) == 1
+        equal_rounds = len({job.config.rounds for job in self.jobs}) == 1
         return equal_rounds and len(self.jobs) % self._parallel == 1 and index == len(self.jobs) - 1
 
     def _start_workers(self) -> None:
@@ -184,7 +180,7 @@ class StudyScheduler:
         if method == "spawn" and (reason := checker.check(self.jobs)):
             warn_sequential(reason)
             return
-        self._queue = deque(sorted(self._queue, key=lambda index: (-self.jobs[index].rounds, index)))
+        self._queue = deque(sorted(self._queue, key=lambda index: (-self.jobs[index].config.rounds, index)))
         sources = provenance.sources_of(checker.code)
         setup = StudySetup(self.jobs, sources, self._session.display.console is not None)
         self._workers = [Worker(setup, method) for _ in range(self._parallel)]

@@ -79,11 +79,6 @@ class Job:
     opened: Experiment | None = None
 
     @property
-    def rounds(self) -> int:
-        """The number of rounds of the run."""
-        return self.config.rounds
-
-    @property
     def obstacle(self) -> str:
         """Why the run cannot be executed in another process; "" if it can."""
         if self.callbacks:
@@ -112,7 +107,7 @@ class Job:
         run_folder = RunFolder(self.folder)
         if self.if_exists == "resume" and run_folder.exists:
             saved = run_folder.config
-            if saved.rounds >= self.rounds and run_folder.summary["status"] == FINISHED:
+            if saved.rounds >= self.config.rounds and run_folder.summary["status"] == FINISHED:
                 refuse_other_settings(run_folder.path, saved, self.config)
                 return None
         self.opened = open_run(self.config, self.folder, self.if_exists, run_factory=self.python, **self.options)
@@ -121,7 +116,7 @@ class Job:
     def execute(self, display: ProgressDisplay, callbacks: Sequence[Callback] = (), *, stopped: bool = False) -> None:
         """Execute the run, if it has been opened, as `Experiment.execute` does, and show its progress."""
         if (opened := self.opened) is None:
-            display.skip(self.rounds)
+            display.skip(self.config.rounds)
         else:
             display.print_once(describe_kernels(opened.run.task))
             progress = display.follow(self.title, opened.config.rounds, opened.start_round)
@@ -194,62 +189,59 @@ def plan_jobs(
     """
     group = None
     if config.seeds is not None and folder is not None:
-        group = _start_group(config, Path(folder), if_exists)
+        group = SeedGroupFolder.create_numbered(Path(folder)) if if_exists == "new" else SeedGroupFolder(folder)
+        if group.exists and if_exists == "resume":
+            saved = group.config
+            same_seeds = {"seed": saved.seed, "seeds": saved.seeds}
+            refuse_other_settings(group.path, saved, config.model_copy(update=same_seeds))
+        else:
+            group.check(overwrite=if_exists == "replace")
+        group.write_config(config)
         if_exists = "replace" if if_exists == "replace" else "resume"
     if python is not None and folder is not None:
         server = None if (device := python.options.server_device) is None else str(device)
         options = {"workers": python.options.workers, "server_device": server, **options}
     callbacks = callbacks if python is None else python.options.callbacks
-    jobs, configs = [], expand_seeds(config)
+    jobs: list[Job] = []
+    configs = expand_seeds(config)
     for seed_config in configs:
         title = f"{config.title}, seed {seed_config.seed}" if len(configs) > 1 else config.title
-        run_path = folder if group is None else group.run(seed_config.seed).path
-        path, group_path = None if run_path is None else Path(run_path), None if group is None else group.path
+        path = None if folder is None else Path(folder) if group is None else group.run(seed_config.seed).path
+        group_path = None if group is None else group.path
         jobs.append(Job(seed_config, title, path, if_exists, options, python, callbacks, shared, group_path))
     return jobs
-
-
-def _start_group(config: Config, folder: Path, if_exists: IfExists) -> SeedGroupFolder:
-    """Return the folder of several seeds, which may hold some of their runs."""
-    group = SeedGroupFolder.create_numbered(folder) if if_exists == "new" else SeedGroupFolder(folder)
-    if group.exists and if_exists == "resume":
-        saved = group.config
-        same_seeds = {"seed": saved.seed, "seeds": saved.seeds}
-        refuse_other_settings(group.path, saved, config.model_copy(update=same_seeds))
-    else:
-        group.check(overwrite=if_exists == "replace")
-    group.write_config(config)
-    return group
 
 
 def plan_resumed(
     folder: Path | str,
     python: PythonRun | None = None,
-    settings: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
     *,
     trust: bool = False,
-    **options: Any,
+    fallback: bool = False,
+    accept: Sequence[str] = (),
+    **settings: Any,
 ) -> list[Job]:
     """Plan to resume the run in a folder, or its seeds; seeds that were not started are started.
 
     Args:
         folder: The folder of a run, or of several seeds.
         python: The algorithm, task and options of runs started in Python.
-        settings: New values of `hansa.runs.experiment.FREE_SETTINGS`; None keeps a value.
         callbacks: Called after each round, before its record is written.
-        trust: As the options, an argument of `hansa.runs.experiment.open_run`.
-        options: Further arguments.
+        trust: As in `hansa.resume`.
+        fallback: As in `hansa.resume`.
+        accept: As in `hansa.resume`.
+        settings: New values of `hansa.runs.experiment.FREE_SETTINGS`; None keeps a value.
     """
-    overrides = {name: value for name, value in (settings or {}).items() if value is not None}
+    new = {name: value for name, value in settings.items() if value is not None}
+    options: dict[str, Any] = {"fallback": fallback, "accept": accept, **new}
     group = SeedGroupFolder(folder)
     if not group.exists:
-        opened = open_run(None, folder, "resume", trust=trust, run_factory=python, **options, **overrides)
-        return [opened_job(opened, callbacks)]
+        return [opened_job(open_run(None, folder, "resume", trust=trust, run_factory=python, **options), callbacks)]
     if python is None:
         group.require_trust(trust=trust)
-    config = group.config.model_copy(update=overrides)
-    return plan_jobs(config, folder, "resume", python=python, callbacks=callbacks, **options, **overrides)
+    config = group.config.model_copy(update=new)
+    return plan_jobs(config, folder, "resume", python=python, callbacks=callbacks, **options)
 
 
 def plan_reusable(config: Config, parent: Path | str, name: str, *, extend: bool = True) -> list[Job]:
@@ -306,7 +298,7 @@ class Session(ExitStack):
     def run_jobs(self, jobs: Sequence[Job], parallel: int | None = None) -> None:
         """Execute runs, at most ``parallel`` at once; None chooses the number."""
         if len(jobs) > 1 or jobs[0].group is not None:
-            self.display.expect(sum(job.rounds for job in jobs))
+            self.display.expect(sum(job.config.rounds for job in jobs))
         self._run(jobs, parallel)
 
     def _run(self, jobs: Sequence[Job], parallel: int | None = None, trial: RunningTrial | None = None) -> None:

@@ -5,6 +5,7 @@ Orders omit constants: only their ratios are meaningful. Unknown numbers are NaN
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import fsum, inf, isfinite, isinf, isnan, nan, sqrt
@@ -540,10 +541,7 @@ THEOREMS: tuple[Theorem, ...] = (
 """The theorems of the four papers."""
 
 
-_HOLDS: dict[str, Callable[[float, float], bool]] = {
-    "<=": lambda value, bound: value <= bound + SLACK, ">=": lambda value, bound: value >= bound,
-    "<": lambda value, bound: value < bound, ">": lambda value, bound: value > bound,
-}  # fmt: skip
+_HOLDS = {"<=": lambda value, bound: value <= bound + SLACK, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
 
 def _check_condition(relation: Relation) -> tuple[str, bool | None]:

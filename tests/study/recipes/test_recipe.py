@@ -7,13 +7,14 @@ import importlib.util
 import json
 import re
 import shutil
+from functools import partial
 from html import unescape
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
+from command_line import run_command
 from hansa.config import from_yaml
 from hansa.core.errors import HansaError
 from hansa.study.recipes import SCALES, find_recipes, library, read_recipes
@@ -21,11 +22,7 @@ from hansa.study.recipes import SCALES, find_recipes, library, read_recipes
 RECIPES = sorted(library())
 
 
-def called(*arguments: str) -> Any:
-    from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
-    from command_line import CliRunner
-
-    return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, ["reproduce", *arguments])
+called = partial(run_command, "reproduce")
 
 
 def reproduce(*arguments: str) -> str:
@@ -274,14 +271,3 @@ def test_bad_commands_are_refused_before_anything_is_trained(
 def test_a_paper_is_all_its_recipes() -> None:
     assert all(name in (output := reproduce()) for name in RECIPES), output
     assert {recipe.name for recipe in find_recipes("hafed")} == {name for name in RECIPES if name.startswith("hafed-")}
-
-
-@pytest.mark.parametrize("scale", SCALES)
-def test_images_are_changed_at_random_where_the_authors_did_it_and_nowhere_else(scale: str) -> None:
-    for name in RECIPES:
-        for cell in library()[name].cells(scale):
-            data = from_yaml(yaml.safe_dump(cell.document)).data
-            trained = name != "cams-table-2"  # which counts bits
-            changed = name.startswith(("cams", "aware", "niid", "reddi")) and "cifar" in data.name
-            authors = scale == "paper" and trained and changed
-            assert bool(data.augment) == authors, (name, cell.label)
