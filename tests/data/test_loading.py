@@ -23,7 +23,6 @@ from hansa.data import (
     federate,
     is_present,
     load,
-    partition_dataset,
 )
 from hansa.data.loading import ASSET, ImageScaling
 from hansa.data.sources import DATASETS
@@ -122,14 +121,6 @@ def test_options_that_a_set_does_not_take_are_refused() -> None:
         federate("synthetic", gamma=2)
     with pytest.raises(HansaError, match="has its own clients"):
         federate("two-gaussians", dirichlet(0.3))
-
-
-def test_a_partition_is_a_function_of_the_seed_and_by_name_the_same(embedded: Dataset) -> None:
-    first, again, other = (partition_dataset(embedded, dirichlet(0.3), 20, seed) for seed in (5, 5, 6))
-    assert torch.equal(first.index, again.index)
-    assert not torch.equal(first.index, other.index)
-    assert len(first.index) == 10_000
-    assert torch.equal(first.index, federate("fashion-mini", dirichlet(0.3), 20, seed=5).index)
 
 
 def test_every_registered_set_is_described() -> None:

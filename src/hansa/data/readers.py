@@ -10,7 +10,6 @@ import gzip
 import hashlib
 import io
 import json
-import lzma
 import math
 import re
 import reprlib
@@ -259,8 +258,7 @@ def read_npz(path: Path, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
                 arrays[name] = np.frombuffer(body, dtype).reshape(shape, order="F" if fortran else "C")
     except DataError:
         raise
-    except (ValueError, KeyError, TypeError, SyntaxError, RuntimeError, EOFError, OSError, OverflowError,
-            struct.error, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:  # fmt: skip
+    except Exception as error:  # of the parsers of zip files, compression and headers
         expected = f"a whole .npz of the plain arrays {', '.join(names)}"
         raise invalid_file(path, expected, str(error).rstrip(".") or type(error).__name__) from None
     return arrays
@@ -309,34 +307,23 @@ def read_shakespeare(folder: Path, remedy: str = "") -> OwnedSamples:
 
 
 def _windows_of_texts(path: Path, roles: dict[str, str]) -> OwnedSamples:
-    names: list[str] = []
-    texts, starts, test_starts = [], [], []
-    begin = 0
-    for role, lines in roles.items():
-        # as in LEAF: lines are joined by a space, runs of spaces become one
-        codes = encode(re.sub(r" {2,}", " ", lines.replace("\n", " ")), path, role)
-        windows = len(codes) - WINDOW
-        if windows < 1:
-            continue
-        train_windows = max(1, int(0.9 * windows))
-        starts.append(np.arange(begin, begin + train_windows))
-        test_starts.append(np.arange(begin + train_windows + WINDOW - 1, begin + windows, _TEST_STRIDE))
-        names.append(role)
-        texts.append(codes)
-        begin += len(codes)
-    if not names:
+    # as in LEAF: lines are joined by a space, runs of spaces become one
+    codes = {role: encode(re.sub(" {2,}", " ", lines.replace("\n", " ")), path, role) for role, lines in roles.items()}
+    texts = {role: text for role, text in codes.items() if len(text) > WINDOW}
+    if not texts:
         raise invalid_file(path, f"a role of more than {WINDOW} characters", f"{len(roles)} roles, none as long")
-    text = np.concatenate(texts)
+    text = np.concatenate(list(texts.values()))
     # windows are views of the text: one byte per character, not eighty
     inputs = np.lib.stride_tricks.sliding_window_view(text, WINDOW, writeable=True)[:-1]
     targets = text[WINDOW:].astype(np.int64)
-    groups = np.full(len(targets), -1)
-    owners, test_owners = (
-        np.repeat(np.arange(len(names)), [len(rows) for rows in rows_by_role]) for rows_by_role in (starts, test_starts)
-    )
-    groups[np.concatenate(starts)] = owners
-    rows = np.concatenate(test_starts)
-    return OwnedSamples(inputs, targets, groups, tuple(names), inputs[rows], targets[rows], test_owners)
+    groups, test_groups, begin = np.full(len(targets), -1), np.full(len(targets), -1), 0
+    for owner, windows in enumerate(len(text) - WINDOW for text in texts.values()):
+        end = begin + max(1, int(0.9 * windows))
+        groups[begin:end] = owner
+        test_groups[end + WINDOW - 1 : begin + windows : _TEST_STRIDE] = owner
+        begin += windows + WINDOW
+    tests = test_groups >= 0
+    return OwnedSamples(inputs, targets, groups, tuple(texts), inputs[tests], targets[tests], test_groups[tests])
 
 
 def _encode_windows(path: Path, role: str, x: list[Any], y: list[Any]) -> tuple[Bytes, Labels]:

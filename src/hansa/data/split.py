@@ -266,8 +266,6 @@ def parse_clients(name: str, clients: Any, rows: int) -> tuple[Split, tuple[str,
 
 def owner_column(name: str, clients: Any, argument: str) -> npt.NDArray[Any] | None:
     """Return one owner per row as a NumPy array of numbers or names; None for other forms of ``clients``."""
-    if isinstance(clients, (int, Split)) and not isinstance(clients, bool):
-        return None
     if isinstance(clients, torch.Tensor):
         clients = clients.detach().cpu()
     if not hasattr(clients, "__array__") and not hasattr(clients, "to_numpy"):  # neither NumPy, torch nor pandas

@@ -40,14 +40,8 @@ def two_gaussians(
     inputs = (means[:, None] + deviation * noise).reshape(2 * points, 2)
     targets = np.repeat(np.arange(2), points)
     split = Split.of_owners(targets, 2)
-    return FederatedData(
-        inputs=torch.from_numpy(inputs).to(dtype or torch.float32),
-        targets=torch.from_numpy(targets),
-        index=split.index,
-        offsets=split.offsets,
-        classes=2,
-        name=f"two-gaussians({study})",
-    )
+    x, y = torch.from_numpy(inputs).to(dtype or torch.float32), torch.from_numpy(targets)
+    return FederatedData(x, y, split.index, split.offsets, classes=2, name=f"two-gaussians({study})")
 
 
 def synthetic(
@@ -83,7 +77,7 @@ def synthetic(
     check_non_negative("synthetic", "beta", beta)
     check_integer("synthetic", "clients", clients)
     check_integer("synthetic", "largest", largest, minimum=50)
-    key = Key(seed).child("synthetic")
+    key, dtype = Key(seed).child("synthetic"), dtype or torch.float32
     sizes = 50 + key.child("sizes").numpy().lognormal(4.0, 2.0, clients)
     deviations = np.arange(1, _DIMENSION + 1, dtype=np.float64) ** -0.6
     train, test, owners = [], [], []
@@ -101,13 +95,7 @@ def synthetic(
         test.append((x[train_count:], y[train_count:]))
         owners.append(np.full(train_count, client, np.int64))
     split = Split.of_owners(np.concatenate(owners), clients)
-    return FederatedData(
-        inputs=torch.from_numpy(np.concatenate([x for x, _ in train])).to(dtype or torch.float32),
-        targets=torch.from_numpy(np.concatenate([y for _, y in train])),
-        index=split.index,
-        offsets=split.offsets,
-        test_inputs=torch.from_numpy(np.concatenate([x for x, _ in test])).to(dtype or torch.float32),
-        test_targets=torch.from_numpy(np.concatenate([y for _, y in test])),
-        classes=_CLASSES,
-        name=f"synthetic({alpha:g}, {beta:g})",
-    )
+    inputs, tests = (torch.from_numpy(np.concatenate([x for x, _ in part])).to(dtype) for part in (train, test))
+    targets, labels = (torch.from_numpy(np.concatenate([y for _, y in part])) for part in (train, test))
+    name = f"synthetic({alpha:g}, {beta:g})"
+    return FederatedData(inputs, targets, split.index, split.offsets, tests, labels, _CLASSES, name)
