@@ -141,72 +141,43 @@ def test_fedaware():
     finish(run, replayed, expected)
 
 
-@pytest.mark.parametrize("name", ["ha_fed", "cafga"])
-def test_gossip_in_unequal_clusters(name):
-    draw = np.random.default_rng(3)
+@pytest.mark.parametrize("name", ["ha_fed", "cafga", "afga"])
+def test_gossip_in_unequal_clusters_and_over_one_graph(name):
+    draw, steps, W = np.random.default_rng(3), 5, [gossip.ring(len(group)) for group in GROUPS]
+    groups = [list(range(CLIENTS))] if name == "afga" else GROUPS
 
     def pick() -> list[int]:
-        return [int(client) for group in GROUPS for client in draw.permutation(group)[:2]]
+        return [int(client) for group in groups for client in draw.permutation(group)[: 4 - len(groups)]]
 
-    reporters = [pick() for _ in range(ROUNDS)]
-    steps = 5
-    numbers = {"b1": 0.8, "b2": 0.95, "eps": 1e-4}
-    common = {"local_lr": LOCAL_LR, "steps": steps, "batch_size": BATCH, "clusters": GROUPS, "topology": ring()}
-    theirs = {"eta": 0.05, **numbers}
-    W = [gossip.ring(len(group)) for group in GROUPS]
-    replay = hansa.sample.replay(reporters)
+    reporters, numbers = [pick() for _ in range(ROUNDS)], {"b1": 0.8, "b2": 0.95, "eps": 1e-4}
+    mine = {"local_lr": LOCAL_LR, "steps": steps, "batch_size": BATCH, "topology": ring(), "server_lr": 0.05, **numbers}
+    mine |= {"reporters": hansa.sample.replay(reporters)} | ({} if name == "afga" else {"clusters": GROUPS})
     if name == "ha_fed":
-        run, replayed = recorded(
-            presets.ha_fed(**common, reporters=replay, server_lr=0.05, **numbers), ROUNDS * steps * CLIENTS
-        )
-        expected, _ = gossip.ha_fed(replayed, np.zeros(DIM), GROUPS, W, reporters, steps, LOCAL_LR, **theirs)
+        run, replayed = recorded(presets.ha_fed(**mine), ROUNDS * steps * CLIENTS)
+        given = (GROUPS, W, reporters)
     else:
         active = [[pick() for _ in range(steps)] for _ in range(ROUNDS)]
-        activity = hansa.gossip.replay(active)
-        run, replayed = recorded(
-            presets.cafga(**common, reporters=replay, active=activity, server_lr=0.05, **numbers), ROUNDS * steps * 4
-        )
-        expected, _ = gossip.cafga(replayed, np.zeros(DIM), GROUPS, W, reporters, active, steps, LOCAL_LR, **theirs)
-    finish(run, replayed, expected)
-
-
-def test_one_graph_over_all_clients():
-    draw = np.random.default_rng(4)
-    steps = 5
-    reporters = [draw.permutation(CLIENTS)[:3].tolist() for _ in range(ROUNDS)]
-    active = [[sorted(draw.permutation(CLIENTS)[:3].tolist()) for _ in range(steps)] for _ in range(ROUNDS)]
-    numbers = {"b1": 0.8, "b2": 0.95, "eps": 1e-4}
-    run, replayed = recorded(
-        presets.afga(
-            local_lr=LOCAL_LR, steps=steps, batch_size=BATCH, topology=ring(), server_lr=0.05, **numbers,
-            reporters=hansa.sample.replay(reporters), active=hansa.gossip.replay(active),
-        ),
-        ROUNDS * steps * 3,
-    )  # fmt: skip
-    W = gossip.ring(CLIENTS)
-    expected, _ = gossip.afga(replayed, np.zeros(DIM), W, reporters, active, steps, LOCAL_LR, eta=0.05, **numbers)
+        method = presets.get(name, active=hansa.gossip.replay(active), **mine)
+        run, replayed = recorded(method, ROUNDS * steps * len(active[0][0]))
+        given = (gossip.ring(CLIENTS), reporters, active) if name == "afga" else (GROUPS, W, reporters, active)
+    expected, _ = getattr(gossip, name)(replayed, np.zeros(DIM), *given, steps, LOCAL_LR, eta=0.05, **numbers)
     finish(run, replayed, expected)
 
 
 @pytest.mark.parametrize(
-    ("preset", "reference", "mine", "theirs"),
+    ("preset", "reference", "words"),
     [
-        (presets.dsgd, gossip.dsgd, {}, {}),
-        (presets.dadam, gossip.dadam, {"b1": 0.8, "b2": 0.95, "eps": 0.02}, {"b1": 0.8, "b2": 0.95, "eps": 0.02}),
-        (
-            presets.d_amsgrad,
-            gossip.d_amsgrad,
-            {"b1": 0.8, "b2": 0.95, "eps": 0.02},
-            {"b1": 0.8, "b2": 0.95, "eps": 0.02},
-        ),
+        (presets.dsgd, gossip.dsgd, {}),
+        (presets.dadam, gossip.dadam, ADAM),
+        (presets.d_amsgrad, gossip.d_amsgrad, ADAM),
     ],
     ids=["dsgd", "dadam", "d_amsgrad"],
 )
-def test_methods_without_a_server(preset, reference, mine, theirs):
+def test_methods_without_a_server(preset, reference, words):
     steps = 3
-    made = preset(local_lr=LOCAL_LR, steps=steps, batch_size=BATCH, topology=ring(), **mine)
+    made = preset(local_lr=LOCAL_LR, steps=steps, batch_size=BATCH, topology=ring(), **words)
     run, replayed = recorded(made, ROUNDS * steps * CLIENTS)
-    expected, _ = reference(replayed, np.zeros(DIM), gossip.ring(CLIENTS), ROUNDS, steps, LOCAL_LR, **theirs)
+    expected, _ = reference(replayed, np.zeros(DIM), gossip.ring(CLIENTS), ROUNDS, steps, LOCAL_LR, **words)
     finish(run, replayed, expected)
 
 

@@ -33,7 +33,6 @@ from metamorphic.laboratory import (
     drawing_as,
     method,
     plain_run,
-    rows_of,
 )
 from recorded import through_disk
 
@@ -97,10 +96,7 @@ def steps_may_be_split_over_rounds(name: str, **words: Any) -> None:
         for run in runs[1:]:
             assert_near(run.params, runs[0].params, near)
             if name in DECENTRALIZED:
-                for client in range(CLIENTS):
-                    mine, theirs = rows_of(run, client), rows_of(runs[0], client)
-                    assert mine.keys() == theirs.keys()
-                    assert all(torch.equal(mine[row], theirs[row]) for row in mine)
+                assert_same_rows(run, runs[0])
 
 
 def a_client_may_stand_twice_with_half_its_weight(path: Path, name: str, variant: str) -> None:
@@ -114,7 +110,7 @@ def a_client_may_stand_twice_with_half_its_weight(path: Path, name: str, variant
     with drawing_as({CLIENTS: 2}):
         twice = path.run(method(name, variant, sampler=sample.everyone(), **halves), path.task((*range(CLIENTS), 2)))
     assert_near(twice.trajectory, once.trajectory, path.near)
-    assert_same_rows(twice, once, path.near, {client: client for client in range(CLIENTS)})
+    assert_same_rows(twice, once, path.near)
 
 
 def everybody_may_stand_twice(path: Path, name: str, variant: str) -> None:
@@ -147,10 +143,7 @@ def who_never_takes_part_changes_nothing(path: Path, name: str, variant: str) ->
     found = path.run(method(name, variant, **more), path.task((*range(CLIENTS), 1)))
     if name not in DECENTRALIZED:  # there it takes part, and the mean has it
         assert torch.equal(found.trajectory, expected.trajectory)
-    for client in range(CLIENTS):
-        mine, theirs = rows_of(found, client), rows_of(expected, client)
-        assert mine.keys() == theirs.keys()
-        assert all(torch.equal(mine[row], theirs[row]) for row in mine)
+    assert_same_rows(found, expected)
 
 
 SCALE = 4.0
@@ -220,7 +213,4 @@ def a_resumed_run_is_a_run(path: Path, name: str, variant: str, folder: Folder) 
     again.restore(saved, half.history)
     again.advance(1)
     assert torch.equal(again.params, whole.params)
-    for client in range(CLIENTS):
-        mine, theirs = rows_of(again, client), rows_of(whole, client)
-        assert mine.keys() == theirs.keys()
-        assert all(torch.equal(mine[row], theirs[row]) for row in mine)
+    assert_same_rows(again, whole)
