@@ -6,15 +6,14 @@ Full gradients hide errors of batches: which rows, how many, in whose step. The 
 from __future__ import annotations
 
 from collections import deque
-from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import hansa
-from exactness.laboratory import CLIENTS, DIM, LOCAL_LR, ROWS, STEPS, assert_agree, problem
+from exactness.laboratory import CLIENTS, DIM, LOCAL_LR, STEPS, assert_agree, problem
+from gossip.laboratory import RecordedLeastSquares, regression
 from hansa import presets
 from hansa.gossip import ring
 from oracle import aware, compression, gossip, local, server
@@ -23,25 +22,6 @@ from oracle.quadratic import Quadratics
 ROUNDS, BATCH = 12, 4
 ADAM = {"b1": 0.8, "b2": 0.95, "eps": 0.02}
 GROUPS = [[6, 0, 3, 1], [2, 5, 4]]
-
-
-class RecordedLeastSquares(nn.Module):
-    """Linear regression that records the rows of every batch it is trained on; the first input is a row's number."""
-
-    log: ClassVar[list[list[int]]] = []
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(DIM, dtype=torch.float64))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if torch.is_grad_enabled():
-            type(self).log.append(x[:, 0].long().tolist())
-        return x[:, 1:] @ self.weight
-
-
-def half_squares(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return ((output - target) ** 2).mean() / 2
 
 
 class Replayed(Quadratics):
@@ -65,14 +45,8 @@ class Replayed(Quadratics):
 def recorded(algorithm: hansa.Algorithm, steps: int | None = None) -> tuple[hansa.Run, Replayed]:
     """A run of so many local steps in all, and the problem with its batches; earlier batches probe the model."""
     reference = problem()
-    A, b = np.concatenate(reference.A), np.concatenate(reference.b)
-    owners = np.repeat(np.arange(CLIENTS), ROWS)
-    data = hansa.data.from_arrays(
-        np.column_stack([np.arange(len(A)), A]), b, clients=owners, test=(A[:1, [0, *range(DIM)]], b[:1]),
-        dtype=torch.float64,
-    )  # fmt: skip
-    task = hansa.Task(RecordedLeastSquares, half_squares, data, metric=None)
-    RecordedLeastSquares.log = []
+    task = regression(reference)
+    RecordedLeastSquares.log.clear()
     run = hansa.run(algorithm, task, rounds=ROUNDS, dtype=torch.float64, keep_params=True, workers=1)
     if steps is None:
         steps = sum(STEPS[client] for clients in chosen() for client in clients)

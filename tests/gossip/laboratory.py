@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -9,26 +10,25 @@ import torch
 from torch import nn
 
 import hansa
-from hansa.data.federated import FederatedData
 from oracle.quadratic import Quadratics, heterogeneous
 
 SIZES = (4, 40, 17, 9)
 DIM = 6
 
 
-class Line(nn.Module):
-    """A linear model that starts at zero and notes whose rows it saw, and how many: column 0 of a batch is the client
-    times 1e-9, too small to matter and still legible."""
+class RecordedLeastSquares(nn.Module):
+    """Linear regression that records the rows of every batch it is trained on; the first input is a row's number."""
 
-    seen: ClassVar[list[tuple[int, int]]] = []
+    log: ClassVar[list[list[int]]] = []
 
-    def __init__(self) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.slope = nn.Parameter(torch.zeros(DIM))
+        self.weight = nn.Parameter(torch.zeros(dim, dtype=torch.float64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen.append((round(float(x[0, 0]) * 1e9), len(x)))
-        return x[:, 1:] @ self.slope
+        if torch.is_grad_enabled():
+            self.log.append(x[:, 0].long().tolist())
+        return x[:, 1:] @ self.weight
 
 
 def half_squares(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -41,17 +41,12 @@ def problem(seed: int = 4) -> Quadratics:
 
 def regression(reference: Quadratics) -> hansa.Task:
     """The reference's problem as data of clients and a module."""
-    marked = [np.hstack([np.full((len(a), 1), i * 1e-9), a]) for i, a in enumerate(reference.A)]
-    offsets = torch.tensor([0, *np.cumsum([len(a) for a in reference.A]).tolist()])
-    rows = int(offsets[-1])
-    held = FederatedData(
-        torch.from_numpy(np.concatenate(marked)),
-        torch.from_numpy(np.concatenate(reference.b)),
-        torch.arange(rows),
-        offsets,
-        None,
-        None,
-        classes=None,
-        name="lines",
-    )
-    return hansa.Task(Line, half_squares, held)
+    A, b = np.concatenate(reference.A), np.concatenate(reference.b)
+    inputs, owners = np.column_stack([np.arange(len(A)), A]), np.repeat(np.arange(reference.clients), reference.samples)
+    data = hansa.data.from_arrays(inputs, b, clients=owners, test=(inputs[:1], b[:1]), dtype=torch.float64)
+    return hansa.Task(partial(RecordedLeastSquares, A.shape[1]), half_squares, data, metric=None)
+
+
+def owners_and_sizes(batches: list[list[int]]) -> list[tuple[int, int]]:
+    """The client and the size of each recorded batch of `problem`."""
+    return [(int(np.searchsorted(np.cumsum(SIZES), rows[0], side="right")), len(rows)) for rows in batches]

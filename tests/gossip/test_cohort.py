@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import hansa
-from gossip.laboratory import DIM, SIZES, Line, problem, regression
+from gossip.laboratory import DIM, SIZES, RecordedLeastSquares, owners_and_sizes, problem, regression
 from hansa import HansaError, presets
 from hansa.algorithm import Mixing
 from hansa.compress import sign
@@ -25,7 +25,7 @@ GROUPS = [[0, 1, 2], [3]]
 def run(method, rounds=3):
     task = regression(problem())
     task.trainer(torch.float64, torch.device("cpu"))  # the first one tries the model out
-    Line.seen.clear()
+    RecordedLeastSquares.log.clear()
     options = {"dtype": torch.float64, "keep_params": True, "evaluate_every": 0, "workers": 1}  # none probes a step
     return hansa.run(method, task, rounds=rounds, **options)
 
@@ -40,7 +40,7 @@ def test_every_client_draws_batches_of_its_own_size(preset, batch_size, clusters
     else:
         run(preset(clusters=clusters, reporters=1, batch_size=batch_size, **WORDS))
     expected = {(client, min(batch_size or size, size)) for client, size in enumerate(SIZES)}
-    assert set(Line.seen) == expected
+    assert set(owners_and_sizes(RecordedLeastSquares.log)) == expected
 
 
 def test_all_of_everybodys_samples_is_the_full_gradient_of_the_reference():
@@ -58,7 +58,7 @@ def test_all_of_everybodys_samples_is_the_full_gradient_of_the_reference():
 def computing(method):
     """How many clients computed at each step of a round of three steps."""
     run(method, rounds=1)
-    return len(Line.seen) / 3
+    return len(RecordedLeastSquares.log) / 3
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_as_many_are_drawn_afresh_as_report_whatever_sampler_chose_them(method, 
 
 def test_what_is_drawn_afresh_is_not_the_reporters():
     run(presets.cafga(clusters=1, reporters=replay([[1]]), **{**WORDS, "steps": 30}), rounds=1)
-    assert {client for client, _ in Line.seen} == {0, 1, 2, 3}
+    assert {client for client, _ in owners_and_sizes(RecordedLeastSquares.log)} == {0, 1, 2, 3}
     run(presets.cafga(clusters=1, reporters=replay([[1]]), active=selected(), **WORDS), rounds=1)
-    assert {client for client, _ in Line.seen} == {1}
+    assert {client for client, _ in owners_and_sizes(RecordedLeastSquares.log)} == {1}
 
 
 def test_a_number_and_its_sampler_are_the_same_method():

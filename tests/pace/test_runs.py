@@ -109,15 +109,6 @@ def test_synchronous_limits_are_the_synchronous_run(name, limit):
     assert not any(record["lost"] for record in limited.history)
 
 
-def test_fedbuff_without_staleness_is_fedavg_and_fadas_is_fedamsgrad():
-    for method, limit in (
-        (presets.fedavg(**EQUAL), presets.fedbuff(size=1.0, server_lr=1.0, **EQUAL)),
-        (presets.fedamsgrad(**EQUAL), presets.fadas(size=1.0, server_lr=0.03, **EQUAL)),
-    ):
-        one, other = (Run(each, task(), seed=2, keep_params=True).advance(6) for each in (method, limit))
-        assert torch.equal(one.trajectory, other.trajectory)
-
-
 def test_an_infinite_deadline_with_a_profile_only_adds_time():
     method = presets.fedavg(**COMMON)
     plain = Run(method, task(), seed=2, keep_params=True).advance(4)
