@@ -84,7 +84,7 @@ def renumbering_permutes(path: Path, name: str, variant: str, **words: Any) -> N
     assert_same_rows(found, expected, path.near, to)
 
 
-def steps_may_be_split_over_rounds(name: str, **words: Any) -> None:
+def steps_may_be_split_over_rounds(name: str, words: dict[str, Any]) -> None:
     """Six steps in one round are three rounds of two, where all that lives on is the model and what is kept of it: the
     clients' models to the last bit, their mean to rounding."""
     for dtype, near in ((torch.float64, 1e-12), (torch.float32, 1e-5)):

@@ -70,7 +70,7 @@ def test_memory_that_ends_with_the_round(name, forgotten, monkeypatch):
         return {name: row for name, row in real(*arguments).items() if name != forgotten}
 
     monkeypatch.setattr(executors, "_memory", forgetful)
-    broken(relations.steps_may_be_split_over_rounds, name)
+    broken(relations.steps_may_be_split_over_rounds, name, {})
 
 
 def test_weights_that_are_not_heard(monkeypatch):

@@ -88,13 +88,9 @@ NET: list[Relation] = [
     ("relation", "arguments"), NET, ids=["-".join([each.__name__, *map(str, given)]) for each, given in NET]
 )
 def test_the_relation_holds(relation, arguments, tmp_path):
+    folder = (tmp_path,) if relation is relations.a_resumed_run_is_a_run else ()
     with sharing():
-        if relation is relations.steps_may_be_split_over_rounds:
-            relation(arguments[0], **arguments[1])
-        elif relation is relations.a_resumed_run_is_a_run:
-            relation(*arguments, tmp_path)
-        else:
-            relation(*arguments)
+        relation(*arguments, *folder)
 
 
 test_methods_whose_clients_cannot_gossip_are_refused = refused(
