@@ -6,7 +6,8 @@ CPU's kernels, so that a run on it has the bits of a run on the CPU. As on a rea
 - an operation on tensors of both devices is an error, unless that of the CPU is a number without dimensions, or an
   index, which is copied to the device;
 - memory of the device cannot be read through its address: addresses are shifted to where nothing is;
-- the host waits for the device if it reads a number, copies to the CPU or needs a shape that depends on values.
+- the host waits for the device if it reads a number, copies to the CPU or needs a shape that depends on values, and for
+  copies to the device that are not from pinned memory.
 
 ``TRAFFIC`` counts the latter, and copies in both directions.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -40,14 +41,17 @@ INDEXING = {aten.index, aten.index_put_, aten.index_put, aten._index_put_impl_}
 @dataclass
 class Traffic:
     """What was counted: numbers read and copies to the CPU (``waits``), copies to the CPU and to the device and their
-    bytes, and calls of kernels."""
+    bytes, copies to the device that the host waits for, and calls of kernels. ``staged`` are the sources of the other
+    copies, under way, with the version of their content."""
 
     waits: int = 0
     copies_to_cpu: int = 0
     copies_to_device: int = 0
     bytes_to_cpu: int = 0
     bytes_to_device: int = 0
+    unpinned: int = 0
     calls: int = 0
+    staged: list[tuple[torch.Tensor, int]] = field(default_factory=list)
 
     def reset(self) -> None:
         self.__init__()  # type: ignore[misc]
@@ -59,7 +63,7 @@ TRAFFIC = Traffic()
 class _Module:
     """What torch expects of ``torch.simulated``. Only inside of `simulated_device` is there such a device."""
 
-    visible = False
+    visible, has_float64 = False, True
 
     def is_initialized(self) -> bool:
         return True
@@ -114,6 +118,14 @@ def _register() -> torch.device:
 
 
 _kept: list[Any] = []
+_pinned: dict[int, torch.Tensor] = {}
+
+
+def empty_pinned(like: torch.Tensor) -> torch.Tensor:
+    """Stands in for that of `hansa.core.devices`; what it returned is kept, so that no address is used twice."""
+    memory = torch.empty_like(like)
+    _pinned[memory.data_ptr()] = memory
+    return memory
 
 
 @contextmanager
@@ -133,6 +145,7 @@ def on_device(tensor: torch.Tensor) -> bool:
 
 def to_simulated(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of the device over the memory of one of the CPU."""
+    assert MODULE.has_float64 or tensor.dtype != torch.float64
     memory = tensor.untyped_storage()
     storage: Any = torch._C._construct_storage_from_data_pointer(
         memory.data_ptr() + SHIFT, torch.device(NAME, 0), memory.nbytes()
@@ -229,6 +242,10 @@ def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = 
     TRAFFIC.copies_to_cpu += there and here
     TRAFFIC.waits += there and here
     TRAFFIC.copies_to_device += not there
+    if not there and non_blocking and source.data_ptr() in _pinned:
+        TRAFFIC.staged.append((source, source._version))
+    else:
+        TRAFFIC.unpinned += not there
     TRAFFIC.bytes_to_cpu += source.nbytes if there and here else 0
     TRAFFIC.bytes_to_device += 0 if there else source.nbytes
     (target if here else to_memory(target)).copy_(to_memory(source) if there else source)

@@ -1,5 +1,5 @@
-"""Where clients train. The path to an accelerator is run here on pretended tensors of one, which refuse to be mixed
-with those of the CPU as real ones do; what needs the hardware is skipped where there is none."""
+"""Where clients train. The path to an accelerator is run on a simulated one, whose tensors do not mix with the CPU's;
+what needs the hardware is skipped where there is none."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ import logging
 import re
 import sys
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import hansa
 import warm
@@ -26,14 +23,13 @@ from hansa.config import build
 from hansa.core import devices as places
 from hansa.engine import Serial, auto_engine
 from hansa.engine.processes import ProcessGroup, WorkerSetup
-from hansa.engine.requests import NumericSettings, WorkersUnsupported, single_orders
+from hansa.engine.requests import WorkersUnsupported
 from hansa.local import BaseTrainer
-from hansa.rounds import round
 from hansa.runs.driver import Run
 from hansa.runs.experiment import build_run
+from hansa.training.random_state import NumericSettings
 
-SEEDED = SimpleNamespace(manual_seed=lambda seed: None)
-META, GPU = torch.device("meta"), torch.device("cuda:0")
+GPU = torch.device("cuda:0")
 
 
 class Residual(nn.Module):
@@ -50,43 +46,6 @@ class Residual(nn.Module):
         return self.head(self.drop(y.flatten(1)))
 
 
-class Pretended(TorchDispatchMode):
-    """Torch's device without numbers, of which some can be read nonetheless: a number is 1, what comes home is zero.
-
-    ``reads`` counts what the host reads from the device, ``sent`` the copies to it, ``waits`` those of them that are
-    not from pinned memory: the host waits for reads and for these. ``staged`` are the sources of copies under way."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads = self.sent = self.waits = 0
-        self.pinned, self.staged = set[int](), list[tuple[torch.Tensor, int]]()
-
-    def reset(self) -> None:
-        self.reads = self.sent = self.waits = 0
-
-    def empty_pinned(self, like: torch.Tensor) -> torch.Tensor:
-        """Stands in for that of `hansa.core.devices`; what it returned is kept, so that no address is used twice."""
-        memory = torch.empty_like(like)
-        self.pinned.add(memory.data_ptr())
-        return memory
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        aten, kwargs = torch.ops.aten, kwargs or {}
-        if func in (aten._local_scalar_dense.default, aten._to_copy.default):
-            there, target = args[0].device == META, kwargs.get("device")
-            self.reads += there and (func is aten._local_scalar_dense.default or target == torch.device("cpu"))
-            self.sent += (goes := not there and target == META)
-            behind = goes and kwargs.get("non_blocking") and args[0].data_ptr() in self.pinned
-            self.waits += goes and not behind
-            if behind:
-                self.staged.append((args[0], args[0]._version))
-        if func is aten._local_scalar_dense.default and args[0].device == META:
-            return True if args[0].dtype == torch.bool else 1.0 if args[0].is_floating_point() else 1
-        if func is aten._to_copy.default and args[0].device == META and kwargs.get("device") == torch.device("cpu"):
-            return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
-        return func(*args, **kwargs)
-
-
 METHODS = {
     "scaffold, clip": hansa.presets.scaffold(local_lr=0.1, steps=2, batch_size=5, max_grad_norm=1.0),
     "momentum": hansa.presets.fedavg(local_lr=0.1, steps=2, batch_size=5, local_momentum=0.9),
@@ -98,53 +57,9 @@ METHODS = {
 }
 
 
-def traffic(method, steps, monkeypatch):
-    """Return the reads and copies of one order with so many steps."""
-    task = hansa.Task(Smooth, nn.functional.cross_entropy, problems.data(), execution="eager")
-    run = Run(method, task)
-    opened = round.open_round(run.algorithm, run.state, task.population, "run", run.key)
-    first = single_orders(opened.orders[0])[0]
-    order = replace(first, works=tuple(work._replace(steps=steps) for work in first.works))
-    monkeypatch.setattr(torch, "get_device_module", lambda device: SEEDED)
-    got = {name: sent.packets[0].content for name, sent in order.broadcasts.items()}
-    with Pretended() as pretended:
-        monkeypatch.setattr(places, "PINNED_DEVICES", {"meta"})
-        monkeypatch.setattr(places, "empty_pinned", pretended.empty_pinned)
-        trainer = task.trainer(torch.float32, META)
-        pretended.reset()
-        (result,) = round._train(run.algorithm, [order], [got], trainer, task.population)
-    assert len(result.changes)
-    assert all(memory._version == version for memory, version in pretended.staged)  # not overwritten under way
-    return pretended
-
-
-class Smooth(nn.Module):
-    """Without buffers and draws, whose comparison reads bits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.head = nn.LayerNorm(36), nn.Linear(36, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(torch.tanh(self.norm(x.flatten(1))))
-
-
 SAM = hansa.presets.fedavg(participation=0.4).with_local(solver=hansa.local.sam(0.05))
 CLIP = hansa.presets.fedavg(participation=0.4, local_momentum=0.9, max_grad_norm=0.1)
 EVERY = {**{name: small.small(name) for name in small.NAMES}, "sam": SAM, "clip and momentum": CLIP}
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_the_host_waits_for_the_device_once_a_round_and_not_once_a_step(name, monkeypatch):
-    """Compressed gossip is the exception: packets are made on the host, so every exchange is one read."""
-    method = EVERY[name]
-    few, many = (traffic(method, steps, monkeypatch) for steps in (2, 6))
-    compressed = method.local.mixing is not None and method.local.mixing.compressor is not None
-    assert many.reads - few.reads == (4 if compressed else 0)
-    assert many.waits == few.waits
-    assert many.staged
-    if method.local.mixing is None:
-        assert many.sent == few.sent
 
 
 def test_an_accelerator_has_one_worker_unless_more_are_requested():
@@ -176,14 +91,9 @@ def test_trainers_on_one_device_share_one_copy_of_data_and_frozen_weights(dtype)
     vectors = task.start(hansa.Key(0), dtype)
     scores = [task.evaluate(trainer, vectors) for trainer in (first, second)]
     assert scores[0] == scores[1]
-    assert second.test_sources.get(second, "")[0] is first.test_sources.get(first, "")[0]
+    assert second.test_sources[""][0] is first.test_sources[""][0]
     other = task.trainer(torch.float32 if dtype == torch.float64 else torch.float64, torch.device("cpu"))
     assert other.source is not first.source
-
-
-def test_pretended_tensors_do_refuse_to_be_mixed():
-    with Pretended(), pytest.raises(RuntimeError, match="device"):
-        torch.zeros(3, device=META) + torch.zeros(3)
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
@@ -233,11 +143,13 @@ def test_a_worker_process_has_its_own_device_and_makes_it_the_default_one(monkey
         def trainer(self, dtype, device):
             trained.append(device)
 
-    setup = WorkerSetup(hansa.presets.fedavg(), Recorded(), torch.float32, NumericSettings.current(), TWO)
+    before, threads = NumericSettings.current(), torch.get_num_threads()
+    setup = WorkerSetup(hansa.presets.fedavg(), Recorded(), torch.float32, before, TWO)
     monkeypatch.setattr(torch.accelerator, "set_device_index", default.append)
-    threads = torch.get_num_threads()
     for number in range(3):
         setup.make_trainer(number)
+    assert torch.are_deterministic_algorithms_enabled()
+    before.apply_to_process()
     torch.set_num_threads(threads)
     assert trained == [TWO[0], TWO[1], TWO[0]]
     assert default == [0, 1, 0]

@@ -1,10 +1,8 @@
-"""What the host does not wait for on a device: the same results as with checks at every step, and pinned copies.
+"""What the host does not wait for on a device: the same results as with checks at every step.
 
-The forms that run on devices are made to run on the CPU here, which has numbers to compare."""
+The forms that run on devices are made to run on the CPU here. tests/rounds/on_simulated_device.py counts the waits."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,12 +11,10 @@ from torch import nn
 import hansa
 from contracts import small
 from engine import problems
-from engine.test_devices import META, SEEDED, Pretended, Smooth
 from hansa.core import devices as places
 from hansa.gossip import executors
 from hansa.gossip.robust import Attack, clipped
 from hansa.gossip.rows import DenseRows, Mixer
-from hansa.rounds import round
 from hansa.runs.driver import Run
 
 RING = hansa.gossip.ring()
@@ -140,88 +136,6 @@ def test_compressed_gossip_on_a_device_agrees_with_that_of_the_host(monkeypatch)
     found = Run(method, task).advance(2)
     torch.testing.assert_close(found.params, expected.params)
     assert [record["peer_bytes"] for record in found.history] == [record["peer_bytes"] for record in expected.history]
-
-
-@pytest.mark.parametrize("name", ["dsgd", "cafga", "alone"])
-def test_a_device_without_float64_computes_the_spread_on_the_host(name, monkeypatch):
-    """Apple's devices have none; the pretended one refuses it here."""
-    monkeypatch.setattr(places, "has_float64", lambda device: device != META)
-    task = hansa.Task(Smooth, nn.functional.cross_entropy, problems.data(), execution="eager")
-    run = Run(GOSSIP[name], task)
-    opened = round.open_round(run.algorithm, run.state, task.population, "run", run.key)
-    order = replace(opened.orders[0], mean=True)
-    monkeypatch.setattr(torch, "get_device_module", lambda device: SEEDED)
-    got = {name: sent.packets[0].content for name, sent in order.broadcasts.items()}
-
-    class WithoutFloat64(Pretended):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            result = super().__torch_dispatch__(func, types, args, kwargs)
-            if isinstance(result, torch.Tensor) and result.device == META:
-                assert result.dtype != torch.float64, func
-            return result
-
-    with WithoutFloat64():
-        trainer = task.trainer(torch.float32, META)
-        (result,) = round._train(run.algorithm, [order], [got], trainer, task.population)
-    assert len(result.changes)
-    assert result.report.mean is not None
-
-
-class OnDemand:
-    """Data that is fetched, of which nothing is on the device, and which reuses one buffer for its batches."""
-
-    classes, name, test_count = 3, "fetched", 40
-
-    def __init__(self) -> None:
-        self._data, self.asked = problems.data(test=40), set[torch.device]()
-        self.population = self._data.population
-        self.rows, self.samples = self._data.rows, self._data.samples
-        self._buffer = torch.empty(600, 1, 6, 6)
-
-    def fetch(self, client, rows):
-        self.asked.add(rows.device)
-        batch = self._buffer[: len(rows)].copy_(self._data.inputs[rows])
-        return batch, self._data.targets[rows]
-
-    def fetch_test(self, rows):
-        self.asked.add(rows.device)
-        return self._data.test_inputs[rows], self._data.test_targets[rows]
-
-
-def test_data_on_the_host_is_asked_for_rows_there_and_copied_from_pinned_memory(monkeypatch):
-    data = OnDemand()
-    task = hansa.Task(Smooth, nn.functional.cross_entropy, data, execution="eager")
-    vectors = task.start(hansa.Key(0), torch.float32)
-    monkeypatch.setattr(torch, "get_device_module", lambda device: SEEDED)
-    with Pretended() as pretended:
-        monkeypatch.setattr(places, "PINNED_DEVICES", {"meta"})
-        monkeypatch.setattr(places, "empty_pinned", pretended.empty_pinned)
-        trainer = task.trainer(torch.float32, META)
-        pretended.reset()
-        rows = trainer.batches(0, hansa.local.Work(4, 5), hansa.Key(0))
-        batches = [trainer.batch(0, rows[step]) for step in range(4)]
-        trainer.evaluate({name: vector.to(META) for name, vector in vectors.items()}, 0, 40)
-    assert data.asked == {torch.device("cpu")}
-    assert {leaf.device for batch in batches for leaf in batch} == {META}
-    batches_sent = [memory for memory, _ in pretended.staged if memory.ndim == 4]
-    assert len({memory.data_ptr() for memory in batches_sent}) == len(batches_sent) == 5
-    assert all(memory._version == version for memory, version in pretended.staged)
-    first = data._data.inputs[rows.rows[0]]
-    assert torch.equal(batches_sent[0], first)  # although the data has written three batches over it since
-
-
-def test_a_copy_that_gets_smaller_is_converted_first_and_otherwise_on_the_device(monkeypatch):
-    with Pretended() as pretended:
-        monkeypatch.setattr(places, "PINNED_DEVICES", {"meta"})
-        monkeypatch.setattr(places, "empty_pinned", pretended.empty_pinned)
-        for given, wanted, sent in ((torch.float64, torch.float32, 4), (torch.uint8, torch.float32, 1)):
-            copied = places.copy_to_device(torch.ones(3, dtype=given), META, wanted)
-            assert copied.dtype == wanted
-            assert pretended.staged[-1][0].element_size() == sent
-        assert pretended.waits == 0
-    monkeypatch.undo()
-    values = torch.arange(3)
-    assert places.copy_to_device(values, torch.device("cpu")) is values
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")

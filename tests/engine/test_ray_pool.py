@@ -161,13 +161,13 @@ def test_the_actors_devices_are_recorded(monkeypatch):
 
 @pytest.mark.parametrize("wanted", [None, True, False])
 def test_the_runs_choice_of_determinism_goes_to_every_actor(wanted, monkeypatch):
-    sent, whole = [], ray_pool.NumericSettings.apply_on
+    sent, whole = [], ray_pool.NumericSettings.apply
 
     def noted(settings, device):
         sent.append(settings.deterministic)
         whole(settings, device)
 
-    monkeypatch.setattr(ray_pool.NumericSettings, "apply_on", noted)
+    monkeypatch.setattr(ray_pool.NumericSettings, "apply", noted)
     monkeypatch.setattr(ray_pool, "_import_ray", FakeRay)
     Run(METHOD, clients(tested=20), deterministic=wanted, engine=partial(RayPool, workers=2)).advance(1)
     assert sent == [wanted is not False] * 2

@@ -79,12 +79,8 @@ class SimulatedGroup:
         event = WorkerExited(worker, "killed") if self.crashes(job) else JobDone(worker, job, None)
         heapq.heappush(self.events, (self.clock + job.cost * self.duration(worker.number), 1000 + worker.number, event))
 
-    def wait(self, timeout=None) -> list:
-        if not self.events:
-            assert timeout == 0, "the pool waits for nothing"
-            return []
-        if timeout == 0 and self.events[0][0] > self.clock:
-            return []
+    def wait(self) -> list:
+        assert self.events, "the pool waits for nothing"
         self.clock, _, event = heapq.heappop(self.events)
         if isinstance(event, SimulatedWorker):
             event.ready = True

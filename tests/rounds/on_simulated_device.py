@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, ClassVar
 
@@ -16,15 +16,18 @@ from torch import nn
 
 import hansa
 from engine import problems
-from engine.simulated_device import TRAFFIC, simulated_device
+from engine.simulated_device import MODULE, TRAFFIC, Traffic, empty_pinned, simulated_device
 from engine.test_devices import EVERY, METHODS, Residual
 from hansa import aggregate, presets, server
 from hansa.aggregate.base import Combined
 from hansa.cli.app import app
 from hansa.compress import Packet
+from hansa.core import devices as places
 from hansa.core.vectors.fingerprint import fingerprint
 from hansa.engine import Loopback, Pool
+from hansa.engine.requests import single_orders
 from hansa.local.solvers import Correction, SolverResult
+from hansa.rounds import round
 from hansa.runs.driver import Run
 from hansa.runs.folder import RunFolder
 from recorded import through_disk
@@ -417,3 +420,115 @@ def test_fingerprints_on_the_device_are_those_of_the_host(dtype, device):
         TRAFFIC.reset()
         assert fingerprint(there) == fingerprint(vector)
         assert TRAFFIC.bytes_to_cpu <= 16 * (1 + vector.nbytes // (1 << 14))
+
+
+@pytest.fixture
+def pinned(monkeypatch) -> None:
+    """The device copies from pinned memory, as CUDA does."""
+    monkeypatch.setattr(places, "PINNED_DEVICES", {"simulated"})
+    monkeypatch.setattr(places, "empty_pinned", empty_pinned)
+
+
+class Smooth(nn.Module):
+    """Without buffers and draws, whose comparison reads bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.LayerNorm(36), nn.Linear(36, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.norm(x.flatten(1))))
+
+
+@cache
+def smooth() -> hansa.Task:
+    return hansa.Task(Smooth, nn.functional.cross_entropy, problems.data(), execution="eager")
+
+
+def trained(method: hansa.Algorithm, device: torch.device, **words: Any) -> tuple[Any, Traffic]:
+    """Return the result of an order of the first round with a number of steps or other words, and its traffic."""
+    run = Run(method, smooth())
+    opened = round.open_round(run.algorithm, run.state, run.task.population, "run", run.key)
+    order = single_orders(opened.orders[0])[0]
+    if steps := words.pop("steps", None):
+        words["works"] = tuple(work._replace(steps=steps) for work in order.works)
+    order, trainer = replace(order, **words), run.task.trainer(torch.float32, device)
+    TRAFFIC.reset()
+    got = {name: sent.packets[0].content for name, sent in order.broadcasts.items()}
+    (result,) = round._train(run.algorithm, [order], [got], trainer, run.task.population)
+    assert len(result.changes)
+    return result, replace(TRAFFIC)
+
+
+@pytest.mark.usefixtures("pinned")
+@pytest.mark.parametrize("name", EVERY)
+def test_the_host_waits_for_the_device_once_a_round_and_not_once_a_step(name, device):
+    """Compressed gossip is the exception: packets are made on the host, so every exchange is one read."""
+    method = EVERY[name]
+    (_, few), (_, many) = (trained(method, device, steps=steps) for steps in (2, 6))
+    compressed = method.local.mixing is not None and method.local.mixing.compressor is not None
+    assert many.waits - few.waits == (4 if compressed else 0)
+    assert many.unpinned == few.unpinned
+    assert many.staged
+    assert all(memory._version == version for memory, version in many.staged)  # not overwritten under way
+    if method.local.mixing is None:
+        assert many.copies_to_device == few.copies_to_device
+
+
+@pytest.mark.parametrize("name", ["dsgd", "cafga", "ha_fed"])
+def test_a_device_without_float64_computes_the_spread_on_the_host(name, device, monkeypatch):
+    """Apple's devices have none."""
+    monkeypatch.setattr(places, "has_float64", lambda found: found != device)
+    monkeypatch.setattr(MODULE, "has_float64", False)
+    result, _ = trained(EVERY[name], device, mean=True)
+    assert result.report.mean is not None
+
+
+class OnDemand:
+    """Data that is fetched, of which nothing is on the device, and which reuses one buffer for its batches."""
+
+    classes, name, test_count = 3, "fetched", 40
+
+    def __init__(self) -> None:
+        self._data, self.asked = problems.data(test=40), set[torch.device]()
+        self.population = self._data.population
+        self.rows, self.samples = self._data.rows, self._data.samples
+        self._buffer = torch.empty(600, 1, 6, 6)
+
+    def fetch(self, client, rows):
+        self.asked.add(rows.device)
+        batch = self._buffer[: len(rows)].copy_(self._data.inputs[rows])
+        return batch, self._data.targets[rows]
+
+    def fetch_test(self, rows):
+        self.asked.add(rows.device)
+        return self._data.test_inputs[rows], self._data.test_targets[rows]
+
+
+@pytest.mark.usefixtures("pinned")
+def test_data_on_the_host_is_asked_for_rows_there_and_copied_from_pinned_memory(device):
+    data = OnDemand()
+    made = hansa.Task(Smooth, nn.functional.cross_entropy, data, execution="eager")
+    vectors, trainer = made.start(hansa.Key(0), torch.float32), made.trainer(torch.float32, device)
+    TRAFFIC.reset()
+    rows = trainer.batches(0, hansa.local.Work(4, 5), hansa.Key(0))
+    batches = [trainer.batch(0, rows[step]) for step in range(4)]
+    trainer.evaluate({name: vector.to(device) for name, vector in vectors.items()}, 0, 40)
+    assert data.asked == {torch.device("cpu")}
+    assert {leaf.device for batch in batches for leaf in batch} == {device}
+    batches_sent = [memory for memory, _ in TRAFFIC.staged if memory.ndim == 4]
+    assert len({memory.data_ptr() for memory in batches_sent}) == len(batches_sent) == 5
+    assert all(memory._version == version for memory, version in TRAFFIC.staged)
+    first = data._data.inputs[rows.rows[0]]
+    assert torch.equal(batches[0].inputs.cpu(), first)  # although the data has written three batches over it since
+
+
+@pytest.mark.usefixtures("pinned")
+def test_a_copy_that_gets_smaller_is_converted_first_and_otherwise_on_the_device(device):
+    for given, wanted, sent in ((torch.float64, torch.float32, 4), (torch.uint8, torch.float32, 1)):
+        copied = places.copy_to_device(torch.ones(3, dtype=given), device, wanted)
+        assert copied.dtype == wanted
+        assert TRAFFIC.staged[-1][0].element_size() == sent
+    assert TRAFFIC.unpinned == 0
+    values = torch.arange(3)
+    assert places.copy_to_device(values, torch.device("cpu")) is values

@@ -17,9 +17,8 @@ from hansa.engine.ray_pool import RayPool
 from hansa.runs.driver import Run
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder, arithmetic_of
-from hansa.training.random_state import DeterminismSettings
 from training import test_frozen_weights as frozen
-from training.test_determinism import METHOD, Puts, Watching, task
+from training.test_determinism import METHOD, Puts, Watching, settings, task
 
 
 def test_on_a_device_the_trainers_share_one_copy(monkeypatch):
@@ -40,17 +39,17 @@ def test_on_a_device_the_trainers_share_one_copy(monkeypatch):
 
 
 def test_an_accelerator_is_deterministic_unless_that_is_switched_off():
-    mine, before = task(), DeterminismSettings.current()
+    mine, before = task(), settings()
     with simulated_device() as device:
         for wanted, expected in (
-            (None, DeterminismSettings(True, False, False, True, False, ":4096:8")),
-            (True, DeterminismSettings(True, False, False, True, False, ":4096:8")),
+            (None, before.for_training()),
+            (True, before.for_training()),
             (False, before),
         ):
             Watching.seen.clear()
             Run(METHOD, mine, device=device, deterministic=wanted).advance(1)
             assert set(Watching.seen) == {expected}
-            assert DeterminismSettings.current() == before
+            assert settings() == before
 
 
 def test_an_operation_without_a_deterministic_form_is_an_error_that_names_the_remedy():
@@ -88,14 +87,14 @@ def ray(monkeypatch):
     """A cluster in this process with one accelerator, whose actors change our settings."""
     monkeypatch.setenv("HANSA_WORKER", "")
     monkeypatch.setattr(ray_pool, "_import_ray", lambda: FakeRay(gpus=1))
-    before, threads = DeterminismSettings.current(), torch.get_num_threads()
+    before, threads = settings(), torch.get_num_threads()
     yield partial(RayPool, workers=2, gpus=0.5)
-    before.apply()
+    before.apply_to_process()
     torch.set_num_threads(threads)
 
 
 def test_ray_actors_with_accelerators_are_deterministic_unless_that_is_switched_off(ray):
-    mine, before = task(), DeterminismSettings.current()
+    mine, before = task(), settings()
     for wanted, expected in (
         (False, before),
         (None, before.for_training()),
@@ -108,15 +107,15 @@ def test_ray_actors_with_accelerators_are_deterministic_unless_that_is_switched_
         assert set(Watching.seen) == {expected}
         varying = ", not deterministic" if wanted is False else ""
         assert run.training_devices == [f"simulated (simulated accelerator){varying}"]
-        before.apply()
+        before.apply_to_process()
 
 
 def test_ray_actors_name_the_remedy_for_an_operation_without_a_deterministic_form(ray):
-    mine, before = task(Puts), DeterminismSettings.current()
+    mine, before = task(Puts), settings()
     with simulated_device():
         with pytest.raises(hansa.HansaError, match=r"round 0, client \d, step 0: .*put_.*deterministic=False"):
             Run(METHOD, mine, engine=ray).advance(1)
-        before.apply()  # which the actors, here in this process, have changed
+        before.apply_to_process()  # which the actors, here in this process, have changed
         assert Run(METHOD, mine, deterministic=False, engine=ray).advance(1).state.round == 1
 
 

@@ -11,11 +11,15 @@ from torch import nn
 
 import hansa
 from engine import problems
-from hansa.engine.requests import NumericSettings
 from hansa.runs.driver import Run
-from hansa.training.random_state import CUBLAS, DeterminismSettings, deterministic_algorithms
+from hansa.training.random_state import CUBLAS, NumericSettings, deterministic_algorithms
 
 METHOD = hansa.presets.fedavg(local_lr=0.1, steps=2, batch_size=5, participation=0.4)
+
+
+def settings() -> NumericSettings:
+    """Those in force; what a run requests of other machines is not among them."""
+    return NumericSettings.current()._replace(deterministic=True)
 
 
 @pytest.fixture(autouse=True)
@@ -23,22 +27,22 @@ def restored(monkeypatch):
     """Everything is as before after each test."""
     monkeypatch.delenv(CUBLAS, raising=False)
     monkeypatch.setenv("HANSA_NATIVE", "off")
-    before = DeterminismSettings.current()
+    before = settings()
     yield
-    assert DeterminismSettings.current() == before
+    assert settings() == before
 
 
 class Watching(nn.Module):
     """Notes the settings under which it is trained."""
 
-    seen: ClassVar[list[DeterminismSettings]] = []
+    seen: ClassVar[list[NumericSettings]] = []
 
     def __init__(self) -> None:
         super().__init__()
         self.head = nn.Linear(36, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen.append(DeterminismSettings.current())
+        self.seen.append(settings())
         return self.head(x.flatten(1))
 
 
@@ -57,7 +61,7 @@ def task(model=Watching) -> hansa.Task:
 
 
 def test_on_the_cpu_it_changes_neither_settings_nor_bits():
-    mine, before = task(), DeterminismSettings.current()
+    mine, before = task(), settings()
     on, off = (Run(METHOD, mine, deterministic=wanted).advance(2) for wanted in (True, False))
     assert torch.equal(on.params, off.params)
     assert set(Watching.seen) == {before}
@@ -69,7 +73,7 @@ def test_own_settings_are_kept_where_they_are_stricter_or_chosen(monkeypatch):
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with deterministic_algorithms():
-            now = DeterminismSettings.current()
+            now = settings()
             assert (now.enabled, now.warn_only, now.cublas) == (True, True, ":16:8")
         assert torch.is_deterministic_algorithms_warn_only_enabled()
         with pytest.raises(KeyError), deterministic_algorithms():
@@ -81,12 +85,11 @@ def test_own_settings_are_kept_where_they_are_stricter_or_chosen(monkeypatch):
 
 def test_workers_copy_the_settings():
     with deterministic_algorithms():
-        settings = NumericSettings.current()
-        inside = DeterminismSettings.current()
+        inside = NumericSettings.current()
     before, threads = NumericSettings.current(), torch.get_num_threads()
     try:
-        settings.apply()
-        assert DeterminismSettings.current() == inside
+        inside.apply()
+        assert NumericSettings.current() == inside
         assert os.environ[CUBLAS] == ":4096:8"
         assert (torch.backends.cudnn.deterministic, inside.fill_memory) == (True, False)
     finally:

@@ -91,25 +91,6 @@ def test_parameters_that_the_model_does_not_list_are_refused_unless_they_are_fro
     hansa.Task(Net, lambda output, target: F.cross_entropy(other(output), target), DATA)
 
 
-class Record(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = Net()
-
-    def forward(self, x):
-        return {"logits": self.inner(x)}
-
-
-class Opaque:
-    def __init__(self, logits):
-        self.logits = logits
-
-
-class Opaquely(Record):
-    def forward(self, x):
-        return Opaque(self.inner(x))
-
-
 def truth(output):
     return float((output.argmax(1) == Y).double().mean())
 
@@ -117,18 +98,6 @@ def truth(output):
 def test_a_metric_that_counts_is_refused_with_the_remedy():
     with pytest.raises(HansaError, match="expected one value per row, or one number up to 1 such as their mean"):
         hansa.Task(Net, F.cross_entropy, DATA, metric=lambda output, target: (target >= 0).sum())
-
-
-def test_records_of_tensors_are_outputs_of_all_rows_and_others_need_a_reduction():
-    def own(output, target):
-        return F.cross_entropy(output["logits"] if isinstance(output, dict) else output.logits, target)
-
-    record, output = outcome(own, model=Record)
-    assert record["test_loss"] == pytest.approx(float(own(output, Y)), rel=1e-5)
-    with pytest.raises(HansaError, match=r"the model returns .*Opaque.*reduction='mean'"):
-        hansa.Task(Opaquely, own, DATA, execution="eager")
-    record, output = outcome(own, model=Opaquely, reduction="mean", execution="eager")
-    assert record["test_loss"] == pytest.approx(float(own(output, Y)), rel=1e-5)
 
 
 def auc(output, target):

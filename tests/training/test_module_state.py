@@ -45,14 +45,6 @@ class Hidden(Base):
         return self.layer(x) + self.state
 
 
-class Late(Base):
-    """An attribute that forward() makes."""
-
-    def forward(self, x):
-        self.count = getattr(self, "count", 0) + 1
-        return self.layer(x) * self.count
-
-
 class Scratch(Base):
     """A buffer that is not saved, and a tensor that is no buffer, written to in place."""
 
@@ -113,7 +105,7 @@ class OwnPython(Base):
         return self.layer(x) + self.generator.random()
 
 
-MODELS = [Hidden, Late, Scratch, Remembering, Drawing, OwnTorch, OwnNumpy, OwnPython]
+MODELS = [Hidden, Scratch, Remembering, Drawing, OwnTorch, OwnNumpy, OwnPython]
 
 
 def warnings_of(caplog):
@@ -188,44 +180,12 @@ class Counter:
         return self.value
 
 
-class Strange(Base):
-    def begin(self):
-        self.counter = Counter()
-
-    def forward(self, x):
-        return self.layer(x) * (1 + self.counter.next())
-
-
 OUTSIDE = Counter()
 
 
 class Outside(Base):
     def forward(self, x):
         return self.layer(x) * (1 + OUTSIDE.next())
-
-
-class Recorder(Base):
-    """Adds hooks to itself in its first call, as transformer libraries do, and writes through .data."""
-
-    def begin(self):
-        self.seen = []
-        self.register_buffer("level", torch.ones(1), persistent=False)
-
-    def forward(self, x):
-        if not self.layer._forward_hooks:
-            self.layer.register_forward_hook(
-                lambda part, given, out: self.seen.append(out) or out * (1 + len(self.seen))
-            )
-        self.level.data.mul_(1.1)
-        return self.layer(x) * self.level
-
-
-class Clipped(Base):
-    """Puts other tensors into its parameters through .data."""
-
-    def forward(self, x):
-        self.layer.weight.data = self.layer.weight.data.clamp(-0.1, 0.1)
-        return self.layer(x)
 
 
 class Replacing(Base):
@@ -239,14 +199,6 @@ class Replacing(Base):
         if self.calls > 1:
             self.layer.weight = nn.Parameter(self.layer.weight.detach() / 2)
         return self.layer(x)
-
-
-@pytest.mark.parametrize("model", [Strange, Recorder, Clipped])
-def test_plain_objects_hooks_and_writes_through_data_are_put_back(model):
-    task = hansa.Task(model, cross_entropy, DATA)
-    assert task.network is None
-    runs = [hansa.run(presets.fedavg(**OPTIONS), task, rounds=2, workers=workers) for workers in (1, 2)]
-    assert torch.equal(runs[0].params, runs[1].params)
 
 
 def test_a_parameter_replaced_by_another_one_is_refused_by_name():

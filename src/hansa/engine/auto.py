@@ -116,8 +116,7 @@ def _choose_engine(
 
     block = current_workers()
     if workers is None:
-        started = block is not None and block.started >= count
-        required = max(0.0 if started else 2 * START_SECONDS, START_SECONDS / 4)
+        required = START_SECONDS / 4 if block is not None and block.started >= count else 2 * START_SECONDS
         if rounds * clients * client_seconds()[1] * (1 - 1 / count) < required:
             log.info("serial: workers would not save time in this short run")
             return serial

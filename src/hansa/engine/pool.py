@@ -20,6 +20,7 @@ from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.types import Vector, Vectors
 from hansa.engine.processes import ProcessGroup
 from hansa.engine.requests import (
+    EvaluationRequest,
     Event,
     Job,
     JobDone,
@@ -28,9 +29,7 @@ from hansa.engine.requests import (
     RequestFailed,
     WorkerGroup,
     WorkerStartError,
-    combine_evaluation,
     describe_request,
-    evaluation_requests,
     unchanged,
 )
 from hansa.engine.serial import BaseEngine
@@ -109,10 +108,11 @@ class Pool(BaseEngine):
             yield report
 
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
-        """Evaluate on all workers."""
-        vectors = {name: vector.detach() for name, vector in vectors.items()}
-        jobs = [Job(request) for request in evaluation_requests(self.task, vectors)]
-        return combine_evaluation(self.task, self._answers(jobs, vectors))
+        """Evaluate on all workers, which divide the fixed ranges of the task's ``test_chunks``, if it has them."""
+        task, vectors = self.task, {name: vector.detach() for name, vector in vectors.items()}
+        chunks = task.test_chunks() if hasattr(task, "test_chunks") else [None]
+        parts = self._answers([Job(EvaluationRequest(vectors, chunk)) for chunk in chunks], vectors)
+        return dict(task.compute_metrics(parts) if hasattr(task, "compute_metrics") else parts[0])
 
     def evaluate_clients(
         self, requests: Sequence[EvaluationJob], load_memory: LoadEvaluationMemory

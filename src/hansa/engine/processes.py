@@ -36,7 +36,6 @@ from hansa.engine.requests import (
     Event,
     Job,
     JobDone,
-    NumericSettings,
     WorkerExited,
     WorkerGroup,
     WorkersUnsupported,
@@ -44,6 +43,7 @@ from hansa.engine.requests import (
 )
 from hansa.engine.shared_memory import CodeChecker, PackedObject, Packer, SharedMemory, TensorSpan, unpack_object
 from hansa.training import TaskLike
+from hansa.training.random_state import NumericSettings
 
 BOOT = (
     "import json, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
@@ -166,13 +166,13 @@ class ProcessGroup(WorkerGroup):
 
     def submit(self, worker: WorkerProcess, job: Job) -> None:
         worker.slot ^= 1
-        packed = Packer(worker.slots[worker.slot], spans=self._spans).pack(job.load_request())
+        packed = Packer(worker.slots[worker.slot], spans=self._spans).pack(job.load_memory(job.request))
         worker.jobs.append(job)
         with suppress(OSError):
             worker.pipe.send_bytes(MESSAGE.pack(worker.slot, *packed))
 
-    def wait(self, timeout: float | None = None) -> list[Event]:
-        readable = connection.wait([worker.pipe for worker in self.workers], timeout)
+    def wait(self) -> list[Event]:
+        readable = connection.wait([worker.pipe for worker in self.workers])
         events = [self._receive(worker) for worker in self.workers if worker.pipe in readable]
         return [event for event in events if event is not None]
 
@@ -241,8 +241,8 @@ class WorkerSetup(NamedTuple):
 
     def make_trainer(self, number: int) -> Any:
         """Prepare this process, and return the trainer of the worker of that number."""
-        self.settings.apply()
         device = self.devices[number % len(self.devices)]
+        self.settings.apply(device)
         use_device(device)
         return self.task.trainer(self.dtype, device)
 

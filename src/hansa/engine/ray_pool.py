@@ -25,10 +25,10 @@ from hansa.core.devices import available_devices, check_dtype, device_name
 from hansa.core.errors import HansaError, check_integer, invalid_argument
 from hansa.core.types import Vector
 from hansa.engine.pool import Pool
-from hansa.engine.requests import Event, Job, JobDone, NumericSettings, WorkerExited, WorkerGroup, execute
+from hansa.engine.requests import Event, Job, JobDone, WorkerExited, WorkerGroup, execute
 from hansa.engine.shared_memory import PackedObject, Packer, SharedMemory, TensorSpan, unpack_object
 from hansa.training import TaskLike
-from hansa.training.random_state import naming_the_remedy
+from hansa.training.random_state import NumericSettings, naming_the_remedy
 
 log = logging.getLogger("hansa")
 
@@ -68,7 +68,7 @@ class _ActorWorker:
         device = torch.device("cpu") if gpus is None else _assigned_accelerator(gpus)
         memories = [ObjectStoreMemory(setup, copy=False)]
         self.algorithm, self.task, dtype, settings = unpack_object(packed, memories, copy=False)
-        settings.apply_on(device)
+        settings.apply(device)
         check_dtype(device, dtype)
         self.trainer = self.task.trainer(dtype, device)
         self._device = device_name(device, numbered=False)
@@ -145,23 +145,21 @@ class RayGroup(WorkerGroup):
         self._shared = self.ray.put(_as_array(packer.memory, packer.end))
 
     def submit(self, worker: RayActor, job: Job) -> None:
-        packed = Packer(self._buffer, spans=self._spans).pack(job.load_request())
+        packed = Packer(self._buffer, spans=self._spans).pack(job.load_memory(job.request))
         request_data = _as_array(self._buffer, sum(packed))  # Ray copies it before this returns
         worker.jobs.append(job)
         worker.futures.append(worker.handle.execute.remote(packed, request_data, self._shared))
 
-    def wait(self, timeout: float | None = None) -> list[Event]:
+    def wait(self) -> list[Event]:
         running = {future: actor for actor in self.workers for future in actor.futures}
         starting = {actor.starting: actor for actor in self.workers if actor.starting is not None}
-        if timeout is None and not running:
-            timeout = _WARN_SECONDS
+        timeout = None if running else _WARN_SECONDS
         finished, _ = self.ray.wait([*running, *starting], num_returns=1, timeout=timeout)
         if not finished:
-            if timeout == _WARN_SECONDS:
-                free = self.ray.available_resources()
-                gpus = f" and {free.get('GPU', 0):g} GPUs" if self.gpus else ""
-                cpus, count = free.get("CPU", 0), len(self.workers)
-                log.warning("no actor has started: %g CPUs%s are free for %d actors; waiting", cpus, gpus, count)
+            free = self.ray.available_resources()
+            gpus = f" and {free.get('GPU', 0):g} GPUs" if self.gpus else ""
+            cpus, count = free.get("CPU", 0), len(self.workers)
+            log.warning("no actor has started: %g CPUs%s are free for %d actors; waiting", cpus, gpus, count)
             return []
         (future,) = finished
         actor = running[future] if future in running else starting[future]

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-import torch
-
 from hansa.algorithm import Algorithm
 from hansa.core.errors import HansaError, failed_step
 from hansa.core.protocols import with_defaults
@@ -24,7 +22,7 @@ from hansa.rounds import client_round
 from hansa.rounds.messages import WorkOrder, joined_reports
 from hansa.training import TaskLike
 from hansa.training.evaluation import EvaluationJob, run_evaluation
-from hansa.training.random_state import REQUESTED, DeterminismSettings
+from hansa.training.execution_mode import MODELS
 
 log = logging.getLogger("hansa")
 
@@ -46,21 +44,9 @@ LoadMemory: TypeAlias = Callable[[WorkOrder], WorkOrder]
 LoadEvaluationMemory: TypeAlias = Callable[[EvaluationJob], EvaluationJob]
 
 
-def unchanged(order: WorkOrder) -> WorkOrder:
-    """Return the order as it is: a `LoadMemory` for orders that already have their memory."""
-    return order
-
-
-def evaluation_requests(task: TaskLike, vectors: Vectors) -> list[EvaluationRequest]:
-    """Split the evaluation of a task into the fixed ranges of its ``test_chunks``, if it has them; its trainers then
-    have ``evaluate(vectors, start, stop)``, and its ``compute_metrics`` combines the results."""
-    pieces = task.test_chunks() if hasattr(task, "test_chunks") else [None]
-    return [EvaluationRequest(vectors, piece) for piece in pieces]
-
-
-def combine_evaluation(task: TaskLike, parts: Sequence[Any]) -> dict[str, float]:
-    """Combine the answers to `evaluation_requests`, in their order."""
-    return dict(task.compute_metrics(parts) if hasattr(task, "compute_metrics") else parts[0])
+def unchanged(request: Any) -> Any:
+    """Return the request as it is: a `LoadMemory` for orders that already have their memory."""
+    return request
 
 
 def single_orders(order: WorkOrder) -> list[WorkOrder]:
@@ -84,50 +70,6 @@ def estimated_cost(request: Request) -> float:
         steps = 0 if tuning is None else tuning.steps * (tuning.batch_size or 32)
         return float(len(request.clients) * (10 + steps))
     return 0.0 if request.piece is None else (request.piece[1] - request.piece[0]) / 3
-
-
-class NumericSettings(NamedTuple):
-    """The torch settings that change numerical results. Workers copy them from the run."""
-
-    dtype: torch.dtype
-    precision: str
-    mkldnn: bool
-    determinism: DeterminismSettings
-    flush_denormal: bool
-    deterministic: bool
-    """Whether the run requests deterministic algorithms on accelerators, even if its own device is a CPU."""
-
-    @classmethod
-    def current(cls) -> NumericSettings:
-        """Read the settings of this thread."""
-        denormal = torch.full((1,), 1e-310, dtype=torch.float64)
-        return cls(
-            torch.get_default_dtype(),
-            torch.get_float32_matmul_precision(),
-            bool(torch.backends.mkldnn.enabled),
-            DeterminismSettings.current(),
-            float(denormal.mul(1.0).sum()) == 0.0,
-            REQUESTED.get(),
-        )
-
-    def apply(self) -> None:
-        """Set them for this process and thread."""
-        torch.set_default_dtype(self.dtype)
-        torch.set_float32_matmul_precision(self.precision)
-        torch.backends.mkldnn.set_flags(self.mkldnn)  # type: ignore[no-untyped-call]
-        self.determinism.apply()
-        self.apply_to_thread()
-
-    def apply_on(self, device: torch.device) -> None:
-        """Set them for training on a device of another kind than the run's."""
-        self.apply()
-        if device.type != "cpu" and self.deterministic:
-            self.determinism.for_training().apply()
-
-    def apply_to_thread(self) -> None:
-        """Set the per-thread ones, and one intra-op thread, since the number of threads changes the last bits."""
-        torch.set_flush_denormal(self.flush_denormal)
-        torch.set_num_threads(1)
 
 
 class RequestFailed(HansaError):
@@ -246,20 +188,17 @@ class WorkerStartError(HansaError):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One pending request. Jobs of a lower ``block`` are started first."""
+    """One pending request. Jobs of a lower ``block`` are started first. The clients' memory is loaded when the request
+    is sent to a worker."""
 
     request: Request
-    load_memory: LoadMemory | LoadEvaluationMemory | None = None
+    load_memory: Callable[[Any], Request] = unchanged
     block: int = 0
     crashes: int = 0
     cost: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.cost = estimated_cost(self.request)
-
-    def load_request(self) -> Request:
-        """Return the request with the memory of its clients, read now; the job does not keep it."""
-        return self.request if self.load_memory is None else self.load_memory(self.request)  # type: ignore[arg-type]
 
 
 class JobDone(NamedTuple):
@@ -290,8 +229,8 @@ class WorkerGroup(ABC):
     def divide(self, order: WorkOrder, task: TaskLike, workers: int) -> list[WorkOrder]:
         """Divide an order into one of each client, or of the clients that are trained together, so that every worker
         has some."""
-        plan, count = getattr(task, "client_batching", None), len(order.clients)
-        size = 1 if plan is None else max(1, min(plan.models, -(-count // workers)))
+        together, count = getattr(task, "vmap_batch_size", None) is not None, len(order.clients)
+        size = max(1, min(MODELS, -(-count // workers))) if together else 1
         return [order.part(slice(first, first + size)) for first in range(0, count, size)]
 
     @abstractmethod
@@ -311,7 +250,7 @@ class WorkerGroup(ABC):
         """Send a job to a worker, and add it to the worker's jobs."""
 
     @abstractmethod
-    def wait(self, timeout: float | None = None) -> list[Event]:
+    def wait(self) -> list[Event]:
         """Wait for events; return none if workers have only become ready. The caller's thread may execute jobs
         meanwhile."""
 

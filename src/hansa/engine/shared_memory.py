@@ -15,13 +15,12 @@ import pickle
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from types import FunctionType, MethodType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
 
 _ALIGN = 64  # a cache line: also enough for every vector instruction
-_LONG = 1024  # shorter byte strings are part of the pickle
 
 
 class TensorSpan(NamedTuple):
@@ -38,19 +37,8 @@ class TensorSpan(NamedTuple):
         return torch.Size(self.shape).numel()
 
 
-class BytesSpan(NamedTuple):
-    """The location of a byte string."""
-
-    memory: int
-    offset: int
-    size: int
-
-
-Span: TypeAlias = TensorSpan | BytesSpan
-
-
 class PackedObject(NamedTuple):
-    """The location of a packed object: its pickle, which refers to tensors and byte strings written before it."""
+    """The location of a packed object: its pickle, which refers to tensors written before it."""
 
     offset: int
     size: int
@@ -115,8 +103,8 @@ class SharedMemory:
 
 
 class Packer(cloudpickle.Pickler):  # type: ignore[misc]
-    """Writes an object into a memory: first its tensors and long byte strings, each once, then a short pickle of the
-    rest, with code by value that the other process cannot import.
+    """Writes an object into a memory: first its tensors, each once, then a short pickle of the rest, with code by value
+    that the other process cannot import.
 
     ``spans`` has the locations of tensors that are already written, by ``id``. Dense tensors keep their strides
     (channels-last data stay channels-last).
@@ -126,7 +114,7 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
         self._pickle = io.BytesIO()
         super().__init__(self._pickle, protocol=5)
         self.memory, self.end = memory, start
-        self._spans: dict[int, Span] = dict(spans or {})
+        self._spans: dict[int, TensorSpan] = dict(spans or {})
         self._alive: list[Any] = []  # an id is valid only while its object lives
 
     def pack(self, item: Any) -> PackedObject:
@@ -154,15 +142,10 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
         by_id = {id(vector): vector for vector in vectors}
         return {name: self.write_tensor(vector, memory=1) for name, vector in by_id.items()}
 
-    def persistent_id(self, item: Any) -> Span | None:
-        if type(item) is torch.Tensor:
-            return self._spans.get(id(item)) or (self.write_tensor(item) if _is_plain(item) else None)
-        if not _is_long(item):
+    def persistent_id(self, item: Any) -> TensorSpan | None:
+        if type(item) is not torch.Tensor:
             return None
-        content = memoryview(item).cast("B")
-        offset = self._reserve(content.nbytes)
-        self.memory.write(offset, content)
-        return BytesSpan(0, offset, content.nbytes)
+        return self._spans.get(id(item)) or (self.write_tensor(item) if _is_plain(item) else None)
 
     def reducer_override(self, item: Any) -> Any:
         """Leave Hansa's own classes to pickle, which is faster, and reduce a class method to its class and name.
@@ -212,27 +195,21 @@ class CodeChecker(Packer):
             return (str(error).strip() or type(error).__name__).splitlines()[0]
         return ""
 
-    def persistent_id(self, item: Any) -> Span | None:
-        if type(item) is torch.Tensor and _is_plain(item):
-            return TensorSpan(0, 0, item.dtype, (0,), (1,))
-        return BytesSpan(0, 0, 0) if _is_long(item) else None
+    def persistent_id(self, item: Any) -> TensorSpan | None:
+        plain = type(item) is torch.Tensor and _is_plain(item)
+        return TensorSpan(0, 0, item.dtype, (0,), (1,)) if plain else None
 
 
 class _Unpacker(pickle.Unpickler):
     def __init__(self, pickled: bytes | memoryview, memories: Sequence[SharedMemory], copy: bool) -> None:
         super().__init__(io.BytesIO(pickled))
         self._memories, self._copy = memories, copy
-        self._loaded: dict[Span, Any] = {}
+        self._loaded: dict[TensorSpan, torch.Tensor] = {}
 
-    def persistent_load(self, span: Span) -> Any:
+    def persistent_load(self, span: TensorSpan) -> torch.Tensor:
         if span not in self._loaded:  # one object stays one: data compare their tensors by identity
-            memory = self._memories[span.memory]
-            if isinstance(span, BytesSpan):
-                end = span.offset + span.size
-                self._loaded[span] = bytes(memory.mapped(end)[span.offset : end])
-            else:
-                tensor = memory.tensor(span)
-                self._loaded[span] = tensor.clone() if self._copy else tensor
+            tensor = self._memories[span.memory].tensor(span)
+            self._loaded[span] = tensor.clone() if self._copy else tensor
         return self._loaded[span]
 
 
@@ -246,10 +223,6 @@ def unpack_object(packed: PackedObject, memories: Sequence[SharedMemory], *, cop
     """
     end = packed.offset + packed.size
     return _Unpacker(memories[0].mapped(end)[packed.offset : end], memories, copy).load()
-
-
-def _is_long(item: Any) -> bool:
-    return type(item) in (bytes, bytearray, memoryview) and memoryview(item).nbytes >= _LONG
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

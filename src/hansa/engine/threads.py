@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +27,6 @@ from hansa.engine.requests import (
     Event,
     Job,
     JobDone,
-    NumericSettings,
     Request,
     RequestFailed,
     WorkerGroup,
@@ -38,6 +37,7 @@ from hansa.engine.requests import (
 from hansa.local import BaseTrainer
 from hansa.rounds.messages import Report, WorkOrder
 from hansa.training import TaskLike, random_state
+from hansa.training.random_state import NumericSettings
 
 _DRAWS = "its model draws random numbers (dropout?) from a generator that threads share: use worker processes"
 
@@ -140,21 +140,18 @@ class ThreadGroup(WorkerGroup):
 
     def submit(self, worker: WorkerThread, job: Job) -> None:
         worker.jobs.append(job)
-        queued = QueuedJob(job, job.load_request(), worker)
+        queued = QueuedJob(job, job.load_memory(job.request), worker)
         with self._changed:
             self._queue.append(queued)
             self._changed.notify()
 
-    def wait(self, timeout: float | None = None) -> list[Event]:
-        events: list[Event] = []
-        if self._caller is not None and timeout is None and self._events.empty():
+    def wait(self) -> list[Event]:
+        if self._caller is not None and self._events.empty():
             self._execute(self._caller, self._take_batch(self._caller))
-        try:
-            events.append(self._events.get(timeout=timeout) if timeout != 0 else self._events.get_nowait())
-            while True:
-                events.append(self._events.get_nowait())
-        except Empty:
-            return events
+        events = [self._events.get()]
+        while not self._events.empty():
+            events.append(self._events.get())
+        return events
 
     def _work(self, worker: WorkerThread) -> None:
         self._settings.apply_to_thread()

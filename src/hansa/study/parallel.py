@@ -46,12 +46,12 @@ from hansa.core.devices import available_cores, resolve_devices
 from hansa.core.errors import check_integer
 from hansa.engine import workers as worker_block
 from hansa.engine.processes import current_workers
-from hansa.engine.requests import NumericSettings
 from hansa.engine.shared_memory import CodeChecker, PackedObject, Packer, SharedMemory, unpack_object
 from hansa.runs import provenance
 from hansa.runs.driver import Run
 from hansa.runs.store.io import InUseError
 from hansa.study.report.progress import ProgressDisplay, RunProgress
+from hansa.training.random_state import NumericSettings
 
 if TYPE_CHECKING:
     from hansa.study.session import Job, Session

@@ -138,7 +138,8 @@ class TensorSource:
         """Return some rows as a batch."""
         if self.native_inputs is not None:
             return Batch(self.native_inputs[rows], self.labels.index_select(0, rows))
-        return Batch(*trees.tree_map(lambda store: store[rows], tuple(self._stores)))
+        batch: Batch = trees.tree_map(lambda store: store[rows], self._stores)
+        return batch
 
 
 class FetchSource:
@@ -248,10 +249,13 @@ def example_batch(data: Any, max_rows: int) -> Batch:
     """Return a few rows spread over the data, or over the first client's rows if data is loaded on demand."""
     if hasattr(data, "fetch"):
         rows = data.rows(0)
-        inputs, targets = data.fetch(0, rows[_spread(len(rows), max_rows)])
-        return Batch(inputs, targets)
-    rows = _spread(count_rows(data.targets), max_rows)
-    return Batch(take_rows(data.inputs, rows), take_rows(data.targets, rows))
+        return Batch(*data.fetch(0, rows[_spread(len(rows), max_rows)]))
+    return spread_rows(Batch(data.inputs, data.targets), max_rows)
+
+
+def spread_rows(batch: Batch, max_rows: int) -> Batch:
+    """Return a few rows, spread over all."""
+    return Batch(*take_rows(tuple(batch), _spread(count_rows(batch.targets), max_rows)))
 
 
 def _spread(count: int, max_rows: int) -> torch.Tensor:
@@ -280,4 +284,4 @@ def all_client_rows(data: Any) -> Batch:
             f"{getattr(data, 'name', 'data')}: is loaded on demand, so nothing can be measured over all of it."
         )
     rows = torch.cat([data.rows(client) for client in range(data.population)])
-    return Batch(take_rows(data.inputs, rows), take_rows(data.targets, rows))
+    return Batch(*take_rows((data.inputs, data.targets), rows))

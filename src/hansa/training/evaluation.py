@@ -48,9 +48,10 @@ log = logging.getLogger("hansa")
 
 EVALUATION_BATCH = 500
 CHUNK_ROWS = 1000  # test rows evaluated at a time: fixed, so that sums do not depend on the number of workers
-_BATCH_BYTES = 1 << 28  # of the outputs of a batch in evaluation: fixed, so that results do not depend on the machine
+BATCH_BYTES = 1 << 28  # of the outputs of a batch in evaluation: fixed, so that results do not depend on the machine
 _OUTPUT_BYTES = 1 << 30  # of the outputs of a test set that are kept for the loss
 _MAX_CLIENTS, _MAX_ROWS = 64, 4000  # of one job; results do not depend on them
+_preparing = threading.Lock()
 
 ClientMetrics: TypeAlias = dict[str, float]
 """Metrics of one client: test_loss, test_accuracy, personal_loss, ..."""
@@ -243,30 +244,14 @@ def _row_forms(tree: Any) -> Any:
     return structure, [(leaf.shape[1:], leaf.dtype.is_floating_point) for leaf in leaves]
 
 
-def default_batch_size(facts: ModelFacts) -> int:
-    """Return the rows per batch in evaluation: 500, or fewer if their outputs take more than a quarter of a GiB."""
-    return max(1, min(EVALUATION_BATCH, _BATCH_BYTES // max(1, facts.output_bytes)))
-
-
-class EvaluationSources:
-    """The test sets of a task as batches for one dtype and device: prepared once, and shared by trainers."""
-
-    def __init__(self) -> None:
-        self._sources: dict[str, tuple[BatchSource, bool]] = {}
-        self._preparing = threading.Lock()
-
-    def get(self, trainer: ModuleTrainer, name: str) -> tuple[BatchSource, bool]:
-        """Return the source of a test set, and whether native code evaluates it."""
-        with self._preparing:
-            if name not in self._sources:
-                source = _prepare(trainer, trainer.task.test_sets[name])
-                self._sources[name] = source, _is_native(trainer, source)
-            return self._sources[name]
-
-
 def score_rows(trainer: ModuleTrainer, name: str, rows: torch.Tensor, seed: int) -> PartialScore:
-    """Return the score of a trainer's current model on some rows of a test set."""
-    source, is_native = trainer.test_sources.get(trainer, name)
+    """Return the score of a trainer's current model on some rows of a test set, which is prepared once for all trainers
+    of a dtype and device."""
+    with _preparing:
+        if name not in trainer.test_sources:
+            source = _prepare(trainer, trainer.task.test_sets[name])
+            trainer.test_sources[name] = source, _is_native(trainer, source)
+        source, is_native = trainer.test_sources[name]
     network = trainer.network
     if is_native and network is not None:
         start, count = int(rows[0]), len(rows)
@@ -296,9 +281,8 @@ def _test_batches(trainer: ModuleTrainer, source: BatchSource, rows: torch.Tenso
         yield from map(read, torch.split(rows, size))
         return
     batch = read(rows)
-    if has_rows(tuple(batch), len(rows)):
-        for some in torch.split(torch.arange(len(rows)), size):
-            yield Batch(take_rows(batch.inputs, some), take_rows(batch.targets, some))
+    if has_rows(batch, len(rows)):
+        yield from (take_rows(batch, some) for some in torch.split(torch.arange(len(rows)), size))
     else:
         yield batch
 
@@ -310,7 +294,7 @@ def _score_batch(trainer: ModuleTrainer, batch: Batch) -> PartialScore:
     target = strip_weights(target)
     hits, labels = (None, 0.0) if task.metric is None else task.metric.score(output, target)
     outputs = ((move_to_cpu(output), move_to_cpu(target)),) if task.needs_all_outputs else ()
-    return PartialScore(loss, weight, hits, labels, outputs)
+    return PartialScore(float(loss), float(weight), hits, labels, outputs)
 
 
 def _is_native(trainer: ModuleTrainer, source: BatchSource) -> bool:

@@ -20,9 +20,8 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
-from weakref import WeakKeyDictionary
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -297,17 +296,6 @@ MODELS = 32
 """The models in one program: a tensor with one number per model is two full vectors of 16."""
 _ALIGNMENT = 64  # rows of a matrix of models start at multiples of this many numbers, so that all have the same bits
 
-_planned: WeakKeyDictionary[Any, dict[Any, Task]] = WeakKeyDictionary()
-"""The tasks that `with_vmap` returned, by task and method: engines identify a task by its id."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClientBatching:
-    """The batch size of clients that are trained together."""
-
-    batch_size: int
-    models: ClassVar[int] = MODELS
-
 
 def without_native(task: TaskLike, algorithm: Algorithm) -> TaskLike:
     """Return the task without native code if clients have a loop of their own, which is eager PyTorch on a module."""
@@ -319,35 +307,30 @@ def without_native(task: TaskLike, algorithm: Algorithm) -> TaskLike:
             f"{algorithm.name}(loop={loop!r}): a client loop is PyTorch code for a module, which {task.name} does not "
             "run as it is: expected hansa.Task(..., execution='auto' or 'eager') without autocast."
         )
-    known = _planned.setdefault(task, {})
-    if "loop" not in known:
-        known["loop"] = copy.copy(cast("Task", task))
-        known["loop"].network = None
-    return known["loop"]
+    eager = copy.copy(cast("Task", task))
+    eager.network = None
+    return eager
 
 
 def with_vmap(task: TaskLike, algorithm: Algorithm, dtype: torch.dtype, device: torch.device) -> TaskLike:
-    """Return the task with ``client_batching`` for a method if its execution is "vmap"; otherwise the task itself."""
+    """Return the task with ``vmap_batch_size`` for a method if its execution is "vmap"; otherwise the task itself."""
     if getattr(task, "execution", "") != "vmap":
         return task
-    task = cast("Task", task)
-    planned, key = _planned.setdefault(task, {}), (repr(algorithm.local), dtype, device)
-    if key not in planned:
+    task, batch_size = copy.copy(cast("Task", task)), algorithm.local.batch_size
+    if batch_size is None:
         sizes = Counter(task.population.samples)
-        most_common = max(sizes, key=lambda size: (sizes[size], size))
-        batch_size = most_common if algorithm.local.batch_size is None else algorithm.local.batch_size
-        try:
-            _check(task, algorithm)
-            _Comparison(task, dtype, device, batch_size).compare()
-        except NotEligible as reason:
-            raise HansaError(
-                f"Task(execution='vmap'): {task.name} with {algorithm.name}: clients cannot be trained together: "
-                f"{reason}. Omit execution to train them one after the other."
-            ) from reason
-        log.info("%s: trained by torch.func.vmap, up to %d clients in one program", task.name, MODELS)
-        planned[key] = copy.copy(task)
-        planned[key].client_batching = ClientBatching(batch_size)
-    return planned[key]
+        batch_size = max(sizes, key=lambda size: (sizes[size], size))
+    try:
+        _check(task, algorithm)
+        _compare_vmap(task, dtype, device, batch_size)
+    except NotEligible as reason:
+        raise HansaError(
+            f"Task(execution='vmap'): {task.name} with {algorithm.name}: clients cannot be trained together: {reason}. "
+            "Omit execution to train them one after the other."
+        ) from reason
+    log.info("%s: trained by torch.func.vmap, up to %d clients in one program", task.name, MODELS)
+    task.vmap_batch_size = batch_size
+    return task
 
 
 def _check(task: Task, algorithm: Algorithm) -> None:
@@ -373,8 +356,8 @@ class BatchedTraining:
     with fewer steps leave the group early.
     """
 
-    def __init__(self, trainer: ModuleTrainer, plan: ClientBatching) -> None:
-        self.trainer, self.plan = trainer, plan
+    def __init__(self, trainer: ModuleTrainer, batch_size: int) -> None:
+        self.trainer, self.batch_size = trainer, batch_size
         loss = model_loss(trainer.call_model, trainer.task.loss)
         self._loss = BatchedLoss(trainer.module, loss, trainer.layout)
 
@@ -404,7 +387,7 @@ class BatchedTraining:
     def _client(self, jobs: ClientJobs, index: int) -> _Client | None:
         """Return a client with its batches; None if their size is not the planned one."""
         client, work, key, batches = jobs.clients[index], jobs.works[index], jobs.key_of(index), jobs.batches_of(index)
-        if work.batch_size != self.plan.batch_size:
+        if work.batch_size != self.batch_size:
             return None
         if batches is None:
             batches = self.trainer.batches(client, work, key.child("batch"))
@@ -475,8 +458,9 @@ class _GroupBatches:
         if self._rows is None:
             batches = [self._trainer.batch(job.client, job.batches[t]) for job in self._jobs[:active]]
             return stack_batches([batches[model] for model in models.tolist()])
-        flat = self._trainer.source.batch(None, self._rows[models, t].reshape(-1))
-        return Batch(*trees.tree_map(lambda leaf: leaf.view(MODELS, -1, *leaf.shape[1:]), tuple(flat)))
+        batch: Batch = self._trainer.source.batch(None, self._rows[models, t].reshape(-1))
+        batch = trees.tree_map(lambda leaf: leaf.view(MODELS, -1, *leaf.shape[1:]), batch)
+        return batch
 
 
 class _Group:
@@ -486,9 +470,9 @@ class _Group:
     """
 
     def __init__(self, trainer: ModuleTrainer, jobs: Sequence[_Client]) -> None:
-        self._layout, self._like, self._dim, self._jobs = trainer.layout, trainer.y, trainer.y.numel(), jobs
-        self._y = self._stack([job.x for job in [*jobs, *[jobs[-1]] * (MODELS - len(jobs))]])
-        self.views = stacked_views(self._layout, self._y)
+        like, count = trainer.y, len(jobs)
+        self._dim, self._jobs, self._y = like.numel(), jobs, stacked_rows([job.x for job in jobs], MODELS, like)
+        self.views = stacked_views(trainer.layout, self._y)
         step, steps = jobs[0].step, [job.step for job in jobs]
         self._affine = step.is_affine
         if not self._affine:
@@ -496,17 +480,12 @@ class _Group:
             self._steps = [copy.deepcopy(step, {id(step.anchor): step.anchor}) for step in steps]
             return
         self._max_norm, self._step = step.max_grad_norm, replace(step, max_grad_norm=None)
+        has_shift = step.shift is not None
         self._vectors = {
-            "anchor": self._stack([step.anchor for step in steps]) if step.prox_weight else self._y,
-            "shift": None if step.shift is None else self._stack([cast("Vector", step.shift) for step in steps]),
-            "velocity": self._stack([step.init_velocity() for step in steps]) if step.momentum else None,
+            "anchor": stacked_rows([s.anchor for s in steps], count, like) if step.prox_weight else self._y,
+            "shift": stacked_rows([cast("Vector", s.shift) for s in steps], count, like) if has_shift else None,
+            "velocity": stacked_rows([s.init_velocity() for s in steps], count, like) if step.momentum else None,
         }
-
-    def _stack(self, vectors: Sequence[torch.Tensor]) -> torch.Tensor:
-        rows = stacked_rows(len(vectors), self._dim, self._like)
-        for row, vector in zip(rows, vectors, strict=True):
-            row[: self._dim] = vector
-        return rows
 
     def row(self, index: int) -> torch.Tensor:
         """Return a client's model."""
@@ -542,79 +521,64 @@ def _clip(gradients: Sequence[torch.Tensor], max_norm: float) -> list[torch.Tens
     return [gradient * factors.view(-1, *[1] * (gradient.ndim - 1)) for gradient in gradients]
 
 
-class _Comparison:
-    """Compares steps of a few models on example rows, single and in one program."""
+def _compare_vmap(task: Task, dtype: torch.dtype, device: torch.device, batch_size: int) -> None:
+    """Compare steps of three models on example rows, single and in one program; raise `NotEligible` if joint results
+    differ from single ones, or depend on the other models."""
+    trial = task.trial(dtype, device)
+    trial.module.train()
+    for module in trial.module.modules():
+        for name in ("padding_idx", "max_norm", "sparse"):
+            value = getattr(module, name, None)
+            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and not (value is None or value is False):
+                raise NotEligible(f"an embedding has {name}")
+    if ModuleState(trial.module).generators:
+        raise NotEligible("its model has a random generator of its own")
+    loss_of = model_loss(trial.call, task.loss)
+    program = BatchedLoss(trial.module, loss_of, task.layout)
+    vectors, batches = [], []
+    for model in range(3):
+        noise = torch.from_numpy(Key(0).child("batched", model).numpy().standard_normal(trial.y.numel()))
+        vectors.append(trial.y + 0.02 * noise.to(trial.y))
+        rows = (torch.arange(batch_size) + 5 * model) % count_rows(task.example.targets)
+        batches.append(convert_batch(take_rows(task.example, rows), dtype, device, task.layout.channels_last))
+    with random_state.fixed_arithmetic(), torch.no_grad():
+        single = []
+        for model in range(3):
+            trial.y.copy_(vectors[model])
+            single.append(trial.gradient(batches[model], Key(0).child("noise", model), loss_of))
+        rng_before, joint = random_state.rng_state(device), list[tuple[int, float, torch.Tensor]]()
+        for shift in range(3):
+            models = [(index + shift) % 3 for index in range(MODELS)]
+            found = _joint_gradients(program, task.layout, [vectors[m] for m in models], [batches[m] for m in models])
+            joint += zip(models, *found, strict=True)
+        if random_state.rng_state(device) != rng_before:
+            raise NotEligible("its model draws random numbers")
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-9
+    for model, joint_loss, gradient in joint:
+        loss, flat = single[model]
+        if not abs(joint_loss - loss) <= tolerance * (1 + abs(loss)):
+            raise NotEligible(f"the joint loss is {joint_loss:.6g}, the single loss {loss:.6g}")
+        if not (distance := _distance(gradient, flat)) <= tolerance:
+            raise NotEligible(f"the joint gradient differs from the single one by {distance:.2g}")
+        if not bitwise_equal(gradient, joint[model][2]):
+            raise NotEligible("the last bits of a gradient depend on the other clients")
 
-    def __init__(self, task: Task, dtype: torch.dtype, device: torch.device, batch_size: int) -> None:
-        self.task, self.dtype, self.device, self.batch_size = task, dtype, device, batch_size
-        self.trial = task.trial(dtype, device)
-        self.trial.module.train()
-        for module in self.trial.module.modules():
-            for name in ("padding_idx", "max_norm", "sparse"):
-                value = getattr(module, name, None)
-                if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and not (value is None or value is False):
-                    raise NotEligible(f"an embedding has {name}")
-        if ModuleState(self.trial.module).generators:
-            raise NotEligible("its model has a random generator of its own")
-        self.loss = model_loss(self.trial.call, task.loss)
-        self.batched = BatchedLoss(self.trial.module, self.loss, task.layout)
-        self.start = self.trial.y.clone()
 
-    def compare(self) -> None:
-        """Raise `NotEligible` if joint results differ from single ones, or depend on the other models."""
-        with random_state.fixed_arithmetic(), torch.no_grad():
-            single = [self._single_gradient(model) for model in range(3)]
-            rng_before = random_state.rng_state(self.device)
-            orders = [[(index + shift) % 3 for index in range(MODELS)] for shift in range(3)]
-            joint = [
-                (model, *result)
-                for order in orders
-                for model, result in zip(order, self._joint_gradients(order), strict=True)
-            ]
-            if random_state.rng_state(self.device) != rng_before:
-                raise NotEligible("its model draws random numbers")
-        for model, joint_loss, gradient in joint:
-            loss, flat = single[model]
-            tolerance = 1e-4 if self.dtype == torch.float32 else 1e-9
-            if not abs(joint_loss - loss) <= tolerance * (1 + abs(loss)):
-                raise NotEligible(f"the joint loss is {joint_loss:.6g}, the single loss {loss:.6g}")
-            if not (distance := _distance(gradient, flat)) <= tolerance:
-                raise NotEligible(f"the joint gradient differs from the single one by {distance:.2g}")
-            if not bitwise_equal(gradient, joint[model][2]):
-                raise NotEligible("the last bits of a gradient depend on the other clients")
-
-    def _vector(self, model: int) -> torch.Tensor:
-        """Return a model near the initial one."""
-        noise = torch.from_numpy(Key(0).child("batched", model).numpy().standard_normal(self.start.numel()))
-        return self.start + 0.02 * noise.to(self.start)
-
-    def _batch(self, model: int) -> Batch:
-        """Return example rows as a batch of the run's size, different for each model."""
-        inputs, targets = self.task.example
-        rows = (torch.arange(self.batch_size) + 5 * model) % count_rows(targets)
-        batch = Batch(take_rows(inputs, rows), take_rows(targets, rows))
-        return convert_batch(batch, self.dtype, self.device, self.task.layout.channels_last)
-
-    def _single_gradient(self, model: int) -> tuple[float, torch.Tensor]:
-        """Return loss and flat gradient of one model."""
-        self.trial.y.copy_(self._vector(model))
-        return self.trial.gradient(self._batch(model), Key(0).child("noise", model), self.loss)
-
-    def _joint_gradients(self, models: Sequence[int]) -> list[tuple[float, torch.Tensor]]:
-        """Return loss and flat gradient of each model, computed in one program."""
-        rows = stacked_rows(len(models), self.start.numel(), self.start)
-        for row, model in zip(rows, models, strict=True):
-            row[: self.start.numel()] = self._vector(model)
-        batch = stack_batches([self._batch(model) for model in models])
-        try:
-            losses, gradients = self.batched.gradients(stacked_views(self.task.layout, rows), batch)
-        except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise NotEligible(f"torch.func.vmap does not support it: {reason}") from error
-        flat = torch.zeros_like(rows)
-        for view, gradient in zip(stacked_views(self.task.layout, flat), gradients, strict=True):
-            view.copy_(gradient)
-        return [(float(loss), row[: self.start.numel()]) for loss, row in zip(losses, flat, strict=True)]
+def _joint_gradients(
+    program: BatchedLoss, layout: Layout, vectors: Sequence[torch.Tensor], batches: Sequence[Batch]
+) -> tuple[list[float], list[torch.Tensor]]:
+    """Return loss and flat gradient of each model, computed in one program."""
+    dim = len(vectors[0])
+    rows = stacked_rows(vectors, len(vectors), vectors[0])
+    try:
+        losses, gradients = program.gradients(stacked_views(layout, rows), stack_batches(batches))
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise NotEligible(f"torch.func.vmap does not support it: {reason}") from error
+    flat = torch.zeros_like(rows)
+    for view, gradient in zip(stacked_views(layout, flat), gradients, strict=True):
+        view.copy_(gradient)
+    return losses.tolist(), [row[:dim] for row in flat]
 
 
 class _LossModule(nn.Module):
@@ -652,20 +616,24 @@ class BatchedLoss:
         return losses.detach(), list(gradients)
 
 
-def stacked_rows(count: int, dim: int, like: torch.Tensor) -> torch.Tensor:
-    """Return zeros for ``count`` vectors of length ``dim``, one per row; rows are padded to an aligned length.
+def stacked_rows(vectors: Sequence[torch.Tensor], count: int, like: torch.Tensor) -> torch.Tensor:
+    """Return ``count`` rows, the vectors and copies of the last one, padded with zeros to an aligned length.
 
-    >>> stacked_rows(3, 70, torch.zeros(1)).shape
+    >>> stacked_rows([torch.zeros(70)], 3, torch.zeros(1)).shape
     torch.Size([3, 128])
     """
-    return like.new_zeros(count, -(-dim // _ALIGNMENT) * _ALIGNMENT)
+    dim = len(vectors[0])
+    rows = like.new_zeros(count, -(-dim // _ALIGNMENT) * _ALIGNMENT)
+    for index, row in enumerate(rows):
+        row[:dim] = vectors[min(index, len(vectors) - 1)]
+    return rows
 
 
 def stacked_views(layout: Layout, rows: torch.Tensor) -> list[torch.Tensor]:
     """Return the parameters in a matrix of models as views [models, ...].
 
     >>> layout = Layout.of(nn.Linear(3, 2))
-    >>> [tuple(view.shape) for view in stacked_views(layout, stacked_rows(5, layout.dim, torch.zeros(1)))]
+    >>> [tuple(view.shape) for view in stacked_views(layout, stacked_rows([torch.zeros(8)], 5, torch.zeros(1)))]
     [(5, 2, 3), (5, 2)]
     """
     views = [entry.view(rows[0]) for entry in layout.parameters]
@@ -677,4 +645,5 @@ def stacked_views(layout: Layout, rows: torch.Tensor) -> list[torch.Tensor]:
 
 def stack_batches(batches: Sequence[Batch]) -> Batch:
     """Stack batches of equal shapes along a new first axis."""
-    return Batch(*(trees.tree_map(lambda *leaves: torch.stack(leaves), *part) for part in zip(*batches, strict=True)))
+    stacked: Batch = trees.tree_map(lambda *leaves: torch.stack(leaves), *batches)
+    return stacked

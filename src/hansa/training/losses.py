@@ -36,7 +36,7 @@ ClassAxis: TypeAlias = Literal["auto", "second", "last"]
 Reduction: TypeAlias = Literal["mean", "sum", "labels"]
 """What a loss of one batch is: a mean over its rows, a sum over its rows, or a mean over its labels that count."""
 
-LossSums: TypeAlias = "Callable[[Any, Any], tuple[float, float]]"
+LossSums: TypeAlias = "Callable[[Any, Any], tuple[float | torch.Tensor, float | torch.Tensor]]"
 """A function of (output, target) that returns a sum of losses and the weight to divide it by."""
 
 __all__ = ["Loss", "WeightedTargets", "bce", "cross_entropy", "huber", "l1", "mse", "nll"]
@@ -382,7 +382,7 @@ def loss_form(loss: Any, reduction: Reduction | None, ignored: int | None, targe
         of_classes = isinstance(loss, (cross_entropy, nll)) and loss.class_weights is None
         plain = isinstance(loss, _Elementwise) or (of_classes and _all_count(targets, ignored))
         is_sum = getattr(loss, "reduction", "") == "sum"
-        return LossForm(partial(_own_sums, loss.sums), is_sum, plain and not isinstance(targets, WeightedTargets))
+        return LossForm(loss.sums, is_sum, plain and not isinstance(targets, WeightedTargets))
     form = torch_form(loss)
     if form is None and reduction is None:
         return LossForm(None, False, False)
@@ -400,11 +400,6 @@ def _all_count(targets: Any, ignored: int | None) -> bool:
     if not isinstance(targets, torch.Tensor):
         return False
     return targets.is_floating_point() or bool(counted_labels(targets, ignored).all())
-
-
-def _own_sums(sums: Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]], output: Any, target: Any) -> Any:
-    total, weight = sums(output, target)
-    return float(total), float(weight)
 
 
 def _row_sums(loss: LossFunction, is_sum: bool, output: Any, target: Any) -> tuple[float, float]:

@@ -37,7 +37,7 @@ from hansa.local.step import LocalStep
 from hansa.local.trainer import take_steps
 from hansa.local.work import Work
 from hansa.training import random_state
-from hansa.training.batch_sources import Batch, convert_batch, count_rows, describe_shapes, has_rows, take_rows
+from hansa.training.batch_sources import Batch, convert_batch, count_rows, describe_shapes, has_rows, spread_rows
 from hansa.training.losses import LossFunction
 
 if TYPE_CHECKING:
@@ -273,10 +273,8 @@ def describe_model(
     narrow = frozenset(_narrow_weights(module))
     if narrow:
         layouts = [option for layout in layouts for option in (replace(layout, own_dtypes=narrow), layout)]
-    count = count_rows(batch.targets)
-    if has_rows(tuple(batch), count):  # batches of a collate function may have no rows
-        rows = torch.linspace(0, count - 1, min(_ROWS, count)).long()
-        batch = Batch(take_rows(batch.inputs, rows), take_rows(batch.targets, rows))
+    if has_rows(batch, count_rows(batch.targets)):  # batches of a collate function may have no rows
+        batch = spread_rows(batch, _ROWS)
     *preferred, fallback = layouts
     for layout in preferred:
         try:
@@ -311,12 +309,13 @@ def _take_step(
         output = None
         with suppress(Exception), torch.no_grad():  # evaluation will report it
             output = trial.call(batch.inputs)
-    layout = layout.sending(module, _counters(module, changed))
-    same = _constant_buffers(module, fresh(model, Key(1)), changed)
-    constant = frozenset(same & {entry.name for entry in layout.buffers})
+    persistent, other = set(module.state_dict(keep_vars=True)), dict(fresh(model, Key(1)).named_buffers())
+    saved = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
+    layout = layout.sending(module, _counters(module, saved, changed))
+    same = {n: b for n, b in saved.items() if n not in changed and bitwise_equal(b, other.get(n))}  # for any seed
+    constant = frozenset(same.keys() & {entry.name for entry in layout.buffers})
     frozen = {name: tensor.detach() for name, tensor in module.named_parameters() if not tensor.requires_grad}
-    shared = {name: buffer for name, buffer in module.named_buffers() if name in same}
-    frozen |= {name: buffer.detach() for name, buffer in shared.items() if buffer.nbytes >= SHARED_BYTES}
+    frozen |= {name: buffer.detach() for name, buffer in same.items() if buffer.nbytes >= SHARED_BYTES}
     size = sum(leaf.nbytes for leaf in trees.tree_leaves(output) if isinstance(leaf, torch.Tensor))
     facts = layout.without(constant), dtype, constant, frozen, output, batch.targets
     return ModelFacts(*facts, -(-size // max(1, count_rows(batch.targets))))
@@ -330,9 +329,9 @@ def _narrow_weights(module: nn.Module) -> Iterator[str]:
             yield name
 
 
-def _counters(module: nn.Module, changed: Mapping[str, torch.Tensor]) -> set[str]:
-    """Return the integer and boolean buffers that are sent: those that a training step only increases, or only
-    decreases, such as counters and flags of the first batch. Their average is rounded to the nearest integer.
+def _counters(module: nn.Module, saved: Mapping[str, torch.Tensor], changed: Mapping[str, torch.Tensor]) -> set[str]:
+    """Return the integer and boolean buffers that are sent: those of the ``saved`` that a training step only increases,
+    or only decreases, such as counters and flags of the first batch. Their average is rounded to the nearest integer.
 
     BatchNorm's count of batches, which has no effect unless its momentum is None, and numbers from 2^24, which float32
     does not represent, are not sent. All other integer buffers keep their initial value.
@@ -342,11 +341,10 @@ def _counters(module: nn.Module, changed: Mapping[str, torch.Tensor]) -> set[str
         for prefix, submodule in module.named_modules()
         if isinstance(submodule, _NormBase) and submodule.momentum is not None
     }
-    persistent = set(module.state_dict(keep_vars=True))
     counters = set()
-    for name, buffer in module.named_buffers():
+    for name, buffer in saved.items():
         integral = not buffer.is_floating_point() and not buffer.is_complex()
-        if not integral or name not in persistent or name not in changed or name in unused:
+        if not integral or name not in changed or name in unused:
             continue
         value = changed[name].to(torch.int64)
         if value.shape != buffer.shape or int(value.abs().max()) >= _MAX_COUNT:
@@ -354,16 +352,6 @@ def _counters(module: nn.Module, changed: Mapping[str, torch.Tensor]) -> set[str
         if bool((value >= buffer).all()) or bool((value <= buffer).all()):
             counters.add(name)
     return counters
-
-
-def _constant_buffers(module: nn.Module, other: nn.Module, changed: Collection[str]) -> set[str]:
-    """Return the persistent buffers that a step does not change and that do not depend on the seed."""
-    persistent, others = set(module.state_dict(keep_vars=True)), dict(other.named_buffers())
-    return {
-        name
-        for name, buffer in module.named_buffers()
-        if name in persistent and name not in changed and bitwise_equal(buffer, others.get(name))
-    }
 
 
 class _Constant(NamedTuple):

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +19,6 @@ from torch.utils import deterministic as torch_deterministic
 
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
-
-AnyGenerator: TypeAlias = "torch.Generator | np.random.Generator | np.random.RandomState | random.Random"
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 CUBLAS_WORKSPACE = ":4096:8"
@@ -121,45 +119,80 @@ def fixed_arithmetic(devices: Sequence[torch.device] = (), deterministic: bool =
         torch.set_num_threads(threads)
 
 
-class DeterminismSettings(NamedTuple):
-    """The settings of torch for deterministic accelerators: whether operations without a deterministic form are errors
-    or warnings; whether new memory is filled, which costs time; cuDNN's; and cuBLAS's in the environment."""
+class NumericSettings(NamedTuple):
+    """The settings of torch that change numerical results: workers copy them from the run."""
 
+    dtype: torch.dtype
+    precision: str
+    mkldnn: bool
+    flush_denormal: bool
     enabled: bool
+    """Whether operations without a deterministic form are errors, or warnings with ``warn_only``."""
     warn_only: bool
     fill_memory: bool
+    """Whether new memory is filled, which costs time."""
     cudnn_deterministic: bool
     cudnn_benchmark: bool
     cublas: str | None
+    """cuBLAS's setting in the environment."""
+    deterministic: bool
+    """Whether the run requests deterministic algorithms on accelerators, even if its own device is a CPU."""
 
     @classmethod
-    def current(cls) -> DeterminismSettings:
-        """Read the settings of this process."""
+    def current(cls) -> NumericSettings:
+        """Read the settings of this process and thread."""
+        denormal = torch.full((1,), 1e-310, dtype=torch.float64)
         return cls(
+            torch.get_default_dtype(),
+            torch.get_float32_matmul_precision(),
+            bool(torch.backends.mkldnn.enabled),
+            float(denormal.mul(1.0).sum()) == 0.0,
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
             torch_deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
             torch.backends.cudnn.deterministic,
             torch.backends.cudnn.benchmark,
             os.environ.get(CUBLAS),
+            REQUESTED.get(),
         )
 
-    def for_training(self) -> DeterminismSettings:
+    def for_training(self) -> NumericSettings:
         """Return the settings of deterministic training; the user's ``warn_only`` is kept."""
-        warn_only = self.enabled and self.warn_only
-        return DeterminismSettings(True, warn_only, False, True, False, self.cublas or CUBLAS_WORKSPACE)
+        return self._replace(
+            enabled=True,
+            warn_only=self.enabled and self.warn_only,
+            fill_memory=False,
+            cudnn_deterministic=True,
+            cudnn_benchmark=False,
+            cublas=self.cublas or CUBLAS_WORKSPACE,
+        )
 
-    def apply(self) -> None:
-        """Apply the settings to this process."""
-        current = DeterminismSettings.current()
-        if current[:2] != self[:2]:  # the call imports torch.compile, which takes a second
+    def apply(self, device: torch.device | None = None) -> None:
+        """Set them for a worker process that trains on a device."""
+        accelerated = device is not None and device.type != "cpu" and self.deterministic
+        (self.for_training() if accelerated else self).apply_to_process()
+        self.apply_to_thread()
+
+    def apply_to_process(self) -> None:
+        """Set all but those of a thread."""
+        torch.set_default_dtype(self.dtype)
+        torch.set_float32_matmul_precision(self.precision)
+        torch.backends.mkldnn.set_flags(self.mkldnn)  # type: ignore[no-untyped-call]
+        current = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        if current != (self.enabled, self.warn_only):  # the call imports torch.compile, which takes a second
             torch.use_deterministic_algorithms(self.enabled, warn_only=self.warn_only)
         torch_deterministic.fill_uninitialized_memory = self.fill_memory  # type: ignore[attr-defined]
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = self[3:5]
+        torch.backends.cudnn.deterministic = self.cudnn_deterministic
+        torch.backends.cudnn.benchmark = self.cudnn_benchmark
         if self.cublas is None:
             os.environ.pop(CUBLAS, None)
         else:
             os.environ[CUBLAS] = self.cublas
+
+    def apply_to_thread(self) -> None:
+        """Set the per-thread ones, and one intra-op thread, since the number of threads changes the last bits."""
+        torch.set_flush_denormal(self.flush_denormal)
+        torch.set_num_threads(1)
 
 
 @contextmanager
@@ -173,13 +206,13 @@ def deterministic_algorithms() -> Iterator[None]:
     >>> torch.are_deterministic_algorithms_enabled()
     False
     """
-    previous = DeterminismSettings.current()
-    previous.for_training().apply()
+    previous = NumericSettings.current()
+    previous.for_training().apply_to_process()
     try:
         with naming_the_remedy():
             yield
     finally:
-        previous.apply()
+        previous.apply_to_process()
 
 
 @contextmanager

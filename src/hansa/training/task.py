@@ -25,17 +25,18 @@ from hansa.training import random_state
 from hansa.training.augment import Augment, as_pipeline
 from hansa.training.batch_sources import Batch, ClientData, all_client_rows, count_test_rows, example_batch
 from hansa.training.evaluation import (
+    BATCH_BYTES,
     CHUNK_ROWS,
+    EVALUATION_BATCH,
     EvaluationRows,
     PartialScore,
     check_outputs,
     compute_metrics,
-    default_batch_size,
     named_test_sets,
     rows_by_owner,
     total_score,
 )
-from hansa.training.execution_mode import ClientBatching, CompiledLoss, Execution, check_compiled, find_network
+from hansa.training.execution_mode import CompiledLoss, Execution, check_compiled, find_network
 from hansa.training.losses import (
     LossFunction,
     Reduction,
@@ -181,7 +182,7 @@ class Task:
             raise invalid_argument("Task", "metric", metric, "an accuracy, which rises", remedy)
         self.model, self.data, self.augment = model, data, as_pipeline(augment)
         self.device = None if device is None else resolve_devices(device, "Task")
-        self.client_batching: ClientBatching | None = None  # `with_vmap` sets it for a run
+        self.vmap_batch_size: int | None = None  # `with_vmap` sets it for a run
         choices = {"execution": get_args(Execution), "autocast": (*AUTOCAST_DTYPES, None)}
         choices["reduction"] = (*get_args(Reduction), None)
         for argument, value in (("execution", execution), ("autocast", autocast), ("reduction", reduction)):
@@ -212,10 +213,10 @@ class Task:
         if main not in columns:
             raise invalid_argument("Task", "main_metric", main_metric, f"one of {', '.join(columns)}")
         self.main_metric = f"test_{main}"
-        self.evaluation_batch_size = default_batch_size(facts)
-        if evaluation_batch_size is not None:
-            check_integer("Task", "evaluation_batch_size", evaluation_batch_size)
-            self.evaluation_batch_size = evaluation_batch_size
+        if evaluation_batch_size is None:
+            evaluation_batch_size = max(1, min(EVALUATION_BATCH, BATCH_BYTES // max(1, facts.output_bytes)))
+        check_integer("Task", "evaluation_batch_size", evaluation_batch_size)
+        self.evaluation_batch_size = evaluation_batch_size
         if execution == "compiled":
             check_compiled(self)
         self._checked_for_state = False

@@ -37,7 +37,7 @@ from hansa.training.batch_sources import (
     client_row_index,
     train_source,
 )
-from hansa.training.evaluation import EvaluationSources, PartialScore, score_rows
+from hansa.training.evaluation import PartialScore, score_rows
 from hansa.training.execution_mode import MODELS, BatchedTraining, CompiledLoss, native_inputs
 from hansa.training.modules import ModuleState, autocast_caller, fresh, model_caller
 
@@ -67,7 +67,8 @@ class ModuleTrainer(BaseTrainer):
         self.source: BatchSource = (
             train_source(task.data, dtype, device, self.layout.channels_last) if like is None else like.source
         )
-        self.test_sources: EvaluationSources = EvaluationSources() if like is None else like.test_sources
+        self.test_sources: dict[str, tuple[BatchSource, bool]] = {} if like is None else like.test_sources
+        """The test sets by name as batches, and whether native code evaluates them."""
         self._generator = torch.Generator()
         if task.autocast is not None and dtype != torch.float32:
             raise HansaError(f"Task(autocast={task.autocast!r}): the run is in {dtype}. This needs torch.float32.")
@@ -81,8 +82,8 @@ class ModuleTrainer(BaseTrainer):
         self.kernel: ClientKernel | None = None
         self.compiled: CompiledLoss | None = None
         self.batched: BatchedTraining | None = None
-        if task.client_batching is not None:
-            self.batched = BatchedTraining(self, task.client_batching)
+        if task.vmap_batch_size is not None:
+            self.batched = BatchedTraining(self, task.vmap_batch_size)
             self.clients_per_call = MODELS
         if self.network is not None:
             self.kernel = ClientKernel(self.network, *self._examples())
@@ -361,7 +362,7 @@ class ModuleTrainer(BaseTrainer):
             return float(len(rows)), self.gradient(client, rows)[1]
         batch = self.batch(client, rows)
         output, _, gradients = self._differentiate(batch)
-        weight = task.loss_sums(output, batch.targets)[1]
+        weight = float(task.loss_sums(output, batch.targets)[1])
         if weight and task.sums_rows:
             gradients = tuple(gradient / weight for gradient in gradients)
         return weight, gradients
