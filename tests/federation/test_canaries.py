@@ -22,7 +22,7 @@ from hansa.core.errors import HansaError
 from hansa.data import Schema, TableColumn
 from hansa.data.csv_folder import read_tables
 from hansa.federation import site as site_module
-from hansa.federation.messages import PROTOCOL, REASONS, REFUSAL, Refusal, RoundReports, unpack_batch
+from hansa.federation.messages import REASONS, REFUSAL, Refusal, RoundReports, unpack_batch
 from hansa.federation.policy import USAGE, Policy
 from hansa.federation.server import Server
 from hansa.federation.site import DataSource
@@ -293,5 +293,7 @@ def test_every_code_has_a_text_of_the_server(code):
 
 
 def test_a_refusal_cannot_carry_a_text():
-    forged = wire_format.pack(REFUSAL, {"protocol": PROTOCOL, "reason": CANARY, "misfit": CANARY, "column": CANARY})
+    forged = wire_format.pack(
+        REFUSAL, {"protocol": wire_format.PROTOCOL, "reason": CANARY, "misfit": CANARY, "column": CANARY}
+    )
     assert CANARY not in repr(Refusal.from_bytes(forged))

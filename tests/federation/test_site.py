@@ -265,29 +265,31 @@ def raw(kind: str, head: bytes, blobs: list[bytes]) -> bytes:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (b'"exchanges":0', b'"exchanges":1e999'),  # no whole number, and none at all
-        (b'"exchanges":0', b'"exchanges":NaN'),
-        (b'"exchanges":0', b'"exchanges":' + b"9" * 5000),
-        (b'"exchanges":0', b'"exchanges":"0"'),
-        (b'"exchanges":0', b'"exchanges":-1'),
+        (b'"exchanges":7', b'"exchanges":1e999'),  # no whole number, and none at all
+        (b'"exchanges":7', b'"exchanges":NaN'),
+        (b'"exchanges":7', b'"exchanges":' + b"9" * 5000),
+        (b'"exchanges":7', b'"exchanges":"0"'),
+        (b'"exchanges":7', b'"exchanges":-1'),
         (b'"trained":1', b'"trained":true'),
-        (b'"info":{}', b'"info":{"consensus":' + b"9" * 400 + b"}"),
-        (b'"mean":{}', b'"mean":{"mean":["float32",[0,4611686018427387904,4611686018427387904],0]}'),
-        (b'"mean":{}', b'"mean":{"mean":["float32",[1],-1]}'),
-        (b'"peer":{}', b'"peer":{"00":1}'),
-        (b'"lost":[]', b'"lost":[[0,"a\\ud800","b"]]'),
-        (b'"lost":[]', b'"lost":[[0,"' + b"a" * 5000 + b'","b"]]'),
+        (b'"consensus":0.5', b'"consensus":' + b"9" * 400),
+        (b'"mean":["float32",[1],0]', b'"mean":["float32",[0,4611686018427387904,4611686018427387904],0]'),
+        (b'"mean":["float32",[1],0]', b'"mean":["float32",[1],-1]'),
+        (b'"peer_bytes":{"0":1}', b'"peer_bytes":{"00":1}'),
+        (b'[[0,"a","b"]]', b'[[0,"a\\ud800","b"]]'),
+        (b'[[0,"a","b"]]', b'[[0,"' + b"a" * 5000 + b'","b"]]'),
         (b'{"', b"[" * 100_000 + b'{"'),
     ],
 )
 def test_heads_that_no_writer_makes_are_refused_in_a_sentence(before, after):
-    report = Report("run", 0, b"", 0, mean=None, trained=1)
+    facts = {"dropped": (DroppedClient(0, "a", "b"),), "peer_bytes": {0: 1}, "exchanges": 7, "info": {"consensus": 0.5}}
+    report = Report("run", 0, b"", 0, mean=torch.ones(1), trained=1, **facts)
     frame = unpack(report.to_bytes(), "report")
     head = json.dumps(frame.head, sort_keys=True, separators=(",", ":")).encode()
-    assert Report.from_bytes(raw("report", head, [])).to_bytes() == report.to_bytes()
+    blobs = [*map(bytes, frame.blobs)]
+    assert Report.from_bytes(raw("report", head, blobs)).to_bytes() == report.to_bytes()
     assert before in head
     with pytest.raises(wire_format.FrameError) as refusal:
-        Report.from_bytes(raw("report", head.replace(before, after, 1), [b""]))
+        Report.from_bytes(raw("report", head.replace(before, after, 1), blobs))
     assert str(refusal.value).isprintable()
     assert len(str(refusal.value)) < 300
 

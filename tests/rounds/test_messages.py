@@ -96,7 +96,7 @@ def test_an_order_keeps_every_bit():
     assert found.to_bytes() == order.to_bytes()
 
 
-HEAD = {"run": "r", "round": 1, "base": "", "cohort": None, "clients": [], "packets": {}, "losses": []}
+HEAD = wire_format.unpack(Report("r", 1, b"").to_bytes(), "report").head
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,11 @@ HEAD = {"run": "r", "round": 1, "base": "", "cohort": None, "clients": [], "pack
     [
         {},
         [],
-        {"cohort": "x"},
+        {**HEAD, "protocol": 0},
+        {**HEAD, "cohort": "x"},
+        {name: value for name, value in HEAD.items() if name != "losses"},
         {**HEAD, "clients": [1]},
-        {**HEAD, "clients": [1], "losses": [0.5], "packets": {"model": []}},
+        {**HEAD, "clients": [1], "losses": [0.5], "rows": {"model": []}},
         {**HEAD, "memory": {"1": {"a": ["float32", [10**12], 0]}}},
         {**HEAD, "memory": {"1": {"a": ["float32", [-1], 0]}}},
         {**HEAD, "memory": {"1": {"a": ["object", [1], 0]}}},
@@ -121,4 +123,4 @@ def test_a_frame_is_bounded_before_it_is_read():
     with pytest.raises(wire_format.FrameError, match="at most 10 are accepted"):
         Report.from_bytes(example_report().to_bytes(), limit=10)
     with pytest.raises(wire_format.FrameError, match="of kind b'order', expected 'report'"):
-        Report.from_bytes(wire_format.pack("order", {}))
+        Report.from_bytes(wire_format.pack("order", HEAD))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import math
 import reprlib
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 
 class HansaError(ValueError):
@@ -101,27 +103,23 @@ _LARGE = 10**60
 _SHORT = _Short()
 
 
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:  # an integer too large for a float
-        return None
+def _check_number(
+    component: str, argument: str, value: object, expected: str, remedy: str, accepts: Callable[[float], bool]
+) -> None:
+    """Raise unless the value is a finite number that is accepted."""
+    number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+    if not (abs(number) <= sys.float_info.max and accepts(number)):  # false for NaN and for integers without a float
+        raise invalid_argument(component, argument, value, expected, remedy)
 
 
 def check_positive(component: str, argument: str, value: object, remedy: str = "") -> None:
     """Raise unless the value is a finite number above zero."""
-    number = _number(value)
-    if number is None or number <= 0:
-        raise invalid_argument(component, argument, value, f"{argument} > 0", remedy)
+    _check_number(component, argument, value, f"{argument} > 0", remedy, lambda number: number > 0)
 
 
 def check_non_negative(component: str, argument: str, value: object, remedy: str = "", *, minimum: float = 0) -> None:
     """Raise unless the value is a finite number of at least ``minimum``."""
-    number = _number(value)
-    if number is None or number < minimum:
-        raise invalid_argument(component, argument, value, f"{argument} >= {minimum}", remedy)
+    _check_number(component, argument, value, f"{argument} >= {minimum}", remedy, lambda number: number >= minimum)
 
 
 def check_speed(component: str, argument: str, value: object, remedy: str = "math.inf is no limit.") -> None:
@@ -130,25 +128,22 @@ def check_speed(component: str, argument: str, value: object, remedy: str = "mat
         check_positive(component, argument, value, remedy)
 
 
-def check_finite(component: str, argument: str, value: object, remedy: str = "") -> None:
+def check_finite(component: str, argument: str, value: object) -> None:
     """Raise unless the value is a finite number."""
-    if _number(value) is None:
-        raise invalid_argument(component, argument, value, "a finite number", remedy)
+    _check_number(component, argument, value, "a finite number", "", lambda number: True)
 
 
 def check_fraction(component: str, argument: str, value: object, remedy: str = "", *, above_zero: bool = True) -> None:
     """Raise unless the value is a number in (0, 1], or [0, 1] with ``above_zero=False``."""
-    number = _number(value)
-    if number is None or number > 1 or number < 0 or (above_zero and number == 0):
-        low = "0 <" if above_zero else "0 <="
-        raise invalid_argument(component, argument, value, f"{low} {argument} <= 1", remedy)
+    expected = f"0 {'<' if above_zero else '<='} {argument} <= 1"
+    _check_number(
+        component, argument, value, expected, remedy, lambda number: 0 <= number <= 1 and (number > 0 or not above_zero)
+    )
 
 
 def check_decay(component: str, argument: str, value: object, remedy: str = "", *, below: float = 1) -> None:
     """Raise unless the value is a number in [0, below), as decay rates are."""
-    number = _number(value)
-    if number is None or not 0 <= number < below:
-        raise invalid_argument(component, argument, value, f"0 <= {argument} < {below}", remedy)
+    _check_number(component, argument, value, f"0 <= {argument} < {below}", remedy, lambda number: 0 <= number < below)
 
 
 def check_integer(
@@ -170,6 +165,16 @@ def add_step(error: Exception, client: int, step: int | None = None) -> None:
     """
     if failed_step(error) is None:
         error.hansa_step = (client, step)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def naming_client(client: int) -> Iterator[None]:
+    """Record on an error which client raised it, as `add_step` does."""
+    try:
+        yield
+    except Exception as error:
+        add_step(error, client)
+        raise
 
 
 def failed_step(error: BaseException) -> tuple[int, int | None] | None:

@@ -14,10 +14,10 @@ import platform
 import re
 import reprlib
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,13 +27,18 @@ from hansa.data import DataError
 from hansa.data.schema import MISFIT_CODES
 from hansa.rounds import wire_format
 from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder, read_broadcasts, write_broadcasts
-from hansa.rounds.wire_format import Blobs, Frame, FrameError
+from hansa.rounds.wire_format import (
+    PROTOCOL,
+    FrameError,
+    Message,
+    check_protocol,
+    mapping_field,
+    value_field,
+    wire_field,
+)
 from hansa.training.metrics import Sketch
 
 log = logging.getLogger("hansa")
-
-PROTOCOL = 5
-"""Incremented when the meaning of a message changes. Messages of another version are refused."""
 
 ENROLLMENT, ENROLLMENT_REPLY, REFUSAL, BATCH, OVER = "charge", "hello", "refused", "several", "over"
 ORDERS, REPORTS, EVALUATION, EVALUATION_REPLY = "orders", "reports", "exam", "marks"
@@ -80,54 +85,6 @@ class MemoryVersion(NamedTuple):
     @classmethod
     def from_row(cls, row: Vector) -> MemoryVersion:
         return cls.parse(bytes(row.tolist()).decode("ascii", "replace"))
-
-
-class Message:
-    """Base of the messages: a frame of a ``kind``, whose head has the protocol version and the fields of the dataclass.
-    `wire_field`, `value_field` and `mapping_field` declare how a field is read."""
-
-    __slots__ = ()
-    kind: ClassVar[str]
-
-    def to_bytes(self) -> bytes:
-        blobs, head = Blobs(), {"protocol": PROTOCOL}
-        for entry in fields(self):  # type: ignore[arg-type]
-            head[entry.name] = entry.metadata["write"](getattr(self, entry.name), blobs)
-        return wire_format.pack(self.kind, head, blobs.blobs)
-
-    @classmethod
-    def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> Self:
-        """Read a frame of at most ``limit`` bytes, or raise `FrameError`."""
-        frame = wire_format.unpack(data, cls.kind, limit=limit)
-        head = check_protocol(frame.head)
-        with wire_format.reading(cls.kind):
-            values = {
-                entry.name: entry.metadata["read"](head[entry.name], frame)
-                for entry in fields(cls)  # type: ignore[arg-type]
-            }
-            return cls(**values)
-
-
-def wire_field(read: Callable[[Any, Frame], Any], write: Callable[[Any, Blobs], Any], **options: Any) -> Any:
-    """Return a field of a message with its functions for reading and writing the head of a frame and its blobs."""
-    return field(metadata={"read": read, "write": write}, **options)
-
-
-def value_field(read: Callable[[Any], Any], write: Callable[[Any], Any] = lambda value: value, **options: Any) -> Any:
-    """Return a field of a message that is a value in the head."""
-    return wire_field(lambda value, frame: read(value), lambda value, blobs: write(value), **options)
-
-
-def mapping_field(
-    key: Callable[[Any], Any], value: Callable[[Any], Any], write: Callable[[Any], Any] = lambda value: value,
-    **options: Any,
-) -> Any:  # fmt: skip
-    """Return a field of a message that is an object in the head."""
-    return value_field(
-        lambda entry: {key(name): value(item) for name, item in entry.items()},
-        lambda entry: {str(name): write(item) for name, item in entry.items()},
-        **options,
-    )
 
 
 def blob_fields(kind: type[WorkOrder] | type[Report], default: Any = MISSING, **without: Any) -> Any:
@@ -326,15 +283,6 @@ def unpack_batch(data: wire_format.Blob, *, limit: int | None = None) -> list[by
 def frame_digest(data: bytes) -> str:
     """Return the digest that identifies a frame."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def check_protocol(head: Any) -> Any:
-    """Return the head of a frame, or raise if its protocol version differs."""
-    version = head.get("protocol") if isinstance(head, dict) else None
-    if type(version) is not int or version != PROTOCOL:
-        message = f"frame: protocol {reprlib.repr(version)}, expected {PROTOCOL}. Install one version everywhere."
-        raise FrameError(message, "version")
-    return head
 
 
 class ProtocolError(HansaError):

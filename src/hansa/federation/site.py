@@ -54,7 +54,6 @@ from hansa.federation.messages import (
     RunOver,
     SiteEvaluationReply,
     SiteEvaluationRequest,
-    check_protocol,
     code_of,
     frame_digest,
     known_code,
@@ -68,7 +67,7 @@ from hansa.federation.schema_agreement import SCHEMA, SchemaRequest, answer_requ
 from hansa.local.work import is_set_by_samples
 from hansa.rounds import client_round, wire_format
 from hansa.rounds.messages import Broadcast, Report, WorkOrder
-from hansa.rounds.wire_format import Blobs
+from hansa.rounds.wire_format import Blobs, check_protocol
 from hansa.runs.driver import Run
 from hansa.runs.preprocessing import PREPROCESSING, Preprocessing, write_preprocessing
 from hansa.runs.store import DamagedFileError, io

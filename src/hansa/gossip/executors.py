@@ -32,7 +32,7 @@ from hansa.core.native.clients import (
     LazyCohortKernel,
 )
 from hansa.core.protocols import with_defaults
-from hansa.core.types import Vector, Vectors
+from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.core.vectors import allocator
 from hansa.core.vectors.arithmetic import all_finite, native_fits
 from hansa.core.vectors.kernels import CsrWeights
@@ -41,7 +41,7 @@ from hansa.gossip.rows import DenseRows, LazyRows, Mixer
 from hansa.gossip.topology import Topology
 from hansa.local.trainer import BaseTrainer, ClientJobs, DrawRows, Trainer, take_step
 from hansa.local.work import Work
-from hansa.rounds.messages import DroppedClient, Report, Trained, WorkOrder
+from hansa.rounds.messages import DroppedClient, Report, WorkOrder
 
 
 @torch.no_grad()
@@ -51,7 +51,7 @@ def train_cohorts(
     received: Sequence[Vectors],
     trainer: Trainer,
     samples: Sequence[int],
-) -> list[Trained]:
+) -> list[Report]:
     """Train cohorts: at every step the active clients take a local step and all exchange, in the mixing's order.
 
     Native code gets all cohorts at once. Those whose final rows are read later are trained one by one, so that the rows
@@ -75,9 +75,9 @@ def train_cohorts(
     return results
 
 
-def _result(cohort: Cohort, outcome: CohortOutcome) -> Trained:
-    """Return the result of a cohort that has trained: the surviving reporters' updates, the consensus distance and, if
-    requested, the mean model."""
+def _result(cohort: Cohort, outcome: CohortOutcome) -> Report:
+    """Return the report of a cohort that has trained, with the surviving reporters' updates as vectors, the consensus
+    distance and, if requested, the mean model."""
     order = cohort.order
     detail = "its parameters became non-finite at step {}; its cluster continued without it"
     dropped = [DroppedClient(client, "non-finite", detail.format(step)) for client, step in outcome.dropped]
@@ -87,25 +87,25 @@ def _result(cohort: Cohort, outcome: CohortOutcome) -> Trained:
     peer_bytes.update(outcome.peer_bytes)
     report = Report.on(order, dropped=tuple(dropped), peer_bytes=dict(peer_bytes), exchanges=outcome.exchanges)
     if not cohort.mixer.positions:
-        return Trained(report)
+        return report
     dim, positions = cohort.dim, cohort.reporting_positions()
     clients = [cohort.clients[position] for position in positions]
     outcome.finish(cohort)
-    deltas, buffers = outcome.deltas or [], list[Vector]()
+    deltas = outcome.deltas or []
+    rows = {MODEL: deltas}
     if cohort.start.numel() > dim:
-        deltas, buffers = [delta[:dim] for delta in deltas], [delta[dim:] for delta in deltas]
+        rows = {MODEL: [delta[:dim] for delta in deltas], BUFFERS: [delta[dim:] for delta in deltas]}
     memory: dict[int, Vectors] = {}
     for position, client in zip(positions, clients, strict=True):
         if client_memory := _memory(cohort, outcome, client, position):
             memory[client] = client_memory | cohort.position_memory(client, outcome.steps_taken[client])
     loss = math.fsum(outcome.losses) / len(outcome.losses) if outcome.losses else None
-    report = replace(
-        report, clients=clients, losses=[loss] * len(clients), memory=memory, info={"consensus": outcome.spread}
-    )
+    losses, info = [loss] * len(clients), {"consensus": outcome.spread}
+    report = replace(report, clients=clients, rows=rows, losses=losses, memory=memory, info=info)
     if order.mean:
         mean, trained = outcome.rows.mean(cohort.mixer).to(cohort.start), len(cohort.mixer.positions)
         report = replace(report, mean=mean, trained=trained)
-    return Trained(report, deltas, buffers)
+    return report
 
 
 def defers_checks(device: torch.device) -> bool:

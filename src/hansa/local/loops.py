@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_c
 import torch
 
 from hansa.core.bounds import Checked
-from hansa.core.errors import HansaError, add_step
+from hansa.core.errors import HansaError, naming_client
 from hansa.core.keys import Key
 from hansa.core.protocols import check_component, with_defaults
 from hansa.core.types import Vector, Vectors
@@ -95,15 +95,12 @@ def train_by_loop(
     results, finished = LocalResults(), []
     for index, (client, x) in enumerate(zip(jobs.clients, jobs.models, strict=True)):
         key, rows = jobs.key_of(index), jobs.batches_of(index)
-        try:
+        with naming_client(client):
             trainer.load(x, jobs.buffers_of(index))
             if rows is None:
                 rows = trainer.batches(client, jobs.works[index], key.child("batch"))
             result = run(loop, client, rows, lr, _copies(got), _copies(memory.get(client, {})), key)
             _check_result(loop, result, channels, x)
-        except Exception as error:
-            add_step(error, client)
-            raise
         loss = float(torch.as_tensor(result.loss, dtype=torch.float64).detach())
         results.add_model(x, trainer.y, [loss], trainer.read_buffers(), keep_model=jobs.keep_models)
         finished.append(LoopResult(loss, _copies(result.memory), _copies(result.reports)))

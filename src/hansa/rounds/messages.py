@@ -9,7 +9,7 @@ packets of each receiver, relative to the version that it holds.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -19,8 +19,26 @@ from hansa.core.keys import Key
 from hansa.core.types import Vector, Vectors
 from hansa.gossip.robust import Attack
 from hansa.local.work import Work
-from hansa.rounds import wire_format
-from hansa.rounds.wire_format import Blobs, Frame, FrameError
+from hansa.rounds.wire_format import (
+    TEXT_LIMIT,
+    Blobs,
+    Frame,
+    FrameError,
+    Message,
+    as_number,
+    integer,
+    integers,
+    mapping_field,
+    name,
+    number,
+    optional,
+    read_tensor,
+    read_tensors,
+    sentence,
+    value_field,
+    whole_key,
+    wire_field,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +74,75 @@ def write_broadcasts(broadcasts: Mapping[str, Broadcast], blobs: Blobs) -> dict[
 def read_broadcasts(entry: Mapping[Any, Any], frame: Frame) -> dict[str, Broadcast]:
     """Decode the result of `write_broadcasts`."""
     return {
-        wire_format.name(name): Broadcast(
-            wire_format.integer(version),
-            None if base is None else wire_format.integer(base),
-            tuple(frame.packet(index) for index in packets),
+        name(channel): Broadcast(
+            integer(version), None if base is None else integer(base), tuple(map(frame.packet, packets))
         )
-        for name, (version, base, packets) in entry.items()
+        for channel, (version, base, packets) in entry.items()
     }
 
 
+def _read_key(entry: Any) -> Key:
+    seed, path = entry
+    return Key(integer(seed, maximum=1 << 256)).child(*path)
+
+
+def _read_attack(entry: Any) -> Attack:
+    clients, kind, scale = entry
+    return Attack(integers(clients), name(kind), float(scale))  # type: ignore[arg-type]
+
+
+def _write_memory(memory: Mapping[int, Vectors], blobs: Blobs) -> dict[str, Any]:
+    return {str(client): blobs.tensors(rows) for client, rows in memory.items()}
+
+
+def _read_memory(entry: Mapping[Any, Any], frame: Frame) -> dict[int, Vectors]:
+    return {whole_key(client): read_tensors(rows, frame) for client, rows in entry.items()}
+
+
+Rows: TypeAlias = "torch.Tensor | Sequence[Any]"
+"""What clients upload on a channel: a packet of each, or, uncompressed, a matrix with a row of each. Before the uplink
+encodes them: a vector of each."""
+
+
+def _packet(rows: Rows, index: int) -> Packet:
+    return Packet.of(rows[index]) if isinstance(rows, torch.Tensor) else rows[index]
+
+
+def _write_rows(rows: Mapping[str, Rows], blobs: Blobs) -> dict[str, list[int]]:
+    return {
+        name: [blobs.bytes(_packet(column, index).bytes) for index in range(len(column))]
+        for name, column in rows.items()
+    }
+
+
+def _read_rows(entry: Mapping[Any, Any], frame: Frame) -> dict[str, list[Packet]]:
+    return {name(channel): [frame.packet(index) for index in packets] for channel, packets in entry.items()}
+
+
+def _write_dropped(dropped: Sequence[DroppedClient]) -> list[list[Any]]:
+    return [[lost.client, lost.reason, sentence(lost.detail)] for lost in dropped]
+
+
+def _read_dropped(entries: Any) -> tuple[DroppedClient, ...]:
+    return tuple(
+        DroppedClient(integer(client, -1), name(reason), name(detail, TEXT_LIMIT)) for client, reason, detail in entries
+    )
+
+
+def _read_float(value: Any) -> float:
+    found = as_number(value)
+    if found is None:
+        raise FrameError("frame: a number is missing.")
+    return found
+
+
+def _unchecked(value: Any) -> Any:
+    """Return what validation compares with the order later."""
+    return value
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class WorkOrder:
+class WorkOrder(Message):
     """The work of some clients in one round, from one version of the model.
 
     Clients that train alone are one order of any number, of which `part` makes smaller ones. A gossiping cluster is an
@@ -88,19 +164,22 @@ class WorkOrder:
         attack: The attack of a fault plan's malicious clients on their neighbours.
     """
 
-    run: str
-    round: int
-    clients: tuple[int, ...]
-    works: tuple[Work, ...]
-    base: bytes
-    broadcasts: Mapping[str, Broadcast]
-    key: Key
-    cohort: int | None = None
-    reporters: tuple[int, ...] = None  # type: ignore[assignment]
-    memory: Mapping[int, Vectors] = field(default_factory=dict)
-    absent: tuple[int, ...] = ()
-    mean: bool = False
-    attack: Attack | None = None
+    kind = "order"
+    run: str = value_field(name)
+    round: int = value_field(integer)
+    clients: tuple[int, ...] = value_field(integers)
+    works: tuple[Work, ...] = value_field(lambda pairs: tuple(Work(*map(integer, pair)) for pair in pairs))
+    base: bytes = value_field(bytes.fromhex, bytes.hex)
+    broadcasts: Mapping[str, Broadcast] = wire_field(read_broadcasts, write_broadcasts)
+    key: Key = value_field(_read_key, lambda key: [key.seed, key.path])
+    cohort: int | None = value_field(optional(integer), default=None)
+    reporters: tuple[int, ...] = value_field(integers, default=None)
+    memory: Mapping[int, Vectors] = wire_field(_read_memory, _write_memory, default_factory=dict)
+    absent: tuple[int, ...] = value_field(integers, default=())
+    mean: bool = value_field(lambda value: value is True, default=False)
+    attack: Attack | None = value_field(
+        optional(_read_attack), optional(lambda attack: [attack.clients, attack.kind, attack.scale]), default=None
+    )
 
     def __post_init__(self) -> None:
         if self.reporters is None:
@@ -116,64 +195,10 @@ class WorkOrder:
         memory = {client: self.memory[client] for client in clients if client in self.memory} if self.memory else {}
         return replace(self, clients=clients, reporters=clients, works=works, memory=memory)
 
-    def to_bytes(self) -> bytes:
-        """Encode the order as one frame."""
-        blobs = Blobs()
-        head = {
-            "run": self.run,
-            "round": self.round,
-            "cohort": self.cohort,
-            "clients": self.clients,
-            "reporters": self.reporters,
-            "works": self.works,
-            "base": self.base.hex(),
-            "mail": write_broadcasts(self.broadcasts, blobs),
-            "key": [self.key.seed, self.key.path],
-            "memory": {str(client): blobs.tensors(rows) for client, rows in self.memory.items()},
-            "absent": self.absent,
-            "mean": self.mean,
-        }
-        if self.attack is not None:
-            head["attack"] = [self.attack.clients, self.attack.kind, self.attack.scale]
-        return wire_format.pack("order", head, blobs.blobs)
-
-    @classmethod
-    def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> WorkOrder:
-        """Decode an order from a frame."""
-        frame = wire_format.unpack(data, "order", limit=limit)
-        with wire_format.reading("order"):
-            head = frame.head
-            clients = wire_format.integers(head["clients"])
-            works = tuple(Work(wire_format.integer(steps), wire_format.integer(size)) for steps, size in head["works"])
-            if len(works) != len(clients):
-                raise FrameError(f"frame: {len(works)} works for {len(clients)} clients.")
-            seed, path = head["key"]
-            return cls(
-                wire_format.name(head["run"]),
-                wire_format.integer(head["round"]),
-                clients,
-                works,
-                bytes.fromhex(head["base"]),
-                read_broadcasts(head["mail"], frame),
-                Key(wire_format.integer(seed, maximum=1 << 256)).child(*path),
-                _read_cohort(head["cohort"]),
-                wire_format.integers(head["reporters"]),
-                {wire_format.whole_key(c): wire_format.read_tensors(rows, frame) for c, rows in head["memory"].items()},
-                wire_format.integers(head["absent"]),
-                head["mean"] is True,
-                _read_attack(head.get("attack")),
-            )
-
-
-def _read_cohort(value: Any) -> int | None:
-    return None if value is None else wire_format.integer(value)
-
-
-def _read_attack(value: Any) -> Attack | None:
-    if value is None:
-        return None
-    clients, kind, scale = value
-    return Attack(wire_format.integers(clients), wire_format.name(kind), float(scale))  # type: ignore[arg-type]
+    def check_columns(self) -> None:
+        """Raise unless every client has its work."""
+        if len(self.works) != len(self.clients):
+            raise FrameError(f"frame: {len(self.works)} works for {len(self.clients)} clients.")
 
 
 def joined_orders(orders: Iterable[WorkOrder]) -> list[WorkOrder]:
@@ -190,12 +215,8 @@ def joined_orders(orders: Iterable[WorkOrder]) -> list[WorkOrder]:
     return joined
 
 
-Rows: TypeAlias = "torch.Tensor | Sequence[Packet]"
-"""What clients upload on a channel: a packet of each, or, uncompressed, a matrix with a row of each."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Report:
+class Report(Message):
     """The report of some clients of an order. A client's memory is committed only after the round has closed with its
     upload accepted.
 
@@ -216,20 +237,25 @@ class Report:
         trained: The number of models in ``mean``.
     """
 
-    run: str
-    round: int
-    base: bytes
-    cohort: int | None = None
-    clients: Sequence[int] = ()
-    rows: Mapping[str, Rows] = field(default_factory=dict)
-    losses: Sequence[float | None] = ()
-    memory: Mapping[int, Vectors] = field(default_factory=dict)
-    dropped: tuple[DroppedClient, ...] = ()
-    peer_bytes: Mapping[int, int] = field(default_factory=dict)
-    exchanges: int = 0
-    info: Mapping[str, float] = field(default_factory=dict)
-    mean: Vector | None = None
-    trained: int = 0
+    kind = "report"
+    run: str = value_field(_unchecked)
+    round: int = value_field(_unchecked)
+    base: bytes = value_field(bytes.fromhex, bytes.hex)
+    cohort: int | None = value_field(optional(integer), default=None)
+    clients: Sequence[int] = value_field(tuple, list, default=())
+    rows: Mapping[str, Rows] = wire_field(_read_rows, _write_rows, default_factory=dict)
+    losses: Sequence[float | None] = value_field(
+        lambda losses: [*map(as_number, losses)], lambda losses: [*map(number, losses)], default=()
+    )
+    memory: Mapping[int, Vectors] = wire_field(_read_memory, _write_memory, default_factory=dict)
+    dropped: tuple[DroppedClient, ...] = value_field(_read_dropped, _write_dropped, default=())
+    peer_bytes: Mapping[int, int] = mapping_field(whole_key, integer, default_factory=dict)
+    exchanges: int = value_field(integer, default=0)
+    info: Mapping[str, float] = mapping_field(name, _read_float, number, default_factory=dict)
+    mean: Vector | None = wire_field(
+        optional(read_tensor), optional(lambda mean, blobs: blobs.tensor(mean)), default=None
+    )
+    trained: int = value_field(integer, default=0)
 
     @classmethod
     def on(cls, order: WorkOrder, **facts: Any) -> Report:
@@ -243,10 +269,7 @@ class Report:
 
     def packets(self, index: int) -> dict[str, Packet]:
         """Return the packet of one client on each channel."""
-        return {
-            name: Packet.of(rows[index]) if isinstance(rows, torch.Tensor) else rows[index]
-            for name, rows in self.rows.items()
-        }
+        return {name: _packet(rows, index) for name, rows in self.rows.items()}
 
     def part(self, indices: Sequence[int], *, clients_only: bool = True) -> Report:
         """Return the report of the clients at these indices; ``clients_only`` omits the facts about the whole batch,
@@ -266,83 +289,10 @@ class Report:
             return chosen
         return replace(chosen, dropped=(), peer_bytes={}, exchanges=0, info={}, mean=None, trained=0)
 
-    def to_bytes(self) -> bytes:
-        """Encode the report as one frame."""
-        blobs = Blobs()
-        uploads = [self.packets(index) for index in range(len(self.clients))]
-        head = {
-            "run": self.run,
-            "round": self.round,
-            "base": self.base.hex(),
-            "cohort": self.cohort,
-            "clients": list(self.clients),
-            "packets": {name: [blobs.bytes(packets[name].bytes) for packets in uploads] for name in self.rows},
-            "losses": [wire_format.number(loss) for loss in self.losses],
-            "memory": {str(client): blobs.tensors(rows) for client, rows in self.memory.items()},
-            "lost": [[lost.client, lost.reason, wire_format.sentence(lost.detail)] for lost in self.dropped],
-            "peer": {str(client): sent for client, sent in self.peer_bytes.items()},
-            "exchanges": self.exchanges,
-            "info": {name: wire_format.number(value) for name, value in self.info.items()},
-            "mean": {} if self.mean is None else blobs.tensors({"mean": self.mean}),
-            "trained": self.trained,
-        }
-        return wire_format.pack("report", head, blobs.blobs)
-
-    @classmethod
-    def from_bytes(cls, data: wire_format.Blob, *, limit: int | None = None) -> Report:
-        """Decode a report from a frame; its uploads are validated later."""
-        frame = wire_format.unpack(data, "report", limit=limit)
-        with wire_format.reading("report"):
-            head = frame.head
-            clients = tuple(head["clients"])
-            rows = {
-                wire_format.name(name): [frame.packet(index) for index in packets]
-                for name, packets in head["packets"].items()
-            }
-            losses = [wire_format.as_number(loss) for loss in head["losses"]]
-            lengths = {len(losses), *(len(packets) for packets in rows.values())}
-            if lengths != {len(clients)}:
-                raise FrameError(f"frame: expected columns with one entry for each of {len(clients)} clients.")
-            return cls(
-                head["run"],
-                head["round"],
-                bytes.fromhex(head["base"]),
-                _read_cohort(head["cohort"]),
-                clients,
-                rows,
-                losses,
-                {wire_format.whole_key(c): wire_format.read_tensors(rows, frame) for c, rows in head["memory"].items()},
-                tuple(
-                    DroppedClient(
-                        wire_format.integer(client, -1),
-                        wire_format.name(reason),
-                        wire_format.name(detail, wire_format.TEXT_LIMIT),
-                    )
-                    for client, reason, detail in head["lost"]
-                ),
-                {wire_format.whole_key(client): wire_format.integer(sent) for client, sent in head["peer"].items()},
-                wire_format.integer(head["exchanges"]),
-                {wire_format.name(name): _float(value) for name, value in head["info"].items()},
-                wire_format.read_tensors(head["mean"], frame).get("mean"),
-                wire_format.integer(head["trained"]),
-            )
-
-
-def _float(value: Any) -> float:
-    number = wire_format.as_number(value)
-    if number is None:
-        raise FrameError("frame: a number is missing.")
-    return number
-
-
-class Trained(NamedTuple):
-    """The training result of an order before it is encoded: a report without uploads, the change of each reporter's
-    model and buffers, and what its own loop reports, by channel."""
-
-    report: Report
-    changes: Sequence[Vector] | Vector = ()
-    buffers: Sequence[Vector] = ()
-    reports: Mapping[str, Sequence[Vector]] = {}
+    def check_columns(self) -> None:
+        """Raise unless every client that uploads has a packet on each channel and a loss."""
+        if {len(self.losses), *map(len, self.rows.values())} != {len(self.clients)}:
+            raise FrameError(f"frame: expected columns with one entry for each of {len(self.clients)} clients.")
 
 
 def joined_reports(reports: Sequence[Report]) -> Report:

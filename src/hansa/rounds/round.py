@@ -4,7 +4,6 @@ reports. The three are pure: engines only carry orders and reports between them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ import torch
 
 from hansa.algorithm import Algorithm, LocalPhase
 from hansa.compress import Packet, ServerBroadcast, direct
-from hansa.core.errors import add_step
+from hansa.core.errors import naming_client
 from hansa.core.keys import Key
 from hansa.core.types import BUFFERS, MODEL, Population, Vector, Vectors
 from hansa.core.vectors.arithmetic import computes_on, tree_to, where_computed
@@ -26,7 +25,7 @@ from hansa.local.trainer import ClientJobs, Trainer, draw_batches, train
 from hansa.local.work import Work
 from hansa.pace.events import RoundTiming
 from hansa.rounds.aggregation import ClosedRound, RoundAggregation, ServerState
-from hansa.rounds.messages import Broadcast, DroppedClient, Report, Trained, WorkOrder, in_client_order, scoped
+from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder, in_client_order, scoped
 
 
 class OpenedRound(NamedTuple):
@@ -148,7 +147,7 @@ def client_round(
     trained = iter(_train(algorithm, [order for order, _ in usable], [got for _, got in usable], trainer, population))
     detail = "the broadcast does not decode to the model that was sent"
     return [
-        Report.without(order, "base", detail) if got is None else _report(algorithm, order, got, next(trained))
+        Report.without(order, "base", detail) if got is None else _encoded(algorithm, order, got, next(trained))
         for order, got in zip(orders, received, strict=True)
     ]
 
@@ -159,9 +158,9 @@ def _train(
     received: Sequence[Vectors],
     trainer: Trainer,
     population: Population,
-) -> list[Trained]:
-    """Train on the trainer's device. ``received`` has the vectors of each order; the updates are returned on the device
-    of these: the CPU or the server's device."""
+) -> list[Report]:
+    """Train on the trainer's device, and report the updates as vectors. ``received`` has the vectors of each order; the
+    updates are on the device of these: the CPU or the server's device."""
     if not orders:
         return []
     device, server_device, phase = trainer.y.device, received[0][MODEL].device, algorithm.local
@@ -176,9 +175,7 @@ def _train(
     return [_to_server_device(result, server_device) for result in results] if moves_devices else results
 
 
-def _train_alone(
-    phase: LocalPhase, order: WorkOrder, got: Vectors, trainer: Trainer, population: Population
-) -> Trained:
+def _train_alone(phase: LocalPhase, order: WorkOrder, got: Vectors, trainer: Trainer, population: Population) -> Report:
     """Train clients that do not gossip, from the received model with each one's private blocks."""
     keep_models = phase.private_blocks is not None or order.mean
     jobs = _jobs(phase, order, got, trainer, population, keep_models=keep_models)
@@ -194,12 +191,14 @@ def _train_alone(
         indices = [index for index in indices if index not in results.failures]
         changes, losses = [changes[index] for index in indices], [losses[index] for index in indices]
     dropped = [DroppedClient(clients[index], "non-finite", reason) for index, reason in results.failures.items()]
-    buffers: list[Vector] = []
     if phase.private_blocks is not None:
         changes = [phase.without_private_blocks(change) for change in changes]
+    rows: dict[str, Any] = {MODEL: changes}
     if results.buffers and jobs.buffers is not None:
         moved = [results.buffers[index] - jobs.buffers[index] for index in indices]
-        buffers = [phase.without_private_blocks(change, of_buffers=True) for change in moved]
+        rows[BUFFERS] = [phase.without_private_blocks(change, of_buffers=True) for change in moved]
+    for name in finished[0].reports if finished else ():
+        rows[name] = [finished[index].reports[name] for index in indices]
     memory: dict[int, Vectors] = {}
     if phase.private_blocks is not None or phase.optimizer_state == "kept" or phase.division.continued or finished:
         for index in indices:
@@ -214,6 +213,7 @@ def _train_alone(
     report = Report.on(
         order,
         clients=[clients[index] for index in indices] if results.failures else clients,
+        rows=rows,
         losses=losses,
         memory=memory,
         dropped=tuple(dropped),
@@ -222,9 +222,7 @@ def _train_alone(
         models = [torch.cat([results.models[index], *results.buffers[index : index + 1]]) for index in indices]
         mean = models[0] if len(models) == 1 else torch.stack(models).mean(0)
         report = replace(report, mean=mean, trained=len(models))
-    names = finished[0].reports if finished else ()
-    reports = {name: [finished[index].reports[name] for index in indices] for name in names}
-    return Trained(report, changes, buffers, reports)
+    return report
 
 
 def _jobs(
@@ -282,12 +280,11 @@ def _to_device(
     return copied, [moved[id(got)] for got in received]
 
 
-def _to_server_device(trained: Trained, device: torch.device) -> Trained:
-    """Copy a training result to the device of the server's vectors, and the clients' memory to the CPU."""
-    report, cpu = trained.report, torch.device("cpu")
-    report = replace(report, memory=tree_to(dict(report.memory), cpu), mean=tree_to(report.mean, cpu))
-    changes, buffers = ([change.to(device) for change in vectors] for vectors in (trained.changes, trained.buffers))
-    return Trained(report, changes, buffers, tree_to(dict(trained.reports), device))
+def _to_server_device(report: Report, device: torch.device) -> Report:
+    """Copy the updates of a report to the device of the server's vectors, and the clients' memory to the CPU."""
+    rows = {name: [vector.to(device) for vector in vectors] for name, vectors in report.rows.items()}
+    cpu = torch.device("cpu")
+    return replace(report, rows=rows, memory=tree_to(dict(report.memory), cpu), mean=tree_to(report.mean, cpu))
 
 
 def decode_broadcasts(algorithm: Algorithm, order: WorkOrder, base_vectors: Mapping[str, Vector]) -> Vectors | None:
@@ -320,17 +317,15 @@ def close_round(
     return aggregation.close()
 
 
-def _report(algorithm: Algorithm, order: WorkOrder, got: Vectors, trained: Trained) -> Report:
+def _encoded(algorithm: Algorithm, order: WorkOrder, got: Vectors, trained: Report) -> Report:
     """Finish the solver's round, and encode the vectors of each channel with its uplink."""
-    phase, clients = algorithm.local, trained.report.clients
-    outgoing: dict[str, Any] = {MODEL: trained.changes, **trained.reports}
-    if trained.buffers:
-        outgoing[BUFFERS] = trained.buffers
-    memory = dict(trained.report.memory)
+    phase, clients = algorithm.local, trained.clients
+    outgoing: dict[str, Any] = {**trained.rows}
+    memory = dict(trained.memory)
     if type(phase.solver).finish is not BaseSolver.finish:
         work_of = dict(zip(order.clients, order.works, strict=True))
-        for client, change in zip(clients, trained.changes, strict=True):
-            with _add_client_to_errors(client):
+        for client, change in zip(clients, outgoing.get(MODEL, ()), strict=True):
+            with naming_client(client):
                 _finish(phase, order, got, client, work_of[client], change, outgoing, memory)
     rows: dict[str, Any] = {}
     for name, channel in algorithm.channels.items():
@@ -343,13 +338,13 @@ def _report(algorithm: Algorithm, order: WorkOrder, got: Vectors, trained: Train
         packets = rows[name] = []
         keys = order.key.child("uplink", name, order.round)
         for client, vector in zip(clients, vectors, strict=True):
-            with _add_client_to_errors(client):
+            with naming_client(client):
                 old_rows = scoped(order.memory.get(client, {}), scope)
                 packet, new_rows = uplink.send(where_computed(uplink, vector), old_rows, keys.child(client))
             packets.append(packet)
             if new_rows:
                 memory.setdefault(client, {}).update({f"{scope}/{row}": value for row, value in new_rows.items()})
-    return replace(trained.report, rows=rows, memory={client: stored for client, stored in memory.items() if stored})
+    return replace(trained, rows=rows, memory={client: stored for client, stored in memory.items() if stored})
 
 
 def _finish(
@@ -372,13 +367,3 @@ def _finish(
         outgoing.setdefault(name, []).append(vector)
     rows = {f"solver/{name}": row.to("cpu") for name, row in finished.memory.items()}
     memory.setdefault(client, {}).update(rows)
-
-
-@contextmanager
-def _add_client_to_errors(client: int) -> Iterator[None]:
-    """Add the client to an error's message."""
-    try:
-        yield
-    except Exception as error:
-        add_step(error, client)
-        raise

@@ -1,4 +1,6 @@
-"""Frames: the byte format of every message. A head of canonical JSON, blobs, and a digest; no pickle.
+"""Messages as bytes: frames, and dataclasses whose fields declare how they are read.
+
+A frame is a head of canonical JSON, blobs, and a digest; no pickle.
 
 ======  ======  ==================================================
 bytes   type    content
@@ -26,9 +28,9 @@ import math
 import re
 import reprlib
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -36,6 +38,8 @@ from hansa.compress import Packet
 from hansa.core.errors import HansaError
 
 MAGIC, VERSION = b"hF", 1
+PROTOCOL = 5
+"""Incremented when the meaning of a message changes. Messages of another version are refused."""
 DIGEST = 16
 HEAD_LIMIT = 1 << 26  # bytes of JSON
 ENTRY_LIMIT = 1 << 22  # commas, and a quarter as many brackets: an empty list takes 2 bytes in JSON, 56 in memory
@@ -303,3 +307,71 @@ def read_tensors(entry: Any, frame: Frame) -> dict[str, torch.Tensor]:
 def _abbreviate(value: object) -> str:
     text = reprlib.repr(value) if not isinstance(value, Exception) else ascii(str(value))
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def check_protocol(head: Any) -> Any:
+    """Return the head of a frame, or raise if its protocol version differs."""
+    version = head.get("protocol") if isinstance(head, dict) else None
+    if type(version) is not int or version != PROTOCOL:
+        message = f"frame: protocol {reprlib.repr(version)}, expected {PROTOCOL}. Install one version everywhere."
+        raise FrameError(message, "version")
+    return head
+
+
+class Message:
+    """Base of the messages: a frame of a ``kind``, whose head has the protocol version and the fields of the dataclass.
+    `wire_field`, `value_field` and `mapping_field` declare how a field is read."""
+
+    __slots__ = ()
+    kind: ClassVar[str]
+
+    def to_bytes(self) -> bytes:
+        """Encode the message as one frame."""
+        blobs, head = Blobs(), {"protocol": PROTOCOL}
+        for entry in fields(self):  # type: ignore[arg-type]
+            head[entry.name] = entry.metadata["write"](getattr(self, entry.name), blobs)
+        return pack(self.kind, head, blobs.blobs)
+
+    @classmethod
+    def from_bytes(cls, data: Blob, *, limit: int | None = None) -> Self:
+        """Read a frame of at most ``limit`` bytes, or raise `FrameError`."""
+        frame = unpack(data, cls.kind, limit=limit)
+        head = check_protocol(frame.head)
+        with reading(cls.kind):
+            values = {
+                entry.name: entry.metadata["read"](head[entry.name], frame)
+                for entry in fields(cls)  # type: ignore[arg-type]
+            }
+            message = cls(**values)
+            message.check_columns()
+            return message
+
+    def check_columns(self) -> None:
+        """Raise for fields that were read and do not fit each other."""
+
+
+def wire_field(read: Callable[[Any, Frame], Any], write: Callable[[Any, Blobs], Any], **options: Any) -> Any:
+    """Return a field of a message with its functions for reading and writing the head of a frame and its blobs."""
+    return field(metadata={"read": read, "write": write}, **options)
+
+
+def value_field(read: Callable[[Any], Any], write: Callable[[Any], Any] = lambda value: value, **options: Any) -> Any:
+    """Return a field of a message that is a value in the head."""
+    return wire_field(lambda value, frame: read(value), lambda value, blobs: write(value), **options)
+
+
+def mapping_field(
+    key: Callable[[Any], Any], value: Callable[[Any], Any], write: Callable[[Any], Any] = lambda value: value,
+    **options: Any,
+) -> Any:  # fmt: skip
+    """Return a field of a message that is an object in the head."""
+    return value_field(
+        lambda entry: {key(name): value(item) for name, item in entry.items()},
+        lambda entry: {str(name): write(item) for name, item in entry.items()},
+        **options,
+    )
+
+
+def optional(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a reader or a writer of values that may be None."""
+    return lambda value, *more: None if value is None else function(value, *more)

@@ -11,10 +11,10 @@ their initial value on the server and on every client.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Module = TypeVar("Module", bound="nn.Module")
+Conversion: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,32 +187,28 @@ def convert_module(
     >>> convert_module(layer, torch.float32, keep=["weight"]).weight.dtype, layer.bias.dtype
     (torch.bfloat16, torch.float32)
     """
-    exempt = _ids(module, keep)
 
     def convert(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) in exempt:
-            return tensor.to(device=device)
         if tensor.is_complex():
             return tensor.to(device=device, dtype=dtype.to_complex())
         return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
 
-    module._apply(convert)  # type: ignore[no-untyped-call]
-    return module
-
-
-def _ids(module: nn.Module, names: Collection[str]) -> set[int]:
-    return {id(tensor) for name, tensor in _named_tensors(module).items() if name in names} if names else set()
+    return _convert(module, keep, convert, lambda tensor: tensor.to(device=device))
 
 
 def widen_module(module: Module, dtype: torch.dtype, keep: Collection[str] = ()) -> Module:
     """Convert the module in place to at least the precision of ``dtype``, without loss; ``keep`` names exceptions."""
-    exempt = _ids(module, keep)
 
     def widen(tensor: torch.Tensor) -> torch.Tensor:
-        number = (tensor.is_floating_point() or tensor.is_complex()) and id(tensor) not in exempt
+        number = tensor.is_floating_point() or tensor.is_complex()
         return tensor.to(torch.promote_types(tensor.dtype, dtype)) if number else tensor
 
-    module._apply(widen)  # type: ignore[no-untyped-call]
+    return _convert(module, keep, widen, lambda tensor: tensor)
+
+
+def _convert(module: Module, keep: Collection[str], convert: Conversion, exempt: Conversion) -> Module:
+    kept = {id(tensor) for name, tensor in _named_tensors(module).items() if name in keep} if keep else ()
+    module._apply(lambda tensor: (exempt if id(tensor) in kept else convert)(tensor))  # type: ignore[no-untyped-call]
     return module
 
 
