@@ -83,8 +83,8 @@ def code_names(config: Config) -> list[str]:
     return list(dict.fromkeys(named_code(config.model_dump(include=_CODE))))
 
 
-def compose(config: Config, *, checking: bool = False) -> tuple[Algorithm | None, list[Problem]]:
-    """Build all components of a configuration; return its algorithm, or its problems.
+def compose(config: Config, *, checking: bool = False) -> Algorithm | None:
+    """Build all components of a configuration; return its algorithm, or raise `ConfigError` with all problems.
 
     Args:
         config: The configuration.
@@ -93,7 +93,7 @@ def compose(config: Config, *, checking: bool = False) -> tuple[Algorithm | None
     if config.python is not None:
         message = "started in Python, with an algorithm and a task that are not in the file: "
         resume = "hansa.resume(FOLDER, algorithm, task) resumes it."
-        return None, [] if checking else [Problem("", ("python",), message + resume)]
+        raise ConfigError([Problem("", ("python",), message + resume)])
     errors: list[Problem] = []
     built: dict[Keys, Any] = {}
     for keys, field, value in _components(config):
@@ -102,23 +102,22 @@ def compose(config: Config, *, checking: bool = False) -> tuple[Algorithm | None
                 built[keys] = field.build(value, keys)
             except ConfigError as error:
                 errors += error.problems
-    if checking and is_import_path(config.algorithm.preset):
-        return None, errors
+    if not (checking and is_import_path(config.algorithm.preset)):
+        try:
+            preset = KINDS["preset"].find(config.algorithm.preset)
+            errors += _invalid_settings(config, preset)
+        except HansaError as error:
+            errors.append(Problem("", ("algorithm", "preset"), str(error)))
+    if errors:
+        raise ConfigError(errors)
     try:
-        preset = KINDS["preset"].find(config.algorithm.preset)
+        return None if checking and code_names(config) else _compose(config, preset, built)
+    except ConfigError:
+        raise
     except HansaError as error:
-        return None, [*errors, Problem("", ("algorithm", "preset"), str(error))]
-    errors += _invalid_settings(config, preset)
-    if errors or (checking and code_names(config)):
-        return None, errors
-    try:
-        return _compose(config, preset, built), []
-    except ConfigError as error:
-        return None, list(error.problems)
-    except HansaError as error:
-        return None, [Problem("", _keys_of(config, error), str(error))]
+        raise ConfigError([Problem("", _keys_of(config, error), str(error))]) from error
     except TypeError as error:  # from a user-defined preset
-        return None, [Problem("", ("algorithm",), f"{config.algorithm.preset}: {error}.")]
+        raise ConfigError([Problem("", ("algorithm",), f"{config.algorithm.preset}: {error}.")]) from error
 
 
 def _components(section: BaseModel, above: Keys = ()) -> Iterator[tuple[Keys, ComponentField, Any]]:

@@ -61,12 +61,12 @@ def validate(document: Document, changes: Iterable[str] = (), *, building: bool 
         document.apply(change)
     try:
         config = Config.model_validate(document.data)
+        if building and config.python is None:
+            compose(config, checking=not may_import())
     except ValidationError as error:
         raise _refusal(document, explain(document.data, error, _describe)) from error
-    if building and config.python is None:
-        _, errors = compose(config, checking=not may_import())
-        if errors:
-            raise _refusal(document, errors)
+    except ConfigError as error:
+        raise _refusal(document, error.problems) from error
     return config
 
 
@@ -78,10 +78,7 @@ def _refusal(document: Document, problems: Iterable[Problem]) -> ConfigError:
 
 def build_algorithm(config: Config) -> Algorithm:
     """Return the algorithm that a configuration describes, or raise `ConfigError`."""
-    algorithm, errors = compose(config)
-    if algorithm is None:
-        raise ConfigError(errors)
-    return algorithm
+    return cast(Algorithm, compose(config))
 
 
 def cited_works(config: Config) -> list[str]:
