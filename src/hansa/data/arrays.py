@@ -9,7 +9,6 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -248,18 +247,19 @@ def _read_pairs(name: str, data: Any) -> tuple[torch.Tensor, torch.Tensor]:
         raise HansaError(f"{name}: expected a dataset, not what makes batches of one: pass loader.dataset.")
     if not hasattr(data, "__getitem__") and not hasattr(data, "__iter__"):
         raise HansaError(f"{name}: expected a dataset of pairs (input, target).")
-    inputs, targets = [], []
-    for position, item in enumerate(map(data.__getitem__, range(len(data))) if hasattr(data, "__len__") else data):
+    has_length = hasattr(data, "__len__")
+    items = [data[row] for row in range(len(data))] if has_length else list(data)
+    for position, item in enumerate(items):
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise HansaError(f"{name}: item {position} is a {type(item).__name__}: expected a pair (input, target).")
-        inputs.append(item[0])
-        targets.append(item[1])
-    if not inputs:
+    if not items:
         raise HansaError(f"{name}: is empty.")
+    inputs, targets = zip(*items, strict=True)
     rows = stack_rows(name, inputs)
-    repeated = [data[row] for row in range(min(_REREAD, len(inputs)))] if hasattr(data, "__len__") else []
-    pairs = zip((*inputs[: len(repeated)], *targets), chain(*zip(*repeated, strict=True)), strict=False)
-    if not all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs):
+    repeated = [data[row] for row in range(min(_REREAD, len(items)))] if has_length else []
+    if not all(
+        np.array_equal(a, b) for pairs in zip(items, repeated, strict=False) for a, b in zip(*pairs, strict=True)
+    ):
         log.warning("%s: two reads of one row differ, and each row is read once: leave random transforms out of the "
                     "dataset and pass them as Task(augment=...)", name)  # fmt: skip
     try:

@@ -254,7 +254,7 @@ def partition_dataset(
     key, labels = Key(seed).child("partition"), strip_weights(data.targets)
     if not isinstance(labels, torch.Tensor):  # only the number of rows is known
         labels = torch.zeros(count_rows(labels))
-    if isinstance(partition, saved_split) or data.groups is None or bool((data.groups >= 0).all()):
+    if isinstance(partition, saved_split) or data.groups is None:
         split = partition.split(labels, clients, key, data.groups)
     else:
         rows = torch.nonzero(data.groups >= 0).squeeze(1)
