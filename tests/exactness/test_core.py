@@ -25,23 +25,6 @@ from oracle import local, server
 ALL_WEIGHTS = ["uniform", "samples", WEIGHTS]
 
 
-@pytest.mark.parametrize("weights", ALL_WEIGHTS, ids=["uniform", "samples", "given"])
-@pytest.mark.parametrize(
-    ("preset", "reference", "mine", "theirs"),
-    [
-        (presets.fedavg, server.fedavg, {"server_lr": 0.7}, {"eta": 0.7}),
-        (presets.fedavgm, server.fedavgm, {"server_lr": 0.5, "momentum": 0.8}, {"eta": 0.5, "beta": 0.8}),
-        (presets.fedprox, local.fedprox, {"mu": 0.7, "server_lr": 0.9}, {"mu": 0.7, "eta": 0.9}),
-        (presets.fednova, local.fednova, {"server_lr": 0.8}, {"eta": 0.8}),
-    ],
-    ids=["fedavg", "fedavgm", "fedprox", "fednova"],
-)
-def test_averaging_methods_follow_the_reference(preset, reference, mine, theirs, weights):
-    lab = problem()
-    expected, _ = reference(lab, zeros(), participants(), STEPS, LOCAL_LR, weights=weights, **theirs)
-    assert_agree(trajectory(preset(**words(weights=weights, **mine)), lab), expected)
-
-
 FLAGS = [
     {},
     {"bias_correction": True},

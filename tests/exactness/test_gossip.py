@@ -93,18 +93,21 @@ def test_cafga(groups):
     assert_agree(run(algorithm), expected)
 
 
-def test_cafga_on_a_given_unbalanced_matrix():
-    W = np.array([[0.5, 0.3, 0.2, 0.0], [0.1, 0.6, 0.0, 0.3], [0.4, 0.0, 0.5, 0.1], [0.0, 0.1, 0.3, 0.6]])
-    chosen, active = drawn(4, HALVES, 2), resampled(5, HALVES, 2)
-    expected, _ = gossip.cafga(lab(), X0, HALVES, [W, W], chosen, active, STEPS, 0.05, **THEIRS)
-    algorithm = presets.cafga(
-        clusters=HALVES,
-        reporters=hansa.sample.replay(chosen),
-        active=hansa.gossip.replay(active),
-        topology=matrix(W.tolist()),
-        **WORDS,
-    )
-    assert_agree(run(algorithm), expected)
+W4 = [[0.5, 0.3, 0.2, 0.0], [0.1, 0.6, 0.0, 0.3], [0.4, 0.0, 0.5, 0.1], [0.0, 0.1, 0.3, 0.6]]
+W3 = [[0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [0.3, 0.2, 0.5]]
+
+
+@pytest.mark.parametrize(
+    ("groups", "W", "topology"),
+    [(HALVES, [W4, W4], matrix(W4)), (UNEQUAL, [gossip.ring(5), W3], [ring(), matrix(W3)])],
+    ids=["one", "by cluster"],
+)
+def test_cafga_on_given_unbalanced_matrices(groups, W, topology):
+    chosen, active = drawn(4, groups, 2), resampled(5, groups, 2)
+    W = [np.array(each) for each in W]
+    expected, _ = gossip.cafga(lab(), X0, groups, W, chosen, active, STEPS, 0.05, **THEIRS)
+    replayed = {"reporters": hansa.sample.replay(chosen), "active": hansa.gossip.replay(active)}
+    assert_agree(run(presets.cafga(clusters=groups, topology=topology, **replayed, **WORDS)), expected)
 
 
 def test_afga_adapted():

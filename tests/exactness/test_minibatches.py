@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import hansa
-from exactness.laboratory import CLIENTS, DIM, LOCAL_LR, STEPS, assert_agree, problem
+from exactness.laboratory import CLIENTS, DIM, LOCAL_LR, STEPS, WEIGHTS, assert_agree, problem
 from gossip.laboratory import RecordedLeastSquares, regression
 from hansa import presets
 from hansa.gossip import ring
@@ -69,7 +69,7 @@ def finish(run: hansa.Run, replayed: Replayed, expected: np.ndarray) -> None:
     assert not any(replayed.queues)
 
 
-@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize("weights", ["uniform", "samples", WEIGHTS], ids=["uniform", "samples", "given"])
 @pytest.mark.parametrize(
     ("preset", "reference", "mine", "theirs"),
     [

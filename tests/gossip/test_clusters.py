@@ -9,16 +9,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import hansa
-from exactness.laboratory import assert_agree
 from hansa import gossip, presets
 from hansa.config import build_algorithm, from_yaml
 from hansa.core.keys import Key
-from hansa.gossip import by_cluster, complete, erdos_renyi, matrix, ring
+from hansa.gossip import by_cluster, complete, erdos_renyi, ring
 from hansa.gossip.activity import count_of
 from mistakes import refused
-from oracle import gossip as oracle
-from oracle.quadratic import heterogeneous
 
 
 def dirichlet(clients: int, classes: int, seed: int, alpha: float = 0.3) -> np.ndarray:
@@ -137,35 +133,6 @@ test_bad_rules_are_refused = refused(
     (lambda: by_cluster([]), "one topology per cluster"),
     (lambda: by_cluster([ring(), "ring"]), "a topology"),
 )
-
-
-GROUPS = [[6, 0, 3, 1, 5], [2, 7, 4]]
-UNEVEN = [[0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [0.3, 0.2, 0.5]]
-N, DIM, ROUNDS, STEPS = 8, 5, 15, 4
-
-
-def lab():
-    return heterogeneous(11, N, [3, 5, 4, 6, 8, 4, 7, 5], DIM)
-
-
-@pytest.mark.parametrize("name", ["ha_fed", "dsgd"])
-def test_each_cluster_mixes_by_its_own_matrix(name):
-    graphs = [ring(), matrix(UNEVEN)]
-    W = [oracle.ring(5), np.array(UNEVEN)]
-    task = hansa.training.quadratic([torch.from_numpy(a) for a in lab().A], [torch.from_numpy(b) for b in lab().b])
-    if name == "ha_fed":
-        reporters = [[0, 3, 7, 2], [6, 5, 4, 7], [1, 0, 2, 4]] * 5
-        common = {"b1": 0.8, "b2": 0.95, "eps": 1e-4}
-        algorithm = presets.ha_fed(
-            clusters=GROUPS, topology=graphs, reporters=hansa.sample.replay(reporters), local_lr=0.05, steps=STEPS,
-            server_lr=0.05, **common,
-        )  # fmt: skip
-        expected, _ = oracle.ha_fed(lab(), np.zeros(DIM), GROUPS, W, reporters, STEPS, 0.05, eta=0.05, **common)
-    else:
-        algorithm = presets.dsgd(clusters=GROUPS, topology=graphs, local_lr=0.05, steps=STEPS)
-        expected, _ = oracle.dsgd(lab(), np.zeros(DIM), oracle.block(GROUPS, W), ROUNDS, STEPS, 0.05)
-    run = hansa.run(algorithm, task, rounds=ROUNDS, dtype=torch.float64, keep_params=True)
-    assert_agree(run, expected)
 
 
 def test_a_list_in_a_configuration():

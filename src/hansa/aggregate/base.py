@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, overload, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
@@ -68,14 +68,9 @@ class Participants(Sequence[Participant]):
     def __len__(self) -> int:
         return len(self.clients)
 
-    @overload
-    def __getitem__(self, index: int) -> Participant: ...
-    @overload
-    def __getitem__(self, index: slice) -> Participants: ...
-    def __getitem__(self, index: int | slice) -> Participant | Participants:
-        if isinstance(index, slice):
-            return Participants(self.clients[index], self.cohorts[index], self.samples[index])
-        return Participant(self.clients[index], self.cohorts[index], self.samples[index])
+    def __getitem__(self, index: Any) -> Any:
+        kind: Any = Participants if isinstance(index, slice) else Participant
+        return kind(self.clients[index], self.cohorts[index], self.samples[index])
 
     def __iter__(self) -> Iterator[Participant]:
         return map(Participant, self.clients, self.cohorts, self.samples)
