@@ -298,14 +298,15 @@ class Words(nn.Module):
 
 
 class Regression(nn.Module):
-    """Three real outputs."""
+    """Three real outputs, or one logit a row."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 10, outputs: int = 3) -> None:
         super().__init__()
-        self.first, self.head = nn.Linear(20, 10), nn.Linear(10, 3)
+        self.first, self.head = nn.Linear(20, width), nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.first(x)))
+        output = self.head(torch.tanh(self.first(x)))
+        return output if self.head.out_features > 1 else output[:, 0]
 
 
 class Bytes(nn.Module):
@@ -348,17 +349,6 @@ class Remembering(nn.Module):
             noise = torch.randn(9, generator=self.torch_draw) + float(self.numpy_draw.standard_normal())
             x = x + 0.05 * noise + 0.1 * self.level + 0.01 * self.calls * self.means[-1]
         return self.head(x)
-
-
-class Binary(nn.Module):
-    """One logit a row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.head = nn.Linear(20, 6), nn.Linear(6, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.first(x)))[:, 0]
 
 
 def double() -> nn.Module:
@@ -473,7 +463,7 @@ TASKS: dict[str, Callable[[], Any]] = {
     "spoilt, eager": lambda: hansa.Task(Mlp, cross_entropy, spoilt(1), execution="eager"),
     "pair": lambda: hansa.Task(Pair, cross_entropy, two_inputs()),
     "remembering": lambda: hansa.Task(Remembering, cross_entropy, federated(VECTOR)),
-    "binary": lambda: hansa.Task(Binary, first_half, federated(VECTOR)),
+    "binary": lambda: hansa.Task(partial(Regression, 6, 1), first_half, federated(VECTOR)),
     "bytes, on disk": lambda: hansa.Task(Bytes, cross_entropy, mapped()),
     "collated": lambda: hansa.Task(Norm, cross_entropy, collated(), execution="eager"),
     "huber": lambda: hansa.Task(Regression, hansa.losses.huber(0.5), numbers()),
