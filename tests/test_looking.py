@@ -139,7 +139,6 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "ReportEntry": report.ReportEntry.from_folder,
     "write_page": _page,
     "RunFolder": lambda folder: [getattr(RunFolder(folder), name) for name in dir(RunFolder)],
-    "RunFolder.citations": lambda folder: RunFolder(folder).citations(),
     "RunFolder.clients": lambda folder: RunFolder(folder).clients(),
     "SeedGroupFolder": lambda folder: SeedGroupFolder(folder).exists,
 }

@@ -65,7 +65,7 @@ def test_a_group_is_not_overwritten_unasked(cli, folder):
     assert cli(*arguments).exit_code == 0
     result = cli(*arguments)
     assert result.exit_code == 2
-    assert "already holds runs" in result.stderr
+    assert "already holds a run" in result.stderr
     assert cli(*arguments, "--overwrite").exit_code == 0
     more = cli("run", "small.yaml", "--seeds", "3", "-o", "g", "-q", "--resume")
     assert more.exit_code == 0, more.output

@@ -304,7 +304,7 @@ class Trial:
         config = from_yaml(TEXT, [*self.words, "engine=pool"])
         with allow_code():
             expected = build_run(config, build.load_data(config), engine=Serial).advance(config.rounds)
-        state, _ = RunFolder(self.folder / "run").load_checkpoint()
+        state = RunFolder(self.folder / "run").load_checkpoint().state
         vectors = state["server"]["vectors"]
         problems = [
             f"{name} differs"

@@ -338,7 +338,7 @@ def test_a_run_that_died_after_a_checkpoint_is_resumed_with_the_same_bits(name, 
 
     with pytest.raises(KeyError):
         hansa.run(method, task(), rounds=5, out=tmp_path / "run", checkpoint_every=2, callbacks=[die], **words)
-    point, meta = RunFolder(tmp_path / "run").load_checkpoint()
+    point, meta, _ = RunFolder(tmp_path / "run").load_checkpoint()
     assert meta["round"] == 2
     assert all(tensor.device.type == "cpu" for tensor in tensors(point))
     same(hansa.resume(tmp_path / "run", method, task(), rounds=5, **words), expected)

@@ -100,7 +100,7 @@ def test_a_run_killed_as_it_began_is_begun_anew_and_nothing_else_is_cleared_away
     theirs.mkdir()
     (theirs / "model.safetensors").write_bytes(b"years of work")
     with pytest.raises(hansa.HansaError, match="not empty, and not a run folder"):
-        Experiment.new(config, theirs, overwrite=True)
+        Experiment.new(config, theirs, if_exists="replace")
     assert (theirs / "model.safetensors").read_bytes() == b"years of work"
 
 

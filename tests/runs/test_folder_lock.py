@@ -30,7 +30,7 @@ def test_a_living_run_is_refused_to_everybody_else_by_name(tmp_path, every, over
     living = Experiment.new(config(f"checkpoint.every={every}"), tmp_path / "out")
     before = sorted(path.name for path in (tmp_path / "out").rglob("*"))
     with pytest.raises(hansa.HansaError, match=f"in use by process {os.getpid()}" if overwrite else "holds a run"):
-        Experiment.new(config("seed=7"), tmp_path / "out", overwrite=overwrite)
+        Experiment.new(config("seed=7"), tmp_path / "out", if_exists="replace" if overwrite else "refuse")
     with pytest.raises(InUseError, match=f"in use by process {os.getpid()} on .* since 20"):
         Experiment.resume(tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == before
@@ -67,9 +67,9 @@ def test_a_run_that_does_not_fit_overwrites_nothing(tmp_path):
     Experiment.new(config(), tmp_path / "out").execute()
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     with pytest.raises(hansa.HansaError):
-        Experiment.new(config("sample.count=99"), tmp_path / "out", overwrite=True)
+        Experiment.new(config("sample.count=99"), tmp_path / "out", if_exists="replace")
     with pytest.raises(hansa.HansaError):
-        Experiment.new(config("model=cnn_29k"), tmp_path / "out", overwrite=True)
+        Experiment.new(config("model=cnn_29k"), tmp_path / "out", if_exists="replace")
     after = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert after == before
 
@@ -81,7 +81,7 @@ def test_somebody_elses_project_is_no_run_though_it_has_a_configuration(tmp_path
     (theirs / "model.safetensors").write_bytes(b"years of work")
     (theirs / "checkpoint" / "best.pt").write_bytes(b"more of it")
     with pytest.raises(hansa.HansaError, match=r"but no \.hansa-run"):
-        Experiment.new(config(), theirs, overwrite=True)
+        Experiment.new(config(), theirs, if_exists="replace")
     assert (theirs / "checkpoint" / "best.pt").read_bytes() == b"more of it"
     assert (theirs / "model.safetensors").read_bytes() == b"years of work"
     assert not (theirs / LOCK).exists()
@@ -107,7 +107,7 @@ def replace_and_die(tmp_path, let_go):
     for at in range(len(counted.calls) + 80):  # type: ignore[attr-defined]
         with io.use_disk(Dying(at)):
             try:
-                Experiment.new(config("checkpoint.every=0"), out, overwrite=True)
+                Experiment.new(config("checkpoint.every=0"), out, if_exists="replace")
                 died = False
             except Dead:
                 died = True
@@ -123,7 +123,7 @@ def replace_and_die(tmp_path, let_go):
             assert state(out) == old, f"died at call {at}"
         else:
             assert RunFolder(out).summary["rounds"] == 0
-            Experiment.new(config("seed=5", "checkpoint.every=0"), out, overwrite=True).execute()
+            Experiment.new(config("seed=5", "checkpoint.every=0"), out, if_exists="replace").execute()
             old = state(out)
         if not died:
             break
@@ -143,10 +143,10 @@ def test_links_are_removed_never_followed(tmp_path, where, kind):
     io.remove(out / where)
     (out / where).symlink_to(target)
     if where in ("run.rows", "metrics.jsonl"):
-        Experiment.new(config("checkpoint.every=1"), out, overwrite=True).execute()
+        Experiment.new(config("checkpoint.every=1"), out, if_exists="replace").execute()
     else:
         Experiment.resume(out, rounds=4).execute()
-        Experiment.new(config("checkpoint.every=1"), out, overwrite=True).execute()
+        Experiment.new(config("checkpoint.every=1"), out, if_exists="replace").execute()
     assert (mine / "index" / "thesis.txt").read_text("utf-8") == "years of work"
     assert sorted(path.name for path in mine.rglob("*")) == ["index", "thesis.txt"]
 

@@ -108,7 +108,7 @@ def test_other_code_of_a_part_of_yours_is_a_change_of_method(tmp_path, monkeypat
     with pytest.raises(hansa.HansaError, match="changed since the run was started: method"):
         Experiment.resume(tmp_path / "out", rounds=3)
     Experiment.resume(tmp_path / "out", rounds=3, accept=["method"]).execute()
-    assert RunFolder(tmp_path / "out").marker["accepted"][0]["round"] == 2
+    assert RunFolder(tmp_path / "out").marker.accepted[0].round == 2
 
 
 def test_the_environment_names_the_commit_of_the_current_folder_and_the_packages_in_use(tmp_path, monkeypatch):

@@ -79,7 +79,7 @@ def saved(folder: Path, *states: State, keep: int = 3) -> Path:
 
 def test_a_tree_comes_back_with_every_bit_and_type_and_shares_no_memory(tmp_path: Path) -> None:
     with RunRecord(saved(tmp_path, tree())) as record:
-        state, facts = record.load_checkpoint()
+        state, facts, _ = record.load_checkpoint()
     assert sha(facts) == sha({"round": 1, **FACTS})
     assert sha(state) == sha(tree())
     state["shared"]["whole"].zero_()

@@ -148,7 +148,7 @@ def _changed(preset: str, place: Path, patch: pytest.MonkeyPatch) -> Counter[str
         with pytest.raises(HansaError, match=f"changed since the run was started: {kind}"):
             Experiment.resume(folder, rounds=4)
         Experiment.resume(folder, rounds=4, accept=[kind]).execute()
-        notes = [note["changed"] for note in RunFolder(folder).marker["accepted"]]
+        notes = [note.changed for note in RunFolder(folder).marker.accepted]
         assert notes == [[kind]], f"{preset}, {kind}: not noted"
         # what was accepted is what it is bound to now
         assert Experiment.resume(folder, rounds=5).execute()["rounds"] == 5

@@ -111,7 +111,7 @@ def fingerprint(folder: Path, rounds: int = ROUNDS) -> dict[str, str]:
     assert not list(folder.glob("run.db-*")), f"{folder}: a finished run has a log"
     with RunRecord(folder) as record:
         record.check_pages()
-        state, meta = record.load_checkpoint()
+        state, meta, _ = record.load_checkpoint()
         store = record.open_rows()
         assert store.verify() > 0 or not store.clients(), f"{folder}: rows that were not verified"
         rows = f"{store.generation} {store.digest()}"

@@ -157,7 +157,7 @@ def _citations(item: str) -> list[str]:
     from hansa.config.import_path import NOT_LOADED
 
     if (folder := opt.run_folder(item)) is not None:
-        return folder.citations()
+        return folder.marker.cites
     with _allow_named_code(item):
         read = opt.read_config(Path(item), None, [])
         if code_names(read) and not may_import():

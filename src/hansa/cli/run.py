@@ -17,7 +17,7 @@ from hansa.core.errors import HansaError
 
 if TYPE_CHECKING:
     from hansa.config import Config
-    from hansa.runs.experiment import IfExists
+    from hansa.runs.folder import IfExists
     from hansa.study.report import ReportEntry
     from hansa.study.session import Job, Session
 

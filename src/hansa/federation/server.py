@@ -59,8 +59,8 @@ from hansa.rounds import OpenedRound, ServerState, wire_format
 from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder
 from hansa.rounds.validation import sender_of
 from hansa.runs.driver import Run
-from hansa.runs.experiment import Experiment, IfExists, build_run, open_run
-from hansa.runs.folder import RunFolder
+from hansa.runs.experiment import Experiment, build_run, open_run
+from hansa.runs.folder import IfExists, RunFolder
 from hansa.runs.metrics import PARTS
 from hansa.runs.preprocessing import PREPROCESSING, read_preprocessing
 from hansa.runs.store import ClientStore, io
@@ -753,7 +753,7 @@ def replay_run(path: Path | str, *, trust: bool = False) -> Replay:
     config, history = folder.config, list(folder.history)
     if not history or any("arrivals" not in record for record in history):
         raise HansaError(f"{folder}: no recorded arrivals, as `hansa serve` with pace: buffered makes.")
-    state, meta = folder.load_checkpoint()
+    state, meta, _ = folder.load_checkpoint()
     steps = int(meta["round"])
     arrivals: dict[tuple[int, int], float] = {}
     lost: set[tuple[int, int]] = set()

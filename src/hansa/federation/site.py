@@ -159,7 +159,7 @@ class MemoryStore:
         database = self._database
         database.check_present()
         with database.writing_rows():
-            database.see_others()
+            database.find_slots()
             yield database
             database.commit()
 

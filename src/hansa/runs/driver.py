@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
@@ -116,9 +117,8 @@ class RunOptions:
 
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from their defaults."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        defaults = {field.name: field.default for field in fields(self)}
-        return {name: value for name, value in values.items() if value != defaults[name]}
+        values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
+        return {name: value for name, (value, default) in values.items() if value != default}
 
     def resolve_devices(self, task: TaskLike) -> tuple[torch.device, ...]:
         """Return the training devices: those of the options, else of the task, else the CPU."""
@@ -247,9 +247,10 @@ class Run:
         """Return a store in memory, or in a temporary folder if a component requires it."""
         if not requires_disk(self.algorithm):
             return RamStore()
-        folder = TemporaryDirectory(prefix="hansa-rows-")
-        store = DiskStore(folder.name, durable=False)
-        weakref.finalize(self, _close_temporary_store, store, folder)
+        files = ExitStack()
+        folder = files.enter_context(TemporaryDirectory(prefix="hansa-rows-"))
+        store = files.enter_context(DiskStore(folder, durable=False))
+        weakref.finalize(self, files.close)
         return store
 
     @property
@@ -304,16 +305,16 @@ class Run:
     @property
     def model(self) -> nn.Module:
         """The trained model as a new module."""
-        if not hasattr(self.task, "module"):
-            raise HansaError(f"{self.task.name} is a function of a flat vector, not a module: use run.params.")
-        module: nn.Module = self.task.module(self.host_vectors)
-        return module
+        return self._module(self.host_vectors, "run.params")
 
     def client_model(self, client: int) -> nn.Module:
         """Return a client's model: its own in decentralized runs, otherwise the server's with its private blocks."""
+        return self._module(client_vectors(self.algorithm, self.host_vectors, self.store, client), "run.store.read")
+
+    def _module(self, vectors: Vectors, instead: str) -> nn.Module:
         if not hasattr(self.task, "module"):
-            raise HansaError(f"{self.task.name} is a function of a flat vector, not a module: use run.store.read.")
-        module: nn.Module = self.task.module(client_vectors(self.algorithm, self.host_vectors, self.store, client))
+            raise HansaError(f"{self.task.name} is a function of a flat vector, not a module: use {instead}.")
+        module: nn.Module = self.task.module(vectors)
         return module
 
     def table(self, *columns: str, last: int = 5) -> str:
@@ -462,9 +463,9 @@ class Run:
         checkpoints until the client next participates. Rows that the server keeps for a client, such as FedAWARE's
         momentum, are not reset.
         """
+        count = self.task.population.count
         for client in clients:
-            if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < self.task.population.count:
-                count = self.task.population.count
+            if type(client) is not int or not 0 <= client < count:
                 raise invalid_argument("forget", "client", client, f"one of the {count} clients, 0 to {count - 1}")
         self.forgotten_clients.update(clients)
 
@@ -553,11 +554,6 @@ def requires_disk(algorithm: Algorithm) -> bool:
     """Return whether a component requires client memory on disk."""
     aggregators = [with_defaults(channel.aggregate, BaseAggregator) for channel in algorithm.channels.values()]
     return any(aggregator.momentum_storage == "disk" for aggregator in aggregators)
-
-
-def _close_temporary_store(store: DiskStore, folder: TemporaryDirectory[str]) -> None:
-    store.close()
-    folder.cleanup()
 
 
 def _as_personalise(value: object) -> personalise | None:

@@ -5,16 +5,15 @@ Commands that run many configurations keep their runs below one folder; `find_fo
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, count, takewhile
+from itertools import chain, count
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from hansa import data
 from hansa.algorithm import Algorithm
@@ -32,16 +31,21 @@ from hansa.runs.folder import (
     FAILED,
     FINISHED,
     LOCK,
+    METRICS,
     PARTITION,
     STOPPED,
+    SUMMARY,
+    AcceptedChange,
+    IfExists,
     RunFolder,
     SeedGroupFolder,
     arithmetic_of,
     expand_seeds,
+    settings_digest,
     slug,
 )
-from hansa.runs.provenance import Provenance, changed_kinds, parse_accepted_changes, provenance_of
-from hansa.runs.record import Meta, RunRecord
+from hansa.runs.provenance import Provenance, changed_kinds, parse_accepted_changes, provenance_of, stable_repr
+from hansa.runs.record import Meta, RunRecord, to_line
 from hansa.runs.store import ClientStore, DamagedFileError, io
 from hansa.runs.store.io import FileLock, InUseError
 from hansa.runs.trackers import flatten
@@ -49,9 +53,6 @@ from hansa.training import Task, TaskLike
 
 log = logging.getLogger("hansa")
 
-IfExists: TypeAlias = Literal["resume", "replace", "new", "refuse"]
-"""What happens if a folder holds a run: ``resume`` continues it if it has the same settings, ``replace`` replaces it,
-``new`` takes the next free name, folder-2, folder-3, ..., and ``refuse`` is an error."""
 RunFactory: TypeAlias = Callable[[Config, ClientStore | None, int], Run]
 """Builds a run from a configuration, the client rows of a checkpoint if there is one, and the rounds done."""
 
@@ -93,9 +94,8 @@ def open_run(
     """
     existing = RunFolder.containing(folder)
     if config is not None and not (if_exists == "resume" and existing.exists):
-        overwrite, numbered = if_exists == "replace", if_exists == "new"
         try:
-            return Experiment.new(config, folder, overwrite=overwrite, numbered=numbered, run_factory=run_factory)
+            return Experiment.new(config, folder, if_exists, run_factory=run_factory)
         except HansaError:
             if if_exists != "resume" or not existing.exists:  # otherwise another process has started it in the meantime
                 raise
@@ -126,9 +126,8 @@ class Experiment:
         cls,
         config: Config,
         path: Path | str,
+        if_exists: IfExists = "refuse",
         *,
-        overwrite: bool = False,
-        numbered: bool = False,
         run_factory: RunFactory | None = None,
     ) -> Experiment:
         """Start a run: build data, model and algorithm, then lock the folder, then write to it.
@@ -136,24 +135,23 @@ class Experiment:
         A replaced run is removed when the new one has its first checkpoint. The arguments are those of `open_run`.
         """
         folder = RunFolder(path)
-        if not numbered:
-            folder.check_free(overwrite=overwrite)
+        if if_exists != "new":
+            folder.check_free(overwrite=if_exists == "replace")
         run = build_run(config, build.load_data(config)) if run_factory is None else run_factory(config, None, 0)
-        folder.acquire(overwrite=overwrite, numbered=numbered)
+        folder.acquire(if_exists)
         try:
             folder.write_start(config, run)
-            folder.record = RunRecord.create(folder.path)
-            run.record = folder.record
+            run.record = RunRecord.create(folder.path)
             experiment = cls(config, run, folder)
             if config.checkpoint.every:
-                run.store = folder.record.open_rows()
+                run.store = run.record.open_rows()
                 experiment.save()  # so that the run can be resumed from the start
             folder.write_config(config)  # last, because a folder with a configuration counts as a run
             folder.discard_replaced()
         except BaseException:
             run.store.close()
-            if folder.record is not None:
-                folder.record.close()
+            if run.record is not None:
+                run.record.close()
             folder.roll_back()
             raise
         return experiment
@@ -174,7 +172,8 @@ class Experiment:
         accepted = parse_accepted_changes(accept)
         folder = RunFolder.containing(path)
         folder.acquire_existing()
-        try:
+        with ExitStack() as undo:
+            undo.callback(folder.release)
             _ = folder.marker  # refuses other formats
             folder.require_trust(trust=trust)
             if unknown := settings.keys() - Config.model_fields.keys():
@@ -183,16 +182,16 @@ class Experiment:
             config = saved_config.model_copy(
                 update={name: value for name, value in settings.items() if value is not None}
             )
-            folder.record = record = RunRecord(folder.path, writing=True)
+            record = undo.enter_context(RunRecord(folder.path, writing=True))
             last_recorded = record.head.rounds
             if not fallback:
                 record.check_pages()
-            rounds_done = record.intact_checkpoint() if fallback else record.newest_checkpoint()
+            state, meta, head = record.intact_checkpoint() if fallback else record.load_checkpoint()
+            rounds_done = head.rounds
             if fallback and last_recorded > rounds_done:
                 log.warning("%s: resumed after round %d; rounds %d to %d are lost and run again",
                             folder, rounds_done, rounds_done + 1, last_recorded)  # fmt: skip
-            state, meta = record.load_checkpoint(rounds_done)
-            store = record.open_rows(record.head_of_checkpoint(rounds_done).generation)
+            store = record.open_rows(head)
             if meta["config"] != config_digest(config):
                 raise _config_changed(folder)
             if config.rounds < rounds_done:
@@ -209,24 +208,27 @@ class Experiment:
                     "uninterrupted run", folder, meta["arithmetic"], arithmetic,
                 )  # fmt: skip
             run.record = record
-            run.restore(state, folder.rewind(rounds_done))
+            run.restore(state, record.rewind(head))
+            io.write_file(folder / METRICS, _metrics_lines(run.history))
+            io.remove(folder / SUMMARY)
             run.oldest_resumable_round = min(record.checkpoint_rounds())
             if provenance is not None:
                 folder.write_marker(run, *provenance)
             if config != saved_config:
                 folder.write_config(config)
-            return cls(config, run, folder)
-        except BaseException:
-            if folder.record is not None:
-                folder.record.close()
-            folder.release()
-            raise
+            undo.pop_all()
+        return cls(config, run, folder)
 
     @property
     def folder(self) -> RunFolder:
         """The folder of a run that has one."""
         assert self._folder is not None
         return self._folder
+
+    @property
+    def _record(self) -> RunRecord:
+        assert self.run.record is not None
+        return self.run.record
 
     @property
     def rounds_left(self) -> int:
@@ -253,19 +255,18 @@ class Experiment:
             recording.append(measure_global_loss(task, evaluate.every))
         if evaluate.heterogeneity:
             recording.append(track_heterogeneity(evaluate.every or self.config.rounds))
-        saving = [self._check_folder, self._close_round]
         target = evaluate.target
         try:
-            self.run.advance(rounds, [*recording, *first, *saving, *callbacks])
+            self.run.advance(rounds, [*recording, *first, self._close_round, *callbacks])
         except BaseException as error:
             # closed rounds are saved; an incomplete round must not reach a checkpoint
             if isinstance(error, OSError | DamagedFileError):
                 time.sleep(0.2)  # a folder that is being removed goes file by file
             try:
-                self._check_folder()
+                self._record.check_present()
                 self.folder.write_results(self.run, FAILED if isinstance(error, Exception) else STOPPED, target)
             except (HansaError, OSError) as write_error:
-                self._check_folder()
+                self._record.check_present()
                 log.warning("%s: the results were not written: %s", self.folder, write_error)
             finally:
                 self._close()
@@ -280,51 +281,41 @@ class Experiment:
         return summary
 
     def save(self) -> None:
-        """Write a checkpoint of the last closed round."""
-        self._commit([], checkpoint=True)
+        """Commit a checkpoint of the last closed round, with all that was recorded before."""
+        run = self.run
+        meta = {
+            "round": run.state.round,
+            "run": run.id,
+            "config": config_digest(self.config),
+            "seed": run.key.seed,
+            "arithmetic": arithmetic_of(run),
+            "remote_devices": run.remote_devices,
+        }
+        if (schema := getattr(getattr(run.task, "data", None), "schema", None)) is not None:
+            meta["schema"] = schema.to_dict()
+        self._record.save_checkpoint(run.checkpoint_state(), meta, keep=self.config.checkpoint.keep)
+        self._record.commit()
+        run.oldest_resumable_round = min(self._record.checkpoint_rounds())
+        self._saved, self._saved_at = run.state.round, time.monotonic()
 
     def _close_round(self, run: Run, record: Record) -> None:
         """Record a round, with a checkpoint if one is due, in one transaction. This is a callback."""
         section = self.config.checkpoint
         overdue = section.minutes is not None and time.monotonic() - self._saved_at >= 60 * section.minutes
-        self.folder.append_record(run, record)
-        checkpoint_due = bool(section.every) and (run.state.round - self._saved >= section.every or overdue)
-        self._commit([record], checkpoint=checkpoint_due)
+        self._record.check_present()
+        _, clients = run.client_blocks.pop()
+        self._record.add_round(record, clients)
+        if section.every and (run.state.round - self._saved >= section.every or overdue):
+            self.save()
+        else:
+            self._record.commit()
         if not section.every:
             run.oldest_resumable_round = run.state.round  # it cannot be resumed
-
-    def _commit(self, records: Sequence[Record], *, checkpoint: bool) -> None:
-        run, stored = self.run, self.folder.record
-        assert stored is not None
-        if checkpoint:
-            meta = {
-                "round": run.state.round,
-                "run": run.id,
-                "config": config_digest(self.config),
-                "seed": run.key.seed,
-                "arithmetic": arithmetic_of(run),
-                "remote_devices": run.remote_devices,
-            }
-            if (schema := getattr(getattr(run.task, "data", None), "schema", None)) is not None:
-                meta["schema"] = schema.to_dict()
-            stored.save_checkpoint(run.checkpoint_state(), meta, keep=self.config.checkpoint.keep)
-        self.folder.commit(records)
-        if checkpoint:
-            run.oldest_resumable_round = min(stored.checkpoint_rounds())
-            self._saved, self._saved_at = run.state.round, time.monotonic()
-
-    def _check_folder(self, run: Run | None = None, record: Record | None = None) -> None:
-        """Raise if the folder was removed or moved. This is a callback."""
-        if not self.folder.exists:
-            raise RunError(
-                f"{self.folder}: the run folder was removed or moved while the run was active. The run ended after "
-                f"round {self.run.state.round}; nothing more can be saved."
-            )
+        io.append(self.folder / METRICS, _metrics_lines([record]))
 
     def _close(self) -> None:
         self.run.store.close()
-        if self.folder.record is not None:
-            self.folder.record.close()
+        self._record.close()
         self.folder.release()
 
 
@@ -360,9 +351,9 @@ class PythonRun:
             evaluate=EvaluateSection(every=options.evaluate_every),
             checkpoint=CheckpointSection(every=checkpoint_every),
             python=PythonSection(
-                algorithm=_print_value(self.algorithm),
+                algorithm=stable_repr(self.algorithm),
                 task=self.task.name,
-                options={name: _print_value(value) for name, value in changed.items()},
+                options={name: stable_repr(value) for name, value in changed.items()},
                 cites=list(citations(self.algorithm)),
             ),
         )
@@ -378,9 +369,8 @@ class PythonRun:
         return Run(self.algorithm, self.task, seed=config.seed, store=store, engine=engine, options=options)
 
 
-def _print_value(value: object) -> str:
-    """Return the repr without addresses in memory."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+def _metrics_lines(records: Iterable[Record]) -> bytes:
+    return "".join(to_line(record) + "\n" for record in records).encode()
 
 
 class RunError(HansaError):
@@ -395,13 +385,13 @@ class RunError(HansaError):
 
 def _check_provenance(
     folder: RunFolder, run: Run, state: State, meta: Meta, accepted: set[str]
-) -> tuple[Provenance, list[dict[str, Any]]] | None:
+) -> tuple[Provenance, list[AcceptedChange]] | None:
     """Refuse to resume with changed data, model or code unless the change is accepted.
 
     Returns the new provenance and all accepted changes, if there is a change to record.
     """
     current, marker = provenance_of(run), folder.marker
-    original, accepted_changes = dict(marker["bound"]), list(marker["accepted"])
+    original = marker.bound
     changed = changed_kinds(original, current)
     if refused := [kind for kind in changed if kind not in accepted]:
         details = f" (Hansa {original.get('version')} then, {current['version']} now)" if "version" in refused else ""
@@ -415,11 +405,11 @@ def _check_provenance(
         raise HansaError(f"{folder}: the model now has {sizes} parameters, the checkpoint {saved}: not resumable.")
     if meta["run"] != run.id and not changed:
         raise _config_changed(folder)
-    if changed:
-        note = {"round": meta["round"], "changed": changed, "before": {kind: original.get(kind) for kind in changed}}
-        log.warning("%s: continues after round %d with changed %s", folder, meta["round"], ", ".join(changed))
-        accepted_changes.append(note)
-    return (current, accepted_changes) if changed else None
+    if not changed:
+        return None
+    log.warning("%s: continues after round %d with changed %s", folder, meta["round"], ", ".join(changed))
+    note = AcceptedChange(meta["round"], changed, {kind: original.get(kind) for kind in changed})
+    return current, [*marker.accepted, note]
 
 
 def _config_changed(folder: RunFolder) -> HansaError:
@@ -433,12 +423,7 @@ def config_digest(config: Config) -> str:
     >>> config_digest(from_yaml("rounds: 3")) == config_digest(from_yaml("rounds: 5\\nworkers: 2"))
     True
     """
-    return _digest_without(config, (*FREE_SETTINGS, "evaluate", "links"))
-
-
-def _digest_without(config: Config, keys: Sequence[str]) -> str:
-    data = config.model_dump(mode="json", exclude_defaults=True, exclude=set(keys))
-    return io.sha256(json.dumps(data, sort_keys=True).encode())
+    return settings_digest(config, (*FREE_SETTINGS, "evaluate", "links"))
 
 
 def _engine_factory(config: Config, rounds_done: int) -> EngineFactory:
@@ -567,7 +552,7 @@ def digest_name(name: str, config: Config, *, extend: bool = True) -> str:
     """
     if config.seeds is not None:
         config = config.model_copy(update={"seed": 0, "seeds": None})
-    return f"{slug(name)[:80]}-{_digest_without(config, FREE_SETTINGS if extend else FREE_SETTINGS[1:])[:10]}"
+    return f"{slug(name)[:80]}-{settings_digest(config, FREE_SETTINGS if extend else FREE_SETTINGS[1:])[:10]}"
 
 
 def find_folder(config: Config, parent: Path | str, name: str, *, extend: bool = True) -> Path:
@@ -596,7 +581,7 @@ def _is_usable(path: Path, config: Config) -> bool:
     holder: RunFolder | SeedGroupFolder = RunFolder(path) if config.seeds is None else SeedGroupFolder(path)
     if not holder.exists:
         try:
-            holder.check_free() if isinstance(holder, RunFolder) else holder.check()
+            holder.check_free()
         except HansaError:  # files that are not part of a run
             return False
     for seed_config in expand_seeds(config):
@@ -609,7 +594,7 @@ def _is_usable(path: Path, config: Config) -> bool:
 def _is_reusable(folder: RunFolder, config: Config) -> bool:
     """Return whether a run can be used for a configuration with the same digest."""
     try:
-        provenance = folder.marker["bound"]
+        provenance = folder.marker.bound
     except HansaError:  # damaged, or of another version
         return False
     if changed_kinds(provenance, provenance_of(build_run(config, build.load_data(config)))):
@@ -621,7 +606,7 @@ def _is_reusable(folder: RunFolder, config: Config) -> bool:
 
 def _excerpt(settings: Mapping[str, Any], others: Mapping[str, Any], key: str) -> str:
     """Return at most 60 characters of a setting, beginning 20 before its first difference from another one."""
-    text, other_text = str(settings.get(key, "not set")), str(others.get(key, ""))
-    matches = takewhile(lambda pair: pair[0] == pair[1], zip(text, other_text, strict=False))
-    start = max(0, len(list(matches)) - 20) if len(text) > 60 else 0
+    text = str(settings.get(key, "not set"))
+    pairs = enumerate(zip(text, str(others.get(key, "")), strict=False))
+    start = max(0, next((place for place, (own, other) in pairs if own != other), 0) - 20) if len(text) > 60 else 0
     return f"{'...' if start else ''}{text[start : start + 60]}"

@@ -41,33 +41,37 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from hansa import __version__, data
 from hansa.config import Config, ConfigError, code_names, load, to_yaml
+from hansa.config.import_path import is_trusted
 from hansa.core import native
 from hansa.core.citations import citations
 from hansa.core.errors import HansaError, invalid_argument
 from hansa.runs import metrics
-from hansa.runs import trust as trust_module
 from hansa.runs.client_columns import ClientColumns
 from hansa.runs.columns import MetricFacts, RunHistory
 from hansa.runs.preprocessing import PREPROCESSING, Preprocessing, write_preprocessing
 from hansa.runs.provenance import provenance_of
-from hansa.runs.record import Checkpoint, RunRecord, to_line, to_plain_json
+from hansa.runs.record import Checkpoint, RunRecord, to_plain_json
 from hansa.runs.store import DamagedFileError, io
 from hansa.runs.store.database import FILES
 from hansa.runs.store.io import FileLock
+from hansa.runs.trust import IDENTITY, UntrustedFolderError, is_listed, list_path, remember
 
 if TYPE_CHECKING:
     import torch
 
-    from hansa.runs.driver import Record, Run
+    from hansa.runs.driver import Run
 
 log = logging.getLogger("hansa")
 T = TypeVar("T")
+IfExists: TypeAlias = Literal["resume", "replace", "new", "refuse"]
+"""What happens if a folder holds a run: ``resume`` continues it if it has the same settings, ``replace`` replaces it,
+``new`` takes the next free name, folder-2, folder-3, ..., and ``refuse`` is an error."""
 
 CONFIG = "config.yaml"
 PARTITION = "partition.safetensors"
@@ -80,7 +84,7 @@ FROZEN_BYTES = 1 << 20
 """Frozen weights of at least this size are in a file of their own."""
 MARKER = ".hansa-run"
 NAMES = (
-    CONFIG, trust_module.IDENTITY, PREPROCESSING, PARTITION, METRICS, *FILES, SUMMARY, MODEL, FROZEN, ENVIRONMENT,
+    CONFIG, IDENTITY, PREPROCESSING, PARTITION, METRICS, *FILES, SUMMARY, MODEL, FROZEN, ENVIRONMENT,
     MARKER,
 )  # fmt: skip
 """The files of a run in order of removal: the first makes the folder a run, the last identifies it as Hansa's."""
@@ -98,22 +102,28 @@ FINISHED, STOPPED, FAILED, UNFINISHED = "finished", "stopped", "failed", "unfini
 
 
 @dataclass
-class _Marker:
-    """The entries of the marker that are read, as they must be."""
+class AcceptedChange:
+    """A resume with other data, model or code: after which round, the kinds that changed, and their digests before."""
 
-    format: int
-    bound: dict[str, str]
-    accepted: list[_Accepted]
-    cites: list[str]
-    client_names: list[str] = field(default_factory=list)
-    composition: str = ""
-    data: str = ""
+    round: int
+    changed: list[str]
+    before: dict[str, str | None] = field(default_factory=dict)
 
 
 @dataclass
-class _Accepted:
-    changed: list[str]
-    round: int
+class Marker:
+    """The facts recorded at the start of a run: provenance that resuming depends on (``bound``), and the method and
+    citations, for commands that import no code."""
+
+    format: int
+    run: str
+    bound: dict[str, str]
+    accepted: list[AcceptedChange]
+    cites: list[str]
+    composition: str = ""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    data: str | None = None
+    client_names: list[str] = field(default_factory=list)
 
 
 def check_readable(folder: Path) -> None:
@@ -146,13 +156,29 @@ class _Folder:
     """A folder whose configuration file makes it the folder of one or several runs."""
 
     path: Path
-    name = CONFIG
+    name, kind = CONFIG, "run folder"
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
 
     def __str__(self) -> str:
         return str(self.path)
+
+    def check_free(self, *, overwrite: bool = False) -> None:
+        """Refuse a folder that is not empty; with ``overwrite`` it may have runs. Changes nothing."""
+        if self.exists and not overwrite:
+            raise HansaError(f"{self}: already holds a run. `hansa resume {self}` resumes it, --overwrite replaces it.")
+        if self.exists:
+            self._check_replaceable()
+        elif os.path.lexists(self.path) and not (self.path.is_dir() and self._is_unfinished_start()):
+            raise HansaError(f"{self}: not empty, and not a {self.kind}. Choose another folder.")
+
+    def _check_replaceable(self) -> None:
+        """Refuse to replace what Hansa did not write."""
+
+    def _is_unfinished_start(self) -> bool:
+        """Return whether the folder has at most files of runs killed before they wrote their configuration."""
+        raise NotImplementedError
 
     @property
     def exists(self) -> bool:
@@ -168,8 +194,13 @@ class _Folder:
 
     def require_trust(self, *, trust: bool = False) -> None:
         """Refuse a folder that names code unless it is on the list of this user's runs or ``trust`` is set."""
-        if (config := self.config).python is None:
-            trust_module.require_trust(self.path, code_names(config), trust=trust)
+        if (config := self.config).python is not None or trust or is_trusted():
+            return
+        if (names := code_names(config)) and not is_listed(self.path, names):
+            raise UntrustedFolderError(
+                f"{self}: is not on the list of runs that you created here, {list_path()}, and names code that would "
+                f"be imported: {', '.join(names)}. If you trust it: --trust, in Python trust=True."
+            )
 
 
 class RunFolder(_Folder):
@@ -177,7 +208,6 @@ class RunFolder(_Folder):
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self.record: RunRecord | None = None  # open while this process executes the run
         self._lock: FileLock | None = None
         self._created = False
 
@@ -200,22 +230,20 @@ class RunFolder(_Folder):
             raise
 
     @property
-    def marker(self) -> dict[str, Any]:
-        """The facts recorded at the start: provenance that resuming depends on, and the method and citations, for
-        commands that import no code. Other formats are refused with the version that wrote them."""
-        content = io.read_sealed(self / MARKER)
+    def marker(self) -> Marker:
+        """The facts recorded at the start. Other formats are refused with the version that wrote them."""
         try:
-            TypeAdapter(_Marker).validate_python(content)
+            marker = TypeAdapter(Marker).validate_python(io.read_sealed(self / MARKER))
         except ValidationError as error:
             where = ".".join(map(str, error.errors()[0]["loc"]))
             raise DamagedFileError(f"{self / MARKER} is damaged: {where[:60] or 'its content'}. Restore it.") from error
-        if content["format"] != FORMAT:
-            version = content["bound"].get("version")
+        if marker.format != FORMAT:
+            version = marker.bound.get("version")
             raise HansaError(
-                f"{self}: written by Hansa {version} (format {content['format']}); this is Hansa {__version__}, which "
+                f"{self}: written by Hansa {version} (format {marker.format}); this is Hansa {__version__}, which "
                 f"reads format {FORMAT}. Use Hansa {version} for it, or start a new run."
             )
-        return content
+        return marker
 
     def _read(self, read: Callable[[RunRecord], T], otherwise: T) -> T:
         """Return the result of a function of the record, or ``otherwise`` if there is no run."""
@@ -229,7 +257,7 @@ class RunFolder(_Folder):
     @property
     def facts(self) -> MetricFacts:
         """The facts about its metrics that the run recorded at the start."""
-        return MetricFacts.from_json(self.marker.get("metrics") if (self / MARKER).exists() else None)
+        return MetricFacts.from_json(self.marker.metrics if (self / MARKER).exists() else None)
 
     @property
     def history(self) -> RunHistory:
@@ -275,18 +303,14 @@ class RunFolder(_Folder):
     @property
     def client_names(self) -> list[str]:
         """The names of clients by number, such as hospitals or files, if they have names."""
-        return [str(name) for name in self.marker.get("client_names", [])] if self.exists else []
+        return self.marker.client_names if self.exists else []
 
     @property
     def data_facts(self) -> dict[str, str]:
         """The name of the data and digests of its rows and partition, for comparing runs."""
         marker = self.marker
-        facts = {"name": marker.get("data"), **{name: marker["bound"].get(name) for name in ("data", "partition")}}
-        return {name: str(value) for name, value in facts.items() if value is not None}
-
-    def citations(self) -> list[str]:
-        """Return the citation keys that the run recorded."""
-        return [str(key) for key in self.marker["cites"]]
+        facts = {"name": marker.data, **{name: marker.bound.get(name) for name in ("data", "partition")}}
+        return {name: value for name, value in facts.items() if value is not None}
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -296,12 +320,12 @@ class RunFolder(_Folder):
     def summary_of(self, history: RunHistory) -> dict[str, Any]:
         """Return the summary for a history that has been read already."""
         derived = metrics.summarize(history, self.config.evaluate.target)
-        if notes := self.marker["accepted"]:
-            derived["accepted_changes"] = [f"{', '.join(n['changed'])} after round {n['round']}" for n in notes]
+        if notes := self.marker.accepted:
+            derived["accepted_changes"] = [f"{', '.join(note.changed)} after round {note.round}" for note in notes]
         if not (self / SUMMARY).is_file():
             return {"status": UNFINISHED, **derived}
-        stored = _read_json(self / SUMMARY)
-        if stored.get("config_digest", "") not in ("", io.sha256(config_without_seed(self.config).encode())):
+        stored = io.read_json(self / SUMMARY)
+        if stored.get("config_digest", "") not in ("", seedless_digest(self.config)):
             log.warning("%s is not the configuration that the run ended with: it was changed or cut", self / CONFIG)
         expected = to_plain_json({"record_digest": history.digest, **derived})
         if differing := [name for name, value in expected.items() if stored.get(name, value) != value]:
@@ -311,64 +335,41 @@ class RunFolder(_Folder):
     @property
     def environment(self) -> dict[str, Any]:
         """The machine and versions of the run."""
-        return _read_json(self / ENVIRONMENT) if (self / ENVIRONMENT).is_file() else {}
+        return io.read_json(self / ENVIRONMENT) if (self / ENVIRONMENT).is_file() else {}
 
     def write_start(self, config: Config, run: Run) -> None:
         """Write the files known before the first round; the configuration follows when the run can be resumed."""
         federated = getattr(run.task, "data", None)
         self.write_marker(run, provenance_of(run))
-        _write_json(self / ENVIRONMENT, environment())
+        io.write_json(self / ENVIRONMENT, environment())
         if (record := Preprocessing.of_task(run.task, config)) is not None:
             write_preprocessing(self / PREPROCESSING, record)
         if config.python is None:
-            trust_module.remember(self.path, code_names(config))
+            remember(self.path, code_names(config))
         if isinstance(federated, data.FederatedData):
             counts, name = _label_counts(federated), str(config.data.partition)
             data.save_split(self / PARTITION, federated.split, federated.targets, name, counts)
 
-    def write_marker(self, run: Run, provenance: Mapping[str, str], accepted: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Write the marker: provenance, accepted changes, and facts for commands that import no code."""
-        marker = {
-            "format": FORMAT,
-            "run": run.id,
-            "bound": dict(provenance),
-            "accepted": [dict(change) for change in accepted],
-            "composition": repr(run.algorithm),
-            "cites": citations(run.algorithm),
-            "metrics": asdict(run.history.facts),
-        }
+    def write_marker(self, run: Run, provenance: dict[str, str], accepted: Sequence[AcceptedChange] = ()) -> None:
+        """Write the marker of a run, with its provenance and accepted changes."""
         federated = getattr(run.task, "data", None)
-        if federated is not None:
-            marker["data"] = str(getattr(federated, "name", type(federated).__name__))
-            marker["client_names"] = list(getattr(federated, "client_names", ()))
-        io.write_sealed(self / MARKER, marker)
+        marker = Marker(
+            format=FORMAT,
+            run=run.id,
+            bound=provenance,
+            accepted=list(accepted),
+            cites=citations(run.algorithm),
+            composition=repr(run.algorithm),
+            metrics=asdict(run.history.facts),
+            data=None if federated is None else str(getattr(federated, "name", type(federated).__name__)),
+            client_names=list(getattr(federated, "client_names", ())),
+        )
+        io.write_sealed(self / MARKER, asdict(marker))
 
     def write_config(self, config: Config) -> None:
         """Write the resolved configuration, with the composition as a comment on top."""
-        comments = [f"composition: {self.marker['composition']}"] if config.python is None else []
+        comments = [f"composition: {self.marker.composition}"] if config.python is None else []
         io.write_file(self / CONFIG, to_yaml(config, comments).encode())
-
-    def append_record(self, run: Run, record: Record) -> None:
-        """Add the record of a round and its clients; `commit` makes it durable."""
-        assert self.record is not None
-        self.record.check_present()
-        _, clients = run.client_blocks.pop()
-        self.record.add_round(record, clients)
-
-    def commit(self, records: Sequence[Record]) -> None:
-        """Make the rounds that were added durable, and append their records to the metrics."""
-        assert self.record is not None
-        self.record.commit()
-        if records:
-            io.append(self / METRICS, "".join(to_line(record) + "\n" for record in records).encode())
-
-    def rewind(self, round: int) -> list[dict[str, Any]]:
-        """Return to the checkpoint of a round, and return the records up to it."""
-        assert self.record is not None
-        records = self.record.rewind(round)
-        io.write_file(self / METRICS, *((to_line(record) + "\n").encode() for record in records))
-        io.remove(self / SUMMARY)
-        return records
 
     def write_results(self, run: Run, status: str, target: float | None = None) -> dict[str, Any]:
         """Write the model and the summary."""
@@ -396,12 +397,12 @@ class RunFolder(_Folder):
             "model_sha256": io.sha256(model),
             **({"frozen_sha256": io.sha256(base)} if base else {}),
             "record_digest": history.digest,
-            "config_digest": io.sha256(config_without_seed(self.config).encode()) if self.exists else "",
+            "config_digest": seedless_digest(self.config) if self.exists else "",
         }
         if base:
             self._write_frozen(base)
         io.write_file(self / MODEL, model)
-        _write_json(self / SUMMARY, summary)
+        io.write_json(self / SUMMARY, to_plain_json(summary))
         return summary
 
     def _write_frozen(self, content: bytes) -> None:
@@ -422,7 +423,7 @@ class RunFolder(_Folder):
     def read_model(self) -> list[bytes]:
         """Return the contents of the model file, and of that of its frozen weights if they have one, checked against
         their SHA-256."""
-        stored = _read_json(self / SUMMARY) if (self / SUMMARY).is_file() else {}
+        stored = io.read_json(self / SUMMARY) if (self / SUMMARY).is_file() else {}
         contents = []
         for name, key in ((MODEL, "model_sha256"), (FROZEN, "frozen_sha256")):
             if name == FROZEN and key not in stored and not (self / name).is_file():
@@ -441,40 +442,30 @@ class RunFolder(_Folder):
 
     # --- locking and replacing ------------------------------------------------------------------------------------
 
-    def check_free(self, *, overwrite: bool = False) -> None:
-        """Refuse a folder that is not empty; with ``overwrite`` it may have a run. Changes nothing."""
-        if not os.path.lexists(self.path):
-            return
-        holds_run = self.exists
-        if not holds_run and not (self.path.is_dir() and _is_unfinished_start(self.path)):
-            raise HansaError(f"{self.path}: not empty, and not a run folder. Choose another folder.")
-        if holds_run and not overwrite:
+    def _check_replaceable(self) -> None:
+        try:
+            io.read_sealed(self / MARKER)
+        except DamagedFileError as error:
             raise HansaError(
-                f"{self.path}: already holds a run. `hansa resume {self.path}` resumes it, --overwrite replaces it."
-            )
-        if holds_run and not _is_marked(self.path):
-            raise HansaError(
-                f"{self.path}: has a {CONFIG} but no {MARKER}. Remove it by hand, or choose another folder."
-            )
+                f"{self}: has a {CONFIG} but no {MARKER}. Remove it by hand, or choose another folder."
+            ) from error
 
-    def acquire(self, *, overwrite: bool = False, numbered: bool = False) -> None:
-        """Create and lock the folder for a new run.
+    def _is_unfinished_start(self) -> bool:
+        names = {name.removesuffix(io.TEMPORARY_SUFFIX) for name in os.listdir(self.path)}
+        return not names or (bool({LOCK, MARKER} & names) and names <= {*NAMES, LOCK, REPLACED})
 
-        Args:
-            overwrite: Set an existing run aside until `discard_replaced` or `roll_back`.
-            numbered: Take the name, or the next free one: name, name-2, name-3, ...
-        """
-        if numbered:
-            self.path = io.create_numbered(self.path)
-            self._created = True
+    def acquire(self, if_exists: IfExists = "refuse") -> None:
+        """Create and lock the folder for a new run; a replaced run is set aside until `discard_replaced` or
+        `roll_back`."""
+        if if_exists == "new":
+            self.path, self._created = io.create_numbered(self.path), True
         else:
-            self.check_free(overwrite=overwrite)
             io.make_folder(self.path.parent.absolute())
             self._created = io.create_folder(self.path.absolute())
         self._lock = FileLock(self / LOCK)
         try:
             self._recover()
-            self.check_free(overwrite=overwrite)
+            self.check_free(overwrite=if_exists == "replace")
             if self.exists:
                 self._move_aside()
             else:
@@ -635,45 +626,17 @@ def _processor() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise DamagedFileError(f"{path}: damaged: not JSON ({str(error)[:200]}).") from error
-    if not isinstance(content, dict):
-        raise DamagedFileError(f"{path}: damaged: expected a mapping, found {str(content)[:60]!r}.")
-    return content
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    io.write_file(path, (json.dumps(to_plain_json(content), indent=2, allow_nan=False) + "\n").encode())
-
-
-def _is_marked(path: Path) -> bool:
-    try:
-        return bool(io.read_sealed(path / MARKER))
-    except DamagedFileError:
-        return False
-
-
-def _is_unfinished_start(path: Path) -> bool:
-    """Return whether the folder is empty, or has only files of a run killed before it wrote its configuration."""
-    names = {entry.name.removesuffix(io.TEMPORARY_SUFFIX) for entry in os.scandir(path)}
-    marked = bool({LOCK, MARKER} & names)
-    return not names or (marked and names <= {*NAMES, LOCK, REPLACED})
-
-
 def parse_seeds(seeds: object, first: int = 0, where: str = "run") -> list[int]:
     """Return the seeds of a list or a count; 3 means three seeds from ``first``.
 
     >>> parse_seeds(3), parse_seeds(2, first=7), parse_seeds([5, 1])
     ([0, 1, 2], [7, 8], [5, 1])
     """
-    if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds >= 1:
+    if type(seeds) is int and seeds >= 1:
         return list(range(first, first + seeds))
     if isinstance(seeds, Iterable) and not isinstance(seeds, (str, bytes, Mapping)):
         seed_list = list(seeds)
-        valid = all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in seed_list)
+        valid = all(type(seed) is int and seed >= 0 for seed in seed_list)
         if seed_list and valid and len(set(seed_list)) == len(seed_list):
             return seed_list
     raise invalid_argument(
@@ -694,25 +657,25 @@ def expand_seeds(config: Config) -> list[Config]:
     return [config.model_copy(update={"seed": seed, "seeds": None}) for seed in seeds]
 
 
-def config_without_seed(config: Config) -> str:
-    """Return the text of a configuration without seed, name, workers and checkpoints."""
-    left_out = {"seed", "seeds", "name", "workers", "checkpoint"}
-    return json.dumps(config.model_dump(mode="json", exclude_defaults=True, exclude=left_out), sort_keys=True)
+def settings_digest(config: Config, left_out: Iterable[str]) -> str:
+    """Return a digest of the settings of a configuration, except for some keys."""
+    settings = config.model_dump(mode="json", exclude_defaults=True, exclude=set(left_out))
+    return io.sha256(json.dumps(settings, sort_keys=True).encode())
+
+
+def seedless_digest(config: Config) -> str:
+    """Return a digest of a configuration without seed, name, workers and checkpoints."""
+    return settings_digest(config, ("seed", "seeds", "name", "workers", "checkpoint"))
 
 
 class SeedGroupFolder(_Folder):
     """The folder of a method's seeds, existing or to be created."""
 
-    name = GROUP
+    name, kind = GROUP, "group of runs"
 
     def __init__(self, path: Path | str) -> None:
         path = Path(path)
         self.path = path.parent if path.name == GROUP and path.is_file() else path
-
-    @classmethod
-    def create_numbered(cls, path: Path) -> SeedGroupFolder:
-        """Create a folder of this name, or of the next free one: name, name-2, name-3, ..."""
-        return cls(io.create_numbered(path))
 
     def run(self, seed: int) -> RunFolder:
         """Return the folder of a seed."""
@@ -723,22 +686,14 @@ class SeedGroupFolder(_Folder):
         """The started runs, in the order of the seeds."""
         return [run for run in (self.run(seed_config.seed) for seed_config in expand_seeds(self.config)) if run.exists]
 
-    def check(self, *, overwrite: bool = False) -> None:
-        """Refuse a folder with other content, or with runs unless ``overwrite``."""
-        if not os.path.lexists(self.path) or (self.exists and overwrite):
-            return
-        if self.exists:
-            raise HansaError(
-                f"{self}: already holds runs. `hansa resume {self}` resumes them, --overwrite replaces them."
-            )
-        if not self.path.is_dir() or not all(name.startswith((".hansa", GROUP)) for name in os.listdir(self.path)):
-            raise HansaError(f"{self}: not empty, and not a group of runs. Choose another folder.")
+    def _is_unfinished_start(self) -> bool:
+        return all(name.startswith((".hansa", GROUP)) for name in os.listdir(self.path))
 
     def write_config(self, config: Config) -> None:
         """Write the configuration with its seeds, and with the earlier seeds if everything else is equal."""
         seeds = [seed_config.seed for seed_config in expand_seeds(config)]
-        if self.exists and config_without_seed(self.config) == config_without_seed(config):
+        if self.exists and seedless_digest(self.config) == seedless_digest(config):
             seeds = sorted({*seeds, *(seed_config.seed for seed_config in expand_seeds(self.config))})
         io.make_folder(self.path.absolute())
-        trust_module.remember(self.path, code_names(config))
+        remember(self.path, code_names(config))
         io.write_file(self / GROUP, to_yaml(config.model_copy(update={"seed": 0, "seeds": seeds})).encode())

@@ -6,7 +6,6 @@ A run folder has ``preprocessing.json``; an exported model has a file beside it.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -148,18 +147,14 @@ class Preprocessing:
 
 def write_preprocessing(path: Path, record: Preprocessing, **metadata: Any) -> None:
     """Write a record as readable JSON with its SHA-256, and further entries."""
-    content = {**record.to_dict(), **metadata, "sha256": record.sha256}
-    io.write_file(path, (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    io.write_json(path, {**record.to_dict(), **metadata, "sha256": record.sha256})
 
 
 def read_preprocessing(path: Path) -> tuple[Preprocessing, dict[str, Any]] | None:
     """Read a record and the further entries of its file; None if there is no such file."""
     if not path.is_file():
         return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DamagedFileError(f"{path}: damaged: not JSON ({str(error)[:200]}). Restore it.") from error
+    content = io.read_json(path)
     record = Preprocessing.from_dict(content, str(path))
     if content.get("sha256") != record.sha256:
         raise DamagedFileError(f"{path}: damaged: its SHA-256 is not the recorded one. Restore it.")

@@ -137,11 +137,11 @@ def source_text(definition: Any) -> str:
     """Return the name and source of a function, class or callable object; for library code only the name."""
     if isinstance(definition, functools.partial):
         arguments = [definition.args, sorted(definition.keywords.items())]
-        return f"{source_text(definition.func)} with {_stable_repr(arguments)}"
+        return f"{source_text(definition.func)} with {stable_repr(arguments)}"
     if isinstance(definition, DirectedMetric):
         return f"{definition!r} {source_text(definition.function)}"
     if not (inspect.isroutine(definition) or inspect.isclass(definition)):
-        return f"{source_text(type(definition))} {_stable_repr(definition)}"
+        return f"{source_text(type(definition))} {stable_repr(definition)}"
     name = f"{getattr(definition, '__module__', '')}.{getattr(definition, '__qualname__', repr(definition))}"
     if name.split(".")[0] in _LIBRARIES:
         return name
@@ -189,7 +189,7 @@ def _leaves(value: object) -> Iterator[str]:
     elif callable(value):
         yield source_text(value) + ";"
     else:
-        yield _stable_repr(value) + ";"
+        yield stable_repr(value) + ";"
 
 
 def _tensor_digest(tensor: torch.Tensor) -> str:
@@ -217,7 +217,7 @@ def _model_digest(task: Any, run: Run) -> str:
     compiled = [execution] if execution in ("compiled", "vmap") else []
     if (autocast := getattr(task, "autocast", None)) is not None:
         compiled.append(f"autocast={autocast}")
-    return sha256("\n".join([source_text(task.model), *shapes, _stable_repr(module), *layers, *compiled]).encode())
+    return sha256("\n".join([source_text(task.model), *shapes, stable_repr(module), *layers, *compiled]).encode())
 
 
 def _source_digest(parts: Iterable[object]) -> str:
@@ -225,6 +225,6 @@ def _source_digest(parts: Iterable[object]) -> str:
     return sha256("\n".join(sorted(user_code)).encode())
 
 
-def _stable_repr(value: object) -> str:
+def stable_repr(value: object) -> str:
     """Return the repr without memory addresses."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))

@@ -42,6 +42,7 @@ SERVER = "server/"
 
 BLOCK = 32  # rows multiplied at a time, the same in every store so that sums agree to the last bit
 SUM_BLOCK = 4  # rows read at a time for sums
+LIVE = "kind = 'client' AND born <= ? AND (died IS NULL OR died > ?)"  # the rows of a generation, given twice
 SPAN = 1 << 14  # coordinates converted to float64 at a time, in a buffer that fits in cache
 
 
@@ -63,8 +64,6 @@ class ClientStore(ABC):
 
     def memories(self, clients: Iterable[int], forgotten: Collection[int] = ()) -> dict[int, dict[str, Tensor]]:
         """Return the rows of the clients that have any and are not forgotten."""
-        if not self._rows:
-            return {}
         return {client: rows for client in clients if client not in forgotten and (rows := self.read(client))}
 
     def read_many(self, clients: Sequence[int], name: str) -> Tensor:
@@ -224,37 +223,32 @@ class DiskStore(ClientStore):
         lock = FileLock(path / "lock")
         try:
             Database.ensure(path)
-            self._open(Database(path, writing=True, durable=durable))
+            database = Database(path, writing=True, durable=durable)
+            self._open(database, database.head)
         except BaseException:
             lock.close()
             raise
         self._lock = lock
 
     @classmethod
-    def of(cls, database: Database, at_round: int | None = None) -> DiskStore:
-        """Return the rows of a run's record, at its end or at the round of a checkpoint; the record commits them."""
+    def of(cls, database: Database, head: Head | None = None) -> DiskStore:
+        """Return the rows of a run's record, at its end or at the head of a checkpoint; the record commits them."""
         store = cls.__new__(cls)
-        store._open(database, at_round)
+        store._open(database, database.head if head is None else head)
         return store
 
-    def _open(self, database: Database, at_round: int | None = None) -> None:
-        self.database = database
+    def _open(self, database: Database, head: Head) -> None:
+        """Find the rows of a head; refuse others than those that were committed."""
+        self.database, self.generation = database, head.generation
         self._staged: list[RowEntry] = []
         self._rows: dict[int, dict[str, RowEntry]] = {}
-        self._readers: ThreadPoolExecutor | None = None
-        self.generation = database.head.generation if at_round is None else at_round
-        condition = "kind = 'client' AND born <= ? AND (died IS NULL OR died > ?)"
-        for entry in database.entries(condition, [self.generation, self.generation]):
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="rows")  # they start at the first use
+        entries = database.entries(LIVE, [self.generation, self.generation])
+        for entry in entries:
             self._rows.setdefault(entry.client, {})[entry.name] = entry
-        if at_round is None:
-            self.check_sum(database.head.sum)
-
-    def check_sum(self, expected: int) -> None:
-        """Refuse rows other than the committed ones; ``expected`` is the sum of their seals."""
-        entries = [entry for client_rows in self._rows.values() for entry in client_rows.values()]
-        if sum(map(_seal_number, entries)) % (1 << 256) != expected:
+        if sum(map(_seal_number, entries)) % (1 << 256) != head.sum:
             raise DamagedFileError(
-                f"{self.database.path} is damaged: it does not have the rows of round {self.generation}. {REMEDY}"
+                f"{database.path} is damaged: it does not have the rows of round {self.generation}. {REMEDY}"
             )
 
     def stage(self, client: int, rows: Mapping[str, Tensor]) -> None:
@@ -313,9 +307,8 @@ class DiskStore(ClientStore):
         return len(entries)
 
     def close(self) -> None:
-        if self._readers is not None:
-            self._readers.shutdown()
-            self._readers = None
+        self._threads.shutdown()
+        self._threads = ThreadPoolExecutor(2)  # rows can still be read
         try:
             self.database.close()
         finally:
@@ -327,13 +320,6 @@ class DiskStore(ClientStore):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    @property
-    def _threads(self) -> ThreadPoolExecutor:
-        """Two threads that read rows, started at the first use."""
-        if self._readers is None:
-            self._readers = ThreadPoolExecutor(2, thread_name_prefix="rows")
-        return self._readers
 
     def _load(self, row: RowEntry) -> Tensor:
         return self.database.get(row)
@@ -391,7 +377,7 @@ def _copy_rows(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def check_rows(rows: Rows) -> None:
     """Refuse values that are not rows."""
     for client, client_rows in rows.items():
-        if isinstance(client, bool) or not isinstance(client, int) or client < 0:
+        if type(client) is not int or client < 0:
             raise invalid_argument("commit", "client", client, "a whole number >= 0")
         for name, row in client_rows.items():
             dtype = dtype_name(row.dtype) if isinstance(row, torch.Tensor) else type(row).__name__
@@ -404,10 +390,11 @@ def check_rows(rows: Rows) -> None:
 
 
 class Checkpoint(NamedTuple):
-    """The state of a run after a round, and its metadata."""
+    """The state of a run after a round, its metadata, and the head of the record at the time."""
 
     state: State
     meta: Meta
+    head: Head
 
 
 class RecordedRound(NamedTuple):
@@ -446,11 +433,11 @@ class RunRecord(Database):
         """Return whether a folder has a record."""
         return (Path(folder) / database.DATABASE).is_file()
 
-    def open_rows(self, at_round: int | None = None) -> DiskStore:
-        """Return the client rows at the end of the record, or at the round of a checkpoint."""
+    def open_rows(self, head: Head | None = None) -> DiskStore:
+        """Return the client rows at the end of the record, or at the head of a checkpoint."""
         store = None if self._store is None else self._store()
         if store is None:
-            store = DiskStore.of(self, at_round)
+            store = DiskStore.of(self, head)
             self._store, self.kept_round = ref(store), max(self.checkpoint_rounds(), default=-1)
         return store
 
@@ -465,10 +452,10 @@ class RunRecord(Database):
             self.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?)", [round, text, chain, sha, clients])
             self.set_head(rounds=round, chain=chain)
 
-    def rounds(self, last_round: int | None = None) -> Iterator[RecordedRound]:
-        """Yield the closed rounds in order, with numbers and digests checked."""
+    def rounds(self, head: Head | None = None) -> Iterator[RecordedRound]:
+        """Yield the closed rounds in order, all or those of an earlier head, with numbers and digests checked."""
         with self.checked():
-            for round, text, chain, _ in self._checked_rounds("NULL", last_round):
+            for round, text, chain, _ in self._checked_rounds("NULL", head):
                 record = dict(json.loads(text))
                 if record.get("round") != round:
                     raise ValueError(f"the record of round {round} has another number")
@@ -492,21 +479,21 @@ class RunRecord(Database):
         with self.checked():
             return total_by_client(join_rounds([first, *islice(blocks, 99)]) for first in blocks)
 
-    def _checked_rounds(self, content: str, last_round: int | None = None) -> Iterator[tuple[int, str, str, bytes]]:
+    def _checked_rounds(self, content: str, head: Head | None = None) -> Iterator[tuple[int, str, str, bytes]]:
         """Yield round, record, digest and client block, if ``content`` is its column."""
         previous, round = "", 0
         with self.reading():
-            end = self.head.rounds if last_round is None else last_round
+            end = self.head if head is None else head
             statement = f"SELECT round, record, digest, sha, {content} FROM rounds WHERE round <= ? ORDER BY round"
-            for number, text, chain, sha, block in self.execute(statement, [end]):
+            for number, text, chain, sha, block in self.execute(statement, [end.rounds]):
                 round += 1
                 intact = block is None or hashlib.sha256(block).digest() == sha
                 if number != round or not intact or chain != self._chain_digest(previous, round, text, sha):
                     raise ValueError(f"round {round}, or one before it, was changed or is missing")
                 yield number, text, chain, block
                 previous = chain
-            if round != end or (last_round is None and previous != self.head.chain):
-                raise ValueError(f"it has {round} of {end} rounds")
+            if (round, previous) != (end.rounds, end.chain):
+                raise ValueError(f"its {round} rounds are not the {end.rounds} of its head or checkpoint")
 
     def _chain_digest(self, previous: str, round: int, text: str, clients: bytes) -> str:
         state = hashlib.sha256(f"{self.identity} {round} {previous} ".encode() + clients)
@@ -546,30 +533,19 @@ class RunRecord(Database):
 
     def load_checkpoint(self, round: int | None = None) -> Checkpoint:
         """Return the newest checkpoint, or that of a round, with all digests checked."""
-        _, tree, entries = self._read_checkpoint(self.newest_checkpoint() if round is None else round)
-        with self.checked():
-            tensors = {entry.name: self.get(entry) for entry in entries}
-            content = json.loads(tree, object_hook=lambda node: tensors[node["$tensor"]] if "$tensor" in node else node)
-            return Checkpoint(content["state"], content["meta"])
-
-    def head_of_checkpoint(self, round: int) -> Head:
-        """Return the head at the time of a checkpoint."""
-        return self._read_checkpoint(round)[0]
-
-    def newest_checkpoint(self) -> int:
-        """Return the round of the newest checkpoint."""
-        if not (rounds := self.checkpoint_rounds()):
-            raise HansaError(f"{self.path.parent}: no checkpoint. Use the folder of a run that saved one.")
-        return rounds[-1]
-
-    def _read_checkpoint(self, round: int) -> tuple[Head, str, list[RowEntry]]:
+        if round is None:
+            if not (rounds := self.checkpoint_rounds()):
+                raise HansaError(f"{self.path.parent}: no checkpoint. Use the folder of a run that saved one.")
+            round = rounds[-1]
         with self.checked():
             statement = "SELECT head, state, digest FROM checkpoints WHERE round = ?"
             head, tree, digest = self.execute(statement, [round]).fetchone()
             entries = self.entries("kind = 'checkpoint' AND client = ?", [round])
             if digest != self._checkpoint_digest(round, head, tree, entries):
                 raise ValueError(f"the checkpoint of round {round} was changed")
-            return self.parse_head(head), tree, entries
+            tensors = {entry.name: self.get(entry) for entry in entries}
+            content = json.loads(tree, object_hook=lambda node: tensors[node["$tensor"]] if "$tensor" in node else node)
+            return Checkpoint(content["state"], content["meta"], self.parse_head(head))
 
     def _checkpoint_digest(self, round: int, head: str, tree: str, entries: Sequence[RowEntry]) -> bytes:
         state = hashlib.sha256(f"{round} {head} {tree}".encode())
@@ -577,48 +553,37 @@ class RunRecord(Database):
             state.update(entry.seal)
         return state.digest()
 
-    def check_checkpoint(self, round: int) -> None:
-        """Refuse a checkpoint if the state, rows or rounds that resuming needs are damaged."""
-        self.load_checkpoint(round)
-        head = self.head_of_checkpoint(round)
-        self._check_chain(head)
-        rows = DiskStore.of(self, head.generation)
-        rows.check_sum(head.sum)
-        rows.verify()
+    def check_checkpoint(self, round: int) -> Checkpoint:
+        """Return a checkpoint; refuse it if the state, rows or rounds that resuming needs are damaged."""
+        checkpoint = self.load_checkpoint(round)
+        for _ in self.rounds(checkpoint.head):
+            pass
+        DiskStore.of(self, checkpoint.head).verify()
+        return checkpoint
 
-    def _check_chain(self, head: Head) -> list[dict[str, Any]]:
-        rounds = list(self.rounds(head.rounds))
-        if (rounds[-1].digest if rounds else "") != head.chain:
-            raise DamagedFileError(
-                f"{self.path} is damaged: its rounds differ from the checkpoint of round {head.rounds}."
-            )
-        return [recorded.record for recorded in rounds]
-
-    def intact_checkpoint(self) -> int:
-        """Return the newest round whose checkpoint, rows and rounds are undamaged, and warn about later ones.
+    def intact_checkpoint(self) -> Checkpoint:
+        """Return the newest checkpoint with undamaged state, rows and rounds, and warn about later ones.
 
         Rewrites the database with that checkpoint only, since other pages may be damaged.
         """
         for round in reversed(self.checkpoint_rounds()):
             try:
-                self.check_checkpoint(round)
+                checkpoint = self.check_checkpoint(round)
             except HansaError as damage:
                 log.warning("%s Falling back to the checkpoint before it.", damage)
                 continue
-            self._salvage(round)
-            return round
+            self._salvage(checkpoint.head)
+            return checkpoint
         raise DamagedFileError(
             f"{self.path.parent}: no checkpoint has undamaged state, rows and rounds. Start a new run."
         )
 
-    def _salvage(self, round: int) -> None:
-        """Rewrite the database with one checkpoint and its rounds and rows."""
-        head = self.head_of_checkpoint(round)
-        live = "kind = 'client' AND born <= ? AND (died IS NULL OR died > ?)"
+    def _salvage(self, head: Head) -> None:
+        """Rewrite the database with the checkpoint of a head and its rounds and rows."""
         selections = {
             "rounds": ("round <= ?", [head.rounds]),
-            "checkpoints": ("round = ?", [round]),
-            "vectors": (f"({live}) OR (kind = 'checkpoint' AND client = ?)", [*[head.generation] * 2, round]),
+            "checkpoints": ("round = ?", [head.rounds]),
+            "vectors": (f"({LIVE}) OR (kind = 'checkpoint' AND client = ?)", [*[head.generation] * 2, head.rounds]),
         }
         with self.checked():
             content = {
@@ -632,19 +597,17 @@ class RunRecord(Database):
         io.rename(self.path.with_name(database.ASIDE), self.path)
         Database.__init__(self, self.path.parent, writing=True)
 
-    def rewind(self, round: int) -> list[dict[str, Any]]:
-        """Return to the checkpoint of a round in one transaction, and return the records up to it."""
-        head = self.head_of_checkpoint(round)
-        records = self._check_chain(head)
-        rows = self.open_rows(head.generation)
-        rows.check_sum(head.sum)
+    def rewind(self, head: Head) -> list[dict[str, Any]]:
+        """Return to the head of a checkpoint in one transaction, and return the records up to it."""
+        records = [recorded.record for recorded in self.rounds(head)]
+        self.open_rows(head)
         with self.writing_rows():
             self.execute("DELETE FROM rounds WHERE round > ?", [head.rounds])
-            self._delete_checkpoints("> ?", round)
+            self._delete_checkpoints("> ?", head.rounds)
             self.delete("kind = 'client' AND born > ?", [head.generation])
             self.execute("UPDATE vectors SET died = NULL WHERE died > ?", [head.generation])
             self.set_head(**head._asdict())
-        self.kept_round = round
+        self.kept_round = head.rounds
         self.commit()
         return records
 

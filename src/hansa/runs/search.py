@@ -218,13 +218,12 @@ class Search:
             for trial, source in zip(self.trials, self._study.trials, strict=True)
         ]
         io.make_folder(self._path.parent.resolve())
-        content = json.dumps({"search": self._settings, "trials": trials}, indent=1, allow_nan=False)
-        io.write_file(self._path, content.encode())
+        io.write_json(self._path, {"search": self._settings, "trials": trials})
 
     def _load(self, path: Path) -> None:
         """Load the trials of an interrupted search."""
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = io.read_json(path)
             changed = [name for name, value in self._settings.items() if content["search"].get(name) != value]
             for trial in [] if changed else content["trials"]:
                 self.point(trial["drawn"])
@@ -237,7 +236,7 @@ class Search:
                         intermediate_values={int(step): float(value) for step, value in trial["steps"]},
                     )
                 )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise HansaError(f"{path}: not a search that can be resumed: {short_repr(str(error))}.") from error
         if changed:
             raise HansaError(f"{path}: holds a search with another {', '.join(changed)}. Choose another folder.")

@@ -60,18 +60,6 @@ def is_listed(folder: Path, names: Sequence[str]) -> bool:
         return False
 
 
-def require_trust(folder: Path, names: Sequence[str], *, trust: bool = False) -> None:
-    """Refuse a folder that names code unless it is on the list or ``trust`` is set."""
-    from hansa.config.import_path import is_trusted  # runs in memory need no configuration
-
-    if not names or trust or is_trusted() or is_listed(folder, names):
-        return
-    raise UntrustedFolderError(
-        f"{folder}: is not on the list of runs that you created here, {list_path()}, and names code that would be "
-        f"imported: {', '.join(names)}. If you trust it: --trust, in Python trust=True."
-    )
-
-
 def _identity(folder: Path) -> str:
     """Return the random id of a folder; "" if it has none."""
     try:

@@ -17,7 +17,7 @@ from hansa.training import TaskLike
 
 if TYPE_CHECKING:  # not needed by a run in memory: functions import folders, results and progress
     from hansa.config import Config
-    from hansa.runs.experiment import IfExists
+    from hansa.runs.folder import IfExists
     from hansa.runs.search import Axis, Search
     from hansa.study.report.results import Comparison, Runs
     from hansa.study.session import Job

@@ -22,7 +22,6 @@ from hansa.engine import reuse_workers
 from hansa.runs.driver import Callback, Record, Run, requires_disk
 from hansa.runs.experiment import (
     Experiment,
-    IfExists,
     PythonRun,
     digest_name,
     find_folder,
@@ -30,9 +29,9 @@ from hansa.runs.experiment import (
     open_run,
     refuse_other_settings,
 )
-from hansa.runs.folder import FINISHED, RunFolder, SeedGroupFolder, expand_seeds
+from hansa.runs.folder import FINISHED, IfExists, RunFolder, SeedGroupFolder, expand_seeds
 from hansa.runs.search import RunningTrial, Search
-from hansa.runs.store import DamagedFileError
+from hansa.runs.store import DamagedFileError, io
 from hansa.runs.trackers import build_trackers
 from hansa.study.parallel import JobStopped, StudyScheduler, choose_parallel
 from hansa.study.report.entries import ReportEntry
@@ -189,13 +188,13 @@ def plan_jobs(
     """
     group = None
     if config.seeds is not None and folder is not None:
-        group = SeedGroupFolder.create_numbered(Path(folder)) if if_exists == "new" else SeedGroupFolder(folder)
+        group = SeedGroupFolder(io.create_numbered(Path(folder)) if if_exists == "new" else folder)
         if group.exists and if_exists == "resume":
             saved = group.config
             same_seeds = {"seed": saved.seed, "seeds": saved.seeds}
             refuse_other_settings(group.path, saved, config.model_copy(update=same_seeds))
         else:
-            group.check(overwrite=if_exists == "replace")
+            group.check_free(overwrite=if_exists == "replace")
         group.write_config(config)
         if_exists = "replace" if if_exists == "replace" else "resume"
     if python is not None and folder is not None:

@@ -167,9 +167,9 @@ def test_a_forked_process_does_not_use_or_close_the_connection_of_its_parent(tmp
 
 def test_a_file_is_replaced_by_write_sync_rename_and_sync_of_the_folder(tmp_path: Path) -> None:
     with io.use_disk(Counting()) as disk:
-        io.write_file(tmp_path / "a", b"one", b"", b"two")
-    assert (tmp_path / "a").read_bytes() == b"onetwo"
-    assert disk.calls == ["open", "write", "write", "sync", "rename", "sync_folder"]  # type: ignore[attr-defined]
+        io.write_file(tmp_path / "a", b"one")
+    assert (tmp_path / "a").read_bytes() == b"one"
+    assert disk.calls == ["open", "write", "sync", "rename", "sync_folder"]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("fault", ["EIO", "ENOSPC", "short"])

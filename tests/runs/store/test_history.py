@@ -97,8 +97,9 @@ class History(RuleBasedStateMachine):
         goal = data.draw(st.sampled_from(self.saved))
         self.close()
         self.record = RunRecord(self.folder, writing=True)
-        assert torch.equal(self.record.load_checkpoint(goal).state["x"], value("b", goal))
-        assert [each["round"] for each in self.record.rewind(goal)] == list(range(1, goal + 1))
+        checkpoint = self.record.load_checkpoint(goal)
+        assert torch.equal(checkpoint.state["x"], value("b", goal))
+        assert [each["round"] for each in self.record.rewind(checkpoint.head)] == list(range(1, goal + 1))
         self.store = self.record.open_rows()
         self.saved = [round for round in self.saved if round <= goal]
         del self.past[goal + 1 :]

@@ -96,6 +96,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+class LostRecordError(HansaError):
+    """The files of a record were deleted or moved while it was open."""
+
+    exit_code = 1
+
+
 class Head(NamedTuple):
     """The end of a record: its rounds and their chained digest; the generation of rows and the sum of their seals."""
 
@@ -250,7 +256,7 @@ class Database:
                 self.head = self.parse_head(head)
                 self._inode = os.stat(self.path).st_ino
             if writing:
-                self._reserve_slots()
+                self.find_slots()
         except BaseException:
             self.close()
             raise
@@ -366,12 +372,12 @@ class Database:
 
     def check_present(self) -> None:
         """Refuse to continue if the files were deleted or replaced, since writes would go to unlinked files."""
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, NotADirectoryError):
             if os.stat(self.path).st_ino == self._inode:
                 return
-        raise HansaError(
-            f"{self.path.parent}: deleted or replaced while the run was active; what was recorded in it is lost. "
-            "Start the run again."
+        raise LostRecordError(
+            f"{self.path.parent}: deleted, moved or replaced while the run was active; nothing more can be saved. "
+            "Start the run again, or resume it where it is now."
         )
 
     @property
@@ -539,10 +545,8 @@ class Database:
                 sha.update(block)
             else:
                 crc = crc32(block, crc)
-        if sha is not None and sha.digest() != entry.sha:
-            raise self._damaged(entry, "its SHA-256 does not match")
-        if sha is None and crc != entry.crc:
-            raise self._damaged(entry, "its CRC-32 does not match")
+        if crc != entry.crc if sha is None else sha.digest() != entry.sha:
+            raise self._damaged(entry, f"its {'CRC-32' if sha is None else 'SHA-256'} does not match")
         self._verified.add(entry.seal)
         return flat if into is not None else flat.reshape(entry.shape)
 
@@ -577,21 +581,18 @@ class Database:
             location = f"{self.rows.path}, bytes {entry.offset} to {entry.offset + entry.nbytes}"
         return DamagedFileError(f"{entry} is damaged: {reason} ({location}). {REMEDY}")
 
-    def _reserve_slots(self) -> None:
-        """Find the slots of the row file that are in use."""
+    def find_slots(self) -> None:
+        """Find the slots of the row file that are in use, if another process has changed the database since."""
         with self.checked():
+            version = self.execute("PRAGMA data_version").fetchone()[0]
+            if version == self._version:
+                return
+            self._version = version
             used = self.execute("SELECT place, dtype, shape FROM vectors WHERE place IS NOT NULL").fetchall()
             self.rows.reserve(
                 (offset, torch.Size(json.loads(shape)).numel() * dtype_of(dtype).itemsize)
                 for offset, dtype, shape in used
             )
-
-    def see_others(self) -> None:
-        """Find the slots that other processes use, within the transaction that will use more."""
-        version = self.execute("PRAGMA data_version").fetchone()[0]
-        if version != self._version:
-            self._version = version
-            self._reserve_slots()
 
 
 _UNREADABLE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM)

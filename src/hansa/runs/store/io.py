@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -153,17 +153,14 @@ def _read(file: int, into: memoryview, offset: int) -> int:
     return len(data)
 
 
-def write_file(path: Path, *chunks: Bytes) -> None:
-    """Replace a file by ``chunks`` atomically; durable on return."""
+def write_file(path: Path, data: Bytes) -> None:
+    """Replace the content of a file atomically; durable on return."""
     aside = path.with_name(path.name + TEMPORARY_SUFFIX)
     if aside.is_symlink():  # its target is not ours
         remove(aside)
     file = File(aside, fresh=True)
     try:
-        offset = 0
-        for chunk in chunks:
-            file.write(offset, chunk)
-            offset += memoryview(chunk).nbytes
+        file.write(0, data)
         file.sync()
     finally:
         file.close()
@@ -246,7 +243,7 @@ def sha256(*chunks: Bytes) -> str:
 def write_sealed(path: Path, body: dict[str, Any]) -> None:
     """Write JSON after a line with its SHA-256."""
     data = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
-    write_file(path, sha256(data).encode() + b"\n", data)
+    write_file(path, sha256(data).encode() + b"\n" + data)
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
@@ -261,6 +258,22 @@ def read_sealed(path: Path) -> dict[str, Any]:
         )
     body: dict[str, Any] = json.loads(data)
     return body
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON for people and other programs."""
+    write_file(path, (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file with a JSON mapping, or raise `DamagedFileError`."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedFileError(f"{path}: damaged: not JSON ({str(error)[:200]}). Restore it.") from error
+    if not isinstance(content, dict):
+        raise DamagedFileError(f"{path}: damaged: expected a mapping, found {str(content)[:60]!r}.")
+    return content
 
 
 class InUseError(HansaError):

@@ -19,7 +19,7 @@ from hansa.runs.folder import (
     RunFolder,
     SeedGroupFolder,
     check_readable,
-    config_without_seed,
+    seedless_digest,
     subfolders,
 )
 
@@ -113,7 +113,7 @@ class ReportEntry:
                 planned_rounds=config.rounds,
                 client_names=run.client_names,
                 data=run.data_facts,
-                cites=run.citations(),
+                cites=run.marker.cites,
                 notes=tuple(notes),
             )
 
@@ -202,7 +202,7 @@ def merge_seeds(entries: Sequence[ReportEntry]) -> list[ReportEntry]:
     groups: list[tuple[str, str, list[ReportEntry]]] = []
     for entry in entries:
         config = from_yaml(entry.config, building=False) if entry.config and not entry.members else None
-        label, title = ("", entry.name) if config is None else (config_without_seed(config), config.title)
+        label, title = ("", entry.name) if config is None else (seedless_digest(config), config.title)
         for index, (group_label, shortest, members) in enumerate(groups):
             if label and label == group_label and entry.seed not in [member.seed for member in members]:
                 groups[index] = group_label, min(shortest, title, key=len), [*members, entry]
