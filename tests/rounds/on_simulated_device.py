@@ -456,7 +456,7 @@ def trained(method: hansa.Algorithm, device: torch.device, **words: Any) -> tupl
     TRAFFIC.reset()
     got = {name: sent.packets[0].content for name, sent in order.broadcasts.items()}
     (result,) = round._train(run.algorithm, [order], [got], trainer, run.task.population)
-    assert len(result.changes)
+    assert len(result.rows["model"])
     return result, replace(TRAFFIC)
 
 
@@ -481,7 +481,7 @@ def test_a_device_without_float64_computes_the_spread_on_the_host(name, device, 
     monkeypatch.setattr(places, "has_float64", lambda found: found != device)
     monkeypatch.setattr(MODULE, "has_float64", False)
     result, _ = trained(EVERY[name], device, mean=True)
-    assert result.report.mean is not None
+    assert result.mean is not None
 
 
 class OnDemand:
