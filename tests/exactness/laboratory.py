@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,10 +33,6 @@ def task(reference: Quadratics) -> hansa.training.quadratic:
     )
 
 
-def trajectory(algorithm: hansa.Algorithm, reference: Quadratics, rounds: int = ROUNDS, **more: Any) -> hansa.Run:
-    return hansa.run(algorithm, task(reference), rounds=rounds, dtype=torch.float64, keep_params=True, **more)
-
-
 def assert_agree(run: hansa.Run, expected: np.ndarray, tolerance: float = 1e-10) -> None:
     """Every round agrees, and the reference really moved: an idle method cannot pass."""
     found = run.trajectory.numpy()
@@ -58,5 +53,12 @@ def words(**more: object) -> dict[str, object]:
     }
 
 
-def zeros(count: Sequence[int] | int = DIM) -> np.ndarray:
-    return np.zeros(count)
+def followed(
+    preset: Any, reference: Any, mine: dict[str, Any], theirs: dict[str, Any], tolerance: float = 1e-10, **more: Any
+) -> tuple[hansa.Run, Any]:
+    """A run of a preset that agrees with its reference, and the reference's last state; their arguments differ."""
+    lab, rate = problem(), theirs.pop("local_lr", LOCAL_LR)
+    expected, state = reference(lab, np.zeros(DIM), participants(), STEPS, rate, **theirs)
+    run = hansa.run(preset(**words(**mine)), task(lab), rounds=ROUNDS, dtype=torch.float64, keep_params=True, **more)
+    assert_agree(run, expected, tolerance)
+    return run, state

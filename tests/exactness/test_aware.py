@@ -34,6 +34,11 @@ def words(**more):
     return laboratory.words(**{"sampler": hansa.sample.replay(participants()), **more})
 
 
+def reference(weights="uniform", method=aware.fedaware, **said):
+    samples = np.array(lab().samples) if weights == "samples" else None
+    return method(lab(), np.zeros(DIM), participants(), STEPS, 0.05, weights=samples, **said)
+
+
 def diversities(found, name):
     return [record[name] for record in found.history if name in record]
 
@@ -44,11 +49,8 @@ def diversities(found, name):
 @pytest.mark.parametrize("normalize", [False, True])
 def test_fedaware(normalize, explore, from_zero, weights):
     eta = 0.05 if normalize else 0.8
-    samples = np.array(task(lab()).population.samples) if weights == "samples" else None
     said = {"alpha": 0.6, "normalize": normalize, "explore": explore, "from_zero": from_zero}
-    expected, state = aware.fedaware(
-        lab(), np.zeros(DIM), participants(), STEPS, 0.05, **said, weights=samples, eta=eta
-    )
+    expected, state = reference(weights, **said, eta=eta)
     found = run(presets.fedaware(**words(**said, weights=weights, server_lr=eta)))
     assert_agree(found, expected, 1e-8)
     rows = found.store.read_many(sorted(state["rows"]), "server/aware/momentum").numpy()
@@ -60,14 +62,11 @@ def test_fedaware(normalize, explore, from_zero, weights):
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_a_direction_as_long_as_the_average_update(normalize, weights):
-    samples = np.array(task(lab()).population.samples) if weights == "samples" else None
     said = {"alpha": 0.6, "normalize": normalize}
-    expected, state = aware.fedaware(
-        lab(), np.zeros(DIM), participants(), STEPS, 0.05, **said, weights=samples, average_length=True, eta=0.5
-    )
+    expected, state = reference(weights, **said, average_length=True, eta=0.5)
     found = run(presets.fedaware(**words(**said, weights=weights, server_lr=0.5, length="average")))
     assert_agree(found, expected, 1e-8)
-    printed, _ = aware.fedaware(lab(), np.zeros(DIM), participants(), STEPS, 0.05, **said, weights=samples, eta=0.5)
+    printed, _ = reference(weights, **said, eta=0.5)
     assert np.abs(expected - printed).max() > 1e-3
     rows = np.array([state["rows"][i] for i in sorted(state["rows"])])
     products = rows @ state["direction"]
@@ -77,11 +76,8 @@ def test_a_direction_as_long_as_the_average_update(normalize, weights):
 def test_the_authors_code_by_its_words():
     """Momenta from zero, sample weights until all were seen, their solver on unit momenta."""
     said = {"normalize": True, "explore": True, "from_zero": True}
-    samples = np.array(task(lab()).population.samples)
-    expected, _ = aware.fedaware(
-        lab(), np.zeros(DIM), participants(), STEPS, 0.05, **said, weights=samples, authors=True, eta=0.05
-    )
-    exact, _ = aware.fedaware(lab(), np.zeros(DIM), participants(), STEPS, 0.05, **said, weights=samples, eta=0.05)
+    expected, _ = reference("samples", **said, authors=True, eta=0.05)
+    exact, _ = reference("samples", **said, eta=0.05)
     found = run(presets.fedaware(**words(**said, weights="samples", min_norm="authors", server_lr=0.05)))
     assert_agree(found, expected, 1e-6)
     assert np.abs(expected - exact).max() > 1e-4
@@ -89,10 +85,7 @@ def test_the_authors_code_by_its_words():
 
 @pytest.mark.parametrize(("explore", "weights"), [(False, "uniform"), (True, "uniform"), (True, "samples")])
 def test_fedaware_projecting_yogi(explore, weights):
-    samples = np.array(task(lab()).population.samples) if weights == "samples" else None
-    expected, _ = aware.fedaware_yogi(
-        lab(), np.zeros(DIM), participants(), STEPS, 0.05, explore=explore, weights=samples, eta=0.1, eps=1e-3
-    )
+    expected, _ = reference(weights, aware.fedaware_yogi, explore=explore, eta=0.1, eps=1e-3)
     found = run(presets.fedaware_yogi(**words(explore=explore, weights=weights, yogi_lr=0.1, eps=1e-3)))
     assert_agree(found, expected, 1e-8)
 
@@ -226,9 +219,7 @@ test_wrong_arguments_are_named = refused(
 @pytest.mark.parametrize("from_zero", [False, True])
 def test_a_decay_rate_for_each_client(from_zero):
     alpha = np.linspace(0.0, 0.9, N)
-    expected, _ = aware.fedaware(
-        lab(), np.zeros(DIM), participants(), STEPS, 0.05, alpha=alpha, from_zero=from_zero, eta=0.8
-    )
+    expected, _ = reference(alpha=alpha, from_zero=from_zero, eta=0.8)
     method = presets.fedaware(**words(alpha=tuple(alpha.tolist()), from_zero=from_zero, server_lr=0.8))
     assert_agree(run(method), expected, 1e-8)
     with pytest.raises(hansa.HansaError, match="3 numbers"):

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import hansa
-from exactness.laboratory import LOCAL_LR, STEPS, assert_agree, participants, problem, trajectory, words, zeros
+from exactness.laboratory import followed
 from hansa import compress, presets
-from oracle import compression
+from oracle import compression, server
 
 OPERATORS = [
     (compress.sign(), compression.compressor("sign")),
@@ -21,13 +21,14 @@ IDS = ["sign", "top_k"]
 @pytest.mark.parametrize("two_way", [False, True], ids=["one-way", "two-way"])
 @pytest.mark.parametrize(("mine", "theirs"), OPERATORS, ids=IDS)
 def test_fedcams(mine, theirs, two_way):
-    lab = problem()
-    expected, state = compression.fedcams(
-        lab, zeros(), participants(), STEPS, LOCAL_LR, C=theirs, two_way=two_way, eta=0.2, eps=1e-2
+    run, state = followed(
+        presets.fedcams,
+        compression.fedcams,
+        {"compressor": mine, "two_way": two_way, "server_lr": 0.2, "eps": 1e-2},
+        {"C": theirs, "two_way": two_way, "eta": 0.2, "eps": 1e-2},
+        1e-9,
+        measures=[hansa.measures.compression],
     )
-    algorithm = presets.fedcams(**words(compressor=mine, two_way=two_way, server_lr=0.2, eps=1e-2))
-    run = trajectory(algorithm, lab, measures=[hansa.measures.compression])
-    assert_agree(run, expected, 1e-9)
     np.testing.assert_allclose([r["gamma"] for r in run.history], state["gamma"], rtol=1e-6)
     assert all(0 <= r["q"] < 1 for r in run.history)
     for client, row in enumerate(state["e"]):
@@ -36,23 +37,17 @@ def test_fedcams(mine, theirs, two_way):
 
 @pytest.mark.parametrize(("mine", "theirs"), OPERATORS, ids=IDS)
 def test_compression_composes_with_fedavg(mine, theirs):
-    lab = problem()
-    expected, _ = compression.fedavg_compressed(lab, zeros(), participants(), STEPS, LOCAL_LR, C=theirs)
-    assert_agree(trajectory(presets.fedavg(**words(compressor=mine)), lab), expected, 1e-9)
+    followed(presets.fedavg, compression.fedavg_compressed, {"compressor": mine}, {"C": theirs}, 1e-9)
 
 
 @pytest.mark.parametrize(("mine", "theirs"), OPERATORS, ids=IDS)
 def test_compression_composes_with_both_channels_of_scaffold(mine, theirs):
-    lab = problem()
-    expected, _ = compression.scaffold_compressed(lab, zeros(), participants(), STEPS, LOCAL_LR, C=theirs)
-    assert_agree(trajectory(presets.scaffold(**words(compressor=mine)), lab), expected, 1e-9)
+    followed(presets.scaffold, compression.scaffold_compressed, {"compressor": mine}, {"C": theirs}, 1e-9)
 
 
 def test_identity_compression_is_no_compression():
-    lab = problem()
-    plain = trajectory(presets.fedams(**words()), lab).trajectory
-    packed = trajectory(presets.fedcams(**words(compressor=compress.identity(), two_way=True)), lab).trajectory
-    assert torch.allclose(plain, packed, atol=1e-12)
+    identity = {"compressor": compress.identity(), "two_way": True}
+    followed(presets.fedcams, server.fedams, {**identity, "server_lr": 0.3}, {"eta": 0.3})
 
 
 def test_a_refused_upload_leaves_the_residual_as_it_was():

@@ -7,23 +7,9 @@ import pytest
 import torch
 
 import hansa
-from exactness.laboratory import (
-    LOCAL_LR,
-    ROUNDS,
-    STEPS,
-    WEIGHTS,
-    assert_agree,
-    participants,
-    problem,
-    trajectory,
-    words,
-    zeros,
-)
+from exactness.laboratory import DIM, LOCAL_LR, ROUNDS, STEPS, followed, participants, problem, task, words
 from hansa import presets
 from oracle import local, server
-
-ALL_WEIGHTS = ["uniform", "samples", WEIGHTS]
-
 
 FLAGS = [
     {},
@@ -39,43 +25,29 @@ FLAGS = [
 def test_adaptive_servers_follow_the_reference_with_every_flag(name, flags):
     if name == "fedams":
         flags = {k: v for k, v in flags.items() if k != "eps_inside"}
-    numbers = {"b1": 0.8, "b2": 0.95, "eps": 0.02, **flags}
+    common = {"b1": 0.8, "b2": 0.95, "eps": 0.02, "weights": "samples", **flags}
     if name == "fedadagrad":
-        del numbers["b2"]
-    lab = problem()
-    expected, _ = getattr(server, name)(
-        lab, zeros(), participants(), STEPS, LOCAL_LR, eta=0.3, weights="samples", **numbers
-    )
-    run = trajectory(getattr(presets, name)(**words(server_lr=0.3, weights="samples", **numbers)), lab)
-    assert_agree(run, expected)
+        del common["b2"]
+    followed(getattr(presets, name), getattr(server, name), {"server_lr": 0.3, **common}, {"eta": 0.3, **common})
 
 
 @pytest.mark.parametrize("name", ["fedadagrad", "fedadam", "fedyogi", "fedamsgrad", "fedams"])
 def test_adaptive_defaults_are_those_of_the_papers(name):
-    lab = problem()
-    expected, state = getattr(server, name)(lab, zeros(), participants(), STEPS, LOCAL_LR, eta=0.3)
-    run = trajectory(getattr(presets, name)(**words(server_lr=0.3)), lab)
-    assert_agree(run, expected)
+    run, state = followed(getattr(presets, name), getattr(server, name), {"server_lr": 0.3}, {"eta": 0.3})
     kept = run.state.server["model"]["0"]
     for moment in state:
         np.testing.assert_allclose(kept[moment].numpy(), state[moment], rtol=1e-9, atol=1e-12)
 
 
 def test_scaffold_follows_the_reference_with_its_control_variates():
-    lab = problem()
-    expected, state = local.scaffold(lab, zeros(), participants(), STEPS, LOCAL_LR, eta=0.9)
-    run = trajectory(presets.scaffold(**words(server_lr=0.9)), lab)
-    assert_agree(run, expected)
+    run, state = followed(presets.scaffold, local.scaffold, {"server_lr": 0.9}, {"eta": 0.9})
     np.testing.assert_allclose(run.state.vectors["control"].numpy(), state["c"], atol=1e-9)
     for client, row in enumerate(state["c_i"]):
         np.testing.assert_allclose(run.store.read(client)["solver/control"].numpy(), row, atol=1e-9)
 
 
 def test_feddyn_follows_the_reference_with_its_duals():
-    lab = problem()
-    expected, state = local.feddyn(lab, zeros(), participants(), STEPS, LOCAL_LR, alpha=0.9)
-    run = trajectory(presets.feddyn(**words(alpha=0.9)), lab)
-    assert_agree(run, expected)
+    run, state = followed(presets.feddyn, local.feddyn, {"alpha": 0.9}, {"alpha": 0.9})
     np.testing.assert_allclose(run.state.server["model"]["h"].numpy(), state["h"], atol=1e-9)
     for client, row in enumerate(state["h_i"]):
         np.testing.assert_allclose(run.store.read(client)["solver/dual"].numpy(), row, atol=1e-9)
@@ -83,9 +55,8 @@ def test_feddyn_follows_the_reference_with_its_duals():
 
 @pytest.mark.parametrize("epsilon", [1.0, 0.15, 0.0])
 def test_fedmgda_follows_the_reference(epsilon):
-    lab = problem()
-    expected, _ = local.fedmgda(lab, zeros(), participants(), STEPS, LOCAL_LR, eta=0.05, epsilon=epsilon)
-    assert_agree(trajectory(presets.fedmgda(**words(server_lr=0.05, epsilon=epsilon)), lab), expected, 1e-9)
+    mine, theirs = {"server_lr": 0.05, "epsilon": epsilon}, {"eta": 0.05, "epsilon": epsilon}
+    followed(presets.fedmgda, local.fedmgda, mine, theirs, 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -102,25 +73,19 @@ def test_fedmgda_follows_the_reference(epsilon):
     ids=["momentum", "decay", "clip", "all"],
 )
 def test_local_options_follow_the_reference(mine, theirs):
-    lab = problem()
-    expected, _ = local.fedavg_local_options(lab, zeros(), participants(), STEPS, LOCAL_LR, **theirs)
-    assert_agree(trajectory(presets.fedavg(**words(**mine)), lab), expected)
+    followed(presets.fedavg, local.fedavg_local_options, mine, theirs)
 
 
 def test_a_learning_rate_schedule_follows_the_reference():
-    lab = problem()
-    rates = [0.08 * 0.5 ** (t // 10) for t in range(ROUNDS)]
-    expected, _ = server.fedavg(lab, zeros(), participants(), STEPS, rates)
     schedule = hansa.local.step_decay(0.08, every=10, factor=0.5)
-    assert_agree(trajectory(presets.fedavg(**words(local_lr=schedule)), lab), expected)
+    rates = [0.08 * 0.5 ** (t // 10) for t in range(ROUNDS)]
+    followed(presets.fedavg, server.fedavg, {"local_lr": schedule}, {"local_lr": rates})
 
 
 def test_float32_runs_in_float32_throughout_and_near_the_float64_run():
     lab = problem()
-    from exactness.laboratory import task
-
     run = hansa.run(presets.scaffold(**words()), task(lab), rounds=20, dtype=torch.float32, keep_params=True)
-    expected, _ = local.scaffold(lab, zeros(), participants()[:20], STEPS, LOCAL_LR)
+    expected, _ = local.scaffold(lab, np.zeros(DIM), participants()[:20], STEPS, LOCAL_LR)
     assert run.trajectory.dtype == torch.float32
     assert all(row.dtype == torch.float32 for row in run.store.read(0).values())
     np.testing.assert_allclose(run.trajectory.numpy(), expected, rtol=1e-3, atol=1e-4)
