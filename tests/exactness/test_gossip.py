@@ -48,6 +48,14 @@ def rings(groups):
     return [gossip.ring(len(group)) for group in groups]
 
 
+def follows(expected, preset, chosen, active=None, **words):
+    """Assert that a preset follows its reference under these selections."""
+    replayed = {"reporters": hansa.sample.replay(chosen)}
+    if active is not None:
+        replayed["active"] = hansa.gossip.replay(active)
+    assert_agree(run(preset(**replayed, **words, **WORDS)), expected[0])
+
+
 X0 = np.zeros(DIM)
 
 
@@ -55,42 +63,23 @@ X0 = np.zeros(DIM)
 @pytest.mark.parametrize("reporters", [None, 2], ids=["full", "partial"])
 def test_ha_fed(groups, reporters):
     chosen = [list(range(N))] * ROUNDS if reporters is None else drawn(1, groups, reporters)
-    expected, _ = gossip.ha_fed(lab(), X0, groups, rings(groups), chosen, STEPS, 0.05, **THEIRS)
-    algorithm = presets.ha_fed(clusters=groups, reporters=hansa.sample.replay(chosen), topology=ring(), **WORDS)
-    assert_agree(run(algorithm), expected)
+    expected = gossip.ha_fed(lab(), X0, groups, rings(groups), chosen, STEPS, 0.05, **THEIRS)
+    follows(expected, presets.ha_fed, chosen, clusters=groups, topology=ring())
 
 
 def test_ha_fed_partially_active_gossiping_every_second_step():
     chosen = drawn(1, HALVES, 2)
     rng = np.random.default_rng(9)
     active = [[np.flatnonzero(rng.random(N) < 0.5).tolist() for _ in range(STEPS)] for _ in range(ROUNDS)]
-    expected, _ = gossip.ha_fed(lab(), X0, HALVES, rings(HALVES), chosen, STEPS, 0.05, active=active, every=2, **THEIRS)
-    algorithm = presets.ha_fed(
-        clusters=HALVES,
-        reporters=hansa.sample.replay(chosen),
-        active=hansa.gossip.replay(active),
-        gossip_every=2,
-        **WORDS,
-    )
-    assert_agree(run(algorithm), expected)
+    expected = gossip.ha_fed(lab(), X0, HALVES, rings(HALVES), chosen, STEPS, 0.05, active=active, every=2, **THEIRS)
+    follows(expected, presets.ha_fed, chosen, active, clusters=HALVES, gossip_every=2)
 
 
 def test_afga():
     everybody = [list(range(N))]
     chosen, active = drawn(2, everybody, 3), resampled(3, everybody, 3)
-    expected, _ = gossip.afga(lab(), X0, gossip.ring(N), chosen, active, STEPS, 0.05, **THEIRS)
-    algorithm = presets.afga(reporters=hansa.sample.replay(chosen), active=hansa.gossip.replay(active), **WORDS)
-    assert_agree(run(algorithm), expected)
-
-
-@pytest.mark.parametrize("groups", [HALVES, UNEQUAL], ids=["equal", "unequal"])
-def test_cafga(groups):
-    chosen, active = drawn(4, groups, 2), resampled(5, groups, 2)
-    expected, _ = gossip.cafga(lab(), X0, groups, rings(groups), chosen, active, STEPS, 0.05, **THEIRS)
-    algorithm = presets.cafga(
-        clusters=groups, reporters=hansa.sample.replay(chosen), active=hansa.gossip.replay(active), **WORDS
-    )
-    assert_agree(run(algorithm), expected)
+    expected = gossip.afga(lab(), X0, gossip.ring(N), chosen, active, STEPS, 0.05, **THEIRS)
+    follows(expected, presets.afga, chosen, active)
 
 
 W4 = [[0.5, 0.3, 0.2, 0.0], [0.1, 0.6, 0.0, 0.3], [0.4, 0.0, 0.5, 0.1], [0.0, 0.1, 0.3, 0.6]]
@@ -99,28 +88,30 @@ W3 = [[0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [0.3, 0.2, 0.5]]
 
 @pytest.mark.parametrize(
     ("groups", "W", "topology"),
-    [(HALVES, [W4, W4], matrix(W4)), (UNEQUAL, [gossip.ring(5), W3], [ring(), matrix(W3)])],
-    ids=["one", "by cluster"],
+    [
+        (HALVES, rings(HALVES), ring()),
+        (UNEQUAL, rings(UNEQUAL), ring()),
+        (HALVES, [W4, W4], matrix(W4)),
+        (UNEQUAL, [gossip.ring(5), W3], [ring(), matrix(W3)]),
+    ],
+    ids=["equal", "unequal", "given matrix", "matrix by cluster"],
 )
-def test_cafga_on_given_unbalanced_matrices(groups, W, topology):
+def test_cafga(groups, W, topology):
     chosen, active = drawn(4, groups, 2), resampled(5, groups, 2)
     W = [np.array(each) for each in W]
-    expected, _ = gossip.cafga(lab(), X0, groups, W, chosen, active, STEPS, 0.05, **THEIRS)
-    replayed = {"reporters": hansa.sample.replay(chosen), "active": hansa.gossip.replay(active)}
-    assert_agree(run(presets.cafga(clusters=groups, topology=topology, **replayed, **WORDS)), expected)
+    expected = gossip.cafga(lab(), X0, groups, W, chosen, active, STEPS, 0.05, **THEIRS)
+    follows(expected, presets.cafga, chosen, active, clusters=groups, topology=topology)
 
 
 def test_afga_adapted():
     chosen = drawn(6, [list(range(N))], 4)
-    expected, _ = gossip.afga_adapted(lab(), X0, chosen, STEPS, 0.05, **THEIRS)
-    assert_agree(run(presets.afga(reporters=hansa.sample.replay(chosen), reporters_only=True, **WORDS)), expected)
+    follows(gossip.afga_adapted(lab(), X0, chosen, STEPS, 0.05, **THEIRS), presets.afga, chosen, reporters_only=True)
 
 
 def test_cafga_adapted():
     chosen = drawn(7, UNEQUAL, 3)
-    expected, _ = gossip.cafga_adapted(lab(), X0, UNEQUAL, chosen, STEPS, 0.05, **THEIRS)
-    algorithm = presets.cafga(clusters=UNEQUAL, reporters=hansa.sample.replay(chosen), reporters_only=True, **WORDS)
-    assert_agree(run(algorithm), expected)
+    expected = gossip.cafga_adapted(lab(), X0, UNEQUAL, chosen, STEPS, 0.05, **THEIRS)
+    follows(expected, presets.cafga, chosen, clusters=UNEQUAL, reporters_only=True)
 
 
 ADAPT = {"order": "adapt-then-combine"}
@@ -302,6 +293,5 @@ def test_malicious_neighbours_and_robust_mixing(rule):
 
 def test_a_wide_radius_is_plain_gossip_and_reordered_members_keep_their_messages():
     chosen = drawn(5, UNEQUAL, 2)
-    settings = {"clusters": UNEQUAL, "reporters": hansa.sample.replay(chosen), "topology": ring(), **WORDS}
-    expected, _ = gossip.ha_fed(lab(), X0, UNEQUAL, rings(UNEQUAL), chosen, STEPS, 0.05, **THEIRS)
-    assert_agree(run(presets.ha_fed(robust=clipped(1e9), **settings)), expected)
+    expected = gossip.ha_fed(lab(), X0, UNEQUAL, rings(UNEQUAL), chosen, STEPS, 0.05, **THEIRS)
+    follows(expected, presets.ha_fed, chosen, clusters=UNEQUAL, topology=ring(), robust=clipped(1e9))
