@@ -13,15 +13,7 @@ import hansa
 from hansa.config import from_yaml
 from hansa.config.build import load_data
 from hansa.runs import metrics
-from hansa.runs.columns import (
-    BITS,
-    CLIENT_COLUMNS,
-    COLUMNS,
-    EVALUATED,
-    TOTALS,
-    column_of,
-    lower_is_better,
-)
+from hansa.runs.columns import BITS, CLIENT_COLUMNS, COLUMNS, EVALUATED, TOTALS
 from hansa.runs.experiment import Experiment, build_run
 from hansa.runs.metrics import summarize, with_totals
 from hansa.runs.record import to_line
@@ -139,15 +131,6 @@ def test_it_is_last_named_and_never_bold(seeds):
     assert all(ranked.entry.name != "bad" for *_, ranked in ranking.tiles())
 
 
-def test_show_says_it(capsys):
-    from hansa.cli.show import show_numbers
-
-    show_numbers(rank([ReportEntry("a", BAD)]))
-    text = capsys.readouterr().out
-    assert "accuracy, final  diverged" in text
-    assert "accuracy, best   90.0%" in text
-
-
 CONFIG = """
 rounds: 2
 workers: 1
@@ -193,12 +176,3 @@ def test_totals_add_up_declared_columns():
         parts = sum(2 * history[0][part] for part in COLUMNS[name].sum_of)
         assert last[name] == scale[COLUMNS[name].unit] * parts, name
         assert name in summarize(history)
-
-
-@pytest.mark.parametrize(
-    ("name", "lower"),
-    [("lost", True), ("test_f1", False), ("client_f1_std", True), ("client_loss_worst", True)],
-)
-def test_the_direction_of_a_column(name, lower):
-    assert lower_is_better(name) is lower
-    assert column_of(f"last5_{name}").better == ("lower" if lower else "higher")

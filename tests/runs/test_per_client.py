@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 import hansa
 from hansa import Key, presets
 from hansa.config import from_yaml
+from hansa.runs.client_columns import ClientColumns
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import RunFolder
 from hansa.training.trainer import batch_stream
@@ -46,28 +47,31 @@ def tuned_by_hand(run: hansa.Run, task: hansa.Task, client: int, round: int) -> 
     return model
 
 
+def check_marks(task: hansa.Task, run: hansa.Run, round: int, clients: list[int], rel: float) -> ClientColumns:
+    found = run.clients().at_round(round)
+    for client in clients:
+        row = int(np.flatnonzero(found["client"] == client)[0])
+        marks = [found[name][row] for name in ("test_loss", "test_accuracy", "personal_loss", "personal_accuracy")]
+        tuned = tuned_by_hand(run, task, client, round)
+        assert marks == pytest.approx([*by_hand(task, run.model, client), *by_hand(task, tuned, client)], rel=rel)
+    return found
+
+
 def test_marks_are_those_of_the_model_on_each_clients_rows() -> None:
     task = owned_task(7, metrics={"gini": hansa.higher(gini)})
     run = hansa.run(method(), task, rounds=4, evaluate_every=2, personalise=TUNED)
-    found = run.clients().at_round(4)
+    found = check_marks(task, run, 4, [0, 1, 2, 3, 4, 5], 1e-5)
     tested = ~np.isnan(found["test_loss"])
     assert found["client"][tested].tolist() == [0, 1, 2, 3, 4, 5]
     for row in np.flatnonzero(tested):
-        client = int(found["client"][row])
-        assert (found["test_loss"][row], found["test_accuracy"][row]) == pytest.approx(
-            by_hand(task, run.model, client), rel=1e-5
-        )
-        personal = by_hand(task, tuned_by_hand(run, task, client, 4), client)
-        assert (found["personal_loss"][row], found["personal_accuracy"][row]) == pytest.approx(personal, rel=1e-5)
-        own = task.data.test_owners == client  # type: ignore[attr-defined]
+        own = task.data.test_owners == int(found["client"][row])  # type: ignore[attr-defined]
         targets = task.data.test_targets[own]
         if {0} == set(targets.tolist()) or 0 not in targets.tolist():
             assert np.isnan(found["test_gini"][row])
         else:
             with torch.no_grad():
-                assert found["test_gini"][row] == pytest.approx(
-                    gini(run.model.eval()(task.data.test_inputs[own]), targets)
-                )
+                expected = gini(run.model.eval()(task.data.test_inputs[own]), targets)
+            assert found["test_gini"][row] == pytest.approx(expected)
     assert not np.allclose(found["test_loss"][tested], found["personal_loss"][tested])
 
 
@@ -141,14 +145,7 @@ def test_a_native_model_gives_the_marks_of_eager_torch() -> None:
     held = hansa.data.with_test_clients(hansa.data.federate("fashion-mini", clients=20), "labels")
     task = hansa.Task(lambda: hansa.models.build("logistic", classes=10, shape=(1, 28, 28)), cross_entropy, held)
     run = hansa.run(presets.fedavg(steps=2, batch_size=8, local_lr=0.05), task, rounds=1, personalise=TUNED)
-    marks = run.clients().at_round(1)
-    for client in (0, 7, 19):
-        row = int(np.flatnonzero(marks["client"] == client)[0])
-        assert (marks["test_loss"][row], marks["test_accuracy"][row]) == pytest.approx(
-            by_hand(task, run.model, client), rel=1e-4
-        )
-        personal = by_hand(task, tuned_by_hand(run, task, client, 1), client)
-        assert (marks["personal_loss"][row], marks["personal_accuracy"][row]) == pytest.approx(personal, rel=1e-4)
+    check_marks(task, run, 1, [0, 7, 19], 1e-4)
 
 
 def test_a_file_says_all_of_it(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def show_clients(
     if not columns.rows:
         raise HansaError(f"{title}: no client record: no round has been completed.")
     if as_json:
-        say_json({name: values.tolist() for name, values in columns.with_name_column().items()})
+        say_json({name: values.tolist() for name, values in columns.frame().items()})
         return
     out().print(Text.assemble((title, "bold"), f": {len(columns['client'])} clients"), soft_wrap=True)
     for name in (*columns.evaluated, "loss"):

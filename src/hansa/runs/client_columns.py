@@ -54,20 +54,15 @@ class ClientColumns(dict[str, Array]):
         """Return the name of a client, or "client 3" if it has none."""
         return self.client_names[client] if client < len(self.client_names) else f"client {client}"
 
-    def with_name_column(self) -> dict[str, Array]:
-        """Return the columns, with a column of names after the numbers if clients have names."""
-        if not self.client_names or "client" not in self:
-            return dict(self)
-        names = {"name": np.array([self.name_of(client) for client in self["client"].tolist()], dtype=np.str_)}
-        index = list(self).index("client") + 1
-        columns = list(self.items())
-        return dict([*columns[:index], *names.items(), *columns[index:]])
-
     def frame(self) -> pandas.DataFrame:
-        """Return the columns as a pandas frame, with a column of names if clients have names."""
+        """Return the columns as a pandas frame, with the names of clients, if any, after their numbers."""
         import pandas
 
-        return pandas.DataFrame(self.with_name_column())
+        frame = pandas.DataFrame(dict(self))
+        if self.client_names and "client" in self:
+            names = [self.name_of(client) for client in self["client"].tolist()]
+            frame.insert(list(self).index("client") + 1, "name", names)
+        return frame
 
     @property
     def rows(self) -> int:
@@ -97,11 +92,11 @@ class ClientColumns(dict[str, Array]):
 
     def write(self, path: Path | str) -> Path:
         """Write the rows as CSV, unmeasured values empty, or to .npz as arrays for ``numpy.load``, without pickle."""
-        path, content, columns = Path(path), BytesIO(), self.with_name_column()
+        path, content, frame = Path(path), BytesIO(), self.frame()
         if path.suffix == ".npz":
-            np.savez_compressed(content, allow_pickle=False, **columns)
+            arrays = {name: frame[name].to_numpy(str if name == "name" else None) for name in frame}
+            np.savez_compressed(content, allow_pickle=False, **arrays)
         else:
-            frame = self.frame()
             if "name" in frame:
                 frame["name"] = frame["name"].map(spreadsheet_text)
             frame.rename(columns=spreadsheet_text).to_csv(content, index=False, lineterminator="\n")

@@ -221,8 +221,8 @@ def lower_is_better(name: str, better: Mapping[str, Direction] | None = None) ->
         name: A column, or a summary of one.
         better: The directions that the task declares, by metric.
 
-    >>> lower_is_better("test_loss"), lower_is_better("test_accuracy"), lower_is_better("client_loss_worst")
-    (True, False, True)
+    >>> [lower_is_better(name) for name in ("client_loss_worst", "client_f1_std", "last5_lost", "test_f1")]
+    [True, True, True, False]
     """
     direction = direction_of(name, better)
     if not direction:
@@ -391,8 +391,7 @@ class RunHistory(list[dict[str, Any]]):
 
 def facts_of(history: Sequence[Mapping[str, Any]]) -> MetricFacts:
     """Return the facts that a history carries, if any."""
-    facts = getattr(history, "facts", NO_FACTS)
-    return facts if isinstance(facts, MetricFacts) else NO_FACTS
+    return history.facts if isinstance(history, RunHistory) else NO_FACTS
 
 
 def scores_test_rows(metric: str) -> str:

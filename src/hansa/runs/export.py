@@ -232,7 +232,7 @@ def load_model(
         if model is None:  # built without the training data where possible
             template = None if record is None else record.template()
             model = build.model_factory(config, build.load_data(config) if template is None else template)
-        module = _load_weights(run_folder, model)
+        module = _load_state(model, _state_of(run_folder.read_model()), run_folder)
     if config.python is None:
         return TrainedModel(module, record, as_pipeline(AUGMENT.build(config.data.augment) or ()).test_pipeline())
     if record is not None and record.own:
@@ -270,7 +270,7 @@ def _load_exported(path: Path, model: Callable[[], nn.Module] | None) -> Trained
             )
         with only_look():
             model = build.model_factory(Config(model=ModelSection.model_validate(metadata["model"])), template)
-    return TrainedModel(_load_state(model, safetensors.torch.load(content), str(path)), record)
+    return TrainedModel(_load_state(model, safetensors.torch.load(content), path), record)
 
 
 def _is_exported(path: Path) -> bool:
@@ -302,7 +302,7 @@ def _load_client_model(run_folder: RunFolder, client: int, algorithm: Algorithm 
     run_task = run.task
     assert isinstance(run_task, Task)
     check_client(client, run_task.population.count)
-    module = _load_weights(run_folder, run_task.model)
+    module = _load_state(run_task.model, _state_of(run_folder.read_model()), run_folder)
     wide = any(tensor.dtype == torch.float64 for tensor in saved_tensors(module).values())
     state, buffers = run_task.layout.pack(module, torch.float64 if wide else run.dtype)
     vectors = {MODEL: state, BUFFERS: buffers} if run_task.layout.buffer_dim else {MODEL: state}
@@ -419,8 +419,7 @@ def export(
     if path.suffix == ".onnx":
         content = _onnx(run_folder, path, model, trust)
     elif path.suffix == ".pt":
-        buffer = memory.BytesIO()
-        torch.save(safetensors.torch.load(content), buffer)
+        torch.save(safetensors.torch.load(content), buffer := memory.BytesIO())
         content = buffer.getvalue()
     io.write_file(path, content)
     stored = read_preprocessing(run_folder / PREPROCESSING)
@@ -471,20 +470,16 @@ def _find_run_folder(path: Path | str) -> RunFolder:
     return run_folder
 
 
-def _load_weights(run_folder: RunFolder, model: Callable[[], nn.Module]) -> nn.Module:
-    return _load_state(model, _state_of(run_folder.read_model()), str(run_folder))
-
-
 def _state_of(parts: list[bytes]) -> dict[str, Tensor]:
     return {name: tensor for part in parts for name, tensor in safetensors.torch.load(part).items()}
 
 
-def _load_state(model: Callable[[], nn.Module], state: dict[str, Tensor], source: str) -> nn.Module:
+def _load_state(model: Callable[[], nn.Module], state: dict[str, Tensor], source: object) -> nn.Module:
     """Build a model and load a state dict into it."""
     module = model()
     expected = saved_tensors(module)
-    if set(expected) != set(state) or any(expected[name].shape != tensor.shape for name, tensor in state.items()):
-        wrong = sorted(set(expected) ^ set(state)) or [n for n, t in state.items() if expected[n].shape != t.shape]
+    wrong = sorted(set(expected) ^ set(state)) or [n for n, t in state.items() if expected[n].shape != t.shape]
+    if wrong:
         raise HansaError(f"{source}: the model does not match the trained one: {', '.join(wrong[:5])}.")
     wide = any(tensor.dtype == torch.float64 for tensor in state.values())
     with torch.no_grad():

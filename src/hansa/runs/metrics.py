@@ -121,7 +121,7 @@ def last(
         history: The records of a run.
         metric: A column; by default the main metric of the run.
         count: How many measurements to average; 1 is the final value.
-        few_as_final: Return the final value if there are no more than ``count``, as for the scores that rank runs.
+        few_as_final: Return the final value if there are no more than ``count``, as scores of runs do.
 
     >>> records = [{"round": r, "test_accuracy": r / 10} for r in range(5)]
     >>> last(records), last(records, few_as_final=True)
@@ -400,8 +400,10 @@ def cost_over_seeds(
 
 
 class MeanInterval(NamedTuple):
-    """A mean over seeds, half the width of its confidence interval, and the p-value of the mean 0 by Student's t-test;
-    with fewer than `MIN_SEEDS` seeds, an infinite width and p-value 1."""
+    """A mean over seeds, half the width of its confidence interval, and the p-value of Student's t-test of the mean 0.
+
+    With fewer than `MIN_SEEDS` seeds the width is infinite and the p-value 1.
+    """
 
     mean: float
     half: float

@@ -45,7 +45,7 @@ def entries():
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     return report.write_page(
-        tmp_path_factory.mktemp("page") / "report.html",
+        tmp_path_factory.mktemp("page") / "deep" / "report.html",
         entries(),
         title=NASTY,
         lead=NASTY,

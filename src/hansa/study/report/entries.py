@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -199,19 +201,17 @@ def merge_seeds(entries: Sequence[ReportEntry]) -> list[ReportEntry]:
     >>> [len(entry.members) for entry in merge_seeds(entries)]
     [2]
     """
-    groups: list[tuple[str, str, list[ReportEntry]]] = []
-    for entry in entries:
+    groups: dict[object, list[tuple[str, ReportEntry]]] = {}
+    repeated: Counter[tuple[object, int | None]] = Counter()
+    for index, entry in enumerate(entries):
         config = from_yaml(entry.config, building=False) if entry.config and not entry.members else None
-        label, title = ("", entry.name) if config is None else (seedless_digest(config), config.title)
-        for index, (group_label, shortest, members) in enumerate(groups):
-            if label and label == group_label and entry.seed not in [member.seed for member in members]:
-                groups[index] = group_label, min(shortest, title, key=len), [*members, entry]
-                break
-        else:
-            groups.append((label, title, [entry]))
+        label, title = (index, entry.name) if config is None else (seedless_digest(config), config.title)
+        groups.setdefault((label, repeated[label, entry.seed]), []).append((title, entry))  # one entry of each seed
+        repeated[label, entry.seed] += 1
     merged: dict[str, ReportEntry] = {}
-    for _, title, members in groups:
-        entry = members[0] if len(members) == 1 else ReportEntry.from_seeds(title, members)
+    for titled in groups.values():
+        titles, members = zip(*titled, strict=True)
+        entry = members[0] if len(members) == 1 else ReportEntry.from_seeds(min(titles, key=len), members)
         folder = Path(entry.runs[0].folder)
         folder_name = folder.parent.name if entry.members and folder.name.startswith("seed-") else folder.name
         name = unique_name(entry.name, folder_name or entry.name, merged)
@@ -245,10 +245,5 @@ def unique_name(name: str, alternative: str, taken: Collection[str]) -> str:
     >>> unique_name("fedavg", "second", ["fedavg"]), unique_name("fedavg", "second", ["fedavg", "second"])
     ('second', 'fedavg 2')
     """
-    if name not in taken:
-        return name
-    number = 2
-    while alternative in taken:
-        alternative = f"{name} {number}"
-        number += 1
-    return alternative
+    names = chain((name, alternative), (f"{name} {number}" for number in count(2)))
+    return next(each for each in names if each not in taken)

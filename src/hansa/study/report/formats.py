@@ -16,7 +16,7 @@ def format_percent(value: float | None) -> str:
     >>> format_percent(0.8123), format_percent(None)
     ('81.2%', '–')
     """
-    return "–" if value is None or not math.isfinite(value) else f"{100 * value:.1f}%"
+    return "–" if value is None or not math.isfinite(value) else f"{value:.1%}"
 
 
 def format_bits(value: float | None) -> str:

@@ -232,24 +232,24 @@ def page_content(
 
 def empty_content(problems: Sequence[str] = ()) -> dict[str, Any]:
     """Return the content of a page without runs."""
-    return {"notices": list(problems), "data": _charts((), None)}
+    chosen = {"metric": None, "target": None, "window": WINDOW, "stride": 1}
+    return {"notices": list(problems), "data": {"runs": [], "columns": {}, **chosen}}
 
 
-def _charts(entries: Sequence[ReportEntry], ranking: Ranking | None) -> dict[str, Any]:
+def _charts(entries: Sequence[ReportEntry], ranking: Ranking) -> dict[str, Any]:
     """Return the data of the page's charts: the target and the curves, in the order of the entries."""
-    names = dict.fromkeys(name for entry in entries for h in entry.histories for name in column_names(h))
+    names = {name for entry in entries for history in entry.histories for name in column_names(history)}
     charted = charted_columns(names)
-    numbers = (2 + len(set(charted) & set(names))) * sum(len(entry.runs) for entry in entries)
-    max_points = max(60, min(MAX_POINTS, MAX_NUMBERS // max(1, numbers)))
-    longest = max((min(map(len, entry.histories)) for entry in entries), default=0)
-    main = None if ranking is None else ranking.metric
-    colours = {ranked.entry.name: ranked.colour for ranked in ranking or ()}
+    numbers = (2 + len(names.intersection(charted))) * sum(len(entry.runs) for entry in entries)
+    max_points = max(60, min(MAX_POINTS, MAX_NUMBERS // numbers))
+    longest = max(min(map(len, entry.histories)) for entry in entries)
+    colours = {ranked.entry.name: ranked.colour for ranked in ranking}
     return {
-        "target": None if ranking is None else ranking.target,
-        "metric": main,
-        "window": WINDOW if ranking is None else ranking.window,
+        "target": ranking.target,
+        "metric": ranking.metric,
+        "window": ranking.window,
         "stride": max(1, math.ceil(longest / max_points)),
-        "columns": {name: asdict(column_of(name)) for name in sorted(charted, key=lambda name: name != main)},
+        "columns": {name: asdict(column_of(name)) for name in sorted(charted, key=lambda name: name != ranking.metric)},
         "runs": [
             {
                 "name": entry.name,
@@ -271,11 +271,10 @@ def curves(entry: ReportEntry, max_points: int = MAX_POINTS) -> list[dict[str, l
     stride = max(1, math.ceil(count / max_points))
     tables = []
     for history in entry.histories:
-        records, names = with_totals(history[:count])[::-stride][::-1], charted_columns(column_names(history))
-        columns = {name: [_number(record.get(name)) for record in records] for name in names}
-        tables.append(
-            {name: column for name, column in columns.items() if name == "round" or column.count(None) < len(column)}
-        )
+        records = with_totals(history[:count])[::-stride][::-1]
+        measured = {"round", *(name for record in records for name, value in record.items() if is_finite(value))}
+        names = [name for name in charted_columns(column_names(history)) if name in measured]
+        tables.append({name: [_number(record.get(name)) for record in records] for name in names})
     return tables
 
 
@@ -323,7 +322,7 @@ def _client_table(ranked: RankedEntry, columns: Any, ranking: Ranking) -> dict[s
     listed = [*order[:MAX_ROWS], *(order[-1:] if len(order) > MAX_ROWS else ())]
     headings, cells = client_rows(columns, listed)
     held = [_labels_held(labels, int(columns["client"][row])) for row in listed]
-    bars = [float(part.mean()) for part in np.array_split(values[order], min(MAX_BARS, len(order)))]  # of neighbours
+    bars = [part.mean() for part in np.array_split(values[order], min(MAX_BARS, len(order)))]  # of neighbours
     return {
         "ranked": ranked,
         "notes": [f"{len(values)} clients", *notes, *_seed_note(ranked)],
@@ -357,11 +356,10 @@ def _labels_held(labels: LabelCounts | None, client: int) -> list[tuple[str, int
 
 def _timeline(ranked: RankedEntry, columns: Mapping[str, Array], max_jobs: int) -> dict[str, Any]:
     data = timeline_data(columns, max_jobs)
+    clients, jobs = len(data["clients"]), len(data["jobs"])
     notes = [f"{data['all_clients']} clients, {data['all_jobs']} jobs", *_seed_note(ranked)]
-    if data["all_clients"] > len(data["clients"]):
-        notes.append(f"{len(data['clients'])} clients are drawn, from fast to slow")
-    if data["all_jobs"] > len(data["jobs"]):
-        notes.append(f"{len(data['jobs'])} jobs are drawn")
+    notes += [f"{clients} clients are drawn, from fast to slow"] * (data["all_clients"] > clients)
+    notes += [f"{jobs} jobs are drawn"] * (data["all_jobs"] > jobs)
     return {"ranked": ranked, "notes": notes, "data": data}
 
 
@@ -471,7 +469,7 @@ def _data_warnings(entries: Sequence[ReportEntry]) -> list[str]:
 
 
 def _digests(entries: Sequence[ReportEntry], kind: str) -> list[str]:
-    """Return a digest of each entry, of the first seed for which all entries recorded one; none without such a seed."""
+    """Return a digest of each entry, of the first seed for which all recorded one, if there is one."""
     tables = [{run.seed: run.data[kind] for run in entry.runs if kind in run.data} for entry in entries]
     common = [seed for seed in tables[0] if all(seed in table for table in tables)]
     return [table[common[0]] for table in tables] if common else []
@@ -565,7 +563,7 @@ def labels_of(run: ReportEntry) -> LabelCounts | None:
 
 
 def partitions_of(entries: Sequence[ReportEntry]) -> list[dict[str, Any]]:
-    """Return the distinct partitions of runs for heat maps, with a note and the methods that train on each."""
+    """Return the distinct partitions of runs, with a note and the methods that train on each."""
     users: dict[str, tuple[LabelCounts, list[ReportEntry]]] = {}
     for entry in entries:  # every seed has its own partition; the page shows the first
         counts = labels_of(entry.runs[0])
@@ -590,7 +588,7 @@ def site_table(
     main: str,
     better: Mapping[str, Direction] | None = None,
 ) -> tuple[list[str], list[list[str]], list[str]] | None:
-    """Return the table of a run's sites: headings, a row of texts for each site from worst to best, and notes.
+    """Return the table of a run's sites: headings, a row of texts for each from worst to best, and notes.
 
     None if the run has no metrics by site. A number that a site's policy withholds is shown as –.
 

@@ -4,6 +4,7 @@ figures of curves for papers."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import import_module
 from io import BytesIO
@@ -364,10 +365,9 @@ def rank(
     """
     if not entries:
         raise HansaError("a report needs at least one run.")
-    names = [entry.name for entry in entries]
-    for name in names:
-        if names.count(name) > 1:
-            raise HansaError(f"two runs are called {name!r}: give each run its own name.")
+    name, count = Counter(entry.name for entry in entries).most_common(1)[0]
+    if count > 1:
+        raise HansaError(f"two runs are called {name!r}: give each run its own name.")
     column, better = choose_metric(entries, metric)
     directed_metric = f"{column}:{direction_of(column, better)}"
     ranked = []
@@ -379,11 +379,9 @@ def rank(
     score = metrics.score_key([row.numbers for row in ranked], column, window)
     sign = 1.0 if lower_is_better(column, better) else -1.0
 
-    def order(ranked: RankedEntry) -> tuple[int, float]:
-        value = ranked.numbers.get(score)
-        if ranked.diverged:
-            return 2, 0.0
-        return (1, 0.0) if value is None else (0, sign * float(value))
+    def order(ranked: RankedEntry) -> tuple[bool, bool, float]:
+        value = None if ranked.diverged else ranked.numbers.get(score)
+        return bool(ranked.diverged), value is None, sign * (value or 0.0)
 
     return Ranking(sorted(ranked, key=order), column, better, score, window, target)
 
@@ -398,9 +396,7 @@ def choose_metric(entries: Sequence[ReportEntry], metric: str | None = None) -> 
     ('test_c_index', {})
     """
     all_facts = [facts_of(history) for entry in entries for history in entry.histories]
-    better: dict[str, Direction] = {}
-    for facts in reversed(all_facts):
-        better |= facts.better
+    better = {name: direction for facts in reversed(all_facts) for name, direction in facts.better.items()}
     columns = [{*metrics.column_names(history)} for entry in entries for history in entry.histories]
     measured = set().union(*columns)
     if metric is not None:
@@ -409,8 +405,7 @@ def choose_metric(entries: Sequence[ReportEntry], metric: str | None = None) -> 
             raise HansaError(f"metric {name!r}: no run has it. {suggestion(name, measured)}")
         lower_is_better(name, better)  # raises if the direction is unknown
         return name, better
-    stated_mains = [name for facts in all_facts for name in (facts.main, SITE_PREFIX + facts.main)]
-    mains = [name for name in stated_mains if name in measured]
+    mains = [name for facts in all_facts for name in (facts.main, SITE_PREFIX + facts.main) if name in measured]
     shared = [main for main in mains if all(main in names for names in columns)]
     return main_metric(measured, MetricFacts((shared or mains or [""])[0], better)), better
 
@@ -445,8 +440,7 @@ def common_target(entries: Sequence[ReportEntry], metric: str | None = None) -> 
 
 def chance_level(entries: Sequence[ReportEntry]) -> float:
     """Return the accuracy of always predicting the most frequent test label, of the task where it is largest."""
-    chances = [facts_of(history).chance for entry in entries for history in entry.histories]
-    return max((chance for chance in chances if chance is not None), default=0.0)
+    return max(facts_of(history).chance or 0.0 for entry in entries for history in entry.histories)
 
 
 def has_column(history: Sequence[Mapping[str, Any]], name: str) -> bool:
