@@ -72,18 +72,11 @@ def problems(text, *changes):
 
 
 def test_one_line_each():
-    control = compress.error_feedback(compress.sign())
+    scaled = presets.fedprox().with_server(server.chain(server.adam(), server.scale(0.1)))
+    control = presets.scaffold().on("control", uplink=compress.error_feedback(compress.sign()))
     for preset, change, expected in [
-        (
-            "fedprox",
-            "server.optimizer=[adam, {kind: scale, lr: 0.1}]",
-            presets.fedprox().with_server(server.chain(server.adam(), server.scale(0.1))),
-        ),
-        (
-            "scaffold",
-            "channels.control.uplink={kind: error_feedback, compressor: sign}",
-            presets.scaffold().on("control", uplink=control),
-        ),
+        ("fedprox", "server.optimizer=[adam, {kind: scale, lr: 0.1}]", scaled),
+        ("scaffold", "channels.control.uplink={kind: error_feedback, compressor: sign}", control),
         ("cafga", "aggregate=trimmed_mean", presets.cafga().on("model", aggregate=aggregate.trimmed_mean())),
         ("fedams", "local.solver={kind: prox, mu: 0.1}", presets.fedams().with_local(solver=local.prox(0.1))),
         ("fedavg", "local.optimizer=adam", presets.fedavg().with_local(optimizer=server.adam())),
@@ -96,9 +89,8 @@ def test_the_rate_of_a_chain_stands_at_its_end():
         made = build_algorithm(from_yaml(text, ["server.lr=0.1"])).channels["model"].server
         assert made == server.chain(server.adam(), server.scale(0.1))
     assert build_algorithm(from_yaml("server: {optimizer: adam}")).channels["model"].server == server.adam()
-    assert build_algorithm(
-        from_yaml("algorithm: feddyn\nserver: {optimizer: adam, lr: 0.1}")
-    ).local.solver == local.dyn(0.1)
+    feddyn = from_yaml("algorithm: feddyn\nserver: {optimizer: adam, lr: 0.1}")
+    assert build_algorithm(feddyn).local.solver == local.dyn(0.1)
 
 
 def test_the_short_forms_are_those_of_the_model_channel():
@@ -123,18 +115,11 @@ def test_every_field_of_a_composition_can_be_said_in_a_file(part, section, elsew
 
 
 def test_blocks_kept_optimizers_and_broadcast_channels():
-    made = build_algorithm(
-        from_yaml(
-            "local: {private_blocks: ['0.*'], optimizer: adam, optimizer_state: kept, decoupled_weight_decay: true}"
-        )
-    )
-    assert made.local == LocalPhase(
-        private_blocks=local.blocks("0.*"), optimizer=server.adam(), optimizer_state="kept", decoupled_weight_decay=True
-    )
-    text = (
-        "local: {optimizer: momentum, optimizer_state: {m: push}}\nchannels: {push: {follows: model, server: momentum}}"
-    )
-    made = build_algorithm(from_yaml(text))
+    made = build_algorithm(from_yaml("local: {private_blocks: ['0.*'], optimizer: adam, optimizer_state: kept}"))
+    kept = LocalPhase(private_blocks=local.blocks("0.*"), optimizer=server.adam(), optimizer_state="kept")
+    assert made.local == kept
+    channels = "channels: {push: {follows: model, server: momentum}}"
+    made = build_algorithm(from_yaml(f"local: {{optimizer: momentum, optimizer_state: {{m: push}}}}\n{channels}"))
     assert made.channels["push"] == Channel(server=server.momentum(), follows="model")
     assert made.local.optimizer_state == {"m": "push"}
 

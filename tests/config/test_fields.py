@@ -48,10 +48,6 @@ def untyped(compressor, lr=1.0):
     from hansa.compress import error_feedback
     return error_feedback(compressor)
 
-@hansa.component
-def broken():
-    return 1 / 0
-
 made = halved(None)
 '''
 
