@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Module = TypeVar("Module", bound="nn.Module")
-Conversion: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+Conversion: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
 
 
 @dataclass(frozen=True, slots=True)
