@@ -23,7 +23,7 @@ import yaml
 import hansa
 from command_line import app, run_command
 from hansa import HansaError, config
-from hansa.config.components import ComponentField
+from hansa.config.fields import ComponentField
 from hansa.config.import_path import allow_code
 from hansa.config.sections import Config
 from hansa.runs import trust

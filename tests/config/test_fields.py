@@ -9,7 +9,8 @@ import pytest
 from hansa import aggregate, compress, data, gossip, local, sample, server
 from hansa.compress import Compressor, Downlink, Uplink
 from hansa.config import ConfigError
-from hansa.config.components import KINDS, ComponentField, signature_of
+from hansa.config.components import KINDS, signature_of
+from hansa.config.fields import ComponentField
 from hansa.core.schedule import Rate
 from hansa.server import ServerTransform
 

@@ -8,7 +8,8 @@ import pytest
 
 from hansa import gossip
 from hansa.config import ConfigError, json_schema
-from hansa.config.components import KINDS, ComponentField, unknown_plugins
+from hansa.config.components import KINDS, unknown_plugins
+from hansa.config.fields import ComponentField
 from hansa.config.import_path import installed_plugins, warn_once
 from hansa.server import ServerTransform
 

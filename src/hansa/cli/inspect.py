@@ -230,7 +230,8 @@ def topology(
 def _find_topology(name: str | None, target: float | None, clients: int, clusters: int) -> Topology:
     """The named topology, or the one whose rho is nearest to the target."""
     from hansa import gossip
-    from hansa.config.components import KINDS, ComponentField
+    from hansa.config.components import KINDS
+    from hansa.config.fields import ComponentField
     from hansa.config.yaml_text import parse_value
     from hansa.core.keys import Key
 

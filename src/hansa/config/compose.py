@@ -11,7 +11,8 @@ from pydantic import BaseModel
 
 from hansa import presets
 from hansa.algorithm import Algorithm, Mixing
-from hansa.config.components import KINDS, ComponentField, signature_of
+from hansa.config.components import KINDS, signature_of
+from hansa.config.fields import ComponentField
 from hansa.config.import_path import is_import_path, named_code, normalize_name
 from hansa.config.sections import LOSS, CompressSection, Config, GossipSection, LocalSection, ServerSection
 from hansa.config.yaml_text import ConfigError, Keys, Problem

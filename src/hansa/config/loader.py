@@ -20,8 +20,9 @@ from pydantic import BaseModel, ValidationError
 
 from hansa.algorithm import Algorithm
 from hansa.config import sections
-from hansa.config.components import KINDS, ComponentField, Kind, describe_error, explain, signature_of, summary_line
+from hansa.config.components import KINDS, Kind, signature_of, summary_line
 from hansa.config.compose import compose, own_arguments
+from hansa.config.fields import ComponentField, describe_error, explain
 from hansa.config.import_path import may_import
 from hansa.config.sections import Config
 from hansa.config.yaml_text import ConfigError, Document, Keys, Problem, parse_document, read_document

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from hansa.aggregate import Aggregator
 from hansa.compress import Compressor, Downlink, Uplink
-from hansa.config.components import ComponentField
+from hansa.config.fields import ComponentField
 from hansa.config.yaml_text import BARE_WORD_KEYS
 from hansa.core.schedule import Rate
 from hansa.data import Partition
