@@ -20,6 +20,7 @@ from hansa.engine.requests import BatchSizer
 from hansa.gossip import bernoulli, complete, executors, isolated, resample, ring, star, unbalanced_complete
 from hansa.gossip.rows import DenseRows, LazyRows, Mixer, Rows
 from hansa.training.trainer import ModuleTrainer
+from same_runs import assert_same_run
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
 
@@ -177,8 +178,7 @@ def test_any_number_of_workers_gives_the_same_bits(name, from_changes, monkeypat
     if from_changes:
         lazily(monkeypatch, True)
     one, two = (run(method_of(name, from_changes), workers=workers) for workers in (1, 2))
-    assert torch.equal(one.trajectory, two.trajectory)
-    assert repr([r["train_loss"] for r in one.history]) == repr([r["train_loss"] for r in two.history])
+    assert_same_run(one, two)
 
 
 @pytest.mark.parametrize("spoilt", [None, 1, 5])
@@ -201,9 +201,7 @@ def test_cohorts_planned_together_are_those_trained_alone_to_the_bit(name, spoil
     alone = run(method, spoilt=spoilt)
     assert max(sizes) == 1
     assert spoilt is None or sum(record["lost"] for record in alone.history) > 0
-    assert torch.equal(together.trajectory, alone.trajectory)
-    for found, expected in zip(together.history, alone.history, strict=True):
-        assert {**found, "seconds": 0} == {**expected, "seconds": 0}
+    assert_same_run(together, alone)
 
 
 DIM, PARAMETERS = 6000, 5000

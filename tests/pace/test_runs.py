@@ -18,6 +18,7 @@ from hansa.runs.driver import Run
 from mistakes import refused
 from pace.lab import SIZES, table
 from pace.lab import task as lines
+from same_runs import assert_same_run
 
 PROFILE = pace.devices(step_seconds=local.lognormal(1.0, 1.2), up_bandwidth=5e3, latency=0.3, jitter=0.4)
 
@@ -43,26 +44,18 @@ def run(method: hansa.Algorithm, rounds: int = 9, engine=Serial, **options) -> R
     return Run(method, task(), engine=engine, keep_params=True, **options).advance(rounds)
 
 
-def same(one: Run, other: Run) -> None:
-    assert torch.equal(one.trajectory, other.trajectory)
-    assert one.store.digest() == other.store.digest()
-    timeless = [[{k: v for k, v in record.items() if k != "seconds"} for record in r.history] for r in (one, other)]
-    assert repr(timeless[0]) == repr(timeless[1])
-    assert repr(dict(one.clients())) == repr(dict(other.clients()))
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_every_engine_gives_the_same_bits(name):
     alone = run(METHODS[name]())
     assert max(record["staleness_max"] for record in alone.history) > 0
     assert len({record["staleness"] for record in alone.history}) > 1
-    same(alone, run(METHODS[name](), engine=Loopback))
-    same(alone, run(METHODS[name](), engine=partial(Pool, workers=2, kind="thread")))
+    assert_same_run(alone, run(METHODS[name](), engine=Loopback))
+    assert_same_run(alone, run(METHODS[name](), engine=partial(Pool, workers=2, kind="thread")))
 
 
 def test_processes_give_the_same_bits():
     alone = run(METHODS["fadas, top-k with error feedback"]())
-    same(alone, run(METHODS["fadas, top-k with error feedback"](), engine=partial(Pool, workers=3)))
+    assert_same_run(alone, run(METHODS["fadas, top-k with error feedback"](), engine=partial(Pool, workers=3)))
 
 
 @pytest.mark.parametrize("name", ["fadas, top-k with error feedback", "ca2fl, sign, rows on disk", "scaffold"])
@@ -168,7 +161,7 @@ def test_an_aborted_step_changes_nothing():
         half.advance(3)
     half._engine = Serial
     half.advance(3)
-    same(whole, half)
+    assert_same_run(whole, half)
 
 
 test_what_cannot_work_is_refused_with_the_reason = refused(
