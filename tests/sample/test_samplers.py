@@ -15,6 +15,7 @@ from hansa.core.types import ClientStats, Population
 from hansa.testing import check
 from mistakes import refused
 from runs.people import task_of
+from same_runs import assert_same_run
 
 TEN = Population((1,) * 10)
 
@@ -181,11 +182,7 @@ def test_the_aggregator_weighs_by_the_losses_of_the_round() -> None:
 def test_a_resume_is_exact(tmp_path: Path) -> None:
     whole = hansa.run(method(), task_of(9), rounds=8)
     hansa.run(method(), task_of(9), rounds=4, out=tmp_path / "x", checkpoint_every=3)
-    again = hansa.resume(tmp_path / "x", method(), task_of(9), rounds=8)
-    assert torch.equal(again.params, whole.params)
-    assert [r["clients"] for r in again.history] == [r["clients"] for r in whole.history]
-    for name, column in whole.state.heard.items():
-        assert torch.equal(again.state.heard[name].nan_to_num(-1), column.nan_to_num(-1)), name
+    assert_same_run(hansa.resume(tmp_path / "x", method(), task_of(9), rounds=8), whole)
 
 
 def test_a_wrapped_sampler_is_informed_too_and_others_carry_nothing() -> None:
