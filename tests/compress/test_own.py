@@ -48,23 +48,21 @@ def expected(x: np.ndarray, threshold: float = 0.7) -> np.ndarray:
     return np.where(kept, np.sign(x) * np.abs(x)[kept].mean(), 0).astype(x.dtype)
 
 
-def test_without_its_compressor_a_packet_is_refused_and_the_remedy_is_named() -> None:
-    packet = ternary().encode(X, KEY)
-    with pytest.raises(PacketError, match=r"kind 'ternary', which only its compressor reads: decode\(packet, ternary"):
-        decode(packet)
-    with pytest.raises(PacketError, match="which only its compressor reads"):
-        accumulate(bytes(packet.bytes), X.clone())
-    with pytest.raises(PacketError, match="kind ternary, expected sign"):
-        decode(packet, sign())
-    with pytest.raises(PacketError, match="kind sign, expected ternary"):
-        decode(sign().encode(X, KEY), ternary())
+PACKET = ternary().encode(X, KEY)
+test_without_its_compressor_a_packet_is_refused_and_the_remedy_is_named = refused(
+    (lambda: decode(PACKET), r"kind 'ternary', which only its compressor reads: decode\(packet, ternary"),
+    (lambda: accumulate(bytes(PACKET.bytes), X.clone()), "which only its compressor reads"),
+    (lambda: decode(PACKET, sign()), "kind ternary, expected sign"),
+    (lambda: decode(sign().encode(X, KEY), ternary()), "kind sign, expected ternary"),
+    error=PacketError,
+)
 
 
-def forged(packet: Packet, payload: bytes, dim: int | None = None) -> bytes:
+def forged(payload: bytes) -> bytes:
     """A packet of the same kind around any payload, with a right checksum."""
-    data = bytes(packet.bytes)
+    data = bytes(PACKET.bytes)
     name = data[24:32]
-    head = data[:4] + struct.pack("<QQ", packet.dim if dim is None else dim, len(name + payload))
+    head = data[:4] + struct.pack("<QQ", PACKET.dim, len(name + payload))
     return head + struct.pack("<I", zlib.crc32(head + name + payload)) + name + payload
 
 
@@ -74,9 +72,7 @@ test_whatever_its_reader_cannot_read_is_a_refused_packet = refused(
     (b"\0\0\0\0" + b"\0" * 253, "takes at most 288 for 1001 entries"),
     (struct.pack("<f", float("nan")) + b"\xff" * 252, "NaN or infinite"),
     (struct.pack("<f", 1.0) + b"\xff" * 250, "ternary cannot read the payload"),
-    by=lambda payload: error_feedback(ternary()).receive(
-        Packet.parse(forged(ternary().encode(X, KEY), payload)), dim=1001, dtype=torch.float32
-    ),
+    by=lambda payload: error_feedback(ternary()).receive(Packet.parse(forged(payload)), dim=1001, dtype=torch.float32),
     error=PacketError,
 )
 

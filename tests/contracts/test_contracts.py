@@ -119,18 +119,16 @@ def test_what_is_no_component_is_refused(other) -> None:
 
 def test_every_public_part_of_a_room_is_here() -> None:
     """What a room makes public and what a check would take must have gone through it."""
-    for room, protocol, members in (
-        (server, server.ServerTransform, SERVERS),
-        (aggregate, aggregate.Aggregator, AGGREGATORS),
-        (compress, compress.Compressor, COMPRESSORS),
-        (sample, sample.Sampler, SAMPLERS),
-        (local, local.Solver, SOLVERS),
-        (local, local.LocalWork, WORK),
-        (gossip, gossip.Activity, ACTIVITIES),
-        (gossip, gossip.Clustering, CLUSTERINGS),
-        (gossip, gossip.MixingRule, MIXING_RULES),
-        (gossip, gossip.Topology, TOPOLOGIES),
-    ):
+    rooms = {
+        server: ["ServerTransform"],
+        aggregate: ["Aggregator"],
+        compress: ["Compressor"],
+        sample: ["Sampler"],
+        local: ["Solver", "LocalWork"],
+        gossip: ["Activity", "Clustering", "MixingRule", "Topology"],
+    }
+    for room, found in ((room, kind) for room, kinds in rooms.items() for kind in kinds):
+        protocol, members = getattr(room, found), KINDS[found]
         known = {type(member).__name__ for member in members}
         for name in room.__all__:
             kind = getattr(room, name)
