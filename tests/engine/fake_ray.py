@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -22,22 +24,10 @@ class _Errors:
 
 
 class Ref:
-    """A value in the object store, or the reason why there is none."""
+    """A value in the object store, made when it is first asked for; ``never`` if it does not come."""
 
-    def __init__(self, made: Callable[[], Any]) -> None:
-        self._made, self._value, self._error = made, None, None
-        self._done = False
-
-    def get(self) -> Any:
-        if not self._done:
-            self._done = True
-            try:
-                self._value = self._made()
-            except RayError as error:
-                self._error = error
-        if self._error is not None:
-            raise self._error
-        return self._value
+    def __init__(self, made: Callable[[], Any], *, never: bool = False) -> None:
+        self.get, self.never = cache(made), never
 
 
 class FakeRay:
@@ -74,7 +64,7 @@ class FakeRay:
 
     def wait(self, refs: Sequence[Any], num_returns: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
         """The last that was asked for comes first: order of completion means nothing."""
-        able = [ref for ref in refs if not getattr(ref, "never", False)]
+        able = [ref for ref in refs if not ref.never]
         return (able[-1:], []) if able else ([], list(refs))
 
     def kill(self, handle: Any) -> None:
@@ -82,28 +72,23 @@ class FakeRay:
 
     def remote(self, **words: Any) -> Callable[[type], Any]:
         self.reserved = words
-        return lambda kind: _Remote(self, kind)
+        return lambda kind: SimpleNamespace(remote=partial(self._spawn, kind))
 
-
-class _Remote:
-    def __init__(self, ray: FakeRay, kind: type) -> None:
-        self.ray, self.kind = ray, kind
-
-    def remote(self, *args: Any) -> _Handle:
-        self.ray.spawned += 1
-        return _Handle(self.ray, self.kind, args, comes=self.ray.spawned <= self.ray.room)
+    def _spawn(self, kind: type, *args: Any) -> _Handle:
+        self.spawned += 1
+        return _Handle(self, kind, args, never=self.spawned > self.room)
 
 
 class _Handle:
-    def __init__(self, ray: FakeRay, kind: type, args: Any, *, comes: bool) -> None:
-        self._ray, self._kind, self._args, self._comes = ray, kind, args, comes
+    def __init__(self, ray: FakeRay, kind: type, args: Any, *, never: bool) -> None:
+        self._ray, self._kind, self._args, self._never = ray, kind, args, never
         self._living: Any = None
         self._dead = False
 
     def __getattr__(self, name: str) -> Any:
-        return _Method(self, name)
+        return SimpleNamespace(remote=partial(self._call, name))
 
-    def call(self, name: str, args: Sequence[Any]) -> Ref:
+    def _call(self, name: str, *args: Any) -> Ref:
         sent = [_frozen(arg) for arg in args]  # as they are now
 
         def made() -> Any:
@@ -120,17 +105,7 @@ class _Handle:
                     ) from error
             return _frozen(getattr(self._living, name)(*(_looked_up(arg) for arg in sent)))
 
-        ref = Ref(made)
-        ref.never = not self._comes  # type: ignore[attr-defined]
-        return ref
-
-
-class _Method:
-    def __init__(self, handle: _Handle, name: str) -> None:
-        self._handle, self._name = handle, name
-
-    def remote(self, *args: Any) -> Ref:
-        return self._handle.call(self._name, args)
+        return Ref(made, never=self._never)
 
 
 def _looked_up(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 from functools import partial
@@ -57,21 +56,6 @@ def data(clients: int = CLIENTS, test: int = 2300) -> FederatedData:
     offsets = torch.tensor(np.concatenate([[0], np.cumsum(sizes)]))
     index = torch.from_numpy(draw.permutation(rows))
     return FederatedData(*images(rows), index, offsets, *images(test), classes=3, name="images")
-
-
-class divided(hansa.Task):
-    """A task whose evaluation is shared out."""
-
-    def test_chunks(self) -> list[tuple[int, int]]:
-        total = len(self.data.test_targets)
-        return [(first, min(first + 500, total)) for first in range(0, total, 500)]
-
-    def compute_metrics(self, parts) -> dict[str, float]:
-        rows = len(self.data.test_targets)
-        return {"loss": math.fsum(part.loss_sum for part in parts) / rows, "hits": sum(part.correct for part in parts)}
-
-    def evaluate(self, shell, vectors) -> dict[str, float]:
-        return self.compute_metrics([shell.evaluate(vectors, *piece) for piece in self.test_chunks()])
 
 
 def task(model=perceptron, execution: Any = "auto") -> hansa.Task:

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 import torch
@@ -470,8 +471,8 @@ class _Group:
     """
 
     def __init__(self, trainer: ModuleTrainer, jobs: Sequence[_Client]) -> None:
-        like, count = trainer.y, len(jobs)
-        self._dim, self._jobs, self._y = like.numel(), jobs, stacked_rows([job.x for job in jobs], MODELS, like)
+        self._dim, self._jobs = trainer.y.numel(), jobs
+        self._y = stacked_rows([job.x for job in jobs], MODELS, trainer.y)
         self.views = stacked_views(trainer.layout, self._y)
         step, steps = jobs[0].step, [job.step for job in jobs]
         self._affine = step.is_affine
@@ -480,11 +481,11 @@ class _Group:
             self._steps = [copy.deepcopy(step, {id(step.anchor): step.anchor}) for step in steps]
             return
         self._max_norm, self._step = step.max_grad_norm, replace(step, max_grad_norm=None)
-        has_shift = step.shift is not None
+        stack = partial(stacked_rows, count=len(jobs), like=trainer.y)
         self._vectors = {
-            "anchor": stacked_rows([s.anchor for s in steps], count, like) if step.prox_weight else self._y,
-            "shift": stacked_rows([cast("Vector", s.shift) for s in steps], count, like) if has_shift else None,
-            "velocity": stacked_rows([s.init_velocity() for s in steps], count, like) if step.momentum else None,
+            "anchor": stack([step.anchor for step in steps]) if step.prox_weight else self._y,
+            "shift": None if step.shift is None else stack([cast("Vector", step.shift) for step in steps]),
+            "velocity": stack([step.init_velocity() for step in steps]) if step.momentum else None,
         }
 
     def row(self, index: int) -> torch.Tensor:
@@ -549,7 +550,8 @@ def _compare_vmap(task: Task, dtype: torch.dtype, device: torch.device, batch_si
         rng_before, joint = random_state.rng_state(device), list[tuple[int, float, torch.Tensor]]()
         for shift in range(3):
             models = [(index + shift) % 3 for index in range(MODELS)]
-            found = _joint_gradients(program, task.layout, [vectors[m] for m in models], [batches[m] for m in models])
+            chosen = [vectors[model] for model in models], [batches[model] for model in models]
+            found = _joint_gradients(program, task.layout, *chosen)
             joint += zip(models, *found, strict=True)
         if random_state.rng_state(device) != rng_before:
             raise NotEligible("its model draws random numbers")
@@ -581,35 +583,21 @@ def _joint_gradients(
     return losses.tolist(), [row[:dim] for row in flat]
 
 
-class _LossModule(nn.Module):
-    """A model and its loss as one module, for ``functional_call``."""
+class BatchedLoss(nn.Module):
+    """Losses and gradients of several models, each on a batch; ``model`` is in training mode."""
 
-    def __init__(self, model: nn.Module, loss: ModelLoss) -> None:
+    def __init__(self, model: nn.Module, loss: ModelLoss, layout: Layout) -> None:
         super().__init__()
-        self.model, self._loss = model, loss
-
-    def forward(self, inputs: Any, targets: Any) -> torch.Tensor:
-        return self._loss(inputs, targets)
-
-
-class BatchedLoss:
-    """Losses and gradients of several models, each on a batch; ``module`` is in training mode."""
-
-    def __init__(self, module: nn.Module, loss: ModelLoss, layout: Layout) -> None:
-        self._module = _LossModule(module, loss)
+        self.model, self.forward = model, loss
         self._names = [f"model.{entry.name}" for entry in layout.parameters]
-        self._program: Callable[..., Any] = vmap(self._loss, randomness="error")
-
-    def _loss(self, parameters: dict[str, torch.Tensor], inputs: Any, targets: Any) -> torch.Tensor:
-        loss: torch.Tensor = functional_call(self._module, parameters, (inputs, targets))
-        return loss
+        self._program: Callable[..., Any] = vmap(partial(functional_call, self), randomness="error")
 
     def gradients(self, parameters: Sequence[torch.Tensor], batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the losses, [models], and the gradients, one [models, ...] per parameter, for the parameters of
         `stacked_views` and a batch of [models, rows, ...]."""
         leaves = [parameter.detach().requires_grad_() for parameter in parameters]
         with torch.enable_grad():  # the gradient of a sum whose terms share no parameter
-            losses = self._program(dict(zip(self._names, leaves, strict=True)), *batch)
+            losses = self._program(dict(zip(self._names, leaves, strict=True)), tuple(batch))
             gradients = torch.autograd.grad(
                 losses, leaves, torch.ones_like(losses), allow_unused=True, materialize_grads=True
             )

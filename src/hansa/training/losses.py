@@ -342,15 +342,6 @@ def check_classes(loss: LossFunction, output: Any, targets: Any) -> None:
         )
 
 
-def check_loss(loss: Any) -> None:
-    """Raise for a loss that is not a function."""
-    if isinstance(loss, type) or not callable(loss):
-        raise HansaError(
-            f"Task(loss={getattr(loss, '__name__', loss)!r}): expected a function of (output, target), such as "
-            "torch.nn.functional.cross_entropy or torch.nn.CrossEntropyLoss()."
-        )
-
-
 def counted_labels(target: Any, ignored: int | None) -> torch.Tensor:
     """Return which labels count: those that are neither negative nor ``ignored``.
 

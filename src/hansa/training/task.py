@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Protocol, get_args
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
@@ -42,7 +44,6 @@ from hansa.training.losses import (
     Reduction,
     WeightedTargets,
     check_classes,
-    check_loss,
     ignored_label,
     loss_form,
     strip_weights,
@@ -175,8 +176,7 @@ class Task:
         evaluation_batch_size: int | None = None,
         device: Device | None = None,
     ) -> None:
-        _check_model_and_data(model, data)
-        check_loss(loss)
+        _check_inputs(model, loss, data)
         if metric is not None and stated_direction("", metric) == "lower":
             remedy = "metrics={'name': ...} takes any metric."
             raise invalid_argument("Task", "metric", metric, "an accuracy, which rises", remedy)
@@ -353,13 +353,9 @@ class Task:
 
     def locate_test_rows(self, row: int) -> tuple[str, int]:
         """Return the test set of a row, numbered as in `test_chunks`, and the number of the set's first row."""
-        start = 0
-        for name, data in self.test_sets.items():
-            rows = count_test_rows(data)
-            if row < start + rows:
-                return name, start
-            start += rows
-        raise HansaError(f"{self.name}: test row {row} does not exist, there are {start}.")
+        starts = [0, *accumulate(map(count_test_rows, self.test_sets.values()))]
+        index = bisect_right(starts, row) - 1
+        return list(self.test_sets)[index], starts[index]
 
     def compute_metrics(self, scores: Sequence[PartialScore]) -> dict[str, float]:
         """Return loss, accuracy and metrics of the test sets from one score per chunk; empty without scores."""
@@ -441,8 +437,13 @@ class Task:
         return module
 
 
-def _check_model_and_data(model: Any, data: Any) -> None:
-    """Raise for a model that is not a function, or data that is not federated."""
+def _check_inputs(model: Any, loss: Any, data: Any) -> None:
+    """Raise for a model or a loss that is not a function, or data that is not federated."""
+    if isinstance(loss, type) or not callable(loss):
+        raise HansaError(
+            f"Task(loss={getattr(loss, '__name__', loss)!r}): expected a function of (output, target), such as "
+            "torch.nn.functional.cross_entropy or torch.nn.CrossEntropyLoss()."
+        )
     if not callable(model):
         raise invalid_argument("Task", "model", model, "a function that returns the model, such as its class")
     if isinstance(model, nn.Module):

@@ -275,14 +275,11 @@ class ModuleTrainer(BaseTrainer):
         """Return the kernel, if the steps of gossiping clients have a native form."""
         if self.kernel is None or self.kernel.network.dropout_numbers or not self._direct:
             return None
-        return NativeSteps(self.kernel, self._draw_rows if draws_like_numpy() else None)
 
-    def _draw_rows(
-        self, clients: Sequence[int], keys: Sequence[bytes], lengths: np.ndarray[Any, Any]
-    ) -> np.ndarray[Any, Any]:
-        """Draw the row numbers of several clients' batches, as `batches` does for one."""
-        index, spans = client_row_index(self.task.data, clients)
-        return shuffled_rows(keys, index, spans, lengths)
+        def draw_rows(clients: Sequence[int], keys: Sequence[bytes], lengths: Any) -> Any:
+            return shuffled_rows(keys, *client_row_index(self.task.data, clients), lengths)
+
+        return NativeSteps(self.kernel, draw_rows if draws_like_numpy() else None)
 
     @torch.enable_grad()
     def run_loop(
