@@ -147,9 +147,12 @@ def normed_data() -> Any:
     )
 
 
+def normed() -> hansa.Task:
+    return hansa.Task(Normed, nn.functional.cross_entropy, normed_data())
+
+
 def test_fedbn_keeps_normalisation_at_home():
-    data = normed_data()
-    task = hansa.Task(Normed, nn.functional.cross_entropy, data)
+    task, data = normed(), normed_data()
     who = ((0, 1), (1, 2), (0, 2), (0, 1, 2))
     words = {"local_lr": 0.1, "steps": 2, "batch_size": None, "sampler": replay(who)}
     method = presets.fedavg(**words).with_local(private_blocks=blocks("norm.*"))
@@ -202,7 +205,7 @@ def test_private_blocks_are_not_on_the_wire(make):
 
 
 def test_private_blocks_are_not_on_the_wire_of_a_federation():
-    task = hansa.Task(Normed, nn.functional.cross_entropy, normed_data())
+    task = normed()
     for make in (presets.scaffold, partial(presets.fedcams, two_way=True)):
         method = make(local_lr=0.1, steps=2, batch_size=3, participation=0.7)
         method = method.with_local(private_blocks=blocks("norm.*"))
@@ -213,9 +216,8 @@ def test_private_blocks_are_not_on_the_wire_of_a_federation():
 
 
 def test_frozen_blocks_stay_as_they_are():
-    task = hansa.Task(Normed, nn.functional.cross_entropy, normed_data())
-    words = {"local_lr": 0.1, "steps": 3, "batch_size": 4}
-    method = presets.fedavg(**words).with_local(frozen_blocks=blocks("first.*"))
+    task = normed()
+    method = presets.fedavg(local_lr=0.1, steps=3, batch_size=4).with_local(frozen_blocks=blocks("first.*"))
     run = hansa.run(method, task, rounds=2)
     before, after = (task.layout.unpack(v) for v in (task.start(hansa.Key(0), torch.float32)["model"], run.params))
     for name in before:
@@ -280,9 +282,7 @@ def test_all_of_them_are_the_same_for_any_number_of_workers(workers):
     }
     words = {"local_lr": 0.05, "steps": 2, "batch_size": 3, "participation": 0.7}
     method = presets.fedavg(**words).with_local(**local)
-    task = hansa.Task(Normed, nn.functional.cross_entropy, normed_data())
-    alone = hansa.run(method, task, rounds=3, workers=1)
-    several = hansa.run(method, task, rounds=3, workers=workers)
+    alone, several = (hansa.run(method, normed(), rounds=3, workers=count) for count in (1, workers))
     assert torch.equal(alone.params, several.params)
     assert alone.store.digest() == several.store.digest()
 
@@ -295,26 +295,9 @@ test_what_makes_no_sense_is_refused = refused(
     (lambda: presets.ha_fed().with_local(private_blocks=blocks("a")), "Omit private, frozen and optimizer"),
     (lambda: hansa.Algorithm(channels={"model": Channel(), "extra": Channel(follows="mode")}), "mean model"),
     (lambda: hansa.Algorithm(local=hansa.LocalPhase(solver=leaning(0.5))), "Channel\\(follows='model'"),
-    (
-        lambda: hansa.run(presets.fedavg().with_local(private_blocks=blocks("a")), bowls(), rounds=1),
-        "without parameter names",
-    ),
-    (
-        lambda: hansa.run(
-            presets.fedavg().with_local(private_blocks=blocks("nrm.*")),
-            hansa.Task(Normed, nn.functional.cross_entropy, normed_data()),
-            rounds=1,
-        ),
-        "no parameter matches 'nrm",
-    ),
-    (
-        lambda: hansa.run(
-            presets.fedavg().with_local(private_blocks=blocks("*")),
-            hansa.Task(Normed, nn.functional.cross_entropy, normed_data()),
-            rounds=1,
-        ),
-        "so that none is shared",
-    ),
+    (lambda: hansa.Run(presets.fedavg().with_local(private_blocks=blocks("a")), bowls()), "without parameter names"),
+    (lambda: hansa.Run(presets.fedavg().with_local(private_blocks=blocks("nrm.*")), normed()), "no parameter matches"),
+    (lambda: hansa.Run(presets.fedavg().with_local(private_blocks=blocks("*")), normed()), "so that none is shared"),
 )
 
 

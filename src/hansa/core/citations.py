@@ -10,6 +10,8 @@ from typing import Any
 
 from hansa.core.errors import HansaError, suggestion
 
+_ENTRY = re.compile(r"\s*@\w+\s*\{\s*[^\s,{}]+\s*,.*\}\s*", re.DOTALL)
+
 
 @cache
 def bibliography() -> dict[str, str]:
@@ -29,7 +31,7 @@ def check_citations(parts: Iterable[object]) -> None:
     """Raise for a citation that is neither a known key nor a BibTeX entry."""
     for part in parts:
         for citation in citations_of(part):
-            if not isinstance(citation, str) or not (citation in bibliography() or _is_entry(citation)):
+            if not isinstance(citation, str) or not (citation in bibliography() or _ENTRY.fullmatch(citation)):
                 raise HansaError(
                     f"{type(part).__name__} cites {citation!r}: expected a key of hansa.core.citations.bibliography() "
                     f"or a BibTeX entry, '@article{{key, ...}}'. {suggestion(str(citation), bibliography())}"
@@ -62,7 +64,3 @@ def cite(algorithm: Any) -> str:
     text = bibtex_entries(citations(algorithm))
     print(text)
     return text
-
-
-def _is_entry(citation: str) -> bool:
-    return re.match(r"\s*@\w+\s*\{\s*[^\s,{}]+\s*,", citation) is not None and citation.rstrip().endswith("}")

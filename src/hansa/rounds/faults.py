@@ -87,12 +87,10 @@ class faults:
             reporters = tuple(client for client in order.reporters if client not in absent)
             if reporters:
                 faulty = replace(order, reporters=reporters, absent=tuple(absent)) if absent else order
-                remaining.append(self._with_attack(faulty))
+                clients = tuple(client for client in order.clients if client in self.malicious)
+                attack = Attack(clients, self.attack, self.attack_scale) if clients else None
+                remaining.append(replace(faulty, attack=attack) if attack else faulty)
         return remaining, dropped
-
-    def _with_attack(self, order: WorkOrder) -> WorkOrder:
-        clients = tuple(client for client in order.clients if client in self.malicious)
-        return replace(order, attack=Attack(clients, self.attack, self.attack_scale)) if clients else order
 
     def check(self, algorithm: Algorithm, population: int) -> None:
         """Raise if malicious clients cannot attack: without gossip, or with compressed gossip."""

@@ -265,10 +265,11 @@ class ClientGradients:
             )
         self.trainer = task.trainer(dtype, torch.device("cpu"))
         self.weighted: Any = getattr(self.trainer, "weighted_gradient", None)
-        self.couples_rows = self.weighted is not None and getattr(task, "loss_sums", True) is None
+        couples_rows = self.weighted is not None and getattr(task, "loss_sums", True) is None
         self.is_row_mean = self.weighted is None or getattr(task, "is_row_mean", True)
-        self.piece = min(PIECE, int(getattr(task, "evaluation_batch_size", PIECE)))
         self.samples, self.key = task.population.samples, key
+        piece = min(PIECE, int(getattr(task, "evaluation_batch_size", PIECE)))
+        self.piece = max(self.samples) if couples_rows else piece  # a loss that couples rows takes all at once
         self.model, self.buffers = vectors[MODEL].to(dtype), vectors.get(BUFFERS)
         self.load(self.model)
         if hasattr(self.trainer, "module"):
@@ -294,7 +295,7 @@ class ClientGradients:
         if rows is None:
             return self.flat(client, None)
         total, divisor = torch.zeros(self.dim, dtype=torch.float64), 0.0
-        for piece in torch.split(rows, len(rows) if self.couples_rows else self.piece):
+        for piece in torch.split(rows, self.piece):
             weight, gradient = self.piece_gradient(client, piece)
             if weight:  # zero if all labels are ignored
                 total.add_(gradient, alpha=weight)
@@ -306,7 +307,7 @@ class ClientGradients:
         rows = self.rows(client)
         if rows is None:
             return float(self.trainer.gradient(client, None)[0])
-        pieces = torch.split(rows, len(rows) if self.couples_rows else self.piece)
+        pieces = torch.split(rows, self.piece)
         return math.fsum(float(self.trainer.gradient(client, piece)[0]) * len(piece) for piece in pieces) / len(rows)
 
     def noise(self, client: int, full: Vector, batch_size: int, samples: int | None) -> float:

@@ -13,6 +13,7 @@ from torch import nn
 
 import hansa
 from hansa.rounds.measures import heterogeneity, track_heterogeneity
+from mistakes import refused
 
 SIZES = [1, 4, 7, 2, 5]
 CLUSTERS = [[0, 2], [1, 3, 4]]
@@ -152,17 +153,11 @@ def test_in_every_second_round_of_a_run_with_its_clusters() -> None:
     assert plain.history[0]["sigma_g"] == heterogeneity(task(), plain.state.vectors, weights="samples").sigma_g
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"samples": 0}, "samples=0"),
-        ({"weights": "clusters"}, "weights='clusters'"),
-        ({"clusters": [[0, 1]]}, "every one of the 5 clients"),
-        ({"clusters": [[0, 1, 2, 3, 4], []]}, "every one of the 5 clients"),
-        ({"at": torch.zeros(9)}, r"shape \(9,\), the model has \(3,\)"),
-    ],
+test_wrong_questions_are_refused = refused(
+    (lambda: heterogeneity(task(), batch_size=0), "batch_size=0"),
+    (lambda: heterogeneity(task(), samples=0), "samples=0"),
+    (lambda: heterogeneity(task(), weights="clusters"), "weights='clusters'"),
+    (lambda: heterogeneity(task(), clusters=[[0, 1]]), "every one of the 5 clients"),
+    (lambda: heterogeneity(task(), clusters=[[0, 1, 2, 3, 4], []]), "every one of the 5 clients"),
+    (lambda: heterogeneity(task(), torch.zeros(9)), r"shape \(9,\), the model has \(3,\)"),
 )
-def test_wrong_questions_are_refused(call: dict[str, object], message: str) -> None:
-    with pytest.raises(hansa.HansaError, match=message):
-        heterogeneity(task(), **call)  # type: ignore[arg-type]

@@ -69,7 +69,7 @@ def server_step(
     out = ServerStep(allocator.empty_like(delta), allocator.empty_like(m), *fresh)
     named = {"delta": delta, "m": m, "v": v, "vhat": vhat}
     named |= {"out.step": out.step, "out.m": out.m, "out.v": out.v, "out.vhat": out.vhat}
-    dtype = torch.float64 if delta.dtype == torch.float64 else torch.float32
+    kernel, dtype = _kernel("server", delta)
     pointers = [None if a is None else address_of("server_step", k, a, dtype, delta.numel()) for k, a in named.items()]
     corrected = bias_correction and moments
     rule = abi.Rule(
@@ -82,8 +82,7 @@ def server_step(
         1 / (1 - b1**t) if corrected else 1.0,
         1 / (1 - b2**t) if corrected and kind != "adagrad" else 1.0,
     )
-    table = native.load()
-    (table.server64 if dtype == torch.float64 else table.server32)(ctypes.byref(rule), delta.numel(), *pointers, None)
+    kernel(ctypes.byref(rule), delta.numel(), *pointers, None)
     return out
 
 
@@ -98,8 +97,8 @@ def native_weighted_sum(
     count = len(weights)
     if not count or len(rows) != count:
         raise HansaError(f"native_weighted_sum: {len(rows)} rows and {count} weights, expected as many, at least one.")
-    name, first = "native_weighted_sum", rows[0]
-    dtype, size = torch.float64 if first.dtype == torch.float64 else torch.float32, first.numel()
+    name, first, size = "native_weighted_sum", rows[0], rows[0].numel()
+    kernel, dtype = _kernel("mean", first)
     if isinstance(rows, torch.Tensor):
         pointers = address_of(name, "rows", rows, dtype, count * size) + first.nbytes * np.arange(count)
     else:
@@ -108,8 +107,7 @@ def native_weighted_sum(
     if total is not None:
         pointers = np.append(address_of(name, "total", total, dtype, size), pointers)
         factors = np.append(1.0, factors)
-    out, table, addresses = allocator.empty(size, dtype), native.load(), pointers.astype(np.uint64)
-    kernel = table.mean64 if dtype == torch.float64 else table.mean32
+    out, addresses = allocator.empty(size, dtype), pointers.astype(np.uint64)
     kernel(addresses.ctypes.data, factors.ctypes.data, len(addresses), size, out.data_ptr())
     return out
 
@@ -148,24 +146,20 @@ class CsrWeights(NamedTuple):
 
 def mix(rows: Tensor, weights: CsrWeights, out: Tensor) -> None:
     """Set out = W rows, [n, d] in float32 or float64, each entry folded over the row's links in order."""
-    dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
+    kernel, dtype = _kernel("mix", rows)
     n = len(weights.starts) - 1
     if rows.ndim != 2 or len(rows) != n:
         raise HansaError(f"mix: rows of shape {list(rows.shape)}, expected [{n}, d].")
     source, target = address_of("mix", "rows", rows, dtype), address_of("mix", "out", out, dtype, rows.numel())
     if source == target:
         raise HansaError("mix: out is the rows themselves; it must be apart from them.")
-    table = native.load()
-    pointers = (array.ctypes.data for array in weights)
-    (table.mix64 if dtype == torch.float64 else table.mix32)(source, *pointers, n, rows.shape[1], target)
+    kernel(source, *(array.ctypes.data for array in weights), n, rows.shape[1], target)
 
 
 def squared_norm(x: Array) -> tuple[float, bool]:
     """Return ||x||^2 in float64 and whether all entries are finite. Entry i is added to lane i mod 32 of the sum."""
-    double = x.dtype in (torch.float64, np.float64)
-    pointer = address_of("squared_norm", "x", x, torch.float64 if double else torch.float32)
-    finite, table = c_int64(), native.load()
-    total = (table.squares64 if double else table.squares32)(pointer, _length(x), ctypes.byref(finite))
+    (kernel, dtype), finite = _kernel("squares", x), c_int64()
+    total = kernel(address_of("squared_norm", "x", x, dtype), _length(x), ctypes.byref(finite))
     return float(total), bool(finite.value)
 
 
@@ -366,6 +360,12 @@ def multiples_write(numbers: Array, exponent: int, out: Array, alpha: float | No
     target, size = address_of("multiples_write", "out", out, torch.float32), _length(out)
     pointer = address_of("multiples_write", "numbers", numbers, torch.int32, size)
     native.load().numbers_write(pointer, size, _power_of_two(-exponent), *_addition_flags(alpha), target)
+
+
+def _kernel(name: str, x: Array) -> tuple[Any, torch.dtype]:
+    """Return the kernel for the dtype of a vector, float64 or else float32, and that dtype."""
+    table, double = native.load(), x.dtype in (torch.float64, np.float64)
+    return (getattr(table, f"{name}64"), torch.float64) if double else (getattr(table, f"{name}32"), torch.float32)
 
 
 def _addition_flags(alpha: float | None) -> tuple[int, float]:
