@@ -1,33 +1,22 @@
 """A run that died anywhere goes on to the result of one that did not. `torture.kill` has the long form."""
 
-# mypy: disable-error-code="attr-defined"
-
 from __future__ import annotations
 
-import copy
 import gc
-import os
 import sys
 import weakref
-from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 import hansa
 import warm
-from contracts.small import small
-from engine import problems
 from hansa.config import from_preset
-from hansa.engine import Pool, Serial
-from hansa.runs.driver import Run
 from hansa.runs.experiment import Experiment
 from hansa.runs.folder import ENVIRONMENT, LOCK, NAMES, RunFolder
 from hansa.runs.store import io
-from recorded import through_disk
 from torture.disks import Counting, Dead, Dying, remembered_locks
-from torture.kill import fingerprint, sha
+from torture.kill import fingerprint
 
 ROUNDS = 4
 COMMON = ("data.name=synthetic", "data.clients=6", f"rounds={ROUNDS}", "local.steps=2", "workers=1")
@@ -70,20 +59,23 @@ def test_a_run_that_dies_before_any_call_to_the_disk_goes_on_to_the_same_result(
                     died += 1
             let_go()
         go_on(config, folder)
-        assert fingerprint(folder, ROUNDS) == expected, f"died at call {at}, {counted.calls[at]}"
+        assert fingerprint(folder, ROUNDS) == expected, f"died at call {at}, {counted.calls[at]}"  # type: ignore[attr-defined]
     assert died >= 12
 
 
-def test_runs_killed_by_sigkill_go_on_to_the_same_result(tmp_path):
-    tests = Path(__file__).parents[1]
-    found = warm.run(
-        [sys.executable, "-m", "torture", "kill", "--count", "2"],
-        env={**os.environ, "PYTHONPATH": str(tests), "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+@pytest.mark.parametrize(
+    ("form", "count", "words"),
+    [
+        ("kill", 2, "equal to the unkilled run"),
+        ("folders", 4, "started"),
+        ("search", 2, "equal to the unbroken search"),
+    ],
+)
+def test_the_short_form_of_the_torture_holds(form, count, words):
+    command = [sys.executable, "-m", "torture", form, "--count", str(count)]
+    found = warm.run(command, cwd=Path(__file__).parents[1], text=True, capture_output=True, check=False)
     assert found.returncode == 0, found.stderr
-    assert "equal to the unkilled run" in found.stdout
+    assert words in found.stdout
 
 
 def test_a_run_killed_as_it_began_is_begun_anew_and_nothing_else_is_cleared_away(tmp_path, let_go):
@@ -102,26 +94,6 @@ def test_a_run_killed_as_it_began_is_begun_anew_and_nothing_else_is_cleared_away
     with pytest.raises(hansa.HansaError, match="not empty, and not a run folder"):
         Experiment.new(config, theirs, if_exists="replace")
     assert (theirs / "model.safetensors").read_bytes() == b"years of work"
-
-
-@pytest.mark.parametrize(("first", "then"), [(1, 2), (2, 3), (3, 4), (4, 1)])
-def test_a_resume_with_another_number_of_workers_is_bit_identical(first, then, tmp_path):
-    def living(engine, store=None):
-        plan = hansa.faults(before=0.2, nan=0.1)
-        return Run(small("scaffold", participation=0.7), problems.bowls(), faults=plan, store=store, engine=engine)
-
-    def engine(workers):
-        return Serial if workers == 1 else partial(Pool, workers=workers, kind="thread")
-
-    whole = living(Serial).advance(6)
-    begun = living(engine(first)).advance(3)
-    resumed = living(engine(then), copy.deepcopy(begun.store))
-    resumed.restore(through_disk(tmp_path, begun.checkpoint_state()), begun.history)
-    resumed.advance(3)
-    assert torch.equal(resumed.params, whole.params)
-    assert not torch.equal(resumed.params, begun.params)
-    assert sha(resumed.checkpoint_state()) == sha(whole.checkpoint_state())
-    assert resumed.store.digest() == whole.store.digest()
 
 
 @pytest.mark.parametrize("native", ["auto", "off"])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,19 +23,6 @@ SMALL = ("data.name=synthetic", "data.clients=4", "rounds=2", "local.steps=1", "
 @pytest.mark.parametrize("preset", ["scaffold", "dsgd"])
 def test_changed_data_partition_model_and_version_are_refused_by_name_or_noted(preset, tmp_path):
     assert changed(preset, tmp_path) == {"data": 3, "partition": 1, "model": 2, "version": 1}
-
-
-def test_folders_survive_parallel_starts_and_sweeps(tmp_path):
-    """In a process of its own, since it forks."""
-    tests = Path(__file__).parents[1]
-    found = subprocess.run(
-        [sys.executable, "-m", "torture", "folders", "--count", "4"],
-        env={**os.environ, "PYTHONPATH": str(tests), "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert found.returncode == 0, found.stderr
-    assert "started" in found.stdout
 
 
 def test_a_model_that_no_longer_fits_cannot_be_accepted(tmp_path, monkeypatch):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import hansa
-import warm
 from hansa.runs.search import DONE, PRUNED, SEARCH, Search, parse_range, search_range
 from hansa.training import quadratic
 
@@ -116,18 +113,3 @@ def test_a_search_from_python_finds_the_rate_and_keeps_its_runs(tmp_path):
     again = hansa.search(hansa.presets.fedavg, task, axes, trials=7, out=tmp_path, **words)
     assert told(again) == told(found)
     assert str(found.best.point["steps"]) in found.table()
-
-
-def test_a_killed_search_ends_with_the_file_of_an_unbroken_one():
-    """Byte for byte, killed before a pruned and before a failed trial end, and as it is resumed; `torture.search` has
-    the long form."""
-    tests = Path(__file__).parents[1]
-    done = warm.run(
-        [sys.executable, "-m", "torture", "search", "--count", "2"],
-        cwd=tests,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "equal to the unbroken search" in done.stdout

@@ -117,8 +117,8 @@ class RunOptions:
 
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from their defaults."""
-        values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
-        return {name: value for name, (value, default) in values.items() if value != default}
+        values = ((field, getattr(self, field.name)) for field in fields(self))
+        return {field.name: value for field, value in values if value != field.default}
 
     def resolve_devices(self, task: TaskLike) -> tuple[torch.device, ...]:
         """Return the training devices: those of the options, else of the task, else the CPU."""

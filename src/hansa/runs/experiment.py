@@ -483,14 +483,13 @@ def build_run(
 
 def measure_global_loss(task: Task, every: int = 1) -> Callback:
     """Return a callback that adds the loss of the server's model on all training data to the record."""
-    training = task.on_training_data()
-    trainers: list[Any] = []
+    training, trainer = task.on_training_data(), None
 
     def measure(run: Run, record: Record) -> None:
+        nonlocal trainer
         if every and record["round"] % every == 0:
-            if not trainers:
-                trainers.append(training.trainer(run.dtype, run.device))
-            record["global_loss"] = training.evaluate(trainers[0], run.state.vectors)["test_loss"]
+            trainer = training.trainer(run.dtype, run.device) if trainer is None else trainer
+            record["global_loss"] = training.evaluate(trainer, run.state.vectors)["test_loss"]
 
     return measure
 

@@ -562,21 +562,20 @@ def _versions() -> dict[str, str]:
 def _git_commit(folder: Path) -> str | None:
     """The commit that is checked out in a folder or above it; files are read, since git would run what its
     configuration names."""
-    with suppress(OSError, UnicodeError, StopIteration):
-        top = next(each for each in (folder, *folder.parents) if (each / ".git").exists())
+
+    def read(path: Path) -> str:
+        return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+
+    with suppress(OSError, ValueError):
+        top = next((each for each in (folder, *folder.parents) if (each / ".git").exists()), folder)
         git = top / ".git"
         if git.is_file():  # a worktree or a submodule
-            git = top / git.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
-        head = (git / "HEAD").read_text(encoding="utf-8").strip()
+            git = top / read(git).removeprefix("gitdir:").strip()
+        head, shared = read(git / "HEAD"), git / read(git / "commondir")
         ref = head.removeprefix("ref: ")
-        common = git / "commondir"
-        shared = git / common.read_text(encoding="utf-8").strip() if common.is_file() else git
         if ref != head:
-            packed = shared / "packed-refs"
-            lines = packed.read_text(encoding="utf-8").splitlines() if packed.is_file() else []
-            head = next((line.split()[0] for line in lines if line.endswith(f" {ref}")), "")
-            if (shared / ref).is_file():
-                head = (shared / ref).read_text(encoding="utf-8").strip()
+            packed = (line.split()[0] for line in read(shared / "packed-refs").splitlines() if line.endswith(f" {ref}"))
+            head = read(shared / ref) or next(packed, "")
         return head if re.fullmatch("[0-9a-f]{40,64}", head) else None
     return None
 

@@ -94,7 +94,6 @@ def build_trackers(names: Sequence[str], experiment: Experiment) -> list[Callbac
     """Return the callbacks of the trackers named on the command line."""
     from hansa.config import to_dict
 
-    check_trackers(names)
     title, settings = experiment.config.title, to_dict(experiment.config)
     callbacks: list[Callback] = []
     for name in names:
