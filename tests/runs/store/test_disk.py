@@ -214,6 +214,11 @@ def test_a_sealed_file_proves_itself(tmp_path: Path, position: int) -> None:
         io.read_sealed(path)
 
 
+def test_words_that_are_no_utf8_come_back_from_a_file_of_json(tmp_path: Path) -> None:
+    io.write_json(tmp_path / "a", {"command": "hansa run caf\u00e9 \udc80"})
+    assert io.read_json(tmp_path / "a") == {"command": "hansa run caf\u00e9 \udc80"}
+
+
 def test_folders_are_made_and_removed_whole_and_links_in_them_are_not_followed(tmp_path: Path) -> None:
     io.make_folder(tmp_path / "a" / "b")
     io.write_file(tmp_path / "a" / "b" / "c", b"x")

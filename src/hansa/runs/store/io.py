@@ -262,7 +262,8 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write JSON for people and other programs."""
-    write_file(path, (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    write_file(path, f"{text}\n".encode(errors="backslashreplace"))  # arguments of a command may be no UTF-8
 
 
 def read_json(path: Path) -> dict[str, Any]:
