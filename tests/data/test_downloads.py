@@ -45,20 +45,12 @@ class Handler(BaseHTTPRequestHandler):
         served = self.served
         served.asked.append(self.path)
         self.close_connection = True
-        if served.refusals:
-            self.answer(served.refusals.pop(0), b"")
-            return
-        content = served.files.get(self.path)
-        if content is None:
-            self.answer(404, b"no")
-            return
-        self.answer(200, content)
-
-    def answer(self, status: int, content: bytes) -> None:
+        status = served.refusals.pop(0) if served.refusals else 200 if self.path in served.files else 404
+        content = served.files[self.path] if status == 200 else b"no"
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        cut = self.served.cuts.pop(0) if self.served.cuts and status == 200 else len(content)
+        cut = served.cuts.pop(0) if served.cuts and status == 200 else len(content)
         with contextlib.suppress(ConnectionError):
             self.wfile.write(content[:cut])
 

@@ -402,7 +402,9 @@ def _unpack(archive: Path, root: Path, members: list[str]) -> None:
     """Extract the named members of a tar file, and remove it. No other path is ever written to."""
     try:
         with tarfile.open(archive) as tar:
-            tar.extractall(root, [item for item in tar if item.name in members], filter="data")
+            for item in tar:
+                if item.name in members and (content := tar.extractfile(item)) is not None:
+                    (ensure_writable((root / item.name).parent) / Path(item.name).name).write_bytes(content.read())
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise invalid_file(archive, "a whole tar archive", error) from None
     archive.unlink()
