@@ -6,7 +6,7 @@ import json
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hansa.runs.experiment import Experiment
 
 CONNECTION = "Connection"
+MAX_LOST = 20  # lines about lost updates
 INSECURE = (
     "no TLS and no keys: anyone who can reach the port can read and change all messages and impersonate any site. Use "
     "this only for tests on one machine."
@@ -108,18 +109,18 @@ def serve(
         print_and_write(list(read_entries(paths)[0].values()), report, title="Runs of a federation compared")
 
 
-def _execute(experiment: Experiment, link: SuperLink, quiet: bool, track: list[str] | None, most: int = 20) -> None:
-    """Execute a run, and print the last updates that were requested and lost; the summary lists all of them."""
+def _execute(experiment: Experiment, link: SuperLink, quiet: bool, track: list[str] | None) -> None:
+    """Execute a run, and print the last updates that were requested and lost; the summary lists all."""
     from hansa.study.session import opened_job
 
     link.describe(round=lambda: experiment.run.state.round)
     run_and_show(lambda: [opened_job(experiment)], quiet, track)
     path = experiment.folder / "summary.json"
     lost = json.loads(path.read_text(encoding="utf-8")).get("lost_updates") or []
-    for update in lost[-most:]:
+    for update in lost[-MAX_LOST:]:
         note("lost: site {site}, client {client}, round {round}: {reason}".format(**update), "yellow")
-    if len(lost) > most:
-        note(f"and {len(lost) - most} before: lost_updates in {path}", "yellow")
+    if len(lost) > MAX_LOST:
+        note(f"and {len(lost) - MAX_LOST} before: lost_updates in {path}", "yellow")
 
 
 def _open_experiment(
@@ -270,15 +271,12 @@ def _exit_on_signals(code: int | None = None) -> Iterator[None]:
     def leave(number: int, frame: object) -> None:
         raise SystemExit(128 + number if code is None else code)
 
-    on_main_thread = threading.current_thread() is threading.main_thread()
     numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
     numbers += [] if code is None else [signal.SIGINT]
-    previous = {number: signal.signal(number, leave) for number in numbers} if on_main_thread else {}
-    try:
+    with ExitStack() as stack:
+        for number in numbers if threading.current_thread() is threading.main_thread() else ():
+            stack.callback(signal.signal, number, signal.signal(number, leave))
         yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _check_keys(folder: Path | None, insecure: bool) -> certificates.Keys | None:

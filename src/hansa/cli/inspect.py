@@ -313,8 +313,17 @@ def theory(
     from hansa.study.theory import recorded_values
     from hansa.study.theory import theory as report_on
 
+    try:
+        pairs = (text.partition("=") for text in constants or [])
+        known = {name: float(value) for name, _, value in pairs}
+    except ValueError:
+        raise HansaError(f"--constant {constants}: expected NAME=VALUE, such as L=10.") from None
     with allow_code(trust=trust) if estimate else nullcontext():
-        folder, config = _read(item, opt.changes(sets, rounds=rounds))
+        folder = None if item is None else opt.run_folder(item)
+        path = item if folder is None else folder / "config.yaml"
+        config = opt.read_config(path, None, opt.changes(sets, rounds=rounds))
+        if config.python is not None:
+            raise HansaError(f"{item}: started in Python: no file has its algorithm. Use hansa.theory(...).")
         method_only = {name: type(config).model_fields[name].default for name in ("data", "model")}
         if not estimate and (code := code_names(config.model_copy(update=method_only))):
             raise HansaError(
@@ -327,7 +336,7 @@ def theory(
             rounds=config.rounds,
             steps=steps,
             parameters=None if parameters is None else int(parameters),
-            constants=dict(map(_constant, constants or [])),
+            constants=known,
             estimate=estimate,
             measured={} if folder is None else recorded_values(folder.history),
             seed=config.seed,
@@ -340,14 +349,6 @@ def theory(
         note("\nBounds need constants: --constant L=10 gives one, --estimate measures them.", "dim")
 
 
-def _read(item: Path | None, overrides: list[str]) -> tuple[RunFolder | None, Config]:
-    folder = None if item is None else opt.run_folder(item)
-    config = opt.read_config(item if folder is None else folder / "config.yaml", None, overrides)
-    if config.python is not None:
-        raise HansaError(f"{item}: started in Python, so no file has its algorithm. Use hansa.theory(algorithm, ...).")
-    return folder, config
-
-
 def _clients(config: Config, folder: RunFolder | None) -> int:
     """Return the number of clients, without loading data."""
     from hansa import data
@@ -357,19 +358,9 @@ def _clients(config: Config, folder: RunFolder | None) -> int:
     if folder is not None and (folder / PARTITION).is_file():
         return int(data.load_split(folder / PARTITION, None).population)
     dataset = data.DATASETS.get(config.data.name) if config.data.factory is None else None
-    if dataset is not None and dataset.layout in ("embedded", "idx", "cifar"):
-        return config.data.clients or CLIENTS
-    if config.data.clients is None:
+    if config.data.clients is None and (dataset is None or dataset.layout not in ("embedded", "idx", "cifar")):
         raise HansaError(
             f"{config.data.factory or config.data.name}: the number of clients follows from the data. Pass --clients "
             "100, or load the data with --estimate."
         )
-    return config.data.clients
-
-
-def _constant(text: str) -> tuple[str, float]:
-    name, _, value = text.partition("=")
-    try:
-        return name, float(value)
-    except ValueError:
-        raise HansaError(f"--constant {text}: expected NAME=VALUE, such as L=10.") from None
+    return config.data.clients or CLIENTS

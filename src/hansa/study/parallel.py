@@ -26,8 +26,8 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property, partial
 from logging.handlers import QueueHandler
@@ -278,8 +278,7 @@ def workers_that_fit(count: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class StudySetup:
-    """The setup of a worker: the jobs of the study, and the settings of its process. A fork inherits it; a new
-    interpreter receives it in shared memory."""
+    """The setup of a worker: jobs, and settings of its process. A new interpreter receives it in shared memory."""
 
     jobs: Sequence[Job]
     sources: Mapping[str, str]
@@ -377,7 +376,9 @@ def start_process(main: Callable[..., object], arguments: Sequence[Any], method:
     context: Any = multiprocessing.get_context(method)
     process: BaseProcess = context.Process(target=_become_worker, args=(main, *arguments))
     with ExitStack() as stack:
-        stack.enter_context(_signals_blocked())
+        # the new process inherits the mask, until it ignores the signals that stop a study
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 counts the threads of BLAS and OpenMP
         if method == "spawn":
@@ -386,16 +387,6 @@ def start_process(main: Callable[..., object], arguments: Sequence[Any], method:
             sys.modules["__main__"] = ModuleType("__main__")
         process.start()
     return process
-
-
-@contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Block the signals that stop a study; a new process inherits the mask until it ignores them."""
-    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
 def _become_worker(main: Callable[..., object], *arguments: Any) -> None:

@@ -236,7 +236,8 @@ def plan_resumed(
     options: dict[str, Any] = {"fallback": fallback, "accept": accept, **new}
     group = SeedGroupFolder(folder)
     if not group.exists:
-        return [opened_job(open_run(None, folder, "resume", trust=trust, run_factory=python, **options), callbacks)]
+        opened = open_run(None, folder, "resume", trust=trust, run_factory=python, **options)
+        return [opened_job(opened, callbacks)]
     if python is None:
         group.require_trust(trust=trust)
     config = group.config.model_copy(update=new)

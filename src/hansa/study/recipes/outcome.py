@@ -139,7 +139,7 @@ def plan_recipe(
 
 
 def recipe_status(plans: Mapping[str, Iterable[PlannedCell]], folder: Path) -> list[tuple[str, str, str]]:
-    """Return for each recipe its name, how many of its runs are finished and, if all are, the verdict of its result.
+    """Return each recipe's name, how many of its runs are finished and, if all are, its verdict.
 
     Args:
         plans: The planned cells of each recipe.
@@ -157,7 +157,8 @@ def recipe_status(plans: Mapping[str, Iterable[PlannedCell]], folder: Path) -> l
         keys = {_run_key(config) for planned in cells for config in expand_seeds(planned.config)}
         verdict = ""
         with suppress(OSError, ValueError, KeyError, TypeError):  # no readable result
-            verdict = str(json.loads((folder / f"{name}.json").read_bytes())["verdict"]) if keys <= finished else ""
+            record = json.loads((folder / f"{name}.json").read_bytes())
+            verdict = str(record["verdict"]) if keys <= finished else ""
         rows.append((name, f"{len(keys & finished)} of {len(keys)}", verdict))
     return rows
 
