@@ -32,4 +32,11 @@ def run_command(*words: object, width: int = 200) -> testing.Result:
     return result
 
 
-__all__ = ["CliRunner", "app", "run_command"]
+def run_well(*words: object, width: int = 200) -> testing.Result:
+    """Run a command that must succeed."""
+    result = run_command(*words, width=width)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+__all__ = ["CliRunner", "app", "run_command", "run_well"]

@@ -55,15 +55,21 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def cli(folder):
-    """Run a command in this process: ``cli("run", "small.yaml").exit_code``."""
+    """Run a command in this process: ``cli("run", "small.yaml").exit_code``; ``cli.ok`` asserts that it is 0."""
 
-    def run(*arguments, width=160):
-        before = list(logging.getLogger("hansa").handlers)
-        result = run_command(*arguments, width=width)
-        assert logging.getLogger("hansa").handlers == before
-        return result
+    class Command:
+        def __call__(self, *arguments, width=160):
+            before = list(logging.getLogger("hansa").handlers)
+            result = run_command(*arguments, width=width)
+            assert logging.getLogger("hansa").handlers == before
+            return result
 
-    return run
+        def ok(self, *arguments, **options):
+            result = self(*arguments, **options)
+            assert result.exit_code == 0, result.output
+            return result
+
+    return Command()
 
 
 @pytest.fixture

@@ -18,8 +18,7 @@ def ranked(text):
 
 
 def test_presets_on_a_shared_file_are_run_ranked_and_reported(cli, folder):
-    result = cli("compare", "fedavg", "fedams", "-c", "small.yaml", "-s", "rounds=2", "-q")
-    assert result.exit_code == 0, result.output
+    result = cli.ok("compare", "fedavg", "fedams", "-c", "small.yaml", "-s", "rounds=2", "-q")
     assert sorted(name for _, name in ranked(result.stdout)) == ["fedams", "fedavg"]
     assert (folder / "report.html").read_text("utf-8").count('data-run="') == 2
     assert f"report: {(folder / 'report.html').as_uri()}" in result.stdout
@@ -38,8 +37,7 @@ def test_presets_take_the_setting_of_a_file_and_say_what_they_do_not_take(cli, f
         (folder / "small.yaml").read_text("utf-8")
         + "algorithm: fedams\nserver: {lr: 0.7, eps: 1e-4, weights: samples}\ncompress: {compressor: sign}\n"
     )
-    result = cli("compare", "fedavg", "fedams", "cafga", "-c", "ams.yaml", "-q", "-r", "1", "-s", "local.steps=1")
-    assert result.exit_code == 0, result.output
+    result = cli.ok("compare", "fedavg", "fedams", "cafga", "-c", "ams.yaml", "-q", "-r", "1", "-s", "local.steps=1")
     for name in ("fedavg", "fedams", "cafga"):
         config, own = compared(folder, name), name == "fedams"  # the file's own method is the file's
         assert (config.local.lr, config.local.steps, config.server.weights) == (0.05, 1, "samples")
@@ -49,11 +47,10 @@ def test_presets_take_the_setting_of_a_file_and_say_what_they_do_not_take(cli, f
 
 
 def test_files_and_finished_runs_compare_without_running_them_again(cli, folder):
-    assert cli("run", "small.yaml", "-o", "done", "-q").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "done", "-q")
     before = (folder / "done" / "summary.json").stat().st_mtime_ns
     (folder / "other.yaml").write_text((folder / "small.yaml").read_text("utf-8").replace("name: small", "name: other"))
-    result = cli("compare", "done", "other.yaml", "-q", "--report", "both.html")
-    assert result.exit_code == 0
+    result = cli.ok("compare", "done", "other.yaml", "-q", "--report", "both.html")
     assert {name for _, name in ranked(result.stdout)} == {"small", "other"}
     assert (folder / "done" / "summary.json").stat().st_mtime_ns == before
     assert (folder / "both.html").exists()
@@ -67,10 +64,9 @@ def test_what_is_neither_file_nor_run_nor_preset_is_refused_with_a_near_match(cl
 
 def test_a_report_is_made_of_folders(cli, folder):
     for seed in (0, 1):
-        assert cli("run", "small.yaml", "-o", f"s{seed}", "-q", "--seed", seed).exit_code == 0
-    assert cli("run", "small.yaml", "-o", "other", "-q", "-s", "local.lr=0.2").exit_code == 0
-    result = cli("report", "s0", "other", "s1", "-o", "page.html", "--title", "Two seeds")
-    assert result.exit_code == 0
+        cli.ok("run", "small.yaml", "-o", f"s{seed}", "-q", "--seed", seed)
+    cli.ok("run", "small.yaml", "-o", "other", "-q", "-s", "local.lr=0.2")
+    cli.ok("report", "s0", "other", "s1", "-o", "page.html", "--title", "Two seeds")
     page = (folder / "page.html").read_text("utf-8")
     assert "<title>Two seeds</title>" in page
     assert "mcmahan2017" in page
@@ -80,8 +76,7 @@ def test_a_report_is_made_of_folders(cli, folder):
 
 
 def test_the_demo_prints_a_ranked_table_of_all_its_methods_and_writes_the_report(cli, folder):
-    result = cli("demo", "--tiny", "--workers", "1")
-    assert result.exit_code == 0, result.output
+    result = cli.ok("demo", "--tiny", "--workers", "1")
     rows = ranked(result.stdout)
     assert [int(place) for place, _ in rows] == list(range(1, len(METHODS) + 1))
     assert {name for _, name in rows} == set(METHODS)

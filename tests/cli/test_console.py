@@ -44,7 +44,7 @@ def test_a_reader_that_leaves_is_no_error(folder):
 
 
 def test_a_terminal_without_letters_gets_other_ones(cli, folder):
-    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "out", "-q")
     environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
     child = start(folder, "show", "out", stdout=subprocess.PIPE, env=environment)
     shown, message = child.communicate()
@@ -55,16 +55,14 @@ def test_a_terminal_without_letters_gets_other_ones(cli, folder):
 
 @pytest.mark.parametrize("name", ["x[/0.1]", "[/]"])
 def test_names_that_look_like_markup_are_names(cli, folder, name):
-    result = cli("run", "small.yaml", "-o", name.replace("/", "|") if "/]" in name else name, "-s", f"name='{name}'")
-    assert result.exit_code == 0, result.output
+    result = cli.ok("run", "small.yaml", "-o", name.replace("/", "|") if "/]" in name else name, "-s", f"name='{name}'")
     assert f"{name}: round 3/3" in result.stderr
     failed = cli(
         "run", "small.yaml", "-o", "f", "-q", "-s", "aggregate={kind: krum, byzantine: 9}", "-s", f"name='{name}'"
     )
     assert failed.exit_code == 1
     assert cli("resume", f"no{name}").exit_code == 2
-    shown = cli("show", "f")
-    assert shown.exit_code == 0, shown.output
+    cli.ok("show", "f")
 
 
 def test_ctrl_c_while_the_command_starts_is_quiet(folder):
@@ -82,10 +80,10 @@ def test_ctrl_c_while_the_command_starts_is_quiet(folder):
 
 
 def test_a_run_is_opened_by_a_file_in_it(cli, folder):
-    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "out", "-q")
     assert cli("show", "out/config.yaml").stdout == cli("show", "out").stdout
-    assert cli("report", "out/config.yaml").exit_code == 0
-    assert cli("resume", "out/config.yaml", "-q", "-r", "4").exit_code == 0
+    cli.ok("report", "out/config.yaml")
+    cli.ok("resume", "out/config.yaml", "-q", "-r", "4")
     assert RunFolder(folder / "out").summary["rounds"] == 4
 
 
@@ -107,7 +105,7 @@ def test_only_styles_of_the_program_become_codes():
 
 
 def test_names_and_devices_of_a_run_of_others_are_printed_without_them(cli, folder):
-    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "out", "-q")
     facts = read_sealed(folder / "out" / MARKER)
     write_sealed(folder / "out" / MARKER, {**facts, "client_names": [EVIL] * 6, "cites": [EVIL]})
     summary = json.loads((folder / "out" / "summary.json").read_text("utf-8"))

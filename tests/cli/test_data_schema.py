@@ -12,15 +12,13 @@ def test_a_schema_is_inferred_written_and_checked(cli, folder):
     )
     (folder / "sites" / "south.csv").write_text("age,ward,who,fold,y\n60,surgery,d,train,1\n")
     words = ["data", "schema", "sites", "--target", "y", "--option", "ids=[who]", "--option", "split=fold"]
-    shown = cli(*words)
-    assert shown.exit_code == 0, shown.output
+    shown = cli.ok(*words)
     assert "categories: [icu, surgery]" in shown.stdout
-    written = cli(*words, "-o", "schema.yaml")
-    assert written.exit_code == 0, written.output
+    written = cli.ok(*words, "-o", "schema.yaml")
     schema = Schema.load(folder / "schema.yaml")
     assert (schema["age"].mean, schema["age"].missing, schema["who"].kind) == (50.0, "indicator", "id")
     assert schema.sha256 in written.stdout
-    assert cli("data", "schema", "sites", "--check", "schema.yaml").exit_code == 0
+    cli.ok("data", "schema", "sites", "--check", "schema.yaml")
     (folder / "sites" / "south.csv").write_text("age,ward,who,fold,y\n60,garden,d,train,1\n")
     wrong = cli("data", "schema", "sites", "--check", "schema.yaml")
     assert wrong.exit_code == 1
@@ -55,35 +53,32 @@ def test_cells_that_a_spreadsheet_would_run_are_texts(cli, folder):
         (folder / "sites" / f"{name}.csv").write_text("age,state\n" + rows)
     data = "data={name: csv-folder, folder: sites, options: {target: state, scale: pooled}}"
     words = ["run", "--preset", "fedavg", "--set", data, "--set", "model=logistic", "--set", "local.lr=1.0"]
-    assert cli(*words, "--rounds", "5", "--out", "x", "-q").exit_code == 0
-    assert cli("export", "x", "-o", "clients.csv").exit_code == 0
+    cli.ok(*words, "--rounds", "5", "--out", "x", "-q")
+    cli.ok("export", "x", "-o", "clients.csv")
     clients = (folder / "clients.csv").read_text("utf-8")
     assert ",'=cmd()" in clients
     assert ",=" not in clients
     assert ",'@b" in clients
     assert ",@" not in clients
     (folder / "new.csv").write_text("age\n0\n19\n")
-    assert cli("predict", "x", "new.csv").exit_code == 0
+    cli.ok("predict", "x", "new.csv")
     lines = (folder / "predictions.csv").read_text("utf-8").split()
     assert lines[0] == "row,prediction,class"
     assert sorted(line.split(",")[2] for line in lines[1:]) == ["'=1+1", "well"]
 
 
 def test_a_run_predicts_new_patients_from_the_command_line(cli, folder):
-    assert cli("data", "get", "heart-disease", "--folder", ".").exit_code == 0
+    cli.ok("data", "get", "heart-disease", "--folder", ".")
     options = "{schema: heart-disease/schema.yaml, test: 0.25}"
     data = f"data={{name: csv-folder, folder: heart-disease, options: {options}}}"
     words = ["run", "--preset", "fedavg", "--set", data, "--set", "model=logistic", "--rounds", "3", "--out", "x", "-q"]
-    run = cli(*words)
-    assert run.exit_code == 0, run.output
+    cli.ok(*words)
     (folder / "new.csv").write_bytes((folder / "heart-disease" / "va.csv").read_bytes())
     for path in (folder / "heart-disease").iterdir():
         path.unlink()
-    found = cli("predict", "x", "new.csv")
-    assert found.exit_code == 0, found.output
+    found = cli.ok("predict", "x", "new.csv")
     assert "of 200 rows" in found.stdout
     exported = cli("export", "x", "-o", "model.safetensors")
     assert "preprocessing: model.safetensors.preprocessing.json (schema " in exported.stdout.replace("\n", "")
-    again = cli("predict", "model.safetensors", "new.csv", "-o", "again.csv")
-    assert again.exit_code == 0, again.output
+    cli.ok("predict", "model.safetensors", "new.csv", "-o", "again.csv")
     assert (folder / "again.csv").read_bytes() == (folder / "predictions.csv").read_bytes()

@@ -16,8 +16,7 @@ from hansa.training.models import MODELS, build, parameter_count
 
 
 def findings(cli):
-    result = cli("doctor", "--json")
-    assert result.exit_code == 0, result.output
+    result = cli.ok("doctor", "--json")
     return {
         (section, each["name"]): (each["value"], each["remedy"])
         for section, lines in json.loads(result.stdout).items()

@@ -79,8 +79,7 @@ def test_topology_finds_a_graph_for_a_rho_and_says_what_the_theorems_ask(cli):
 
 def test_topology_takes_options_and_draws_a_picture(cli, folder):
     pytest.importorskip("matplotlib")
-    result = cli("topology", "{kind: erdos-renyi, p: 0.9, seed: 3}", "-n", "9", "--figure", "g.svg")
-    assert result.exit_code == 0
+    cli.ok("topology", "{kind: erdos-renyi, p: 0.9, seed: 3}", "-n", "9", "--figure", "g.svg")
     assert "<svg" in (folder / "g.svg").read_text("utf-8")
 
 
@@ -109,8 +108,7 @@ def test_the_schema_prints_as_json(cli):
 
 def test_the_example_is_a_configuration_that_resolves(cli, folder):
     (folder / "run.yaml").write_text(cli("config", "example").stdout)
-    shown = cli("config", "show", "run.yaml", "--set", "local.lr=0.2")
-    assert shown.exit_code == 0
+    shown = cli.ok("config", "show", "run.yaml", "--set", "local.lr=0.2")
     assert shown.stdout.startswith("# composition: Algorithm(name='fedams'")
     assert yaml.safe_load(shown.stdout)["local"]["lr"] == 0.2
 
@@ -125,7 +123,7 @@ def test_data_list_says_what_is_here(cli, monkeypatch, folder):
 
 
 def test_data_check_ends_with_1_when_something_is_missing_or_damaged(cli, folder):
-    assert cli("data", "check", "fashion-mini").exit_code == 0
+    cli.ok("data", "check", "fashion-mini")
     missing = cli("data", "check", "mnist", "--folder", "nowhere", width=400)
     assert missing.exit_code == 1
     assert missing.stdout.count("missing") == 4

@@ -41,24 +41,20 @@ def own(folder, monkeypatch):
 
 def test_a_sweep_goes_over_methods_and_their_words(cli, own):
     arguments = ["algorithm=fedavg,cli_of_mine:careful,{preset: 'cli_of_mine:careful', by: 8.0}"]
-    result = cli("sweep", "small.yaml", *arguments, "-q", "-o", "grid", "-r", "1")
-    assert result.exit_code == 0, result.output
+    cli.ok("sweep", "small.yaml", *arguments, "-q", "-o", "grid", "-r", "1")
     with open(own / "grid" / "results.csv") as file:
         rows = [row["algorithm"] for row in csv.DictReader(file)]
     assert sorted(rows) == ["cli_of_mine:careful", "fedavg", "{preset: 'cli_of_mine:careful', by: 8.0}"]
-    swept = cli(
-        "sweep", "cli_of_mine:careful", "algorithm.by=2.0,4.0", "-q", "-o", "by", "-r", "1", "-s", "model=logistic"
-    )
-    assert swept.exit_code == 0, swept.output
+    cli.ok("sweep", "cli_of_mine:careful", "algorithm.by=2.0,4.0", "-q", "-o", "by", "-r", "1", "-s", "model=logistic")
 
 
 def test_a_part_of_ones_own_is_set_shown_run_and_resumed(cli, own):
     part = ["-s", "server.optimizer={kind: 'cli_of_mine:halved', by: 4.0}"]
     assert "# own component, not loaded: cli_of_mine:halved" in cli("config", "show", "small.yaml", *part).stdout
     assert "halved(by=2.0)" in cli("config", "show", "cli_of_mine:careful").stdout
-    assert cli("run", "small.yaml", "-o", "out", "-q", "-r", "2", *part).exit_code == 0
-    assert cli("resume", "out", "-r", "3", "-q").exit_code == 0
-    assert cli("run", "small.yaml", "-o", "whole", "-q", "-r", "3", *part).exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "out", "-q", "-r", "2", *part)
+    cli.ok("resume", "out", "-r", "3", "-q")
+    cli.ok("run", "small.yaml", "-o", "whole", "-q", "-r", "3", *part)
     assert (own / "out" / "model.safetensors").read_bytes() == (own / "whole" / "model.safetensors").read_bytes()
 
 
@@ -67,7 +63,7 @@ def test_it_is_looked_at_like_a_preset(cli, own):
     assert "FedAvg with half a step." in output
     assert "by=2.0" in output
     assert "mine2026" in cli("cite", "cli_of_mine:careful").stdout
-    assert cli("run", "cli_of_mine:careful", "-r", "1", "-q", "-s", "model=logistic", "-s", "workers=1").exit_code == 0
+    cli.ok("run", "cli_of_mine:careful", "-r", "1", "-q", "-s", "model=logistic", "-s", "workers=1")
 
 
 @pytest.mark.parametrize(
@@ -88,12 +84,11 @@ def test_what_is_not_there_ends_with_2_and_a_near_match(cli, own, arguments, mes
 
 
 def test_a_run_can_be_looked_at_when_its_code_is_gone(cli, own):
-    assert cli("run", "small.yaml", "-s", "algorithm=cli_of_mine:careful", "-o", "out", "-q", "-r", "1").exit_code == 0
+    cli.ok("run", "small.yaml", "-s", "algorithm=cli_of_mine:careful", "-o", "out", "-q", "-r", "1")
     (own / "cli_of_mine.py").unlink()
     sys.modules.pop("cli_of_mine")
     assert "out (finished)" in cli("show", "out").stdout
-    output = cli("report", "out", "-o", "page.html")
-    assert output.exit_code == 0
+    cli.ok("report", "out", "-o", "page.html")
     assert "mine2026" in (own / "page.html").read_text("utf-8")
     assert "cli_of_mine:careful" in (own / "page.html").read_text("utf-8")
     assert "mine2026" in cli("cite", "out").stdout

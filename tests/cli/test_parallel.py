@@ -55,7 +55,7 @@ def test_an_interrupted_and_a_killed_study_are_continued(cli, process, folder, m
             break
         assert "in use" in finished.stderr, finished.stderr
         time.sleep(0.1)
-    assert cli(*words, "-o", "whole", "--parallel", 1).exit_code == 0
+    cli.ok(*words, "-o", "whole", "--parallel", 1)
     tables = [list(csv.DictReader((folder / out / "runs.csv").read_text().splitlines())) for out in ("out", "whole")]
     assert [row | {"wall_seconds": ""} for row in tables[0]] == [row | {"wall_seconds": ""} for row in tables[1]]
 
@@ -109,23 +109,22 @@ def test_commands_run_side_by_side_by_default(cli, folder, meet, monkeypatch, na
     (folder / "auto.yaml").write_text((folder / "small.yaml").read_text().replace("workers: 1\n", ""))
     words, runs = COMMANDS[name]
     executed = meet()
-    found = cli(*words, "-q", "-o", "both")
-    assert found.exit_code == 0, found.output
+    found = cli.ok(*words, "-q", "-o", "both")
     assert "one after the other" not in found.stderr
     assert len(executed().keys() - {os.getpid()}) == 2
     assert sum(map(len, executed().values())) == len(models(folder / "both")) == runs
     monkeypatch.undo()
     monkeypatch.chdir(folder)
-    assert cli(*words, "-q", "-o", "one", "--parallel", 1).exit_code == 0
+    cli.ok(*words, "-q", "-o", "one", "--parallel", 1)
     assert models(folder / "both") == models(folder / "one")
 
 
 def test_resumed_seeds_run_side_by_side(cli, folder, meet):
     for out in ("both", "one"):
-        assert cli("run", "small.yaml", "--seeds", 2, "-q", "-o", out, "--parallel", 1).exit_code == 0
-    assert cli("resume", "one", "--rounds", 5, "-q", "--parallel", 1).exit_code == 0
+        cli.ok("run", "small.yaml", "--seeds", 2, "-q", "-o", out, "--parallel", 1)
+    cli.ok("resume", "one", "--rounds", 5, "-q", "--parallel", 1)
     executed = meet()
-    assert cli("resume", "both", "--rounds", 5, "-q").exit_code == 0
+    cli.ok("resume", "both", "--rounds", 5, "-q")
     assert [len(folders) for folders in executed().values()] == [1, 1]
     assert models(folder / "both") == models(folder / "one")
 
@@ -136,6 +135,5 @@ def test_a_command_says_why_its_runs_use_one_core(cli, folder, monkeypatch):
     monkeypatch.setattr(scheduler, "available_cores", lambda: 2)
     monkeypatch.setattr(scheduler, "workers_that_fit", lambda count: 0)
     monkeypatch.setattr(scheduler, "can_fork", lambda: True)
-    found = cli("sweep", "small.yaml", "local.lr=0.05,0.1", "rounds=2,3", "-q", "-o", "out")
-    assert found.exit_code == 0, found.output
+    found = cli.ok("sweep", "small.yaml", "local.lr=0.05,0.1", "rounds=2,3", "-q", "-o", "out")
     assert found.stderr.count("runs one after the other: there is not enough free memory") == 1

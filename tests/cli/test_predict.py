@@ -15,13 +15,12 @@ from hansa.runs.folder import RunFolder
 
 @pytest.fixture
 def done(cli, folder):
-    assert cli("run", "small.yaml", "-o", "x", "-q").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "x", "-q")
     return folder / "x"
 
 
 def test_predictions_of_the_test_data_and_of_files(cli, folder, done):
-    result = cli("predict", "x")
-    assert result.exit_code == 0, result.output
+    result = cli.ok("predict", "x")
     with open(folder / "predictions.csv") as file:
         rows = list(csv.DictReader(file))
     right = sum(row["prediction"] == row["target"] for row in rows) / len(rows)
@@ -37,7 +36,7 @@ def test_predictions_of_the_test_data_and_of_files(cli, folder, done):
     expected = hansa.predict(model, torch.from_numpy(inputs)).numpy()
     assert np.allclose(hansa.predict(model, torch.from_numpy(inputs), batch_size=3), expected, atol=1e-6)
     for name in ("some.npy", "some.csv"):
-        assert cli("predict", "x", name, "-o", "raw.npy").exit_code == 0
+        cli.ok("predict", "x", name, "-o", "raw.npy")
         assert np.allclose(np.load(folder / "raw.npy"), expected, atol=1e-5)
     np.save(folder / "wide.npy", np.zeros((2, 7), np.float32))
     wrong = cli("predict", "x", "wide.npy")
@@ -47,7 +46,7 @@ def test_predictions_of_the_test_data_and_of_files(cli, folder, done):
 
 def test_exports_hold_the_same_model(cli, folder, done):
     for name in ("model.pt", "model.safetensors"):
-        assert cli("export", "x", "-o", name).exit_code == 0
+        cli.ok("export", "x", "-o", name)
     assert (folder / "model.safetensors").read_bytes() == (done / "model.safetensors").read_bytes()
     state = torch.load(folder / "model.pt", weights_only=True)
     model = hansa.load_model(done)
@@ -56,7 +55,7 @@ def test_exports_hold_the_same_model(cli, folder, done):
 
 
 def test_what_has_no_model_says_so(cli, folder):
-    assert cli("run", "small.yaml", "-o", "g", "--seeds", "2", "-q").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "g", "--seeds", "2", "-q")
     with pytest.raises(hansa.HansaError, match="seed-0"):
         hansa.load_model(folder / "g")
     (folder / "g" / "seed-1" / "model.safetensors").unlink()
@@ -72,9 +71,8 @@ def test_a_client_predicts_with_its_own_model_on_its_own_rows(cli, folder):
         "rounds: 2\nworkers: 1\nmodel: logistic\nalgorithm: dsgd\nlocal: {lr: 0.05, steps: 2, batch_size: 4}\n"
         "data: {name: csv-folder, folder: sites, options: {target: y, test: 0.2}}\n"
     )
-    assert cli("run", "own.yaml", "-o", "x", "-q").exit_code == 0
-    found = cli("predict", "x", "--client", "1", "-o", "one.npy")
-    assert found.exit_code == 0, found.output
+    cli.ok("run", "own.yaml", "-o", "x", "-q")
+    cli.ok("predict", "x", "--client", "1", "-o", "one.npy")
     federated = build.load_data(RunFolder(folder / "x").config)
     outputs = torch.from_numpy(np.load(folder / "one.npy"))
     assert len(outputs) == 6  # a fifth of 33

@@ -81,8 +81,8 @@ def test_a_signal_stops_after_the_round_with_everything_saved_and_the_run_goes_o
     assert found.summary["status"] == "stopped"
     assert [record["round"] for record in found.history] == list(range(1, done + 1))
 
-    assert cli("resume", "out", "-q", "--rounds", done + 5).exit_code == 0
-    assert cli("run", "long.yaml", "-o", "whole", "-q", "--rounds", done + 5).exit_code == 0
+    cli.ok("resume", "out", "-q", "--rounds", done + 5)
+    cli.ok("run", "long.yaml", "-o", "whole", "-q", "--rounds", done + 5)
     assert same_model(folder / "out", folder / "whole")
     assert without_time(found.history) == without_time(RunFolder(folder / "whole").history)
 
@@ -91,7 +91,7 @@ def test_a_signal_stops_after_the_round_with_everything_saved_and_the_run_goes_o
     ("was", "becomes"), [("lr: 0.05", "lr: 0.06"), ("hidden: 3", "hidden: 4"), ("largest: 60", "largest: 61")]
 )
 def test_a_configuration_changed_behind_the_checkpoint_is_refused(cli, folder, was, becomes):
-    assert cli("run", "small.yaml", "-o", "out", "-q", "-s", "model={name: mlp, options: {hidden: 3}}").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "out", "-q", "-s", "model={name: mlp, options: {hidden: 3}}")
     path = folder / "out" / "config.yaml"
     assert was in path.read_text("utf-8")
     path.write_text(path.read_text("utf-8").replace(was, becomes))
@@ -101,14 +101,14 @@ def test_a_configuration_changed_behind_the_checkpoint_is_refused(cli, folder, w
 
 
 def test_a_run_without_checkpoints_says_why_it_cannot_go_on(cli):
-    assert cli("run", "small.yaml", "-o", "out", "-q", "-s", "checkpoint.every=0").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "out", "-q", "-s", "checkpoint.every=0")
     result = cli("resume", "out")
     assert result.exit_code == 2
     assert "no checkpoint" in result.stderr
 
 
 def test_other_arithmetic_than_before_is_told(cli, monkeypatch):
-    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "out", "-q")
     monkeypatch.setenv("HANSA_NATIVE", "off")
     result = cli("resume", "out", "-q", "-r", "4")
     output = "may differ in its last bits from that of an uninterrupted run" in " ".join(result.stderr.split())
@@ -142,13 +142,12 @@ def test_a_second_interrupt_stops_at_once(folder, process):
 
 
 def test_a_finished_run_stays_and_says_how_to_go_on(cli, folder):
-    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "out", "-q")
     before = (folder / "out" / "model.safetensors").read_bytes()
-    result = cli("resume", "out", "-q")
-    assert result.exit_code == 0
+    result = cli.ok("resume", "out", "-q")
     assert "already finished at round 3. Pass --rounds 6 to continue" in result.stderr
     assert (folder / "out" / "model.safetensors").read_bytes() == before
-    assert cli("resume", "out", "-q", "-r", "5").exit_code == 0
+    cli.ok("resume", "out", "-q", "-r", "5")
     assert RunFolder(folder / "out").config.rounds == 5
     refused = cli("resume", "out", "-q", "-r", "4")
     assert refused.exit_code == 2
@@ -156,14 +155,14 @@ def test_a_finished_run_stays_and_says_how_to_go_on(cli, folder):
 
 
 def test_resume_with_other_settings_is_refused_key_by_key(cli, folder):
-    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "out", "-q")
     before = (folder / "out" / "metrics.jsonl").read_bytes()
     result = cli("run", "small.yaml", "-o", "out", "-q", "--resume", "-s", "local.lr=0.3", "--seed", "4", "-r", "9")
     assert result.exit_code == 2
     assert "local.lr is 0.05, requested 0.3; seed is 0, requested 4" in result.stderr
     assert (folder / "out" / "metrics.jsonl").read_bytes() == before
-    assert cli("run", "small.yaml", "-o", "out", "-q", "--resume", "-r", "5", "-w", "2").exit_code == 0
-    assert cli("run", "-o", "out", "-q", "--resume", "-r", "6").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "out", "-q", "--resume", "-r", "5", "-w", "2")
+    cli.ok("run", "-o", "out", "-q", "--resume", "-r", "6")
     assert RunFolder(folder / "out").summary["rounds"] == 6
     assert cli("run", "small.yaml", "-o", "out", "--resume", "--overwrite").exit_code == 2
 
@@ -179,15 +178,14 @@ DAMAGES = {
 @pytest.mark.parametrize("what", DAMAGES)
 def test_a_damaged_end_is_left_behind_by_falling_back(cli, folder, what):
     output = ["-s", "algorithm=scaffold", "-s", "checkpoint={every: 2, keep: 9}", "-r", "6", "-q"]
-    assert cli("run", "small.yaml", "-o", "whole", *output, "-r", "8").exit_code == 0
-    assert cli("run", "small.yaml", "-o", "out", *output).exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "whole", *output, "-r", "8")
+    cli.ok("run", "small.yaml", "-o", "out", *output)
     damage(folder / "out", DAMAGES[what])
     refused = cli("resume", "out", "-q", "-r", "8")
     assert refused.exit_code == 2
     assert "run.db" in refused.stderr
     assert "--fallback" in refused.stderr
-    result = cli("resume", "out", "--fallback", "-q", "-r", "8")
-    assert result.exit_code == 0, result.output
+    result = cli.ok("resume", "out", "--fallback", "-q", "-r", "8")
     assert "resumed after round 4; rounds 5 to 6 are lost and run again" in " ".join(result.stderr.split())
     one, other = (load_file(folder / name / "model.safetensors") for name in ("out", "whole"))
     assert all(torch.equal(one[name], other[name]) for name in other)
@@ -195,12 +193,12 @@ def test_a_damaged_end_is_left_behind_by_falling_back(cli, folder, what):
 
 def test_changes_are_accepted_by_an_explicit_word(cli, folder, monkeypatch):
 
-    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "out", "-q")
     monkeypatch.setattr(provenance, "__version__", "9.9")
     refused = cli("resume", "out", "-q", "-r", "4")
     assert refused.exit_code == 2
     assert f"changed since the run was started: version (Hansa {__version__} then, 9.9 now)" in refused.stderr
     assert "--accept version" in refused.stderr
-    assert cli("resume", "out", "-q", "-r", "4", "--accept-changes", "version,data").exit_code == 0
-    assert cli("resume", "out", "-q", "-r", "5").exit_code == 0
+    cli.ok("resume", "out", "-q", "-r", "4", "--accept-changes", "version,data")
+    cli.ok("resume", "out", "-q", "-r", "5")
     assert "version after round 3" in cli("show", "out").stdout

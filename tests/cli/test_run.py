@@ -14,8 +14,7 @@ from hansa.runs.folder import RunFolder
 
 
 def test_a_run_leaves_everything_behind(cli, folder):
-    result = cli("run", "small.yaml", "-o", "out", "--set", "local.lr=0.1")
-    assert result.exit_code == 0, result.output
+    result = cli.ok("run", "small.yaml", "-o", "out", "--set", "local.lr=0.1")
     assert "out (finished)" in result.stdout
     names = {path.name for path in (folder / "out").iterdir()}
     assert names == {
@@ -31,8 +30,8 @@ def test_a_run_leaves_everything_behind(cli, folder):
 
 def test_a_preset_runs_by_its_name_and_a_folder_is_found_for_it(cli, folder):
     tiny = ["-r", "1", "-q", "-w", "1", "-s", "local.steps=1", "-s", "sample.count=2", "-s", "model=logistic"]
-    assert cli("run", "--preset", "fedams", *tiny).exit_code == 0
-    assert cli("run", "fedams", *tiny).exit_code == 0
+    cli.ok("run", "--preset", "fedams", *tiny)
+    cli.ok("run", "fedams", *tiny)
     assert {path.name for path in (folder / "runs").iterdir()} == {"fedams", "fedams-2"}
 
 
@@ -47,7 +46,7 @@ def test_without_a_terminal_progress_is_plain_lines_with_all_numbers(cli):
 
 def test_metrics_hold_what_a_study_needs(cli, folder):
     links = "links={up_bandwidth: 1000.0, down_bandwidth: 2000.0, latency: 0.5}"
-    assert cli("run", "small.yaml", "-o", "out", "-q", "-s", links, "-s", "evaluate.train=true").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "out", "-q", "-s", links, "-s", "evaluate.train=true")
     (first, *_) = RunFolder(folder / "out").history
     for name in ("train_loss", "global_loss", "test_loss", "test_accuracy", "diversity", "update_norm", "participants"):
         assert isinstance(first[name], (int, float)), name
@@ -71,14 +70,14 @@ def test_faults_and_target_are_told_in_the_summary(cli, folder):
 
 
 def test_a_folder_that_holds_a_run_is_refused_overwritten_or_gone_on_with_as_asked(cli, folder):
-    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "out", "-q")
     refused = cli("run", "small.yaml", "-o", "out", "-q")
     assert refused.exit_code == 2
     assert "already holds a run" in refused.stderr
     assert "hansa resume out" in refused.stderr
-    assert cli("run", "small.yaml", "-o", "out", "-q", "--resume", "-r", "5").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "out", "-q", "--resume", "-r", "5")
     assert RunFolder(folder / "out").summary["rounds"] == 5
-    assert cli("run", "small.yaml", "-o", "out", "-q", "--overwrite").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "out", "-q", "--overwrite")
     assert RunFolder(folder / "out").summary["rounds"] == 3
 
 
@@ -143,12 +142,11 @@ def test_a_run_that_fails_ends_with_1_and_says_why(cli, folder, change, messages
 
 
 def test_a_device_is_said_in_a_file_or_on_the_command_line_and_changes_no_bit_of_a_cpu_run(cli, folder):
-    assert cli("run", "small.yaml", "--out", "plain", "-q").exit_code == 0
-    assert cli("run", "small.yaml", "--device", "cpu:0,cpu", "--out", "two", "-q").exit_code == 0
+    cli.ok("run", "small.yaml", "--out", "plain", "-q")
+    cli.ok("run", "small.yaml", "--device", "cpu:0,cpu", "--out", "two", "-q")
     assert RunFolder(folder / "two").config.device == ["cpu:0", "cpu"]
-    resumed = cli("resume", "two", "--device", "cpu", "--rounds", "4", "-q")
-    assert resumed.exit_code == 0, resumed.output
+    cli.ok("resume", "two", "--device", "cpu", "--rounds", "4", "-q")
     assert RunFolder(folder / "two").config.device == "cpu"
-    assert cli("resume", "plain", "--rounds", "4", "-q").exit_code == 0
+    cli.ok("resume", "plain", "--rounds", "4", "-q")
     plain, two = (load_file(folder / name / "model.safetensors") for name in ("plain", "two"))
     assert all(torch.equal(plain[name], two[name]) for name in plain)

@@ -20,10 +20,9 @@ def scores(group):
 
 
 def test_a_run_with_seeds_is_a_folder_of_ordinary_runs_and_one_result(cli, folder):
-    result = cli("run", "small.yaml", "--seeds", "3", "-o", "g", "-q")
-    assert result.exit_code == 0, result.output
+    result = cli.ok("run", "small.yaml", "--seeds", "3", "-o", "g", "-q")
     assert [run.config.seed for run in SeedGroupFolder(folder / "g").runs] == [0, 1, 2]
-    assert cli("run", "small.yaml", "--seed", "1", "-o", "alone", "-q").exit_code == 0
+    cli.ok("run", "small.yaml", "--seed", "1", "-o", "alone", "-q")
     mine, alone = (load_file(path / "model.safetensors") for path in (folder / "g" / "seed-1", folder / "alone"))
     assert all(torch.equal(mine[name], alone[name]) for name in alone)
     found = scores(folder / "g")
@@ -33,17 +32,17 @@ def test_a_run_with_seeds_is_a_folder_of_ordinary_runs_and_one_result(cli, folde
 
 def test_seeds_may_stand_in_the_file_and_the_group_repeats_itself(cli, folder):
     (folder / "three.yaml").write_text((folder / "small.yaml").read_text("utf-8") + "seeds: [4, 2]\n")
-    assert cli("run", "three.yaml", "-q").exit_code == 0
+    cli.ok("run", "three.yaml", "-q")
     group = SeedGroupFolder(folder / "runs" / "small")
     assert [each.seed for each in expand_seeds(group.config)] == [4, 2]
-    assert cli("run", group / "group.yaml", "-o", "again", "-q").exit_code == 0
+    cli.ok("run", group / "group.yaml", "-o", "again", "-q")
     assert scores(folder / "again") == scores(group.path)
-    assert cli("run", "three.yaml", "-q").exit_code == 0
+    cli.ok("run", "three.yaml", "-q")
     assert SeedGroupFolder(folder / "runs" / "small-2").exists
 
 
 def test_resume_goes_on_with_every_seed_and_begins_those_that_were_not(cli, folder):
-    assert cli("run", "small.yaml", "--seeds", "3", "-o", "whole", "-q", "-r", "4").exit_code == 0
+    cli.ok("run", "small.yaml", "--seeds", "3", "-o", "whole", "-q", "-r", "4")
     config = from_yaml((folder / "small.yaml").read_text("utf-8"), ["seeds=3", "rounds=4"])
     half = SeedGroupFolder(folder / "half")
     half.write_config(config)
@@ -51,24 +50,23 @@ def test_resume_goes_on_with_every_seed_and_begins_those_that_were_not(cli, fold
     Experiment.new(first, half.run(0).path).execute()
     Experiment.new(second, half.run(1).path).execute([lambda run, record: record["round"] == 2])
     stamp = (half.run(0) / "summary.json").stat().st_mtime_ns
-    assert cli("resume", "half", "-q").exit_code == 0
+    cli.ok("resume", "half", "-q")
     assert (half.run(0) / "summary.json").stat().st_mtime_ns == stamp
     for seed in range(3):
         there, here = (load_file(folder / name / f"seed-{seed}" / "model.safetensors") for name in ("whole", "half"))
         assert all(torch.equal(there[name], here[name]) for name in there)
-    assert cli("resume", "half", "-q", "--rounds", "5").exit_code == 0
+    cli.ok("resume", "half", "-q", "--rounds", "5")
     assert {run.summary["rounds"] for run in half.runs} == {5}
 
 
 def test_a_group_is_not_overwritten_unasked(cli, folder):
     arguments = ["run", "small.yaml", "--seeds", "2", "-o", "g", "-q"]
-    assert cli(*arguments).exit_code == 0
+    cli.ok(*arguments)
     result = cli(*arguments)
     assert result.exit_code == 2
     assert "already holds a run" in result.stderr
-    assert cli(*arguments, "--overwrite").exit_code == 0
-    more = cli("run", "small.yaml", "--seeds", "3", "-o", "g", "-q", "--resume")
-    assert more.exit_code == 0, more.output
+    cli.ok(*arguments, "--overwrite")
+    cli.ok("run", "small.yaml", "--seeds", "3", "-o", "g", "-q", "--resume")
     assert len(SeedGroupFolder(folder / "g").runs) == 3
     other = cli("run", "small.yaml", "--seeds", "3", "-o", "g", "-q", "--resume", "-s", "local.lr=0.3")
     assert other.exit_code == 2
@@ -76,11 +74,11 @@ def test_a_group_is_not_overwritten_unasked(cli, folder):
 
 
 def test_show_and_report_take_a_group(cli, folder):
-    assert cli("run", "small.yaml", "--seeds", "2", "-o", "g", "-q").exit_code == 0
+    cli.ok("run", "small.yaml", "--seeds", "2", "-o", "g", "-q")
     output = json.loads(cli("show", "g", "--json").stdout)
     assert output["over_seeds"]["test_accuracy"]["mean"] == pytest.approx(statistics.fmean(scores(folder / "g")))
-    assert cli("show", "g").exit_code == 0
-    assert cli("report", "g", "-o", "page.html").exit_code == 0
+    cli.ok("show", "g")
+    cli.ok("report", "g", "-o", "page.html")
     page = (folder / "page.html").read_text("utf-8")
     (run,) = json.loads(re.search(r'id="data">(.*?)</script>', page).group(1))["runs"]
     assert run["seeds"] == [0, 1]
@@ -93,12 +91,12 @@ def test_code_that_changed_since_is_run_anew(cli, folder, monkeypatch):
     text += "    return nn.Sequential(nn.Linear(60, 10{}))\n"
     (folder / "mine_net.py").write_text(text.format(""))
     arguments = ["compare", "fedavg", "-c", "small.yaml", "-q", "--seeds", "2", "-s", "model={factory: 'mine_net:net'}"]
-    assert cli(*arguments).exit_code == 0
+    cli.ok(*arguments)
     (folder / "mine_net.py").write_text(text.format(", bias=False"))
     import sys
 
     sys.modules.pop("mine_net", None)  # forked workers imported it, or this process
-    assert cli(*arguments).exit_code == 0
+    cli.ok(*arguments)
     groups = sorted(path.name for path in (folder / "runs" / "compare").iterdir() if path.is_dir())
     assert len(groups) == 2
     assert groups[1] == groups[0] + "-2"

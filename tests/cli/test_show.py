@@ -25,7 +25,7 @@ evaluate: {per_client: 2, personalise: {steps: 1}}
 
 def test_show_and_export_have_every_client(cli, folder):
     (folder / "owned.yaml").write_text(OWNED)
-    assert cli("run", "owned.yaml", "-o", "out", "--quiet").exit_code == 0
+    cli.ok("run", "owned.yaml", "-o", "out", "--quiet")
     rows = RunFolder("out").clients()
     text = cli("show", "out", "--clients").stdout
     assert "15 clients" in text
@@ -37,20 +37,20 @@ def test_show_and_export_have_every_client(cli, folder):
     plain = cli("show", "out").stdout
     assert "worst tenth" in plain
     assert "personal accuracy" in plain
-    assert cli("export", "out", "-o", "clients.csv").exit_code == 0
+    cli.ok("export", "out", "-o", "clients.csv")
     with (folder / "clients.csv").open() as file:
         table = list(csv.DictReader(file))
     assert len(table) == rows.rows
     assert [float(row["personal_loss"]) for row in table if row["personal_loss"]] == [
         value for value in rows["personal_loss"].astype(str).astype(float) if value == value
     ]
-    assert cli("export", "out", "-o", "clients.npz").exit_code == 0
+    cli.ok("export", "out", "-o", "clients.npz")
     summary = json.loads((folder / "out" / "summary.json").read_text("utf-8"))
     assert summary["client_accuracy_worst"] == RunFolder("out").history[-1]["client_accuracy_worst"]
 
 
 def test_a_run_whose_tests_nobody_owns_is_shown_by_training_loss(cli, folder):
-    assert cli("run", "small.yaml", "-o", "out", "--quiet").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "out", "--quiet")
     text = cli("show", "out", "--clients").stdout
     assert "sorted by loss, highest first" in text
     (folder / "out" / "run.db").unlink()
@@ -60,7 +60,7 @@ def test_a_run_whose_tests_nobody_owns_is_shown_by_training_loss(cli, folder):
 
 
 def test_show_tells_the_numbers_and_the_last_rounds(cli):
-    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "out", "-q")
     text = cli("show", "out").stdout
     assert "out (finished)" in text
     assert re.search(r"^ +3 +[\d.]+% ", text, re.MULTILINE)  # the last round
@@ -70,20 +70,19 @@ def test_show_tells_the_numbers_and_the_last_rounds(cli):
 
 
 def test_show_of_a_run_under_way_or_killed_is_made_from_its_rounds(cli, folder):
-    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "out", "-q")
     (folder / "out" / "summary.json").unlink()
     assert "out (unfinished)" in cli("show", "out").stdout
 
 
 def test_a_damaged_run_is_named_and_the_rest_is_drawn(cli, folder):
-    assert cli("run", "small.yaml", "-o", "good", "-q").exit_code == 0
-    assert cli("run", "small.yaml", "-o", "bad", "-q", "--seed", "1").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "good", "-q")
+    cli.ok("run", "small.yaml", "-o", "bad", "-q", "--seed", "1")
     record = folder / "bad" / "run.db"
     record.write_bytes(record.read_bytes().replace(b'"round": 2', b'"round": 7'))
     begin_record(folder / "begun")
     (folder / "begun" / "config.yaml").write_text((folder / "good" / "config.yaml").read_text("utf-8"))
-    made = cli("report", "good", "bad", "begun", "gone")
-    assert made.exit_code == 0, made.output
+    cli.ok("report", "good", "bad", "begun", "gone")
     page = (folder / "report.html").read_text("utf-8")
     for output in (
         "run.db is damaged: round 2",
@@ -92,25 +91,25 @@ def test_a_damaged_run_is_named_and_the_rest_is_drawn(cli, folder):
     ):
         assert output in page
     assert '<tr data-run="0">' in page
-    assert cli("report", "good", "--figure", "curves.pdf").exit_code == 0
+    cli.ok("report", "good", "--figure", "curves.pdf")
     assert (folder / "curves.pdf").read_bytes().startswith(b"%PDF")
     assert cli("report", "bad").exit_code == 2
 
 
 def test_who_held_what_is_drawn_of_a_run_that_lies_on_disk(cli, folder):
-    assert cli("run", "small.yaml", "-o", "one", "-q").exit_code == 0
-    assert cli("report", "one").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "one", "-q")
+    cli.ok("report", "one")
     page = (folder / "report.html").read_text("utf-8")
     assert "Label distribution" in page
     assert "clients 0 to 5" in page
     (folder / "one" / "partition.safetensors").write_bytes(b"\xff" * 40)
-    assert cli("report", "one").exit_code == 0
+    cli.ok("report", "one")
     assert "Label distribution" not in (folder / "report.html").read_text("utf-8")
 
 
 def test_files_of_a_finished_run_that_were_cut_are_named_on_the_page_and_by_every_command(cli, folder):
-    assert cli("run", "small.yaml", "-o", "run", "-q").exit_code == 0
-    assert cli("run", "small.yaml", "-o", "good", "-q", "--seed", "1").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "run", "-q")
+    cli.ok("run", "small.yaml", "-o", "good", "-q", "--seed", "1")
     config = (folder / "run" / "config.yaml").read_bytes()
 
     def all_say(words):

@@ -45,18 +45,16 @@ def test_a_range_without_a_search_another_search_and_another_tool_are_refused(cl
 def test_a_point_that_fails_is_noted_and_the_search_goes_on(cli, folder):
     """A learning rate at which all updates are non-finite: the run fails, the search does not."""
     pytest.importorskip("optuna")
-    found = cli(
+    cli.ok(
         "sweep", "small.yaml", "local.lr=0.05,1e30", "--search", "optuna", "--trials", "5", "--out", "x", "-q",
         "--set", "local.steps=6",
     )  # fmt: skip
-    assert found.exit_code == 0, found.output
     states = [trial["status"] for trial in json.loads((folder / "x" / "search.json").read_text("utf-8"))["trials"]]
     assert set(states) == {"complete", "failed"}
 
 
 def test_a_sweep_runs_the_grid_and_names_the_best(cli, folder):
-    result = cli("sweep", "small.yaml", "local.lr=0.001,0.2", "local.steps=1,2", "-q", "-o", "grid")
-    assert result.exit_code == 0, result.output
+    result = cli.ok("sweep", "small.yaml", "local.lr=0.001,0.2", "local.steps=1,2", "-q", "-o", "grid")
     rows = table(folder / "grid" / "results.csv")
     assert {(row["local.lr"], row["local.steps"]) for row in rows} == {
         ("0.001", "1"),
@@ -75,8 +73,7 @@ def test_a_sweep_runs_the_grid_and_names_the_best(cli, folder):
 
 @pytest.mark.parametrize("message", [["--seeds", "3"], ["--seeds", "0,1,2"]])
 def test_seeds_in_a_sweep_are_averaged_not_chosen_among(cli, folder, message):
-    result = cli("sweep", "small.yaml", "local.lr=0.001,0.2", *message, "-q", "-o", "grid")
-    assert result.exit_code == 0, result.output
+    result = cli.ok("sweep", "small.yaml", "local.lr=0.001,0.2", *message, "-q", "-o", "grid")
     rows, runs = table(folder / "grid" / "results.csv"), table(folder / "grid" / "runs.csv")
     assert [row["local.lr"] for row in rows] == ["0.2", "0.001"]
     assert {(run["local.lr"], run["seed"]) for run in runs} == {(lr, s) for lr in ("0.2", "0.001") for s in "012"}
@@ -116,7 +113,7 @@ def test_a_sweep_never_loses_a_finished_run(cli, folder):
     asked = [[], ["--seed", "1"], ["-r", "5"], ["-r", "2"], ["-w", "2"], []]
     kept = {}
     for more in asked:
-        assert cli(*arguments, *more).exit_code == 0
+        cli.ok(*arguments, *more)
         now = {path.parent: path.read_text("utf-8").count("\n") for path in (folder / "grid").glob("*/metrics.jsonl")}
         assert all(now[path] >= rounds for path, rounds in kept.items())
         kept = now
@@ -131,8 +128,7 @@ def test_long_names_of_points_make_folders_that_file_systems_bear(cli, folder):
         f"local.momentum=0.1{zeros}",
         f"local.max_grad_norm=1.0{zeros}",
     ]
-    result = cli("sweep", "small.yaml", *grid, "-q", "-o", "grid", "-r", "1")
-    assert result.exit_code == 0, result.output
+    cli.ok("sweep", "small.yaml", *grid, "-q", "-o", "grid", "-r", "1")
     names = [path.name for path in (folder / "grid").iterdir() if path.is_dir()]
     assert len(names) == 3
     assert max(map(len, names)) < 120
@@ -140,17 +136,16 @@ def test_long_names_of_points_make_folders_that_file_systems_bear(cli, folder):
 
 def test_latex_tables_of_a_sweep_of_its_runs_and_of_published_numbers(cli, folder):
     options = ["-o", "grid", "-q", "--latex", "tex/grid.tex", "--target", "0.2"]
-    swept = cli("sweep", "small.yaml", "local.lr=1e-4,0.05", "--seeds", 3, *options)
-    assert swept.exit_code == 0, swept.output
+    cli.ok("sweep", "small.yaml", "local.lr=1e-4,0.05", "--seeds", 3, *options)
     table = (folder / "tex" / "grid.tex").read_text("utf-8")
     assert r"rounds to 20\% & bits to 20\%" in table
     assert r"difference, 95\% interval" in table
     first, second = (line for line in table.splitlines() if line.startswith("local.lr"))
     assert first.startswith(r"local.lr=0.05 & \textbf{")
     assert second.startswith("local.lr=1e-4 & ")
-    assert cli("run", "small.yaml", "--seeds", "2", "-o", "runs/seeds", "-q").exit_code == 0
+    cli.ok("run", "small.yaml", "--seeds", "2", "-o", "runs/seeds", "-q")
     shown = cli("show", "runs/seeds", "--latex", "seeds.tex")
     assert "table: seeds.tex" in shown.output
     assert r" $\pm$ " in (folder / "seeds.tex").read_text("utf-8")
-    assert cli("show", "runs/seeds/seed-0", "--latex", "one.tex").exit_code == 0
+    cli.ok("show", "runs/seeds/seed-0", "--latex", "one.tex")
     assert r"small & \textbf{" in (folder / "one.tex").read_text("utf-8")

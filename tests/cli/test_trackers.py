@@ -47,7 +47,7 @@ def tracker(monkeypatch):
 
 def test_tensorboard_gets_every_finite_number_of_every_round(cli, tracker, folder):
     recorder = tracker("tensorboard")
-    assert cli("run", "small.yaml", "-o", "out", "-q", "--track", "tensorboard").exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "out", "-q", "--track", "tensorboard")
     assert recorder.of("SummaryWriter") == [(("out/tensorboard",), {})]
     scalars = [arguments for arguments, _ in recorder.of("add_scalar")]
     accuracy = [(step, value) for name, value, step in scalars if name == "test_accuracy"]
@@ -57,7 +57,7 @@ def test_tensorboard_gets_every_finite_number_of_every_round(cli, tracker, folde
 
 def test_mlflow_gets_the_settings_once_and_the_numbers_every_round(cli, tracker):
     recorder = tracker("mlflow")
-    assert cli("run", "small.yaml", "-q", "--track", "mlflow").exit_code == 0
+    cli.ok("run", "small.yaml", "-q", "--track", "mlflow")
     assert [name for name, *_ in recorder.calls] == ["start_run", "log_params", *["log_metrics"] * 3]
     assert recorder.of("log_params")[0][0][0]["local.lr"] == "0.05"
     assert [keywords["step"] for _, keywords in recorder.of("log_metrics")] == [1, 2, 3]
@@ -73,7 +73,7 @@ def test_an_open_mlflow_run_is_ended_before_the_next_begins(tracker):
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_what_looks_like_wandb_gets_settings_once_and_numbers_each_round(cli, tracker, name):
     recorder = tracker(name)
-    assert cli("run", "small.yaml", "-o", "x", "-q", "--track", name).exit_code == 0
+    cli.ok("run", "small.yaml", "-o", "x", "-q", "--track", name)
     ((_, begun),) = recorder.of("init")
     assert (begun["project"], begun["name"], begun["config"]["local.lr"]) == ("hansa", "small", 0.05)
     logged = recorder.of("log")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from command_line import run_command
+from command_line import run_well
 from hansa.config import build, build_algorithm, from_yaml, json_schema, load
 from hansa.config.import_path import installed_plugins
 from hansa.engine import auto_engine
@@ -80,7 +80,7 @@ def plugged(home, tmp_path, monkeypatch):
 
 @pytest.fixture
 def cli(plugged):
-    return run_command
+    return run_well
 
 
 def trained(config, workers, kind=None):
@@ -132,20 +132,16 @@ def test_its_names_are_listed(cli):
 
 
 def test_it_runs_compares_sweeps_and_is_reported(cli, plugged):
-    assert cli("run", "small.yaml", "-o", "out", "-q").exit_code == 0
+    cli("run", "small.yaml", "-o", "out", "-q")
     assert load(plugged / "out" / "config.yaml") == from_yaml(ROUND_ROBIN)
-    assert cli("resume", "out", "--rounds", "4", "-q").exit_code == 0
-    compared = cli("compare", "fedavg", "server_lion", "-c", "small.yaml", "-q", "-r", "1", "-s", "sample.count=2")
-    assert compared.exit_code == 0, compared.output
+    cli("resume", "out", "--rounds", "4", "-q")
+    cli("compare", "fedavg", "server_lion", "-c", "small.yaml", "-q", "-r", "1", "-s", "sample.count=2")
     assert "server_lion" in (plugged / "report.html").read_text()
-    swept = cli(
-        "sweep", "small.yaml", "algorithm=fedavg,server_lion", "aggregate=mean,geometric_median", "-q", "-o", "grid"
-    )
-    assert swept.exit_code == 0, swept.output
+    cli("sweep", "small.yaml", "algorithm=fedavg,server_lion", "aggregate=mean,geometric_median", "-q", "-o", "grid")
     with open(plugged / "grid" / "results.csv") as file:
         rows = {(row["algorithm"], row["aggregate"]) for row in csv.DictReader(file)}
     assert rows == {(a, b) for a in ("fedavg", "server_lion") for b in ("mean", "geometric_median")}
-    assert cli("report", "out", "-o", "page.html").exit_code == 0
+    cli("report", "out", "-o", "page.html")
     assert "geometric_median" in (plugged / "page.html").read_text()
     assert "0.6" in cli("topology", "chordal_ring", "-n", "8").stdout
 
@@ -160,5 +156,4 @@ def test_the_commands_of_its_readme_are_commands(cli):
     quick = ["--set", "model=logistic", "--set", "local.steps=1", "--set", "workers=1", "--rounds", "1", "--quiet"]
     for line in re.findall(r"^hansa (.*)$", text, flags=re.MULTILINE):
         arguments = shlex.split(line)
-        result = cli(*arguments, *(quick if arguments[0] in ("compare", "sweep") else []))
-        assert result.exit_code == 0, result.output
+        cli(*arguments, *(quick if arguments[0] in ("compare", "sweep") else []))

@@ -37,24 +37,51 @@ def columns(text):
     return {name: [float(row[place]) for row in rows] for place, name in enumerate(lines[head])}
 
 
+PACKAGES = {
+    "datasets": "'hansa[datasets]'",
+    "flwr_datasets": "'hansa[flwr-datasets]'",
+    "hydra": "hydra-core",
+    "lightning": "lightning",
+    "sklearn": "scikit-learn",
+    "wandb": "wandb",
+}
+
+
+def need(package: str) -> None:
+    pytest.importorskip(package, reason=f"not exercised: pip install {PACKAGES[package]}")
+
+
+LEARN = {
+    "regression": ("", "4", lambda found: found["test_r2"][-1] > found["test_r2"][0]),
+    "language": ("", "3", lambda found: found["test_accuracy"][-1] > 0.1),
+    "flower_datasets": ("flwr_datasets", "3", lambda found: True),
+    "lightning_module": ("lightning", "2", lambda found: found["test_top3_accuracy"][-1] > found["test_accuracy"][-1]),
+}
+"""Examples that print a table: the package that they need, the rounds, and what else holds."""
+
+
+@pytest.mark.parametrize("script", LEARN)
+def test_an_example_learns(tmp_path, script):
+    package, rounds, holds = LEARN[script]
+    if package:
+        need(package)
+    found = columns(run(tmp_path, script, ROUNDS=rounds))
+    assert found["test_loss"][-1] < found["test_loss"][0]
+    assert holds(found)
+
+
+def test_first_steps(tmp_path):
+    output = run(tmp_path, "quickstart", ROUNDS="2")
+    assert "FedAvg" in output
+    assert "FedAMS" in (tmp_path / "quickstart.html").read_text(encoding="utf-8")
+
+
 def test_a_resnet_of_ones_own_with_crops_seeds_and_a_figure(tmp_path):
     pytest.importorskip("matplotlib")
     output = run(tmp_path, "resnet", DATA="fashion-mini", ROUNDS="1", SEEDS="2")
     assert "FedAvg" in output
     assert "FedAMS" in output
     assert (tmp_path / "resnet.pdf").stat().st_size > 1000
-
-
-def test_regression(tmp_path):
-    found = columns(run(tmp_path, "regression", ROUNDS="4"))
-    assert found["test_loss"][-1] < found["test_loss"][0]
-    assert found["test_r2"][-1] > found["test_r2"][0]
-
-
-def test_a_language_model_with_dict_inputs(tmp_path):
-    found = columns(run(tmp_path, "language", ROUNDS="3"))
-    assert found["test_loss"][-1] < found["test_loss"][0]
-    assert found["test_accuracy"][-1] > 0.1
 
 
 def test_adapters_of_peft_on_a_model_of_transformers(tmp_path):
@@ -79,12 +106,6 @@ def numbers(text, name):
     """The numbers of the line that begins with a name."""
     line = next(line for line in text.splitlines() if line.startswith(name + " "))
     return [float(word) for word in re.findall(r"[\d.]+", line[len(name) :])]
-
-
-def test_first_steps(tmp_path):
-    output = run(tmp_path, "quickstart", ROUNDS="2")
-    assert "FedAvg" in output
-    assert "FedAMS" in (tmp_path / "quickstart.html").read_text(encoding="utf-8")
 
 
 def test_a_new_method(tmp_path):
@@ -213,26 +234,6 @@ def test_a_notebook_installs_hansa_only_where_it_is_missing(name, monkeypatch):
     assert called == [[sys.executable, "-m", "pip", "install", "--quiet", "hansa[plot]"]]
 
 
-PACKAGES = {
-    "datasets": "'hansa[datasets]'",
-    "flwr_datasets": "'hansa[flwr-datasets]'",
-    "hydra": "hydra-core",
-    "lightning": "lightning",
-    "sklearn": "scikit-learn",
-    "wandb": "wandb",
-}
-
-
-def need(package: str) -> None:
-    pytest.importorskip(package, reason=f"not exercised: pip install {PACKAGES[package]}")
-
-
-def test_a_partitioner_of_flower(tmp_path: Path) -> None:
-    need("flwr_datasets")
-    found = columns(run(tmp_path, "flower_datasets", ROUNDS="3"))
-    assert found["test_loss"][-1] < found["test_loss"][0]
-
-
 def test_an_estimator_of_scikit_learn(tmp_path: Path) -> None:
     need("sklearn")
     output = run(tmp_path, "sklearn_sites", ROUNDS="8")
@@ -270,10 +271,3 @@ def test_a_trial_of_wandb(tmp_path: Path) -> None:
     value = float(re.search(r"validation/test_accuracy ([\d.]+)", output)[1])  # type: ignore[index]
     assert value > 0.3
     assert len(list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))) == 1
-
-
-def test_a_lightning_module(tmp_path: Path) -> None:
-    need("lightning")
-    found = columns(run(tmp_path, "lightning_module", ROUNDS="2"))
-    assert found["test_loss"][-1] < found["test_loss"][0]
-    assert found["test_top3_accuracy"][-1] > found["test_accuracy"][-1]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import hansa
-from command_line import run_command
+from command_line import run_well
 from hansa.config import from_yaml
 from hansa.runs.folder import RunFolder, SeedGroupFolder
 
@@ -215,7 +215,7 @@ def test_it_runs_resumes_and_refuses_another(tmp_path, monkeypatch):
     config = from_yaml(SETTING)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(SETTING)
-    assert run_command("run", "run.yaml", "-o", "cli", "-q").exit_code == 0
+    run_well("run", "run.yaml", "-o", "cli", "-q")
     run = hansa.run_config(config, "mine")
     weights = hansa.load_model("cli").module.state_dict()
     assert all(torch.equal(weights[name], value) for name, value in run.model.state_dict().items())

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import hansa
-from command_line import run_command
+from command_line import run_well
 from hansa.config import from_yaml
 from hansa.runs.folder import RunFolder
 from hansa.study import parallel
@@ -145,8 +145,7 @@ class Net(torch.nn.Module):
 
 
 def sweep(*arguments):
-    result = run_command("sweep", "own.yaml", "local.lr=0.05,0.2", "rounds=4,5", "--seeds", "0,2", "-q", *arguments)
-    assert result.exit_code == 0, result.output
+    run_well("sweep", "own.yaml", "local.lr=0.05,0.2", "rounds=4,5", "--seeds", "0,2", "-q", *arguments)
 
 
 def test_a_sweep_side_by_side_writes_the_same_tables(start, tmp_path, monkeypatch):

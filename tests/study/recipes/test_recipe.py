@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from command_line import run_command
+from command_line import run_command, run_well
 from hansa.config import from_yaml
 from hansa.core.errors import HansaError
 from hansa.study.recipes import SCALES, find_recipes, library, read_recipes
@@ -26,9 +26,7 @@ called = partial(run_command, "reproduce")
 
 
 def reproduce(*arguments: str) -> str:
-    result = called(*arguments)
-    assert result.exit_code == 0, result.output
-    return str(result.stdout)
+    return run_well("reproduce", *arguments).stdout
 
 
 def result_tables_of(name: str) -> set[tuple[str, str]]:
