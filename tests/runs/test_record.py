@@ -187,25 +187,6 @@ def test_gossip_is_counted_for_those_who_sent_it() -> None:
     assert 0 < found["asked"].sum() < len(found["asked"])  # who only talked to neighbours is there too
 
 
-def test_a_run_that_was_killed_has_the_record_of_one_that_was_not(tmp_path: Path) -> None:
-    whole = hansa.run(method(), task_of(7), rounds=9, out=tmp_path / "whole", checkpoint_every=4)
-
-    class Killed(BaseException):
-        pass
-
-    def kill(run: hansa.Run, record: dict[str, object]) -> None:
-        if record["round"] == 7:
-            raise Killed
-
-    with pytest.raises(Killed):
-        hansa.run(method(), task_of(7), rounds=9, out=tmp_path / "cut", checkpoint_every=4, callbacks=[kill])
-    assert RunFolder(tmp_path / "cut").clients()["round"].max() == 6  # beyond the checkpoint of round 4
-    again = hansa.resume(tmp_path / "cut", method(), task_of(7))
-    assert same_columns(again.clients(), whole.clients())
-    assert same_columns(again.clients(), hansa.run(method(), task_of(7), rounds=9).clients())  # in memory too
-    assert same_columns(again.clients(), hansa.run(method(), task_of(7), rounds=9, workers=2).clients())
-
-
 def test_columns_keep_every_value_whatever_its_size() -> None:
     draw = np.random.default_rng(0)
     blocks, rounds = [], []
