@@ -317,7 +317,7 @@ def seed_statistics(values: Sequence[float]) -> SeedStatistics:
     SeedStatistics(mean=3.0, std=2.6457513110645907, min=1.0, max=6.0)
     """
     if any(map(math.isnan, values)):
-        return SeedStatistics(math.nan, math.nan, math.nan, math.nan)
+        return SeedStatistics(*[math.nan] * 4)
     return SeedStatistics(fmean(values), stdev(values) if len(values) > 1 else 0.0, min(values), max(values))
 
 

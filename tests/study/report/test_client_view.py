@@ -116,17 +116,16 @@ def test_many_clients_and_jobs_of_a_timeline_are_thinned() -> None:
     assert (data["all_clients"], data["all_jobs"]) == (3000, 30_000)
 
 
-@pytest.fixture(scope="module")
-def asynchronous(tmp_path_factory):
+def asynchronous_run() -> hansa.Run:
     task = hansa.training.quadratic(torch.eye(3).expand(9, 3, 3), torch.ones(9, 3))
     devices = pace.devices(step_seconds=hansa.local.lognormal(1.0, 1.0), latency=0.5, up_bandwidth=200.0)
     method = presets.fedbuff(size=2, concurrency=5, max_staleness=2, steps=2)
-    run = hansa.run(method, task, rounds=12, profile=devices, workers=1)
-    return run, run.report(tmp_path_factory.mktemp("page") / "page.html")
+    return hansa.run(method, task, rounds=12, profile=devices, workers=1)
 
 
-def test_the_page_has_every_job_of_the_run(asynchronous) -> None:
-    run, path = asynchronous
+def test_the_page_has_every_job_of_the_run(tmp_path) -> None:
+    run = asynchronous_run()
+    path = run.report(tmp_path / "page.html")
     (data,) = embedded(path.read_text(encoding="utf-8"))["timelines"]
     rows = run.clients("client", "admitted", "start_seconds")
     assert len(data["jobs"]) == len(rows["client"]) == 24 + sum(record["lost"] for record in run.history)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 
-import hansa
 from browser import Browser
-from hansa import pace, presets
 from hansa.study import report
 from hansa.study.report import ReportEntry
 
+from .test_client_view import asynchronous_run
 from .test_page import history
 
 MAIN = "report.charts.get('main-0')"
@@ -166,10 +164,7 @@ def test_phones_and_dark_rooms(browser, page, width, dark):
 
 
 def test_a_timeline_is_drawn_zoomed_and_read(browser, tmp_path):
-    task = hansa.training.quadratic(torch.eye(3).expand(9, 3, 3), torch.ones(9, 3))
-    devices = pace.devices(step_seconds=hansa.local.lognormal(1.0, 1.0), latency=0.5, up_bandwidth=200.0)
-    method = presets.fedbuff(size=2, concurrency=5, max_staleness=2, steps=2)
-    run = hansa.run(method, task, rounds=12, profile=devices, workers=1)
+    run = asynchronous_run()
     browser.open(run.report(tmp_path / "page.html"))
     chart = "report.charts.get('timeline-0')"
     assert browser.run(painted(chart)) > 1000
