@@ -56,7 +56,7 @@ def test_a_typo_on_the_command_line_names_the_option():
         ("local: {steps: 3, epochs: 1}", "steps and epochs: expected one of the two"),
         ("local: {lr: fast}", r"local.lr: no schedule 'fast'\. Known"),
         ("local: {lr: true}", "local.lr: expected a number or a schedule .*, found True.$"),
-        ("compress: {two_way: 3}", "two_way: expected true or false or a compressor .* or a downlink .*, found 3.$"),
+        ("compress: {two_way: 3}", "two_way: expected true or false or a compressor .* or a downlink .* 3.$"),
         ("sample: {participation: 1.5}", "sample.participation: uniform\\(participation=1.5\\): expected 0 < "),
         ("algorithm: fedavgg", "algorithm.preset: no preset 'fedavgg'. Did you mean fedavg"),
         ("algorithm: {preset: fedprox, muu: 1}", "algorithm.muu: fedprox has no such argument. Did you mean mu?"),

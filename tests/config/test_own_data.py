@@ -100,7 +100,7 @@ def test_everything_of_ones_own_runs_is_written_down_and_resumed_exactly(own):
         ("data: {factory: data_of_mine:quartic}", "data.factory: data_of_mine:quartic: .*missing 2 required"),
         ("data: {factory: data_of_mine:Line}", "(?s)returns Line.*expected data, as from hansa.data.from_arrays"),
         ("data: {factory: data_of_mine:dealt, clients: 3}", "returns data that has its clients: leave out"),
-        ("data: {factory: data_of_mine:whole, clients: 5}\nmodel: {loss: msee}", "model.loss: no 'msee'. Did"),
+        ("data: {factory: data_of_mine:whole, clients: 5}\nmodel: {loss: msee}", "loss: no 'msee'. Did"),
         ("model: {metric: data_of_mine:neer}", "model.metric: .* Did you mean near"),
         ("model: {metrics: {bad: data_of_mine:number}}", "model.metrics.bad: .*expected a component"),
     ],

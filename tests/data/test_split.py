@@ -53,7 +53,7 @@ def test_a_partition_of_other_labels_is_refused(tmp_path: Path, labels: torch.Te
         load_split(tmp_path / "split", other)
 
 
-def test_no_changed_byte_and_no_part_of_the_file_gives_another_split(tmp_path: Path, labels: torch.Tensor) -> None:
+def test_no_damage_gives_another_split(tmp_path: Path, labels: torch.Tensor) -> None:
     path, split = tmp_path / "split", dirichlet(0.2).split(labels, 8, Key(1))
     save_split(path, split, labels, "made by a test")
     good = path.read_bytes()

@@ -263,7 +263,8 @@ def _read_yaml(home: Path, data: bytes) -> None:
 def _changes() -> tuple[bytes, ...]:
     return (
         b"local.lr=0.1", b"sample={participation: 0.1}", b"compress.compressor={kind: quantize, levels: 16}",
-        b"local.steps=[1, 2]", b"data.options.alpha=0.5", b"uplink.kind=memoryless", b"algorithm.mu=1/64", b"name=a=b",
+        b"local.steps=[1, 2]", b"data.options.alpha=0.5", b"uplink.kind=memoryless", b"algorithm.mu=1/64",
+        b"name=a=b",
     )  # fmt: skip
 
 
@@ -322,7 +323,8 @@ FOLDER_FILES = (
     "partition.safetensors", "model.safetensors",
 )  # fmt: skip
 HOSTILE = (
-    None, True, -1, 0, 2**63, 10**400, 1e308, float("nan"), "", "x", "\x1b[31m", "a" * 3000, [], [[]], {}, {"a": {}},
+    None, True, -1, 0, 2**63, 10**400, 1e308, float("nan"), "", "x", "\x1b[31m", "a" * 3000,
+    [], [[]], {}, {"a": {}},
 )  # fmt: skip
 _FOLDER = (b"a folder", b"its marker", b"its rounds")
 READING = (

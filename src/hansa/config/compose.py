@@ -85,7 +85,7 @@ def code_names(config: Config) -> list[str]:
 
 
 def compose(config: Config, *, checking: bool = False) -> Algorithm | None:
-    """Build all components of a configuration; return its algorithm, or raise `ConfigError` with all problems.
+    """Return the algorithm of a configuration, or raise `ConfigError` with the problems of all its components.
 
     Args:
         config: The configuration.

@@ -1,4 +1,4 @@
-"""Load, validate and write configurations; all problems are reported at once, each with its line and the nearest key.
+"""Load, validate and write configurations; all problems are reported at once, with lines and near keys.
 
 Their JSON Schema lets editors complete and check keys while typing.
 """

@@ -1,4 +1,4 @@
-"""Federated data of your own: arrays, datasets of torch and Hugging Face, mapped files, collated items, a function."""
+"""Federated data of your own: arrays, datasets of torch and Hugging Face, mapped files, items, a function."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ def parse_clients(name: str, clients: Any, rows: int) -> tuple[Split, tuple[str,
         return Split.of_owners(numbers.astype(np.int64), len(names)), tuple(map(str, names))
     low, high, known = int(owners.min()), int(owners.max()), len(np.unique(owners[owners >= 0]))
     if low < -1 or high < 0 or known != high + 1:
-        raise HansaError(f"{name}: owners run from {low} to {high}, {known} have rows: expected 0, 1, ..., or names.")
+        raise HansaError(f"{name}: owners run from {low} to {high}, {known} have rows: expected 0, 1, ... or names.")
     return Split.of_owners(owners.astype(np.int64), high + 1), ()
 
 
