@@ -154,7 +154,7 @@ def test_a_figure_of_a_paper(tmp_path):
 
 
 def test_a_federation_on_loopback_is_the_simulation(tmp_path):
-    output = run(tmp_path, "loopback", ROUNDS="2")
+    output = run(tmp_path, "loopback", lines=41, ROUNDS="2")
     assert "equal to the simulation: True" in output
     assert len(columns(output)["up_bytes"]) == 2
 

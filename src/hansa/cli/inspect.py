@@ -358,7 +358,8 @@ def _clients(config: Config, folder: RunFolder | None) -> int:
     if folder is not None and (folder / PARTITION).is_file():
         return int(data.load_split(folder / PARTITION, None).population)
     dataset = data.DATASETS.get(config.data.name) if config.data.factory is None else None
-    if config.data.clients is None and (dataset is None or dataset.layout not in ("embedded", "idx", "cifar")):
+    partitioned = dataset is not None and dataset.layout in ("embedded", "idx", "cifar")
+    if config.data.clients is None and not partitioned:
         raise HansaError(
             f"{config.data.factory or config.data.name}: the number of clients follows from the data. Pass --clients "
             "100, or load the data with --estimate."

@@ -98,8 +98,8 @@ def resume(
 
     devices = device.split(",") if device is not None and "," in device else device
     plan = partial(
-        plan_resumed, folder, trust=trust, fallback=fallback, accept=accept or [], rounds=rounds, workers=workers,
-        device=devices, deterministic=deterministic, server_device=server_device,
+        plan_resumed, folder, trust=trust, fallback=fallback, accept=accept or [], rounds=rounds,
+        workers=workers, device=devices, deterministic=deterministic, server_device=server_device,
     )  # fmt: skip
     run_and_show(plan, quiet, track, as_json, parallel)
 

@@ -333,8 +333,8 @@ def resume(
     python = None if algorithm is None or task is None else PythonRun(algorithm, task, run_options)
     with Session(progress) as session:
         jobs = plan_resumed(
-            folder, python, run_options.callbacks, trust=trust, fallback=fallback, accept=accept, rounds=rounds,
-            workers=run_options.workers, deterministic=run_options.deterministic,
+            folder, python, run_options.callbacks, trust=trust, fallback=fallback, accept=accept,
+            rounds=rounds, workers=run_options.workers, deterministic=run_options.deterministic,
             device=None if run_options.device is None else device_names(run_options.device),
             server_device=None if run_options.server_device is None else str(run_options.server_device),
         )  # fmt: skip

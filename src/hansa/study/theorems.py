@@ -541,7 +541,7 @@ THEOREMS: tuple[Theorem, ...] = (
 """The theorems of the four papers."""
 
 
-_HOLDS = {"<=": lambda value, bound: value <= bound + SLACK, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
+_HOLDS = {"<=": lambda a, b: a <= b + SLACK, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
 
 def _check_condition(relation: Relation) -> tuple[str, bool | None]:
