@@ -170,11 +170,6 @@ def concatenate_outputs(outputs: Sequence[Any]) -> Any:
     return trees.tree_unflatten([torch.cat(column) for column in columns], flat[0][1])
 
 
-def move_to_cpu(output: Any) -> Any:
-    """Move an output to the CPU, so that workers can send it."""
-    return trees.tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, output)
-
-
 def check_outputs(facts: ModelFacts, test_rows: int, for_loss: bool, metrics: Mapping[str, Any]) -> None:
     """Raise if the loss or a metric needs the outputs of all test rows, and these have no rows or are too large."""
     if facts.output is None or not test_rows or not (for_loss or metrics):
@@ -293,8 +288,11 @@ def _score_batch(trainer: ModuleTrainer, batch: Batch) -> PartialScore:
     loss, weight = (0.0, 0.0) if task.loss_sums is None else task.loss_sums(output, target)
     target = strip_weights(target)
     hits, labels = (None, 0.0) if task.metric is None else task.metric.score(output, target)
-    outputs = ((move_to_cpu(output), move_to_cpu(target)),) if task.needs_all_outputs else ()
-    return PartialScore(float(loss), float(weight), hits, labels, outputs)
+    score = PartialScore(float(loss), float(weight), hits, labels)
+    if not task.needs_all_outputs:
+        return score
+    to_cpu = trees.tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, (output, target))
+    return score._replace(outputs=(to_cpu,))
 
 
 def _is_native(trainer: ModuleTrainer, source: BatchSource) -> bool:

@@ -387,15 +387,15 @@ class BatchedTraining:
 
     def _client(self, jobs: ClientJobs, index: int) -> _Client | None:
         """Return a client with its batches; None if their size is not the planned one."""
-        client, work, key, batches = jobs.clients[index], jobs.works[index], jobs.key_of(index), jobs.batches_of(index)
+        client, work, batches = jobs.clients[index], jobs.works[index], jobs.batches_of(index)
         if work.batch_size != self.batch_size:
             return None
         if batches is None:
-            batches = self.trainer.batches(client, work, key.child("batch"))
+            batches = self.trainer.batches(client, work, jobs.key_of(index).child("batch"))
         rows = batches.rows if isinstance(batches, KeyedBatches) else batches
         if not isinstance(rows, torch.Tensor) or rows.shape[1] != work.batch_size:
             return None
-        return _Client(index, jobs.models[index], client, work, jobs.steps[index], key, batches)
+        return _Client(index, jobs.models[index], client, work, jobs.steps[index], batches)
 
     def _train(self, jobs: ClientJobs, clients: Sequence[_Client]) -> list[LocalResults]:
         """Train a group. If it fails, train each client separately, so that the error names its client and step and the
@@ -436,7 +436,6 @@ class _Client(NamedTuple):
     client: int
     work: Work
     step: LocalStep
-    key: Key
     batches: torch.Tensor | KeyedBatches
 
 
