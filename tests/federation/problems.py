@@ -50,23 +50,14 @@ def transport_of(algorithm, kind=FaultyTransport, stores=None, **options):
     return kind(lambda name: Site(bound, problem, SITES[name], memory_store=stores and stores[name]), **options)
 
 
-def federated(algorithm, rounds=3, plan=None, sites=None, folder=None, store=None, transport=None):
+def federated(algorithm, rounds=3, sites=SITES, transport=None):
     """Return the same run over the protocol, its engine and its transport."""
     problem = task()
-    places = SITES if sites is None else sites
     bound = Run(algorithm, problem).algorithm
-    stores = {name: MemoryStore(None if folder is None else folder / name) for name in places}
-
-    def build(name: str) -> Site:
-        return Site(
-            bound, problem, places[name], memory_store=stores[name] if folder is None else MemoryStore(folder / name)
-        )
-
-    transport = FaultyTransport(build) if transport is None else transport
-    if plan is not None:
-        transport.plan = plan
-    engine = Federations(transport=transport, sites=places)
-    run = Run(algorithm, problem, engine=engine, evaluate_every=0, store=store).advance(rounds)
+    stores = {name: MemoryStore() for name in sites}
+    transport = transport or FaultyTransport(lambda name: Site(bound, problem, sites[name], memory_store=stores[name]))
+    engine = Federations(transport=transport, sites=sites)
+    run = Run(algorithm, problem, engine=engine, evaluate_every=0).advance(rounds)
     return run, engine.last, transport
 
 

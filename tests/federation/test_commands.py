@@ -64,12 +64,13 @@ def test_sites_are_told_that_the_run_is_over_and_what_left_them_is_on_their_page
     show_exchanges(agent, tmp_path / "page.html", 0)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     sent = sum(len(answer) for site, _, answer in sites.seen if site == "north")
-    assert sum(size for _, size in agent.exchange_log.totals().values()) <= sent, "without the frame around several"
-    assert agent.exchange_log.totals()["updates of clients"][0] == 2
+    exchanges = agent.exchange_log.exchanges
+    assert sum(exchange.sent_bytes for exchange in exchanges) <= sent, "without the frame around several"
+    assert [exchange.sent for exchange in exchanges].count("updates of clients") == 2
     for text in ("<h1>Site north</h1>", "updates of clients", "malformed", "label_counts", "nothing: the run is over"):
         assert text in page
     assert "<b>" not in page
-    assert ExchangeLog(agent.exchange_log.path).totals() == agent.exchange_log.totals(), "it is on disk"
+    assert ExchangeLog(agent.exchange_log.path).exchanges == exchanges, "it is on disk"
 
 
 def test_the_server_checks_its_own_part_before_it_waits(sites, monkeypatch):
@@ -98,9 +99,12 @@ def test_the_server_checks_its_model_also_before_the_sites_agree_on_scales(sites
 def test_the_status_of_running_servers_is_shown(tmp_path, monkeypatch):
     monkeypatch.setattr(flower.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(flower.tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "hansa-serve-killed.json").write_text("{}")
     assert hansa("serve", "--status") == (0, "no server is running\n")
     status = {"address": "0.0.0.0:8443", "sites": {"north": "at work"}, "run": "runs/first", "round": 3, "rounds": 9}
     with flower._StatusFile() as file:
+        assert len(list(tmp_path.iterdir())) == 1, "that of a killed server is removed"
+        file.write({**status, "process": 7, "before": "a longer state"})
         file.write({**status, "process": 7})
         code, output = hansa("serve", "--status")
     assert (code, "runs/first, round 3 of 9" in output, "north: at work" in output) == (0, True, True)

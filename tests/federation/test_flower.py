@@ -18,7 +18,7 @@ from hansa.federation import certificates, flower
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr(flower.shutil, "which", lambda name: None)
+    monkeypatch.setattr(flower.shutil, "which", lambda name, path: None)
     monkeypatch.setattr(flower.sys, "executable", "/nowhere/python")
     with pytest.raises(HansaError, match=r"hansa\[flower\]"):
         flower.SiteNode("north", "localhost:1", None, limit=1)
@@ -30,18 +30,6 @@ def test_a_port_in_use_is_said_at_once():
         taken.listen(1)
         with pytest.raises(HansaError, match=r"in use\. Use another --port"):
             flower._check_port("127.0.0.1", taken.getsockname()[1])
-
-
-def test_the_status_of_a_server_is_there_as_long_as_it_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(flower.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(flower.tempfile, "tempdir", str(tmp_path))
-    (tmp_path / "hansa-serve-killed.json").write_text("{}")
-    with flower._StatusFile() as mine:
-        assert len(list(tmp_path.iterdir())) == 1, "that of a killed server is removed"
-        mine.write({"address": "0.0.0.0:8443", "sites": {"north": "a long state"}})
-        mine.write({"address": "0.0.0.0:8443", "sites": {}})
-        assert flower.running_statuses() == [{"address": "0.0.0.0:8443", "sites": {}}]
-    assert flower.running_statuses() == []
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,6 @@ def test_code_that_a_policy_does_not_list_is_not_imported(tmp_path):
     nested = "rounds: 1\nserver: {optimizer: [{kind: 'os:system'}]}"
     answer = sites.agent("north").handle(EnrollmentRequest("north", __version__, nested, (0,), 1).to_bytes())
     assert Refusal.from_bytes(answer).reason == "code"
-    assert sites.agent("north").exchange_log.refusals()["code"] == 2
 
 
 def test_label_counts_leave_only_where_the_policy_says_so(tmp_path):
@@ -182,11 +181,11 @@ def test_a_site_refuses_what_is_not_for_it_and_counts_it(tmp_path):
         wrong["version"] = replace(enrollment, site="north", version="0.0.1").to_bytes()
     for reason, data in wrong.items():
         assert Refusal.from_bytes(agent.handle(data)).reason == reason
-        assert agent.exchange_log.refusals()[reason] == 1
+        assert agent.exchange_log.exchanges[-1].refusal.startswith(f"{reason}: ")
     other = wire_format.pack("orders", {"protocol": 99})
     for data, reason in ((b"", "truncated"), (pack_batch([b"x"]), "truncated"), (other, "version")):
         agent.handle(data)
-        assert agent.exchange_log.refusals()[reason] >= 1
+        assert agent.exchange_log.exchanges[-1].refusal.startswith(f"{reason}: ")
     big = replace(enrollment, site="north", population=1 << 60).to_bytes()
     assert Refusal.from_bytes(agent.handle(big)).reason == "clients"
     assert files == contents(tmp_path / "sites")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,23 +11,18 @@ from contracts.small import NAMES, small
 from federation.crash_recovery import SETTINGS, expected, survive
 from federation.faulty_transport import FaultyTransport
 from federation.problems import (
-    CLUSTERS,
     ONE_CLUSTER,
     SITES,
-    Federations,
     federated,
     method,
     same,
     serial,
-    task,
     transport_of,
 )
 from hansa import presets
-from hansa.compress import sign
 from hansa.core.errors import HansaError
 from hansa.federation.messages import MemoryVersion, RoundOrders, RoundReports
 from hansa.federation.site import MemoryStore
-from hansa.runs.driver import Run
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -38,14 +31,6 @@ def test_every_preset_over_sites_is_the_serial_run(name):
     run, engine, _ = federated(method(name), sites=sites)
     same(run, serial(method(name)))
     assert not engine.refusals
-
-
-TROUBLED = {
-    "two-way fedcams": presets.fedcams(steps=2, batch_size=3, participation=0.6, compressor=sign(), two_way=True),
-    "scaffold": presets.scaffold(steps=2, batch_size=3, participation=0.6),
-    "cafga": presets.cafga(steps=2, batch_size=3, clusters=CLUSTERS, compressor=sign()),
-    "fedaware": presets.fedaware(steps=2, batch_size=3, participation=0.6),
-}
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -72,22 +57,6 @@ def test_a_site_keeps_as_many_versions_as_the_server_keeps_checkpoints_and_few_m
     assert max(len(store.versions(client)) for store in kept.values() for client in range(5)) <= 5
     _, kept = survive("scaffold, compressed both ways", 12, [], keep=12)
     assert max(len(store.versions(client)) for store in kept.values() for client in range(5)) >= 4
-
-
-@pytest.mark.parametrize("name", TROUBLED)
-@pytest.mark.parametrize("back", [1, 2, 3])
-def test_a_server_that_goes_back_is_answered_as_before(name, back, tmp_path):
-    """The server dies after some rounds and starts again from an older checkpoint; the sites have gone further."""
-    algorithm = TROUBLED[name]
-    whole, _, _ = federated(algorithm, rounds=6, folder=tmp_path / "a")
-    run, _, transport = federated(algorithm, rounds=4 - back, folder=tmp_path / "b")
-    tree, history, rows = run.checkpoint_state(), list(run.history), copy.deepcopy(run.store)
-    run.advance(back)  # what is lost with the server
-    again = Run(algorithm, task(), engine=Federations(transport=transport), evaluate_every=0, store=rows)
-    again.restore(tree, history)
-    again.advance(6 - again.state.round)
-    same(again, whole)
-    same(again, serial(algorithm, 6))
 
 
 def test_a_silent_site_costs_its_reporters_the_round_and_nothing_else():
@@ -158,7 +127,7 @@ def test_a_damaged_memory_is_an_error_that_names_its_file(tmp_path):
 
 def test_memory_never_travels():
     seen = []
-    algorithm = TROUBLED["scaffold"]
+    algorithm = presets.scaffold(steps=2, batch_size=3, participation=0.6)
     federated(algorithm, rounds=3, transport=transport_of(algorithm, on_message=lambda *message: seen.append(message)))
     assert len(seen) > 3
     for _, sent, reply in seen:
@@ -172,5 +141,5 @@ def test_clusters_that_span_sites_are_refused():
 
 
 def test_a_client_without_a_site_is_refused():
-    with pytest.raises(HansaError, match="client 3 is at no site"):
+    with pytest.raises(HansaError, match=r"exactly one site; not \[3\]"):
         federated(presets.fedavg(), sites={"north": (0, 1, 2, 4)})

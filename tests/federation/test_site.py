@@ -156,24 +156,6 @@ def test_the_server_refuses_what_a_site_may_not_say(exchange):
     assert engine._receive("north", seen["north"][1], orders, RoundReports) is None, "replayed"
 
 
-def test_uploads_of_other_types_never_end_a_round(exchange):
-    """An upload's own fields are checked at the door; a client that is a list is nobody."""
-    _, engine, seen = exchange
-    for client in ([], {}, None, True, "0", 1.0, -5, 1 << 70):
-        for at in ("clients", "run", "round"):
-
-            def change(head, at=at, client=client):
-                head[at] = [client, *head[at][1:]] if at == "clients" else client
-
-            report = unpack(seen["north"][1], "reports").blobs[0]
-            bad = edited(report, change)
-            whole = unpack(seen["north"][1], "reports")
-            data = pack("reports", whole.head, [bad, *whole.blobs[1:]])
-            orders = {"north": RoundOrders.from_bytes(seen["north"][0])}
-            found = engine._receive("north", data, orders, RoundReports)
-            assert found is None or at != "clients"
-
-
 def test_a_site_that_answers_ill_is_lost_to_the_round_and_the_others_are_folded():
     """Over whole rounds: the run is that of a south that is silent, whatever south says."""
 

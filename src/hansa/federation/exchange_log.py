@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,27 +76,20 @@ class ExchangeLog:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(exchange) + "\n")
 
-    def totals(self) -> dict[str, tuple[int, int]]:
-        """Return the number of messages and the bytes that left the site, by kind."""
-        totals: dict[str, tuple[int, int]] = {}
-        for exchange in self.exchanges:
-            count, size = totals.get(exchange.sent, (0, 0))
-            totals[exchange.sent] = count + 1, size + exchange.sent_bytes
-        return dict(sorted(totals.items()))
-
-    def refusals(self) -> Counter[str]:
-        """Return the number of refused messages, by code."""
-        return Counter(exchange.refusal.partition(":")[0] for exchange in self.exchanges if exchange.refusal)
-
     def page(self, site: str, policy: Mapping[str, Any], newest: int = 200) -> str:
         """Return an HTML page for the operator of the site."""
-        left = [[kind, f"{count:,}", f"{size:,}"] for kind, (count, size) in self.totals().items()]
-        rows = [
-            [
-                row.time, row.request, "" if row.round is None else row.round + 1, f"{row.received_bytes:,}", row.sent,
-                f"{row.sent_bytes:,}", f"{row.seconds:.2f}",
-                row.refusal or ("permitted; kept back: " + row.kept_back if row.kept_back else "permitted"),
-            ]
+        import pandas  # here: a site that writes no page needs none
+
+        def table(rows: Any, **headings: str) -> str:
+            frame = pandas.DataFrame(rows, columns=list(headings)).rename(columns=headings)
+            with pandas.option_context("display.max_colwidth", None):
+                return "<p>none</p>" if frame.empty else str(frame.to_html(index=False, border=0))
+
+        refused = Counter(row.refusal.partition(":")[0] for row in self.exchanges if row.refusal)
+        left = pandas.DataFrame(self.exchanges, columns=Exchange._fields).groupby("sent", as_index=False)["sent_bytes"]
+        last = [
+            {**row._asdict(), "round": "" if row.round is None else row.round + 1,
+             "decision": row.refusal or ("permitted; kept back: " + row.kept_back if row.kept_back else "permitted")}
             for row in reversed(self.exchanges[-newest:])
         ]  # fmt: skip
         name = html.escape(site)
@@ -104,19 +97,23 @@ class ExchangeLog:
 <title>Site {name}</title><style>{_STYLE}</style><h1>Site {name}</h1>
 <p>{len(self.exchanges):,} messages from the server. This page and the texts of refusals stay here; the server receives
 the code only.</p>
-<h2>What left this site</h2>{_table(["content", "messages", "bytes"], left)}
-<h2>Policy</h2>{_table(["setting", "value"], policy.items())}
-<h2>Refused</h2>{_table(["code", "messages"], sorted(self.refusals().items()))}
-<h2>The last {len(rows)} messages</h2>
-{_table(["time (UTC)", "asked", "round", "bytes in", "sent", "bytes out", "seconds", "decision"], rows)}</html>"""
-
-
-def _table(headings: Sequence[str], rows: Iterable[Any]) -> str:
-    import pandas  # here: a site that writes no page needs none
-
-    frame = pandas.DataFrame([list(map(str, row)) for row in rows], columns=list(headings))
-    with pandas.option_context("display.max_colwidth", None):
-        return "<p>none</p>" if frame.empty else str(frame.to_html(index=False, border=0))
+<h2>What left this site</h2>{table(left.agg(["count", "sum"]), sent="content", count="messages", sum="bytes")}
+<h2>Policy</h2>{table(policy.items(), setting="setting", value="value")}
+<h2>Refused</h2>{table(sorted(refused.items()), code="code", messages="messages")}
+<h2>The last {len(last)} messages</h2>
+{
+            table(
+                last,
+                time="time (UTC)",
+                request="asked",
+                round="round",
+                received_bytes="bytes in",
+                sent="sent",
+                sent_bytes="bytes out",
+                seconds="seconds",
+                decision="decision",
+            )
+        }</html>"""
 
 
 _STYLE = (

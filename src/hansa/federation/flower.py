@@ -643,8 +643,8 @@ def _check_port(host: str, port: int) -> None:
 
 def _find_superlink() -> str:
     """Return the path of ``flower-superlink``, beside this interpreter or on PATH."""
-    beside = Path(sys.executable).parent / "flower-superlink"
-    path = str(beside) if beside.is_file() else shutil.which("flower-superlink")
+    places = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    path = shutil.which("flower-superlink", path=os.pathsep.join(places))
     if path is None:
         raise HansaError("a federation over Flower needs flwr: pip install 'hansa[flower]'.")
     return path

@@ -61,10 +61,8 @@ def misfit(error: SchemaMisfitError, schema: str) -> ProtocolError:
     'not-a-number'
     """
     log.error("the table does not fit the schema: %s", error)
-    agreed = Schema.from_json(schema) if schema else ()
-    names = [column.name for column in agreed]
-    if isinstance(agreed, Schema) and agreed.split is not None:
-        names.append(agreed.split.column)
+    agreed = Schema.from_json(schema) if schema else None
+    names = [] if agreed is None else [*(column.name for column in agreed), agreed.split and agreed.split.column]
     column = error.column if error.column in names else ""
     return ProtocolError("schema", f"column {column!r}: {error.code}" if column else error.code, error.code, column)
 

@@ -127,16 +127,11 @@ class Federation:
         self.left_out: dict[str, str] = {}  # the sites without numbers in the last evaluation, and why
         self.sites = {name: tuple(clients) for name, clients in sites.items()}
         self._bytes: dict[str, dict[str, int]] = {}
-        self._site_of = {client: name for name, clients in sites.items() for client in clients}
+        self._site_of = site_of_clients(sites, task.population.count)
         self._trainer = task.trainer(dtype, device)
         self._opened: OpenedRound | None = None
         self._sent: Mapping[str, ServerBroadcast] = {}
         self._oldest = 0
-        missing = sorted(set(range(task.population.count)) - set(self._site_of))
-        if missing:
-            raise HansaError(f"client {missing[0]} is at no site: every client of the population needs one.")
-        if sum(len(clients) for clients in self.sites.values()) > len(self._site_of):
-            raise HansaError("a client is at two sites, or twice at one: expected each at one.")
 
     def round_opened(self, opened: OpenedRound, oldest: int = 0) -> None:
         """Receive the broadcasts of a round, and the oldest round that the server could resume from."""
@@ -320,19 +315,18 @@ class LiveFederation(Federation):
 
     def __init__(self, *arguments: Any, clock: Callable[[], float] = time.monotonic, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._clock, self._origin = clock, 0.0
+        self._clock, self._origin = clock, math.nan  # until the first step
         self._load: LoadMemory = unchanged
         self._requests: dict[str, RoundOrders] = {}
         self._jobs: set[int] = set()
         self._ended: deque[int] = deque()
         self._reports: dict[int, Report] = {}
-        self._begun = False
 
     def begin_step(self, state: ServerState, load_memory: LoadMemory, oldest: int) -> None:
         """Prepare for a server step; time goes on from that of the state."""
         self._load, self._oldest = load_memory, oldest_version(state.pace, oldest)
-        if not self._begun:
-            self._begun, self._origin = True, self._clock() - float(state.pace.get("now", 0.0))
+        if math.isnan(self._origin):
+            self._origin = self._clock() - float(state.pace.get("now", 0.0))
 
     def round_opened(self, opened: OpenedRound, oldest: int = 0) -> None:
         """Receive a round whose updates have arrived."""
@@ -526,7 +520,10 @@ class Server:
         self.enrolled: dict[str, EnrollmentReply] = {}
         self.facts: dict[str, Any] = {}  # the samples and labels of all clients, as the sites reported them
         self.transport: EnrollingTransport | None = None
-        _check_evaluation(config)
+        for name in ("train", "local_mean", "compression", "heterogeneity", "per_client", "personalise"):
+            if getattr(config.evaluate, name):
+                problem = "needs clients' data or memory, which stay at the sites. Leave it out."
+                raise HansaError(f"evaluate.{name}: {problem}")
 
     def new(self, path: Path | str, if_exists: IfExists = "refuse") -> Experiment:
         """Enroll all sites and start a run in a folder."""
@@ -663,7 +660,7 @@ class Server:
             reply = EnrollmentReply("", __version__, {client: samples[client] for client in clients}, expected)
             self.enrolled.setdefault(name, reply)
         enrollments = {name: self._enrollment(name, run).to_bytes() for name in self.sites}
-        run.site_of = {client: name for name, clients in self.sites.items() for client in clients}
+        run.site_of = site_of_clients(self.sites, self.population)
         deadline = self.config.engine.deadline
         self.transport = EnrollingTransport(self.connections, enrollments, self._on_enrolled, deadline=deadline)
         return run
@@ -694,17 +691,18 @@ def clients_by_site(engine: EngineSection) -> dict[str, tuple[int, ...]]:
     for name, clients in (engine.sites or {}).items():
         sites[name] = tuple(range(start, start + clients)) if isinstance(clients, int) else tuple(sorted(clients))
         start += len(sites[name])
-    all_clients = sorted(client for clients in sites.values() for client in clients)
-    if not all_clients or all_clients != list(range(len(all_clients))):
-        raise HansaError("engine.sites: expected every client, numbered from 0, at exactly one site.")
+    site_of_clients(sites, sum(map(len, sites.values())))
     return sites
 
 
-def _check_evaluation(config: Config) -> None:
-    section = config.evaluate
-    for name in ("train", "local_mean", "compression", "heterogeneity", "per_client", "personalise"):
-        if getattr(section, name):
-            raise HansaError(f"evaluate.{name}: needs clients' data or memory, which stay at the sites. Leave it out.")
+def site_of_clients(sites: Mapping[str, Iterable[int]], population: int) -> dict[int, str]:
+    """Return the site of each client, or raise unless each is at exactly one."""
+    expected = Counter(range(population))
+    placed = Counter(client for clients in sites.values() for client in clients)
+    wrong = sorted((expected - placed) + (placed - expected))
+    if wrong or not population:
+        raise HansaError(f"engine.sites: expected each client, numbered from 0, at exactly one site; not {wrong[:5]}")
+    return {client: name for name, clients in sites.items() for client in clients}
 
 
 # ---- replay in simulation: the recorded order of arrivals gives the same bits
