@@ -86,34 +86,25 @@ class ExchangeLog:
                 return "<p>none</p>" if frame.empty else str(frame.to_html(index=False, border=0))
 
         refused = Counter(row.refusal.partition(":")[0] for row in self.exchanges if row.refusal)
-        left = pandas.DataFrame(self.exchanges, columns=Exchange._fields).groupby("sent", as_index=False)["sent_bytes"]
-        last = [
-            {**row._asdict(), "round": "" if row.round is None else row.round + 1,
-             "decision": row.refusal or ("permitted; kept back: " + row.kept_back if row.kept_back else "permitted")}
-            for row in reversed(self.exchanges[-newest:])
-        ]  # fmt: skip
+        frame = pandas.DataFrame(self.exchanges, columns=Exchange._fields)
+        left = frame.groupby("sent", as_index=False)["sent_bytes"].agg(["count", "sum"])
+        last = [row._asdict() for row in reversed(self.exchanges[-newest:])]
+        for row in last:
+            row["round"] = "" if row["round"] is None else row["round"] + 1
+            row["decision"] = row["refusal"] or "; kept back: ".join(filter(None, ["permitted", row["kept_back"]]))
+        messages = table(
+            last, time="time (UTC)", request="asked", round="round", received_bytes="bytes in", sent="sent",
+            sent_bytes="bytes out", seconds="seconds", decision="decision",
+        )  # fmt: skip
         name = html.escape(site)
         return f"""<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="10">
 <title>Site {name}</title><style>{_STYLE}</style><h1>Site {name}</h1>
 <p>{len(self.exchanges):,} messages from the server. This page and the texts of refusals stay here; the server receives
 the code only.</p>
-<h2>What left this site</h2>{table(left.agg(["count", "sum"]), sent="content", count="messages", sum="bytes")}
+<h2>What left this site</h2>{table(left, sent="content", count="messages", sum="bytes")}
 <h2>Policy</h2>{table(policy.items(), setting="setting", value="value")}
 <h2>Refused</h2>{table(sorted(refused.items()), code="code", messages="messages")}
-<h2>The last {len(last)} messages</h2>
-{
-            table(
-                last,
-                time="time (UTC)",
-                request="asked",
-                round="round",
-                received_bytes="bytes in",
-                sent="sent",
-                sent_bytes="bytes out",
-                seconds="seconds",
-                decision="decision",
-            )
-        }</html>"""
+<h2>The last {len(last)} messages</h2>{messages}</html>"""
 
 
 _STYLE = (

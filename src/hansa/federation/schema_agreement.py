@@ -62,8 +62,9 @@ def misfit(error: SchemaMisfitError, schema: str) -> ProtocolError:
     """
     log.error("the table does not fit the schema: %s", error)
     agreed = Schema.from_json(schema) if schema else None
-    names = [] if agreed is None else [*(column.name for column in agreed), agreed.split and agreed.split.column]
-    column = error.column if error.column in names else ""
+    names = [] if agreed is None else [column.name for column in agreed]
+    split = agreed.split.column if agreed is not None and agreed.split is not None else ""
+    column = error.column if error.column in (*names, split) else ""
     return ProtocolError("schema", f"column {column!r}: {error.code}" if column else error.code, error.code, column)
 
 

@@ -138,8 +138,8 @@ class Federation:
         self._opened, self._oldest = opened, oldest_version(opened.state.pace, oldest)
 
     def site_columns(self) -> dict[str, Any]:
-        """Return, since the last call, the bytes to, from and inside each site (whole frames, also of evaluations and
-        repetitions), how metrics were combined over sites, and seconds by part: of each site and of the slowest one."""
+        """Return columns since the last call: bytes to, from and inside each site, counted by whole frames; how metrics
+        were combined over sites; and seconds by part, of each site and of the slowest one."""
         sites: dict[str, dict[str, float]] = {name: {**self._bytes[name]} for name in sorted(self._bytes)}
         details = {"combined_by": self.combined_by, "left_out": self.left_out}
         columns: dict[str, Any] = {"sites": sites, **{name: value for name, value in details.items() if value}}

@@ -113,8 +113,9 @@ class MemoryStore:
             frame = wire_format.unpack(self._database.get(entry).numpy().tobytes(), "memory")
             return wire_format.read_tensors(frame.head.get("rows"), frame)
         except (wire_format.FrameError, DamagedFileError) as error:
-            damage = f"{self.folder}: the memory of client {client} is damaged ({error}). Restore it from a backup, or"
-            raise ProtocolError("memory", f"{damage} restart the server with --forget {client}.") from error
+            remedy = f"Restore it from a backup, or restart the server with --forget {client}."
+            detail = f"{self.folder}: the memory of client {client} is damaged ({error}). {remedy}"
+            raise ProtocolError("memory", detail) from error
 
     def put(
         self, client: int, version: MemoryVersion, rows: Mapping[str, Tensor], parent: MemoryVersion | None = None
@@ -615,7 +616,7 @@ class Agent:
             task = build.build_task(config, data)
             stage = "config"
             method = build_algorithm(config)
-            if (mixing := method.local.mixing) is not None:  # its clusters are known once all sites have replied
+            if (mixing := method.local.mixing) is not None:  # clusters are known once all sites have replied
                 clusters = request.clusters or [list(range(request.population))]
                 method = method.with_local(mixing=replace(mixing, clusters=clusters))
             dtype = build.torch_dtype(config)

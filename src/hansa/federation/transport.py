@@ -129,7 +129,7 @@ class EnrollingTransport:
         self._send_pending(self.clock())
 
     def ask_all(self, requests: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Send each site its request, wait, and return the replies. An error names every site that refuses."""
+        """Send each site its request and return the replies. An error names every site that refuses."""
         replies, refused = {}, {}
         for site, data in requests.items():
             self.send(site, data)
