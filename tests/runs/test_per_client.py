@@ -51,7 +51,8 @@ def check_marks(task: hansa.Task, run: hansa.Run, round: int, clients: list[int]
     found = run.clients().at_round(round)
     for client in clients:
         row = int(np.flatnonzero(found["client"] == client)[0])
-        marks = [found[name][row] for name in ("test_loss", "test_accuracy", "personal_loss", "personal_accuracy")]
+        names = [f"{kind}_{name}" for kind in ("test", "personal") for name in ("loss", "accuracy")]
+        marks = [found[name][row] for name in names]
         tuned = tuned_by_hand(run, task, client, round)
         assert marks == pytest.approx([*by_hand(task, run.model, client), *by_hand(task, tuned, client)], rel=rel)
     return found
