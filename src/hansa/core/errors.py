@@ -108,18 +108,18 @@ def _check_number(
 ) -> None:
     """Raise unless the value is a finite number that is accepted."""
     number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
-    if not (abs(number) <= sys.float_info.max and accepts(number)):  # false for NaN and for integers without a float
+    if not (abs(number) <= sys.float_info.max and accepts(number)):  # or NaN, or without a float
         raise invalid_argument(component, argument, value, expected, remedy)
 
 
 def check_positive(component: str, argument: str, value: object, remedy: str = "") -> None:
     """Raise unless the value is a finite number above zero."""
-    _check_number(component, argument, value, f"{argument} > 0", remedy, lambda number: number > 0)
+    _check_number(component, argument, value, f"{argument} > 0", remedy, lambda x: x > 0)
 
 
 def check_non_negative(component: str, argument: str, value: object, remedy: str = "", *, minimum: float = 0) -> None:
     """Raise unless the value is a finite number of at least ``minimum``."""
-    _check_number(component, argument, value, f"{argument} >= {minimum}", remedy, lambda number: number >= minimum)
+    _check_number(component, argument, value, f"{argument} >= {minimum}", remedy, lambda x: x >= minimum)
 
 
 def check_speed(component: str, argument: str, value: object, remedy: str = "math.inf is no limit.") -> None:
@@ -130,20 +130,18 @@ def check_speed(component: str, argument: str, value: object, remedy: str = "mat
 
 def check_finite(component: str, argument: str, value: object) -> None:
     """Raise unless the value is a finite number."""
-    _check_number(component, argument, value, "a finite number", "", lambda number: True)
+    _check_number(component, argument, value, "a finite number", "", lambda x: True)
 
 
 def check_fraction(component: str, argument: str, value: object, remedy: str = "", *, above_zero: bool = True) -> None:
     """Raise unless the value is a number in (0, 1], or [0, 1] with ``above_zero=False``."""
     expected = f"0 {'<' if above_zero else '<='} {argument} <= 1"
-    _check_number(
-        component, argument, value, expected, remedy, lambda number: 0 <= number <= 1 and (number > 0 or not above_zero)
-    )
+    _check_number(component, argument, value, expected, remedy, lambda x: 0 <= x <= 1 and (x > 0 or not above_zero))
 
 
 def check_decay(component: str, argument: str, value: object, remedy: str = "", *, below: float = 1) -> None:
     """Raise unless the value is a number in [0, below), as decay rates are."""
-    _check_number(component, argument, value, f"0 <= {argument} < {below}", remedy, lambda number: 0 <= number < below)
+    _check_number(component, argument, value, f"0 <= {argument} < {below}", remedy, lambda x: 0 <= x < below)
 
 
 def check_integer(

@@ -124,48 +124,26 @@ class LocalPhase(Checked):
             raise invalid_argument("LocalPhase", "mixing", mixing, expected)
         solver, shares_state = with_defaults(self.solver, BaseSolver), has_shared_state(self.optimizer)
         remedy = "Use server.amsgrad(), which stays with each client, or no Mixing"
-        rules: tuple[tuple[str, object, str], ...] = (
-            (
-                "mixing",
-                self.private_blocks or self.frozen_blocks or self.optimizer_state != "fresh",
-                "clients that gossip share the whole model and keep their optimizers as long as their models. "
-                "Omit private, frozen and optimizer_state.",
-            ),
-            (
-                "solver",
-                solver.memory or solver.channels,
-                "clients that gossip keep no variates of their own. Use sgd() or prox(mu).",
-            ),
-            (
-                "solver",
-                mixing.keep_local_models and (solver.prox_weight or solver_receives(self.solver)),
-                "clients that keep their own models receive no model for a proximal term. Use sgd().",
-            ),
-            (
-                "optimizer",
-                shares_state and mixing.robust is not None,
-                f"its second moment gossips without a rule. {remedy}(robust=...).",
-            ),
-            (
-                "optimizer",
-                shares_state and mixing.compressor is not None,
-                f"its second moment gossips uncompressed only. {remedy}(compressor=...).",
-            ),
-            (
-                "batches",
-                self.division.continued and not mixing.keep_local_models,
-                "continued passes need client memory, which clients that gossip have only with "
-                "keep_local_models=True. Use batches='short'.",
-            ),
-            (
-                "steps",
-                with_defaults(self.steps, BaseLocalWork).common is None,
-                "expected one number of steps for all: clients that gossip step together.",
-            ),
-        )
-        for argument, invalid, problem in rules:
-            if invalid:
-                raise argument_error("LocalPhase", argument, getattr(self, argument), problem)
+
+        def refuse(argument: str, problem: str) -> None:
+            raise argument_error("LocalPhase", argument, getattr(self, argument), problem)
+
+        if self.private_blocks or self.frozen_blocks or self.optimizer_state != "fresh":
+            refuse("mixing", "clients that gossip share the whole model and keep their optimizers as long as "
+                   "their models. Omit private, frozen and optimizer_state.")  # fmt: skip
+        if solver.memory or solver.channels:
+            refuse("solver", "clients that gossip keep no variates of their own. Use sgd() or prox(mu).")
+        if mixing.keep_local_models and (solver.prox_weight or solver_receives(self.solver)):
+            refuse("solver", "clients with their own models receive no model for a proximal term. Use sgd().")
+        if shares_state and mixing.robust is not None:
+            refuse("optimizer", f"its second moment gossips without a rule. {remedy}(robust=...).")
+        if shares_state and mixing.compressor is not None:
+            refuse("optimizer", f"its second moment gossips uncompressed only. {remedy}(compressor=...).")
+        if self.division.continued and not mixing.keep_local_models:
+            refuse("batches", "continued passes need client memory, which clients that gossip have only with "
+                   "keep_local_models=True. Use batches='short'.")  # fmt: skip
+        if with_defaults(self.steps, BaseLocalWork).common is None:
+            refuse("steps", "expected one number of steps for all: clients that gossip step together.")
 
     @property
     def receives(self) -> tuple[str, ...]:

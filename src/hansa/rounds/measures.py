@@ -269,7 +269,7 @@ class ClientGradients:
         self.is_row_mean = self.weighted is None or getattr(task, "is_row_mean", True)
         self.samples, self.key = task.population.samples, key
         piece = min(PIECE, int(getattr(task, "evaluation_batch_size", PIECE)))
-        self.piece = max(self.samples) if couples_rows else piece  # a loss that couples rows takes all at once
+        self.piece = max(self.samples) if couples_rows else piece
         self.model, self.buffers = vectors[MODEL].to(dtype), vectors.get(BUFFERS)
         self.load(self.model)
         if hasattr(self.trainer, "module"):

@@ -159,8 +159,8 @@ def _train(
     trainer: Trainer,
     population: Population,
 ) -> list[Report]:
-    """Train on the trainer's device, and report the updates as vectors. ``received`` has the vectors of each order; the
-    updates are on the device of these: the CPU or the server's device."""
+    """Train on the trainer's device, and report the updates as vectors. ``received`` has the vectors of each order;
+    the updates are on the device of these: the CPU or the server's device."""
     if not orders:
         return []
     device, server_device, phase = trainer.y.device, received[0][MODEL].device, algorithm.local

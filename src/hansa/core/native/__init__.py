@@ -93,7 +93,7 @@ def warn_if_missing() -> None:
 
 
 def load() -> Any:
-    """Return the kernels (``hansa.core.native.abi.Kernels``) of the requested instruction set, by default the best."""
+    """Return the kernels (``hansa.core.native.abi.Kernels``) of the requested instruction set, or the best."""
     requested = _requested_set()
     reason = _reason(__file__, requested)
     if reason is not None:

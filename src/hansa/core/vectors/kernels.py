@@ -96,7 +96,7 @@ def native_weighted_sum(
     """
     count = len(weights)
     if not count or len(rows) != count:
-        raise HansaError(f"native_weighted_sum: {len(rows)} rows and {count} weights, expected as many, at least one.")
+        raise HansaError(f"native_weighted_sum: {len(rows)} rows and {count} weights: expected as many.")
     name, first, size = "native_weighted_sum", rows[0], rows[0].numel()
     kernel, dtype = _kernel("mean", first)
     if isinstance(rows, torch.Tensor):
@@ -364,8 +364,8 @@ def multiples_write(numbers: Array, exponent: int, out: Array, alpha: float | No
 
 def _kernel(name: str, x: Array) -> tuple[Any, torch.dtype]:
     """Return the kernel for the dtype of a vector, float64 or else float32, and that dtype."""
-    table, double = native.load(), x.dtype in (torch.float64, np.float64)
-    return (getattr(table, f"{name}64"), torch.float64) if double else (getattr(table, f"{name}32"), torch.float32)
+    dtype = torch.float64 if x.dtype in (torch.float64, np.float64) else torch.float32
+    return getattr(native.load(), f"{name}{8 * dtype.itemsize}"), dtype
 
 
 def _addition_flags(alpha: float | None) -> tuple[int, float]:
