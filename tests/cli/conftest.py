@@ -55,7 +55,8 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def cli(folder):
-    """Run a command in this process: ``cli("run", "small.yaml").exit_code``; ``cli.ok`` asserts that it is 0."""
+    """Run a command in this process: ``cli("run", "small.yaml").exit_code``; ``cli.ok`` asserts that it is 0,
+    ``cli.refused`` that it is 2."""
 
     class Command:
         def __call__(self, *arguments, width=160):
@@ -64,10 +65,13 @@ def cli(folder):
             assert logging.getLogger("hansa").handlers == before
             return result
 
-        def ok(self, *arguments, **options):
+        def ok(self, *arguments, code=0, **options):
             result = self(*arguments, **options)
-            assert result.exit_code == 0, result.output
+            assert result.exit_code == code, result.output
             return result
+
+        def refused(self, *arguments, **options):
+            return self.ok(*arguments, code=2, **options)
 
     return Command()
 

@@ -57,8 +57,7 @@ def test_files_and_finished_runs_compare_without_running_them_again(cli, folder)
 
 
 def test_what_is_neither_file_nor_run_nor_preset_is_refused_with_a_near_match(cli):
-    result = cli("compare", "fedavg", "fedadm")
-    assert result.exit_code == 2
+    result = cli.refused("compare", "fedavg", "fedadm")
     assert "Did you mean fedadam" in result.stderr
 
 

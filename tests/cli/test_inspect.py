@@ -40,8 +40,7 @@ def test_one_preset_tells_its_words_and_its_composition(cli):
     assert "solver=prox(mu=0.01)" in text
     assert "li2020" in text
     assert json.loads(cli("presets", "fedams", "--json").stdout)["sections"]["server"][:2] == ["lr", "weights"]
-    unknown = cli("presets", "fedproxx")
-    assert unknown.exit_code == 2
+    unknown = cli.refused("presets", "fedproxx")
     assert "Did you mean fedprox" in unknown.stderr
 
 
@@ -97,8 +96,7 @@ def test_topology_takes_options_and_draws_a_picture(cli, folder):
     ],
 )
 def test_a_wrong_topology_is_refused(cli, arguments, message):
-    result = cli("topology", *arguments)
-    assert result.exit_code == 2
+    result = cli.refused("topology", *arguments)
     assert message in result.stderr
 
 
@@ -140,8 +138,7 @@ def test_data_get_into_a_folder_that_cannot_be_written_says_so(cli, folder):
     (folder / "file").write_text("")
     unknown = cli("data", "get", "mnist", "cifar11")  # refused before the first byte
     assert (unknown.exit_code, "no data set 'cifar11'" in unknown.stderr) == (2, True)
-    result = cli("data", "get", "mnist", "--folder", "file/data", width=400)
-    assert result.exit_code == 2
+    result = cli.refused("data", "get", "mnist", "--folder", "file/data", width=400)
     assert "is not writable" in result.stderr
     assert "HANSA_DATA" in result.stderr
 

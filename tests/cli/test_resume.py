@@ -95,15 +95,13 @@ def test_a_configuration_changed_behind_the_checkpoint_is_refused(cli, folder, w
     path = folder / "out" / "config.yaml"
     assert was in path.read_text("utf-8")
     path.write_text(path.read_text("utf-8").replace(was, becomes))
-    result = cli("resume", "out", "-q", "-r", "5")
-    assert result.exit_code == 2
+    result = cli.refused("resume", "out", "-q", "-r", "5")
     assert "does not describe the run of the checkpoint" in result.stderr or "a partition of these" in result.stderr
 
 
 def test_a_run_without_checkpoints_says_why_it_cannot_go_on(cli):
     cli.ok("run", "small.yaml", "-o", "out", "-q", "-s", "checkpoint.every=0")
-    result = cli("resume", "out")
-    assert result.exit_code == 2
+    result = cli.refused("resume", "out")
     assert "no checkpoint" in result.stderr
 
 
@@ -149,22 +147,22 @@ def test_a_finished_run_stays_and_says_how_to_go_on(cli, folder):
     assert (folder / "out" / "model.safetensors").read_bytes() == before
     cli.ok("resume", "out", "-q", "-r", "5")
     assert RunFolder(folder / "out").config.rounds == 5
-    refused = cli("resume", "out", "-q", "-r", "4")
-    assert refused.exit_code == 2
+    refused = cli.refused("resume", "out", "-q", "-r", "4")
     assert "is already at round 5, past the requested 4" in refused.stderr
 
 
 def test_resume_with_other_settings_is_refused_key_by_key(cli, folder):
     cli.ok("run", "small.yaml", "-o", "out", "-q")
     before = (folder / "out" / "metrics.jsonl").read_bytes()
-    result = cli("run", "small.yaml", "-o", "out", "-q", "--resume", "-s", "local.lr=0.3", "--seed", "4", "-r", "9")
-    assert result.exit_code == 2
+    result = cli.refused(
+        "run", "small.yaml", "-o", "out", "-q", "--resume", "-s", "local.lr=0.3", "--seed", "4", "-r", "9"
+    )
     assert "local.lr is 0.05, requested 0.3; seed is 0, requested 4" in result.stderr
     assert (folder / "out" / "metrics.jsonl").read_bytes() == before
     cli.ok("run", "small.yaml", "-o", "out", "-q", "--resume", "-r", "5", "-w", "2")
     cli.ok("run", "-o", "out", "-q", "--resume", "-r", "6")
     assert RunFolder(folder / "out").summary["rounds"] == 6
-    assert cli("run", "small.yaml", "-o", "out", "--resume", "--overwrite").exit_code == 2
+    cli.refused("run", "small.yaml", "-o", "out", "--resume", "--overwrite")
 
 
 DAMAGES = {
@@ -181,8 +179,7 @@ def test_a_damaged_end_is_left_behind_by_falling_back(cli, folder, what):
     cli.ok("run", "small.yaml", "-o", "whole", *output, "-r", "8")
     cli.ok("run", "small.yaml", "-o", "out", *output)
     damage(folder / "out", DAMAGES[what])
-    refused = cli("resume", "out", "-q", "-r", "8")
-    assert refused.exit_code == 2
+    refused = cli.refused("resume", "out", "-q", "-r", "8")
     assert "run.db" in refused.stderr
     assert "--fallback" in refused.stderr
     result = cli.ok("resume", "out", "--fallback", "-q", "-r", "8")
@@ -195,8 +192,7 @@ def test_changes_are_accepted_by_an_explicit_word(cli, folder, monkeypatch):
 
     cli.ok("run", "small.yaml", "-o", "out", "-q")
     monkeypatch.setattr(provenance, "__version__", "9.9")
-    refused = cli("resume", "out", "-q", "-r", "4")
-    assert refused.exit_code == 2
+    refused = cli.refused("resume", "out", "-q", "-r", "4")
     assert f"changed since the run was started: version (Hansa {__version__} then, 9.9 now)" in refused.stderr
     assert "--accept version" in refused.stderr
     cli.ok("resume", "out", "-q", "-r", "4", "--accept-changes", "version,data")

@@ -71,8 +71,7 @@ def test_faults_and_target_are_told_in_the_summary(cli, folder):
 
 def test_a_folder_that_holds_a_run_is_refused_overwritten_or_gone_on_with_as_asked(cli, folder):
     cli.ok("run", "small.yaml", "-o", "out", "-q")
-    refused = cli("run", "small.yaml", "-o", "out", "-q")
-    assert refused.exit_code == 2
+    refused = cli.refused("run", "small.yaml", "-o", "out", "-q")
     assert "already holds a run" in refused.stderr
     assert "hansa resume out" in refused.stderr
     cli.ok("run", "small.yaml", "-o", "out", "-q", "--resume", "-r", "5")
@@ -83,8 +82,7 @@ def test_a_folder_that_holds_a_run_is_refused_overwritten_or_gone_on_with_as_ask
 
 def test_a_typo_in_the_file_ends_with_2_the_line_and_the_near_match(cli, folder):
     (folder / "bad.yaml").write_text("seed: 1\nlocal:\n  lerning_rate: 0.1\n")
-    result = cli("run", "bad.yaml")
-    assert result.exit_code == 2
+    result = cli.refused("run", "bad.yaml")
     assert "bad.yaml:3: local.lerning_rate: no such key." in result.stderr
     assert "3 |   lerning_rate: 0.1" in result.stderr
     assert not (folder / "runs").exists()
@@ -120,8 +118,7 @@ def test_a_typo_in_the_file_ends_with_2_the_line_and_the_near_match(cli, folder)
     ],
 )
 def test_bad_usage_ends_with_2_and_says_what_to_do(cli, folder, arguments, message):
-    result = cli(*arguments)
-    assert result.exit_code == 2
+    result = cli.refused(*arguments)
     assert message in result.stderr
     assert "Traceback" not in result.output
     assert not (folder / "runs").exists()

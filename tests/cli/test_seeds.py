@@ -62,14 +62,12 @@ def test_resume_goes_on_with_every_seed_and_begins_those_that_were_not(cli, fold
 def test_a_group_is_not_overwritten_unasked(cli, folder):
     arguments = ["run", "small.yaml", "--seeds", "2", "-o", "g", "-q"]
     cli.ok(*arguments)
-    result = cli(*arguments)
-    assert result.exit_code == 2
+    result = cli.refused(*arguments)
     assert "already holds a run" in result.stderr
     cli.ok(*arguments, "--overwrite")
     cli.ok("run", "small.yaml", "--seeds", "3", "-o", "g", "-q", "--resume")
     assert len(SeedGroupFolder(folder / "g").runs) == 3
-    other = cli("run", "small.yaml", "--seeds", "3", "-o", "g", "-q", "--resume", "-s", "local.lr=0.3")
-    assert other.exit_code == 2
+    other = cli.refused("run", "small.yaml", "--seeds", "3", "-o", "g", "-q", "--resume", "-s", "local.lr=0.3")
     assert "local.lr" in other.stderr
 
 

@@ -34,11 +34,9 @@ def test_a_search_draws_from_ranges_averages_seeds_and_goes_on(cli, folder):
 
 
 def test_a_range_without_a_search_another_search_and_another_tool_are_refused(cli, folder):
-    plain = cli("sweep", "small.yaml", "local.lr=1e-3..1:log")
-    assert plain.exit_code == 2
+    plain = cli.refused("sweep", "small.yaml", "local.lr=1e-3..1:log")
     assert "Ranges need --search optuna" in plain.output
-    other = cli("sweep", "small.yaml", "local.lr=1e-3..1", "--search", "grid")
-    assert other.exit_code == 2
+    other = cli.refused("sweep", "small.yaml", "local.lr=1e-3..1", "--search", "grid")
     assert "expected optuna" in other.output
 
 
@@ -103,8 +101,7 @@ def table(path):
     ],
 )
 def test_a_wrong_grid_is_refused(cli, arguments, message):
-    result = cli("sweep", "small.yaml", *arguments, "-q", "--rounds", "1")
-    assert result.exit_code == 2
+    result = cli.refused("sweep", "small.yaml", *arguments, "-q", "--rounds", "1")
     assert message in result.stderr
 
 
