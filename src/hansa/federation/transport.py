@@ -196,16 +196,16 @@ class EnrollingTransport:
             return []
         try:
             frames = self._unpack(site, reply.data)
-        except _NotEnrolled:
-            self._enrolled.discard(site)
-            if request is not None:
-                request.sent = False  # resent, with the enrollment
-            return []
         except HansaError as error:
             self._enrolled.discard(site)
             log.error("site %s: %s", site, error)
             self.rejected[site] = str(error)
             frames = [Refusal("hello").to_bytes()]
+        if frames is None:
+            self._enrolled.discard(site)
+            if request is not None:
+                request.sent = False  # resent, with the enrollment
+            return []
         if request is not None:
             del self._pending[site]
             earlier, seconds = self.seconds.get(site, SiteSeconds()), self.clock() - request.started_at
@@ -213,15 +213,15 @@ class EnrollingTransport:
             self.seconds[site] = SiteSeconds(earlier.seconds + seconds, earlier.work_seconds + work)
         return [(site, frame) for frame in frames]
 
-    def _unpack(self, site: str, data: bytes) -> list[bytes]:
-        """Handle the enrollment replies of a reply, and return its other frames."""
+    def _unpack(self, site: str, data: bytes) -> list[bytes] | None:
+        """Handle the enrollment replies of a reply, and return its other frames; None if the site is not enrolled."""
         frames = unpack_batch(data) if wire_format.kind_of(data) == BATCH else [data]
         refusals = [Refusal.from_bytes(frame) for frame in frames if wire_format.kind_of(frame) == REFUSAL]
         for refusal in refusals:
             if refusal.reason != ENROLLMENT:
                 return [refusal.to_bytes()]
         if refusals:
-            raise _NotEnrolled
+            return None
         for frame in frames:
             if wire_format.kind_of(frame) == ENROLLMENT_REPLY:
                 reply = EnrollmentReply.from_bytes(frame)
@@ -231,7 +231,3 @@ class EnrollingTransport:
                     self.on_enrolled(site, reply)
                 self._enrolled.add(site)
         return [frame for frame in frames if wire_format.kind_of(frame) != ENROLLMENT_REPLY]
-
-
-class _NotEnrolled(Exception):
-    """The site does not know its enrollment."""
