@@ -46,7 +46,7 @@ def reproduce(
     folder: Annotated[Path, opt.output("--out", "-o", help="Folder for runs and results.")] = Path("runs/reproduce"),
     export: Annotated[
         Path | None,
-        opt.output("--export", help="Also write text, numbers, curves, figures and configurations to this folder."),
+        opt.output("--export", help="Also write a page, its figures and the measured numbers to this folder."),
     ] = None,
     latex: Annotated[
         Path | None, opt.output("--latex", help="Also write the tables, published numbers and ours, in LaTeX.")
@@ -78,12 +78,12 @@ def reproduce(
     overrides = opt.changes(sets, seeds=seeds, workers=workers)
     scale_folder = folder / scale
     with only_look():  # check all files before anything is trained
-        plans = {item.name: outcome.plan_recipe(item, scale, overrides, building=False) for item in recipes}
+        plans = [(item, outcome.plan_recipe(item, scale, overrides, building=False)) for item in recipes]
         if status:
             rows = outcome.recipe_status(plans, scale_folder)
             print_table(("recipe", "runs done", "result"), rows, right=("runs done",))
             return
-    from hansa.runs.store.io import make_folder, write_file
+    from hansa.runs.store.io import make_folder
 
     results: list[RecipeResult] = []
     for recipe in recipes:
@@ -91,7 +91,7 @@ def reproduce(
         if export is not None and not results[-1].error:
             outcome.export_result(results[-1], export)
         make_folder(scale_folder.absolute())
-        write_file(scale_folder / f"{recipe.name}.json", outcome.result_json(results[-1]).encode())
+        outcome.save_result(results[-1], scale_folder / f"{recipe.name}.json")
     if len(results) > 1:
         lines = [(result.recipe.name, result.recipe.reference, result.verdict) for result in results]
         print_table(("recipe", "reference", "verdict"), lines)
@@ -127,9 +127,10 @@ def _run_recipe(
         note(f"{recipe.name}: not run: {reason}", "yellow")
         return outcome.RecipeResult(recipe, scale, error="a run failed" if failed else reason, failed=failed)
     _show_result(result)
-    entries = [run.entry for run in result.runs if run.entry is not None]
     title, tables = f"{recipe.name}: {recipe.reference}", outcome.report_tables(result)
-    write_page(folder / f"{recipe.name}.html", entries, title=title, lead=recipe.summary, published=tables)
+    write_page(
+        folder / f"{recipe.name}.html", list(result.runs.values()), title=title, lead=recipe.summary, published=tables
+    )
     return result
 
 

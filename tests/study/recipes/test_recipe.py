@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 import json
 import re
@@ -18,6 +17,7 @@ from command_line import run_command, run_well
 from hansa.config import from_yaml
 from hansa.core.errors import HansaError
 from hansa.study.recipes import SCALES, find_recipes, library, read_recipes
+from hansa.study.recipes.outcome import load_result
 
 RECIPES = sorted(library())
 
@@ -39,13 +39,12 @@ def result_tables_of(name: str) -> set[tuple[str, str]]:
 def test_smoke(name: str, tmp_path: Path) -> None:
     output = reproduce(name, "--scale", "smoke", "--out", str(tmp_path), "--workers", "1", "--quiet")
     recipe = library()[name]
-    record = json.loads((tmp_path / "smoke" / f"{name}.json").read_text())
+    result = load_result(recipe, tmp_path / "smoke" / f"{name}.json")
     cells = list(recipe.cells("smoke"))
-    found = {(one["row"], one["column"], one["measure"]) for one in record["numbers"]}
+    found = {(number.cell.row, number.cell.column, number.measure) for number in result.cells}
     assert found == {(cell.row, cell.column, measure) for cell in cells for measure in recipe.measures}
-    for one in record["numbers"]:
-        reached = recipe.measures[one["measure"]].target is None
-        assert one["ours"] is not None or not reached, one
+    for number in result.cells:
+        assert number.ours is not None or recipe.measures[number.measure].target is not None, number
     for row in {cell.row for cell in cells}:
         assert row in output
     page = unescape((tmp_path / "smoke" / f"{name}.html").read_text())
@@ -83,7 +82,7 @@ def test_nothing_is_run_twice(tmp_path: Path) -> None:
         place = moved / path.parent.relative_to(tmp_path)
         place.mkdir(parents=True)
         shutil.copy2(path.parents[1] / "group.yaml", place.parent / "group.yaml")
-        for name in ("config.yaml", "summary.json", "metrics.jsonl", "run.db", ".hansa-run"):
+        for name in ("config.yaml", "summary.json", "metrics.jsonl", "run.db", "environment.json", ".hansa-run"):
             shutil.copy2(path.parent / name, place / name)
     reproduce("afga-table-4", "--scale", "smoke", "--out", str(moved), "--workers", "1", "--quiet")
     result = "smoke/afga-table-4.json"
@@ -93,29 +92,25 @@ def test_nothing_is_run_twice(tmp_path: Path) -> None:
     }
 
 
-def test_a_result_is_exported_with_tables_curves_and_configurations(tmp_path: Path) -> None:
+def test_a_result_is_exported_with_tables_figures_and_the_numbers_behind_its_verdicts(tmp_path: Path) -> None:
     mine, kept = tmp_path / "mine.yaml", tmp_path / "kept"
     mine.write_text(OWN)
     arguments = ("--scale", "cpu", "--out", str(tmp_path / "out"), "--export", str(kept), "--quiet", "--workers", "1")
     reproduce(str(mine), *arguments)
     output = (kept / "runs.md").read_text()
-    record = json.loads((kept / "runs.json").read_text())
-    for number in record["numbers"]:
-        assert f"| {number['row']} |" in output
     assert "hansa reproduce runs --scale cpu" in output
-    configs = yaml.safe_load((kept / "runs.yaml").read_text())
-    with open(kept / "runs.csv", newline="") as file:
-        lines = list(csv.DictReader(file))
-    assert {line["row"] for line in lines} == set(configs) == {number["row"] for number in record["numbers"]}
-    for row, config in configs.items():
-        requested = from_yaml(yaml.safe_dump(config))
-        bests = [
-            max(100 * float(line["test_accuracy"]) for line in lines if (line["row"], line["seed"]) == (row, str(seed)))
-            for seed in range(3)
-        ]
-        ours = next(number["ours"] for number in record["numbers"] if number["row"] == row)
-        assert requested.rounds == max(int(line["round"]) for line in lines if line["row"] == row)
-        assert sum(bests) / 3 == pytest.approx(ours["mean"], abs=1e-3)
+    content = json.loads((kept / "runs.json").read_text())
+    (recipe,) = [recipe for recipe in find_recipes(str(mine)) if recipe.name == "runs"]
+    result = load_result(recipe, kept / "runs.json")
+    assert {run["row"] for run in content["runs"]} == {number.cell.row for number in result.cells}
+    assert [run["seed"] for run in content["runs"]] == [0, 1, 2] * (len(content["runs"]) // 3)
+    for number in result.cells:
+        assert f"| {number.cell.row} |" in output
+        curves = [run["test_accuracy"] for run in content["runs"] if run["row"] == number.cell.row]
+        bests = [100 * max(value for value in values if value is not None) for _, _, values in curves]
+        assert number.ours is not None
+        assert sum(bests) / 3 == pytest.approx(number.ours.mean)
+        assert f"**{result.verdict}**" in output
     assert not list(kept.glob("needs-data*"))
     if importlib.util.find_spec("matplotlib"):
         assert "![" in output

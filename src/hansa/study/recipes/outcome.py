@@ -1,26 +1,26 @@
-"""Running recipes, and their results: tables, pages, and files with numbers, curves, figures and configurations."""
+"""Running recipes, and their results: tables, pages, and one file of numbers from which every verdict follows."""
 
 from __future__ import annotations
 
-import csv
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
-from io import StringIO
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from hansa.config import Config, from_yaml, to_yaml
+from hansa.config import Config, from_yaml
 from hansa.core.errors import HansaError
 from hansa.runs.columns import CHARTED
 from hansa.runs.experiment import config_digest
 from hansa.runs.folder import FINISHED, RunFolder, expand_seeds, slug
-from hansa.runs.metrics import is_finite, with_totals
+from hansa.runs.metrics import is_finite
 from hansa.runs.store.io import make_folder, write_file
 from hansa.study.recipes.recipe import Recipe, RecipeCell
 from hansa.study.recipes.verdict import CLAIM_RULE, CellComparison, ClaimCheck, agreement_rule, compare_with_paper
@@ -35,16 +35,10 @@ CLAIM_WORDS = {True: "holds", False: "does not hold", None: "undecided"}
 
 
 class PlannedCell(NamedTuple):
-    """One row in one column of a recipe, with its configuration and, if it was run, its runs."""
+    """One row in one column of a recipe, with its configuration."""
 
     cell: RecipeCell
     config: Config
-    entry: ReportEntry | None = None
-
-    @property
-    def runs(self) -> Sequence[ReportEntry]:
-        """The runs of its seeds."""
-        return () if self.entry is None else self.entry.runs
 
 
 class RecipeResult(NamedTuple):
@@ -57,7 +51,10 @@ class RecipeResult(NamedTuple):
     error: str = ""
     failed: bool = False
     """Whether a run was started and failed."""
-    runs: Sequence[PlannedCell] = ()
+    runs: Mapping[tuple[str, str], ReportEntry] = {}
+    """The runs of each row and column."""
+    made_with: str = ""
+    """The versions and machines of the runs."""
 
     @property
     def verdict(self) -> str:
@@ -82,32 +79,6 @@ class RecipeResult(NamedTuple):
         numbers = self.recipe.at(self.scale).compares == "numbers"
         measures = [self.recipe.measures[cell.measure] for cell in self.cells if cell.published is not None and numbers]
         return [*dict.fromkeys(map(agreement_rule, measures)), *[CLAIM_RULE] * bool(self.claims)]
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """The result as a JSON record."""
-        return {
-            "recipe": self.recipe.name,
-            "paper": self.recipe.paper,
-            "reference": self.recipe.reference,
-            "scale": self.scale,
-            "reduction": self.recipe.at(self.scale).reduction,
-            "verdict": self.verdict,
-            "error": self.error,
-            "numbers": [
-                {"row": number.cell.row, "column": number.cell.column}
-                | {key: value._asdict() if hasattr(value, "_asdict") else value
-                   for key, value in number._asdict().items() if key != "cell"}
-                for number in self.cells
-            ],
-            "claims": [
-                {"statement": check.claim.statement}
-                | {key: value for key, value in check._asdict().items() if key != "claim"}
-                for check in self.claims
-            ],
-            "rules": {name: agreement_rule(measure) for name, measure in self.recipe.measures.items()},
-            "known_differences": list(self.recipe.known_differences),
-        }  # fmt: skip
 
 
 def plan_recipe(
@@ -138,11 +109,11 @@ def plan_recipe(
     return cells
 
 
-def recipe_status(plans: Mapping[str, Iterable[PlannedCell]], folder: Path) -> list[tuple[str, str, str]]:
+def recipe_status(plans: Iterable[tuple[Recipe, Sequence[PlannedCell]]], folder: Path) -> list[tuple[str, str, str]]:
     """Return each recipe's name, how many of its runs are finished and, if all are, its verdict.
 
     Args:
-        plans: The planned cells of each recipe.
+        plans: Recipes with their planned cells.
         folder: The folder of results, with the folder of runs in it.
     """
     finished = set()
@@ -153,13 +124,12 @@ def recipe_status(plans: Mapping[str, Iterable[PlannedCell]], folder: Path) -> l
         except HansaError:  # damaged, which the run reports when it is needed
             continue
     rows = []
-    for name, cells in plans.items():
+    for recipe, cells in plans:
         keys = {_run_key(config) for planned in cells for config in expand_seeds(planned.config)}
         verdict = ""
         with suppress(OSError, ValueError, KeyError, TypeError):  # no readable result
-            record = json.loads((folder / f"{name}.json").read_bytes())
-            verdict = str(record["verdict"]) if keys <= finished else ""
-        rows.append((name, f"{len(keys & finished)} of {len(keys)}", verdict))
+            verdict = load_result(recipe, folder / f"{recipe.name}.json").verdict if keys <= finished else ""
+        rows.append((recipe.name, f"{len(keys & finished)} of {len(keys)}", verdict))
     return rows
 
 
@@ -191,9 +161,84 @@ def run_recipe(
     configs = {planned.cell.label: planned.config for planned in plan}
     # do not extend a run of fewer rounds: another recipe may need it
     entries = session.run_reusable(configs, folder, parallel, extend=False)
-    runs = [planned._replace(entry=entries[planned.cell.label]) for planned in plan]
-    histories = {(planned.cell.row, planned.cell.column): [run.history for run in planned.runs] for planned in runs}
-    return RecipeResult(recipe, scale, *compare_with_paper(recipe, scale, histories), runs=runs)
+    runs = {(cell.row, cell.column): entries[cell.label] for cell, _ in plan}
+    environments = (run.environment for entry in runs.values() for run in entry.runs)
+    return _judged(recipe, scale, runs, "; ".join(dict.fromkeys(map(_describe_environment, environments))))
+
+
+def _judged(recipe: Recipe, scale: str, runs: Mapping[tuple[str, str], ReportEntry], made_with: str) -> RecipeResult:
+    histories = {key: entry.histories for key, entry in runs.items()}
+    cells, claims = compare_with_paper(recipe, scale, histories)
+    return RecipeResult(recipe, scale, cells, claims, runs=runs, made_with=made_with)
+
+
+def _describe_environment(environment: Mapping[str, Any]) -> str:
+    packages = ", ".join(f"{name} {environment.get('packages', {}).get(name, '?')}" for name in ("hansa", "torch"))
+    return f"{packages}, {environment.get('system', '?')}, kernels {environment.get('native kernels', '?')}"
+
+
+def save_result(result: RecipeResult, path: Path) -> None:
+    """Write the numbers of a result from which its verdicts follow: the columns of its measures, a line for each run.
+
+    A column is its first round, the rounds between two measurements, and the measured values, null where there is none.
+    """
+    columns = dict.fromkeys(name for measure in result.recipe.measures.values() for name in measure.recorded)
+    head = {"recipe": result.recipe.name, "scale": result.scale, "error": result.error, "made_with": result.made_with}
+    lines = [
+        json.dumps(
+            {"row": row, "column": column, "seed": run.seed}
+            | {name: curve for name in columns if (curve := _pack_curve(run.history, name)) is not None},
+            ensure_ascii=False,
+            separators=(",", ":"),
+        )
+        for (row, column), entry in result.runs.items()
+        for run in entry.runs
+    ]
+    text = json.dumps(head, ensure_ascii=False)[:-1]
+    write_file(path, "".join([text, ', "runs": [\n', ",\n".join(lines), "\n]}\n"]).encode())
+
+
+def _pack_curve(history: Sequence[Mapping[str, Any]], name: str) -> list[Any] | None:
+    points = {int(record["round"]): float(record[name]) for record in history if is_finite(record.get(name))}
+    if not points:
+        return None
+    first, last = min(points), max(points)
+    step = math.gcd(*(number - first for number in points)) or 1
+    values = [points.get(number) for number in range(first, last + 1, step)]
+    return [first, step, [None if value is None else _short(value) for value in values]]
+
+
+def _short(value: float) -> float:
+    """Return a whole number as it is, and any other one with six digits.
+
+    >>> _short(1024.0), _short(2 / 3)
+    (1024, 0.666667)
+    """
+    return int(value) if value.is_integer() else float(f"{value:.6g}")
+
+
+def load_result(recipe: Recipe, path: Path) -> RecipeResult:
+    """Read a result that `save_result` wrote; the verdicts are those of the present rules.
+
+    Args:
+        recipe: The recipe.
+        path: The file of the result.
+    """
+    content = json.loads(path.read_bytes())
+    if content["error"]:
+        return RecipeResult(recipe, content["scale"], error=content["error"])
+    seeds: dict[tuple[str, str], list[ReportEntry]] = {}
+    for run in content["runs"]:
+        records: dict[int, dict[str, Any]] = {}
+        row, column, seed = (run.pop(key) for key in ("row", "column", "seed"))
+        for name, (first, step, values) in run.items():
+            for number, value in zip(count(first, step), values, strict=False):
+                if value is not None:
+                    records.setdefault(number, {"round": number})[name] = value
+        history = [records[number] for number in sorted(records)]
+        seeds.setdefault((row, column), []).append(ReportEntry(row, history, seed=seed))
+    runs = {(row, column): ReportEntry.from_seeds(row, entries) for (row, column), entries in seeds.items()}
+    return _judged(recipe, content["scale"], runs, content["made_with"])
 
 
 def result_tables(result: RecipeResult) -> list[tuple[str, list[tuple[str, ...]]]]:
@@ -251,27 +296,10 @@ def report_tables(result: RecipeResult) -> list[ReportTable]:
 
 
 def export_result(result: RecipeResult, folder: Path) -> None:
-    """Write NAME.md, .json, .csv, .yaml and, with ``hansa[plot]``, figures.
-
-    The CSV file has one line for each round of each seed in which a metric of the recipe was measured; the YAML file
-    has the full configuration of each row and column.
-    """
+    """Write NAME.json as `save_result` does, NAME.md and, with ``hansa[plot]``, figures."""
     make_folder(folder.absolute())
-    name = result.recipe.name
-    configs = {run.cell.label: yaml.safe_load(to_yaml(run.config)) for run in result.runs}
-    files = {
-        ".md": result_markdown(result, _draw_figures(result, folder)),
-        ".json": result_json(result),
-        ".csv": curves_csv(result),
-        ".yaml": yaml.safe_dump(configs, sort_keys=False, allow_unicode=True, width=120),
-    }
-    for suffix, content in files.items():
-        write_file(folder / f"{name}{suffix}", content.encode())
-
-
-def result_json(result: RecipeResult) -> str:
-    """Return the record of a result as JSON."""
-    return json.dumps(result.record, indent=1, ensure_ascii=False) + "\n"
+    save_result(result, folder / f"{result.recipe.name}.json")
+    write_file(folder / f"{result.recipe.name}.md", result_markdown(result, draw_figures(result, folder)).encode())
 
 
 def result_markdown(result: RecipeResult, figures: Sequence[str] = ()) -> str:
@@ -288,26 +316,12 @@ def result_markdown(result: RecipeResult, figures: Sequence[str] = ()) -> str:
         lines += ["Claims:", "", *(f"- **{verdict}**: {text}" for verdict, text in claim_lines(result)), ""]
     lines += [f"![{name}]({name})" for name in figures] + [""] * bool(figures)
     lines += [f"- {line}" for line in (*result.rules, *recipe.known_differences)]
-    lines += ["", f"Made by `hansa reproduce {recipe.name} --scale {result.scale}`; {_environments(result)}"]
-    links = {"yaml": "configurations", "csv": "curves", "json": "JSON"}
-    lines += [f"Files: {', '.join(f'[{title}]({recipe.name}.{suffix})' for suffix, title in links.items())}."]
+    lines += ["", f"Made by `hansa reproduce {recipe.name} --scale {result.scale}`; {result.made_with}."]
+    lines += [f"Measured numbers: [{recipe.name}.json]({recipe.name}.json)."]
     return "\n".join(lines) + "\n"
 
 
-def curves_csv(result: RecipeResult) -> str:
-    """Return one line for each round of each run in which a metric of the recipe was measured."""
-    metrics = list(dict.fromkeys(measure.metric for measure in result.recipe.measures.values()))
-    lines: list[list[Any]] = [["row", "column", "seed", "round", *metrics]]
-    for cell, run in ((planned.cell, run) for planned in result.runs for run in planned.runs):
-        for record in with_totals(run.history):
-            texts = [f"{record[name]:.6g}" if is_finite(record.get(name)) else "" for name in metrics]
-            if any(texts):
-                lines.append([cell.row, cell.column, run.seed, record["round"], *texts])
-    csv.writer(text := StringIO(), lineterminator="\n").writerows(lines)
-    return text.getvalue()
-
-
-def _draw_figures(result: RecipeResult, folder: Path) -> list[str]:
+def draw_figures(result: RecipeResult, folder: Path) -> list[str]:
     """Draw each charted metric, one figure per column; nothing without matplotlib."""
     try:
         matplotlib = import_module("matplotlib")
@@ -316,9 +330,8 @@ def _draw_figures(result: RecipeResult, folder: Path) -> list[str]:
     names = []
     metrics = dict.fromkeys(measure.metric for measure in result.recipe.measures.values())
     for metric in (name for name in metrics if name in CHARTED):
-        for column in dict.fromkeys(run.cell.column for run in result.runs):
-            entries = [replace(run.entry, name=run.cell.row) for run in result.runs
-                       if run.cell.column == column and run.entry is not None]  # fmt: skip
+        for column in dict.fromkeys(column for _, column in result.runs):
+            entries = [replace(run, name=row) for (row, of), run in result.runs.items() if of == column]
             name = "-".join(slug(part) for part in (result.recipe.name, column, metric) if part) + ".svg"
             try:
                 with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hansa"}):
@@ -327,15 +340,6 @@ def _draw_figures(result: RecipeResult, folder: Path) -> list[str]:
                 continue
             names.append(name)
     return names
-
-
-def _environments(result: RecipeResult) -> str:
-    """Return the machines and versions of the runs."""
-    texts = []
-    for environment in (run.environment for planned in result.runs for run in planned.runs):
-        packages = ", ".join(f"{name} {environment.get('packages', {}).get(name, '?')}" for name in ("hansa", "torch"))
-        texts.append(f"{packages}, {environment.get('system', '?')}, kernels {environment.get('native kernels', '?')}")
-    return "; ".join(dict.fromkeys(texts)) + "."
 
 
 def _cell(text: str) -> str:

@@ -20,6 +20,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hansa.core.errors import HansaError, suggestion
+from hansa.runs.columns import COLUMNS
 
 SCALES = ("smoke", "cpu", "paper")
 Statistic: TypeAlias = Literal[
@@ -53,6 +54,17 @@ class RecipeMeasure(StrictModel):
     smaller_is_better: bool = False
     counted: bool = False
     """Whether it is a count that depends on neither data nor seed, such as bits."""
+
+    @property
+    def recorded(self) -> tuple[str, ...]:
+        """The recorded columns from which it follows.
+
+        >>> RecipeMeasure(metric="server_bits").recorded
+        ('up_bytes', 'down_bytes')
+        """
+        column = COLUMNS.get(self.metric)
+        sums = () if column is None else column.sum_of
+        return (*(sums or (self.metric,)), *["simulated_seconds"] * (self.statistic == "hours_to"))
 
     @model_validator(mode="after")
     def _target(self) -> RecipeMeasure:
