@@ -1,7 +1,7 @@
 """Benchmark Hansa against its peers, plain PyTorch.
 
     python benchmarks/bench.py              everything, about 27 minutes; writes docs/benchmarks.md
-    python benchmarks/bench.py --quick      without peers, about 4 minutes; only prints the page
+    python benchmarks/bench.py --quick      without peers, about 4 minutes; only prints tables
     python benchmarks/bench.py --agreement  only check that all contenders compute the same thing
 
 Peer environments, logs and results are stored in .bench/. A peer that fails or cannot be installed is reported and does
@@ -188,16 +188,16 @@ def main() -> int:
 
 
 def tell(bench: Bench, options: argparse.Namespace) -> None:
-    """Print the page, and write it if everything was measured."""
-    text = page.page(bench.results, "make bench-quick" if options.quick else "make bench")
+    """Print all tables, and write the page if everything was measured."""
+    command = "make bench-quick" if options.quick else "make bench"
     parts = (options.quick, options.only, options.rounds, options.repeats, options.no_scaling)
     whole = bool(options.again) or (not any(parts) and len(options.workloads) == len(WORKLOADS))
     out = options.out or (ROOT / "docs" / "benchmarks.md" if whole else None)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text)
+        out.write_text(page.page(bench.results, command, page.PUBLISHED))
         bench.say(f"written: {out}")
-    print("\n" + text)
+    print("\n" + page.page(bench.results, command))
 
 
 if __name__ == "__main__":
