@@ -18,7 +18,6 @@ import pytest
 import yaml
 
 import warm
-from hansa import presets
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
@@ -153,26 +152,11 @@ def call(runner, app, command):
         Path(target).write_text(result.stdout, encoding="utf-8")
 
 
-def test_the_table_of_methods_is_the_catalogue():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = text.split("## The methods")[1].split("\n\n")[1]
-    named = re.findall(r"`(\w+)`", "\n".join(row.split("|")[1] for row in table.splitlines()))
-    assert sorted(named) == sorted(presets.catalogue())
-
-
 def test_links_and_pictures_lead_somewhere():
     for page in PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)#]+)\)", text):
             if not target.startswith("http"):
-                assert ((ROOT / page).parent / target).exists(), f"{page} points to {target}"
-
-
-def test_the_configuration_table_names_every_section():
-    from hansa.config import Config
-
-    text = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
-    named = set(
-        re.findall(r"`(\w+)`", "\n".join(row.split("|")[1] for row in text.splitlines() if row.startswith("| `")))
-    )
-    assert named == set(Config.model_fields) - {"name", "rounds"}
+                path = (ROOT / page).parent / target
+                # the page of a result is made of its numbers when the site is built
+                assert path.exists() or path.with_suffix(".json").exists(), f"{page} points to {target}"

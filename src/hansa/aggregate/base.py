@@ -86,7 +86,11 @@ class RunningAggregate(Protocol):
 
 @runtime_checkable
 class Aggregator(Protocol):
-    """Combines updates into one vector, independently of their arrival order."""
+    """Combines updates into one vector, independently of their arrival order.
+
+    Vectors are flat, in the order of ``model.named_parameters()``, with convolution weights channels-last: read a
+    parameter by the ``view`` of its entry in ``task.layout``.
+    """
 
     __slots__ = ()
 

@@ -267,7 +267,7 @@ class Run:
 
     @property
     def params(self) -> Vector:
-        """The model as one flat vector on the CPU."""
+        """The model as one flat vector on the CPU; `view` of an entry of `task.layout` reads a parameter."""
         return self.state.vectors[MODEL].cpu()
 
     @property

@@ -22,7 +22,8 @@ from hansa.core.vectors import allocator
 class ServerTransform(Protocol):
     """Turns an aggregate into a step. ``init`` returns the state; ``update`` does not modify its arguments.
 
-    `BaseServerTransform` declares the optional traits.
+    Vectors are flat, in the order of ``model.named_parameters()``, with convolution weights channels-last: read a
+    parameter by the ``view`` of its entry in ``task.layout``. `BaseServerTransform` declares the optional traits.
     """
 
     __slots__ = ()

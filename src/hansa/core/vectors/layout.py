@@ -40,7 +40,7 @@ class TensorEntry:
     channels_last: bool = True
 
     def view(self, flat: Vector) -> torch.Tensor:
-        """Return the tensor as a view of the flat vector."""
+        """Return the tensor as a view of the flat vector, in which convolution weights are channels-last."""
         piece = flat[self.offset : self.offset + self.size]
         if self.channels_last and len(self.shape) in (4, 5):
             first, channels, *sides = self.shape
