@@ -26,7 +26,7 @@ from torch import nn
 
 import hansa
 from hansa.core.keys import Key
-from hansa.local.batching import PassOrder, batching
+from hansa.local.work import PassOrder, batching
 from hansa.study.recipes import flamby
 from hansa.training.metrics import c_index
 

@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hansa.data.csv_folder import HEART_ASSET, HOSPITALS, README_FILE, SCHEMA_FILE, _read_asset
-from hansa.data.files import invalid_file
 from hansa.data.loading import ASSET
 from hansa.data.readers import read_idx
-from hansa.data.sources import dataset_info
+from hansa.data.sources import dataset_info, invalid_file
 
 HEADER = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,disease"
 

@@ -16,8 +16,7 @@ from hansa.aggregate import BaseAggregator, clipped, mean
 from hansa.aggregate.base import Combined, sum_updates
 from hansa.algorithm import Mixing
 from hansa.compress import direct, error_feedback, replica, sign
-from hansa.core.citations import bibliography, bibtex_entries, citations
-from hansa.core.protocols import with_defaults
+from hansa.core.protocols import bibliography, bibtex_entries, citations, with_defaults
 from hansa.gossip import everyone, ring
 from hansa.local import Correction, SolverResult, Work, fixed, sgd
 from hansa.sample import BaseSampler, Sampler, per_cluster, startup, uniform

@@ -8,10 +8,9 @@ if TYPE_CHECKING:
     from hansa import aggregate, compress, data, gossip, local, pace, presets, sample, server, training
     from hansa.algorithm import Algorithm, Channel, LocalPhase, Mixing
     from hansa.core import schedule
-    from hansa.core.citations import cite
     from hansa.core.errors import HansaError
     from hansa.core.keys import Key
-    from hansa.core.protocols import component
+    from hansa.core.protocols import cite, component
     from hansa.core.vectors.layout import Layout
     from hansa.engine import workers
     from hansa.rounds import measures

@@ -12,10 +12,9 @@ from hansa.aggregate.base import Weights, require_aggregator
 from hansa.compress import Downlink, Uplink, direct
 from hansa.compress.links import partial, require_downlink, require_uplink
 from hansa.core.bounds import Checked, bound
-from hansa.core.citations import check_citations
 from hansa.core.errors import HansaError, argument_error, invalid_argument, suggestion
 from hansa.core.keys import Key
-from hansa.core.protocols import walk_components, with_defaults
+from hansa.core.protocols import check_citations, walk_components, with_defaults
 from hansa.core.types import BUFFERS, MODEL
 from hansa.core.vectors.layout import Layout
 from hansa.gossip import BaseActivity, resolve

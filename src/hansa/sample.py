@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkabl
 
 import numpy as np
 
-from hansa.core.bounds import Checked, bound, one_of, rule_or_numbers, share_or_count
-from hansa.core.counts import round_share
+from hansa.core.bounds import Checked, bound, one_of, round_share, rule_or_numbers, share_or_count
 from hansa.core.errors import HansaError, check_fraction, check_integer, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.native.random_draws import draws_without_replacement

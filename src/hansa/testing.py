@@ -30,10 +30,9 @@ from hansa.compress.grid import grid
 from hansa.compress.links import BaseUplink
 from hansa.compress.packet import floats, make_packet
 from hansa.core.bounds import rule_or_numbers
-from hansa.core.citations import check_citations
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
-from hansa.core.protocols import missing_methods, with_defaults
+from hansa.core.protocols import check_citations, missing_methods, with_defaults
 from hansa.core.types import MODEL, ClientStats, Population, RoundContext, Update
 from hansa.gossip import Activity, BaseActivity, Clustering, MixingRule, Topology, resolve
 from hansa.local import Correction, LocalWork, Solver, SolverResult, Work

@@ -95,7 +95,7 @@ def test_how_many_are_folded_at_a_time_changes_no_bit(dtype, monkeypatch):
     updates = [Update(i, i, torch.randn(1003, generator=draw, dtype=dtype), 3 + 5 * i, 1.0) for i in range(37)]
     ctx, found = RoundContext(0, Population((1,) * 37), tuple(range(37))), []
     for waiting in (1, 5 * updates[0].vector.nbytes, 1 << 30):
-        monkeypatch.setattr(import_module("hansa.aggregate.mean"), "MAX_DECODED_BYTES", waiting)
+        monkeypatch.setattr(import_module("hansa.aggregate.base"), "MAX_DECODED_BYTES", waiting)
         found.append(hansa.aggregate.mean("samples").combine(updates, {}, ctx).vector)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])

@@ -152,6 +152,6 @@ def test_data_show_counts_who_holds_which_labels(cli):
 
 
 def test_every_citation_has_an_author(cli):
-    from hansa.core.citations import bibliography
+    from hansa.core.protocols import bibliography
 
     assert all("author = {" in entry for entry in bibliography().values())

@@ -7,7 +7,7 @@ import torch
 
 from hansa.core.errors import HansaError
 from hansa.data import Dataset, FederatedData, apply_split, label_counts
-from hansa.data.split import Split
+from hansa.data.partitions import Split
 
 
 def tiny() -> FederatedData:

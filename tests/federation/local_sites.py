@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hansa.config import build, from_yaml
+from hansa.federation.messages import Reply
 from hansa.federation.policy import Policy
 from hansa.federation.server import Server
 from hansa.federation.site import Agent, DataSource
-from hansa.federation.transport import Reply
 
 TEXT = """
 name: trial

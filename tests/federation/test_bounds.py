@@ -19,7 +19,7 @@ from hansa.compress import decode
 from hansa.config import build
 from hansa.core.errors import HansaError
 from hansa.core.types import MODEL
-from hansa.core.vectors.fingerprint import fingerprint
+from hansa.core.vectors.arithmetic import fingerprint
 from hansa.federation.messages import (
     EnrollmentRequest,
     Refusal,

@@ -12,7 +12,7 @@ from federation.faulty_transport import FaultyTransport
 from federation.problems import CLUSTERS, SITES, Federations
 from hansa import presets
 from hansa.core.errors import HansaError
-from hansa.core.vectors.fingerprint import fingerprint
+from hansa.core.vectors.arithmetic import fingerprint
 from hansa.federation.messages import SiteEvaluationReply, SiteEvaluationRequest
 from hansa.federation.policy import Policy
 from hansa.federation.site import MemoryStore, Site

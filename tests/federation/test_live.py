@@ -9,8 +9,8 @@ from hansa.cli.app import app  # isort: skip  (before typer: it silences what ty
 from command_line import CliRunner
 from federation.local_sites import LocalSites, server
 from hansa.core.errors import HansaError
+from hansa.federation.messages import Reply
 from hansa.federation.server import replay_run
-from hansa.federation.transport import Reply
 from hansa.runs.folder import RunFolder
 
 TEXT = """

@@ -13,11 +13,19 @@ from hansa import __version__
 from hansa.config import build, from_yaml
 from hansa.core.errors import HansaError
 from hansa.engine import Serial
-from hansa.federation import transport
-from hansa.federation.messages import EnrollmentReply, EnrollmentRequest, Refusal, RoundOrders, pack_batch, unpack_batch
+from hansa.federation import messages
+from hansa.federation.messages import (
+    PAUSE_SECONDS,
+    EnrollingTransport,
+    EnrollmentReply,
+    EnrollmentRequest,
+    Refusal,
+    RoundOrders,
+    pack_batch,
+    unpack_batch,
+)
 from hansa.federation.policy import Policy
 from hansa.federation.server import SITES, clients_by_site
-from hansa.federation.transport import PAUSE_SECONDS, EnrollingTransport
 from hansa.rounds import wire_format
 from hansa.runs.experiment import build_run
 
@@ -46,7 +54,7 @@ def test_a_federation_is_its_simulation(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["two-way fedcams", "scaffold", "cafga"])
 def test_sites_that_are_killed_and_answers_that_are_lost_change_nothing(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(transport, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(messages, "RETRY_SECONDS", 0.0)
     sites = LocalSites(tmp_path / "sites")
     experiment = server(sites, *METHODS[name]).new(tmp_path / "run")
 

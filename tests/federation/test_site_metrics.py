@@ -12,7 +12,7 @@ from federation.faulty_transport import FaultyTransport
 from federation.local_sites import LocalSites, server
 from federation.problems import SITES, Federations
 from hansa import presets
-from hansa.core.vectors.fingerprint import fingerprint
+from hansa.core.vectors.arithmetic import fingerprint
 from hansa.federation.messages import SiteEvaluationReply, SiteEvaluationRequest
 from hansa.federation.policy import Policy
 from hansa.federation.site import Site

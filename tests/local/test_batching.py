@@ -16,7 +16,7 @@ import hansa
 from hansa import HansaError, Key, local, presets
 from hansa.config import build_algorithm, from_yaml
 from hansa.core import native
-from hansa.local.batching import PassPosition, as_batching
+from hansa.local.work import PassPosition, as_batching
 from mistakes import refused
 
 SIZES = (13, 5, 22, 8)

@@ -74,7 +74,7 @@ def test_memory_that_ends_with_the_round(name, forgotten, monkeypatch):
 
 
 def test_weights_that_are_not_heard(monkeypatch):
-    monkeypatch.setattr(sys.modules["hansa.aggregate.mean"], "raw_weights", lambda weights, asked: [1.0] * len(asked))
+    monkeypatch.setattr(sys.modules["hansa.aggregate.base"], "raw_weights", lambda weights, asked: [1.0] * len(asked))
     broken(relations.a_client_may_stand_twice_with_half_its_weight, EAGER, "fedavg", "plain")
 
 

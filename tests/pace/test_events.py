@@ -15,7 +15,7 @@ from hansa import Key, pace, presets
 from hansa.core.types import Population
 from hansa.pace.events import VirtualClock
 from hansa.rounds import ServerState
-from hansa.rounds.pacing import open_paced_round
+from hansa.rounds.round import open_paced_round
 from oracle import asynchronous as oracle
 from pace.lab import Waves
 

@@ -23,7 +23,7 @@ from hansa.aggregate.base import Combined
 from hansa.cli.app import app
 from hansa.compress import Packet
 from hansa.core import devices as places
-from hansa.core.vectors.fingerprint import fingerprint
+from hansa.core.vectors.arithmetic import fingerprint
 from hansa.engine import Loopback, Pool
 from hansa.engine.requests import single_orders
 from hansa.local.solvers import Correction, SolverResult

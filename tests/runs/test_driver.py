@@ -11,7 +11,7 @@ import torch
 import hansa
 from contracts.small import NAMES, bowls, small
 from hansa import presets
-from hansa.core.citations import citations
+from hansa.core.protocols import citations
 from hansa.runs.driver import Run, RunOptions, RunOptionsDict
 from hansa.study.api import compare, resume, run, search
 

@@ -18,7 +18,7 @@ import hansa
 from hansa import losses, presets
 from hansa.core.keys import Key
 from hansa.core.types import MODEL
-from hansa.core.vectors.fingerprint import fingerprint
+from hansa.core.vectors.arithmetic import fingerprint
 from hansa.data import from_arrays, from_items
 from hansa.federation.messages import SiteEvaluationReply, SiteEvaluationRequest
 from hansa.federation.site import Site

@@ -15,8 +15,7 @@ from hansa import local, presets, server
 from hansa.core.errors import HansaError
 from hansa.engine.pool import Pool
 from hansa.engine.processes import ProcessGroup
-from hansa.local.step import LocalStep
-from hansa.local.trainer import ClientJobs, train_by_steps
+from hansa.local.trainer import ClientJobs, LocalStep, train_by_steps
 from hansa.local.work import Work
 from hansa.training.execution_mode import with_vmap
 from training import batched_models

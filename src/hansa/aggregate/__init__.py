@@ -1,8 +1,7 @@
 """Aggregators: how the server combines the updates of a round."""
 
 from hansa.aggregate.aware import aware, chi_square, diversity, mgda, surrogate_diversity
-from hansa.aggregate.base import Aggregator, BaseAggregator, Combined, client_weights, normalize_weights
-from hansa.aggregate.mean import mean, nova
+from hansa.aggregate.base import Aggregator, BaseAggregator, Combined, client_weights, mean, normalize_weights, nova
 from hansa.aggregate.min_norm import Certificate, MinNorm, min_norm
 from hansa.aggregate.robust import clipped, krum, median, trimmed_mean
 from hansa.aggregate.staleness import Discount, calibrated, constant, discounted, hinge, mixed_models, polynomial

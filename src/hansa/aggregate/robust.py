@@ -18,8 +18,7 @@ from hansa.aggregate.base import (
     require_aggregator,
     sum_updates,
 )
-from hansa.core.bounds import bound
-from hansa.core.counts import floor_share
+from hansa.core.bounds import bound, floor_share
 from hansa.core.errors import HansaError, check_decay, check_integer, check_positive
 from hansa.core.protocols import with_defaults
 from hansa.core.types import RoundContext, State, Update, Vector, in_client_order

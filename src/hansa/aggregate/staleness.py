@@ -10,8 +10,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 
-from hansa.aggregate.base import WEIGHTS, BaseAggregator, Combined, Weights, normalize_weights, sum_updates
-from hansa.aggregate.mean import mean
+from hansa.aggregate.base import WEIGHTS, BaseAggregator, Combined, Weights, mean, normalize_weights, sum_updates
 from hansa.core.bounds import Checked, bound, one_of
 from hansa.core.errors import HansaError, check_fraction, check_non_negative
 from hansa.core.protocols import check_component

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import typer
 
 from hansa import __version__
-from hansa.cli import compare, data, doctor, federate, inspect, predict, reproduce, run, show
+from hansa.cli import compare, data, doctor, federate, inspect, reproduce, run, show
 from hansa.cli.console import report_errors
 
 app = typer.Typer(
@@ -27,7 +27,7 @@ COMMANDS: dict[str, Commands] = {
     "Train": {"run": run.run, "resume": run.resume, "compare": compare.compare, "sweep": compare.sweep,
               "reproduce": reproduce.reproduce, "demo": compare.demo},
     "Inspect results": {"show": show.show, "report": show.report, "watch": show.watch,
-                        "predict": predict.predict, "export": predict.export},
+                        "predict": data.predict, "export": data.export},
     "Configure": {"presets": inspect.presets, "parts": inspect.parts, "models": inspect.models,
                   "topology": inspect.topology, "theory": inspect.theory, "cite": inspect.cite,
                   "doctor": doctor.doctor},

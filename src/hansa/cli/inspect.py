@@ -62,7 +62,7 @@ def presets(
 def _describe_preset(preset: Callable[..., Algorithm], as_json: bool) -> None:
     from hansa.config import compose
     from hansa.config.components import summary_line
-    from hansa.core.citations import citations
+    from hansa.core.protocols import citations
 
     accepted, parameters = compose.preset_arguments(preset), compose.own_arguments(preset)
     sections = {
@@ -146,7 +146,7 @@ def cite(
     items: Annotated[list[str], typer.Argument(help="Presets, configuration files or run folders.")],
 ) -> None:
     """Print the BibTeX entries of the components in use."""
-    from hansa.core.citations import bibtex_entries
+    from hansa.core.protocols import bibtex_entries
 
     say(bibtex_entries([key for item in items for key in _citations(item)]))
 

@@ -16,8 +16,7 @@ from hansa.compress.codes import VARINT, EncodedIndices, decode_indices, encode_
 from hansa.compress.dense import cast, identity, sign
 from hansa.compress.packet import Array, Buffer, PacketError, check_all_finite, read_kind, write_kind
 from hansa.compress.quantize import quantize
-from hansa.core.bounds import bound
-from hansa.core.counts import floor_share
+from hansa.core.bounds import bound, floor_share
 from hansa.core.errors import check_fraction, invalid_argument
 from hansa.core.keys import Key
 

@@ -282,7 +282,7 @@ KINDS = {
         Kind("pass_order", local.PassOrder, local, (), ("hansa.local",), "order of passes"),
         Kind("augment", augment.Augmentation, augment, label="augmentation", function_argument="generator"),
         Kind("loss", losses.Loss, losses, ("sums",)),
-        Kind("partition", data.Partition, data, ("split",), ("hansa.data.partitions", "hansa.data.split")),
+        Kind("partition", data.Partition, data, ("split",), ("hansa.data.partitions", "hansa.data.partitions")),
         Kind("link_model", ledger.LinkModel, _LINKS, ("seconds",), label="link model", default="custom"),
         Kind("fault_plan", faults, {"faults": faults}, _FAULTS, label="fault plan", default="faults"),
         Kind("pace", pace.Pace, _PACES, default="buffered"),

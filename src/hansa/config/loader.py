@@ -26,8 +26,8 @@ from hansa.config.fields import ComponentField, describe_error, explain
 from hansa.config.import_path import may_import
 from hansa.config.sections import Config
 from hansa.config.yaml_text import ConfigError, Document, Keys, Problem, parse_document, read_document
-from hansa.core.citations import citations
 from hansa.core.errors import suggestion
+from hansa.core.protocols import citations
 
 
 def load(path: Path | str, changes: Iterable[str] = (), *, building: bool = True) -> Config:

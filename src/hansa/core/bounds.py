@@ -1,23 +1,42 @@
-"""Bounds of a component's fields: declared with each field, checked when the component is made.
-
->>> from dataclasses import dataclass, field
->>> from hansa.core.errors import check_fraction
->>> @dataclass(frozen=True)
-... class half(Checked):
-...     ratio: float = field(metadata=bound(check_fraction, "0.5 keeps half."))
->>> half(2)
-Traceback (most recent call last):
-...
-hansa.core.errors.HansaError: half(ratio=2): expected 0 < ratio <= 1. 0.5 keeps half.
+"""Declared bounds of arguments, checked once by `Checked`; and counts from shares, computed from the decimal that was
+written and not from its float.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, cast
 
 from hansa.core.errors import check_fraction, check_integer, check_non_negative, check_positive, invalid_argument
+
+_ROUNDING = 1e-15
+"""A product of a float and a whole number is within this relative distance of the product of the decimal."""
+
+
+def floor_share(share: float, total: int) -> int:
+    """Return floor(share * total) for the decimal share that was written: 0.29 of 100 is 29, though the floats give
+    28.999999999999996.
+
+    >>> floor_share(0.29, 100), floor_share(0.299, 100), floor_share(1 / 3, 3)
+    (29, 29, 1)
+    """
+    return _floor(share * total)
+
+
+def round_share(share: float, total: int) -> int:
+    """Return share * total rounded to the nearest whole number, halves up: 0.145 of 100 is 15.
+
+    >>> round_share(0.145, 100), round_share(0.25, 10), round_share(0.144, 100)
+    (15, 3, 14)
+    """
+    return _floor(share * total + 0.5)
+
+
+def _floor(product: float) -> int:
+    nearest = round(product)
+    return nearest if math.isclose(product, nearest, rel_tol=_ROUNDING) else math.floor(product)
 
 
 def bound(check: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:

@@ -29,21 +29,23 @@ if TYPE_CHECKING:
         with_test_clients,
         with_validation,
     )
-    from hansa.data.files import DataError, MissingFileError, data_folder
     from hansa.data.loading import FileStatus, check_files, dataset_names, download, federate, is_present, load
     from hansa.data.partitions import (
         Partition,
+        Split,
         dirichlet,
         iid,
         labels_per_client,
+        load_split,
         natural,
         quantity_skew,
+        save_split,
+        saved_split,
         shards,
         subsample,
     )
     from hansa.data.schema import Schema, SchemaMisfitError, SplitColumn, TableColumn, TableEncoding
-    from hansa.data.sources import DATASETS, DatasetInfo, dataset_info
-    from hansa.data.split import Split, load_split, save_split, saved_split
+    from hansa.data.sources import DATASETS, DataError, DatasetInfo, MissingFileError, data_folder, dataset_info
     from hansa.data.synthetic_data import synthetic, two_gaussians
 
 __all__ = [

@@ -26,9 +26,8 @@ from hansa.data.federated import (
     test_owner_numbers,
     with_test_clients,
 )
-from hansa.data.files import DataError, invalid_file
-from hansa.data.partitions import Partition, iid, natural
-from hansa.data.split import Split, parse_clients
+from hansa.data.partitions import Partition, Split, iid, natural, parse_clients
+from hansa.data.sources import DataError, invalid_file
 from hansa.training.losses import WeightedTargets
 
 log = logging.getLogger("hansa")

@@ -21,7 +21,6 @@ import torch
 
 from hansa.core.errors import check_decay, invalid_argument, short_repr
 from hansa.data.federated import Dataset, FederatedData, partition_dataset
-from hansa.data.files import DataError, MissingFileError, read_asset
 from hansa.data.partitions import natural
 from hansa.data.schema import (
     MISSING_TEXTS,
@@ -41,6 +40,7 @@ from hansa.data.schema import (
     read_csv,
     table_moments,
 )
+from hansa.data.sources import DataError, MissingFileError, read_asset
 
 TEST = 0.2
 """Fraction of each client's rows for testing, if nothing else is said."""

@@ -14,9 +14,8 @@ import torch
 from hansa.core import trees
 from hansa.core.errors import HansaError, check_positive, invalid_argument, suggestion
 from hansa.core.keys import Key
-from hansa.data.partitions import Partition, divide
+from hansa.data.partitions import Partition, Split, divide, owner_column, saved_split
 from hansa.data.schema import Schema, TableEncoding
-from hansa.data.split import Split, owner_column, saved_split
 from hansa.training.batch_sources import count_rows, take_rows
 from hansa.training.losses import strip_weights
 

@@ -28,10 +28,21 @@ from hansa.data.csv_folder import (
     write_hospital_tables,
 )
 from hansa.data.federated import Dataset, FederatedData, partition_dataset
-from hansa.data.files import DataError, MissingFileError, data_folder, ensure_writable, invalid_file, read_asset
 from hansa.data.partitions import Partition, dirichlet, natural
 from hansa.data.readers import OwnedSamples, read_cifar, read_femnist, read_idx, read_shakespeare
-from hansa.data.sources import DATASETS, DataFile, DatasetInfo, RemoteFile, dataset_info
+from hansa.data.sources import (
+    DATASETS,
+    DataError,
+    DataFile,
+    DatasetInfo,
+    MissingFileError,
+    RemoteFile,
+    data_folder,
+    dataset_info,
+    ensure_writable,
+    invalid_file,
+    read_asset,
+)
 from hansa.data.synthetic_data import synthetic, two_gaussians
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from hansa.data.files import DataError, invalid_file, missing_file
+from hansa.data.sources import DataError, invalid_file, missing_file
 
 if TYPE_CHECKING:
     import numpy.typing as npt

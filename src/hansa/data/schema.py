@@ -27,7 +27,7 @@ import torch
 
 from hansa.core.errors import short_repr, suggestion
 from hansa.core.keys import Key
-from hansa.data.files import DataError
+from hansa.data.sources import DataError
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -8,7 +8,7 @@ import torch
 from hansa.core.errors import check_integer, check_non_negative, invalid_argument
 from hansa.core.keys import Key
 from hansa.data.federated import FederatedData
-from hansa.data.split import Split
+from hansa.data.partitions import Split
 
 _DIMENSION, _CLASSES = 60, 10
 

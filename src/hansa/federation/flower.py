@@ -33,8 +33,7 @@ from typing import Any, NamedTuple
 
 from hansa.core.errors import HansaError
 from hansa.federation.certificates import Keys, trial_key
-from hansa.federation.messages import Refusal
-from hansa.federation.transport import Reply
+from hansa.federation.messages import Refusal, Reply
 
 log = logging.getLogger("hansa")
 

@@ -18,8 +18,7 @@ from hansa.core.errors import HansaError
 from hansa.data import DataError, Schema, SchemaMisfitError
 from hansa.data.csv_folder import fraction_of_test_rows
 from hansa.data.schema import Moments, Table, as_schema, complete, table_moments
-from hansa.federation.messages import ProtocolError
-from hansa.federation.transport import EnrollingTransport, SiteConnections
+from hansa.federation.messages import EnrollingTransport, ProtocolError, SiteConnections
 from hansa.rounds.wire_format import Message, mapping_field, value_field
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from hansa.config.sections import EngineSection, EvaluateSection
 from hansa.core.errors import HansaError, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.types import BUFFERS, MODEL, Vectors
-from hansa.core.vectors.fingerprint import fingerprint
+from hansa.core.vectors.arithmetic import fingerprint
 from hansa.data import FederatedData, Schema
 from hansa.data.csv_folder import federate_tables, read_tables, schema_template
 from hansa.engine.requests import LoadMemory, single_orders, unchanged
@@ -35,6 +35,7 @@ from hansa.federation.messages import (
     EVALUATION_REPLY,
     REFUSAL,
     REPORTS,
+    EnrollingTransport,
     EnrollmentReply,
     EnrollmentRequest,
     MemoryVersion,
@@ -43,8 +44,10 @@ from hansa.federation.messages import (
     RoundOrders,
     RoundReports,
     RunOver,
+    SiteConnections,
     SiteEvaluationReply,
     SiteEvaluationRequest,
+    Transport,
     numeric_platform,
     refuse,
     with_texts,
@@ -52,7 +55,6 @@ from hansa.federation.messages import (
 from hansa.federation.schema_agreement import agree_schema, draft_schema, row_choice
 from hansa.federation.site import model_digest
 from hansa.federation.site_metrics import check_reply, combine_replies
-from hansa.federation.transport import EnrollingTransport, SiteConnections, Transport
 from hansa.pace import synchronous
 from hansa.pace.events import RecordedClock, oldest_version
 from hansa.rounds import OpenedRound, ServerState, wire_format

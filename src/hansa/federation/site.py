@@ -34,7 +34,7 @@ from hansa.config import Config, allow_code, build, build_algorithm, from_yaml
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
-from hansa.core.vectors.fingerprint import fingerprint
+from hansa.core.vectors.arithmetic import fingerprint
 from hansa.data import FederatedData, Schema, SchemaMisfitError
 from hansa.data.csv_folder import federate_tables
 from hansa.data.schema import Table

@@ -9,8 +9,7 @@ from functools import partial
 from operator import index
 from typing import ClassVar, Protocol, runtime_checkable
 
-from hansa.core.bounds import Checked, bound, share_or_count
-from hansa.core.counts import round_share
+from hansa.core.bounds import Checked, bound, round_share, share_or_count
 from hansa.core.errors import HansaError, check_fraction, check_integer, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.native.random_draws import draws_without_replacement

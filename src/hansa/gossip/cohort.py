@@ -19,8 +19,7 @@ from hansa.core.vectors import allocator
 from hansa.gossip import BaseActivity, selected
 from hansa.gossip.robust import exchange_messages
 from hansa.gossip.rows import DenseRows, LazyRows, Mixer, Rows, SeparateRows, lazy_pays
-from hansa.local.step import LocalStep
-from hansa.local.trainer import Trainer, draw_batches
+from hansa.local.trainer import LocalStep, Trainer, draw_batches
 from hansa.local.work import Work
 from hansa.rounds.messages import WorkOrder, scoped
 from hansa.server import BaseServerTransform

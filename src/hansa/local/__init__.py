@@ -1,10 +1,6 @@
 """Client work: solvers as affine corrections, the amount of work, the local step and trainers."""
 
-from typing import TYPE_CHECKING
-
-from hansa.core.lazy_imports import lazy_exports
 from hansa.core.schedule import cosine, inverse_sqrt, piecewise, step_decay, warmup
-from hansa.local.batching import Batches, PassOrder, as_batching, batching, in_order
 from hansa.local.loops import BaseClientLoop, ClientLoop, LoopResult
 from hansa.local.solvers import (
     AscentOffset,
@@ -20,12 +16,26 @@ from hansa.local.solvers import (
     sgd,
     solver_receives,
 )
-from hansa.local.step import LocalStep, blocks, effective_steps
+from hansa.local.trainer import (
+    BaseTrainer,
+    ClientJobs,
+    LocalResults,
+    LocalStep,
+    Trainer,
+    blocks,
+    effective_steps,
+    take_steps,
+    train,
+)
 from hansa.local.work import (
     BaseLocalWork,
+    Batches,
     Distribution,
     LocalWork,
+    PassOrder,
     Work,
+    as_batching,
+    batching,
     between,
     deadline,
     drawn,
@@ -33,14 +43,12 @@ from hansa.local.work import (
     fixed,
     half_normal,
     hybrid_plus,
+    in_order,
     lognormal,
     one_of,
     random_steps,
     zipf,
 )
-
-if TYPE_CHECKING:
-    from hansa.local.trainer import BaseTrainer, ClientJobs, LocalResults, Trainer, take_steps, train
 
 __all__ = [
     "AscentOffset",
@@ -93,6 +101,3 @@ __all__ = [
     "warmup",
     "zipf",
 ]
-
-if not TYPE_CHECKING:  # trainers import torch, which is slow: commands that only read files skip it
-    __getattr__, __dir__ = lazy_exports(__name__)

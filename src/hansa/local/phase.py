@@ -26,10 +26,17 @@ from hansa.gossip import Topology
 from hansa.gossip.mixing import Mixing
 from hansa.local import Correction, LocalStep, LocalWork, Solver, Work, blocks, epochs, solver_receives
 from hansa.local import sgd as sgd_solver
-from hansa.local.batching import Batches, PassPosition, as_batching, batching
 from hansa.local.loops import BaseClientLoop, ClientLoop, require_loop
 from hansa.local.solvers import BaseSolver, require_solver
-from hansa.local.work import BaseLocalWork, is_set_by_samples, require_work
+from hansa.local.work import (
+    BaseLocalWork,
+    Batches,
+    PassPosition,
+    as_batching,
+    batching,
+    is_set_by_samples,
+    require_work,
+)
 from hansa.server import BaseServerTransform, ServerTransform
 from hansa.server.base import require_server
 

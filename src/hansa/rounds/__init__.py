@@ -8,8 +8,7 @@ if TYPE_CHECKING:
     from hansa.rounds.aggregation import ClosedRound, Outcome, RoundAggregation, ServerState
     from hansa.rounds.measures import diagnose
     from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder, in_client_order
-    from hansa.rounds.pacing import open_paced_round
-    from hansa.rounds.round import OpenedRound, client_round, close_round, open_round
+    from hansa.rounds.round import OpenedRound, client_round, close_round, open_paced_round, open_round
 
 __all__ = [
     "Broadcast",

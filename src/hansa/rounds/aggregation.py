@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hansa.aggregate import BaseAggregator
-from hansa.aggregate.base import Combined, Participants, RunningAggregate
-from hansa.aggregate.mean import RunningMean
+from hansa.aggregate.base import Combined, Participants, RunningAggregate, RunningMean
 from hansa.algorithm import Algorithm
 from hansa.compress import Packet
 from hansa.core.keys import Key

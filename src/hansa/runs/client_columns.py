@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from hansa.core.errors import HansaError, suggestion
-from hansa.data.files import spreadsheet_text
+from hansa.data.sources import spreadsheet_text
 from hansa.runs.columns import CLIENT_COLUMNS
 from hansa.runs.store import io
 

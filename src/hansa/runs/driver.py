@@ -43,7 +43,7 @@ from hansa.rounds.faults import faults
 from hansa.rounds.ledger import Ledger
 from hansa.rounds.measures import Measure, wants_mean
 from hansa.rounds.messages import DroppedClient, Report, WorkOrder, joined_orders
-from hansa.rounds.pacing import check_profile
+from hansa.rounds.round import check_profile
 from hansa.runs.client_columns import Array, ClientColumns, encode_clients, join_rounds
 from hansa.runs.columns import MetricFacts, RunHistory, main_metric
 from hansa.runs.metrics import drop_reasons, text_table

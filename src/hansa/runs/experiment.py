@@ -19,9 +19,9 @@ from hansa import data
 from hansa.algorithm import Algorithm
 from hansa.config import Config, allow_code, build, build_algorithm, to_dict
 from hansa.config.sections import FAULTS, LINKS, PROFILE, CheckpointSection, EvaluateSection, PythonSection
-from hansa.core.citations import citations
 from hansa.core.devices import resolve_devices
 from hansa.core.errors import HansaError
+from hansa.core.protocols import citations
 from hansa.core.types import State
 from hansa.engine import EngineFactory, auto_engine, build_engine
 from hansa.rounds.ledger import Ledger

@@ -49,8 +49,8 @@ from hansa import __version__, data
 from hansa.config import Config, ConfigError, code_names, load, to_yaml
 from hansa.config.import_path import is_trusted
 from hansa.core import native
-from hansa.core.citations import citations
 from hansa.core.errors import HansaError, invalid_argument
+from hansa.core.protocols import citations
 from hansa.runs import metrics
 from hansa.runs.client_columns import ClientColumns
 from hansa.runs.columns import MetricFacts, RunHistory

@@ -23,8 +23,7 @@ from hansa.core.errors import HansaError, check_integer, check_non_negative
 from hansa.core.keys import Key
 from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.local import Work
-from hansa.local.step import LocalStep
-from hansa.local.trainer import ClientJobs, train
+from hansa.local.trainer import ClientJobs, LocalStep, train
 from hansa.training.batch_sources import (
     Batch,
     BatchSource,

@@ -41,8 +41,7 @@ from hansa.core.protocols import with_defaults
 from hansa.core.types import Vector
 from hansa.core.vectors.layout import Layout
 from hansa.local.solvers import BaseSolver
-from hansa.local.step import LocalStep
-from hansa.local.trainer import ClientJobs, LocalResults, train_by_steps
+from hansa.local.trainer import ClientJobs, LocalResults, LocalStep, train_by_steps
 from hansa.local.work import Work
 from hansa.training import random_state
 from hansa.training.batch_sources import (

@@ -33,8 +33,7 @@ from hansa.core.keys import Key
 from hansa.core.object_state import GENERATOR_TYPES, ObjectState, bitwise_equal
 from hansa.core.types import BUFFERS, MODEL, Vectors
 from hansa.core.vectors.layout import Layout, convert_module
-from hansa.local.step import LocalStep
-from hansa.local.trainer import take_steps
+from hansa.local.trainer import LocalStep, take_steps
 from hansa.local.work import Work
 from hansa.training import random_state
 from hansa.training.batch_sources import Batch, convert_batch, count_rows, describe_shapes, has_rows, spread_rows

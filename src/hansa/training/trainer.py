@@ -22,11 +22,9 @@ from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.core.vectors import allocator
 from hansa.core.vectors.arithmetic import native_fits
 from hansa.core.vectors.layout import convert_module
-from hansa.local.batching import Positions
 from hansa.local.loops import ClientLoop, LoopResult
-from hansa.local.step import LocalStep
-from hansa.local.trainer import BaseTrainer, ClientJobs, LocalResults, NativeSteps
-from hansa.local.work import Work
+from hansa.local.trainer import BaseTrainer, ClientJobs, LocalResults, LocalStep, NativeSteps
+from hansa.local.work import Positions, Work
 from hansa.training import random_state
 from hansa.training.batch_sources import (
     Batch,

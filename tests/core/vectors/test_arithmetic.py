@@ -15,7 +15,7 @@ from hansa import server
 from hansa.core import native
 from hansa.core.types import Population, RoundContext
 from hansa.core.vectors import arithmetic
-from hansa.core.vectors.fingerprint import _keys, fingerprint
+from hansa.core.vectors.arithmetic import _keys, fingerprint
 
 CTX = RoundContext(0, Population((1,)), (0,))
 needs_native = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")

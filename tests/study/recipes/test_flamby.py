@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from hansa.core.keys import Key
-from hansa.data.files import DataError
+from hansa.data.sources import DataError
 from hansa.study.recipes import flamby
 
 ROOT = Path(__file__).parents[3]

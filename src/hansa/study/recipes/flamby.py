@@ -22,7 +22,7 @@ from torch import nn
 from hansa.core.protocols import component
 from hansa.data import FederatedData, data_folder, from_arrays
 from hansa.data.csv_folder import HOSPITALS, read_hospital_tables
-from hansa.data.files import invalid_file, missing_file
+from hansa.data.sources import invalid_file, missing_file
 
 REGIONS = tuple(f"region {number}" for number in range(6))
 _NUMBERS = ("age", "sex", "trestbps", "chol", "fbs", "thalach", "exang", "oldpeak")

@@ -17,10 +17,10 @@ import yaml
 
 from hansa import __version__
 from hansa.config import parse_document
-from hansa.core.citations import bibtex_entries
 from hansa.core.errors import HansaError
+from hansa.core.protocols import bibtex_entries
+from hansa.data.partitions import read_label_counts
 from hansa.data.sources import DATASETS
-from hansa.data.split import read_label_counts
 from hansa.runs.client_columns import Array, ClientColumns, summarize_clients
 from hansa.runs.columns import (
     ACCURACY,

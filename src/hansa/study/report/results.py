@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hansa.core.citations import citations
 from hansa.core.errors import HansaError, suggestion
+from hansa.core.protocols import citations
 from hansa.runs import metrics
 from hansa.runs.columns import WINDOW, column_of, evaluated_metrics, main_metric, plain_name
 from hansa.runs.driver import Run
