@@ -17,7 +17,7 @@ NOT_FAST = [
     "aggregate/test_min_norm.py", "cli", "compress/test_own.py", "config/test_own_components.py",
     "config/test_own_data.py", "core/native", "core/vectors/test_allocator.py",
     "data/test_memory_mapped.py", "e2e", "engine", "examples", "exactness", "federation", "fuzz",
-    "golden", "metamorphic", "pace/test_runs.py", "properties", "reductions", "rounds/measures",
+    "golden", "metamorphic", "pace/test_runs.py", "rounds/measures",
     "runs/store/test_faults.py", "runs/test_record.py", "runs/test_experiment.py",
     "runs/test_folder_lock.py", "runs/test_per_client.py", "runs/test_provenance.py", "study",
     "test_containers.py", "test_docstrings.py", "test_looking.py", "test_readme.py", "test_site.py",

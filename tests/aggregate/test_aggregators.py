@@ -13,7 +13,7 @@ import torch
 import hansa
 from contracts.small import bowls
 from hansa import aggregate
-from hansa.aggregate.base import Participant, Participants, sum_updates
+from hansa.aggregate.base import Participants, sum_updates
 from hansa.compress import links, sign
 from hansa.core import native
 from hansa.core.types import EncodedUpdate, Population, RoundContext, Update
@@ -54,12 +54,6 @@ def test_a_running_mean_weighs_each_client_by_its_own_weight(weights: Any, as_ro
             for client in clients:
                 running.add(Update(client, cohorts[client], rows[client], samples[client], 1.0))
         torch.testing.assert_close(running.vector().double(), wanted, rtol=0, atol=1e-6)
-
-
-def test_participants_in_columns_are_a_sequence() -> None:
-    shares = Participants.of([4, 7], {4: 0, 7: 3}, range(10, 20))
-    assert list(shares) == [Participant(4, 0, 14), Participant(7, 3, 17)] == [shares[0], shares[1]]
-    assert (len(shares), shares[-1], list(shares[1:])) == (2, Participant(7, 3, 17), [Participant(7, 3, 17)])
 
 
 @pytest.mark.parametrize("preset", ["fedavg", "fednova"])

@@ -62,26 +62,6 @@ def test_the_published_contractions() -> None:
     assert all(c.contraction(10**8) < 1 for c in ALWAYS + IN_THE_MEAN)
 
 
-@relaxed
-@given(vectors(np.float64))
-def test_the_error_of_sign_is_exactly_the_papers(array) -> None:
-    x = torch.from_numpy(array)
-    size = float(x.square().sum())
-    if size > 1e-60 and not (array == 0).any():  # Remark 4.16 is an equality where no entry is zero
-        assert error(sign(), x) == pytest.approx(sign.q(x) ** 2 * size, rel=1e-9, abs=1e-12 * size)
-
-
-@contract
-@settings(deadline=None, max_examples=25)
-@given(st.one_of(vectors(), vectors(np.float64)), st.sampled_from([1.0, -1.0, 0.1]))
-def test_accumulating_is_decoding_scaling_and_adding(compressor, array, alpha) -> None:
-    x = torch.from_numpy(array)
-    packet = compressor.encode(x, KEY)
-    base = x.flip(0).contiguous() + 1
-    expected = base + decode(packet) * alpha
-    assert torch.equal(accumulate(packet, base, alpha), expected)
-
-
 @contract
 def test_large_vectors_go_through_the_same_code_as_small_ones(compressor) -> None:
     """C acts on chunks, so a vector longer than several of them must still decode, add and shrink as promised."""
@@ -103,15 +83,6 @@ def test_half_precision_neither_overflows_nor_fades(values, significant, scale) 
     decoded = decode(cast(values).encode(x, KEY))
     room = 1e-44 if scale < 1e-30 else 0.0
     assert bool(((decoded - x).abs() <= 2.0**-significant * x + room).all())
-
-
-def test_random_k_keeps_the_named_places_and_the_values_as_they_are() -> None:
-    x = torch.arange(1.0, 1001.0)
-    for i in range(20):
-        y = decode(random_k(1 / 10).encode(x, KEY.child(i)))
-        kept = y != 0
-        assert int(kept.sum()) == 100
-        assert torch.equal(y[kept], x[kept])
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 5, 64, 1000, 70_000])
@@ -157,22 +128,6 @@ def test_quantized_entries_lie_on_the_grid_next_to_the_entry(array, levels, buck
             np.testing.assert_allclose(np.rint(y / step), y / step, atol=1e-4)
             assert (np.abs(y - x) <= step * (1 + 1e-4)).all()
             assert (y * x >= 0).all()
-
-
-@pytest.mark.parametrize(("levels", "width"), [(1, 2), (3, 3), (7, 4), (15, 5), (16, 6), (127, 8)])
-def test_codes_take_the_bits_their_levels_need(levels, width) -> None:
-    assert width == math.ceil(math.log2(2 * levels + 1))
-    packet = quantize(levels, 512).encode(torch.ones(51_200), KEY)
-    assert packet.nbytes == 24 + 5 + 100 * 4 + 51_200 * width // 8
-
-
-def test_composition_saves_the_bytes_it_promises() -> None:
-    x = torch.from_numpy(np.random.default_rng(3).standard_normal(64_000, dtype=np.float32))
-    plain, half, coarse, signs = (
-        top_k(1 / 64, values).encode(x, KEY).nbytes for values in ("float32", "float16", quantize(7), sign())
-    )
-    assert (plain - half, plain - coarse) == (2000 - 3, 4000 - 5 - 2 * 4 - 500)
-    assert plain - signs == 4000 - 4 - 125
 
 
 test_wrong_settings_are_refused_by_name = refused(

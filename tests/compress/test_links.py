@@ -62,13 +62,6 @@ def test_refused_uploads_leave_the_residual_as_it_was(link, fates) -> None:
     torch.testing.assert_close(accepted + memory.get("residual", 0 * produced), produced, rtol=0, atol=1e-12)
 
 
-def test_direct_moves_no_bytes_until_they_are_asked_for() -> None:
-    (x,) = updates(1, 97)
-    packet, _ = direct().send(x, {}, Key(0))
-    assert direct().receive(packet, dim=97, dtype=torch.float64).data_ptr() == x.data_ptr()
-    assert packet.nbytes == 24 + 97 * 8
-
-
 DIM, CLIENTS = 200, 6
 
 

@@ -13,10 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-import hansa
 from compress.ternary import ternary
-from engine import problems as lab
-from hansa import presets
 from hansa.compress import (
     Coder,
     Packet,
@@ -24,22 +21,16 @@ from hansa.compress import (
     accumulate,
     decode,
     error_feedback,
-    memoryless,
     random_k,
-    replica,
     sign,
     top_k,
 )
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
-from hansa.engine import workers
-from hansa.engine.pool import Pool
-from hansa.runs.driver import Run
 from mistakes import refused
 
 KEY = Key(1)
 X = torch.from_numpy(np.random.default_rng(0).standard_normal(1001, dtype=np.float32))
-UNEVEN = {"local_lr": 0.05, "steps": hansa.local.fixed([3, 1, 4, 2, 5, 3]), "batch_size": 7}
 
 
 def expected(x: np.ndarray, threshold: float = 0.7) -> np.ndarray:
@@ -132,29 +123,3 @@ def test_kept_values_go_through_it_as_well(sparse) -> None:
         decode(packet, sparse(1 / 8))
     with pytest.raises(PacketError, match="values of kind sign, expected ternary"):
         decode(sparse(1 / 8, values=sign()).encode(X, KEY), compressor)
-
-
-METHODS = {
-    "both ways": lambda: presets.fedcams(compressor=ternary(), two_way=True, participation=0.5, **UNEVEN),
-    "down alone": lambda: presets.fedavg(participation=0.5, **UNEVEN).on("model", downlink=replica(ternary(), every=2)),
-    "memoryless": lambda: presets.fedavg(participation=0.5, **UNEVEN).on("model", uplink=memoryless(ternary(0.3))),
-    "values of top_k": lambda: presets.fedcams(compressor=top_k(1 / 4, ternary()), participation=0.5, **UNEVEN),
-    "gossip": lambda: presets.ha_fed(clusters=2, gossip_compressor=ternary(), steps=3, local_lr=0.05, batch_size=7),
-}
-
-
-@pytest.mark.parametrize("kind", ["thread", "process"])
-@pytest.mark.parametrize("method", METHODS)
-def test_it_runs_on_any_number_of_workers_with_equal_bits(method: str, kind: str, shared_workers: workers) -> None:
-    def finished(**more) -> Run:
-        return Run(METHODS[method](), lab.task(lab.perceptron), seed=5, keep_params=True, **more).advance(4)
-
-    alone = finished()
-    group = shared_workers.acquire() if kind == "process" else None
-    both = finished(engine=lambda *parts: Pool(*parts, workers=2, kind=kind, group=group))
-    if group is not None:
-        group.reset()
-    assert len(alone.trajectory.unique(dim=0)) == 4, "the model moved in every round"
-    assert torch.equal(alone.trajectory, both.trajectory)
-    assert alone.ledger.up_bytes == both.ledger.up_bytes
-    assert alone.ledger.down_bytes == both.ledger.down_bytes

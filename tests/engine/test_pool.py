@@ -66,31 +66,9 @@ def serial(case: str) -> Run:
 @pytest.mark.parametrize("case", CASES)
 def test_any_number_of_workers_equals_serial_bit_for_bit(group, case, workers):
     expected = serial(case)
+    assert case != "fedavg" or len(expected.task.test_chunks()) == 3, "workers share an evaluation"
     assert not torch.equal(expected.trajectory[0], expected.trajectory[-1])
     assert_same_run(finished(case, partial(Pool, workers=workers, group=group)), expected)
-
-
-def test_the_evaluation_is_the_same_for_any_number_of_workers(group):
-    algorithm = presets.fedavg(local_lr=0.1, steps=20, batch_size=8).with_buffers(2)
-    task = problems.task(problems.convolution)
-    orders = problems.first_orders(algorithm, task, torch.float32)
-    alone = Serial(algorithm, task, torch.float32, CPU)
-    expected, reports = alone.evaluate(problems.vectors_of(orders[0])), {r.clients[0]: r for r in alone.run(orders)}
-    assert expected.keys() == {"test_loss", "test_accuracy"}
-    assert len(task.test_chunks()) == 3
-    for workers in (1, 2, 3):
-        with Pool(algorithm, task, torch.float32, CPU, workers=workers, group=group) as pool:
-            assert pool.evaluate(problems.vectors_of(orders[0])) == expected
-            found = {report.clients[0]: report for report in pool.run(orders)}
-            assert all(problems.reports_equal(found[client], reports[client]) for client in reports)
-
-
-def test_a_task_without_test_data_has_nothing_to_evaluate(group):
-    data = problems.data()
-    train_only = type(data)(data.inputs, data.targets, data.index, data.offsets, classes=3)
-    task = hansa.Task(problems.perceptron, torch.nn.functional.cross_entropy, train_only)
-    with Pool(presets.fedavg(), task, torch.float32, CPU, group=group) as pool:
-        assert pool.evaluate(task.start(hansa.Key(0), torch.float32)) == {}
 
 
 @pytest.mark.parametrize("kind", ["process", "thread"])

@@ -83,19 +83,6 @@ def test_vectors_go_into_the_object_store_once_a_round_whatever_the_number_of_cl
     assert not ray.ended, "a cluster that was there is left as it is"
 
 
-def test_errors_of_clients_name_the_round_and_the_client(monkeypatch):
-    class Broken(Net):
-        def forward(self, x):
-            if len(x) == 2 and self.training:
-                raise RuntimeError("no such layer")
-            return super().forward(x)
-
-    monkeypatch.setattr(ray_pool, "_import_ray", FakeRay)
-    broken = hansa.Task(Broken, nn.functional.cross_entropy, clients(tested=20).data)
-    with pytest.raises(HansaError, match=r"round 0, client \d, step 0: RuntimeError: no such layer"):
-        Run(presets.fedavg(batch_size=2, steps=1), broken, engine=partial(RayPool, workers=2)).advance(1)
-
-
 def test_large_tensors_of_a_task_are_looked_at_in_place_and_small_ones_are_ones_own():
     memory = SharedMemory()
     large, little = torch.arange(1 << 16, dtype=torch.float32), torch.arange(3)

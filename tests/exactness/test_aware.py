@@ -122,15 +122,6 @@ def test_rows_on_disk_are_the_same_to_the_last_bit(tmp_path):
         assert ram.store.digest() == found.store.digest()
 
 
-def test_bfloat16_rows_take_half_the_room_and_stay_near():
-    from hansa.aggregate import aware as part
-
-    narrow = run(presets.fedaware(**words()).on("model", aggregate=part(momentum_dtype="bfloat16")))
-    wide = run(presets.fedaware(**words()))
-    assert narrow.store.read_many([0], "server/aware/momentum").dtype == torch.bfloat16
-    assert torch.linalg.vector_norm(narrow.params - wide.params) < 0.05 * torch.linalg.vector_norm(wide.params)
-
-
 def idle(client, x):
     """Client 1 has nothing to learn from round to round; client 0 starts at its optimum."""
     return (x - client).square().sum() * (0.0 if client == 1 else 1.0)
@@ -176,32 +167,6 @@ def test_everyone_takes_part_in_the_first_round_and_the_sampler_begins_after_it(
     assert [record["seen"] for record in found.history] == [N] * 4
     again = presets.fedaware(startup=True, explore=True, participation=0.4)
     assert again.sampler == hansa.sample.startup(hansa.sample.explore(0.4, then="uniform"))
-
-
-def test_a_startup_round_works_with_clusters_and_in_files(tmp_path):
-    from hansa.config import build_algorithm, from_yaml
-
-    clustered = presets.ha_fed(clusters=2, reporters=hansa.sample.startup(hansa.sample.per_cluster(1)), steps=1)
-    found = hansa.run(clustered, task(lab()), rounds=2)
-    assert [record["participants"] for record in found.history] == [N, 2]
-    said = build_algorithm(from_yaml("algorithm: {preset: fedaware, startup: true}\nsample: {participation: 0.1}"))
-    assert said.sampler == hansa.sample.startup(hansa.sample.uniform(0.1))
-    nested = build_algorithm(from_yaml("sample: {kind: startup, sampler: {kind: explore, count: 3}}"))
-    assert nested.sampler == hansa.sample.startup(hansa.sample.explore(count=3))
-
-
-def test_a_file_says_all_that_the_authors_code_does():
-    from hansa.config import build_algorithm, from_yaml
-
-    said = """
-    algorithm: {preset: fedaware, normalize: true, explore: true, from_zero: true, min_norm: authors}
-    server: {weights: samples}
-    sample: {participation: 0.1}
-    """
-    words = {"normalize": True, "explore": True, "from_zero": True, "min_norm": "authors", "weights": "samples"}
-    assert build_algorithm(from_yaml(said)) == presets.fedaware(participation=0.1, **words)
-    composed = build_algorithm(from_yaml("aggregate: {kind: aware, min_norm: authors, weights: samples, alpha: 0.25}"))
-    assert composed.channels["model"].aggregate == hansa.aggregate.aware(0.25, min_norm="authors", weights="samples")
 
 
 test_wrong_arguments_are_named = refused(

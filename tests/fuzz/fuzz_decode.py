@@ -176,7 +176,7 @@ def check(data: bytes, *, genuine: bool, watched: bool = False) -> str:
     assert vector.shape == (DIM,)
     assert vector.dtype == dtype
     assert bool(torch.isfinite(vector).all())
-    assert torch.equal(accumulate(data, out), vector + 1)
+    assert torch.equal(accumulate(data, out, 0.3), 1 + vector * 0.3)
     return "accepted"
 
 

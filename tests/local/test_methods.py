@@ -215,15 +215,6 @@ def test_private_blocks_are_not_on_the_wire_of_a_federation():
         assert here.store.digest() == wired.store.digest()
 
 
-def test_frozen_blocks_stay_as_they_are():
-    task = normed()
-    method = presets.fedavg(local_lr=0.1, steps=3, batch_size=4).with_local(frozen_blocks=blocks("first.*"))
-    run = hansa.run(method, task, rounds=2)
-    before, after = (task.layout.unpack(v) for v in (task.start(hansa.Key(0), torch.float32)["model"], run.params))
-    for name in before:
-        assert torch.equal(before[name], after[name]) == name.startswith("first."), name
-
-
 @pytest.mark.parametrize("split", [(6, 1), (2, 3), (1, 6)])
 def test_adamw_with_kept_state_is_one_long_adamw(split):
     steps, rounds = split

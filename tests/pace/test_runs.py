@@ -53,25 +53,6 @@ def test_every_engine_gives_the_same_bits(name):
     assert_same_run(alone, run(METHODS[name](), engine=partial(Pool, workers=2, kind="thread")))
 
 
-def test_processes_give_the_same_bits():
-    alone = run(METHODS["fadas, top-k with error feedback"]())
-    assert_same_run(alone, run(METHODS["fadas, top-k with error feedback"](), engine=partial(Pool, workers=3)))
-
-
-@pytest.mark.parametrize("name", ["fadas, top-k with error feedback", "ca2fl, sign, rows on disk", "scaffold"])
-def test_a_resumed_run_is_the_same_run(name, tmp_path):
-    method, options = METHODS[name](), {"seed": 2, "profile": PROFILE, "evaluate_every": 3}
-    whole = hansa.run(method, task(), rounds=7, out=tmp_path / "whole", checkpoint_every=1, workers=1, **options)
-    out = tmp_path / "stopped"
-    hansa.run(method, task(), rounds=4, out=out, checkpoint_every=1, workers=1, **options)
-    resumed = hansa.run(method, task(), rounds=7, out=out, checkpoint_every=1, workers=1, **options)
-    assert torch.equal(resumed.params, whole.params)
-    assert repr(dict(resumed.clients())) == repr(dict(whole.clients()))
-    jobs, expected = resumed.state.pace["jobs"], whole.state.pace["jobs"]
-    assert sorted(jobs) == sorted(expected)
-    assert jobs
-
-
 def test_a_profile_that_changed_is_not_resumed(tmp_path):
     method = presets.fedbuff(size=2, **COMMON)
     hansa.run(method, lines(), rounds=2, out=tmp_path / "run", profile=table(tmp_path), workers=1)

@@ -17,7 +17,7 @@ from hansa.aggregate import Combined
 from hansa.core.vectors import allocator
 from hansa.engine import Serial
 from hansa.engine.pool import _block_size
-from hansa.rounds import RoundAggregation, close_round, open_round
+from hansa.rounds import open_round
 from hansa.runs.driver import Run
 from hansa.runs.store import DiskStore, RamStore
 
@@ -121,17 +121,6 @@ def test_a_round_that_is_left_in_the_midst_leaves_nothing_behind(tmp_path):
         whole = Run(method, task(), evaluate_every=0).advance(2)
         assert torch.equal(run.params, whole.params)
         assert store.digest() == whole.store.digest()
-
-
-def test_a_second_answer_after_the_fold_is_refused_and_changes_nothing():
-    run, opened, reports = opened_round(presets.fedavg(steps=1))
-    closing = RoundAggregation(run.algorithm, opened.state, opened.orders, run.task.population)
-    for report in [*reports, reports[2]]:
-        closing.add(report)
-    closed = closing.close()
-    plain = close_round(run.algorithm, opened.state, opened.orders, reports, run.task.population)
-    assert torch.equal(closed.state.vectors["model"], plain.state.vectors["model"])
-    assert [lost.reason for lost in closed.outcome.dropped] == ["duplicate"]
 
 
 def test_large_reports_are_begun_nearly_in_order_and_small_ones_longest_first():

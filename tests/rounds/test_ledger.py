@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hansa.compress import decode, identity, sign, top_k
+from hansa.compress import decode, sign, top_k
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.rounds.ledger import Ledger, LinkModel, afga
@@ -91,20 +91,6 @@ def test_q_of_a_round_is_below_the_compressors_contraction() -> None:
     assert q(x, decode(sign().encode(x, Key(0)))) == pytest.approx(sign.q(x), rel=1e-12)
     assert 0 < q(x, decode(top_k(1 / 64).encode(x, Key(0)))) <= math.sqrt(1 - 1 / 64)
     assert q(torch.zeros(3), torch.zeros(3)) == 0
-
-
-def test_gamma_by_hand() -> None:
-    """Top-1 of (3, 0) and (0, 2) with residual (0, 4): C(mean) = C(1.5, 3) = (0, 3), mean C = (1.5, 3)."""
-    deltas = [torch.tensor([3.0, 0.0]), torch.tensor([0.0, 2.0])]
-    value = gamma(top_k(0.5), deltas, [None, torch.tensor([0.0, 4.0])], Key(0))
-    assert value == pytest.approx(1.5 / math.hypot(1.5, 1.0), rel=1e-12)
-
-
-def test_gamma_is_zero_without_compression_or_with_equal_clients() -> None:
-    deltas = list(torch.from_numpy(np.random.default_rng(2).standard_normal((4, 50))))
-    assert gamma(identity(), deltas, [None] * 4, Key(0)) < 1e-15
-    assert gamma(sign(), [deltas[0]] * 4, [deltas[1]] * 4, Key(0)) < 1e-15
-    assert gamma(sign(), deltas, [None] * 4, Key(0)) > 0.1
 
 
 def test_gamma_of_nothing() -> None:

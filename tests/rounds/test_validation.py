@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -15,17 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hansa
-from hansa import presets
 from hansa.compress import Packet, direct, error_feedback, sign
 from hansa.core.keys import Key
-from hansa.engine import Serial
 from hansa.rounds import close_round
 from hansa.rounds.validation import ExpectedUpload, RefusedUpdate, repeated_senders, sender_of, validate_upload
-from hansa.runs.driver import Run
-from hansa.sample import replay
 from torture import malformed
 from torture.kill import sha
-from torture.malformed import Upload, as_report, scene, task
+from torture.malformed import Upload, as_report, scene
 
 BASE = bytes(16)
 X = torch.tensor([3.0, -4.0])
@@ -164,16 +159,6 @@ def test_an_invalid_upload_does_not_count_against_its_sender():
     assert reason(now, twice={1}) == "duplicate"
 
 
-def test_of_three_equal_uploads_in_a_report_none_is_taken():
-    found = scene("fedavg")
-    report, sent = found.uploads[0]
-    others = [each for each in found.reports if each is not report]
-    closed = found.close([*others, as_report(report.cohort, sent, sent, sent)])
-    assert sent.client not in closed.outcome.admitted
-    assert [lost.reason for lost in closed.outcome.dropped] == ["duplicate"] * 3
-    assert sha(closed.state.tree()) == sha(found.without(sent.client).state.tree())
-
-
 def test_weights_come_from_the_servers_table_and_nothing_in_an_upload_touches_them():
     """x moves by sum n_i D_i / sum n_i with the table's n_i, whatever losses are claimed; a weight has no place."""
     found = scene("fedavg")
@@ -191,52 +176,6 @@ def test_weights_come_from_the_servers_table_and_nothing_in_an_upload_touches_th
         for weight in (-1.0, math.nan, 1e30):
             claim = {**upload().packets, name: Packet.of(torch.tensor([weight]))}
             assert reason(upload(packets=claim)) == "channels"
-
-
-@pytest.mark.parametrize("preset", ["fedavg", "fedams", "scaffold", "feddyn", "fednova", "fedcams", "fedaware"])
-def test_a_run_with_a_malformed_client_is_bit_for_bit_the_run_without_it(preset):
-    """Against a sampler that never chose the client: the door is nowhere in that run."""
-    bad = 3
-    rounds = [[0, 2, 3], [1, 3, 5], [3, 4], [0, 1, 2, 3], [2, 3, 5]]
-
-    kinds = [
-        *(partial(malformed.wrong, name) for name in malformed.FIELDS),
-        malformed.wrong_channels, malformed.no_packet, malformed.wrong_numbers, malformed.wrong_dtype,
-        malformed.wrong_shape, malformed.wrong_bytes, malformed.duplicated,
-    ]  # fmt: skip
-
-    class Malforming(Serial):
-        def run(self, orders, recall):
-            for report in super().run(orders, recall):
-                yield report.part(
-                    [place for place, client in enumerate(report.clients) if client != bad], clients_only=False
-                )
-                for sent in (sent for sent in Upload.each(report) if sent.client == bad):
-                    draw = Key(9).child(sent.round).numpy()
-                    wrong = kinds[int(draw.integers(len(kinds)))](None, sent, draw)
-                    yield as_report(report.cohort, *wrong.uploads)
-
-    words = {"steps": 2, "local_lr": 0.05}
-    plan = getattr(presets, preset)(**words, sampler=replay(rounds))
-    without = getattr(presets, preset)(**words, sampler=replay([[c for c in who if c != bad] for who in rounds]))
-    run = Run(plan, task("quadratic"), engine=Malforming, evaluate_every=0).advance(10)
-    expected = Run(without, task("quadratic"), evaluate_every=0).advance(10)
-    assert [record["clients"] for record in run.history] == [record["clients"] for record in expected.history]
-    assert len(run.dropped_clients) >= 10
-    assert torch.equal(run.params, expected.params)
-    assert sha(run.state.tree()) == sha(expected.state.tree())
-    assert run.store.digest() == expected.store.digest()
-
-
-@pytest.mark.parametrize("name", ["fedams", "scaffold", "fedaware", "cafga", "dsgd"])
-def test_when_everyone_is_refused_nothing_moves(name):
-    found = scene(name)
-    reports = [replace(report, losses=[math.inf] * len(report.clients)) for report in found.reports]
-    closed = found.close(reports)
-    assert closed.memory == {}
-    assert not closed.outcome.applied
-    assert {lost.reason for lost in closed.outcome.dropped} == {"loss"}
-    assert sha({**closed.state.tree(), "round": 0}) == sha({**found.state.tree(), "round": 0})
 
 
 @pytest.mark.parametrize("quorum", [1, 2, 3, 4])

@@ -20,38 +20,9 @@ from same_runs import assert_same_run
 TEN = Population((1,) * 10)
 
 
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        sample.uniform(0.3), sample.uniform(count=3), sample.weighted(participation=0.3),
-        sample.weighted(tuple(range(10)), count=3), sample.explore(0.3),
-    ],
-    ids=repr,
-)  # fmt: skip
-def test_seeds_and_rounds_differ(sampler):
-    draws = {tuple(sampler.select(r, TEN, Key(s)) for r in range(6)) for s in range(4)}
-    assert len(draws) == 4
-
-
-def test_uniform_is_uniform():
-    counts = np.zeros(10)
-    for round in range(3000):
-        counts[list(sample.uniform(0.3).select(round, TEN, Key(0)))] += 1
-    # each count is hypergeometric with mean 900 and standard deviation about 25
-    assert np.abs(counts - 900).max() < 110
-
-
 @pytest.mark.parametrize(("fraction", "size"), [(0.1, 1), (0.25, 3), (0.01, 1), (1.0, 10), (0.34, 3)])
 def test_a_fraction_becomes_the_nearest_number_and_at_least_one(fraction, size):
     assert len(sample.uniform(fraction).select(0, TEN, Key(0))) == size
-
-
-def test_weighted_follows_its_weights_and_never_takes_a_zero():
-    sampler, counts = sample.weighted((0.0, 1.0, 3.0), count=1), np.zeros(3)
-    for round in range(2000):
-        counts[list(sampler.select(round, Population((1, 1, 1)), Key(0)))] += 1
-    assert counts[0] == 0
-    assert abs(counts[2] / 2000 - 0.75) < 0.05
 
 
 def test_explore_visits_everybody_before_anybody_again():

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import hansa
+from compress.ternary import ternary
 from contracts.small import NAMES, OWN, small
 from contracts.small import bowls as small_bowls
 from hansa.aggregate.staleness import CACHED_UPDATE
@@ -195,7 +196,7 @@ MIXED = {
     "ha_fed": lambda: small("ha_fed", reporters=4, **ALL),
     "ha_fed, half active": lambda: small("ha_fed", reporters=4, active=0.5, **ALL),
     "ha_fed, hypercube": lambda: small("ha_fed", reporters=4, topology=hypercube(), **ALL),
-    "ha_fed, compressed gossip": lambda: small("ha_fed", reporters=4, gossip_compressor=top_k(0.4), **ALL),
+    "ha_fed, compressed gossip": lambda: small("ha_fed", reporters=4, gossip_compressor=ternary(), **ALL),
     "cafga": lambda: small("cafga", reporters=4, active=2, **ALL),
     "afga": lambda: small("afga", participation=1.0, active=3, topology=ring(), **ALL),
     **{name: partial(small, name, **ALL) for name in DECENTRALIZED},

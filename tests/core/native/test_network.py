@@ -160,16 +160,6 @@ def test_a_local_phase_follows_its_equation(name: str, options: dict[str, Any]) 
     assert losses.tolist() == pytest.approx(wanted_losses, rel=1e-5)
 
 
-def test_a_phase_in_two_calls_with_its_velocity_is_the_phase_in_one() -> None:
-    stack, _, y, inputs, labels = case("grey, 3x3")
-    index = torch.randint(0, ROWS, (6, 4), generator=torch.Generator().manual_seed(4))
-    once, twice, velocity = y.clone(), y.clone(), torch.zeros_like(y)
-    train(stack, once, inputs, labels, index, AffineStep(0.05, momentum=0.9))
-    train(stack, twice, inputs, labels, index[:2], AffineStep(0.05, momentum=0.9, velocity=velocity))
-    train(stack, twice, inputs, labels, index[2:], AffineStep(0.05, momentum=0.9, velocity=velocity))
-    assert torch.equal(once, twice)
-
-
 @pytest.mark.parametrize("name", ["MLP on colour", "CIFAR CNN", "many channels"])
 def test_memory_format_changes_nothing(name: str) -> None:
     stack, _, y, inputs, labels = case(name)
@@ -267,47 +257,6 @@ def test_bad_rows_labels_and_sizes_are_named_and_change_nothing() -> None:
     with pytest.raises(HansaError, match="label -1"):
         stack.evaluate(y, inputs, torch.full_like(labels, -1))
     assert torch.equal(y, before)
-
-
-def dropping(channels: int) -> nn.Sequential:
-    """Channels dropped behind a fast pool and a mean, values of an image, of what is flattened, of a linear layer."""
-    drop, drop2d, relu = nn.Dropout(0.3), nn.Dropout2d(0.4), nn.ReLU()
-    first = [nn.Conv2d(3, channels, 3), drop2d, relu, nn.MaxPool2d(2), nn.Conv2d(channels, 9, 3), relu, drop]
-    then = [
-        nn.Conv2d(9, 6, 3, stride=2),
-        drop2d,
-        relu,
-        nn.AvgPool2d(2, 1),
-        nn.Conv2d(6, 5, 1),
-        drop,
-        relu,
-        nn.Flatten(),
-    ]
-    return nn.Sequential(*first, *then, nn.Linear(20, 11), relu, drop, nn.Linear(11, 4), drop)
-
-
-def dropping_flat() -> nn.Sequential:
-    first = [nn.Conv2d(3, 7, 3, stride=3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5)]
-    return nn.Sequential(*first, nn.Linear(7 * 49, 4))
-
-
-@in_each_set
-@pytest.mark.parametrize("make", [lambda: dropping(8), lambda: dropping(21), dropping_flat])
-def test_dropout_drops_what_torch_drops_forwards_and_backwards(make: Any) -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        module, inputs, labels = smooth(make(), (3, 23, 23), 5)
-        module = module.to(memory_format=torch.channels_last)
-        stack = compiled(module, (3, 23, 23))
-        generator = torch.Generator().manual_seed(7)
-        keep = torch.empty(5 * stack.dropout_numbers)
-        stack.draw(5, generator, keep)
-        torch.manual_seed(7)
-        loss = cross_entropy(module(inputs.contiguous(memory_format=torch.channels_last)), labels)
-    wanted = flatten(list(torch.autograd.grad(loss, list(module.parameters()))))
-    found, gradient = stack.gradient(parameters_of(module), inputs, labels, torch.arange(5), keep=keep)
-    assert found == pytest.approx(float(loss.detach()), rel=1e-5)
-    assert distance(gradient, wanted) < 1e-5
 
 
 def test_a_stack_that_drops_out_wants_what_it_multiplies_by() -> None:

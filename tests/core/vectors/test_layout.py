@@ -122,12 +122,6 @@ def test_a_parameter_that_repeats_itself_and_one_without_shape_are_refused():
         Layout.of(nn.Sequential(nn.LazyLinear(3)))
 
 
-def test_frozen_parameters_never_travel():
-    module = net()
-    module[0].requires_grad_(False)
-    assert [entry.name for entry in Layout.of(module).parameters] == ["1.weight", "1.bias", "3.weight", "3.bias"]
-
-
 def test_tied_parameters_travel_once():
     module = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     module[1].weight = module[0].weight

@@ -46,22 +46,6 @@ def test_by_hand(method, expected, length):
     assert found["update_norm"] == pytest.approx((2 + 2 + 1) / 3)
 
 
-def test_fedaware_with_sample_weights():
-    """(1/5, 4/5) is the shortest combination of (0, 2) and (-1, 0); with (2, 0) too it is zero, and D~ has no bound."""
-    method = presets.fedaware(local_lr=1.0, steps=1, weights="samples", sampler=hansa.sample.replay([[1, 2]]))
-    found = hansa.run(method, task(), rounds=1).history[0]
-    assert found["weights"] == pytest.approx({1: 0.2, 2: 0.8})
-    above = (3 * 4 + 4 * 1) / 7
-    assert found["surrogate_diversity"] == pytest.approx(math.sqrt(above / (0.4**2 + 0.8**2)))
-    assert found["momentum_diversity"] == pytest.approx(math.sqrt(above / ((4 / 7) ** 2 + (6 / 7) ** 2)))
-    assert found["diversity"] == found["momentum_diversity"]
-    assert found["chi_square"] == pytest.approx((0.2 / (3 / 7)) ** 2 + (0.8 / (4 / 7)) ** 2)
-    assert found["aggregate_norm"] == pytest.approx(math.hypot(0.4, 0.8))
-    everyone = hansa.run(presets.fedaware(local_lr=1.0, steps=1), task(), rounds=1).history[0]
-    assert everyone["aggregate_norm"] == pytest.approx(0, abs=1e-9)
-    assert everyone["surrogate_diversity"] > 1e6
-
-
 def test_the_definitions_at_their_edges():
     assert hansa.measures.diversity([0.0, 0.0], [0.5, 0.5], 0.0) == 1.0
     assert hansa.measures.diversity([1.0, 1.0], [0.5, 0.5], 0.0) == math.inf
