@@ -16,45 +16,30 @@ import torch
 import hansa
 from engine import problems
 from engine.problems import CPU
+from golden import cases
+from golden import problems as golden
 from hansa import presets
 from hansa.engine import auto_engine, processes
 from hansa.engine.pool import Pool
 from hansa.engine.requests import WorkersUnsupported, execute
 from hansa.engine.serial import Serial
-from hansa.local import fixed, random_steps
+from hansa.local import fixed
 from hansa.runs.driver import Run
 from same_runs import assert_same_run
 
-UNEVEN = {"local_lr": 0.05, "steps": random_steps(1, 9), "batch_size": 7, "participation": 0.7}
-CASES = {
-    "fedavg": lambda: (presets.fedavg(**UNEVEN, weights="samples"), problems.task(), torch.float32),
-    "fedavg, eager steps": lambda: (presets.fedavg(**UNEVEN), problems.task(execution="eager"), torch.float32),
-    "convolutions": lambda: (presets.fedprox(**UNEVEN), problems.task(problems.plain_convolution), torch.float32),
-    "BatchNorm buffers": lambda: (presets.fedams(**UNEVEN), problems.task(problems.convolution), torch.float32),
-    "memory and a second channel": lambda: (
-        presets.scaffold(**UNEVEN),
-        problems.task(problems.convolution),
-        torch.float32,
-    ),
-    "feddyn": lambda: (presets.feddyn(**UNEVEN), problems.task(), torch.float32),
-    "fednova": lambda: (presets.fednova(**UNEVEN), problems.task(), torch.float32),
-    "packed uploads and residuals": lambda: (presets.fedcams(**UNEVEN), problems.task(), torch.float32),
-    "dropout": lambda: (presets.fedavg(**UNEVEN), problems.task(problems.dropout), torch.float32),
-    "float64 data and model": lambda: (presets.scaffold(**UNEVEN), problems.task(problems.convolution), torch.float64),
-    "quadratic in float64": lambda: (presets.fedadam(**UNEVEN), problems.bowls(), torch.float64),
-    "clusters that gossip": lambda: (presets.cafga(clusters=2, reporters=2, steps=5), problems.task(), torch.float32),
-    "every client its own model": lambda: (presets.dsgd(steps=3), problems.bowls(), torch.float64),
-    "a client that diverges": lambda: (
-        presets.fedavg(local_lr=0.1, steps=4),
-        problems.with_accident(problems.diverging, 4),
-        torch.float64,
-    ),
-}
+CASES = (
+    "aggregate: mean by samples / mlp", "random steps / norm", "fedavg / cnn", "fedadam / batch", "scaffold / batch",
+    "feddyn / mlp", "fedcams / norm", "fedavg / dropping", "fedavg / remembering", "fedcams / double",
+    "scaffold in float64 / mlp", "fedadam / words", "scaffold / quadratic", "cafga / mlp", "dsgd / batch",
+    "overflow: fedavg / spoilt",
+)  # fmt: skip
+"""Golden cases: native, eager, with buffers, memory, packed uploads, dropout, in float64, and with losses."""
 
 
-def finished(case: str, engine, rounds: int = 3) -> Run:
-    algorithm, task, dtype = CASES[case]()
-    return Run(algorithm, task, dtype=dtype, seed=5, keep_params=True, engine=engine).advance(rounds)
+def finished(name: str, engine) -> Run:
+    case = cases.CASES[name]
+    task = golden.task(case.task)
+    return Run(case.method(), task, seed=5, keep_params=True, engine=engine, **dict(case.options)).advance(3)
 
 
 @functools.cache
@@ -66,9 +51,16 @@ def serial(case: str) -> Run:
 @pytest.mark.parametrize("case", CASES)
 def test_any_number_of_workers_equals_serial_bit_for_bit(group, case, workers):
     expected = serial(case)
-    assert case != "fedavg" or len(expected.task.test_chunks()) == 3, "workers share an evaluation"
     assert not torch.equal(expected.trajectory[0], expected.trajectory[-1])
     assert_same_run(finished(case, partial(Pool, workers=workers, group=group)), expected)
+
+
+def test_an_evaluation_in_three_pieces_is_the_serial_one(group):
+    method, task = presets.fedavg(), problems.task(problems.convolution)
+    assert len(task.test_chunks()) == 3
+    vectors = task.start(hansa.Key(0), torch.float32)
+    with Pool(method, task, torch.float32, CPU, workers=3, group=group) as pool:
+        assert pool.evaluate(vectors) == Serial(method, task, torch.float32, CPU).evaluate(vectors)
 
 
 @pytest.mark.parametrize("kind", ["process", "thread"])
@@ -130,7 +122,7 @@ def test_a_worker_does_not_start_workers_of_its_own(monkeypatch):
 
 def test_the_log_is_quiet_when_nothing_happens(group, caplog):
     with caplog.at_level(logging.DEBUG, "hansa"):
-        finished("quadratic in float64", partial(Pool, workers=2, group=group))
+        finished("scaffold / quadratic", partial(Pool, workers=2, group=group))
     assert not caplog.records
 
 
@@ -166,10 +158,9 @@ def test_a_worker_killed_between_rounds_is_replaced(group):
 def test_there_are_never_more_workers_than_orders(monkeypatch):
     spawned = []
     monkeypatch.setattr(processes.ProcessGroup, "spawn", lambda self: spawned.append(1) or spawn(self))
-    algorithm, task, dtype = CASES["clusters that gossip"]()  # two clusters: two orders a round
-    run = Run(algorithm, task, dtype=dtype, seed=5, keep_params=True, engine=auto_engine(9, 3, "process")).advance(3)
-    assert len(spawned) == 2
-    assert_same_run(run, serial("clusters that gossip"))
+    run = finished("cafga / mlp", auto_engine(9, 3, "process"))  # three clusters: three orders a round
+    assert len(spawned) == 3
+    assert_same_run(run, serial("cafga / mlp"))
 
 
 spawn = processes.ProcessGroup.spawn
@@ -179,16 +170,9 @@ WORDS = {"local_lr": 0.05, "epochs": 1, "batch_size": 7}
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("model", [problems.perceptron, problems.convolution])
-def test_threads_equal_serial_bit_for_bit(model, workers):
-    runs = [
-        Run(presets.scaffold(**WORDS), problems.task(model), keep_params=True, engine=engine).advance(2)
-        for engine in (Serial, partial(Pool, workers=workers, kind="thread"))
-    ]
-    assert torch.equal(runs[0].trajectory, runs[1].trajectory)
-    assert all(torch.equal(v, runs[1].state.vectors[n]) for n, v in runs[0].state.vectors.items())
-    keys = ("train_loss", "test_loss", "test_accuracy")
-    assert [[r[k] for k in keys] for r in runs[0].history] == [[r[k] for k in keys] for r in runs[1].history]
+@pytest.mark.parametrize("case", ["feddyn / mlp", "scaffold / batch"])
+def test_threads_equal_serial_bit_for_bit(case, workers):
+    assert_same_run(finished(case, partial(Pool, workers=workers, kind="thread")), serial(case))
     assert not [thread for thread in threading.enumerate() if thread.name == "hansa worker"]
 
 

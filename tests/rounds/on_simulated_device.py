@@ -18,6 +18,8 @@ import hansa
 from engine import problems
 from engine.simulated_device import MODULE, TRAFFIC, Traffic, empty_pinned, simulated_device
 from engine.test_devices import EVERY, METHODS, Residual
+from golden import problems as golden
+from golden.cases import CASES
 from hansa import aggregate, presets, server
 from hansa.aggregate.base import Combined
 from hansa.cli.app import app
@@ -127,47 +129,10 @@ def test_clients_or_the_server_alone_on_the_device_have_the_bits_of_the_cpu(name
     assert TRAFFIC.calls > 10
 
 
-SERVERS = {
-    "momentum": server.momentum(0.8),
-    "adagrad": server.chain(server.adagrad(v0=0.1), server.scale(0.1)),
-    "adam, corrected": server.chain(server.adam(bias_correction=True), server.scale(0.1)),
-    "adam, eps inside": server.chain(server.adam(eps_inside=True, v0=1e-6), server.scale(0.1)),
-    "adam, eps 0": server.chain(server.adam(eps=0.0), server.scale(0.01)),
-    "yogi": server.chain(server.yogi(bias_correction=True), server.scale(0.1)),
-    "amsgrad": server.chain(server.amsgrad(bias_correction=True, eps_inside=True), server.scale(0.1)),
-    "ams": server.chain(server.ams(bias_correction=True), server.scale(0.1)),
-    "delay": server.chain(server.adam(), server.delay_adaptive(0.1, threshold=0)),
-}
-
-
-@pytest.mark.parametrize("name", SERVERS)
-def test_every_server_optimizer_has_the_bits_of_the_cpu(name, device):
-    method = presets.fedbuff(steps=2, batch_size=5) if name == "delay" else presets.fedavg(steps=2, participation=0.5)
-    found = pair(method.with_server(SERVERS[name]), device)
-    kept = list(tensors(found.state.server))
-    assert all(tensor.device == device for tensor in kept)
-    assert kept
-
-
-AGGREGATORS = {
-    "by samples": aggregate.mean("samples"),
-    "nova": aggregate.nova("samples"),
-    "median": aggregate.median(),
-    "trimmed": aggregate.trimmed_mean(0.2),
-    "krum": aggregate.krum(1, keep=2),
-    "clipped krum": aggregate.clipped(aggregate.krum(1), 0.05),
-    "mgda": aggregate.mgda(0.4),
-    "aware": aggregate.aware(0.5, project=server.adam()),
-    "clipped aware": aggregate.clipped(aggregate.aware(0.5), 0.1),
-}
-
-
-@pytest.mark.parametrize("name", AGGREGATORS)
-def test_every_aggregator_has_the_bits_of_the_cpu(name, device):
-    method = presets.fedams(steps=2, batch_size=5).on("model", aggregate=AGGREGATORS[name])
-    if name == "nova":
-        method = method.with_local(steps=hansa.local.epochs(1))
-    pair(method, device)
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("server: ", "aggregate: "))])
+def test_every_server_optimizer_and_aggregator_has_the_bits_of_the_cpu(name, device):
+    found = pair(CASES[name].method(), device, made=golden.task(CASES[name].task))
+    assert all(tensor.device == device for tensor in tensors(found.state.server))
 
 
 SEEN: dict[str, set[str]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import hansa
+from contracts.small import bowls
+from golden import problems
+from golden.cases import CASES
 from hansa import data
 from hansa.core import native
 from hansa.engine import Serial
@@ -22,84 +26,35 @@ from hansa.runs.driver import Run
 from same_runs import assert_same_run
 
 needs_native = pytest.mark.skipif(not native.available(), reason=f"kernels: {native.unavailable_reason()}")
-CLIENTS = 40
 
 
-class Own(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside, self.out = nn.Linear(6, 7), nn.Linear(7, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.out(torch.relu(self.inside(x)))
-        return logits
-
-
-class Normalised(Own):
-    """LayerNorm, SiLU and a residual sum."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.block = nn.LayerNorm(7), nn.Linear(7, 7)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = nn.functional.silu(self.norm(self.inside(x)))
-        logits: torch.Tensor = self.out(x + torch.tanh(self.block(x)))
-        return logits
-
-
-def task(scale: float = 1.0, model: type[nn.Module] = Own, **words: Any) -> hansa.Task:
-    """Clients of one to seven rows; ``scale`` multiplies the inputs of client 17."""
-    draw = hansa.Key(3).numpy()
-    sizes = torch.tensor([1 + client % 7 for client in range(CLIENTS)])
-    rows = int(sizes.sum())
-    inputs = torch.from_numpy(draw.standard_normal((rows, 6), dtype="float32"))
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-    inputs[offsets[17] : offsets[18]] *= scale
-    targets = torch.from_numpy(draw.integers(0, 3, rows))
-    held = data.FederatedData(inputs, targets, torch.arange(rows), offsets, classes=3, name="columns")
-    return hansa.Task(model, cross_entropy, held, **words)
-
-
-def run_both(monkeypatch, algorithm: hansa.Algorithm, made: hansa.Task, **options: Any) -> tuple[Run, Run, list[int]]:
-    """The run in batches, the run client by client, and how many clients each report had."""
-    sizes: list[int] = []
-    real = RoundAggregation.add
+@needs_native
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("many: fedavg / many", "aggregate: mean by samples / mlp", "fedprox / mlp", "fedams / mlp", "scaffold / mlp"),
+        *("momentum / mlp", "fedcams / mlp", "fedaware / mlp", "fedavg / cnn", "fedavg / dropping"),
+        *("fedavg, bad updates / mlp", "overflow: fedavg / spoilt"),
+    ],
+)
+def test_a_batch_gives_the_bits_and_records_of_single_clients(monkeypatch, name) -> None:
+    """Golden cases, of which the last two refuse updates."""
+    case, sizes, real = CASES[name], list[int](), RoundAggregation.add
+    task: Any = problems.task(case.task)
+    options: Any = case.options(task) if callable(case.options) else case.options
 
     def counting(self: RoundAggregation, report: Report) -> None:
         sizes.append(len(report.clients))
         real(self, report)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(RoundAggregation, "add", counting)
-        patch.setattr(BatchSizer, "size", lambda *_: 16)
-        together = hansa.run(algorithm, made, rounds=4, workers=1, keep_params=True, **options)
-    with monkeypatch.context() as patch:
-        patch.setattr(BatchSizer, "size", lambda *_: 1)
-        single = hansa.run(algorithm, made, rounds=4, workers=1, keep_params=True, **options)
-    return together, single, sizes
-
-
-@needs_native
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        hansa.presets.fedavg(participation=0.5, steps=3, batch_size=2, local_lr=0.1),
-        hansa.presets.fedavg(participation=1.0, epochs=2, batch_size=2, local_lr=0.1, weights="samples"),
-        hansa.presets.fedprox(mu=0.5, participation=0.7, steps=2, batch_size=4, local_lr=0.2),
-        hansa.presets.fedams(server_lr=0.3, participation=0.4, steps=2, batch_size=3, local_lr=0.1),
-        hansa.presets.scaffold(participation=0.5, steps=2, batch_size=2, local_lr=0.1),
-        hansa.presets.fedavg(participation=0.5, steps=2, batch_size=2, local_lr=0.1, local_momentum=0.9),
-        hansa.presets.fedcams(server_lr=0.3, participation=0.5, steps=2, batch_size=2, local_lr=0.1),
-        hansa.presets.fedaware(participation=0.5, steps=2, batch_size=2, local_lr=0.1),
-    ],
-    ids=["fedavg", "fedavg by samples", "fedprox", "fedams", "scaffold", "momentum", "fedcams", "fedaware"],
-)
-@pytest.mark.parametrize("model", [Own, Normalised])
-def test_a_batch_gives_the_bits_and_records_of_single_clients(monkeypatch, model, algorithm) -> None:
-    together, single, sizes = run_both(monkeypatch, algorithm, task(model=model))
-    assert max(sizes) == 16
-    assert_same_run(together, single)
+    monkeypatch.setattr(RoundAggregation, "add", counting)
+    runs = []
+    for most in (16, 1):
+        sizes.clear()
+        monkeypatch.setattr(BatchSizer, "size", lambda *_, most=most: most)
+        runs.append(hansa.run(case.method(), task, rounds=4, workers=1, keep_params=True, **options))
+        assert (max(sizes) > 1) == (most > 1)
+    assert_same_run(*runs)
 
 
 @needs_native
@@ -113,7 +68,7 @@ def test_a_round_of_many_clients_leaves_no_objects_to_the_garbage_collector() ->
     held = data.FederatedData(inputs, torch.arange(100) % 3, index, offsets, classes=3, name="many")
     run = Run(
         hansa.presets.fedavg(participation=1.0, steps=2, batch_size=2, local_lr=0.1),
-        hansa.Task(Own, cross_entropy, held),
+        hansa.Task(lambda: nn.Linear(6, 3), cross_entropy, held),
         evaluate_every=0,
     )
     run.advance(2)
@@ -130,25 +85,8 @@ def test_a_round_of_many_clients_leaves_no_objects_to_the_garbage_collector() ->
     assert len(collections) <= clients // gc.get_threshold()[0] // 2
 
 
-@needs_native
-def test_a_refused_update_has_the_same_reason_and_the_others_count(monkeypatch) -> None:
-    algorithm = hansa.presets.fedavg(participation=1.0, steps=2, batch_size=2, local_lr=0.1)
-    columns, single, sizes = run_both(monkeypatch, algorithm, task(scale=300.0), max_norm=30.0)
-    assert max(sizes) == 16
-    assert {(dropped.client, dropped.reason) for _, dropped in columns.dropped_clients} == {(17, "norm")}
-    assert_same_run(columns, single)
-
-
-@needs_native
-def test_a_client_that_diverges_is_dropped_and_the_others_count(monkeypatch) -> None:
-    algorithm = hansa.presets.fedavg(participation=1.0, steps=3, batch_size=2, local_lr=0.1)
-    columns, single, _ = run_both(monkeypatch, algorithm, task(scale=1e38))
-    assert {(dropped.client, dropped.reason) for _, dropped in columns.dropped_clients} == {(17, "non-finite")}
-    assert_same_run(columns, single)
-
-
 def opened() -> tuple[Run, WorkOrder]:
-    run = Run(hansa.presets.fedavg(participation=1.0, steps=2, batch_size=2, local_lr=0.1), task())
+    run = Run(hansa.presets.fedavg(participation=1.0, steps=2, local_lr=0.1), bowls(40, dtype=torch.float32))
     (order,) = driver.open_paced_round(run.algorithm, run.state, run.task.population, run.id, run.key).orders
     return run, order
 
@@ -203,18 +141,17 @@ def test_clients_that_were_heard_are_refused_as_duplicates() -> None:
 @needs_native
 def test_an_error_names_the_client_that_it_came_of(monkeypatch) -> None:
     monkeypatch.setattr(BatchSizer, "size", lambda *_: 4)
-    spoilt = task()
-    spoilt.data.index[-1] = 10_000  # type: ignore[attr-defined]
-    with pytest.raises(hansa.HansaError, match=r"client 39: .*row 10000 is out of range"):
+    held = problems.federated((20,))
+    held = replace(held, index=torch.cat([held.index[:-1], torch.tensor([10_000])]))
+    spoilt = hansa.Task(problems.Mlp, cross_entropy, held)
+    with pytest.raises(hansa.HansaError, match=r"client 13: .*row 10000 is out of range"):
         Run(hansa.presets.fedavg(participation=1.0, steps=2), spoilt, evaluate_every=0, engine=Serial).advance(1)
 
 
 @needs_native
 def test_what_is_not_native_or_takes_long_is_done_alone() -> None:
     _, order = opened()
-    fast, eager = (
-        task(execution=execution).trainer(torch.float32, torch.device("cpu")) for execution in ("auto", "eager")
-    )
+    fast, eager = (problems.task(name).trainer(torch.float32, torch.device("cpu")) for name in ("mlp", "mlp, eager"))
     for trainer, seconds, expected in ((eager, 1e-6, 1), (fast, 1e-6, 2048), (fast, 0.01, 5), (fast, 1.0, 1)):
         sizer = BatchSizer(trainer)
         assert sizer.size(order) == 1  # as long as nothing is known
