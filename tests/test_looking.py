@@ -154,10 +154,10 @@ NO_READERS = {"Key", "Document", "run_config"}  # the last runs what its caller 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run."""
-    from hansa.runs.experiment import Experiment
+    from hansa.runs.experiment import open_run
 
     folder = tmp_path_factory.mktemp("finished") / "run"
-    Experiment.new(config.from_yaml(SMALL), folder).execute()
+    open_run(config.from_yaml(SMALL), folder).execute()
     return folder
 
 

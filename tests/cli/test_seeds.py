@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from hansa.config import from_yaml
-from hansa.runs.experiment import Experiment
+from hansa.runs.experiment import open_run
 from hansa.runs.folder import RunFolder, SeedGroupFolder, expand_seeds
 
 
@@ -47,8 +47,8 @@ def test_resume_goes_on_with_every_seed_and_begins_those_that_were_not(cli, fold
     half = SeedGroupFolder(folder / "half")
     half.write_config(config)
     first, second, _ = expand_seeds(config)
-    Experiment.new(first, half.run(0).path).execute()
-    Experiment.new(second, half.run(1).path).execute([lambda run, record: record["round"] == 2])
+    open_run(first, half.run(0).path).execute()
+    open_run(second, half.run(1).path).execute([lambda run, record: record["round"] == 2])
     stamp = (half.run(0) / "summary.json").stat().st_mtime_ns
     cli.ok("resume", "half", "-q")
     assert (half.run(0) / "summary.json").stat().st_mtime_ns == stamp

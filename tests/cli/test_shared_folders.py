@@ -10,7 +10,7 @@ import pytest
 
 from cli.conftest import SLOW
 from hansa.config import from_yaml
-from hansa.runs.experiment import Experiment, digest_name
+from hansa.runs.experiment import digest_name, open_run
 from hansa.runs.folder import RunFolder, SeedGroupFolder
 from hansa.runs.store.io import InUseError
 from hansa.study.session import plan_reusable
@@ -78,7 +78,7 @@ def test_a_start_that_was_killed_leaves_no_half_folder_beside_the_run(folder, mo
 def test_what_a_search_waits_for_can_be_interrupted(folder, process):
     pytest.importorskip("optuna")
     config = from_yaml((folder / "small.yaml").read_text(), ["local.lr=0.1"])
-    held = Experiment.new(config, folder / "out" / digest_name("local.lr=0.1", config))
+    held = open_run(config, folder / "out" / digest_name("local.lr=0.1", config))
     child = process("sweep", "small.yaml", "local.lr=0.1", "--search", "optuna", "--trials", 1, "-o", "out", "-q")
     timer = threading.Timer(8, child.send_signal, [signal.SIGTERM])
     timer.start()

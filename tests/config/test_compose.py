@@ -13,7 +13,7 @@ from hansa import Mixing, aggregate, compress, gossip, local, presets, sample, s
 from hansa.algorithm import Channel, LocalPhase
 from hansa.config import ConfigError, build_algorithm, from_preset, from_yaml, load, to_yaml
 from hansa.config.sections import ChannelSection, GossipSection, LocalSection
-from hansa.runs.experiment import Experiment
+from hansa.runs.experiment import open_run
 
 OWN = '''
 from dataclasses import dataclass
@@ -206,11 +206,11 @@ def test_a_run_of_a_composition_is_written_down_and_resumed_exactly(own, tmp_pat
     setting = "rounds: 4\nworkers: 1\ndata: {name: synthetic, clients: 6, options: {largest: 60}}\nmodel: logistic\n"
     config = from_yaml(setting + text)
     assert from_yaml(to_yaml(config)) == config
-    whole = Experiment.new(config, tmp_path / "whole")
+    whole = open_run(config, tmp_path / "whole")
     whole.execute()
-    part = Experiment.new(config, tmp_path / "part")
+    part = open_run(config, tmp_path / "part")
     part.execute([lambda run, record: record["round"] == 2])
     assert load(tmp_path / "part" / "config.yaml") == config
-    again = Experiment.resume(tmp_path / "part")
+    again = open_run(None, tmp_path / "part")
     again.execute()
     assert torch.equal(whole.run.params, again.run.params)

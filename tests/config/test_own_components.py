@@ -12,7 +12,7 @@ import torch
 from hansa.compress import sign
 from hansa.config import build, build_algorithm, from_yaml
 from hansa.config.components import KINDS
-from hansa.runs.experiment import Experiment, build_run
+from hansa.runs.experiment import build_run, open_run
 from hansa.testing import check
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-parts.md").read_text(encoding="utf-8")
@@ -60,16 +60,16 @@ def test_a_part_of_ones_own_is_one_file_keeps_its_contract_and_runs_exactly(writ
     made = getattr(importlib.import_module("mine"), re.search(r"mine:(\w+)", line)[1])
     if kind in CHECKED:
         check(made(sign()) if "compressor: Compressor" in code else made())
-    run = Experiment.new(config, folder / "out")
+    run = open_run(config, folder / "out")
     run.execute()
     started = build_run(config, build.load_data(config))
     assert not torch.equal(run.run.params, started.params)
     plain = configured({"gossip": "gossip: {reporters: 2}"}.get(line.partition(":")[0], "seed: 0"))
     if line.partition(":")[0] not in ("data", "links", "model", "profile"):
         assert build_algorithm(config) != build_algorithm(plain)
-    half = Experiment.new(config, folder / "half")
+    half = open_run(config, folder / "half")
     half.execute([lambda run, record: True])
-    again = Experiment.resume(folder / "half")
+    again = open_run(None, folder / "half")
     again.execute()
     assert again.run.state.round == 2
     assert torch.equal(again.run.params, run.run.params)

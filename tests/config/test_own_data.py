@@ -7,7 +7,7 @@ import torch
 
 from hansa.config import build, from_yaml, to_yaml
 from hansa.core.errors import HansaError
-from hansa.runs.experiment import Experiment
+from hansa.runs.experiment import open_run
 
 OWN = """
 import torch
@@ -73,7 +73,7 @@ def test_everything_of_ones_own_runs_is_written_down_and_resumed_exactly(own):
     assert (held.classes, [held.samples(client) for client in range(5)]) == (2, [18] * 5)
     config = from_yaml(REGRESSION)
     assert from_yaml(to_yaml(config)) == config
-    whole = Experiment.new(config, own / "whole")
+    whole = open_run(config, own / "whole")
     whole.execute()
     last = whole.run.history[-1]
     held = build.load_data(config)
@@ -85,9 +85,9 @@ def test_everything_of_ones_own_runs_is_written_down_and_resumed_exactly(own):
     assert last["test_worst"] == pytest.approx(float(apart.max()), rel=1e-5)
     assert held.population == 4
     assert [held.samples(client) for client in range(4)] == [5, 10, 15, 40]
-    part = Experiment.new(config, own / "part")
+    part = open_run(config, own / "part")
     part.execute([lambda run, record: record["round"] == 1])
-    again = Experiment.resume(own / "part")
+    again = open_run(None, own / "part")
     again.execute()
     assert torch.equal(again.run.params, whole.run.params)
 

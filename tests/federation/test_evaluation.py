@@ -19,7 +19,7 @@ from hansa.federation.site import MemoryStore, Site
 from hansa.federation.site_metrics import combine_replies
 from hansa.rounds.messages import Broadcast
 from hansa.runs.driver import Run
-from hansa.runs.experiment import Experiment
+from hansa.runs.experiment import open_run
 from hansa.runs.metrics import site_totals, summarize
 from hansa.study.report.progress import LatestNumbers
 
@@ -241,15 +241,15 @@ def test_checkpoints_say_how_far_back_sites_must_remember(tmp_path):
     config = hansa.config.from_yaml(
         "algorithm: fedavg\nrounds: 7\ndata: {clients: 5}\nmodel: logistic\ncheckpoint: {every: 2, keep: 2}"
     )
-    experiment = Experiment.new(config, tmp_path / "run")
+    experiment = open_run(config, tmp_path / "run")
     seen = []
     experiment.execute([lambda run, record: seen.append(run.oldest_resumable_round)])
     assert seen == [0, 0, 0, 2, 2, 4, 4]
-    again = Experiment.resume(tmp_path / "run", rounds=8)
+    again = open_run(None, tmp_path / "run", rounds=8)
     assert again.run.oldest_resumable_round == 6  # of the checkpoints of rounds 6 and 7
     again.execute()
     without = config.checkpoint.model_copy(update={"every": 0})
-    never = Experiment.new(config.model_copy(update={"checkpoint": without}), tmp_path / "no")
+    never = open_run(config.model_copy(update={"checkpoint": without}), tmp_path / "no")
     never.execute()
     assert never.run.oldest_resumable_round == 7
 
@@ -257,4 +257,4 @@ def test_checkpoints_say_how_far_back_sites_must_remember(tmp_path):
 def test_sites_are_evaluated_where_there_are_sites(tmp_path):
     config = hansa.config.from_yaml("algorithm: fedavg\nrounds: 1\nevaluate: {where: sites}")
     with pytest.raises(HansaError, match=r"evaluate\.where: sites: engine pool has no sites"):
-        Experiment.new(config, tmp_path / "run")
+        open_run(config, tmp_path / "run")

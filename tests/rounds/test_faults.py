@@ -21,7 +21,7 @@ from hansa.engine import Serial
 from hansa.gossip import hypercube, matrix, ring
 from hansa.rounds import ServerState, client_round, open_round
 from hansa.runs.driver import Run
-from hansa.runs.experiment import Experiment
+from hansa.runs.experiment import open_run
 from hansa.runs.folder import RunFolder
 from hansa.runs.store import io
 from mistakes import refused
@@ -195,7 +195,7 @@ def test_the_summary_and_the_log_count_by_reason(tmp_path, caplog):
     changes = ["data.name=synthetic", "data.clients=8", "rounds=6", "local.steps=1", "workers=1"]
     config = from_preset("fedams", [*changes, "faults={before: 0.1, after: 0.1, nan: 0.2, stale: 0.2, scaled: 0.1}"])
     with io.use_disk(Hasty()), caplog.at_level(logging.WARNING, "hansa"):
-        experiment = Experiment.new(config, tmp_path / "run")
+        experiment = open_run(config, tmp_path / "run")
         summary = experiment.execute()
     counted = Counter(lost.reason for _, lost in experiment.run.dropped_clients)
     assert summary["lost_by_reason"] == dict(counted)

@@ -12,7 +12,7 @@ import pytest
 import hansa
 import warm
 from hansa.config import from_preset
-from hansa.runs.experiment import Experiment
+from hansa.runs.experiment import open_run
 from hansa.runs.folder import ENVIRONMENT, LOCK, NAMES, RunFolder
 from hansa.runs.store import io
 from torture.disks import Counting, Dead, Dying, remembered_locks
@@ -35,7 +35,7 @@ def let_go():
 
 
 def go_on(config, folder):
-    experiment = Experiment.resume(folder) if RunFolder(folder).exists else Experiment.new(config, folder)
+    experiment = open_run(None, folder) if RunFolder(folder).exists else open_run(config, folder)
     assert experiment.execute()["status"] == "finished"
 
 
@@ -82,17 +82,17 @@ def test_a_run_killed_as_it_began_is_begun_anew_and_nothing_else_is_cleared_away
     config = from_preset("fedavg", [*COMMON, "rounds=1"])
     barely = tmp_path / "barely"
     with io.use_disk(Dying(12)), pytest.raises(Dead):  # the environment is written, the configuration is not
-        Experiment.new(config, barely)
+        open_run(config, barely)
     let_go()
     assert {path.name for path in barely.iterdir()} <= {LOCK, *NAMES, *(name + io.TEMPORARY_SUFFIX for name in NAMES)}
     assert (barely / ENVIRONMENT).exists()
     assert not RunFolder(barely).exists
-    assert Experiment.new(config, barely).execute()["rounds"] == 1
+    assert open_run(config, barely).execute()["rounds"] == 1
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "model.safetensors").write_bytes(b"years of work")
     with pytest.raises(hansa.HansaError, match="not empty, and not a run folder"):
-        Experiment.new(config, theirs, if_exists="replace")
+        open_run(config, theirs, if_exists="replace")
     assert (theirs / "model.safetensors").read_bytes() == b"years of work"
 
 
@@ -104,7 +104,7 @@ def test_a_finished_run_frees_its_data_without_a_search_for_garbage(native, tmp_
     gc.collect()
     gc.disable()
     try:
-        experiment = Experiment.new(config, tmp_path / "run")
+        experiment = open_run(config, tmp_path / "run")
         rows = weakref.ref(experiment.run.task.data.inputs)
         experiment.execute([])
         del experiment

@@ -11,7 +11,7 @@ import pytest
 
 import hansa
 from hansa.config import from_preset
-from hansa.runs.experiment import Experiment
+from hansa.runs.experiment import open_run
 from hansa.runs.folder import LOCK, REPLACED, RunFolder
 from hansa.runs.store import io
 from hansa.runs.store.io import FileLock, InUseError
@@ -27,16 +27,16 @@ def config(*words, preset="fedavg"):
 @pytest.mark.parametrize("every", [0, 1])
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_living_run_is_refused_to_everybody_else_by_name(tmp_path, every, overwrite):
-    living = Experiment.new(config(f"checkpoint.every={every}"), tmp_path / "out")
+    living = open_run(config(f"checkpoint.every={every}"), tmp_path / "out")
     before = sorted(path.name for path in (tmp_path / "out").rglob("*"))
     with pytest.raises(hansa.HansaError, match=f"in use by process {os.getpid()}" if overwrite else "holds a run"):
-        Experiment.new(config("seed=7"), tmp_path / "out", if_exists="replace" if overwrite else "refuse")
+        open_run(config("seed=7"), tmp_path / "out", if_exists="replace" if overwrite else "refuse")
     with pytest.raises(InUseError, match=f"in use by process {os.getpid()} on .* since 20"):
-        Experiment.resume(tmp_path / "out")
+        open_run(None, tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == before
     assert living.execute()["status"] == "finished"
     if every:
-        Experiment.resume(tmp_path / "out", rounds=3).execute()  # it has let go
+        open_run(None, tmp_path / "out", rounds=3).execute()  # it has let go
 
 
 def test_a_lock_is_free_when_its_holder_is_gone_however_that_happened(tmp_path):
@@ -64,12 +64,12 @@ def test_a_lock_of_a_file_that_was_replaced_meanwhile_is_refused(tmp_path, monke
 
 
 def test_a_run_that_does_not_fit_overwrites_nothing(tmp_path):
-    Experiment.new(config(), tmp_path / "out").execute()
+    open_run(config(), tmp_path / "out").execute()
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     with pytest.raises(hansa.HansaError):
-        Experiment.new(config("sample.count=99"), tmp_path / "out", if_exists="replace")
+        open_run(config("sample.count=99"), tmp_path / "out", if_exists="replace")
     with pytest.raises(hansa.HansaError):
-        Experiment.new(config("model=cnn_29k"), tmp_path / "out", if_exists="replace")
+        open_run(config("model=cnn_29k"), tmp_path / "out", if_exists="replace")
     after = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert after == before
 
@@ -81,7 +81,7 @@ def test_somebody_elses_project_is_no_run_though_it_has_a_configuration(tmp_path
     (theirs / "model.safetensors").write_bytes(b"years of work")
     (theirs / "checkpoint" / "best.pt").write_bytes(b"more of it")
     with pytest.raises(hansa.HansaError, match=r"but no \.hansa-run"):
-        Experiment.new(config(), theirs, if_exists="replace")
+        open_run(config(), theirs, if_exists="replace")
     assert (theirs / "checkpoint" / "best.pt").read_bytes() == b"more of it"
     assert (theirs / "model.safetensors").read_bytes() == b"years of work"
     assert not (theirs / LOCK).exists()
@@ -98,16 +98,16 @@ def test_whenever_a_replacement_dies_the_old_run_or_the_new_one_is_whole(tmp_pat
 
 def replace_and_die(tmp_path, let_go):
     out = tmp_path / "out"
-    Experiment.new(config("seed=5", "checkpoint.every=0"), out).execute()
+    open_run(config("seed=5", "checkpoint.every=0"), out).execute()
     (out / "notes.txt").write_text("not of a run")
     with io.use_disk(Counting()) as counted:
-        Experiment.new(config("checkpoint.every=0"), tmp_path / "new").folder.release()
+        open_run(config("checkpoint.every=0"), tmp_path / "new").folder.release()
     old = state(out)
     seen = set()
     for at in range(len(counted.calls) + 80):  # type: ignore[attr-defined]
         with io.use_disk(Dying(at)):
             try:
-                Experiment.new(config("checkpoint.every=0"), out, if_exists="replace")
+                open_run(config("checkpoint.every=0"), out, if_exists="replace")
                 died = False
             except Dead:
                 died = True
@@ -123,7 +123,7 @@ def replace_and_die(tmp_path, let_go):
             assert state(out) == old, f"died at call {at}"
         else:
             assert RunFolder(out).summary["rounds"] == 0
-            Experiment.new(config("seed=5", "checkpoint.every=0"), out, if_exists="replace").execute()
+            open_run(config("seed=5", "checkpoint.every=0"), out, if_exists="replace").execute()
             old = state(out)
         if not died:
             break
@@ -139,14 +139,14 @@ def test_links_are_removed_never_followed(tmp_path, where, kind):
     (mine / "index" / "thesis.txt").write_text("years of work")
     target = mine if kind == "folder" else mine / "index" / "thesis.txt"
     out = tmp_path / "out"
-    Experiment.new(config("checkpoint.every=1"), out).execute()
+    open_run(config("checkpoint.every=1"), out).execute()
     io.remove(out / where)
     (out / where).symlink_to(target)
     if where in ("run.rows", "metrics.jsonl"):
-        Experiment.new(config("checkpoint.every=1"), out, if_exists="replace").execute()
+        open_run(config("checkpoint.every=1"), out, if_exists="replace").execute()
     else:
-        Experiment.resume(out, rounds=4).execute()
-        Experiment.new(config("checkpoint.every=1"), out, if_exists="replace").execute()
+        open_run(None, out, rounds=4).execute()
+        open_run(config("checkpoint.every=1"), out, if_exists="replace").execute()
     assert (mine / "index" / "thesis.txt").read_text("utf-8") == "years of work"
     assert sorted(path.name for path in mine.rglob("*")) == ["index", "thesis.txt"]
 

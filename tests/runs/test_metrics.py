@@ -14,7 +14,7 @@ from hansa.config import from_yaml
 from hansa.config.build import load_data
 from hansa.runs import metrics
 from hansa.runs.columns import BITS, CLIENT_COLUMNS, COLUMNS, EVALUATED, TOTALS
-from hansa.runs.experiment import Experiment, build_run
+from hansa.runs.experiment import build_run, open_run
 from hansa.runs.metrics import summarize, with_totals
 from hansa.runs.record import to_line
 from hansa.study.report import ReportEntry, rank
@@ -146,7 +146,7 @@ MEASURED = {"gradient_norm", "gradient_diversity", "sigma_within", "sigma_betwee
 
 
 def test_every_number_of_a_run_is_declared(tmp_path):
-    experiment = Experiment.new(from_yaml(CONFIG), tmp_path / "run")
+    experiment = open_run(from_yaml(CONFIG), tmp_path / "run")
     experiment.execute()
     for record in with_totals(experiment.run.history):
         undeclared = {name for name in record if name not in COLUMNS and not name.startswith(EVALUATED)}

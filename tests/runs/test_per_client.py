@@ -13,7 +13,7 @@ import hansa
 from hansa import Key, presets
 from hansa.config import from_yaml
 from hansa.runs.client_columns import ClientColumns
-from hansa.runs.experiment import Experiment
+from hansa.runs.experiment import open_run
 from hansa.runs.folder import RunFolder
 from hansa.training.trainer import batch_stream
 from runs.people import Moody, Net, gini, owned_task
@@ -159,7 +159,7 @@ def test_a_file_says_all_of_it(tmp_path: Path) -> None:
     sample: {count: 3}
     evaluate: {every: 2, per_client: true, personalise: {steps: 2, lr: 0.05, batch_size: all}}
     """
-    Experiment.new(from_yaml(text), tmp_path / "x").execute()
+    open_run(from_yaml(text), tmp_path / "x").execute()
     found = RunFolder(tmp_path / "x")
     assert {"client_accuracy_worst", "personal_accuracy_std"} <= set(found.metrics[-1])
     assert found.clients().at_round(4)["personal_accuracy"].shape == (12,)

@@ -16,7 +16,7 @@ from torch import nn
 import hansa
 from hansa.config import build, from_yaml
 from hansa.data import Schema, TableColumn
-from hansa.runs.experiment import Experiment
+from hansa.runs.experiment import open_run
 from hansa.runs.export import predict_from_folder, sidecar_path
 from hansa.runs.folder import RunFolder
 from hansa.runs.preprocessing import Preprocessing, read_preprocessing
@@ -65,7 +65,7 @@ def place(tmp_path_factory):
     DRAFT.save(folder / "draft.yaml")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        Experiment.new(from_yaml(TEXT), folder / "run").execute()
+        open_run(from_yaml(TEXT), folder / "run").execute()
     shutil.move(folder / "sites", folder / "gone")
     (folder / "draft.yaml").unlink()
     return folder
@@ -282,7 +282,7 @@ def test_columns_scaled_by_site_need_the_site(tmp_path, monkeypatch):
     write_sites(tmp_path)
     monkeypatch.chdir(tmp_path)
     options = "options: {target: y, split: fold, missing: mean, scale: site}"
-    Experiment.new(from_yaml(TEXT, [f"data={{name: csv-folder, folder: sites, {options}}}"]), "run").execute()
+    open_run(from_yaml(TEXT, [f"data={{name: csv-folder, folder: sites, {options}}}"]), "run").execute()
     federated = build.load_data(RunFolder("run").config)
     shutil.rmtree(tmp_path / "sites")
     rows = (tmp_path / "new.csv").read_text("utf-8").splitlines()
@@ -305,7 +305,7 @@ model: logistic
 local: {steps: 2, batch_size: 10}
 evaluate: {every: 0}
 """
-    Experiment.new(from_yaml(text), "run").execute()
+    open_run(from_yaml(text), "run").execute()
     data = build.load_data(RunFolder("run").config)
     expected = predict_from_folder("run")
     right = torch.eq(expected.classes, expected.targets).double().mean()
@@ -328,7 +328,7 @@ def test_an_augmentation_that_a_foreign_folder_names_is_not_imported(tmp_path, m
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     text = "rounds: 1\nworkers: 1\nmodel: logistic\ndata: {name: fashion-mini, clients: 50}\nlocal: {steps: 1}\n"
-    Experiment.new(from_yaml(text), "run").execute()
+    open_run(from_yaml(text), "run").execute()
     (tmp_path / "augment_trap.py").write_text("import pathlib\npathlib.Path('touched').touch()\n")
     stored = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text("utf-8"))
     stored["data"]["augment"] = [{"kind": "augment_trap:noise"}]
@@ -363,7 +363,7 @@ def test_bytes_of_images_are_averaged_and_scaled_as_the_training_images_were(tmp
     monkeypatch.chdir(tmp_path)
     text = "rounds: 1\nworkers: 1\nmodel: logistic\nlocal: {steps: 1}\n"
     text += f"data: {{name: fashion-mini, clients: 50, options: {{downsample: {side}}}}}\n"
-    Experiment.new(from_yaml(text), "run").execute()
+    open_run(from_yaml(text), "run").execute()
     whole = (hansa.data.load("fashion-mini", normalize=False).test_inputs[:20] * 255).round().to(torch.uint8)
     small = build.load_data(RunFolder("run").config).test_inputs[:20]
     for model in (hansa.load_model("run"), hansa.load_model(hansa.export("run", "model.safetensors"))):

@@ -13,7 +13,7 @@ from torch import nn
 import hansa
 from hansa.config import from_preset
 from hansa.runs import provenance
-from hansa.runs.experiment import Experiment
+from hansa.runs.experiment import open_run
 from hansa.runs.folder import RunFolder, environment
 from torture.folders import changed
 
@@ -30,19 +30,19 @@ def test_a_model_that_no_longer_fits_cannot_be_accepted(tmp_path, monkeypatch):
         "import hansa\nfrom torch import nn\n@hansa.component\ndef make():\n    return nn.Linear(60, 10)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    Experiment.new(from_preset("fedavg", [*SMALL, "model={factory: 'sized:make'}"]), tmp_path / "out").execute()
+    open_run(from_preset("fedavg", [*SMALL, "model={factory: 'sized:make'}"]), tmp_path / "out").execute()
     (tmp_path / "sized.py").write_text((tmp_path / "sized.py").read_text("utf-8").replace("10)", "10, bias=False)"))
     del sys.modules["sized"]
     with pytest.raises(hansa.HansaError, match="changed since the run was started: model"):
-        Experiment.resume(tmp_path / "out", rounds=3)
+        open_run(None, tmp_path / "out", rounds=3)
     with pytest.raises(hansa.HansaError, match="not resumable"):
-        Experiment.resume(tmp_path / "out", rounds=3, accept=["model"])
+        open_run(None, tmp_path / "out", rounds=3, accept=["model"])
     del sys.modules["sized"]
 
 
 def test_a_word_that_is_no_kind_is_refused(tmp_path):
     with pytest.raises(hansa.HansaError, match=r"--accept modle: Did you mean model\?"):
-        Experiment.resume(tmp_path, accept=["data,modle"])
+        open_run(None, tmp_path, accept=["data,modle"])
 
 
 def test_every_byte_of_a_tensor_counts_however_it_lies_in_memory():
@@ -88,11 +88,11 @@ def test_source_tells_functions_objects_and_what_they_were_told_apart():
 
 
 def test_other_code_of_a_part_of_yours_is_a_change_of_method(tmp_path, monkeypatch):
-    Experiment.new(from_preset("fedavg", SMALL), tmp_path / "out").execute()
+    open_run(from_preset("fedavg", SMALL), tmp_path / "out").execute()
     monkeypatch.setattr(provenance, "_source_digest", lambda parts: "other code")
     with pytest.raises(hansa.HansaError, match="changed since the run was started: method"):
-        Experiment.resume(tmp_path / "out", rounds=3)
-    Experiment.resume(tmp_path / "out", rounds=3, accept=["method"]).execute()
+        open_run(None, tmp_path / "out", rounds=3)
+    open_run(None, tmp_path / "out", rounds=3, accept=["method"]).execute()
     assert RunFolder(tmp_path / "out").marker.accepted[0].round == 2
 
 

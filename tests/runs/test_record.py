@@ -24,7 +24,7 @@ from hansa.rounds.faults import faults
 from hansa.runs import metrics
 from hansa.runs.client_columns import encode_clients, join_rounds
 from hansa.runs.driver import MAX_DROPPED_IN_CHECKPOINT, Run
-from hansa.runs.experiment import Experiment, digest_name
+from hansa.runs.experiment import digest_name, open_run
 from hansa.runs.folder import RunFolder
 from hansa.runs.record import RunRecord
 from hansa.runs.store import DamagedFileError, database, io
@@ -41,7 +41,7 @@ SMALL = ("data.name=synthetic", "data.clients=4", "rounds=3", "local.steps=1", "
 
 @pytest.fixture
 def done(tmp_path: Path) -> RunFolder:
-    Experiment.new(from_preset("fedavg", SMALL), tmp_path / "out").execute()
+    open_run(from_preset("fedavg", SMALL), tmp_path / "out").execute()
     return RunFolder(tmp_path / "out")
 
 
@@ -120,9 +120,9 @@ def test_what_cannot_be_kept_exactly_is_refused_by_its_place(tmp_path: Path, sta
 def test_a_round_is_one_transaction_after_the_rows_are_synced(tmp_path: Path) -> None:
     config = from_preset("scaffold", [*SMALL, "model=cnn_29k", "data.name=synthetic_images", "rounds=2"])
     try:
-        experiment = Experiment.new(config, tmp_path / "out")
+        experiment = open_run(config, tmp_path / "out")
     except HansaError:  # no such data here: rows of any size will do
-        experiment = Experiment.new(from_preset("scaffold", [*SMALL, "rounds=2"]), tmp_path / "out")
+        experiment = open_run(from_preset("scaffold", [*SMALL, "rounds=2"]), tmp_path / "out")
     with io.use_disk(Counting()) as disk:
         experiment.run.advance(1, [experiment._close_round])
     calls: list[str] = disk.calls  # type: ignore[attr-defined]
@@ -245,7 +245,7 @@ def test_metrics_are_written_for_others_and_never_read(done: RunFolder) -> None:
     path.write_text("\n".join(lines[:-1]))
     assert list(done.history) == expected
     assert done.summary["rounds"] == 3
-    Experiment.resume(done.path, rounds=4).execute()
+    open_run(None, done.path, rounds=4).execute()
     assert [json.loads(line)["round"] for line in path.read_text("utf-8").splitlines()] == [1, 2, 3, 4]
 
 
@@ -260,7 +260,7 @@ def test_the_summary_is_what_the_record_says_and_a_changed_one_is_told(
     assert done.summary["test_accuracy"] == told["test_accuracy"]
     assert "contradicts the record in test_accuracy" in caplog.text
     shutil.copy(done / DATABASE, done.path.parent / "kept")
-    Experiment.resume(done.path, rounds=4).execute()
+    open_run(None, done.path, rounds=4).execute()
     shutil.copy(done.path.parent / "kept", done / DATABASE)  # an older record in the place of that of the run
     assert done.summary["rounds"] == 3
     assert "contradicts the record in record_digest" in caplog.text
@@ -285,7 +285,7 @@ def test_a_run_of_an_older_version_is_refused_by_its_version(done: RunFolder) ->
     files = [path for path in done.path.iterdir() if path.is_file() and path.name != ".hansa-lock"]
     before = [path.read_bytes() for path in files]
     for act in (
-        lambda: Experiment.resume(done.path, rounds=4),
+        lambda: open_run(None, done.path, rounds=4),
         lambda: done.history,
         lambda: done.metrics,
         done.clients,
@@ -299,7 +299,7 @@ def test_a_run_of_an_older_version_is_refused_by_its_version(done: RunFolder) ->
         _ = RunFolder(done.path).config
     config = from_preset("fedavg", SMALL)
     parent = done.path.parent / "below"
-    Experiment.new(config, tmp := parent / digest_name("fresh", config)).execute()
+    open_run(config, tmp := parent / digest_name("fresh", config)).execute()
     (planned,) = plan_reusable(config, parent, "fresh")
     assert (planned.folder, planned.open()) == (tmp, None)  # finished
     rewrite_marker(RunFolder(tmp), 1, "0.2.0")
@@ -355,10 +355,10 @@ def test_a_hostile_database_ends_every_reader_with_one_sentence(done: RunFolder,
         assert len(str(caught.value)) < 600
         assert (done / DATABASE).read_bytes() == before
     with pytest.raises(HansaError, match=r"run\.db|no checkpoint") as caught:
-        Experiment.resume(done.path, rounds=4)
+        open_run(None, done.path, rounds=4)
     assert len(str(caught.value)) < 600
     try:
-        assert Experiment.resume(done.path, rounds=4, fallback=True).execute()["rounds"] == 4
+        assert open_run(None, done.path, rounds=4, fallback=True).execute()["rounds"] == 4
     except HansaError as error:
         refused = str(error)
     else:
@@ -388,10 +388,10 @@ FORGED = {
 
 @pytest.mark.parametrize("kind", FORGED)
 def test_forged_rows_and_checkpoints_are_refused_before_memory_is_taken(tmp_path: Path, kind: str) -> None:
-    Experiment.new(from_preset("scaffold", SMALL), tmp_path / "out").execute()
+    open_run(from_preset("scaffold", SMALL), tmp_path / "out").execute()
     edited(FORGED[kind])(tmp_path / "out" / DATABASE)
     with pytest.raises(HansaError, match=r"run\.db") as caught:
-        Experiment.resume(tmp_path / "out", rounds=4)
+        open_run(None, tmp_path / "out", rounds=4)
     assert len(str(caught.value)) < 600
 
 
@@ -457,7 +457,7 @@ def test_a_run_is_read_while_it_goes_on_and_is_one_plain_file_at_its_end(
         folder, round = RunFolder(tmp_path / "out"), record["round"]
         assert (len(folder.history), folder.summary["rounds"], folder.clients()["round"].max()) == (round,) * 3
 
-    Experiment.new(from_preset("scaffold", SMALL), tmp_path / "out").execute([look])
+    open_run(from_preset("scaffold", SMALL), tmp_path / "out").execute([look])
     assert modes == ["delete" if network else "wal"] * 3
     assert [path.name for path in (tmp_path / "out").glob("run.db*")] == ["run.db"]
     with closing(sqlite3.connect(tmp_path / "out" / DATABASE)) as other:
@@ -472,7 +472,7 @@ def test_a_copy_of_a_live_folder_is_resumed_equal_or_refused(tmp_path: Path) -> 
         copies.append(tmp_path / f"copy {record['round']}")
         shutil.copytree(tmp_path / "out", copies[-1])
 
-    Experiment.new(config, tmp_path / "out").execute([copy])
+    open_run(config, tmp_path / "out").execute([copy])
     expected = (tmp_path / "out" / "model.safetensors").read_bytes()
     for number, path in enumerate(copies):
         if number % 2:  # a copy whose files are not of one moment: the log is older, or gone
@@ -480,7 +480,7 @@ def test_a_copy_of_a_live_folder_is_resumed_equal_or_refused(tmp_path: Path) -> 
             io.remove(path / f"{DATABASE}-shm")
         refused = None
         try:
-            Experiment.resume(path).execute()
+            open_run(None, path).execute()
         except HansaError as error:
             refused = error
         if refused is not None:
@@ -505,11 +505,11 @@ def test_a_folder_that_is_deleted_while_the_run_is_active_ends_it_with_a_true_se
                 (out / DATABASE).unlink()
 
     with pytest.raises(HansaError, match=r"(deleted|removed|replaced|moved).* while the run was active") as caught:
-        Experiment.new(from_preset("fedavg", SMALL), out).execute([delete])
+        open_run(from_preset("fedavg", SMALL), out).execute([delete])
     assert str(out) in str(caught.value)
     assert out.exists() == (what == "the database")
     if what == "the folder by its name":
-        assert Experiment.resume(tmp_path / "elsewhere").execute()["rounds"] == 3
+        assert open_run(None, tmp_path / "elsewhere").execute()["rounds"] == 3
 
 
 def test_checkpoints_do_not_grow_with_the_lost(tmp_path: Path) -> None:
@@ -520,7 +520,7 @@ def test_checkpoints_do_not_grow_with_the_lost(tmp_path: Path) -> None:
         if record["round"] in (60, 120):
             sizes.append(len(json.dumps(run.checkpoint_state()["lost"])))
 
-    experiment = Experiment.new(config, tmp_path / "out")
+    experiment = open_run(config, tmp_path / "out")
     assert experiment.execute([measure])["lost"] == 480
     assert len(experiment.run.checkpoint_state()["lost"]) == MAX_DROPPED_IN_CHECKPOINT
     assert sizes[1] < sizes[0] * 1.05

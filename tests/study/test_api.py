@@ -77,7 +77,7 @@ def test_resume_of_python_and_of_the_command_line(task, tmp_path):
         hansa.resume(tmp_path / "x", method(), changed, rounds=5)
     text = "rounds: 2\nworkers: 1\ndata: {name: synthetic, clients: 4, options: {largest: 60}}\nlocal: {steps: 1}\n"
     config = hansa.config.from_yaml(text)
-    hansa.runs.experiment.Experiment.new(config, tmp_path / "y").execute()
+    hansa.runs.experiment.open_run(config, tmp_path / "y").execute()
     assert hansa.resume(tmp_path / "y", rounds=3).state.round == 3
     with pytest.raises(hansa.HansaError, match="quorum"):
         hansa.resume(tmp_path / "y", rounds=4, quorum=2)

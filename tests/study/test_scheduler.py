@@ -179,7 +179,7 @@ def test_every_planned_run_can_be_sent_to_a_process(tmp_path, seeds):
     jobs = plan_reusable(config, tmp_path, "x")
     memory = SharedMemory()
     last = unpack_object(Packer(memory).pack(jobs), [memory], copy=False)[-1]
-    assert last.work(ProgressDisplay()) is None
+    assert last.work(ProgressDisplay(), lambda *_: False) is None
     folder = RunFolder(last.folder)
     assert folder.summary["status"] == "finished"
     assert folder.config.seed == (0 if seeds is None else 1)

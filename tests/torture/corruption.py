@@ -20,7 +20,7 @@ from hansa.config import from_preset
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.runs.client_columns import encode_clients
-from hansa.runs.experiment import Experiment
+from hansa.runs.experiment import open_run
 from hansa.runs.folder import RunFolder
 from hansa.runs.record import RunRecord
 from hansa.runs.store import io
@@ -163,9 +163,9 @@ def damage_runs(place: Path, count: int, seed: int) -> Counter[str]:
     expected, other = {}, {}
     for case, words in CASES.items():
         config = from_preset(case, [*SMALL, *words, "rounds=9"])
-        Experiment.new(config, place / f"whole {case}").execute()
+        open_run(config, place / f"whole {case}").execute()
         expected[case] = untimed(place / f"whole {case}")
-        Experiment.new(config, place / case).execute(stopped=False, callbacks=[lambda run, _: run.state.round == 7])
+        open_run(config, place / case).execute(stopped=False, callbacks=[lambda run, _: run.state.round == 7])
         other[case] = place / f"whole {case}"
     seen: Counter[str] = Counter()
     for trial in range(count):
@@ -176,11 +176,11 @@ def damage_runs(place: Path, count: int, seed: int) -> Counter[str]:
         shutil.copytree(place / case, folder)
         hurt(folder / DATABASE, kind, place / case, other[case], draw)
         outcome = "went on, exactly"
-        _, error = attempt(lambda folder=folder: Experiment.resume(folder).execute())  # type: ignore[misc]
+        _, error = attempt(lambda folder=folder: open_run(None, folder).execute())  # type: ignore[misc]
         if error is not None:
             assert DATABASE in error or "past the requested" in error, error
             outcome = "refused, then fell back exactly"
-            _, error = attempt(lambda folder=folder: Experiment.resume(folder, fallback=True).execute())  # type: ignore[misc]
+            _, error = attempt(lambda folder=folder: open_run(None, folder, fallback=True).execute())  # type: ignore[misc]
         if error is not None:
             assert any(words in error for words in (DATABASE, "no checkpoint", "past the requested")), error
             seen["refused, and nothing to fall back to"] += 1

@@ -26,7 +26,7 @@ from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.presets import catalogue
 from hansa.runs import provenance
-from hansa.runs.experiment import Experiment
+from hansa.runs.experiment import open_run
 from hansa.runs.folder import RunFolder
 from hansa.runs.store import io
 from torture.disks import Hasty
@@ -146,16 +146,16 @@ def _changed(preset: str, place: Path, patch: pytest.MonkeyPatch) -> Counter[str
 
     def attempt(kind: str, folder: Path) -> None:
         with pytest.raises(HansaError, match=f"changed since the run was started: {kind}"):
-            Experiment.resume(folder, rounds=4)
-        Experiment.resume(folder, rounds=4, accept=[kind]).execute()
+            open_run(None, folder, rounds=4)
+        open_run(None, folder, rounds=4, accept=[kind]).execute()
         notes = [note.changed for note in RunFolder(folder).marker.accepted]
         assert notes == [[kind]], f"{preset}, {kind}: not noted"
         # what was accepted is what it is bound to now
-        assert Experiment.resume(folder, rounds=5).execute()["rounds"] == 5
+        assert open_run(None, folder, rounds=5).execute()["rounds"] == 5
         seen[kind] += 1
 
     def fresh(kind: str) -> Path:
-        Experiment.new(from_preset(preset, told), place / kind).execute()
+        open_run(from_preset(preset, told), place / kind).execute()
         return place / kind
 
     for which in ("inputs", "targets", "test_targets"):

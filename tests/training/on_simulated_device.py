@@ -15,7 +15,7 @@ from engine.simulated_device import simulated_device
 from hansa.engine import ray_pool
 from hansa.engine.ray_pool import RayPool
 from hansa.runs.driver import Run
-from hansa.runs.experiment import Experiment
+from hansa.runs.experiment import open_run
 from hansa.runs.folder import RunFolder, arithmetic_of
 from training import test_frozen_weights as frozen
 from training.test_determinism import METHOD, Puts, Watching, settings, task
@@ -134,12 +134,12 @@ local: {lr: 0.05, steps: 2, batch_size: 10}
 def test_a_run_on_ray_actors_records_their_devices_and_says_when_they_change(ray, tmp_path, caplog):
     folder = tmp_path / "run"
     with simulated_device():
-        Experiment.new(hansa.config.from_yaml(CONFIG), folder).execute()
+        open_run(hansa.config.from_yaml(CONFIG), folder).execute()
         summary = json.loads((folder / "summary.json").read_text())
         assert summary["devices"] == ["simulated (simulated accelerator), not deterministic"]
         assert summary["server_device"] == "cpu"
-        Experiment.resume(folder, rounds=3).execute()
+        open_run(None, folder, rounds=3).execute()
         assert not caplog.text
-        Experiment.resume(folder, rounds=4, deterministic=True).execute()
+        open_run(None, folder, rounds=4, deterministic=True).execute()
         assert "trained on simulated (simulated accelerator), not deterministic before the resume" in caplog.text
         assert json.loads((folder / "summary.json").read_text())["devices"] == ["simulated (simulated accelerator)"]

@@ -14,7 +14,7 @@ import hansa
 from hansa import HansaError, config, presets
 from hansa.config.sections import PARTITION
 from hansa.gossip import isolated
-from hansa.runs.experiment import Experiment
+from hansa.runs.experiment import open_run
 from hansa.runs.export import predict_from_folder
 from hansa.sample import per_cluster
 from hansa.training.augment import crop, flip, normalize
@@ -122,7 +122,7 @@ data:
 model: {factory: training.augmented_models:stack}
 local: {steps: 2, batch_size: 4}
 """
-    Experiment.new(config.from_yaml(text), tmp_path / "run").execute()
+    open_run(config.from_yaml(text), tmp_path / "run").execute()
     found = predict_from_folder(tmp_path / "run")
     mean, std = torch.tensor([0.1, 0.2, 0.3]).view(1, 3, 1, 1), torch.tensor([1.0, 2.0, 0.5]).view(1, 3, 1, 1)
     model = hansa.load_model(tmp_path / "run")

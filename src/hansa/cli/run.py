@@ -94,11 +94,11 @@ def resume(
 
     The result is bit-identical to that of an uninterrupted run.
     """
-    from hansa.study.session import plan_resumed
+    from hansa.study.session import plan_jobs
 
     devices = device.split(",") if device is not None and "," in device else device
     plan = partial(
-        plan_resumed, folder, trust=trust, fallback=fallback, accept=accept or [], rounds=rounds,
+        plan_jobs, None, folder, trust=trust, fallback=fallback, accept=accept or [], rounds=rounds,
         workers=workers, device=devices, deterministic=deterministic, server_device=server_device,
     )  # fmt: skip
     run_and_show(plan, quiet, track, as_json, parallel)

@@ -63,6 +63,7 @@ RECORDED_OPTIONS = ("dtype", "quorum", "faults", "max_norm", "profile")
 LISTED_CHANGES = 8
 
 
+@allow_code()
 def open_run(
     config: Config | None,
     folder: Path | str,
@@ -92,24 +93,106 @@ def open_run(
     Returns:
         The run with its folder, before its next round: `Experiment.execute` runs it.
     """
-    existing = RunFolder.containing(folder)
+    accepted, existing = parse_accepted_changes(accept), RunFolder.containing(folder)
     if config is not None and not (if_exists == "resume" and existing.exists):
         try:
-            return Experiment.new(config, folder, if_exists, run_factory=run_factory)
+            return _start_run(config, RunFolder(folder), if_exists, run_factory)
         except HansaError:
             if if_exists != "resume" or not existing.exists:  # otherwise another process has started it in the meantime
                 raise
+    new = {name: value for name, value in settings.items() if value is not None}
     if config is not None:
         saved = existing.config
         refuse_other_settings(existing.path, saved, config)
         rounds = max(config.rounds, saved.rounds) if rounds is None else rounds
         if config.python is None:
-            overrides = {name: value for name, value in settings.items() if value is not None}
-            settings = {**{name: getattr(config, name) for name in FREE_SETTINGS if name != "rounds"}, **overrides}
+            new = {**{name: getattr(config, name) for name in FREE_SETTINGS}, **new}
             trust = True  # the caller's configuration names the same code
-    return Experiment.resume(
-        existing.path, fallback=fallback, accept=accept, trust=trust, run_factory=run_factory, rounds=rounds, **settings
-    )
+    if rounds is not None:
+        new["rounds"] = rounds
+    return _resume_run(existing, new, accepted, run_factory, fallback=fallback, trust=trust)
+
+
+def _start_run(config: Config, folder: RunFolder, if_exists: IfExists, run_factory: RunFactory | None) -> Experiment:
+    """Start a run: build data, model and algorithm, then lock the folder, then write to it.
+
+    A replaced run is removed when the new one has its first checkpoint.
+    """
+    if if_exists != "new":
+        folder.check_free(overwrite=if_exists == "replace")
+    run = build_run(config, build.load_data(config)) if run_factory is None else run_factory(config, None, 0)
+    folder.acquire(if_exists)
+    try:
+        folder.write_start(config, run)
+        run.record = RunRecord.create(folder.path)
+        experiment = Experiment(config, run, folder)
+        if config.checkpoint.every:
+            run.store = run.record.open_rows()
+            experiment.save()  # so that the run can be resumed from the start
+        folder.write_config(config)  # last, because a folder with a configuration counts as a run
+        folder.discard_replaced()
+    except BaseException:
+        run.store.close()
+        if run.record is not None:
+            run.record.close()
+        folder.roll_back()
+        raise
+    return experiment
+
+
+def _resume_run(
+    folder: RunFolder,
+    settings: Mapping[str, Any],
+    accepted: set[str],
+    run_factory: RunFactory | None,
+    *,
+    fallback: bool,
+    trust: bool,
+) -> Experiment:
+    """Return the run of a folder at its last checkpoint, with new settings."""
+    folder.acquire_existing()
+    with ExitStack() as undo:
+        undo.callback(folder.release)
+        _ = folder.marker  # refuses other formats
+        folder.require_trust(trust=trust)
+        saved_config = folder.config
+        config = saved_config.model_copy(update=settings)
+        record = undo.enter_context(RunRecord(folder.path, writing=True))
+        last_recorded = record.head.rounds
+        if not fallback:
+            record.check_pages()
+        state, meta, head = record.intact_checkpoint() if fallback else record.load_checkpoint()
+        rounds_done = head.rounds
+        if fallback and last_recorded > rounds_done:
+            log.warning("%s: resumed after round %d; rounds %d to %d are lost and run again",
+                        folder, rounds_done, rounds_done + 1, last_recorded)  # fmt: skip
+        store = record.open_rows(head)
+        if meta["config"] != config_digest(config):
+            raise _config_changed(folder)
+        if config.rounds < rounds_done:
+            raise HansaError(f"{folder}: is already at round {rounds_done}, past the requested {config.rounds}.")
+        if run_factory is None:
+            run = build_run(config, _load_same_data(config, folder), store, rounds_done)
+        else:
+            run = run_factory(config, store, rounds_done)
+        run.recorded_devices = meta.get("remote_devices", []) if rounds_done else None
+        provenance = _check_provenance(folder, run, state, meta, accepted)
+        if meta["arithmetic"] != (arithmetic := arithmetic_of(run)):
+            log.warning(
+                "%s: started with %s, resumed with %s: the result may differ in its last bits from that of an "
+                "uninterrupted run", folder, meta["arithmetic"], arithmetic,
+            )  # fmt: skip
+        run.record = record
+        run.restore(state, record.rewind(head))
+        io.write_file(folder / METRICS, _metrics_lines(run.history))
+        io.remove(folder / SUMMARY)
+        run.oldest_resumable_round = min(record.checkpoint_rounds())
+        if provenance is not None:
+            folder.write_marker(run, *provenance)
+        if config != saved_config:
+            folder.write_config(config)
+        undo.pop_all()
+    return Experiment(config, run, folder)
 
 
 class Experiment:
@@ -119,105 +202,6 @@ class Experiment:
         self.config, self.run, self._folder = config, run, folder
         self.start_round = self._saved = run.state.round
         self._saved_at = time.monotonic()
-
-    @classmethod
-    @allow_code()
-    def new(
-        cls,
-        config: Config,
-        path: Path | str,
-        if_exists: IfExists = "refuse",
-        *,
-        run_factory: RunFactory | None = None,
-    ) -> Experiment:
-        """Start a run: build data, model and algorithm, then lock the folder, then write to it.
-
-        A replaced run is removed when the new one has its first checkpoint. The arguments are those of `open_run`.
-        """
-        folder = RunFolder(path)
-        if if_exists != "new":
-            folder.check_free(overwrite=if_exists == "replace")
-        run = build_run(config, build.load_data(config)) if run_factory is None else run_factory(config, None, 0)
-        folder.acquire(if_exists)
-        try:
-            folder.write_start(config, run)
-            run.record = RunRecord.create(folder.path)
-            experiment = cls(config, run, folder)
-            if config.checkpoint.every:
-                run.store = run.record.open_rows()
-                experiment.save()  # so that the run can be resumed from the start
-            folder.write_config(config)  # last, because a folder with a configuration counts as a run
-            folder.discard_replaced()
-        except BaseException:
-            run.store.close()
-            if run.record is not None:
-                run.record.close()
-            folder.roll_back()
-            raise
-        return experiment
-
-    @classmethod
-    @allow_code()
-    def resume(
-        cls,
-        path: Path | str,
-        *,
-        fallback: bool = False,
-        accept: Sequence[str] = (),
-        trust: bool = False,
-        run_factory: RunFactory | None = None,
-        **settings: Any,
-    ) -> Experiment:
-        """Return the run of a folder at its last checkpoint; the arguments are those of `open_run`."""
-        accepted = parse_accepted_changes(accept)
-        folder = RunFolder.containing(path)
-        folder.acquire_existing()
-        with ExitStack() as undo:
-            undo.callback(folder.release)
-            _ = folder.marker  # refuses other formats
-            folder.require_trust(trust=trust)
-            if unknown := settings.keys() - Config.model_fields.keys():
-                raise TypeError(f"resume: no such setting: {', '.join(sorted(unknown))}")
-            saved_config = folder.config
-            config = saved_config.model_copy(
-                update={name: value for name, value in settings.items() if value is not None}
-            )
-            record = undo.enter_context(RunRecord(folder.path, writing=True))
-            last_recorded = record.head.rounds
-            if not fallback:
-                record.check_pages()
-            state, meta, head = record.intact_checkpoint() if fallback else record.load_checkpoint()
-            rounds_done = head.rounds
-            if fallback and last_recorded > rounds_done:
-                log.warning("%s: resumed after round %d; rounds %d to %d are lost and run again",
-                            folder, rounds_done, rounds_done + 1, last_recorded)  # fmt: skip
-            store = record.open_rows(head)
-            if meta["config"] != config_digest(config):
-                raise _config_changed(folder)
-            if config.rounds < rounds_done:
-                raise HansaError(f"{folder}: is already at round {rounds_done}, past the requested {config.rounds}.")
-            if run_factory is None:
-                run = build_run(config, _load_same_data(config, folder), store, rounds_done)
-            else:
-                run = run_factory(config, store, rounds_done)
-            run.recorded_devices = meta.get("remote_devices", []) if rounds_done else None
-            provenance = _check_provenance(folder, run, state, meta, accepted)
-            if meta["arithmetic"] != (arithmetic := arithmetic_of(run)):
-                log.warning(
-                    "%s: started with %s, resumed with %s: the result may differ in its last bits from that of an "
-                    "uninterrupted run", folder, meta["arithmetic"], arithmetic,
-                )  # fmt: skip
-            run.record = record
-            run.restore(state, record.rewind(head))
-            io.write_file(folder / METRICS, _metrics_lines(run.history))
-            io.remove(folder / SUMMARY)
-            run.oldest_resumable_round = min(record.checkpoint_rounds())
-            if provenance is not None:
-                folder.write_marker(run, *provenance)
-            if config != saved_config:
-                folder.write_config(config)
-            undo.pop_all()
-        return cls(config, run, folder)
 
     @property
     def folder(self) -> RunFolder:
@@ -577,17 +561,14 @@ def find_folder(config: Config, parent: Path | str, name: str, *, extend: bool =
 @allow_code()
 def _is_usable(path: Path, config: Config) -> bool:
     """Return whether a folder is free, or holds only reusable runs of a configuration."""
-    holder: RunFolder | SeedGroupFolder = RunFolder(path) if config.seeds is None else SeedGroupFolder(path)
+    holder = RunFolder(path) if config.seeds is None else SeedGroupFolder(path)
     if not holder.exists:
         try:
             holder.check_free()
         except HansaError:  # files that are not part of a run
             return False
-    for seed_config in expand_seeds(config):
-        run = holder if isinstance(holder, RunFolder) else holder.run(seed_config.seed)
-        if run.exists and not _is_reusable(run, seed_config):
-            return False
-    return True
+    runs = [(holder if isinstance(holder, RunFolder) else holder.run(seed.seed), seed) for seed in expand_seeds(config)]
+    return all(_is_reusable(run, seed_config) for run, seed_config in runs if run.exists)
 
 
 def _is_reusable(folder: RunFolder, config: Config) -> bool:

@@ -323,7 +323,7 @@ def resume(
     4
     """
     from hansa.runs.experiment import PythonRun
-    from hansa.study.session import Session, plan_resumed
+    from hansa.study.session import Session, plan_jobs
 
     if (algorithm is None) != (task is None):
         raise HansaError(f"resume({str(folder)!r}): expected both an algorithm and a task, or neither.")
@@ -332,8 +332,8 @@ def resume(
     run_options = RunOptions(**options)
     python = None if algorithm is None or task is None else PythonRun(algorithm, task, run_options)
     with Session(progress) as session:
-        jobs = plan_resumed(
-            folder, python, run_options.callbacks, trust=trust, fallback=fallback, accept=accept,
+        jobs = plan_jobs(
+            None, folder, python=python, callbacks=run_options.callbacks, trust=trust, fallback=fallback, accept=accept,
             rounds=rounds, workers=run_options.workers, deterministic=run_options.deterministic,
             device=None if run_options.device is None else device_names(run_options.device),
             server_device=None if run_options.server_device is None else str(run_options.server_device),

@@ -27,18 +27,18 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, fields
-from functools import cache, cached_property, partial
+from contextlib import ExitStack, nullcontext, suppress
+from functools import cache, partial
 from logging.handlers import QueueHandler
 from multiprocessing import connection, reduction, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from rich.progress import TaskID
 
 from hansa.config import allow_code
 from hansa.config.import_path import is_trusted, may_import
@@ -48,7 +48,6 @@ from hansa.engine import workers as worker_block
 from hansa.engine.processes import current_workers
 from hansa.engine.shared_memory import CodeChecker, PackedObject, Packer, SharedMemory, unpack_object
 from hansa.runs import provenance
-from hansa.runs.driver import Run
 from hansa.runs.store.io import InUseError
 from hansa.study.report.progress import ProgressDisplay, RunProgress
 from hansa.training.random_state import NumericSettings
@@ -61,11 +60,7 @@ log = logging.getLogger("hansa")
 SHOW_SECONDS = 0.2
 """The minimum time between two progress messages of a run."""
 STOP_SIGNALS = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None))]
-STOP, LOG, DONE, FAILED = "stop", "log", "done", "failed"
-
-
-class JobStopped(Exception):
-    """The study stopped the run after a round; it is saved if it has a folder."""
+STOP = "stop"
 
 
 def choose_parallel(parallel: int | None, jobs: Sequence[Job], obstacle: str = "") -> int:
@@ -124,8 +119,8 @@ class StudyScheduler:
     def __init__(self, session: Session, jobs: Sequence[Job], run_here: Callable[[Job], None], parallel: int) -> None:
         self.jobs, self._session, self._run_here, self._parallel = list(jobs), session, run_here, parallel
         self._queue = deque(range(len(self.jobs)))
-        self._in_use: dict[int, float] = {}  # jobs that another process executes: when to try each again
-        self._failed: tuple[int, BaseException] | None = None
+        self._end = len(self.jobs)  # the first job that failed
+        self._error: Exception | None = None
         self._workers: list[Worker] = []
 
     def run(self) -> None:
@@ -135,22 +130,21 @@ class StudyScheduler:
                 self._start_workers()
             while self._queue or self._busy:
                 if self._session.interrupt.received is not None:
-                    raise KeyboardInterrupt
+                    raise self._error or KeyboardInterrupt
                 if self._workers:
                     self._serve_workers()
-                elif (index := self._next_job()) is None:
-                    time.sleep(SHOW_SECONDS)
-                else:
-                    try:
-                        self._run_here(self.jobs[index])
-                    except Exception as error:
-                        if self._session.interrupt.received is not None:
-                            raise
-                        self._handle_failure(index, error)
-            if self._failed is not None:
-                raise self._failed[1]
+                    continue
+                index = self._queue.popleft()
+                try:
+                    self._run_here(self.jobs[index])
+                except Exception as error:
+                    self._handle_failure(index, error)
+            if self._error is not None:
+                raise self._error
         except BaseException:
-            self._stop_workers()
+            self._stop_after(-1)
+            while self._busy and self.jobs[0].folder is not None:  # saved runs stop after their round
+                self._serve_workers()
             raise
         finally:
             for worker in self._workers:
@@ -161,108 +155,76 @@ class StudyScheduler:
     def _busy(self) -> list[Worker]:
         return [worker for worker in self._workers if worker.job is not None]
 
-    def _next_job(self) -> int | None:
-        """Take the next job from the queue; skip those that another process executed a moment ago."""
-        now = time.monotonic()
-        index = next((index for index in self._queue if self._in_use.get(index, 0.0) <= now), None)
-        if index is not None:
-            self._queue.remove(index)
-        return index
-
-    def _may_use_all_cores(self, index: int) -> bool:
-        """Return whether a run without a set number of workers may use all cores: the last of equally long runs."""
-        equal_rounds = len({job.config.rounds for job in self.jobs}) == 1
-        return equal_rounds and len(self.jobs) % self._parallel == 1 and index == len(self.jobs) - 1
-
     def _start_workers(self) -> None:
         """Start worker processes; forks must start before the first run opens files."""
-        method, checker = "fork" if can_fork() else "spawn", CodeChecker()
-        if method == "spawn" and (reason := checker.check(self.jobs)):
+        memory, checker = None if can_fork() else SharedMemory(), CodeChecker()
+        if memory is not None and (reason := checker.check(self.jobs)):
             warn_sequential(reason)
             return
         self._queue = deque(sorted(self._queue, key=lambda index: (-self.jobs[index].config.rounds, index)))
-        sources = provenance.sources_of(checker.code)
-        setup = StudySetup(self.jobs, sources, self._session.display.console is not None)
-        self._workers = [Worker(setup, method) for _ in range(self._parallel)]
+        code = may_import(), is_trusted()
+        state = NumericSettings.current(), torch.get_num_threads(), log.getEffectiveLevel(), code
+        setup = StudySetup(self.jobs, provenance.sources_of(checker.code), *state)
+        packed = None if memory is None else (Packer(memory).pack(setup), memory)
+        self._workers = [Worker(setup, packed) for _ in range(self._parallel)]
         log.info("%d runs side by side", self._parallel)
 
     def _serve_workers(self) -> None:
         """Send jobs to idle workers and handle the messages of the others."""
+        equally_long = len({job.config.rounds for job in self.jobs}) == 1
         for worker in self._workers:
-            if worker.job is None and (index := self._next_job()) is not None:
-                worker.start(index, all_cores=self._may_use_all_cores(index))
+            if worker.job is None and self._queue:
+                worker.job, worker.progress = self._queue.popleft(), None
+                # the last one of equally long runs may use all cores
+                alone = equally_long and len(self.jobs) % self._parallel == 1 and worker.job == len(self.jobs) - 1
+                worker.send((worker.job, alone))
         ready = connection.wait([worker.pipe for worker in self._workers], SHOW_SECONDS)
         for worker in [worker for worker in self._workers if worker.pipe in ready]:
-            if message := worker.receive():
-                self._handle(worker, *message)
-            else:
-                self._remove_dead_worker(worker)
+            self._handle(worker, *worker.receive())
 
     def _handle(self, worker: Worker, kind: str, *content: Any) -> None:
-        """Handle a worker's message: progress, a result or an error."""
-        if kind == LOG:  # may arrive between two jobs
-            (record,) = content
-            logging.getLogger(record.name).handle(record)
-            return
-        index = worker.job
-        assert index is not None
-        job = self.jobs[index]
-        if kind == "follow":
-            worker.progress = self._session.display.follow(job.title, *content)
-        elif kind == "update":
-            assert worker.progress is not None
+        """Handle a worker's message: progress, a result, an error or its end."""
+        display, index = self._session.display, worker.job
+        if kind == "log":  # may arrive between two jobs
+            logging.getLogger(content[0].name).handle(content[0])
+        elif kind == "follow":
+            worker.progress = display.follow(*content)
+        elif kind == "update" and worker.progress is not None:
             worker.progress.update(*content)
-        elif kind == DONE:
+        elif kind == "done" and index is not None:
             worker.job = None
-            job.collect(*content)
-        elif kind == FAILED:
+            self.jobs[index].collect(*content)
+        elif kind == "failed" and index is not None:
             worker.job = None
             if worker.progress is not None:
                 worker.progress.close()
             self._handle_failure(index, *content)
+        elif kind == "dead":
+            self._workers.remove(worker)
+            worker.end()
+            if index is not None:
+                log.warning("%s: the worker process died (exit code %s); another one continues the run",
+                            self.jobs[index].title, worker.process.exitcode)  # fmt: skip
+                self._queue.extendleft([index] * (index < self._end))
         else:  # skip, print_once
-            getattr(self._session.display, kind)(*content)
-
-    def _remove_dead_worker(self, worker: Worker) -> None:
-        """Remove a dead worker and return its job to the head of the queue."""
-        self._workers.remove(worker)
-        worker.end()
-        if worker.job is not None:
-            log.warning(
-                "%s: the worker process died (exit code %s); another one continues the run",
-                self.jobs[worker.job].title, worker.process.exitcode,
-            )  # fmt: skip
-            if self._failed is None or worker.job < self._failed[0]:
-                self._queue.appendleft(worker.job)
+            getattr(display, kind)(*content)
 
     def _handle_failure(self, index: int, error: Exception) -> None:
-        """Requeue a run that another process executes; otherwise record the error of the first failed job and stop the
-        jobs after it."""
-        if isinstance(error, JobStopped):
+        """Requeue a run that another process executes; otherwise stop the jobs after the first one that failed."""
+        if index >= self._end:
             return
         if isinstance(error, InUseError) and self.jobs[index].shared:
-            if index not in self._in_use:
-                log.info("%s: another process executes this run. %s", self.jobs[index].title, error)
-            self._in_use[index] = time.monotonic() + SHOW_SECONDS
-            if self._failed is None or index < self._failed[0]:
-                self._queue.append(index)
-            return
-        if self._failed is None or index < self._failed[0]:
-            self._failed = index, error
-        failed_index = self._failed[0]
-        self._queue = deque(job for job in self._queue if job < failed_index)
-        for worker in self._busy:
-            if worker.job is not None and worker.job > failed_index:
-                worker.send(STOP)
+            self._queue.append(index)
+        else:
+            self._error = error
+            self._stop_after(index)
 
-    def _stop_workers(self) -> None:
-        """Stop all runs of workers; those that are saved stop after their round."""
-        self._queue.clear()
-        self._failed = -1, KeyboardInterrupt()  # no job is queued any more
-        for worker in self._busy:
-            worker.send(STOP)
-        while self._busy and self.jobs[0].folder is not None:
-            self._serve_workers()
+    def _stop_after(self, last: int) -> None:
+        """Stop the jobs after one, and start no others after it."""
+        self._end, self._queue = last, deque(index for index in self._queue if index < last)
+        for worker in self._workers:
+            if worker.job is not None and worker.job > last:
+                worker.send(STOP)
 
 
 def workers_that_fit(count: int) -> int:
@@ -276,68 +238,44 @@ def workers_that_fit(count: int) -> int:
     return min(count, int(free_bytes // (1.2 * resident_pages * os.sysconf("SC_PAGE_SIZE"))))
 
 
-@dataclass(frozen=True, eq=False)
-class StudySetup:
+class StudySetup(NamedTuple):
     """The setup of a worker: jobs, and settings of its process. A new interpreter receives it in shared memory."""
 
     jobs: Sequence[Job]
     sources: Mapping[str, str]
-    show_progress: bool
-    settings: NumericSettings = field(default_factory=NumericSettings.current)
-    threads: int = field(default_factory=torch.get_num_threads)
-    level: int = field(default_factory=logging.getLogger("hansa").getEffectiveLevel)
-    code: tuple[bool, bool] = field(default_factory=lambda: (may_import(), is_trusted()))
-
-    @cached_property
-    def _packed(self) -> tuple[PackedObject, SharedMemory]:
-        memory = SharedMemory()
-        return Packer(memory).pack([getattr(self, item.name) for item in fields(self)]), memory
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        packed, memory = self._packed
-        return _load_setup, (packed, reduction.DupFd(memory.fd))
-
-
-def _load_setup(packed: PackedObject, descriptor: Any) -> StudySetup:
-    """Unpack the setup in a new interpreter."""
-    os.environ["HANSA_WORKER"] = "1"  # importing the user's modules must not start runs
-    memory = SharedMemory(descriptor.detach(), private=True)
-    setup = StudySetup(*unpack_object(packed, [memory], copy=False))
-    del os.environ["HANSA_WORKER"]
-    provenance.SOURCES.update(setup.sources)
-    return setup
+    settings: NumericSettings
+    threads: int
+    level: int
+    code: tuple[bool, bool]
 
 
 class Worker:
-    """A worker process and its job."""
+    """A worker process and its job: a fork of this process, or a new interpreter if the setup is ``packed``."""
 
-    def __init__(self, setup: StudySetup, method: str) -> None:
+    def __init__(self, setup: StudySetup, packed: tuple[PackedObject, SharedMemory] | None) -> None:
         self.pipe, worker_end = multiprocessing.Pipe()
         self.job: int | None = None
         self.progress: RunProgress | None = None
-        self.process = start_process(execute_jobs, (worker_end, setup), method)
+        arguments = worker_end, setup if packed is None else None
+        self.process = start_process(execute_jobs, arguments, "fork" if packed is None else "spawn")
         worker_end.close()
-
-    def start(self, job: int, *, all_cores: bool) -> None:
-        """Start a job; ``all_cores`` if it may use all cores."""
-        self.job, self.progress = job, None
-        self.send((job, all_cores))
+        if packed is not None:
+            self.send(packed[0])
+            with suppress(OSError):
+                reduction.send_handle(self.pipe, packed[1].fd, self.process.pid)
 
     def send(self, message: object) -> None:
         """Send a message; `receive` detects a dead worker."""
         with suppress(OSError):
             self.pipe.send(message)
 
-    def receive(self) -> Sequence[Any]:
-        """Return the next message, with the result of a finished job; empty if the process has ended."""
+    def receive(self) -> tuple[Any, ...]:
+        """Return the next message, with the result of a finished job; "dead" if the process has ended."""
         try:
-            message: Sequence[Any] = self.pipe.recv()
-            if message[0] != DONE:
-                return message
-            memory = SharedMemory(reduction.recv_handle(self.pipe), private=True)
+            kind, *content = self.pipe.recv()
+            return kind, *([_receive_object(self.pipe, *content)] if kind == "done" else content)
         except (EOFError, OSError):
-            return ()
-        return DONE, unpack_object(PackedObject(*message[1:]), [memory], copy=False)
+            return ("dead",)
 
     def end(self) -> None:
         """Close the pipe and wait for the process, which has ended or was killed."""
@@ -347,6 +285,11 @@ class Worker:
         self.process.join(timeout=5)
         self.process.kill()
         self.process.join()
+
+
+def _receive_object(pipe: Connection, packed: PackedObject) -> Any:
+    """Return an object whose location has been received; the descriptor of its memory follows."""
+    return unpack_object(packed, [SharedMemory(reduction.recv_handle(pipe), private=True)], copy=False)
 
 
 def can_fork() -> bool:
@@ -409,38 +352,39 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def execute_jobs(pipe: Connection, setup: StudySetup) -> None:
-    """Execute jobs until the study ends this process."""
+def execute_jobs(pipe: Connection, setup: StudySetup | None) -> None:
+    """Execute jobs until the study ends this process; a new interpreter receives its setup first."""
     lock = threading.Lock()
 
     def send(*message: object) -> None:
         with lock, suppress(OSError):
             pipe.send(message)
 
+    if setup is None:
+        os.environ["HANSA_WORKER"] = "1"  # importing the user's modules must not start runs
+        setup = StudySetup(*_receive_object(pipe, pipe.recv()))
+        del os.environ["HANSA_WORKER"]
+        provenance.SOURCES.update(setup.sources)
     setup.settings.apply()
     torch.set_num_threads(setup.threads)  # the study's number: preprocessing must give the same bits
     log.setLevel(setup.level)
     log.propagate = False
-    log.handlers[:] = [QueueHandler(SimpleNamespace(put_nowait=partial(send, LOG)))]
-    display = WorkerDisplay(send, pipe.poll, setup.show_progress)
+    log.handlers[:] = [QueueHandler(SimpleNamespace(put_nowait=partial(send, "log")))]
+    display, (may, trust) = WorkerDisplay(send), setup.code
     while True:
         if (message := pipe.recv()) == STOP:  # the run had already ended
             continue
         index, all_cores = message
         memory = SharedMemory()
         try:
-            with ExitStack() as stack:
-                may, trust = setup.code
-                if may:
-                    stack.enter_context(allow_code(trust=trust))
-                if not all_cores:
-                    stack.enter_context(worker_block(1))
-                packed = Packer(memory).pack(setup.jobs[index].work(display))
+            with allow_code(trust=trust) if may else nullcontext(), nullcontext() if all_cores else worker_block(1):
+                # during a run, the study sends nothing but STOP
+                packed = Packer(memory).pack(setup.jobs[index].work(display, lambda *_: pipe.poll()))
             with lock:
-                pipe.send((DONE, *packed))
+                pipe.send(("done", packed))
                 reduction.send_handle(pipe, memory.fd, os.getppid())
         except Exception as error:
-            send(FAILED, portable(error))
+            send("failed", portable(error))
         memory.close()
         gc.collect()
         for stream in (sys.stdout, sys.stderr):
@@ -464,34 +408,24 @@ def portable(error: Exception) -> Exception:
 
 
 class WorkerDisplay(ProgressDisplay):
-    """Sends the progress of a worker's run to the study, as method names of its display with arguments; stops the run
-    on any message of the study, which during a run can only be STOP."""
+    """Sends the progress of a worker's run to the study."""
 
-    def __init__(self, send: Callable[..., None], stopping: Callable[[], bool], show_progress: bool) -> None:
-        self.send, self.stopping, self.show_progress = send, stopping, show_progress
+    def __init__(self, send: Callable[..., None]) -> None:
+        super().__init__()
+        self._send, self._rounds, self._sent_at = send, 0, 0.0
 
-    def follow(self, title: str, rounds: int, done: int = 0) -> RunProgress:
-        self.send("follow", rounds, done)
-        return _SentProgress(self, rounds)
+    def follow(self, title: str, rounds: int, completed: int = 0) -> RunProgress:
+        self._send("follow", title, rounds, completed)
+        self._rounds = rounds
+        return RunProgress(self, TaskID(0))
+
+    def show(self, bar: TaskID, round: int, numbers: str) -> None:
+        if time.monotonic() - self._sent_at >= SHOW_SECONDS or round == self._rounds:
+            self._sent_at = time.monotonic()
+            self._send("update", round, numbers)
 
     def skip(self, rounds: int) -> None:
-        self.send("skip", rounds)
+        self._send("skip", rounds)
 
     def print_once(self, text: str, topic: str = "") -> None:
-        self.send("print_once", text, topic)
-
-
-class _SentProgress(RunProgress):
-    def __init__(self, display: WorkerDisplay, rounds: int) -> None:
-        super().__init__(display)
-        self._worker, self._rounds, self._sent_at = display, rounds, 0.0
-
-    def __call__(self, run: Run, record: Mapping[str, Any]) -> bool:
-        super().__call__(run, record)
-        return self._worker.stopping()
-
-    def update(self, round: int, numbers: str) -> None:
-        now = time.monotonic()
-        if self._worker.show_progress and (now - self._sent_at >= SHOW_SECONDS or round == self._rounds):
-            self._sent_at = now
-            self._worker.send("update", round, numbers)
+        self._send("print_once", text, topic)

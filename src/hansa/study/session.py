@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from hansa.core.errors import HansaError
 from hansa.engine import reuse_workers
 from hansa.runs.driver import Callback, Record, Run, requires_disk
 from hansa.runs.experiment import (
+    FREE_SETTINGS,
     Experiment,
     PythonRun,
     digest_name,
@@ -32,8 +34,9 @@ from hansa.runs.experiment import (
 from hansa.runs.folder import FINISHED, IfExists, RunFolder, SeedGroupFolder, expand_seeds
 from hansa.runs.search import RunningTrial, Search
 from hansa.runs.store import DamagedFileError, io
+from hansa.runs.store.io import InUseError
 from hansa.runs.trackers import build_trackers
-from hansa.study.parallel import JobStopped, StudyScheduler, choose_parallel
+from hansa.study.parallel import SHOW_SECONDS, StudyScheduler, choose_parallel
 from hansa.study.report.entries import ReportEntry
 from hansa.study.report.progress import InterruptHandler, ProgressDisplay, progress_display
 from hansa.training.execution_mode import describe_kernels
@@ -95,7 +98,7 @@ class Job:
     def open(self) -> Experiment | None:
         """Open the run before its next round, unless its folder holds the finished one.
 
-        Raises `InUseError` while another process executes the run.
+        Raises `InUseError`, after a moment, while another process executes the run.
         """
         if self.opened is not None:
             return self.opened
@@ -109,7 +112,11 @@ class Job:
             if saved.rounds >= self.config.rounds and run_folder.summary["status"] == FINISHED:
                 refuse_other_settings(run_folder.path, saved, self.config)
                 return None
-        self.opened = open_run(self.config, self.folder, self.if_exists, run_factory=self.python, **self.options)
+        try:
+            self.opened = open_run(self.config, self.folder, self.if_exists, run_factory=self.python, **self.options)
+        except InUseError:
+            time.sleep(SHOW_SECONDS * self.shared)  # until it is tried again
+            raise
         return self.opened
 
     def execute(self, display: ProgressDisplay, callbacks: Sequence[Callback] = (), *, stopped: bool = False) -> None:
@@ -121,13 +128,11 @@ class Job:
             progress = display.follow(self.title, opened.config.rounds, opened.start_round)
             opened.execute([progress, *callbacks], self.callbacks, stopped=stopped)
 
-    def work(self, display: ProgressDisplay) -> Any:
-        """Execute the run in a worker process; return the state of a run in memory."""
+    def work(self, display: ProgressDisplay, stop: Callback) -> Any:
+        """Execute the run in a worker process; return the state of a run in memory that was not stopped."""
         opened = self.open()
-        self.execute(display)
-        if opened is not None and opened.rounds_left > 0:
-            raise JobStopped
-        if opened is None or self.folder is not None:
+        self.execute(display, [stop])
+        if opened is None or self.folder is not None or opened.rounds_left:
             return None
         run = opened.run
         saved = run.checkpoint_state(), list(run.history), list(run.trajectory) if run.options.keep_params else None
@@ -166,7 +171,7 @@ class Job:
 
 
 def plan_jobs(
-    config: Config,
+    config: Config | None,
     folder: Path | str | None,
     if_exists: IfExists = "refuse",
     *,
@@ -178,7 +183,8 @@ def plan_jobs(
     """Plan a run, or the runs of all its seeds in a common folder.
 
     Args:
-        config: A configuration, with one seed or several.
+        config: A configuration, with one seed or several; None resumes what the folder holds, and starts the seeds that
+            were not started.
         folder: The folder of the run, or of the seeds; None for runs in memory.
         if_exists: What happens if the folder holds runs already.
         python: The algorithm and the task of a run started in Python.
@@ -186,6 +192,16 @@ def plan_jobs(
         shared: Whether other studies may plan the same runs.
         options: Further arguments of `hansa.runs.experiment.open_run`, or the ``store`` of a run in memory.
     """
+    callbacks = callbacks if python is None else python.options.callbacks
+    if config is None:
+        assert folder is not None
+        saved_group = SeedGroupFolder(folder)
+        if not saved_group.exists:
+            return [opened_job(open_run(None, folder, "resume", run_factory=python, **options), callbacks)]
+        if python is None:
+            saved_group.require_trust(trust=options["trust"])
+        new = {name: value for name in FREE_SETTINGS if (value := options.get(name)) is not None}
+        config, if_exists = saved_group.config.model_copy(update=new), "resume"
     group = None
     if config.seeds is not None and folder is not None:
         group = SeedGroupFolder(io.create_numbered(Path(folder)) if if_exists == "new" else folder)
@@ -200,48 +216,13 @@ def plan_jobs(
     if python is not None and folder is not None:
         server = None if (device := python.options.server_device) is None else str(device)
         options = {"workers": python.options.workers, "server_device": server, **options}
-    callbacks = callbacks if python is None else python.options.callbacks
     jobs: list[Job] = []
-    configs = expand_seeds(config)
-    for seed_config in configs:
+    for seed_config in (configs := expand_seeds(config)):
         title = f"{config.title}, seed {seed_config.seed}" if len(configs) > 1 else config.title
         path = None if folder is None else Path(folder) if group is None else group.run(seed_config.seed).path
         group_path = None if group is None else group.path
         jobs.append(Job(seed_config, title, path, if_exists, options, python, callbacks, shared, group_path))
     return jobs
-
-
-def plan_resumed(
-    folder: Path | str,
-    python: PythonRun | None = None,
-    callbacks: Sequence[Callback] = (),
-    *,
-    trust: bool = False,
-    fallback: bool = False,
-    accept: Sequence[str] = (),
-    **settings: Any,
-) -> list[Job]:
-    """Plan to resume the run in a folder, or its seeds; seeds that were not started are started.
-
-    Args:
-        folder: The folder of a run, or of several seeds.
-        python: The algorithm, task and options of runs started in Python.
-        callbacks: Called after each round, before its record is written.
-        trust: As in `hansa.resume`.
-        fallback: As in `hansa.resume`.
-        accept: As in `hansa.resume`.
-        settings: New values of `hansa.runs.experiment.FREE_SETTINGS`; None keeps a value.
-    """
-    new = {name: value for name, value in settings.items() if value is not None}
-    options: dict[str, Any] = {"fallback": fallback, "accept": accept, **new}
-    group = SeedGroupFolder(folder)
-    if not group.exists:
-        opened = open_run(None, folder, "resume", trust=trust, run_factory=python, **options)
-        return [opened_job(opened, callbacks)]
-    if python is None:
-        group.require_trust(trust=trust)
-    config = group.config.model_copy(update=new)
-    return plan_jobs(config, folder, "resume", python=python, callbacks=callbacks, **options)
 
 
 def plan_reusable(config: Config, parent: Path | str, name: str, *, extend: bool = True) -> list[Job]:
@@ -303,39 +284,33 @@ class Session(ExitStack):
 
     def _run(self, jobs: Sequence[Job], parallel: int | None = None, trial: RunningTrial | None = None) -> None:
         """Execute runs; a pruned trial stops its run."""
-        group = jobs[0].group if len({job.group for job in jobs}) == 1 and jobs[0].python is None else None
+        first = jobs[0]
+        group = first.group if len({job.group for job in jobs}) == 1 and first.python is None else None
         single = len(jobs) == 1 and group is None
 
         def run_here(job: Job) -> None:
             opened = job.open()
-            path = None if opened is None or job.folder is None else job.path
             watching: list[Callback] = [*([] if trial is None else [trial]), self.interrupt]
-            if opened is not None and path is not None:
+            if opened is not None and job.folder is not None:
                 watching = [*build_trackers(self.track, opened), *watching]
-            try:
-                job.execute(self.display, watching, stopped=trial is not None and trial.report(job.history))
-                if self.interrupt.received is not None:
-                    raise KeyboardInterrupt
-            except KeyboardInterrupt:
-                raise self._interrupted(path, path if single and job.config.python is None else group) from None
+            job.execute(self.display, watching, stopped=trial is not None and trial.report(job.history))
+            if self.interrupt.received is not None:
+                raise KeyboardInterrupt
             if opened is not None and not single:
                 opened.run.release_data()
 
         count = choose_parallel(parallel, jobs, "trackers are called in this process" if self.track else "")
         try:
             StudyScheduler(self, jobs, run_here, count).run()
-        except Interrupted:
-            raise
         except KeyboardInterrupt:
-            raise self._interrupted(None, group) from None
-
-    def _interrupted(self, folder: Path | None, to_resume: object) -> KeyboardInterrupt:
-        """Return the error that explains how to resume; nothing is saved if signals were not handled."""
-        if self.interrupt.received is None:
-            return KeyboardInterrupt()
-        repeat = "Run the same command or call again to continue."
-        hint = repeat if to_resume is None else f"To resume: hansa resume {to_resume}"
-        return Interrupted(f"interrupted and saved. {hint}", self.interrupt.received, folder)
+            if self.interrupt.received is None:  # nothing is saved
+                raise
+            folder = first.path if single and first.opened is not None and first.folder is not None else None
+            to_resume = folder if group is None and first.config.python is None else group
+            repeat = "Run the same command or call again to continue."
+            hint = repeat if to_resume is None else f"To resume: hansa resume {to_resume}"
+            message = f"interrupted and saved. {hint}"
+            raise Interrupted(message, self.interrupt.received, folder) from None
 
     def run_reusable(
         self,

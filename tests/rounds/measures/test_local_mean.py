@@ -123,7 +123,7 @@ def test_every_so_often_and_in_a_file(tmp_path):
         local_mean_loss(task, every=0)
 
     from hansa.config import from_yaml
-    from hansa.runs.experiment import Experiment
+    from hansa.runs.experiment import open_run
 
     said = """
     rounds: 2
@@ -134,7 +134,7 @@ def test_every_so_often_and_in_a_file(tmp_path):
     local: {steps: 1, batch_size: 8}
     evaluate: {every: 2, local_mean: true, train: true}
     """
-    made = Experiment.new(from_yaml(said), tmp_path / "run")
+    made = open_run(from_yaml(said), tmp_path / "run")
     made.execute()
     assert ["local_mean_loss" in record for record in made.run.history] == [False, True]
     # one step each from the same model: the mean of the local models is the server's next one
