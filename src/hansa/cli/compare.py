@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,9 @@ from hansa.runs.columns import WINDOW
 
 if TYPE_CHECKING:
     from hansa.config import Config
-    from hansa.study.report import ReportEntry
+    from hansa.runs.search import Axis, Search
+    from hansa.study.report import Ranking, ReportEntry
+    from hansa.study.session import Job, Session
 
 OF_METHOD = ("server", "gossip", "compress", "uplink", "downlink", "aggregate", "channels", "pace")
 """Sections of a shared file that belong to its own method; of ``server``, all but the weights."""
@@ -99,6 +101,78 @@ def _read_item(item: str, base: Path | None, overrides: Sequence[str]) -> Config
     return validate(document, overrides)
 
 
+def _point_changes(point: Mapping[str, Any]) -> list[str]:
+    """Return a point as overrides of a configuration; together they are its name."""
+    return [f"{key}={value if isinstance(value, str) else repr(value)}" for key, value in point.items()]
+
+
+def _write_results(folder: Path, ranking: Ranking, values_of: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write ``results.csv``, a row per point with its means over seeds, and ``runs.csv``, a row per run.
+
+    ``values_of`` has the values of each point, by the name of its entry.
+    """
+    import pandas
+
+    from hansa.runs.metrics import summarize
+    from hansa.runs.store.io import write_file
+
+    names = dict.fromkeys([ranking.score, f"best_{ranking.metric}", ranking.metric])
+    columns = {f"final_{name}" if name == ranking.metric else name: name for name in names}
+    score = next(iter(columns))
+    columns |= {name: name for name in ("rounds", "bits", "wall_seconds")}
+    points: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
+    for ranked in ranking:
+        values, spread = values_of[ranked.entry.name], ranked.spreads.get(ranking.score)
+        points.append({
+            **values,
+            **{column: ranked.numbers.get(name, "") for column, name in columns.items()},
+            **{f"{name}_{score}": "" if spread is None else getattr(spread, name) for name in ("std", "min", "max")},
+            "seeds": len(ranked.entry.runs),
+            "status": "/".join(dict.fromkeys(str(run.summary.get("status", "")) for run in ranked.entry.runs)),
+        })  # fmt: skip
+        for run in ranked.entry.runs:
+            numbers = summarize(run.history, metric=ranking.directed_metric, window=ranking.window)
+            run_columns = {column: numbers.get(name, "") for column, name in columns.items()}
+            runs.append({**values, "seed": run.seed, **run_columns})
+    for name, rows in (("results.csv", points), ("runs.csv", runs)):
+        table = pandas.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")
+        write_file(folder / name, table.encode())
+
+
+def _run_search(
+    running: Session,
+    configure: Callable[[Mapping[str, Any]], Config],
+    axes: Mapping[str, Axis],
+    folder: Path,
+    trials: int,
+    parallel: int | None,
+    **options: Any,
+) -> Search:
+    """Search for the best point, or resume the search; its trials are runs below ``folder``.
+
+    ``configure`` returns the configuration of a point, and for ``{}`` that of the base.
+    """
+    from hansa.config import build
+    from hansa.runs.experiment import digest_name
+    from hansa.runs.folder import expand_seeds
+    from hansa.runs.search import Search
+    from hansa.study.session import plan_reusable
+
+    base = configure({})
+    configs = expand_seeds(base)
+    facts = {"config": digest_name("base", base), "seed_list": [config.seed for config in configs]}
+    options |= {"rounds": base.rounds, "seed": base.seed, "seeds": len(configs), "folder": folder, "facts": facts}
+    search = Search(axes, task=build.build_task(configs[0], build.load_data(configs[0])), **options)
+
+    def plan(point: Mapping[str, Any]) -> list[Job]:
+        name = " ".join(_point_changes(point))
+        return plan_reusable(configure(point).model_copy(update={"name": name}), folder, name)
+
+    running.run_trials(search, trials, plan, parallel)
+    return search
+
+
 SEARCH = "Search"
 
 
@@ -142,37 +216,36 @@ def sweep(
     """
     from hansa.runs.columns import facts_of, scores_test_rows
     from hansa.runs.experiment import hold_folder
-    from hansa.runs.search import DONE
-    from hansa.study import sweep as study
+    from hansa.runs.search import DONE, grid_points, parse_axes
 
     if search not in (None, "optuna"):
         raise invalid_argument("sweep", "search", search, "optuna")
-    axes = study.parse_axes(grid)
+    axes = parse_axes(grid)
     overrides = opt.changes(sets, rounds=rounds, seed=seed, seeds=seeds, workers=workers, device=device)
 
     def configure(point: Mapping[str, Any]) -> Config:
-        return opt.read_config(config, None, [*overrides, *study.point_changes(point)])
+        return opt.read_config(config, None, [*overrides, *_point_changes(point)])
 
-    result, points = None, [] if search else study.grid_points(axes)
+    result, points = None, [] if search else grid_points(axes)
     with session(quiet) as running:
         if search is not None:
-            options: dict[str, Any] = {"metric": metric, "window": window, "trials": trials, "prune": prune}
-            result = study.run_search(running, configure, axes, folder, parallel=parallel, **options)
+            options: dict[str, Any] = {"metric": metric, "window": window, "prune": prune}
+            result = _run_search(running, configure, axes, folder, trials, parallel, **options)
             points = [trial.point for trial in result.trials if trial.status == DONE]
             if not points:
                 raise HansaError(f"{folder}: {result.counts()}: no point finished. Try other ranges, or --no-prune.")
-        configs = {study.point_name(point): configure(point) for point in points}
-        values_of: dict[str, Mapping[str, Any]] = {study.point_name(point): point for point in points}
+        values_of: dict[str, Mapping[str, Any]] = {" ".join(_point_changes(point)): point for point in points}
+        configs = {name: configure(point) for name, point in values_of.items()}
         entries = list(running.run_reusable(configs, folder, parallel).values())
     metric = (facts_of(entries[0].histories[0]).tuning or None) if metric is None else metric
     page = folder / "report.html" if report is None else report
     ranked: dict[str, Any] = {"metric": metric, "window": window, "target": target, "latex": latex}
     with hold_folder(folder):
         ranking = print_and_write(entries, page, title=f"Sweep of {config}", as_json=as_json, **ranked)
-        study.write_results(folder, ranking, values_of)
+        _write_results(folder, ranking, values_of)
     if warning := scores_test_rows(ranking.metric):
         note(warning, "yellow")
-    best = "  ".join(f"--set {change}" for change in study.point_changes(values_of[ranking[0].entry.name]))
+    best = "  ".join(f"--set {change}" for change in _point_changes(values_of[ranking[0].entry.name]))
     message = "" if result is None else f"{result.counts()}\n"
     if not as_json:
         say(f"{message}best: {best}\nresults: {folder / 'results.csv'}")

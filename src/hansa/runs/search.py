@@ -6,6 +6,7 @@ interrupted search proposes the same point again, and its runs are resumed.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -73,6 +74,55 @@ def parse_range(text: str) -> search_range | None:
     if isinstance(low, float) or isinstance(high, float):
         low, high = float(low), float(high)
     return search_range(low, high, match[3] is not None)
+
+
+def parse_axes(grid: Sequence[str]) -> dict[str, Axis]:
+    """Parse the axes of a grid or a search: a list of values, or a range.
+
+    >>> parse_axes(["local.lr=1e-3..1:log", "local.steps=5,10"])
+    {'local.lr': search_range(low=0.001, high=1.0, log=True), 'local.steps': ['5', '10']}
+    """
+    axes: dict[str, Axis] = {}
+    for axis in grid:
+        key, equals, values = axis.partition("=")
+        if not equals or not key or not values:
+            raise HansaError(f"{axis}: expected KEY=V1,V2,..., such as local.lr=0.01,0.1.")
+        if key in axes:
+            raise HansaError(f"{axis}: {key} is given twice.")
+        if key in ("seed", "seeds"):
+            raise HansaError(f"{axis}: points are compared by their means over seeds. Use --seeds {values}.")
+        axes[key] = parse_range(values) or split_values(values)
+    return axes
+
+
+def split_values(text: str) -> list[str]:
+    """Split values at commas that are not inside brackets.
+
+    >>> split_values("0.1,{kind: cosine, lr: 0.1, rounds: 5},[1,2]")
+    ['0.1', '{kind: cosine, lr: 0.1, rounds: 5}', '[1,2]']
+    """
+    values, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and depth == 0:
+            values.append("")
+        else:
+            values[-1] += letter
+    return [value.strip() for value in values if value.strip()]
+
+
+def grid_points(axes: Mapping[str, Axis]) -> list[dict[str, Any]]:
+    """Return every point of a grid as its values by key.
+
+    >>> grid_points(parse_axes(["local.lr=0.1,0.2", "local.steps=5"]))
+    [{'local.lr': '0.1', 'local.steps': '5'}, {'local.lr': '0.2', 'local.steps': '5'}]
+    """
+    values: list[Sequence[Any]] = []
+    for key, axis in axes.items():
+        if isinstance(axis, search_range):
+            raise HansaError(f"{key}: a grid needs values, not a range. Ranges need --search optuna.")
+        values.append(axis)
+    return [dict(zip(axes, choice, strict=True)) for choice in itertools.product(*values)]
 
 
 class Trial(NamedTuple):
@@ -143,33 +193,26 @@ class Search:
         self._distributions = {name: _distribution(distributions, name, axis) for name, axis in self.axes.items()}
         pruner = optuna.pruners.MedianPruner(5, max(1, rounds // 5)) if prune else optuna.pruners.NopPruner()
         self._study = optuna.create_study(direction="minimize" if self._falls else "maximize", pruner=pruner)
+        self._recorded: list[dict[str, Any]] = []
         if self._path is not None and self._path.exists():
             self._load(self._path)
 
     @property
     def trials(self) -> list[Trial]:
         """The finished trials."""
-        names = {state: name for name, state in self._states.items()}
         return [
-            Trial(
-                trial.number,
-                self.point(trial.params),
-                names[trial.state],
-                trial.value if trial.state == self._states[DONE] else None,
-                dict(trial.intermediate_values),
-            )
-            for trial in self._study.trials
-            if trial.state in names
+            Trial(number, self.point(each["drawn"]), each["status"], each["value"], dict(each["steps"]))
+            for number, each in enumerate(self._recorded)
         ]
 
     def ask(self, trials: int) -> Iterator[RunningTrial]:
         """Yield new trials until there are ``trials``; finish each before the next."""
         check_integer("search", "trials", trials)
-        for number in range(len(self.trials), trials):
+        for number in range(len(self._recorded), trials):
             seed = int.from_bytes(self._key.child("search", number).digest(4), "little")
             self._study.sampler = self._optuna.samplers.TPESampler(seed=seed)
             yield RunningTrial(self, self._study.ask(self._distributions))
-            if len(self.trials) == number:
+            if len(self._recorded) == number:
                 raise HansaError("search: finish() every trial before the next one.")
 
     def point(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,15 +253,12 @@ class Search:
 
     def record(self, optuna_trial: Any, status: str, value: float | None = None) -> None:
         """Record a finished trial."""
-        self._study.tell(optuna_trial, value, state=self._states[status])
-        if self._path is None:
-            return
-        trials = [
-            {"drawn": source.params, "status": trial.status, "value": trial.value, "steps": list(trial.steps.items())}
-            for trial, source in zip(self.trials, self._study.trials, strict=True)
-        ]
-        io.make_folder(self._path.parent.resolve())
-        io.write_json(self._path, {"search": self._settings, "trials": trials})
+        told = self._study.tell(optuna_trial, value, state=self._states[status])
+        steps = list(told.intermediate_values.items())
+        self._recorded.append({"drawn": optuna_trial.params, "status": status, "value": value, "steps": steps})
+        if self._path is not None:
+            io.make_folder(self._path.parent.resolve())
+            io.write_json(self._path, {"search": self._settings, "trials": self._recorded})
 
     def _load(self, path: Path) -> None:
         """Load the trials of an interrupted search."""
@@ -227,15 +267,12 @@ class Search:
             changed = [name for name, value in self._settings.items() if content["search"].get(name) != value]
             for trial in [] if changed else content["trials"]:
                 self.point(trial["drawn"])
-                self._study.add_trial(
-                    self._optuna.trial.create_trial(
-                        state=self._states[trial["status"]],
-                        value=trial["value"],
-                        params=trial["drawn"],
-                        distributions=self._distributions,
-                        intermediate_values={int(step): float(value) for step, value in trial["steps"]},
-                    )
-                )
+                steps = {int(step): float(value) for step, value in trial["steps"]}
+                state, params = self._states[trial["status"]], trial["drawn"]
+                options = {"distributions": self._distributions, "intermediate_values": steps}
+                restored = self._optuna.trial.create_trial(state=state, value=trial["value"], params=params, **options)
+                self._study.add_trial(restored)
+                self._recorded.append({**trial, "steps": list(steps.items())})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise HansaError(f"{path}: not a search that can be resumed: {short_repr(str(error))}.") from error
         if changed:
