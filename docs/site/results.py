@@ -58,25 +58,21 @@ def table(found: dict[str, RecipeResult]) -> str:
         tally, repeated = counts(result), {judged.get(curve, "") for curve in curves(result)}
         for curve in curves(result):
             judged.setdefault(curve, name)
-        recipe, reduction = result.recipe, result.recipe.at(result.scale).reduction.removesuffix(".")
+        summary = result.recipe.summary.removesuffix(".")
         if "" in repeated:
             total += tally
         else:
-            reduction += f" (the runs of {', '.join(sorted(repeated))}, not counted again)"
-        cells = (
-            f"[{name}](results/reproduced/{name}.md): {recipe.summary.removesuffix('.')}",
-            reduction.replace("|", "\\|") or "Nothing",
-            *(str(tally[word] or "–") for word in VERDICTS),
-            differing(result),
-        )
+            summary += f" (the runs of {', '.join(sorted(repeated))}, not counted again)"
+        numbers = (str(tally[word] or "–") for word in VERDICTS)
+        cells = (f"[{name}](results/reproduced/{name}.md): {summary}", *numbers, differing(result))
         lines.append(f"| {' | '.join(cells)} |")
     head = [
         f"{len(found)} of {len(library())} recipes have been run to the end at this scale. Of their claims and "
         f"published numbers {total['agree']} agree, {total['undecided']} are undecided, {total['differ']} differ, and "
         f"{total['unshowable']} cannot be shown at this scale.",
         "",
-        "| recipe | reduction | agree | undecided | differ | unshowable | what differs |",
-        "|---|---|---:|---:|---:|---:|---|",
+        "| recipe | agree | undecided | differ | unshowable | what differs |",
+        "|---|---:|---:|---:|---:|---|",
     ]
     return "\n".join([*head, *lines])
 

@@ -70,7 +70,7 @@ class RecipeResult(NamedTuple):
         parts = [f"{count} {verdict}" for verdict, count in verdicts.items()]
         decided = [claim.holds for claim in self.claims if claim.holds is not None]
         parts += [f"{sum(decided)} of {len(decided)} claims hold"] * bool(decided)
-        parts += [f"{len(self.claims) - len(decided)} undecided"] * (len(decided) < len(self.claims))
+        parts += [f"claims undecided: {len(self.claims) - len(decided)}"] * (len(decided) < len(self.claims))
         return ", ".join(parts) or "nothing to compare"
 
     @property
@@ -247,7 +247,7 @@ def result_tables(result: RecipeResult) -> list[tuple[str, list[tuple[str, ...]]
     targets = result.recipe.at(result.scale).targets
     for cell in result.cells:
         measure = result.recipe.measures[cell.measure]
-        title = cell.measure + (f" ({measure.unit})" if measure.unit else "")
+        title = cell.measure + (f" ({measure.unit})" if measure.unit not in ("", cell.measure) else "")
         if (target := targets.get(cell.measure)) is not None:
             title += f" to {100 * target:g}% at this scale, {100 * (measure.target or 0):g}% published"
         published = ours = difference = "–"
