@@ -14,14 +14,14 @@ import pytest
 import warm
 
 NOT_FAST = [
-    "aggregate/test_min_norm.py", "cli", "compress/test_own.py", "config/test_own_components.py",
-    "config/test_own_data.py", "core/native", "core/vectors/test_allocator.py",
+    "aggregate/test_min_norm.py", "cli", "compress/test_own.py", "config/test_own_parts.py",
+    "core/native", "core/vectors/test_allocator.py",
     "data/test_memory_mapped.py", "e2e", "engine", "examples", "exactness", "federation", "fuzz",
     "golden", "metamorphic", "pace/test_runs.py", "rounds/measures",
     "runs/store/test_faults.py", "runs/test_record.py", "runs/test_experiment.py",
     "runs/test_folder_lock.py", "runs/test_per_client.py", "runs/test_provenance.py", "study",
-    "test_containers.py", "test_docstrings.py", "test_looking.py", "test_readme.py", "test_site.py",
-    "test_site_in_browser.py", "test_typing.py", "training/test_augmented_runs.py",
+    "test_containers.py", "test_documents.py", "test_looking.py", "test_site_in_browser.py",
+    "training/test_augmented_runs.py",
     "training/test_batch_sources.py", "training/test_compiled.py", "training/test_evaluation.py",
     "training/test_execution_mode.py",
 ]  # fmt: skip

@@ -65,19 +65,6 @@ def test_cells_that_a_spreadsheet_would_run_are_texts(cli, folder):
     lines = (folder / "predictions.csv").read_text("utf-8").split()
     assert lines[0] == "row,prediction,class"
     assert sorted(line.split(",")[2] for line in lines[1:]) == ["'=1+1", "well"]
-
-
-def test_a_run_predicts_new_patients_from_the_command_line(cli, folder):
-    cli.ok("data", "get", "heart-disease", "--folder", ".")
-    options = "{schema: heart-disease/schema.yaml, test: 0.25}"
-    data = f"data={{name: csv-folder, folder: heart-disease, options: {options}}}"
-    words = ["run", "--preset", "fedavg", "--set", data, "--set", "model=logistic", "--rounds", "3", "--out", "x", "-q"]
-    cli.ok(*words)
-    (folder / "new.csv").write_bytes((folder / "heart-disease" / "va.csv").read_bytes())
-    for path in (folder / "heart-disease").iterdir():
-        path.unlink()
-    found = cli.ok("predict", "x", "new.csv")
-    assert "of 200 rows" in found.stdout
     exported = cli("export", "x", "-o", "model.safetensors")
     assert "preprocessing: model.safetensors.preprocessing.json (schema " in exported.stdout.replace("\n", "")
     cli.ok("predict", "model.safetensors", "new.csv", "-o", "again.csv")

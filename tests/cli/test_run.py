@@ -107,14 +107,34 @@ def test_a_typo_in_the_file_ends_with_2_the_line_and_the_near_match(cli, folder)
         (["run", "small.yaml", "-s", "data.partition=iid"], "has its own clients"),
         (["run", "small.yaml", "--track", "tensorbord"], "Did you mean tensorboard"),
         (["run", "--preset", "fedavg", "-s", "data.name=mnist", "-s", "data.folder=nowhere"], "no such file"),
+        (["run", "--preset", "fedavg", "-s", "data={name: csv-folder, options: {target: y}}"], "(data.folder)"),
         (["run", "small.yaml", "--seeds", "1,1"], "listed twice"),
         (["run", "small.yaml", "--seed", "3", "--seeds", "1,2"], "--seed 3: not allowed with a list, --seeds 1,2"),
         *(
             ([command[0], "small.yaml", *command[1:], "--device", "cuda:9", "-o", "out"], "There is: cpu (CPU)")
             for command in (["run"], ["compare"], ["sweep", "local.lr=0.1,0.2"])
         ),
-        (["resume", "nowhere"], "nowhere: not a run folder"),
-        (["show", "nowhere"], "nowhere: not a run folder"),
+        *(([command, "nowhere"], "nowhere: not a run folder") for command in ("resume", "show")),
+        (["compare", "fedavg", "fedadm"], "Did you mean fedadam"),
+        (["data", "get", "mnist", "cifar11"], "no data set 'cifar11'"),
+        (["sweep", "small.yaml", "local.lr=1e-3..1:log"], "Ranges need --search optuna"),
+        (["sweep", "small.yaml", "local.lr=1e-3..1", "--search", "grid"], "expected optuna"),
+        (["sweep", "small.yaml", "local.lr"], "expected KEY=V1,V2"),
+        (["sweep", "small.yaml", "local.lr=0.1", "local.lr=0.2"], "is given twice"),
+        (["sweep", "small.yaml", "local.lrr=0.1,0.2"], "Did you mean lr?"),
+        (["sweep", "small.yaml", "seed=0,1"], "Use --seeds 0,1"),
+        (
+            ["sweep", "small.yaml", "local.lr=0.1", "--metric", "test_acuracy", "-o", "out"],
+            "Did you mean test_accuracy",
+        ),
+        (["topology", "rin"], "Did you mean ring?"),
+        (["topology", "erdos-renyi"], "needs p"),
+        (["topology", "hypercube", "-n", "9"], "power of two"),
+        (["topology", "ring", "--participation", "0.5", "-m", "2"], "one of the two"),
+        (["topology", "ring", "-n", "4", "-m", "9"], "a whole number >= 1 and <= 4"),
+        (["topology", "ring", "--figure", "g.txt"], "ends in .svg"),
+        (["topology"], "or --target-rho"),
+        (["topology", "--target-rho", "1.5"], "0 <= target < 1"),
     ],
 )
 def test_bad_usage_ends_with_2_and_says_what_to_do(cli, folder, arguments, message):

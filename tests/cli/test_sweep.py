@@ -33,13 +33,6 @@ def test_a_search_draws_from_ranges_averages_seeds_and_goes_on(cli, folder):
     assert (folder / "whole" / "report.html").exists()
 
 
-def test_a_range_without_a_search_another_search_and_another_tool_are_refused(cli, folder):
-    plain = cli.refused("sweep", "small.yaml", "local.lr=1e-3..1:log")
-    assert "Ranges need --search optuna" in plain.output
-    other = cli.refused("sweep", "small.yaml", "local.lr=1e-3..1", "--search", "grid")
-    assert "expected optuna" in other.output
-
-
 def test_a_point_that_fails_is_noted_and_the_search_goes_on(cli, folder):
     """A learning rate at which all updates are non-finite: the run fails, the search does not."""
     pytest.importorskip("optuna")
@@ -88,21 +81,6 @@ def test_seeds_in_a_sweep_are_averaged_not_chosen_among(cli, folder, message):
 def table(path):
     with open(path) as file:
         return list(csv.DictReader(file))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["local.lr"], "expected KEY=V1,V2"),
-        (["local.lr=0.1", "local.lr=0.2"], "is given twice"),
-        (["local.lrr=0.1,0.2"], "Did you mean lr?"),
-        (["seed=0,1"], "Use --seeds 0,1"),
-        (["local.lr=0.1", "--metric", "test_acuracy"], "Did you mean test_accuracy"),
-    ],
-)
-def test_a_wrong_grid_is_refused(cli, arguments, message):
-    result = cli.refused("sweep", "small.yaml", *arguments, "-q", "--rounds", "1")
-    assert message in result.stderr
 
 
 def test_a_sweep_never_loses_a_finished_run(cli, folder):

@@ -1,4 +1,4 @@
-"""Whatever a user brings: arrays, torch datasets, columns; and what is said when it does not fit."""
+"""Whatever a user brings: arrays, torch datasets, columns, owners of test rows; what does not fit is named."""
 
 from __future__ import annotations
 
@@ -13,8 +13,21 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
-from hansa.core.errors import HansaError
-from hansa.data import Split, dirichlet, from_arrays, from_dataset, from_hf
+from hansa import HansaError, data
+from hansa.config import from_yaml
+from hansa.config.build import load_data
+from hansa.data import (
+    FederatedData,
+    Split,
+    dirichlet,
+    from_arrays,
+    from_dataset,
+    from_hf,
+    iid,
+    quantity_skew,
+    with_feature_noise,
+    with_test_clients,
+)
 from mistakes import refused
 
 X = np.random.default_rng(0).normal(size=(12, 3))
@@ -202,23 +215,17 @@ def test_images_become_channels_first_and_are_scaled() -> None:
     assert float(grey.inputs.max()) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("items", "message"),
-    [
-        ([(torch.zeros(2), 0), torch.zeros(2)], "item 1 is a Tensor: expected a pair"),
-        ([], "is empty"),
-        ([(torch.zeros(2), 0), (torch.zeros(3), 0)], r"input 1 has shape \(3,\), the first \(2,\)"),
-        ([("words", 0)], "input 0 is 'words': expected numbers or an image"),
-        ([(torch.zeros(2), "words")], "targets are no numbers of one shape"),
-        ([(torch.zeros(2), None)], "targets are no numbers of one shape"),
-        ([(torch.zeros(2), [0]), (torch.zeros(2), [0, 1])], "targets are no numbers of one shape"),
-    ],
+test_torch_datasets_that_do_not_fit_are_refused = refused(
+    ([(torch.zeros(2), 0), torch.zeros(2)], "item 1 is a Tensor: expected a pair"),
+    ([], "is empty"),
+    ([(torch.zeros(2), 0), (torch.zeros(3), 0)], r"input 1 has shape \(3,\), the first \(2,\)"),
+    ([("words", 0)], "input 0 is 'words': expected numbers or an image"),
+    ([(torch.zeros(2), "words")], "targets are no numbers of one shape"),
+    ([(torch.zeros(2), None)], "targets are no numbers of one shape"),
+    ([(torch.zeros(2), [0]), (torch.zeros(2), [0, 1])], "targets are no numbers of one shape"),
+    (3, "int: expected a dataset of pairs"),
+    by=lambda items: from_dataset(Pairs(items) if isinstance(items, list) else items, clients=1),
 )
-def test_torch_datasets_that_do_not_fit_are_refused(items: list[Any], message: str) -> None:
-    with pytest.raises(HansaError, match=message):
-        from_dataset(Pairs(items), clients=1)
-    with pytest.raises(HansaError, match=r"int: expected a dataset of pairs"):
-        from_dataset(3, clients=1)
 
 
 class Columns:
@@ -253,18 +260,136 @@ def test_a_hugging_face_dataset_by_its_columns_clients_and_splits() -> None:
     assert from_hf(rows(), "ids", "label", client_column="user", clients=2).population == 2
 
 
+test_columns_that_do_not_fit_are_refused = refused(
+    (lambda: from_hf(rows(), "idz", "label", clients=2), r"no column 'idz'\. Did you mean ids"),
+    (lambda: from_hf(rows(), "ids", "text", clients=2), "'text' has 'a': expected numbers"),
+    (lambda: from_hf(rows(), "text", "label", clients=2), "expected numbers or an image. Tokenize"),
+    (lambda: from_hf(rows(), "ids", "label"), "expected clients=, or client_column="),
+    (lambda: from_hf(Columns(ids=[[1, 2], [3]], label=[0, 1]), "ids", "label", clients=1), "resize or pad"),
+)
+
+
+GRID = np.arange(24, dtype=np.float32).reshape(12, 2)
+KINDS = np.array([0, 1, 2] * 4)
+SITES = ["b", "b", "a", "a", "a", "c", "c", "c", "c", "c", "b", "a"]
+TEST = (GRID[:5] + 100, KINDS[:5])
+
+
 @pytest.mark.parametrize(
-    ("data", "arguments", "clients", "message"),
+    ("clients", "test_clients", "expected"),
     [
-        (rows(), ("idz", "label"), 2, r"no column 'idz'\. Did you mean ids"),
-        (rows(), ("ids", "text"), 2, "'text' has 'a': expected numbers"),
-        (rows(), ("text", "label"), 2, "expected numbers or an image. Tokenize"),
-        (rows(), ("ids", "label"), None, "expected clients=, or client_column="),
-        (Columns(ids=[[1, 2], [3]], label=[0, 1]), ("ids", "label"), 1, r"resize or pad"),
+        (SITES, ["c", "a", "a", "b", "c"], [2, 0, 0, 1, 2]),  # names are those of the training owners
+        ([0] * 6 + [1] * 6, np.array([1, 0, -1, 1, 1]), [1, 0, -1, 1, 1]),  # -1 is nobody
     ],
 )
-def test_columns_that_do_not_fit_are_refused(
-    data: Columns, arguments: tuple[str, str], clients: int | None, message: str
-) -> None:
-    with pytest.raises(HansaError, match=message):
-        from_hf(data, *arguments, clients=clients)
+def test_owners_of_test_rows_by_name_and_by_number(clients: Any, test_clients: Any, expected: list[int]) -> None:
+    held = data.from_arrays(GRID, KINDS, clients=clients, test=TEST, test_clients=test_clients)
+    assert held.test_owners.tolist() == expected
+
+
+test_what_does_not_fit_is_named = refused(
+    ({"test_clients": ["c", "a", "a", "b", "z"]}, "test_clients has 'z', who has no training rows"),
+    ({"test_clients": ["c", "a"]}, "expected the owner of each of 5 test rows"),
+    ({"test_clients": [0, 1, 2, 0, 9]}, r"test rows belong to 0 to 9: expected clients 0 to 2"),
+    ({"test_clients": ["a"] * 5, "clients": [0] * 6 + [1] * 6}, r"client names \('a'\), training rows"),
+    ({"test_clients": "label"}, "test_clients='label'.*labels"),
+    ({"test_clients": 1.5}, "test_clients=1.5"),
+    ({"test_clients": ["a"] * 5, "test": None}, "test_clients needs test rows: give test"),
+    ({"test_clients": "labels", "test": None}, "no test rows to assign. A fraction"),
+    ({"test_clients": {"a": 1}}, r"test_clients=\{'a': 1\}"),
+    by=lambda words: data.from_arrays(GRID, KINDS, **{"clients": SITES, "test": TEST, **words}),
+)
+
+
+def test_test_rows_are_dealt_as_the_training_labels_are() -> None:
+    held = data.with_test_clients(data.federate("fashion-mini", data.dirichlet(0.2), 10, seed=3), "labels", seed=5)
+    assert held.test_targets is not None
+    assert held.test_owners is not None
+    share = held.label_counts().double()
+    expected = share / share.sum(0) * torch.bincount(held.test_targets)
+    found = torch.zeros(10, 10).index_put_((held.test_owners, held.test_targets), torch.ones(2000), accumulate=True)
+    assert (found - expected).abs().max() < 1  # each count is its share, rounded up or down
+    again = data.with_test_clients(held, "labels", seed=5)
+    other = data.with_test_clients(held, "labels", seed=6)
+    assert torch.equal(again.test_owners, held.test_owners)
+    assert not torch.equal(other.test_owners, held.test_owners)
+
+
+def test_held_out_rows_are_each_clients_own_and_no_longer_trained_on() -> None:
+    before = data.from_arrays(GRID, KINDS, clients=SITES)
+    held = data.with_test_clients(before, 0.3, seed=1)
+    assert held.test_inputs is not None
+    assert held.test_owners is not None
+    assert held.test_owners.tolist() == [0, 1, 2, 2]  # of 4, 3 and 5 rows: 1.2, 0.9 and 1.5
+    for client in range(3):
+        away = held.test_inputs[held.test_owners == client]
+        both = torch.cat([held.inputs[held.rows(client)], away])
+        assert sorted(both[:, 0].tolist()) == sorted(before.inputs[before.rows(client)][:, 0].tolist())
+    with pytest.raises(HansaError, match="client 1 has 1 row: too few"):
+        data.with_test_clients(data.from_arrays(GRID[:3], KINDS[:3], clients=[0, 0, 1]), 0.5)
+
+
+def test_natural_owners_of_test_rows_follow_those_of_the_training_rows() -> None:
+    groups, tests = torch.tensor([3, 3, 1, 0, 0, 0, 1, -1]), torch.tensor([1, 3, 0, 7, -1])
+    whole = data.Dataset("leafy", torch.zeros(8, 2), torch.zeros(8).long(), torch.zeros(5, 2), torch.zeros(5).long(),
+                         groups=groups, test_groups=tests)  # fmt: skip
+    assert data.partition_dataset(whole, data.natural()).test_owners.tolist() == [1, 2, 0, -1, -1]
+    assert data.partition_dataset(whole, data.natural(min_size=3)).test_owners.tolist() == [-1, -1, 0, -1, -1]
+    assert data.partition_dataset(whole, data.iid(), 2).test_owners is None  # dealt otherwise: nobody's own
+
+
+def test_a_test_column_of_a_hugging_face_set_names_owners() -> None:
+    class Columns(dict[str, Any]):
+        column_names = ("x", "y", "who")
+
+    train = Columns(x=GRID, y=KINDS, who=SITES)
+    test = Columns(x=TEST[0], y=TEST[1], who=["c", "nobody", "a", "b", "c"])
+    held = data.from_hf({"train": train, "test": test}, "x", "y", client_column="who")
+    assert held.test_owners.tolist() == [2, -1, 0, 1, 2]
+
+
+def flat(rows: int = 5000, clients: int = 5) -> FederatedData:
+    x, y = torch.zeros(rows, 4), torch.arange(rows) % 3
+    return from_arrays(x, y, clients=clients, partition=quantity_skew(power=0.5), test=(x, y), seed=0)
+
+
+def test_deviations_grow_linearly_from_zero_to_the_level() -> None:
+    noisy = with_feature_noise(flat(), 0.2, seed=3)
+    owned = with_feature_noise(with_test_clients(flat(), "labels", seed=0), 0.2, seed=0)
+    for client in range(5):
+        rows = noisy.inputs[noisy.rows(client)]
+        assert abs(float(rows.mean())) < 0.01
+        # test rows have the noise of their client, or row r that of client r mod 5
+        for part in (rows, noisy.test_inputs[client::5], owned.test_inputs[owned.test_owners == client]):
+            assert float(part.std()) == pytest.approx(0.2 * client / 4, rel=0.1)
+
+
+def test_the_noise_is_a_function_of_the_seed_and_leaves_the_data_alone() -> None:
+    data = flat()
+    first, again, other = (with_feature_noise(data, 0.1, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.inputs, again.inputs)
+    assert torch.equal(first.test_inputs, again.test_inputs)
+    assert not torch.equal(first.inputs, other.inputs)
+    following = with_feature_noise(from_arrays(data.inputs, data.targets, clients=3, partition=iid()), 0.1)
+    assert not torch.equal(following.for_seed(1).inputs, following.inputs)
+    assert not torch.equal(following.for_seed(1).index, following.index)  # and so does the partition
+    assert not data.inputs.any()
+    assert torch.equal(first.targets, data.targets)
+    assert torch.equal(first.index, data.index)
+
+
+def test_in_a_file_it_is_a_key_of_the_data() -> None:
+    text = "{algorithm: fedavg, data: {clients: 4, partition: iid%s}}"
+    plain, noisy = (load_data(from_yaml(text % extra)) for extra in ("", ", noise: 0.5"))
+    change = noisy.inputs - plain.inputs
+    deviations = [float(change[noisy.rows(client)].std()) for client in range(4)]
+    assert deviations == pytest.approx([0.0, 0.5 / 3, 1.0 / 3, 0.5], rel=0.02)
+
+
+NINE = torch.zeros(9, 2).long()
+test_refusals_name_the_reason = refused(
+    (lambda: with_feature_noise(flat(), 0.0), "level"),
+    (lambda: with_feature_noise(flat(), float("nan")), "level"),
+    (lambda: with_feature_noise(from_arrays(NINE, NINE[:, 0], clients=3), 0.1), "int64"),
+    (lambda: with_feature_noise(from_arrays({"a": NINE.float()}, NINE[:, 0], clients=3), 0.1), "one tensor"),
+)

@@ -1,24 +1,38 @@
-"""Partitions: every row at most once, sizes as promised, the papers' settings, and any alpha ends."""
+"""Partitions deal every row at most once, in sizes as promised; splits come back from files; federated data agree."""
 
 from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.data import (
+    DataError,
     Dataset,
+    FederatedData,
+    MissingFileError,
     Split,
+    apply_split,
     dirichlet,
     iid,
+    label_counts,
     labels_per_client,
+    load_split,
     natural,
     partition_dataset,
     quantity_skew,
+    save_split,
+    saved_split,
     shards,
 )
 from hansa.data.partitions import Partition
@@ -239,14 +253,131 @@ def test_rows_that_are_nobodys_are_never_dealt_by_any_partition() -> None:
         assert len(found.index) == 80
 
 
-@pytest.mark.parametrize(
-    ("index", "offsets", "message"),
-    [
-        (torch.arange(3), [0, 2], "increasing values to 3"),
-        (torch.arange(3), [0, 4, 3], "increasing values to 3"),
-        (torch.zeros(3), [0, 3], "int64"),
-    ],
+test_splits_that_do_not_add_up_are_refused = refused(
+    (lambda: Split(torch.arange(3), torch.tensor([0, 2])), "increasing values to 3"),
+    (lambda: Split(torch.arange(3), torch.tensor([0, 4, 3])), "increasing values to 3"),
+    (lambda: Split(torch.zeros(3), torch.tensor([0, 3])), "int64"),
 )
-def test_splits_that_do_not_add_up_are_refused(index: torch.Tensor, offsets: list[int], message: str) -> None:
-    with pytest.raises(HansaError, match=message):
-        Split(index, torch.tensor(offsets))
+
+
+@pytest.fixture
+def labels() -> torch.Tensor:
+    return torch.arange(5).repeat(40)
+
+
+def test_a_saved_partition_comes_back_and_is_the_same_bytes(tmp_path: Path, labels: torch.Tensor) -> None:
+    """safetensors orders metadata by chance: a run side by side would have another file than one alone."""
+    split = dirichlet(0.2).split(labels, 8, Key(1))
+    files = [tmp_path / str(number) for number in range(5)]
+    for path in files:
+        save_split(path, split, labels, 'Grüße \x01 "quoted"', [[1, 2], [3, 4]])
+    assert len({path.read_bytes() for path in files}) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == list("01234")
+    with safe_open(files[0], framework="pt") as file:
+        assert json.loads(file.metadata()["hansa"])["made_by"] == 'Grüße \x01 "quoted"'
+    back = load_split(files[0], labels)
+    assert torch.equal(back.index, split.index)
+    assert torch.equal(back.offsets, split.offsets)
+    with pytest.raises(MissingFileError, match="nowhere: no such file"):
+        load_split(tmp_path / "nowhere", labels)
+
+
+def test_a_partition_of_other_labels_is_refused(tmp_path: Path, labels: torch.Tensor) -> None:
+    save_split(tmp_path / "split", dirichlet(0.2).split(labels, 8, Key(1)), labels)
+    other = labels.clone()
+    other[3] = 0
+    with pytest.raises(DataError, match=r"split: expected a partition of these 200 targets .* found one of 200 others"):
+        load_split(tmp_path / "split", other)
+
+
+def test_no_damage_gives_another_split(tmp_path: Path, labels: torch.Tensor) -> None:
+    path, split = tmp_path / "split", dirichlet(0.2).split(labels, 8, Key(1))
+    save_split(path, split, labels, "made by a test")
+    good = path.read_bytes()
+    for place in range(0, len(good), 7):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 0x15]) + good[place + 1 :])
+        back = split  # a change may leave the meaning alone, but it may never give another split
+        with contextlib.suppress(DataError):
+            back = load_split(path, labels)
+        assert torch.equal(back.index, split.index)
+        assert torch.equal(back.offsets, split.offsets)
+    for keep in (0, 5, 100, -1):
+        path.write_bytes(good[:keep])
+        with pytest.raises(DataError, match="split: expected a 'hansa partition 2' file"):
+            load_split(path, labels)
+
+
+def test_the_saved_part_repeats_a_run_whatever_its_seed(tmp_path: Path, labels: torch.Tensor) -> None:
+    groups = torch.where(torch.arange(200) % 4 == 0, -1, 0)  # with rows that are nobody's
+    data = Dataset("toy", torch.randn(200, 2), labels, classes=5, groups=groups)
+    first = partition_dataset(data, dirichlet(0.2), 6, seed=3)
+    save_split(tmp_path / "split", first.split, data.targets)
+    again = partition_dataset(data, saved_split(str(tmp_path / "split")), 6, seed=99)
+    assert torch.equal(first.index, again.index)
+    with pytest.raises(DataError, match="among 7 clients, found one among 6"):
+        partition_dataset(data, saved_split(str(tmp_path / "split")), 7)
+
+
+def tiny() -> FederatedData:
+    return FederatedData(
+        torch.arange(12.0).view(6, 2),
+        torch.tensor([0, 0, 1, 1, 2, 2]),
+        torch.tensor([0, 2, 4, 1, 5]),
+        torch.tensor([0, 3, 3, 5]),
+        classes=3,
+        name="tiny",
+    )
+
+
+def test_rows_of_each_client() -> None:
+    data = tiny()
+    assert [data.rows(client).tolist() for client in range(3)] == [[0, 2, 4], [], [1, 5]]
+    with pytest.raises(HansaError, match="tiny: client 3: there are 3, numbered from 0"):
+        data.rows(3)
+
+
+def test_summary_by_hand() -> None:
+    # client 0 holds labels 0 0 1 1 (1 bit), client 1 holds 1 1 1 1 (0 bits)
+    split = Split.of_rows([[0, 1, 2, 3], [4, 5, 6, 7]])
+    data = FederatedData(
+        torch.zeros(8, 1), torch.tensor([0, 0, 1, 1, 1, 1, 1, 1]), split.index, split.offsets, classes=2
+    )
+    found = data.summary()
+    assert (found.clients, found.samples, found.smallest, found.median, found.largest) == (2, 8, 4, 4.0, 4)
+    assert found.label_entropy == pytest.approx(0.5)
+    # label 0 has one holder; label 1 is shared 1/3 to 2/3: 2^(log2 3 - 2/3) = 3 / 2^(2/3)
+    assert found.effective_clients == pytest.approx((1.0, 3 / 2 ** (2 / 3)))
+    assert "2 clients, 8 samples: 4 / 4 / 4 per client" in str(found)
+
+
+def test_regression_data_have_a_summary_without_labels() -> None:
+    split = Split.of_rows([[0], [1, 2]])
+    data = FederatedData(torch.zeros(3, 1), torch.randn(3), split.index, split.offsets)
+    assert data.summary().label_entropy is None
+    with pytest.raises(HansaError, match="no classes"):
+        data.label_counts()
+    with pytest.raises(HansaError, match="a class number per row"):
+        label_counts(split, torch.randn(3), 2)
+
+
+test_data_that_do_not_fit_together_are_refused = refused(
+    ({"targets": torch.zeros(5, dtype=torch.int64)}, "expected one target per row"),
+    ({"targets": torch.tensor([0, 0, 1, 1, 2, 3])}, "targets run from 0 to 3: expected 0 to 2"),
+    ({"index": torch.tensor([0, 2, 4, 1, 6])}, "rows 0 to 6, the data has 6"),
+    ({"index": torch.tensor([0, 2, 4, 1, -1])}, "rows -1 to 4"),
+    ({"test_inputs": torch.zeros(2, 2)}, "needs both"),
+    ({"test_inputs": torch.zeros(2, 3), "test_targets": torch.tensor([0, 1])}, r"training inputs \(2,\)"),
+    ({"test_inputs": torch.zeros(2, 2), "test_targets": torch.tensor([0, 3])}, "test targets run from 0 to 3"),
+    by=lambda change: replace(tiny(), **change),
+)
+
+
+def test_with_clients_keeps_the_test_set() -> None:
+    source = Dataset(
+        "one", torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), torch.ones(2, 3), torch.tensor([0, 0]), classes=1
+    )
+    data = apply_split(source, Split.of_rows([[0], [3]]))
+    assert data.inputs is source.inputs  # nothing is copied
+    assert data.test_inputs is source.test_inputs
+    assert data.population == 2
+    assert data.rows(1).untyped_storage().data_ptr() == data.index.untyped_storage().data_ptr()

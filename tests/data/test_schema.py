@@ -1,4 +1,4 @@
-"""Schemas of tables: their forms and hash, exact moments, encodings computed by hand, and errors that name the cell."""
+"""Schemas of tables and folders of CSV files: exact moments, encodings by hand, and errors that name the cell."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import hansa
 from data.tables import TRIALS, Tables, tables
 from hansa.data import Schema, SchemaMisfitError, SplitColumn, TableColumn, TableEncoding, from_csv_folder, infer_schema
+from hansa.data.csv_folder import HOSPITALS
 from hansa.data.schema import (
     MISFIT_CODES,
     CellCounts,
@@ -29,6 +30,7 @@ from hansa.data.schema import (
     table_moments,
 )
 from hansa.runs.preprocessing import Preprocessing
+from mistakes import refused
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -63,12 +65,10 @@ def test_means_and_deviations_are_correctly_rounded():
     assert Moments.of(np.array([7.0, 7.0])).mean_and_std() == (7.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    "content", [[0, "0/0", "0/0"], [2, "4/0", "1/0"], [1, "zz/0", "0/0"], [1, "1/9999", "1/0"], ["1", "0/0", "0/0"], 3]
-)
-def test_impossible_moments_are_refused(content):
-    with pytest.raises(hansa.HansaError, match="moments"):
-        Moments.from_json(content)
+IMPOSSIBLE = (
+    [0, "0/0", "0/0"], [2, "4/0", "1/0"], [1, "zz/0", "0/0"], [1, "1/9999", "1/0"], ["1", "0/0", "0/0"], 3
+)  # fmt: skip
+test_impossible_moments_are_refused = refused(*((each, "moments") for each in IMPOSSIBLE), by=Moments.from_json)
 
 
 SCHEMA = Schema(
@@ -125,50 +125,40 @@ def test_forms_and_the_hash(tmp_path):
 WARD, NUMBER = "kind: category, categories: [a]", "kind: number"
 
 
-@pytest.mark.parametrize(
-    ("column", "message"),
-    [
-        ("kind: numbr", "kind='numbr': expected one of number, category"),
-        ("kind: category, categories: [yes, no]", "Quote it"),
-        ("kind: category, categories: [a, a]", "every text once"),
-        ("kind: category", "a list of the values, which `hansa data schema` finds"),
-        ("kind: category, categories: [a, b], spellings: {a: [b]}", "other spellings"),
-        ("kind: category, categories: [a], spellings: {a: b}", "'b': expected a list of texts"),
-        ("kind: ordinal", "in increasing order"),
-        (f"{WARD}, missing: mean", "refuse, indicator or constant"),
-        (f"{WARD}, missing: constant, fill: b", "one of the categories"),
-        (f"{WARD}, scale: pooled", "scale='pooled': expected its default"),
-        (f"{NUMBER}, missing: constant", "fill=None"),
-        (f"{NUMBER}, fill: 3", "none with missing: refuse"),
-        (f"{NUMBER}, mean: 3", "neither scaled pooled"),
-        (f"{NUMBER}, mean: many", "mean='many': expected a finite number"),
-        (f"{NUMBER}, scale: pooled, mean: 3, std: 0", "above 0"),
-        (f"{NUMBER}, target: class", "target='class'"),
-        (f"{NUMBER}, scales: pooled", "unexpected keyword argument 'scales'.*Keys of a column: .*scale"),
-        ("kind: target, categories: [a], missing: mean", "missing='mean': expected its default"),
-    ],
+test_a_wrong_column_is_named = refused(
+    ("kind: numbr", "kind='numbr': expected one of number, category"),
+    ("kind: category, categories: [yes, no]", "Quote it"),
+    ("kind: category, categories: [a, a]", "every text once"),
+    ("kind: category", "a list of the values, which `hansa data schema` finds"),
+    ("kind: category, categories: [a, b], spellings: {a: [b]}", "other spellings"),
+    ("kind: category, categories: [a], spellings: {a: b}", "'b': expected a list of texts"),
+    ("kind: ordinal", "in increasing order"),
+    (f"{WARD}, missing: mean", "refuse, indicator or constant"),
+    (f"{WARD}, missing: constant, fill: b", "one of the categories"),
+    (f"{WARD}, scale: pooled", "scale='pooled': expected its default"),
+    (f"{NUMBER}, missing: constant", "fill=None"),
+    (f"{NUMBER}, fill: 3", "none with missing: refuse"),
+    (f"{NUMBER}, mean: 3", "neither scaled pooled"),
+    (f"{NUMBER}, mean: many", "mean='many': expected a finite number"),
+    (f"{NUMBER}, scale: pooled, mean: 3, std: 0", "above 0"),
+    (f"{NUMBER}, target: class", "target='class'"),
+    (f"{NUMBER}, scales: pooled", "unexpected keyword argument 'scales'.*Keys of a column: .*scale"),
+    ("kind: target, categories: [a], missing: mean", "missing='mean': expected its default"),
+    by=lambda column: Schema.from_yaml(
+        f"{{hansa_schema: 1, columns: [{{name: c, {column}}}, {{name: x, kind: number}}]}}"
+    ),
 )
-def test_a_wrong_column_is_named(column, message):
-    with pytest.raises(hansa.HansaError, match=message):
-        Schema.from_yaml(f"{{hansa_schema: 1, columns: [{{name: c, {column}}}, {{name: x, kind: number}}]}}")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{}", "a mapping with hansa_schema"),
-        ("{hansa_schema: 1, columns: []}", "expected at least one"),
-        ("{hansa_schema: 1, columns: [&x {name: x, kind: number}, *x]}", "'x' is listed twice"),
-        ("{hansa_schema: 1, columns: [{name: y, kind: target, target: number}]}", "no column of inputs"),
-        ("{hansa_schema: 1, columns: [{name: x, kind: number}], split: x}", "'x' is listed twice"),
-        ("{hansa_schema: 1, columns: [{name: x, kind: number}], colums: 1}", "unexpected keyword argument 'colums'"),
-        ("{hansa_schema: 1, columns: [{name: x, kind: number}], missing_values: NA}", "expected a list of texts"),
-        ("{hansa_schema: 1, columns: [", "not the text of a schema"),
-    ],
+test_a_wrong_schema_is_named = refused(
+    ("{}", "^file.yaml: .*a mapping with hansa_schema"),
+    ("{hansa_schema: 1, columns: []}", "expected at least one"),
+    ("{hansa_schema: 1, columns: [&x {name: x, kind: number}, *x]}", "'x' is listed twice"),
+    ("{hansa_schema: 1, columns: [{name: y, kind: target, target: number}]}", "no column of inputs"),
+    ("{hansa_schema: 1, columns: [{name: x, kind: number}], split: x}", "'x' is listed twice"),
+    ("{hansa_schema: 1, columns: [{name: x, kind: number}], colums: 1}", "unexpected keyword argument 'colums'"),
+    ("{hansa_schema: 1, columns: [{name: x, kind: number}], missing_values: NA}", "expected a list of texts"),
+    ("{hansa_schema: 1, columns: [", "^file.yaml: .*not the text of a schema"),
+    by=lambda content: Schema.from_yaml(content, "file.yaml"),
 )
-def test_a_wrong_schema_is_named(content, message):
-    with pytest.raises(hansa.HansaError, match=f"^file.yaml: .*{message}"):
-        Schema.from_yaml(content, "file.yaml")
 
 
 @pytest.mark.parametrize(
@@ -366,3 +356,130 @@ def test_an_inferred_schema_gives_the_data_of_the_folder(tmp_path):
     assert infer_schema(tmp_path, "y", ids=["kind"]).inputs == ("v",)
     write(tmp_path, a="x,y\n" + "1,0\n" * 100)  # a fraction of test rows is that of its decimal form
     assert len(from_csv_folder(tmp_path / "a.csv", "y", test=0.29).test_targets) == 29
+
+
+NORTH = "age,ward,y\n30,b,1\n41.5,a,0\n52,b,1\n33,a,0\n60,c,1\n"
+SOUTH = "ward,y,age\na,0,20\nc,1,21\n"  # the same columns in another order
+
+
+@pytest.fixture
+def sites(tmp_path):
+    (tmp_path / "north.csv").write_text(NORTH)
+    (tmp_path / "south.csv").write_text(SOUTH)
+    return tmp_path
+
+
+def test_numbers_stay_words_become_columns_and_files_are_clients(sites):
+    held = from_csv_folder(sites, "y", test=0)
+    assert held.sizes.tolist() == [5, 2]
+    assert held.test_inputs is None
+    rows = held.inputs[held.rows(1)]
+    assert rows.tolist() == [[20, 1, 0, 0], [21, 0, 0, 1]]  # age, then ward a, b, c
+    assert held.inputs[held.rows(0)][1].tolist() == [41.5, 1, 0, 0]
+    assert held.targets[held.rows(0)].tolist() == [1, 0, 1, 0, 1]
+    assert (held.targets.dtype, held.classes) == (torch.int64, 2)
+
+
+def test_a_share_of_every_client_is_for_testing_by_the_seed(sites):
+    held = from_csv_folder(sites, "y", test=0.5, seed=3)
+    assert held.sizes.tolist() == [3, 1]
+    assert len(held.test_targets) == 3
+    assert held.test_owners.tolist() == [0, 0, 1]
+    everything = sorted(map(tuple, torch.cat([held.inputs, held.test_inputs]).tolist()))
+    assert everything == sorted(map(tuple, from_csv_folder(sites, "y", test=0).inputs.tolist()))
+    again = from_csv_folder(sites, "y", test=0.5, seed=3)
+    assert torch.equal(again.test_inputs, held.test_inputs)
+
+
+def test_targets_may_be_words_numbers_or_numbers_by_wish(sites):
+    words = from_csv_folder(sites, "ward", test=0)
+    assert words.targets.tolist() == [1, 0, 1, 0, 2, 0, 2]
+    assert words.classes == 3
+    assert from_csv_folder(sites, "y", kind="number", test=0).targets.dtype == torch.float32
+    ages = from_csv_folder(sites, "age", test=0)
+    assert ages.classes is None
+    assert ages.targets.tolist() == [30, 41.5, 52, 33, 60, 20, 21]
+    assert from_csv_folder(sites, "y", drop=["ward"], test=0).shape == (1,)
+    (sites / "dates.csv").write_text("seen,y\n1970-01-02,0\n1970-01-04,1\n1970-01-03T12:00:00,1\n")
+    dates = from_csv_folder(sites / "dates.csv", "y", test=0)
+    assert (dates.schema["seen"].kind, dates.inputs.tolist()) == ("date", [[1.0], [3.0], [2.5]])
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("age,ward,y\n1,a,0\n,b,1\n", {}, r"east.csv, line 3: 'age' is empty"),
+        ("age,ward,y\n1,a,0\n2,b\n", {}, r"east.csv, line 3: 2 values for 3 columns"),
+        ("age,ward\n1,a\n", {}, r"no column 'y'|other columns than east.csv: 'y'"),
+        ("age,ward,y,z\n1,a,0,3\n", {}, r"other columns than east.csv: 'z'"),
+        ("age,age,y\n1,2,0\n", {}, r"has a column twice"),
+        ("age,ward,y\n", {}, r"a header and at least one row"),
+        (NORTH, {"target": "Y"}, r"no column 'Y'. Known: age, ward, y"),
+        (NORTH, {"drop": ["wards"]}, r"no column 'wards'. Did you mean ward"),
+        (NORTH, {"drop": ["ward", "age"]}, r"no column of inputs"),
+        (NORTH, {"test": 1}, r"test=1\): expected 0 <= test < 1"),
+        (NORTH, {"kind": "bool"}, r"kind='bool'"),
+        ("age,ward,y\n1,a,yes\n", {"kind": "number"}, r"east.csv, line 2: 'y' is 'yes': not a number"),
+        ('age,ward,y\n1,"a,0\n', {}, r"cannot be read as CSV"),
+        ("age,ward,y\n" + "".join(f"1,name{at},0\n" for at in range(101)), {}, "104 different texts.*drop"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(sites, text, options, message):
+    (sites / "east.csv").write_text(text)
+    with pytest.raises(hansa.HansaError, match=message):
+        from_csv_folder(sites, **{"target": "y", **options})
+
+
+def test_a_header_has_a_bound_and_a_folder_has_tables(tmp_path):
+    names = ",".join(f"c{place}" for place in range(50_000))
+    assert len(read_csv("wide.csv", text=f"{names}\n{',' * 49_999}\n").columns) == 50_000
+    with pytest.raises(hansa.HansaError, match="150000 columns: expected at most 100000"):
+        read_csv("wider.csv", text=f"{names},{names},{names}\n1\n")
+    with pytest.raises(hansa.HansaError, match=r"no .csv files"):
+        from_csv_folder(tmp_path / "none", "y")
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=80) | st.text(alphabet='ay,\n"0.1\r\0 ', max_size=60).map(str.encode))
+def test_any_bytes_are_data_or_one_error(tmp_path, content):
+    (tmp_path / "any.csv").write_bytes(b"a,y\n" + content)
+    try:
+        held = from_csv_folder(tmp_path, "y", test=0)
+    except hansa.HansaError as problem:
+        told = str(problem)
+        held = None
+    assert "any.csv" in told if held is None else torch.isfinite(held.inputs).all()
+
+
+# ---- the embedded tables of four hospitals
+
+
+def test_the_data_set_has_the_hospitals_as_clients():
+    data = hansa.data.federate("heart-disease", test=0.25)
+    assert data.client_names == HOSPITALS
+    owned = data.sizes + torch.bincount(data.test_owners)
+    assert owned.tolist() == [303, 294, 123, 200]
+    info = hansa.data.dataset_info("heart-disease")
+    assert (data.shape, data.classes) == (info.shape, info.classes)
+    sick = [
+        int(data.targets[data.rows(client)].sum() + data.test_targets[data.test_owners == client].sum())
+        for client in range(4)
+    ]
+    assert sick == [139, 106, 115, 149]  # of UCI's documentation
+    assert abs(data.inputs[:, 0].mean()) < 1e-6
+
+
+def test_the_files_give_the_data_of_the_data_set(tmp_path):
+    hansa.data.download("heart-disease", tmp_path)
+    folder = tmp_path / "heart-disease"
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        ["README.txt", "schema.yaml", *(f"{name}.csv" for name in HOSPITALS)]
+    )
+    licence = (folder / "README.txt").read_text()
+    assert "CC BY 4.0" in licence
+    assert all(name in licence for name in ("Janosi", "Steinbrunn", "Pfisterer", "Detrano"))
+    assert Schema.load(folder / "schema.yaml").is_open
+    by_file = hansa.data.from_csv_folder(folder, schema=folder / "schema.yaml", test=0.25)
+    by_name = hansa.data.federate("heart-disease", test=0.25)
+    assert torch.equal(by_file.inputs, by_name.inputs)
+    assert torch.equal(by_file.test_targets, by_name.test_targets)

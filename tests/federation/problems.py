@@ -1,12 +1,17 @@
-"""Five clients of unequal sizes at two sites, a custom model, and runs over the protocol in this process."""
+"""Federations in this process: five clients at two sites, a transport that fails in every way, and sites that crash."""
 
 from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from contracts.five import task
-from contracts.small import NAMES, small
-from federation.faulty_transport import FaultyTransport
+from contracts.small import NAMES, bowls, small
+from hansa.compress import grid, sign
 from hansa.engine import Serial
 from hansa.federation.server import Federation
 from hansa.federation.site import MemoryStore, Site
@@ -14,6 +19,81 @@ from hansa.runs.driver import Run
 from hansa.runs.metrics import PARTS
 from hansa.runs.store.database import row_digest
 from same_runs import untimed
+
+
+class ServerDied(Exception):
+    """The server has crashed; only what it had saved is left."""
+
+
+@dataclass
+class FaultyTransport:
+    """``plan`` returns the next fault, one of the faults below; by default everything arrives once and in order.
+
+    ``build`` builds a site by name from what it has on disk, as after a crash.
+    """
+
+    build: Callable[[str], Site]
+    plan: Callable[[], str] = lambda: "deliver"
+    sites: dict[str, Site] = field(default_factory=dict)
+    inbox: list[tuple[str, bytes, bytes]] = field(default_factory=list)  # sites, frames and replies
+    late: list[tuple[str, bytes, bytes]] = field(default_factory=list)
+    on_message: Any = None
+    carried: int = 0
+    attempts: int = 60
+    """How often a frame is sent again whose answer does not arrive."""
+    unanswered: dict[str, bytes] = field(default_factory=dict)
+    dying: bool = False
+
+    FAULTS = ("deliver", "drop", "double", "crash before", "crash after", "lose the reply", "delay", "damage")
+    SERVER_FAULTS = ("server dies before", "server dies after", "server dies at receipt")
+
+    def send(self, site: str, data: bytes) -> None:
+        self.unanswered[site] = data
+        self.deliver(site, data)
+
+    def deliver(self, site: str, frame: bytes) -> None:
+        fault, data = self.plan(), frame
+        self.carried += len(data)
+        if fault == "drop":
+            return
+        if fault == "server dies before":
+            raise ServerDied
+        if fault == "damage":
+            data = data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
+        if fault == "crash before":
+            self.sites.pop(site, None)
+        for _ in range(2 if fault == "double" else 1):
+            running = self.sites.setdefault(site, self.build(site)) if site not in self.sites else self.sites[site]
+            reply = running.handle(data)
+            if self.on_message is not None:
+                self.on_message(site, data, reply)
+            if fault == "crash after":
+                self.sites.pop(site, None)
+            if reply is None or fault == "lose the reply":
+                continue
+            (self.late if fault == "delay" else self.inbox).append((site, frame, reply))
+        self.dying |= fault == "server dies at receipt"
+        if fault == "server dies after":
+            raise ServerDied
+
+    def receive(self) -> Sequence[tuple[str, bytes]]:
+        for _ in range(self.attempts):
+            if self.dying:
+                self.dying = False
+                raise ServerDied
+            arrived, self.inbox = self.inbox[::-1], []
+            if not arrived:
+                arrived, self.late = self.late, []
+            for site, frame, _ in arrived:
+                if self.unanswered.get(site) == frame:
+                    del self.unanswered[site]
+            if arrived or not self.unanswered:
+                return [(site, reply) for site, _, reply in arrived]
+            for site, frame in list(self.unanswered.items()):
+                self.deliver(site, frame)
+        self.inbox = []
+        return []
+
 
 SITES = {"north": (0, 2, 4), "south": (1, 3)}
 CLUSTERS = [[0, 2, 4], [1, 3]]
@@ -61,6 +141,20 @@ def federated(algorithm, rounds=3, sites=SITES, transport=None):
     return run, engine.last, transport
 
 
+def evaluated(algorithm, tasks, where="sites", rounds=2, policies=None, **options):
+    """A run over sites with tasks of their own that is evaluated after each round, its engine and its transport."""
+    bound, stores = Run(algorithm, tasks["server"]).algorithm, {name: MemoryStore() for name in SITES}
+    transport = FaultyTransport(
+        lambda name: Site(
+            bound, tasks[name], SITES[name], policy=policies and policies[name], memory_store=stores[name]
+        ),
+        **options,
+    )
+    engine = Federations(transport=transport, where=where)
+    found = Run(algorithm, tasks["server"], engine=engine, evaluate_every=1).advance(rounds)
+    return found, engine.last, transport
+
+
 def state_of(site: Site) -> str:
     """A digest of all that a site remembers: its clients' versions, and the broadcasts that it holds."""
     store = site.memory_store
@@ -83,3 +177,62 @@ def captured(algorithm):
     transport = transport_of(algorithm, on_message=lambda *message: seen.append(message))
     _, engine, _ = federated(algorithm, rounds=1, transport=transport)
     return transport, engine, {site: (sent, reply) for site, sent, reply in seen}
+
+
+CLUSTERED = {name: {"clusters": CLUSTERS, "reporters": 1} for name in GOSSIP}
+SETTINGS = {name: (name, CLUSTERED.get(name, {})) for name in NAMES} | {
+    f"{name}, compressed both ways": (name, {**CLUSTERED.get(name, {}), "compressor": sign(), "two_way": True})
+    for name in ("fedavg", "scaffold", "feddyn", "fedaware", "cafga")
+}
+SETTINGS["fedcams, a lattice down"] = ("fedcams", {"compressor": sign(), "two_way": grid(2.0)})
+"""Every preset as it is, and some with residuals at the sites and a replica to keep up with."""
+
+
+def read_again(store: MemoryStore) -> MemoryStore:
+    """What a site that was killed has on disk. No power is lost here, so nothing waits for the disk."""
+    again = MemoryStore(store.folder)
+    again._durable = False
+    return again
+
+
+def survive(setting, rounds, faults, rollbacks=(), keep=3):
+    """Run over the protocol with these faults. The server saves every round and keeps the ``keep`` newest; after a
+    crash it resumes from the newest, or from an older one as ``rollbacks`` says."""
+    name, more = SETTINGS[setting]
+    algorithm, problem = small(name, **more), bowls()
+    places = {"all": range(5)} if name in ONE_CLUSTER else SITES
+    bound, stores = Run(algorithm, problem).algorithm, {site: MemoryStore() for site in places}
+    queue, rollback = iter(faults), iter(rollbacks)
+    transport = FaultyTransport(
+        lambda site: Site(bound, problem, places[site], problem.dtype, memory_store=read_again(stores[site]))
+    )
+    transport.plan = lambda: next(queue, "deliver")
+    saved = []
+
+    def save(run, record=None):
+        saved.append((run.checkpoint_state(), list(run.history), copy.deepcopy(run.store)))
+        del saved[:-keep]
+        run.oldest_resumable_round = saved[0][0]["server"]["round"]
+
+    engine = Federations(transport=transport, sites=places)
+    run = Run(algorithm, problem, engine=engine, evaluate_every=0)
+    save(run)
+    while True:
+        try:
+            return run.advance(rounds - run.state.round, [save]), stores
+        except ServerDied:
+            del saved[max(1, len(saved) - next(rollback, 0)) :]
+            tree, history, store = copy.deepcopy(saved[-1])
+            run = Run(algorithm, problem, engine=engine, evaluate_every=0, store=store)
+            run.restore(tree, history)
+            run.oldest_resumable_round = saved[0][0]["server"]["round"]
+
+
+_EXPECTED = {}
+
+
+def expected(setting, rounds):
+    if (setting, rounds) not in _EXPECTED:
+        name, more = SETTINGS[setting]
+        _EXPECTED[setting, rounds] = Run(small(name, **more), bowls(), evaluate_every=0).advance(rounds)
+    return _EXPECTED[setting, rounds]

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
-from command_line import CliRunner
+from command_line import run_well
 from federation.local_sites import LocalSites, server
 from federation.test_serve import refused
 from hansa import __version__
@@ -209,7 +208,7 @@ def test_a_site_with_few_test_rows_and_every_refusing_site_is_named(tmp_path):
     left_out = experiment.run.history[-1]["left_out"]
     assert left_out["north"] == "fewer test rows than its policy permits to report"
     assert left_out["south"].startswith("budget:")
-    shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")]).output
+    shown = run_well("show", tmp_path / "run").output
     assert {line.split()[0] for line in shown.splitlines() if line} >= {"north", "south"}, "a row for each site"
     assert "without north: fewer test rows" in shown
     text = refused(LocalSites(tmp_path / "others", policy=Policy(rounds=1)), *CHANGES)

@@ -27,8 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from federation.faulty_transport import FaultyTransport
-from federation.problems import CLUSTERS, SITES, Federations, state_of, task
+from federation.problems import CLUSTERS, SITES, FaultyTransport, Federations, state_of, task
 from hansa import presets
 from hansa.compress import sign, top_k
 from hansa.core.errors import HansaError

@@ -300,7 +300,8 @@ def test_a_run_on_images_normalises_wherever_its_model_goes(tmp_path, monkeypatc
 rounds: 1
 workers: 1
 data:
-  {name: fashion-mini, clients: 30, options: {normalize: false}, augment: {kind: normalize, mean: [0.29], std: [0.35]}}
+  {name: fashion-mini, clients: 30, options: {normalize: false},
+   augment: [{kind: crop, padding: 1}, {kind: normalize, mean: [0.29], std: [0.35]}]}
 model: logistic
 local: {steps: 2, batch_size: 10}
 evaluate: {every: 0}

@@ -11,9 +11,7 @@ import random
 from collections import Counter
 from pathlib import Path
 
-from federation.crash_recovery import SETTINGS, expected, survive
-from federation.faulty_transport import FaultyTransport
-from federation.problems import same
+from federation.problems import SETTINGS, FaultyTransport, expected, same, survive
 
 ROUNDS = 5
 

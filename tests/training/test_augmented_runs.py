@@ -14,8 +14,6 @@ import hansa
 from hansa import HansaError, config, presets
 from hansa.config.sections import PARTITION
 from hansa.gossip import isolated
-from hansa.runs.experiment import open_run
-from hansa.runs.export import predict_from_folder
 from hansa.sample import per_cluster
 from hansa.training.augment import crop, flip, normalize
 from training import augmented_models
@@ -111,22 +109,3 @@ def test_the_papers_pipelines_on_the_page_are_files():
         assert parts == ["crop", "flip", "normalize"]
     split = PARTITION.build(asked[0].data.partition).split(torch.zeros(500), 10, hansa.Key(0))
     assert split.sizes.tolist() == [40] * 10
-
-
-def test_predictions_are_of_rows_normalised_as_in_the_run(tmp_path):
-    text = """
-rounds: 1
-data:
-  factory: training.augmented_models:images
-  augment: [{kind: crop, padding: 1}, {kind: normalize, mean: [0.1, 0.2, 0.3], std: [1, 2, 0.5]}]
-model: {factory: training.augmented_models:stack}
-local: {steps: 2, batch_size: 4}
-"""
-    open_run(config.from_yaml(text), tmp_path / "run").execute()
-    found = predict_from_folder(tmp_path / "run")
-    mean, std = torch.tensor([0.1, 0.2, 0.3]).view(1, 3, 1, 1), torch.tensor([1.0, 2.0, 0.5]).view(1, 3, 1, 1)
-    model = hansa.load_model(tmp_path / "run")
-    with torch.no_grad():
-        raw = augmented_models.images().test_inputs
-        assert torch.allclose(found.outputs, model(raw), atol=1e-6)  # the loaded model normalises itself
-        assert torch.allclose(found.outputs, model.module((raw - mean) / std), atol=1e-6)

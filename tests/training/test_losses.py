@@ -10,8 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import hansa
-from hansa import HansaError, losses, presets
+from hansa import HansaError, config, losses, presets
 from hansa.data import from_arrays
+from hansa.training.losses import WeightedTargets
+from mistakes import refused
 
 DRAW = torch.Generator().manual_seed(1)
 X = torch.randn(1300, 4, generator=DRAW)  # more than two evaluation batches, more than one piece
@@ -63,25 +65,19 @@ class Unlisted(nn.Module):
 ARC = Arc()
 
 
-@pytest.mark.parametrize(
-    ("loss", "message"),
-    [
-        (lambda o, y: (F.cross_entropy(o, y), o), r"returned \(float32 \[\], float32 \[12, 3\]\): expected one real"),
-        (lambda o, y: F.cross_entropy(o, y).item(), "returned float: expected one real number for a batch as a tensor"),
-        (lambda o, y: F.cross_entropy(o, y).detach(), "has no gradient"),
-        (lambda o, y: F.cross_entropy(o.detach(), y), "has no gradient"),
-        (lambda o, y: torch.complex(o, o).sum(), r"returned complex64 \[\]: expected one real"),
-        (ARC, r"the loss Arc use parameters of shape \[3, 3\] that are not the model's, so they would not be trained"),
-        (ARC.forward, r"the loss forward use parameters of shape \[3, 3\]"),
-        (lambda o, y: ARC(o, y), r"use parameters of shape \[3, 3\].*freeze them: requires_grad_"),
-        (nn.CrossEntropyLoss, "expected a function of"),
-        (nn.CrossEntropyLoss(reduction="none"), r"returned float32 \[12\]: expected one real number"),
-    ],
-    ids=["tuple", "float", "no gradient", "detached", "complex", "module", "method", "closure", "class", "every row"],
+test_a_loss_that_cannot_be_trained_is_refused_with_a_sentence = refused(
+    (lambda o, y: (F.cross_entropy(o, y), o), r"returned \(float32 \[\], float32 \[12, 3\]\): expected one real"),
+    (lambda o, y: F.cross_entropy(o, y).item(), "returned float: expected one real number for a batch as a tensor"),
+    (lambda o, y: F.cross_entropy(o, y).detach(), "has no gradient"),
+    (lambda o, y: F.cross_entropy(o.detach(), y), "has no gradient"),
+    (lambda o, y: torch.complex(o, o).sum(), r"returned complex64 \[\]: expected one real"),
+    (ARC, r"the loss Arc use parameters of shape \[3, 3\] that are not the model's, so they would not be trained"),
+    (ARC.forward, r"the loss forward use parameters of shape \[3, 3\]"),
+    (lambda o, y: ARC(o, y), r"use parameters of shape \[3, 3\].*freeze them: requires_grad_"),
+    (nn.CrossEntropyLoss, "expected a function of"),
+    (nn.CrossEntropyLoss(reduction="none"), r"returned float32 \[12\]: expected one real number"),
+    by=lambda loss: hansa.Task(Net, loss, DATA),
 )
-def test_a_loss_that_cannot_be_trained_is_refused_with_a_sentence(loss, message):
-    with pytest.raises(HansaError, match=message):
-        hansa.Task(Net, loss, DATA)
 
 
 def test_parameters_that_the_model_does_not_list_are_refused_unless_they_are_frozen():
@@ -93,17 +89,6 @@ def test_parameters_that_the_model_does_not_list_are_refused_unless_they_are_fro
 
 def truth(output):
     return float((output.argmax(1) == Y).double().mean())
-
-
-def test_a_metric_that_counts_is_refused_with_the_remedy():
-    with pytest.raises(HansaError, match="expected one value per row, or one number up to 1 such as their mean"):
-        hansa.Task(Net, F.cross_entropy, DATA, metric=lambda output, target: (target >= 0).sum())
-
-
-def auc(output, target):
-    """The share of pairs of a row of class 0 and another that are in the right order."""
-    first, rest = output[target == 0, 0], output[target != 0, 0]
-    return (first[:, None] > rest[None, :]).double().mean()
 
 
 class Share:
@@ -165,24 +150,18 @@ def test_outputs_that_are_not_finite_make_every_metric_nan(worst):
     assert all(math.isnan(record[f"test_{name}"]) for name in ("accuracy", "ones", "share"))
 
 
-@pytest.mark.parametrize(
-    ("metrics", "message"),
-    [
-        ({"loss": auc}, "expected an identifier"),
-        ({"a b": auc}, "expected an identifier"),
-        ({"auc": 3}, "a function of"),
-    ],
+test_metrics_without_a_proper_name_or_value_are_refused = refused(
+    ({"metrics": {"loss": hansa.higher(Share())}}, "expected an identifier"),
+    ({"metrics": {"a b": hansa.higher(Share())}}, "expected an identifier"),
+    ({"metrics": {"auc": 3}}, "a function of"),
+    (
+        {"metrics": {"logits": hansa.higher(lambda output, target: output)}},
+        r"logits returned float32 \[12, 3\]",
+    ),
+    ({"metric": lambda output, target: output}, "expected one number for all rows"),
+    ({"metric": lambda output, target: (target >= 0).sum()}, "expected one value per row, or one number up to 1"),
+    by=lambda words: hansa.Task(Net, F.cross_entropy, DATA, **words),
 )
-def test_metrics_without_a_proper_name_are_refused(metrics, message):
-    with pytest.raises(HansaError, match=message):
-        hansa.Task(Net, F.cross_entropy, DATA, metrics=metrics)
-
-
-def test_a_metric_that_gives_no_number_is_refused():
-    with pytest.raises(HansaError, match=r"logits returned float32 \[12, 3\]: expected one number"):
-        outcome(F.cross_entropy, metrics={"logits": hansa.higher(lambda output, target: output)})
-    with pytest.raises(HansaError, match="expected one number for all rows"):
-        outcome(F.cross_entropy, metric=lambda output, target: output)
 
 
 LABELS = (X[:, 0] > 0.9).long()  # a fifth are 1
@@ -195,3 +174,35 @@ def test_one_output_of_an_unknown_loss_has_no_guessed_accuracy(caplog):
     )
     assert task.metric is None
     assert "may be a logit or a probability" in caplog.text
+
+
+@torch.no_grad()
+def test_a_row_of_weight_two_is_the_row_twice_and_one_of_weight_zero_is_none():
+    model, x, y = nn.Linear(3, 3), X[:3, :3], torch.tensor([0, 2, 1])
+    for loss, target in ((losses.cross_entropy([1.0, 5.0, 0.5]), y), (losses.mse(), x), (losses.bce(2.0), x.sigmoid())):
+        weighted = loss(model(x), WeightedTargets(target, torch.tensor([2.0, 1.0, 0.0])))
+        again = torch.tensor([0, 0, 1])
+        assert float(weighted) == pytest.approx(float(loss(model(x[again]), target[again])), rel=1e-6)
+    assert float(losses.cross_entropy()(model(x), torch.full((3,), -100))) == 0  # nothing counts: no loss, not NaN
+    for smoothing in (0.0, 0.1):
+        ours = losses.cross_entropy([1.0, 5.0, 0.5], label_smoothing=smoothing)
+        total, weight = ours.sums(model(x), y)
+        theirs = F.cross_entropy(model(x), y, torch.tensor([1.0, 5.0, 0.5]), label_smoothing=smoothing)
+        assert float(total / weight) == pytest.approx(float(theirs), rel=1e-6)
+    assert float(losses.cross_entropy([1.0, 5.0, 0.5])(model(x), y)) == pytest.approx(
+        float(F.cross_entropy(model(x), y, torch.tensor([1.0, 5.0, 0.5]))), rel=1e-6
+    )
+
+
+def test_a_file_says_it():
+    text = "data: {name: synthetic, clients: 4, options: {largest: 60}}\nmodel: {loss: {kind: cross_entropy, %s}}"
+    asked = config.from_yaml(text % "class_weights: [1, 2, 3, 1, 1, 1, 1, 1, 1, 1]", ["model.loss.label_smoothing=0.1"])
+    task = config.build.build_task(asked, config.build.load_data(asked))
+    assert task.loss == losses.cross_entropy([1, 2, 3, 1, 1, 1, 1, 1, 1, 1], label_smoothing=0.1)
+    for wrong, message in (
+        ("class_weight: [1]", "cross_entropy has no 'class_weight'"),
+        ("ignore_index: x", "ignore_index"),
+        ("class_weights: [1, -1]", "class_weights=-1"),
+    ):
+        with pytest.raises(HansaError, match=rf"model.loss.*{message}"):
+            config.from_yaml(text % wrong)

@@ -70,8 +70,6 @@ def test_a_gradient_is_that_of_products_of_bfloat16_numbers():
 class Mixed(nn.Module):
     """As users write them: BatchNorm, LayerNorm, dropout, a constant of its own, a tied layer, one that is frozen."""
 
-    seen: ClassVar[set[torch.dtype]] = set()
-
     def __init__(self) -> None:
         super().__init__()
         self.first, self.norm, self.layer = nn.Linear(6, 12), nn.BatchNorm1d(12), nn.LayerNorm(12)
@@ -82,7 +80,6 @@ class Mixed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = torch.tanh(self.norm(self.first(x))) + self.twice(x)
-        Mixed.seen.add(hidden.dtype)
         return self.head(self.drop(self.layer(self.fixed(hidden) * self.scale)))  # type: ignore[no-any-return]
 
 

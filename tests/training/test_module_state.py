@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,6 +17,8 @@ from torch.nn.functional import cross_entropy
 import hansa
 from hansa import presets
 from hansa.data import from_arrays
+from hansa.training import random_state
+from hansa.training.modules import fresh
 
 pytestmark = pytest.mark.usefixtures("shared_workers")
 
@@ -81,31 +86,19 @@ class Drawing(Base):
         return self.layer(x) * (1 + noise if self.training else 1)
 
 
-class OwnTorch(Base):
+class Own(Base):
+    """Generators of its own, of every kind."""
+
     def begin(self):
-        self.generator = torch.Generator()
+        self.torch, self.python = torch.Generator(), random.Random(4)
+        self.numpy, self.old = np.random.default_rng(0), np.random.RandomState(0)
 
     def forward(self, x):
-        return self.layer(x) + torch.rand(3, generator=self.generator)
+        chance = self.numpy.random() + self.old.rand() + self.python.random()
+        return self.layer(x) + torch.rand(3, generator=self.torch) + chance
 
 
-class OwnNumpy(Base):
-    def begin(self):
-        self.generator, self.old = np.random.default_rng(0), np.random.RandomState(0)
-
-    def forward(self, x):
-        return self.layer(x) + self.generator.random() + self.old.rand()
-
-
-class OwnPython(Base):
-    def begin(self):
-        self.generator = random.Random(4)
-
-    def forward(self, x):
-        return self.layer(x) + self.generator.random()
-
-
-MODELS = [Hidden, Scratch, Remembering, Drawing, OwnTorch, OwnNumpy, OwnPython]
+MODELS = [Hidden, Scratch, Remembering, Drawing, Own]
 
 
 def warnings_of(caplog):
@@ -129,7 +122,7 @@ def test_a_round_does_not_depend_on_who_trained_before(model, caplog):
 class Everything(nn.Module):
     def __init__(self):
         super().__init__()
-        self.parts = nn.ModuleList([Remembering(), Drawing(), OwnNumpy()])
+        self.parts = nn.ModuleList([Remembering(), Drawing(), Own()])
 
     def forward(self, x):
         return sum(part(x) for part in self.parts)
@@ -169,23 +162,12 @@ def test_a_run_leaves_every_generator_as_it_was():
     assert torch.get_num_threads() == threads
 
 
-class Counter:
-    """State in a plain object."""
-
-    def __init__(self):
-        self.value = 0.0
-
-    def next(self):
-        self.value += 0.1
-        return self.value
-
-
-OUTSIDE = Counter()
+OUTSIDE = itertools.count(1)
 
 
 class Outside(Base):
     def forward(self, x):
-        return self.layer(x) * (1 + OUTSIDE.next())
+        return self.layer(x) * next(OUTSIDE)
 
 
 class Replacing(Base):
@@ -231,3 +213,33 @@ def test_modules_functions_and_settings_are_left_alone():
     assert trainer.module.layers is layers
     assert trainer.module.layers[0] is trainer.module.layer is trainer.module.table["layer"]
     assert trainer.module_state.unrestorable == []
+
+
+class Slow(nn.Module):
+    """Draws from all three generators, with time for others in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList()
+        for _ in range(4):
+            time.sleep(0.001)
+            self.layers.append(nn.Linear(3, 3))
+        self.more = nn.Parameter(torch.tensor([random.random(), np.random.rand()]))  # noqa: NPY002
+
+
+def made(seed: int) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in fresh(Slow, hansa.Key(seed)).parameters()])
+
+
+def busy(seed: int) -> torch.Tensor:
+    """What a run does to the generators beside making its model."""
+    with random_state.fixed_arithmetic():
+        random_state.seed_all(hansa.Key(100 + seed), torch.device("cpu"))
+    return made(seed)
+
+
+def test_models_made_in_threads_are_those_of_their_seeds() -> None:
+    expected = [made(seed) for seed in range(12)]
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(busy, range(12)))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -1,10 +1,16 @@
-"""FEMNIST and Shakespeare as LEAF lays them out, and as one file each."""
+"""Readers of official formats: idx, batches of CIFAR, and FEMNIST and Shakespeare as LEAF lays them out."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
+import os
+import pickle
+import struct
 import tracemalloc
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +18,10 @@ import numpy as np
 import pytest
 import torch
 
-from data.official_files import write_leaf
+from data.official_files import cifar_bytes, idx_bytes, tiny_cifar, write_cifar, write_idx, write_leaf
+from hansa.core.errors import HansaError
 from hansa.data import DataError, MissingFileError, load, natural, partition_dataset
-from hansa.data.readers import ALPHABET, encode, read_femnist, read_shakespeare
+from hansa.data.readers import ALPHABET, encode, read_cifar, read_femnist, read_idx, read_shakespeare
 
 
 def image(shade: int) -> list[float]:
@@ -288,3 +295,138 @@ def test_leafs_ready_windows(tmp_path: Path) -> None:
     write_leaf(tmp_path / "train" / "t.json", {"HAMLET": ([windows[0][:-1]], ["a"])})
     with pytest.raises(DataError, match="windows of 80 characters and the next one of role 'HAMLET'"):
         read_shakespeare(tmp_path)
+
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (5, 4, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_idx_file_is_read_plain_or_gzipped(tmp_path: Path, packed: bool) -> None:
+    digest = write_idx(tmp_path / "images", IMAGES, packed)
+    found, sha = read_idx(tmp_path / "images", axes=3)
+    np.testing.assert_array_equal(found, IMAGES)
+    assert sha == digest == hashlib.sha256(idx_bytes(IMAGES)).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "magic 00000803.*found magic ''"),
+        (b"\x00\x00\x08\x03\x00", "found magic '00000803' in 5 bytes"),
+        (idx_bytes(IMAGES)[:-1], "60 bytes for 5 x 4 x 3, found 59"),
+        (idx_bytes(IMAGES) + b"\x00", "60 bytes for 5 x 4 x 3, found 61"),
+        (idx_bytes(IMAGES[:, 0]), "magic 00000803.*found magic '00000802'"),
+        (b"\x00\x00\x0d\x03" + idx_bytes(IMAGES)[4:], "found magic '00000d03'"),
+        (struct.pack(">BBBB3I", 0, 0, 8, 3, 2**32 - 1, 2**32 - 1, 2**32 - 1), "for 4294967295 x .*, found 0"),
+        (b"<html>not found</html>", "found magic '3c68746d'"),
+    ],
+    ids=["empty", "short head", "truncated", "too long", "labels for images", "floats", "a bomb", "a web page"],
+)
+def test_a_damaged_file_is_refused_with_expected_and_found(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "images").write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        read_idx(tmp_path / "images", axes=3)
+    assert str(tmp_path / "images") in str(caught.value)
+
+
+def _flipped(content: bytes) -> bytes:
+    return content[:-6] + bytes([content[-6] ^ 1]) + content[-5:]  # in the checksum
+
+
+@pytest.mark.parametrize("damage", [lambda c: c[:3], lambda c: c[:15], lambda c: c[:-9], lambda c: c[:-1], _flipped])
+def test_a_damaged_gzip_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    write_idx(tmp_path / "images", IMAGES, packed=True)
+    path = tmp_path / "images.gz"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DataError, match=r"images\.gz: expected a whole gzip file"):
+        read_idx(tmp_path / "images", axes=3)
+
+
+def test_a_short_file_that_claims_much_takes_little_memory(tmp_path: Path) -> None:
+    content = struct.pack(">BBBB3I", 0, 0, 8, 3, 512, 512, 512) + bytes(100)
+    (tmp_path / "plain").write_bytes(content)
+    (tmp_path / "packed.gz").write_bytes(gzip.compress(content))
+    for name in ("plain", "packed"):
+        tracemalloc.start()
+        with pytest.raises(DataError, match="expected 134217728 bytes for 512 x 512 x 512, found 100"):
+            read_idx(tmp_path / name, axes=3)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 5_000_000
+
+
+PIXELS = np.random.default_rng(1).integers(0, 256, (4, 3072), dtype=np.uint8)
+LABELS = [3, 0, 9, 3]
+
+
+def written(tmp_path: Path, content: bytes) -> Path:
+    path = tmp_path / "batch"
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("key", ["labels", "fine_labels"])
+def test_images_and_labels_of_both_kinds(tmp_path: Path, key: str) -> None:
+    digest = write_cifar(tmp_path / key, PIXELS, LABELS, key)
+    images, labels, found = read_cifar(tmp_path / key)
+    assert images.shape == (4, 3, 32, 32)
+    np.testing.assert_array_equal(images[2, 1], PIXELS[2, 1024:2048].reshape(32, 32))
+    assert labels.tolist() == LABELS
+    assert found == digest
+
+
+def test_labels_in_the_batches_of_1000_that_pickle_writes(tmp_path: Path) -> None:
+    pixels, labels = np.zeros((2500, 3072), np.uint8), [row % 97 for row in range(2500)]
+    content = cifar_bytes(pixels, labels, "fine_labels")
+    part = b"".join(b"K" + bytes([label]) for label in labels)
+    several = b"e(".join(part[first : first + 2000] for first in (0, 2000, 4000))
+    assert content.count(part) == 1
+    path = written(tmp_path, content.replace(b"fine_labels](" + part, b"fine_labelsr\x01\x02\x03\x04]q\x07(" + several))
+    assert read_cifar(path)[1].tolist() == labels
+
+
+class Harmful:
+    def __init__(self, witness: Path) -> None:
+        self.witness = witness
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.witness),)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_harmful_pickle_does_nothing_and_is_refused(tmp_path: Path, protocol: int) -> None:
+    path = written(tmp_path, pickle.dumps({"data": Harmful(tmp_path / "witness")}, protocol))
+    with pytest.raises(DataError, match="batch: expected a CIFAR batch"):
+        read_cifar(path)
+    assert not (tmp_path / "witness").exists()
+
+
+def test_a_batch_whose_digest_is_not_known_is_refused_and_its_other_instructions_do_nothing(tmp_path: Path) -> None:
+    tiny = tiny_cifar(tmp_path, PIXELS, LABELS)
+    path = tmp_path / tiny.files[0].path
+    harmful = pickle.dumps(Harmful(tmp_path / "witness"), 2)[2:-1]
+    path.write_bytes(b"\x80\x02" + harmful + b"0" + cifar_bytes(PIXELS, LABELS)[2:])
+    assert load(tiny, tmp_path).inputs.shape == (20, 3, 32, 32)  # the data set's pixels, whatever is around them
+    assert not (tmp_path / "witness").exists()
+    for pixels, labels in ((PIXELS[::-1], LABELS), (PIXELS, LABELS[:3]), (PIXELS, [3, 0, 10, 3])):
+        write_cifar(path, pixels, labels)
+        with pytest.raises(DataError, match=f"contents of SHA-256 {tiny.files[0].sha256}"):
+            load(tiny, tmp_path)
+    write_cifar(path, PIXELS[:3], [*PIXELS[3].tolist(), *LABELS])  # the same bytes, divided otherwise
+    with pytest.raises(HansaError, match=r"SHA-256|one target per row"):
+        load(tiny, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "no 'data'"),
+        (cifar_bytes(PIXELS[:, :3000], LABELS), "'data' of rows of 3072 bytes, found 12000"),
+        (cifar_bytes(PIXELS, LABELS)[:5000], "'data' of rows of 3072 bytes, found 12288 bytes of"),
+        (cifar_bytes(PIXELS, LABELS, key="marks"), "no 'labels or fine_labels'"),
+        (b"\x80\x02}U\x04dataK\x01s.", "no 'data'"),
+    ],
+)
+def test_a_batch_of_the_wrong_shape_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_cifar(written(tmp_path, content))
