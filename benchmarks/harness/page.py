@@ -38,7 +38,7 @@ METHOD = """\
   processes, in which shared pages count more than once. Accuracy is that of the last model on the test set.
 - FedLab and fluke train in one process with torch's threads, pfl in two workers under torchrun, Flower in two Ray
   actors of one thread, FedJAX with XLA's threads. Peers and the plain loop keep PyTorch's default layout of images; the
-  last row shows the effect of channels-last images.
+  last row of W1 shows the effect of channels-last images.
 - Compare numbers of one run only: between runs the machine drifts by up to 15%.
 """
 
@@ -146,18 +146,18 @@ def fastest_peer(results: Results, workload: str) -> tuple[str, float] | None:
 def _main(results: Results) -> list[str]:
     if not any(results.get("runs", {}).values()):
         return ["No run yet."]
-    head = [
-        "",
-        *(f"{w} {what}" for w in WORKLOADS for what in ("steps/s", "x peer", "MB", "wall s", "acc.")),
-    ]
-    rows = [
-        [contender.label, *(cell for w in WORKLOADS for cell in _cells(results, w, contender))]
-        for contender in CONTENDERS
-        if any(results["runs"].get(w, {}).get(contender.name) for w in WORKLOADS)
-        or contender.peer in results.get("missing", {})
-    ]
-    about = "\n".join(f"- {workload.name}: {workload}" for workload in WORKLOADS.values())
-    return [about, table(head, rows), "\n".join(f"- {line}" for line in _found(results))]
+    parts = []
+    for workload in WORKLOADS:
+        rows = [
+            [contender.label, *_cells(results, workload, contender)]
+            for contender in CONTENDERS
+            if results["runs"].get(workload, {}).get(contender.name) or contender.peer in results.get("missing", {})
+        ]
+        if rows:
+            head = ["", "client-steps/s", "x fastest peer", "MB", "wall s", "accuracy"]
+            parts += [f"{workload}: {WORKLOADS[workload]}.", table(head, rows)]
+            parts.append("\n".join(f"- {line}" for line in _found(results, workload)))
+    return parts
 
 
 def _cells(results: Results, workload: str, contender: Contender) -> list[str]:
@@ -187,31 +187,30 @@ def _said(what: str, reason: str) -> str:
     return f"{what}: {reason}".replace("|", "/")
 
 
-def _found(results: Results) -> Iterable[str]:
+def _found(results: Results, workload: str) -> Iterable[str]:
     """What the table shows, in words."""
-    for workload in WORKLOADS:
-        peer, loop = fastest_peer(results, workload), rates(results, workload, "plain-2")
-        for contender in CONTENDERS:
-            measured = rates(results, workload, contender.name)
-            if not contender.hansa or not measured or "own" not in contender.name or "eager" in contender.name:
-                continue
-            rate, label = statistics.median(measured), contender.label.replace("**", "")
-            peak = max(run["peak"] for run in results["runs"][workload][contender.name]) / MEGABYTE
-            times = f"{rate / peer[1]:.2f} times the client-steps of the fastest peer, {peer[0]}" if peer else ""
-            if not peer and loop:
-                times = f"{rate / statistics.median(loop):.2f} times the client-steps of the plain loop in 2 processes"
-            if times and not contender.name.endswith("-1"):
-                yield f"{workload}: {label}: {times}, {peak:.0f} MB"
-        checked = results.get("agreement", {}).get(workload, {})
-        if checked:
-            wrong = [name for name, told in checked.items() if not agrees(told)]
-            most = max((told for told in checked.values() if agrees(told)), default=math.nan)
-            verdict = f"yes, all within {most:.0e} (at most {TOLERANCE:g})"
-            verdict = f"**not those of {', '.join(wrong)}**" if wrong else verdict
-            yield f"{workload}: models of the job without randomness are the reference's: {verdict}"
-        found = results.get("accuracy", {}).get(workload, {})
-        if found:
-            middle = statistics.median(found.values())
-            apart = [name for name, value in found.items() if abs(value - middle) > AGREE]
-            verdict = f"**{', '.join(apart)} more than {AGREE} from the median**" if apart else "they agree"
-            yield f"{workload}: accuracies from {min(found.values()):.3f} to {max(found.values()):.3f}: {verdict}"
+    peer, loop = fastest_peer(results, workload), rates(results, workload, "plain-2")
+    for contender in CONTENDERS:
+        measured = rates(results, workload, contender.name)
+        if not contender.hansa or not measured or "own" not in contender.name or "eager" in contender.name:
+            continue
+        rate, label = statistics.median(measured), contender.label.replace("**", "")
+        peak = max(run["peak"] for run in results["runs"][workload][contender.name]) / MEGABYTE
+        times = f"{rate / peer[1]:.2f} times the client-steps of the fastest peer, {peer[0]}" if peer else ""
+        if not peer and loop:
+            times = f"{rate / statistics.median(loop):.2f} times the client-steps of the plain loop in 2 processes"
+        if times and not contender.name.endswith("-1"):
+            yield f"{workload}: {label}: {times}, {peak:.0f} MB"
+    checked = results.get("agreement", {}).get(workload, {})
+    if checked:
+        wrong = [name for name, told in checked.items() if not agrees(told)]
+        most = max((told for told in checked.values() if agrees(told)), default=math.nan)
+        verdict = f"yes, all within {most:.0e} (at most {TOLERANCE:g})"
+        verdict = f"**not those of {', '.join(wrong)}**" if wrong else verdict
+        yield f"{workload}: models of the job without randomness are the reference's: {verdict}"
+    found = results.get("accuracy", {}).get(workload, {})
+    if found:
+        middle = statistics.median(found.values())
+        apart = [name for name, value in found.items() if abs(value - middle) > AGREE]
+        verdict = f"**{', '.join(apart)} more than {AGREE} from the median**" if apart else "they agree"
+        yield f"{workload}: accuracies from {min(found.values()):.3f} to {max(found.values()):.3f}: {verdict}"
