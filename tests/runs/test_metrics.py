@@ -122,8 +122,8 @@ def test_it_is_last_named_and_never_bold(seeds):
     assert [ranked.entry.name for ranked in ranking] == ["good", "none", "bad"]
     assert math.isnan(ranking[-1].numbers["test_accuracy"])
     columns = ranking.columns()
-    assert not any(column.is_best(ranking[-1]) for column in columns)
-    assert "diverged" in ranking[-1].cell(ranking.score, columns[0].write)
+    assert not any(column.best[-1] for column in columns)
+    assert "diverged" in ranking[-1].cell(ranking.score) == columns[0].cells[-1]
     assert any("bad diverged" in w and "from round 3" in w for w in comparability_warnings(entries, "test_accuracy"))
     (row,) = [line for line in ranking.latex().splitlines() if line.startswith("bad")]
     assert "diverged" in row

@@ -278,7 +278,7 @@ def test_methods_by_data_sets_have_a_column_each_with_its_best_in_bold():
     good = hansa.presets.fedavg(local_lr=0.5, steps=20, batch_size=4)
     first = hansa.compare({"a": slow, "b": good}, task, rounds=1, workers=1)
     second = hansa.compare({"b": good, "c": slow}, task, rounds=1, workers=1)
-    better, worse = first.ranking().scores
+    better, worse = first.ranking().scores.cells
     assert float(better) > float(worse)
     lines = hansa.latex_by_data({"MNIST": first, "50% CIFAR": second}).splitlines()
     assert lines[2] == r"method & MNIST, accuracy, final (\%) & 50\% CIFAR, accuracy, final (\%) \\"

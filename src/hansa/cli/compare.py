@@ -113,7 +113,6 @@ def _write_results(folder: Path, ranking: Ranking, values_of: Mapping[str, Mappi
     """
     import pandas
 
-    from hansa.runs.metrics import summarize
     from hansa.runs.store.io import write_file
 
     names = dict.fromkeys([ranking.score, f"best_{ranking.metric}", ranking.metric])
@@ -131,8 +130,7 @@ def _write_results(folder: Path, ranking: Ranking, values_of: Mapping[str, Mappi
             "seeds": len(ranked.entry.runs),
             "status": "/".join(dict.fromkeys(str(run.summary.get("status", "")) for run in ranked.entry.runs)),
         })  # fmt: skip
-        for run in ranked.entry.runs:
-            numbers = summarize(run.history, metric=ranking.directed_metric, window=ranking.window)
+        for run, numbers in ranked.seeds:
             run_columns = {column: numbers.get(name, "") for column, name in columns.items()}
             runs.append({**values, "seed": run.seed, **run_columns})
     for name, rows in (("results.csv", points), ("runs.csv", runs)):

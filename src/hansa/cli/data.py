@@ -16,7 +16,7 @@ from rich.text import Text
 from hansa.cli import options as opt
 from hansa.cli.console import FAILED, err, out, print_table, say
 from hansa.core.errors import HansaError
-from hansa.study.report.formats import format_percent
+from hansa.study.report.formats import format_number
 
 if TYPE_CHECKING:
     from hansa.runs.export import Predictions
@@ -239,7 +239,7 @@ def predict(
     message = f"{len(predictions.outputs)} rows: {to}"
     classes, targets = predictions.classes, predictions.targets
     if classes is not None and targets is not None and targets.ndim == 1:
-        message = f"accuracy {format_percent(float((classes == targets).double().mean()))} of {message}"
+        message = f"accuracy {format_number(float((classes == targets).double().mean()), 'fraction')} of {message}"
     say(message)
 
 

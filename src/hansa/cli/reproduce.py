@@ -101,7 +101,9 @@ def reproduce(
         from hansa.study.report.ranking import latex_table
 
         tables = [table for result in results for table in outcome.result_tables(result)]
-        write_latex(latex, [latex_table([title, *outcome.HEADINGS[1:]], rows) for title, rows in tables])
+        headings = outcome.HEADINGS[1:]
+        columns = [dict(zip((title, *headings), zip(*rows, strict=True), strict=True)) for title, rows in tables]
+        write_latex(latex, [latex_table(each) for each in columns])
     if any(result.failed for result in results):
         raise typer.Exit(FAILED)
 

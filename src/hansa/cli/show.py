@@ -14,8 +14,8 @@ from hansa.cli import options as opt
 from hansa.cli.console import err, note, out, print_table, say, say_json
 from hansa.core.errors import HansaError
 from hansa.runs.columns import WINDOW, base_metric, column_of, lower_is_better, split_metric
-from hansa.runs.metrics import column_names, describe_score, describe_seconds, site_names, summarize
-from hansa.study.report import formats
+from hansa.runs.metrics import column_names, describe_score, describe_seconds, site_names
+from hansa.study.report.formats import format_value
 
 if TYPE_CHECKING:
     from hansa.runs.client_columns import ClientColumns
@@ -67,7 +67,7 @@ def show(
     rows = []
     for record in history[-5:]:
         values = [(name, record.get(name)) for name in columns]
-        rows.append(["–" if value is None else formats.formatter_of(name)(value) for name, value in values])
+        rows.append([format_value(name, value) for name, value in values])
     headings = [name.replace("_", " ") for name in columns]
     print_table(headings, rows, right=headings)
 
@@ -100,9 +100,8 @@ def show_numbers(ranking: Ranking, as_json: bool = False) -> None:
     if entry.members:
         heading = f"{column_of(ranking.metric).label}, {describe_score(ranking.score)}"
         rows = []
-        for run in entry.runs:
-            numbers = summarize(run.history, metric=ranking.directed_metric, window=ranking.window)
-            score = formats.formatter_of(ranking.metric)(numbers.get(ranking.score))
+        for run, numbers in ranked.seeds:
+            score = format_value(ranking.metric, numbers.get(ranking.score))
             rows.append((str(run.seed), str(numbers["rounds"]), score, str(run.summary.get("status", "?"))))
         print_table(("seed", "rounds", heading, "status"), rows, right=("seed", "rounds", heading))
     elif site_names(history):
@@ -127,9 +126,8 @@ def _summary(ranking: Ranking) -> list[tuple[str, str | Text]]:
     title = f"{first_folder.parent}, {seeds} seeds" if entry.members else str(first_folder)
     status = ", ".join(dict.fromkeys(str(run.summary.get("status", "?")) for run in entry.runs))
     rows: list[tuple[str, str | Text]] = [("run", Text.assemble((title, "bold"), f" ({status})"))]
-    rows.append(("rounds", ranked.cell("rounds", formats.format_count)))
-    for column in ranking.columns(final=True):
-        rows.append((column.title.replace("\n", ", "), ranked.cell(column.key, column.write)))
+    rows.append(("rounds", ranked.cell("rounds")))
+    rows += [(column.title.replace("\n", ", "), column.cells[0]) for column in ranking.columns(final=True)]
     if "server_device" in summary:
         devices = ", ".join(summary.get("devices") or ["cpu"])
         rows.append(("devices", f"clients {devices}; server {summary['server_device']}"))
@@ -157,8 +155,7 @@ def show_clients(
         say(f"  {name.replace('_', ' ')}: {describe_spread(columns, name, better)}")
     personal = f"personal_{(main or 'test_accuracy').removeprefix('test_')}"
     metric = client_metric(columns, personal if personal in columns else main) or "loss"
-    order = worst_first(columns, metric, better)
-    headings, cells = client_rows(columns, order)
+    headings, cells = client_rows(columns.take(worst_first(columns, metric, better)))
     if len(cells) > MAX_CLIENTS:
         half = MAX_CLIENTS // 2
         cells = [*cells[:half], ["..." for _ in headings], *cells[-half:]]
@@ -296,11 +293,10 @@ def _print_ranking(ranking: Ranking) -> None:
     """Print the ranking, with the best value of each column in green."""
     columns = sorted(ranking.columns(), key=lambda column: column.key not in (ranking.score, *FIRST))
     rows = []
-    for index, ranked in enumerate(ranking, 1):
+    for index, ranked in enumerate(ranking):
         seeds = f" ({len(ranked.entry.runs)} seeds)" * bool(ranked.entry.members)
         name = Text.assemble((ranked.entry.name, "bold"), (seeds, "dim"))
-        styles = ["green" if column.is_best(ranked) else "" for column in columns]
-        cells = [ranked.cell(column.key, column.write) for column in columns]
-        rows.append([Text(str(index), style="dim"), name, *map(Text, cells, styles)])
+        cells = [Text(column.cells[index], "green" if column.best[index] else "") for column in columns]
+        rows.append([Text(str(index + 1), style="dim"), name, *cells])
     titles = [column.title for column in columns]
     print_table(["#", "method", *titles], rows, right=["#", *titles], keep=3)

@@ -76,8 +76,11 @@ class ClientColumns(dict[str, Array]):
 
     def at_round(self, round: int) -> ClientColumns:
         """Return the rows of one round."""
-        start, end = np.searchsorted(self["round"], [round, round + 1])
-        return ClientColumns({name: values[start:end] for name, values in self.items()}).named(self.client_names)
+        return self.take(slice(*np.searchsorted(self["round"], [round, round + 1])))
+
+    def take(self, rows: Any) -> ClientColumns:
+        """Return some rows, as they index an array."""
+        return ClientColumns({name: values[rows] for name, values in self.items()}).named(self.client_names)
 
     def by_client(self) -> ClientColumns:
         """Return one row per client: sums of participations and bytes, and the last loss, norm and evaluation.

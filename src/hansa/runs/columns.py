@@ -64,6 +64,9 @@ COLUMNS: dict[str, Column] = {
     column.name: column
     for column in (
         Column("round", "rounds", "count", "the round, from 1", axis="communication rounds"),
+        Column("rounds", "rounds", "count", "the rounds of a run"),
+        Column("rounds_to_target", "rounds to target", "count", "the first round that reached the target", "lower"),
+        Column("bits_to_target", "bits to target", "bits", "the bits of all links until then", "lower"),
         Column("up_bits", "sent up", "bits", "bits from clients to the server so far", "lower",
                axis="bits sent up", sum_of=("up_bytes",)),
         Column("down_bits", "sent down", "bits", "bits from the server to clients so far", "lower",
@@ -189,31 +192,6 @@ def plain_name(name: str) -> str:
     return name if name in COLUMNS else _SUMMARY.sub("", name, count=1)
 
 
-def direction_of(name: str, better: Mapping[str, Direction] | None = None) -> Direction:
-    """Return which direction of a column is better; "" where neither is, or where nothing declares it.
-
-    The run's record decides, then the table of columns, then the short list of `hansa.training.metric_direction`.
-
-    Args:
-        name: A column, or a summary of one.
-        better: The directions that the run recorded, by metric.
-
-    >>> direction_of("client_rmse_worst"), direction_of("test_margin"), direction_of("test_margin", {"margin": "lower"})
-    ('lower', '', 'lower')
-    """
-    name, better = plain_name(name), better or {}
-    if name in better:
-        return better[name]
-    name = name.rpartition("/")[2]
-    if name in COLUMNS:
-        return COLUMNS[name].better
-    if prefix := _evaluated_prefix(name):
-        if name.endswith("_std"):
-            return "lower"
-        name = name.removesuffix("_worst").removeprefix(prefix)
-    return better.get(name) or DIRECTIONS.get(name, "")
-
-
 def lower_is_better(name: str, better: Mapping[str, Direction] | None = None) -> bool:
     """Return whether a smaller value of a column is better; raise if this is unknown.
 
@@ -224,7 +202,7 @@ def lower_is_better(name: str, better: Mapping[str, Direction] | None = None) ->
     >>> [lower_is_better(name) for name in ("client_loss_worst", "client_f1_std", "last5_lost", "test_f1")]
     [True, True, True, False]
     """
-    direction = direction_of(name, better)
+    direction = column_of(name, better).better
     if not direction:
         raise HansaError(
             f"{name}: not known whether a larger value is better. Write {name}:lower or {name}:higher; a task declares "
@@ -252,21 +230,33 @@ def split_metric(metric: str, better: Mapping[str, Direction] | None = None) -> 
 
 
 def column_of(name: str, better: Mapping[str, Direction] | None = None) -> Column:
-    """Return the column of a name, including summaries (``best_``, ``last5_``) and user-defined metrics.
+    """Return the column of a name, including summaries (``best_``, ``last5_``), test sets and a task's own metrics.
 
-    >>> column_of("last5_test_loss").label, column_of("test_auc").better, column_of("test_odd").better
-    ('test loss', 'higher', '')
+    Its direction is "" where neither is better, or where nothing declares it: the run's record decides, then the table
+    of columns, then the short list of `hansa.training.metric_direction`.
+
+    Args:
+        name: A column, or a summary of one.
+        better: The directions that the run recorded, by metric.
+
+    >>> [column_of(name).better for name in ("last5_client_rmse_worst", "test_auc", "test_margin")]
+    ['lower', 'higher', '']
+    >>> column_of("north/test_loss").label, column_of("test_margin", {"margin": "lower"}).better
+    ('north test loss', 'lower')
     """
-    plain = plain_name(name)
-    if plain in COLUMNS:
-        return COLUMNS[plain]
+    plain, better = plain_name(name), better or {}
     test_set, _, metric = plain.rpartition("/")
+    if metric in COLUMNS:
+        column = COLUMNS[metric]
+    else:
+        label, prefix = metric.replace("_", " "), _evaluated_prefix(metric)
+        statistic = next((end for end in ("_worst", "_std") if prefix and metric.endswith(end)), "")
+        base = metric.removesuffix(statistic).removeprefix(prefix)
+        direction = "lower" if statistic == "_std" else better.get(base) or DIRECTIONS.get(base, "")
+        column = Column(metric, label, "fraction" if base.endswith("accuracy") else "number", label, direction)
     if test_set:
-        column = column_of(metric, better)
-        return replace(column, name=plain, label=f"{test_set} {column.label}", charts=())
-    unit: Unit = "fraction" if plain.removesuffix("_worst").removesuffix("_std").endswith("accuracy") else "number"
-    label = plain.replace("_", " ")
-    return Column(plain, label, unit, label, direction_of(plain, better))
+        column = replace(column, name=plain, label=f"{test_set} {column.label}", charts=())
+    return replace(column, better=better[plain]) if plain in better else column
 
 
 def _evaluated_prefix(name: str) -> str:
@@ -421,7 +411,7 @@ def main_metric(names: Iterable[str], facts: MetricFacts = NO_FACTS) -> str:
     """
     available = set(names)
     metrics = [name for name in evaluated_metrics(available - {*LOSSES}) if not name.endswith(("_worst", "_std"))]
-    directed = [name for name in metrics if direction_of(name, facts.better)]
+    directed = [name for name in metrics if column_of(name, facts.better).better]
     server, sites = ([name for name in directed if name.startswith(prefix)] for prefix in ("test_", "sites_test_"))
     losses = ("test_loss", "sites_test_loss", *OUTCOMES)
     order = (facts.main, SITE_PREFIX + facts.main, ACCURACY, *server, "sites_test_accuracy", *sites, *losses)

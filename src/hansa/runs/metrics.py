@@ -1,6 +1,7 @@
 """Metrics of a run's history: best, final, rounds and bits to a target, summaries over seeds, sites, intervals.
 
-A history is a sequence of records, one for each round.
+A history is a sequence of records, one for each round. A ``metric`` is a column, or COLUMN:lower if its direction is
+unknown; by default it is the main metric of the run.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hansa.runs.columns import (
     OUTCOMES,
     TOTALS,
     WINDOW,
-    direction_of,
+    column_of,
     evaluated_metrics,
     facts_of,
     is_number,
@@ -58,10 +59,6 @@ def is_finite(value: Any) -> bool:
 def series(history: History, metric: str | None = None) -> list[tuple[int, float]]:
     """Return (round, value) of the rounds in which a metric was measured and finite.
 
-    Args:
-        history: The records of a run.
-        metric: A column; by default the main metric of the run.
-
     >>> series([{"round": 1, "test_accuracy": 0.5}, {"round": 2}, {"round": 3, "test_accuracy": 0.7}])
     [(1, 0.5), (3, 0.7)]
     """
@@ -98,10 +95,6 @@ def diverged_at(history: Iterable[Record], metric: str) -> int | None:
 def best(history: History, metric: str | None = None) -> float | None:
     """Return the best finite value of a metric; None if it was never measured.
 
-    Args:
-        history: The records of a run.
-        metric: A column, or COLUMN:lower if its direction is unknown; by default the main metric of the run.
-
     >>> best([{"round": 1, "test_loss": 0.5}, {"round": 2, "test_loss": 0.7}], "test_loss")
     0.5
     """
@@ -115,13 +108,8 @@ def last(
 ) -> float | None:
     """Return the mean of the last ``count`` measurements: less noisy than the last, without the best's selection bias.
 
-    NaN if the last measurement is not finite: the run diverged.
-
-    Args:
-        history: The records of a run.
-        metric: A column; by default the main metric of the run.
-        count: How many measurements to average; 1 is the final value.
-        few_as_final: Return the final value if there are no more than ``count``, as scores of runs do.
+    NaN if the last measurement is not finite: the run diverged. With ``few_as_final``, as for scores of runs, it is the
+    final value if there are no more than ``count``.
 
     >>> records = [{"round": r, "test_accuracy": r / 10} for r in range(5)]
     >>> last(records), last(records, few_as_final=True)
@@ -137,12 +125,7 @@ def last(
 
 
 def rounds_to(history: History, target: float, metric: str | None = None) -> int | None:
-    """Return the first round in which a metric reached the target; None if it never did.
-
-    Args:
-        history: The records of a run.
-        target: The value to reach: from below, or from above for a metric that falls.
-        metric: A column, or COLUMN:lower if its direction is unknown; by default the main metric of the run.
+    """Return the first round in which a metric reached the target, from above if it falls; None if it never did.
 
     >>> rounds_to([{"round": r, "test_accuracy": r / 10} for r in range(1, 10)], 0.7)
     7
@@ -156,7 +139,7 @@ def cost_to(history: History, target: float, metric: str | None = None) -> dict[
     """Return the record, with running totals, of the round in which a metric reached the target; None if it never did.
 
     ``cost_to(run.history, 0.8)["bits"]`` are the bits sent until then, by all links; ``up_bits``, ``server_bits`` and
-    ``wall_seconds`` are other costs. The arguments are those of `rounds_to`.
+    ``wall_seconds`` are other costs.
 
     >>> records = [{"round": r, "test_accuracy": r / 10, "up_bytes": 2, "peer_bytes": 1} for r in range(1, 10)]
     >>> cost_to(records, 0.3)["bits"]
@@ -200,7 +183,7 @@ def summarize(
     Args:
         history: The records of a run.
         target: The value that the metric is to reach.
-        metric: The metric of the target, always summarized; by default the main one.
+        metric: The metric of the target, always summarized.
         window: How many of the last measurements are averaged.
     """
     check_integer("summarize", "window", window)
@@ -210,11 +193,10 @@ def summarize(
     summary: dict[str, Any] = {"rounds": int(history[-1]["round"]) if history else 0}
     for name in dict.fromkeys([*OUTCOMES, *evaluated_metrics(names), facts.main, requested]):
         values = [float(record[name]) for record in history if is_finite(record.get(name))]
-        if diverged := diverged_at(history, name) is not None:
-            summary[name] = math.nan
-        elif values:
-            summary[name] = values[-1]
-        if values and (direction := direction_of(name, better)):
+        diverged = diverged_at(history, name) is not None
+        if values or diverged:
+            summary[name] = math.nan if diverged else values[-1]
+        if values and (direction := column_of(name, better).better):
             summary[f"best_{name}"] = min(values) if direction == "lower" else max(values)
         if len(values) > window:
             summary[f"last{window}_{name}"] = math.nan if diverged else math.fsum(values[-window:]) / window
@@ -318,45 +300,24 @@ def seed_statistics(values: Sequence[float]) -> SeedStatistics:
     """
     if any(map(math.isnan, values)):
         return SeedStatistics(*[math.nan] * 4)
-    return SeedStatistics(fmean(values), stdev(values) if len(values) > 1 else 0.0, min(values), max(values))
+    if (least := min(values)) == max(values):
+        return SeedStatistics(least, 0.0, least, least)
+    return SeedStatistics(fmean(values), stdev(values), least, max(values))
 
 
-def summarize_seeds(
-    histories: Sequence[History], target: float | None = None, *, metric: str | None = None, window: int = WINDOW
-) -> tuple[dict[str, Any], dict[str, SeedStatistics]]:
-    """Summarize several runs as one: the mean of every number, and its statistics if there are several runs.
+def over_seeds(records: Sequence[Record]) -> dict[str, SeedStatistics]:
+    """Return the statistics of each number that all records have; NaN if one of them, of a run that diverged, is NaN.
 
-    Numbers that some runs lack are omitted, except the rounds and bits to a target: None unless all runs reached it;
-    ``reached`` counts those that did. A number that is NaN for some seed, which diverged, is NaN.
-
-    Args:
-        histories: The history of each seed.
-        target: The value that the metric is to reach.
-        metric: The metric of the target; by default the main one.
-        window: How many of the last measurements are averaged.
-
-    >>> curves = [[{"round": r, "test_accuracy": a * r} for r in (1, 2)] for a in (0.2, 0.4)]
-    >>> means, spreads = summarize_seeds(curves, target=0.4)
-    >>> round(means["test_accuracy"], 3), means["rounds_to_target"], spreads["rounds_to_target"].std
-    (0.6, 1.5, 0.7071067811865476)
+    >>> over_seeds([{"a": 1.0, "b": 1.0}, {"a": 2.0}, {"a": 6.0}])
+    {'a': SeedStatistics(mean=3.0, std=2.6457513110645907, min=1.0, max=6.0)}
     """
-    summaries = [summarize(history, target, metric=metric, window=window) for history in histories]
-    if len(summaries) == 1:
-        return summaries[0], {}
-    means: dict[str, Any] = {}
-    spreads: dict[str, SeedStatistics] = {}
-    for name in dict.fromkeys(name for summary in summaries for name in summary):
-        values = [summary.get(name) for summary in summaries]
-        if any(isinstance(value, float) and math.isnan(value) for value in values):
-            means[name], spreads[name] = math.nan, seed_statistics([math.nan])
-        elif all(map(is_finite, values)):
-            spreads[name] = seed_statistics([float(value) for value in values])  # type: ignore[arg-type]
-            means[name] = values[0] if len(set(values)) == 1 else spreads[name].mean
-    if target is not None:
-        means.setdefault("rounds_to_target", None)
-        means.setdefault("bits_to_target", None)
-        means["reached"] = sum(summary.get("rounds_to_target") is not None for summary in summaries)
-    return means, spreads
+    columns: dict[str, list[Any]] = {n: [record.get(n) for record in records] for n in column_names(records)}
+    diverged = {name for name, values in columns.items() if any(isinstance(v, float) and v != v for v in values)}
+    return {
+        name: seed_statistics([math.nan] if name in diverged else values)
+        for name, values in columns.items()
+        if name in diverged or all(map(is_finite, values))
+    }
 
 
 def curve_over_seeds(histories: Sequence[History], metric: str, x: str = "round") -> list[tuple[float, SeedStatistics]]:
@@ -369,9 +330,9 @@ def curve_over_seeds(histories: Sequence[History], metric: str, x: str = "round"
     for records in zip(*map(with_totals, histories), strict=False):
         if len(rounds := {record["round"] for record in records}) > 1:
             raise HansaError(f"rounds {sorted(rounds)} do not match: the seeds have different rounds.")
-        if all(is_finite(record.get(metric)) and is_finite(record.get(x)) for record in records):
-            values = seed_statistics([float(record[metric]) for record in records])
-            points.append((records[0][x] if len(records) == 1 else fmean(record[x] for record in records), values))
+        values = over_seeds([{name: record.get(name) for name in (x, metric)} for record in records])
+        if len(values) == len({x, metric}) and not math.isnan(values[metric].mean + values[x].mean):
+            points.append((values[x].mean, values[metric]))
     return points
 
 
@@ -380,23 +341,15 @@ def cost_over_seeds(
 ) -> tuple[int, dict[str, SeedStatistics]]:
     """Return the number of runs that reached a target, and if all did, the statistics of their totals at that round.
 
-    Args:
-        histories: The history of each seed.
-        target: The value that the metric is to reach.
-        metric: As in `rounds_to`.
-
     >>> curves = [[{"round": r, "test_accuracy": a * r} for r in (1, 2)] for a in (0.2, 0.4)]
     >>> cost_over_seeds(curves, 0.5)[0], cost_over_seeds(curves, 0.4)[1]["round"].mean
     (1, 1.5)
     """
     main = main_metric(column_names(histories[0]), facts_of(histories[0]))
     name = main if metric is None else metric.partition(":")[0]
-    measured = [history for history in histories if any(name in record for record in history)]
-    records = [record for history in measured if (record := cost_to(history, target, metric)) is not None]
-    if len(records) < len(histories):
-        return len(records), {}
-    totals = [name for name in ("round", *TOTALS) if all(name in record for record in records)]
-    return len(records), {name: seed_statistics([float(record[name]) for record in records]) for name in totals}
+    measured = [history for history in histories if name in column_names(history)]
+    costs = [cost for history in measured if (cost := cost_to(history, target, metric)) is not None]
+    return len(costs), over_seeds(costs) if len(costs) == len(histories) else {}
 
 
 class MeanInterval(NamedTuple):

@@ -19,7 +19,7 @@ from hansa.engine.serial import Serial
 from hansa.pace.events import RoundTiming
 from hansa.rounds import OpenedRound, Outcome
 from hansa.runs.client_columns import Array, summarize_clients
-from hansa.runs.columns import direction_of
+from hansa.runs.columns import column_of
 from hansa.runs.store import ClientStore
 from hansa.training import TaskLike, personalise
 from hansa.training.evaluation import ClientMetrics, EvaluationJob, client_model, split_job
@@ -103,7 +103,7 @@ def aggregate_client_metrics(
         if name == "client":
             continue
         column = f"client_{name.removeprefix('test_')}" if name.startswith("test_") else name
-        direction = direction_of(name, better)
+        direction = column_of(name, better).better
         mean, deviation, worst = summarize_clients(values.astype(np.float64).tolist(), direction == "lower")
         record |= {column: mean, f"{column}_std": deviation}
         if direction:  # otherwise the worst tenth is unknown

@@ -30,7 +30,6 @@ from hansa.runs.columns import (
     WINDOW,
     base_metric,
     column_of,
-    direction_of,
     evaluated_metrics,
     lower_is_better,
 )
@@ -47,8 +46,8 @@ from hansa.runs.metrics import (
 )
 from hansa.runs.store import io
 from hansa.runs.trackers import flatten
-from hansa.study.report import formats
 from hansa.study.report.entries import LabelCounts, ReportEntry
+from hansa.study.report.formats import format_number, format_value
 from hansa.study.report.ranking import RankedEntry, Ranking, common_target, format_target, has_column, rank
 from hansa.training.metric_direction import Direction
 
@@ -191,11 +190,8 @@ def page_content(
         problems: Warnings for the top of the page, such as folders that could not be read.
         published: Tables of published numbers.
     """
-    if target is None:
-        target = common_target(entries, metric)
-    ranking = rank(entries, target, metric=metric, window=window)
+    ranking = rank(entries, common_target(entries, metric) if target is None else target, metric=metric, window=window)
     targets = ranking.targets()
-    target_rows = list(zip(ranking, ranking.target_rows(targets), strict=True)) if targets else []
     damages = [f"{entry.name}: {note}" for entry in entries for run in entry.runs for note in run.notes]
     read = _read_first_runs("clients", clients_of, ranking, damages)
     clients = [table for ranked, columns in read if (table := _client_table(ranked, columns, ranking)) is not None]
@@ -213,7 +209,7 @@ def page_content(
         "targets": targets and {
             "label": column_of(ranking.metric).label,
             "headings": [format_target(value, ranking.metric) for value in targets],
-            "rows": target_rows,
+            "rows": list(zip(ranking, ranking.target_rows(targets), strict=True)),
         },
         "timelines": timelines,
         "partitions": partitions,
@@ -223,9 +219,10 @@ def page_content(
         "environment": _environments(entries),
         "data": {
             **_charts(entries, ranking),
-            "timelines": [timeline["data"] for timeline in timelines],
-            "clients": [method["data"] for method in clients],
-            "partitions": [partition["data"] for partition in partitions],
+            **{
+                name: [view["data"] for view in views]
+                for name, views in (("timelines", timelines), ("clients", clients), ("partitions", partitions))
+            },
         },
     }  # fmt: skip
 
@@ -242,40 +239,33 @@ def _charts(entries: Sequence[ReportEntry], ranking: Ranking) -> dict[str, Any]:
     charted = charted_columns(names)
     numbers = (2 + len(names.intersection(charted))) * sum(len(entry.runs) for entry in entries)
     max_points = max(60, min(MAX_POINTS, MAX_NUMBERS // numbers))
-    longest = max(min(map(len, entry.histories)) for entry in entries)
+    lengths = [min(map(len, entry.histories)) for entry in entries]
     colours = {ranked.entry.name: ranked.colour for ranked in ranking}
     return {
         "target": ranking.target,
         "metric": ranking.metric,
         "window": ranking.window,
-        "stride": max(1, math.ceil(longest / max_points)),
+        "stride": max(1, math.ceil(max(lengths) / max_points)),
         "columns": {name: asdict(column_of(name)) for name in sorted(charted, key=lambda name: name != ranking.metric)},
         "runs": [
             {
                 "name": entry.name,
                 "colour": colours[entry.name],
                 "seeds": [run.seed for run in entry.members] or [None],
-                "series": curves(entry, max_points),
+                "series": [_curve(history[:length], charted, max_points) for history in entry.histories],
             }
-            for entry in entries
+            for entry, length in zip(entries, lengths, strict=True)
         ],
     }
 
 
-def curves(entry: ReportEntry, max_points: int = MAX_POINTS) -> list[dict[str, list[float | None]]]:
-    """Return the columns to draw, one table for each seed, of the rounds that all seeds have.
-
-    Tables have at most ``max_points`` rows, including the last round. Values that were not measured are None.
-    """
-    count = min(map(len, entry.histories))
-    stride = max(1, math.ceil(count / max_points))
-    tables = []
-    for history in entry.histories:
-        records = with_totals(history[:count])[::-stride][::-1]
-        measured = {"round", *(name for record in records for name, value in record.items() if is_finite(value))}
-        names = [name for name in charted_columns(column_names(history)) if name in measured]
-        tables.append({name: [_number(record.get(name)) for record in records] for name in names})
-    return tables
+def _curve(
+    history: Sequence[Mapping[str, Any]], charted: Sequence[str], max_points: int
+) -> dict[str, list[float | None]]:
+    """Return the columns of a run to draw, at most ``max_points`` rows including the last round; None: not measured."""
+    records = with_totals(history)[:: -max(1, math.ceil(len(history) / max_points))][::-1]
+    columns = {name: [_number(record.get(name)) for record in records] for name in charted}
+    return {name: values for name, values in columns.items() if name == "round" or any(v is not None for v in values)}
 
 
 def charted_columns(names: Iterable[str]) -> list[str]:
@@ -309,33 +299,34 @@ def _read_first_runs(
     return values
 
 
-def _client_table(ranked: RankedEntry, columns: Any, ranking: Ranking) -> dict[str, Any] | None:
+def _client_table(ranked: RankedEntry, columns: ClientColumns, ranking: Ranking) -> dict[str, Any] | None:
     """Return the clients of a method from worst to best; None if no client metric was measured."""
     metric = client_metric(columns, ranking.metric)
     if metric is None:
         return None
-    values = columns[metric].astype(np.float64)
-    order = [row for row in worst_first(columns, metric, ranking.better) if math.isfinite(values[row])]
     described = [name for name in (metric, f"personal_{metric.removeprefix('test_')}") if name in columns]
     notes = [f"{name.replace('_', ' ')}: {describe_spread(columns, name, ranking.better)}" for name in described]
+    ordered = columns.take(worst_first(columns, metric, ranking.better))
+    ordered = ordered.take(np.isfinite(ordered[metric]))
+    more = ordered.rows > MAX_ROWS
+    listed = ordered.take([*range(min(ordered.rows, MAX_ROWS)), *[-1] * more])
+    headings, cells = client_rows(listed)
     labels = labels_of(ranked.entry.runs[0])
-    listed = [*order[:MAX_ROWS], *(order[-1:] if len(order) > MAX_ROWS else ())]
-    headings, cells = client_rows(columns, listed)
-    held = [_labels_held(labels, int(columns["client"][row])) for row in listed]
-    bars = [part.mean() for part in np.array_split(values[order], min(MAX_BARS, len(order)))]  # of neighbours
+    held = [_labels_held(labels, client) for client in listed["client"].tolist()]
+    bars = np.array_split(ordered[metric].astype(np.float64), min(MAX_BARS, ordered.rows))  # of neighbours
     return {
         "ranked": ranked,
-        "notes": [f"{len(values)} clients", *notes, *_seed_note(ranked)],
+        "notes": [f"{columns.rows} clients", *notes, *_seed_note(ranked)],
         "tested": metric != "loss",
         "headings": headings[1:],
         "rows": list(zip(cells, held, strict=True)),
         "labelled": labels is not None,
-        "best": len(order) > MAX_ROWS,
+        "best": more,
         "data": {
             "name": metric,
             "unit": column_of(metric).unit,
-            "values": [float(f"{value:.4g}") for value in bars],
-            "clients": len(order),
+            "values": [float(f"{part.mean():.4g}") for part in bars],
+            "clients": ordered.rows,
         },
     }
 
@@ -367,30 +358,25 @@ def timeline_data(columns: Mapping[str, Array], max_jobs: int = MAX_JOBS) -> dic
     """Return the data of a timeline: clients from fast to slow, and for each job its row, the seconds of its start and
     of the ends of download, computation and upload, whether it was refused, and its round.
     """
-    timed = ~np.isnan(columns["start_seconds"].astype(np.float64))
-    table = {name: columns[name][timed] for name in JOB_COLUMNS}
-    start = table["start_seconds"].astype(np.float64)
-    phases = [table[f"{name}_seconds"].astype(np.float64) for name in ("download", "compute", "upload")]
-    times = [start, *(start + np.cumsum(phases, axis=0))]
-    clients, client_index = np.unique(table["client"], return_inverse=True)
-    speed = np.bincount(client_index, times[3] - start) / np.bincount(client_index)
-    order = np.lexsort((clients, speed))
-    if len(order) > MAX_TIMED_CLIENTS:
-        order = order[np.linspace(0, len(order) - 1, MAX_TIMED_CLIENTS).round().astype(int)]
-    row_of = np.full(len(clients), -1)
-    row_of[order] = np.arange(len(order))
-    rows = row_of[client_index]
-    selected = np.flatnonzero(rows >= 0)
-    selected = selected[np.lexsort((rows[selected], start[selected]))][:max_jobs]
-    seconds = [[float(f"{value:.5g}") for value in time[selected]] for time in times]
-    refused = (~table["admitted"].astype(bool))[selected].astype(int)
-    jobs = zip(rows[selected].tolist(), *seconds, refused.tolist(), table["round"][selected].tolist(), strict=True)
+    import pandas
+
+    jobs = pandas.DataFrame({name: columns[name] for name in JOB_COLUMNS}).dropna(subset="start_seconds")
+    times = jobs.iloc[:, 3:].astype(np.float64).cumsum(axis=1)  # start, and the ends of the three phases
+    speeds = (times.iloc[:, 3] - times.iloc[:, 0]).groupby(jobs["client"]).mean().sort_values(kind="stable")
+    drawn = np.linspace(0, len(speeds) - 1, min(len(speeds), MAX_TIMED_CLIENTS)).round().astype(int)
+    clients = speeds.index[drawn]
+    times.insert(0, "row", clients.get_indexer(jobs["client"]))
+    times = times[times["row"] >= 0].sort_values(["start_seconds", "row"], kind="stable")[:max_jobs]
+    shown = jobs.loc[times.index]
+    seconds = [[float(f"{value:.5g}") for value in times[name]] for name in times.columns[1:]]
+    refused = (~shown["admitted"].astype(bool)).astype(int)
+    rows = zip(times["row"].tolist(), *seconds, refused.tolist(), shown["round"].tolist(), strict=True)
     return {
-        "seconds": float(times[3][selected].max(initial=0.0)) or 1.0,
-        "clients": clients[order].tolist(),
-        "jobs": list(map(list, jobs)),
-        "all_jobs": int(timed.sum()),
-        "all_clients": len(clients),
+        "seconds": float(times.iloc[:, 4].to_numpy().max(initial=0.0)) or 1.0,
+        "clients": clients.tolist(),
+        "jobs": list(map(list, rows)),
+        "all_jobs": len(jobs),
+        "all_clients": len(speeds),
     }
 
 
@@ -503,28 +489,22 @@ def worst_first(columns: Mapping[str, Array], metric: str, better: Mapping[str, 
     return order
 
 
-def client_rows(columns: ClientColumns, rows: Sequence[int]) -> tuple[list[str], list[list[str]]]:
-    """Return headings, and the names and numbers of some clients as text."""
+def client_rows(columns: ClientColumns) -> tuple[list[str], list[list[str]]]:
+    """Return headings, and the names and numbers of clients as text."""
     numbers = (*columns.evaluated, "loss", "norm", "participations", "up_bytes", "down_bytes", "peer_bytes")
     names = [name for name in numbers if name in columns and (name != "peer_bytes" or columns[name].any())]
-    texts = [[columns.name_of(int(client)) for client in columns["client"][rows]]]
-    texts += [
-        [
-            str(each) if name == "participations" else formats.formatter_of(name)(float(each))
-            for each in columns[name][rows]
-        ]
-        for name in names
-    ]
+    texts = [[str(v) if n == "participations" else format_value(n, v) for v in columns[n].tolist()] for n in names]
     headings = [name.replace("_bytes", "").replace("_", " ") for name in names]
-    return ["client", *headings], [list(row) for row in zip(*texts, strict=True)]
+    clients = [columns.name_of(client) for client in columns["client"].tolist()]
+    return ["client", *headings], [list(row) for row in zip(clients, *texts, strict=True)]
 
 
 def describe_spread(columns: Mapping[str, Any], name: str, better: Mapping[str, Direction] | None = None) -> str:
     """Return mean, deviation and, if the direction is known, worst tenth of a column over clients."""
-    write, direction = formats.formatter_of(name), direction_of(name, better)
-    mean, deviation, worst = summarize_clients(columns[name].tolist(), direction == "lower")
-    text = f"mean {write(mean)}, deviation {write(deviation)}"
-    return f"{text}, worst tenth {write(worst)}" if direction else text
+    direction = column_of(name, better).better
+    numbers = summarize_clients(columns[name].tolist(), direction == "lower")
+    statistics = ("mean", "deviation", "worst tenth") if direction else ("mean", "deviation")
+    return ", ".join(f"{each} {format_value(name, number)}" for each, number in zip(statistics, numbers, strict=False))
 
 
 def clients_of(run: ReportEntry) -> ClientColumns | None:
@@ -608,7 +588,7 @@ def site_table(
     spent = {"up_bytes": "sent", "down_bytes": "received", "work_seconds": "work"}
     spent = {name: heading for name, heading in spent.items() if any(name in costs for costs in totals.values())}
     order = columns[0] if columns else main_column
-    if direction := direction_of(order, better):
+    if direction := column_of(order, better).better:
         sign = 1.0 if direction == "higher" else -1.0
         values_of = {site: numbers.get(f"{site}/{order}") for site in sites}
         sites.sort(key=lambda site: (values_of[site] is None, sign * float(values_of[site] or 0.0)))
@@ -616,8 +596,8 @@ def site_table(
     for site in sites:
         values = [(name, numbers.get(f"{site}/{name}")) for name in columns]
         values += [(name, totals.get(site, Counter()).get(name)) for name in spent]
-        cells = [formats.formatter_of(name)(value) for name, value in values]
-        rows.append([site, formats.format_count(last.get(f"{site}/test_rows")), *cells])
+        cells = [format_value(name, value) for name, value in values]
+        rows.append([site, format_number(last.get(f"{site}/test_rows"), "count"), *cells])
     headings = ["site", "test rows", *(column_of(name, better).label for name in columns), *spent.values()]
     return headings, rows, list(_site_notes(history, numbers, f"sites_test_{base_metric(main)}", sites[0]))
 
@@ -627,14 +607,14 @@ def _site_notes(
 ) -> Iterator[str]:
     """Yield notes on the deviation over sites, how metrics were combined, and the seconds of a round."""
     if f"{main}_worst" in numbers and f"{main}_std" in numbers:
-        lowest, deviation = (formats.formatter_of(main)(numbers[f"{main}_{key}"]) for key in ("worst", "std"))
+        lowest, deviation = (format_value(main, numbers[f"{main}_{key}"]) for key in ("worst", "std"))
         yield f"{column_of(main).label}: worst site {worst} {lowest}, deviation over sites {deviation}"
     final = history[-1]
     for column, rule in ((f"sites_test_{name}", rule) for name, rule in combined_by(history).items()):
         bounds = [final.get(f"{column}_at_{side}") for side in ("least", "most")]
         bounded = all(isinstance(value, float) for value in bounds)
         limits = f"; certainly between {bounds[0]:.3f} and {bounds[1]:.3f}" if bounded else ""
-        yield f"{column_of(column).label}: {formats.formatter_of(column)(numbers.get(column))}, {rule}{limits}"
+        yield f"{column_of(column).label}: {format_value(column, numbers.get(column))}, {rule}{limits}"
     if isinstance(left_out := final.get("left_out"), dict):
         yield from (f"without {site}: {reason}" for site, reason in sorted(left_out.items()))
     if seconds := describe_seconds(history):

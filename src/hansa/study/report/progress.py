@@ -19,7 +19,7 @@ from rich.text import Text
 
 from hansa.core.terminal import Terminal
 from hansa.runs.columns import LOSSES, NO_FACTS, MetricFacts, base_metric, column_of, main_metric
-from hansa.study.report import formats
+from hansa.study.report.formats import format_number, format_value
 
 if TYPE_CHECKING:
     from hansa.runs.driver import Run
@@ -51,17 +51,17 @@ class LatestNumbers:
         metric = main_metric(self._latest, facts)
         texts = []
         if metric in self._latest and metric not in LOSSES:
-            texts.append(f"{column_of(metric).label} {formats.formatter_of(metric)(self._latest[metric])}")
+            texts.append(f"{column_of(metric).label} {format_value(metric, self._latest[metric])}")
         base = base_metric(metric)
         columns = {site: f"{site}/test_{base}" for site in self._latest.get("sites") or ()}
         sites = {site: self._latest[name] for site, name in columns.items() if self._latest.get(name) is not None}
         if sites and (worst := self._latest.get(f"sites_test_{base}_worst")) is not None:
             site = min(sites, key=lambda name: abs(sites[name] - worst))
-            texts.append(f"worst site {site} {formats.formatter_of(f'test_{base}')(sites[site])}")
-        texts.append(f"loss {formats.format_number(self._loss)}")
+            texts.append(f"worst site {site} {format_value(f'test_{base}', sites[site])}")
+        texts.append(f"loss {format_number(self._loss)}")
         texts += [f"dropped {self._dropped}"] * bool(self._dropped)
-        peers = f" + {formats.format_bits(self._peer_bits)} to peers" if self._peer_bits else ""
-        return "  ".join([*texts, f"sent {formats.format_bits(self._bits)}{peers}"])
+        peers = f" + {format_number(self._peer_bits, 'bits')} to peers" if self._peer_bits else ""
+        return "  ".join([*texts, f"sent {format_number(self._bits, 'bits')}{peers}"])
 
 
 class RunProgress:
@@ -190,7 +190,7 @@ class ProgressDisplay:
 def _time_left(task: Task) -> list[str]:
     """Return the time left, estimated from the mean time of a round; nothing before the second round."""
     seconds = task.time_remaining
-    return [] if seconds is None else [f"{formats.format_duration(seconds)} left"]
+    return [] if seconds is None else [f"{format_number(seconds, 'seconds')} left"]
 
 
 def progress_display(console: Console | None = None, quiet: bool = False) -> ProgressDisplay:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -25,7 +25,6 @@ from hansa.runs.columns import (
     MetricFacts,
     base_metric,
     column_of,
-    direction_of,
     evaluated_metrics,
     facts_of,
     lower_is_better,
@@ -35,8 +34,8 @@ from hansa.runs.columns import (
 )
 from hansa.runs.metrics import MIN_SEEDS, SeedStatistics, excludes_zero, paired_interval
 from hansa.runs.store import io
-from hansa.study.report import formats
 from hansa.study.report.entries import ReportEntry
+from hansa.study.report.formats import format_number, format_spread, format_value
 from hansa.training.metric_direction import Direction
 
 PALETTE = (
@@ -46,6 +45,12 @@ PALETTE = (
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 """Line styles, for readers who cannot tell the colours apart."""
 TO_TARGET = ("rounds_to_target", "bits_to_target")
+TILES = {
+    "round": "fewest rounds",
+    "bits": "fewest bits, peers included,",
+    "simulated_total_seconds": "least simulated time",
+}
+"""The costs to the target in the headline numbers."""
 
 
 class RankedEntry(NamedTuple):
@@ -53,50 +58,61 @@ class RankedEntry(NamedTuple):
 
     Args:
         entry: The method.
-        numbers: Its summary; means over seeds if there are several.
-        spreads: The spread over seeds of each number.
+        summaries: The summary of each seed, in the order of ``entry.runs``.
+        spreads: The spread of each number over several seeds.
+        numbers: The summary of a single run; means over seeds if there are several.
         diverged: The seeds whose ranking metric is not finite at its last measurement, and since which round.
         colour: Its colour in charts.
     """
 
     entry: ReportEntry
-    numbers: Mapping[str, Any]
+    summaries: Sequence[Mapping[str, Any]]
     spreads: Mapping[str, SeedStatistics]
+    numbers: Mapping[str, Any]
     diverged: Mapping[int | None, int]
     colour: str
 
-    def cell(self, key: str, write: formats.Formatter) -> str:
+    @property
+    def seeds(self) -> list[tuple[ReportEntry, Mapping[str, Any]]]:
+        """The run of each seed, and its summary."""
+        return list(zip(self.entry.runs, self.summaries, strict=True))
+
+    def cell(self, key: str) -> str:
         """Return one number as text: with several seeds mean and deviation; – if there is none."""
-        value, runs = self.numbers.get(key), len(self.entry.runs)
+        value, unit, runs = self.numbers.get(key), column_of(key).unit, len(self.summaries)
         if value is None:
-            return "–" if key not in TO_TARGET else self.reached(self.numbers.get("reached"))
+            return self.reached(self.numbers.get("reached", 0)) if key in TO_TARGET else "–"
         if math.isnan(value):  # the only non-finite numbers of a summary
             return f"diverged, {len(self.diverged)} of {runs} seeds" if runs > 1 and self.diverged else "diverged"
         spread = None if key in COSTS or key == "rounds" else self.spreads.get(key)
-        return write(value) if spread is None else formats.format_spread(write, value, spread.std)
+        return format_number(value, unit) if spread is None else format_spread(value, spread.std, unit)
 
-    def reached(self, runs: int | None) -> str:
+    def reached(self, runs: int) -> str:
         """Return how many of several seeds reached a target."""
-        return f"{runs} of {len(self.entry.runs)} runs" if runs and self.entry.members else "never"
+        return f"{runs} of {len(self.summaries)} runs" if runs and self.entry.members else "never"
 
 
 class RankingColumn(NamedTuple):
-    """A column of the ranking table: heading, statistic, key of the number, format, and the best value, if any."""
+    """A column of the ranking table.
 
+    Args:
+        key: The number of a summary that it shows.
+        heading: Its heading.
+        statistic: What is shown of a metric, such as "final"; "" for costs.
+        cells: The text of each entry.
+        best: Whether an entry is printed like the best one, and did not diverge.
+    """
+
+    key: str
     heading: str
     statistic: str
-    key: str
-    write: formats.Formatter
-    best: float | None
+    cells: Sequence[str]
+    best: Sequence[bool]
 
     @property
     def title(self) -> str:
         """The heading with the statistic on a second line."""
         return f"{self.heading}\n{self.statistic}" if self.statistic else self.heading
-
-    def is_best(self, ranked: RankedEntry) -> bool:
-        """Return whether an entry has the best value and did not diverge."""
-        return self.best is not None and ranked.numbers.get(self.key) == self.best and not ranked.diverged
 
 
 class Ranking(list[RankedEntry]):
@@ -131,6 +147,11 @@ class Ranking(list[RankedEntry]):
         self.directed_metric = f"{metric}:{'lower' if self.falls else 'higher'}"
 
     @property
+    def names(self) -> list[str]:
+        """The names of the entries."""
+        return [ranked.entry.name for ranked in self]
+
+    @property
     def order(self) -> str:
         """How the entries are ranked, in words."""
         text = f"by {column_of(self.metric).label}, {metrics.describe_score(self.score)}"
@@ -138,38 +159,51 @@ class Ranking(list[RankedEntry]):
         several = any(ranked.entry.members for ranked in self)
         return f"{text}; with several seeds, mean ± one standard deviation" if several else text
 
+    @property
+    def goal(self) -> str:
+        """The target in words, such as "to 80%"."""
+        return "to target" if self.target is None else f"to {format_target(self.target, self.metric)}"
+
     def columns(self, final: bool = False) -> list[RankingColumn]:
         """Return the columns of the table for which some entry has a value, starting with the ranking metric.
 
         Args:
-            final: Whether to return final values of all metrics besides the scores.
+            final: Whether to return final values of all metrics besides the scores. A cost to the target is then
+                returned even if none reached it, and a value is best even if all are equal.
         """
         columns = []
         for key in dict.fromkeys([*self._metric_keys(final), *COSTS]):
             values = [ranked.numbers.get(key) for ranked in self]
-            column = column_of(key, self.better)
-            target = self.target if key in TO_TARGET else None
-            if (not {*values} - {None} and (target is None or not final)) or (column.hide_zero and not any(values)):
-                continue
-            heading, statistic, write = column.label, metrics.describe_score(key), formats.formatter_of(key)
-            if target is not None:
-                heading, statistic = f"{key.partition('_')[0]} to {format_target(target, self.metric)}", ""
-                write = formats.format_count if key == "rounds_to_target" else formats.format_bits
-            better = column.better if target is None else "lower"
-            differ = len({ranked.numbers.get(key) for ranked in self if not ranked.diverged} - {None}) > 1
-            best = self._best(key, better) if better and differ and not column.hide_zero else None
-            columns.append(RankingColumn(heading, "" if key in COSTS else statistic, key, write, best))
+            wanted = final and self.target is not None and key in TO_TARGET
+            if (wanted or {*values} - {None}) and (any(values) or not column_of(key).hide_zero):
+                columns.append(self.column(key, final))
         return columns
 
-    def _best(self, key: str, better: Direction) -> float | None:
-        values = [r.numbers[key] for r in self if r.numbers.get(key) is not None and not r.diverged]
-        return min(values, default=None) if better == "lower" else max(values, default=None)
+    def column(self, key: str, equal: bool = True) -> RankingColumn:
+        """Return a column of the table.
+
+        Args:
+            key: The number of a summary.
+            equal: Whether values are best if all are equal.
+        """
+        column = column_of(key, self.better)
+        heading, statistic = column.label, "" if key in COSTS else metrics.describe_score(key)
+        if key in TO_TARGET:
+            heading, statistic = f"{key.partition('_')[0]} {self.goal}", ""
+        cells = [ranked.cell(key) for ranked in self]
+        values = [None if ranked.diverged else ranked.numbers.get(key) for ranked in self]
+        measured = {value for value in values if value is not None and value == value}  # not NaN
+        printed: set[str] = set()
+        if column.better and not column.hide_zero and len(measured) > (not equal):
+            best = min(measured) if column.better == "lower" else max(measured)
+            printed = {cell for cell, value in zip(cells, values, strict=True) if value == best}
+        marks = [cell in printed and not ranked.diverged for cell, ranked in zip(cells, self, strict=True)]
+        return RankingColumn(key, heading, statistic, cells, marks)
 
     def _metric_keys(self, final: bool) -> list[str]:
         """The numbers of the table before the costs: score, best value, costs to the target, further metrics."""
-        numbers = [ranked.numbers for ranked in self]
         base = base_metric(self.metric)
-        measured = evaluated_metrics({plain_name(name) for entry_numbers in numbers for name in entry_numbers})
+        measured = evaluated_metrics({plain_name(name) for ranked in self for name in ranked.numbers})
         task_metrics = [name for name in measured if name.startswith("test_") and name not in COLUMNS]
         sites = {site for ranked in self for history in ranked.entry.histories for site in metrics.site_names(history)}
         sets = [name for name in measured if name.endswith(f"/test_{base}") and name.partition("/")[0] not in sites]
@@ -179,7 +213,7 @@ class Ranking(list[RankedEntry]):
         further = [name for name in dict.fromkeys(names) if name != self.metric]
         if final:
             return [self.score, self.metric, f"best_{self.metric}", *TO_TARGET, *further, f"client_{base}_std", *LOSSES]
-        scores = [metrics.score_key(numbers, name, self.window) for name in further]
+        scores = [metrics.score_key([ranked.numbers for ranked in self], name, self.window) for name in further]
         return [self.score, f"best_{self.metric}", *TO_TARGET, *scores]
 
     def targets(self) -> list[float]:
@@ -190,8 +224,8 @@ class Ranking(list[RankedEntry]):
         >>> rank([ReportEntry("a", history)], 0.5).targets()
         [0.4, 0.45, 0.5, 0.55, 0.6]
         """
-        histories = [h for ranked in self for h in ranked.entry.histories if has_column(h, self.metric)]
-        values = [value for h in histories if (value := metrics.best(h, self.directed_metric)) is not None]
+        best = [summary.get(f"best_{self.metric}") for ranked in self for summary in ranked.summaries]
+        values = [value for value in best if value is not None]
         if self.target is None or not values:
             return []
         if self.falls or column_of(self.metric).unit != "fraction":
@@ -201,7 +235,7 @@ class Ranking(list[RankedEntry]):
         chance = chance_level([ranked.entry for ranked in self])
         return [s for s in steps if 0 < s <= max(values) + 1e-12 and (s > chance or s == self.target)]
 
-    def _costs(self, target: float) -> list[tuple[RankedEntry, int, dict[str, SeedStatistics]]]:
+    def costs(self, target: float) -> list[tuple[RankedEntry, int, dict[str, SeedStatistics]]]:
         """Return of each entry how many seeds reached a target, and if all did, their totals then."""
         return [(r, *metrics.cost_over_seeds(r.entry.histories, target, self.directed_metric)) for r in self]
 
@@ -210,18 +244,17 @@ class Ranking(list[RankedEntry]):
         links; and whether it has the fewest rounds."""
         columns = []
         for target in targets:
-            costs = self._costs(target)
+            costs = self.costs(target)
             fewest = min((spent["round"].mean for r, _, spent in costs if spent and not r.diverged), default=0.0)
             cells = []
             for ranked, reached, spent in costs:
-                if not spent:
-                    cells.append((ranked.reached(reached), "", False))
-                    continue
-                mean, deviation, *_ = spent["round"]
-                over_seeds = formats.format_spread(formats.format_count, mean, deviation)
-                rounds = over_seeds if ranked.entry.members else formats.format_count(mean)
-                best = mean == fewest and not ranked.diverged
-                cells.append((rounds, formats.format_bits(spent["bits"].mean), best))
+                cell = ranked.reached(reached), "", False
+                if spent:
+                    mean, deviation, *_ = spent["round"]
+                    several = format_spread(mean, deviation, "count") if ranked.entry.members else ""
+                    bits = format_number(spent["bits"].mean, "bits")
+                    cell = several or format_number(mean, "count"), bits, mean == fewest and not ranked.diverged
+                cells.append(cell)
             columns.append(cells)
         return [list(row) for row in zip(*columns, strict=True)]
 
@@ -231,21 +264,14 @@ class Ranking(list[RankedEntry]):
         leader, tiles = self[0], []
         if leader.numbers.get(self.score) is not None and not leader.diverged:
             best = f"{'lowest' if self.falls else 'highest'} {column_of(self.metric).label}"
-            value = leader.cell(self.score, formats.formatter_of(self.score))
-            tiles.append((f"{best}, {metrics.describe_score(self.score)}", value, leader))
-        if self.target is None:
-            return tiles
-        costs_of: dict[str, tuple[str, formats.Formatter]] = {
-            "round": ("fewest rounds", lambda rounds: f"{formats.format_count(rounds)} rounds"),
-            "bits": ("fewest bits, peers included,", formats.format_bits),
-            "simulated_total_seconds": ("least simulated time", formats.format_duration),
-        }
-        costs = self._costs(self.target)
-        for cost, (title, write) in costs_of.items():
+            tiles.append((f"{best}, {metrics.describe_score(self.score)}", leader.cell(self.score), leader))
+        costs = [] if self.target is None else self.costs(self.target)
+        for cost, title in TILES.items():
             spent = [(ranked, of[cost].mean) for ranked, _, of in costs if cost in of and not ranked.diverged]
             if spent:
                 ranked, least = min(spent, key=lambda pair: pair[1])
-                tiles.append((f"{title} to {format_target(self.target, self.metric)}", write(least), ranked))
+                text = format_value(cost, least) + " rounds" * (cost == "round")
+                tiles.append((f"{title} {self.goal}", text, ranked))
         return tiles
 
     def latex(
@@ -273,63 +299,42 @@ class Ranking(list[RankedEntry]):
         \bottomrule
         \end{tabular}
         """
-        by_name = {ranked.entry.name: ranked for ranked in self}
         if correction not in (None, "holm"):
             raise invalid_argument("latex", "correction", correction, '"holm" or None')
-        if reference is not None and reference not in by_name:
-            raise HansaError(f"latex(reference={reference!r}): no such method. {suggestion(reference, by_name)}")
-        base = self[0] if reference is None else by_name[reference]
-        write = formats.formatter_of(self.metric)
-        columns, bold = {"method": [ranked.entry.name for ranked in self]}, set()
-        for column in self.columns(final=True):
-            if column.key in (self.score, *TO_TARGET):
-                texts = [ranked.cell(column.key, column.write).replace("%", "") for ranked in self]
-                falls = self.falls or column.key in TO_TARGET
-                bold |= {
-                    (row, len(columns)) for row in self.bold_rows(texts, column.key, "lower" if falls else "higher")
-                }
-                columns[self.label if column.key == self.score else column.heading] = texts
-        intervals = {r.entry.name: each for r in self if (each := self._difference(r, base, confidence)) is not None}
-        if intervals:
-            stars = dict(zip(intervals, excludes_zero([*intervals.values()], confidence, correction), strict=True))
+        if reference is not None and reference not in self.names:
+            raise HansaError(f"latex(reference={reference!r}): no such method. {suggestion(reference, self.names)}")
+        base = self[0 if reference is None else self.names.index(reference)]
+        shown = [self.scores, *(column for column in self.columns(final=True) if column.key in TO_TARGET)]
+        columns = {"method": self.names, **{column.heading: column.cells for column in shown}}
+        intervals = [self._difference(ranked, base, confidence) for ranked in self]
+        if measured := [interval for interval in intervals if interval is not None]:
+            stars = iter(excludes_zero(measured, confidence, correction))
+            texts = ["" if ranked is base else "–" for ranked in self]
+            for row, interval in enumerate(intervals):
+                if interval is not None:
+                    mean, low, high = (f"${format_value(self.metric, end).removesuffix('%')}$" for end in interval.ends)
+                    texts[row] = f"{mean} [{low}, {high}]{'$^*$' * next(stars)}"
             origin = "" if reference is None else f" from {reference}"
             star = "without 0" if correction is None else "after Holm's correction"
-            texts = ["" if r is base else "–" for r in self]
-            for row, name in enumerate(columns["method"]):
-                if name in intervals:
-                    mean, low, high = (f"${write(end).removesuffix('%')}$" for end in intervals[name].ends)
-                    texts[row] = f"{mean} [{low}, {high}]{'$^*$' * stars[name]}"
             columns[f"difference{origin}, {100 * confidence:g}% interval ($^*$: {star})"] = texts
-        return latex_table(list(columns), list(zip(*columns.values(), strict=True)), bold)
+        return latex_table(columns, {column.heading: column.best for column in shown})
 
     @property
-    def label(self) -> str:
-        """The heading of the score in a LaTeX table."""
-        column = column_of(self.metric)
-        return f"{column.label}, {metrics.describe_score(self.score)}" + " (%)" * (column.unit == "fraction")
-
-    @property
-    def scores(self) -> list[str]:
-        """The score of each entry, without the sign of percent."""
-        return [ranked.cell(self.score, formats.formatter_of(self.metric)).replace("%", "") for ranked in self]
-
-    def bold_rows(self, texts: Sequence[str], key: str, better: Direction) -> list[int]:
-        """Return the rows whose text, of one number, is printed like that of the best and did not diverge."""
-        best = self._best(key, better)
-        rows = list(enumerate(zip(self, texts, strict=True)))
-        printed = {text for _, (ranked, text) in rows if best is not None and ranked.numbers.get(key) == best}
-        return [row for row, (ranked, text) in rows if text in printed and not ranked.diverged]
+    def scores(self) -> RankingColumn:
+        """The score of each entry as a column of a LaTeX table, with percent in the heading."""
+        score, column = self.column(self.score), column_of(self.metric)
+        heading = f"{column.label}, {metrics.describe_score(self.score)}" + " (%)" * (column.unit == "fraction")
+        return score._replace(heading=heading, cells=[text.replace("%", "") for text in score.cells])
 
     def _difference(self, ranked: RankedEntry, base: RankedEntry, confidence: float) -> metrics.MeanInterval | None:
         """The mean of a method's paired differences from the reference, with its interval; None with fewer than three
         seeds in common, or if one of the two diverged."""
         if ranked is base or ranked.diverged or base.diverged:
             return None
-        scores: list[dict[int | None, float]] = []
-        for runs in (ranked.entry.runs, base.entry.runs):
-            options: dict[str, Any] = {"metric": self.directed_metric, "window": self.window}
-            numbers = {run.seed: metrics.summarize(run.history, **options).get(self.score) for run in runs}
-            scores.append({seed: float(number) for seed, number in numbers.items() if number is not None})
+        scores = [
+            {run.seed: summary[self.score] for run, summary in each.seeds if self.score in summary}
+            for each in (ranked, base)
+        ]
         common = [seed for seed in scores[0] if seed in scores[1]]
         if len(common) < MIN_SEEDS:
             return None
@@ -369,19 +374,25 @@ def rank(
     if count > 1:
         raise HansaError(f"two runs are called {name!r}: give each run its own name.")
     column, better = choose_metric(entries, metric)
-    directed_metric = f"{column}:{direction_of(column, better)}"
+    falls = lower_is_better(column, better)
+    directed = f"{column}:{'lower' if falls else 'higher'}"
     ranked = []
     for index, entry in enumerate(entries):
-        numbers, spreads = metrics.summarize_seeds(entry.histories, target, metric=directed_metric, window=window)
+        summaries = [metrics.summarize(h, target, metric=directed, window=window) for h in entry.histories]
+        numbers, spreads = summaries[0], metrics.over_seeds(summaries) if entry.members else {}
+        if entry.members:
+            names = (name for name in numbers if name in spreads or name in TO_TARGET)
+            numbers = {name: spreads[name].mean if name in spreads else None for name in names}
+        if entry.members and target is not None:
+            numbers["reached"] = sum(summary["rounds_to_target"] is not None for summary in summaries)
         rounds = {run.seed: metrics.diverged_at(run.history, column) for run in entry.runs}
         diverged = {seed: round for seed, round in rounds.items() if round is not None}
-        ranked.append(RankedEntry(entry, numbers, spreads, diverged, PALETTE[index % len(PALETTE)]))
+        ranked.append(RankedEntry(entry, summaries, spreads, numbers, diverged, PALETTE[index % len(PALETTE)]))
     score = metrics.score_key([row.numbers for row in ranked], column, window)
-    sign = 1.0 if lower_is_better(column, better) else -1.0
 
     def order(ranked: RankedEntry) -> tuple[bool, bool, float]:
         value = None if ranked.diverged else ranked.numbers.get(score)
-        return bool(ranked.diverged), value is None, sign * (value or 0.0)
+        return bool(ranked.diverged), value is None, (value or 0.0) * (1 if falls else -1)
 
     return Ranking(sorted(ranked, key=order), column, better, score, window, target)
 
@@ -423,7 +434,7 @@ def common_target(entries: Sequence[ReportEntry], metric: str | None = None) -> 
     0.7
     """
     name, better = choose_metric(entries, metric)
-    if column_of(name).unit != "fraction" or direction_of(name, better) != "higher":
+    if column_of(name).unit != "fraction" or column_of(name, better).better != "higher":
         return None
     best = []
     for entry in entries:
@@ -453,21 +464,18 @@ def format_target(target: float, metric: str = ACCURACY) -> str:
     >>> format_target(0.8), format_target(0.825), format_target(3.5, "test_rmse")
     ('80%', '82.5%', '3.5 test rmse')
     """
-    column = column_of(metric)
-    if column.unit == "fraction":
-        return formats.format_percent(target).replace(".0%", "%")
-    return f"{formats.formatter_of(metric)(target)} {column.label}"
+    text, column = format_value(metric, target), column_of(metric)
+    return text.replace(".0%", "%") if column.unit == "fraction" else f"{text} {column.label}"
 
 
-def latex_table(headings: Sequence[str], rows: Sequence[Sequence[str]], bold: Collection[tuple[int, int]] = ()) -> str:
-    r"""Return rows of text as a LaTeX table for the package booktabs.
+def latex_table(columns: Mapping[str, Sequence[str]], bold: Mapping[str, Sequence[bool]] | None = None) -> str:
+    r"""Return columns of text as a LaTeX table for the package booktabs.
 
     Args:
-        headings: One heading per column.
-        rows: The rows; text between dollars is mathematics, except in the first column.
-        bold: The row and column of each bold cell.
+        columns: The texts by heading; text between dollars is mathematics, except in the first column.
+        bold: Which cells of a column are bold, by heading.
 
-    >>> print(latex_table(["CIFAR-10, accuracy (%)", "ours"], [["FedAvg", "50.0 ± 1.2"]]))
+    >>> print(latex_table({"CIFAR-10, accuracy (%)": ["FedAvg"], "ours": ["50.0 ± 1.2"]}))
     \begin{tabular}{lr}
     \toprule
     CIFAR-10, accuracy (\%) & ours \\
@@ -478,15 +486,14 @@ def latex_table(headings: Sequence[str], rows: Sequence[Sequence[str]], bold: Co
     """
     from pandas import DataFrame
 
+    first, *others = columns
     signs = str.maketrans({"±": r"$\pm$", "−": "$-$"})
-    table = DataFrame([[row[0], *(cell.translate(signs) for cell in row[1:])] for row in rows], columns=list(headings))
-    marks = DataFrame("", index=table.index, columns=table.columns)
-    for row_and_column in bold:
-        marks.iloc[row_and_column] = "textbf:--rwrap"
-    style = table.style.hide(axis="index").format(escape="latex-math").format(escape="latex", subset=[headings[0]])
+    texts = {heading: [text.translate(signs) for text in columns[heading]] for heading in others}
+    table = DataFrame({first: columns[first], **texts})
+    marks = DataFrame(bold or {}, index=table.index, columns=table.columns).map({True: "textbf:--rwrap"}.get).fillna("")
+    style = table.style.hide(axis="index").format(escape="latex-math").format(escape="latex", subset=[first])
     style = style.format_index(escape="latex-math", axis="columns").apply(lambda _: marks, axis=None)
-    layout = "l" + "r" * (len(headings) - 1)
-    return str(style.to_latex(hrules=True, column_format=layout)).strip()
+    return str(style.to_latex(hrules=True, column_format="l" + "r" * len(others))).strip()
 
 
 def draw_curves(

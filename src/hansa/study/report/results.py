@@ -14,7 +14,6 @@ from hansa.runs.driver import Run
 from hansa.runs.folder import environment
 from hansa.runs.metrics import SeedStatistics, curve_over_seeds, seed_statistics
 from hansa.runs.provenance import data_digests
-from hansa.study.report import formats
 from hansa.study.report.entries import LabelCounts, ReportEntry
 from hansa.study.report.page import ranking_table, write_page
 from hansa.study.report.ranking import Ranking, common_target, draw_curves, latex_table, rank
@@ -166,8 +165,7 @@ class Runs(list[Run]):
 
     def __repr__(self) -> str:
         ranking = rank([self.entry])
-        score = ranking[0].cell(ranking.score, formats.formatter_of(ranking.score))
-        text = f"{ranking.metric} {score} ({metrics.describe_score(ranking.score)})"
+        text = f"{ranking.metric} {ranking[0].cell(ranking.score)} ({metrics.describe_score(ranking.score)})"
         return f"Runs({self.name!r}, seeds {self.seeds}, {text})"
 
     def _repr_html_(self) -> str:
@@ -304,10 +302,8 @@ class Comparison(dict[str, Runs]):
         import pandas
 
         ranking = self.ranking(common_target(self.entries))
-        columns = ranking.columns()[:4]
-        rows = [[row.cell(column.key, column.write) for column in columns] for row in ranking]
-        titles = pandas.Index([column.title.replace("\n", " ") for column in columns], name="method")
-        table = pandas.DataFrame(rows, [row.entry.name for row in ranking], titles).to_string()
+        columns = {column.title.replace("\n", " "): column.cells for column in ranking.columns()[:4]}
+        table = pandas.DataFrame(columns, ranking.names).rename_axis(columns="method").to_string()
         seeds = sorted({len(runs) for runs in self.values()})
         title = f"Comparison of {len(self)} methods, {'/'.join(map(str, seeds))} seeds each, ranked {ranking.order}"
         return f"{title}\n{table}"
@@ -342,15 +338,16 @@ def latex_by_data(comparisons: Mapping[str, Comparison], *, metric: str | None =
     if not comparisons:
         raise HansaError("latex_by_data: expected at least one comparison.")
     methods = list(dict.fromkeys(name for comparison in comparisons.values() for name in comparison))
-    columns, bold = {"method": methods}, set()
+    columns: dict[str, list[str]] = {"method": methods}
+    bold: dict[str, list[bool]] = {}
     for title, comparison in comparisons.items():
         ranking = comparison.ranking(metric=metric, window=window)
         scores = ranking.scores
-        texts = {ranked.entry.name: text for ranked, text in zip(ranking, scores, strict=True)}
-        for row in ranking.bold_rows(scores, ranking.score, "lower" if ranking.falls else "higher"):
-            bold.add((methods.index(ranking[row].entry.name), len(columns)))
-        columns[f"{title}, {ranking.label}"] = [texts.get(name, "–") for name in methods]
-    return latex_table(list(columns), list(zip(*columns.values(), strict=True)), bold)
+        cells = dict(zip(ranking.names, zip(scores.cells, scores.best, strict=True), strict=True))
+        shown = [cells.get(name, ("–", False)) for name in methods]
+        heading = f"{title}, {scores.heading}"
+        columns[heading], bold[heading] = [text for text, _ in shown], [best for _, best in shown]
+    return latex_table(columns, bold)
 
 
 def run_html(run: Run) -> str:
