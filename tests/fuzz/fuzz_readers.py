@@ -33,6 +33,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 
 from data.official_files import cifar_bytes, idx_bytes
 from hansa.config import from_yaml
@@ -330,6 +331,7 @@ _FOLDER = (b"a folder", b"its marker", b"its rounds")
 READING = (
     "show run", "show run --json", "show run --clients", "report run --out page.html", "export run -o clients.csv",
     "predict run", "export run -o model.safetensors", "compare run good --report page.html", "cite run", "watch",
+    "theory run", "config show run",
 )  # fmt: skip
 
 
@@ -371,6 +373,8 @@ def _read_folder(home: Path, data: bytes) -> None:
             damaged = mutate(files[file], files[draw.choice(FOLDER_FILES)], draw)
             _written(home / "runs" / "run" / file, _without_code(damaged.decode("latin-1")).encode("latin-1"))
     command = draw.choice(READING)
+    if command == "predict run" and _asks_for_much(home / "runs" / "run" / "config.yaml"):
+        return
     if command == "watch":
         watcher = RunWatcher([home / "runs"])
         watcher.refresh()
@@ -380,8 +384,18 @@ def _read_folder(home: Path, data: bytes) -> None:
     _invoke(home / "runs", command.split())
 
 
+def _asks_for_much(path: Path) -> bool:
+    """Whether a configuration names a number of four digits: it may be of clients, which are then made."""
+    return path.is_file() and not path.is_symlink() and re.search(rb"[0-9]{4}|e[0-9]", path.read_bytes()) is not None
+
+
 def _forge(folder: Path, draw: random.Random) -> None:
-    """Change values of the marker or of the rounds, and seal them again."""
+    """Change values of the marker or of the rounds, and seal them again; or of a file that has no seal."""
+    if draw.random() < 0.3:
+        path = folder / draw.choice(["summary.json", "environment.json", "config.yaml"])
+        tree = yaml.safe_load(path.read_text("utf-8"))  # JSON is YAML
+        _written(path, _without_code(json.dumps(_with_hostile_values(tree, draw))).encode())
+        return
     if draw.random() < 0.4:
         _, _, content = (folder / ".hansa-run").read_bytes().partition(b"\n")
         body = json.dumps(_with_hostile_values(json.loads(content), draw)).encode()
