@@ -24,6 +24,7 @@ from hansa.federation.messages import (
     Refusal,
     Reply,
     RoundOrders,
+    SiteEvaluationRequest,
     pack_batch,
     unpack_batch,
 )
@@ -40,6 +41,11 @@ METHODS = {
     "cafga": ["algorithm=cafga", "gossip.clusters=[[0, 1, 2], [3, 4, 5]]", "sample=null"],
     "ha-fed": ["algorithm=ha_fed", "gossip.clusters=[[0, 1, 2], [3, 4, 5]]", "sample=null"],
     "fedaware": ["algorithm=fedaware"],
+    "private": [
+        "algorithm=fedcams",
+        "compress.two_way=true",
+        "local.private_blocks={kind: blocks, patterns: [1.bias]}",
+    ],
 }
 
 
@@ -56,7 +62,20 @@ def test_a_federation_is_its_simulation(name, tmp_path):
     same(experiment.run, simulated(*METHODS[name]))
 
 
-@pytest.mark.parametrize("name", ["two-way fedcams", "scaffold", "cafga"])
+@pytest.mark.parametrize("changes", [["evaluate.where=sites"], ["algorithm=fedbuff", "pace={kind: buffered, size: 2}"]])
+def test_private_blocks_are_sent_neither_for_evaluation_nor_from_versions_in_flight(changes, tmp_path):
+    sites = LocalSites(tmp_path / "sites")
+    experiment = server(sites, METHODS["private"][-1], *changes).new(tmp_path / "run")
+    experiment.execute()
+    assert all(record["moved"] and not record["lost"] for record in experiment.run.history)
+    assert experiment.run.history[-1].get("sites_test_rows") == (182 if "evaluate" in changes[0] else None)
+    kinds = {kind.kind: kind for kind in (SiteEvaluationRequest, RoundOrders)}
+    frames = [frame for _, data, _ in sites.seen for frame in unpack_batch(data)]
+    sent = [kinds[name].from_bytes(frame) for frame in frames if (name := wire_format.kind_of(frame)) in kinds]
+    assert {packet.dim for each in sent for packet in each.broadcasts["model"].packets} == {600}
+
+
+@pytest.mark.parametrize("name", ["two-way fedcams", "scaffold", "cafga", "private"])
 def test_sites_that_are_killed_and_answers_that_are_lost_change_nothing(name, tmp_path, monkeypatch):
     monkeypatch.setattr(messages, "RETRY_SECONDS", 0.0)
     sites = LocalSites(tmp_path / "sites")

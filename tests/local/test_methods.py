@@ -187,18 +187,29 @@ def test_fedbn_keeps_normalisation_at_home():
         torch.testing.assert_close(run.store.read(client)["local/private"], own, rtol=0, atol=1e-12)
 
 
+SLOW_LINKS = hansa.pace.devices(up_bandwidth=10.0, down_bandwidth=10.0)
+
+
 @pytest.mark.parametrize(
     "make",
-    [presets.fedavg, presets.scaffold, presets.fedcams, partial(presets.fedcams, two_way=True)],
-    ids=["fedavg", "scaffold", "fedcams", "fedcams, two ways"],
+    [
+        presets.fedavg,
+        presets.scaffold,
+        presets.fedcams,
+        partial(presets.fedcams, two_way=True),
+        presets.ca2fl,
+        partial(presets.fedbuff, compressor=hansa.compress.sign()),
+    ],
+    ids=["fedavg", "scaffold", "fedcams", "fedcams, two ways", "ca2fl", "fedbuff of signs"],
 )
 def test_private_blocks_are_not_on_the_wire(make):
-    words = {"local_lr": 0.1, "steps": 2, "batch_size": 3, "participation": 1.0}
+    words, links = {"local_lr": 0.1, "steps": 2, "batch_size": 3, "participation": 1.0}, {"profile": SLOW_LINKS}
     task, body = (hansa.Task(m, nn.functional.cross_entropy, normed_data()) for m in (Headed, lambda: nn.Linear(4, 3)))
-    run = hansa.run(make(**words).with_local(private_blocks=blocks("last.*")), task, rounds=3)
-    whole = hansa.run(make(**words), body, rounds=3)
+    run = hansa.run(make(**words).with_local(private_blocks=blocks("last.*")), task, rounds=3, **links)
+    whole = hansa.run(make(**words), body, rounds=3, **links)
     for private, same in zip(run.history, whole.history, strict=True):
-        assert (private["up_bytes"], private["down_bytes"]) == (same["up_bytes"], same["down_bytes"])
+        for counted in ("up_bytes", "down_bytes", "simulated_seconds"):
+            assert private[counted] == same[counted], counted
     start, end = (task.layout.unpack(v) for v in (task.start(hansa.Key(0), torch.float32)["model"], run.params))
     for name in start:  # nor do they reach the compressor or the server's optimizer
         assert torch.equal(start[name], end[name]) == name.startswith("last."), name

@@ -398,6 +398,10 @@ class partial:
         received = self.link.receive(packet, dim=self.entries, dtype=dtype)
         return self._put(received.new_zeros(self.dim), received)
 
+    def whole(self, x: Tensor) -> Packet:
+        """Return the shared entries themselves as a packet, which is applied to version 0."""
+        return Packet.of(self._take(x), "whole")
+
     def init(self, x: Tensor) -> State:
         state: State = self.link.init(self._take(x))
         return state

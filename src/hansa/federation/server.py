@@ -26,7 +26,7 @@ from hansa.config import Config, allow_code, build, build_algorithm, to_yaml
 from hansa.config.sections import EngineSection, EvaluateSection
 from hansa.core.errors import HansaError, invalid_argument
 from hansa.core.keys import Key
-from hansa.core.types import BUFFERS, MODEL, Vectors
+from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.core.vectors.arithmetic import fingerprint
 from hansa.data import FederatedData, Schema
 from hansa.data.csv_folder import federate_tables, read_tables, schema_template
@@ -162,7 +162,7 @@ class Federation:
         assert self._opened is not None
         for version in sorted({order.round for order in orders}):
             batch = [order for order in orders if order.round == version]
-            self._sent = self._opened.broadcasts if version == self._opened.state.round else _in_full(batch)
+            self._sent = self._opened.broadcasts if version == self._opened.state.round else self._in_full(batch)
             pending = {site: self._round_orders(part, load_memory) for site, part in self._by_site(batch).items()}
             for site, request, answer in self._exchange(pending, RoundReports):
                 yield from self._accept(site, request, answer)
@@ -217,7 +217,7 @@ class Federation:
         if isinstance(answer, RoundReports) and answer.need:
             broadcasts = dict(pending[site].broadcasts)
             for channel in answer.need:
-                broadcasts[channel] = Broadcast.whole(self._sent[channel].vector, broadcasts[channel].version)
+                broadcasts[channel] = self._whole(channel, self._sent[channel].vector, broadcasts[channel].version)
             pending[site] = replace(pending[site], broadcasts=broadcasts)
             self._send(site, pending[site].to_bytes())
             return None
@@ -269,6 +269,20 @@ class Federation:
         oldest = min(self._oldest, first_order.round)
         return RoundOrders(first_order.run, first_order.round, oldest, broadcasts, tuple(orders), versions, digests)
 
+    def _in_full(self, orders: Sequence[WorkOrder]) -> dict[str, ServerBroadcast]:
+        """Return the broadcasts of orders of an older version, which are the vectors themselves."""
+        receivers, broadcasts = [client for order in orders for client in order.reporters], {}
+        for name, held in orders[0].broadcasts.items():
+            if isinstance(vector := held.packets[0].content, torch.Tensor):
+                sent = self._whole(name, vector, held.version)
+                packets, bases = dict.fromkeys(receivers, sent.packets), dict.fromkeys(receivers, sent.base)
+                broadcasts[name] = ServerBroadcast(vector, packets, bases, sent.version)
+        return broadcasts
+
+    def _whole(self, channel: str, vector: Vector, version: int) -> Broadcast:
+        """Return a broadcast of all that a channel sends of a vector."""
+        return Broadcast.whole(vector, version, self.algorithm.channels[channel].downlink)
+
     def evaluate(self, vectors: Vectors) -> dict[str, float]:
         """Evaluate the model on the test rows of the server, of the sites, or both."""
         metrics = {} if self.where == "sites" else self.task.evaluate(self._trainer, vectors)
@@ -280,7 +294,7 @@ class Federation:
         assert self._opened is not None
         order = self._opened.orders[0]
         broadcasts = {
-            name: Broadcast.whole(vectors[name], order.round + 1) for name in (MODEL, BUFFERS) if name in vectors
+            name: self._whole(name, vectors[name], order.round + 1) for name in (MODEL, BUFFERS) if name in vectors
         }
         request = SiteEvaluationRequest(order.run, order.round, broadcasts, fingerprint(vectors[MODEL]))
         waiting, replies = dict.fromkeys(sorted(self.sites), request), {}
@@ -339,7 +353,7 @@ class LiveFederation(Federation):
         (client,) = order.clients
         site = self._site_of[client]
         assert site not in self._requests, f"site {site} is at work"
-        self._sent = _in_full([order])
+        self._sent = self._in_full([order])
         self._jobs.add(client)
         self._requests[site] = self._round_orders([order], self._load)
         self._send(site, self._requests[site].to_bytes())
@@ -399,16 +413,6 @@ def check_pace(config: Config, algorithm: Algorithm) -> None:
 
 def _lost(client: int, detail: str) -> Report:
     return Report("", 0, b"", dropped=(DroppedClient(client, "silent", detail),))
-
-
-def _in_full(orders: Sequence[WorkOrder]) -> dict[str, ServerBroadcast]:
-    """Return the broadcasts of orders of an older version, which are the vectors themselves."""
-    receivers = [client for order in orders for client in order.reporters]
-    return {
-        name: ServerBroadcast(vector, dict.fromkeys(receivers, whole.packets), dict.fromkeys(receivers), whole.version)
-        for name, whole in orders[0].broadcasts.items()
-        if isinstance(vector := whole.packets[0].content, torch.Tensor)
-    }
 
 
 def _dropped(message: RoundOrders, reason: str, detail: str) -> tuple[Report, ...]:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from hansa import __version__
 from hansa.algorithm import Algorithm
-from hansa.compress import PacketError, decode
+from hansa.compress import PacketError
 from hansa.config import Config, allow_code, build, build_algorithm, from_yaml
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
@@ -316,7 +316,7 @@ class Site:
         for name, broadcast in request.broadcasts.items():
             self._check_fit(name, broadcast)
             try:
-                base = None if broadcast.base is None else self._base(name, broadcast.base, request)
+                base = None if broadcast.base is None else self._base(name, broadcast.base, request.orders)
                 vectors[name] = self.algorithm.channels[name].downlink.apply(base, broadcast.packets)
                 if fingerprint(vectors[name]) != request.digests.get(name):
                     raise PacketError(f"channel {name!r}: the broadcast does not decode to the vector of the server.")
@@ -337,14 +337,15 @@ class Site:
             except PacketError as error:
                 raise ProtocolError("model", f"channel {name!r}: {error} The site has another model.") from error
 
-    def _base(self, name: str, version: int, request: RoundOrders) -> Vector:
+    def _base(self, name: str, version: int, orders: Sequence[WorkOrder]) -> Vector:
         vectors = self._received.get(name, {})
         if version in vectors:
             return vectors[version]
-        if version != 0 or not request.orders:
+        key = orders[0].key if orders else self.key
+        if version != 0 or key is None:
             raise PacketError(f"channel {name!r}: version {version} is not known here.")
         if not self._start:  # version 0 follows from the public seed
-            self._start = self.task.start(request.orders[0].key, self.dtype)
+            self._start = self.task.start(key, self.dtype)
         return self._start.get(name, torch.zeros_like(self._start[MODEL]))
 
     def _store(self, name: str, version: int, vector: Vector) -> None:
@@ -410,8 +411,10 @@ class Site:
             count = len(broadcast.packets)
             refuse(count != 1, "model", f"channel {name!r}: {count} packets, expected one full vector")
             try:
-                vectors[name] = decode(broadcast.packets[0], dim=self._dims[name], dtype=self.dtype, kind="whole")
-            except PacketError as error:
+                packet = broadcast.packets[0].check(kind="whole")
+                base = None if broadcast.base is None else self._base(name, broadcast.base, ())
+                vectors[name] = self.algorithm.channels[name].downlink.apply(base, (packet,))
+            except Exception as error:  # from a decoder, which may be user code
                 raise ProtocolError("model", f"channel {name!r}: {error}") from error
         other = fingerprint(vectors[MODEL]) != request.digest
         refuse(other, "model", "the broadcast does not decode to the model of the server")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from hansa.compress import Packet
+from hansa.compress.links import partial
 from hansa.core.keys import Key
 from hansa.core.types import Vector, Vectors
 from hansa.gossip.robust import Attack
@@ -58,8 +59,10 @@ class Broadcast(NamedTuple):
     packets: tuple[Packet, ...]
 
     @classmethod
-    def whole(cls, vector: Vector, version: int = 0) -> Broadcast:
-        """Return a broadcast of the vector itself, uncopied."""
+    def whole(cls, vector: Vector, version: int = 0, link: Any = None) -> Broadcast:
+        """Return a broadcast of the vector itself, uncopied; with a downlink, of all entries that it sends."""
+        if isinstance(link, partial):
+            return cls(version, 0, (link.whole(vector),))
         return cls(version, None, (Packet.of(vector, "whole"),))
 
 

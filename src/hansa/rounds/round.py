@@ -15,6 +15,7 @@ import torch
 
 from hansa.algorithm import Algorithm, LocalPhase, check_enough_updates
 from hansa.compress import Packet, ServerBroadcast, direct
+from hansa.compress.links import partial
 from hansa.core.errors import HansaError, invalid_argument, naming_client
 from hansa.core.keys import Key
 from hansa.core.types import BUFFERS, MODEL, Population, State, Vector, Vectors
@@ -457,7 +458,9 @@ class _ServerStep:
         state, pace, version, machines = self.state, self.pace, self.state.round, self.machines
         queue = state.pace or self._first_queue()
         slots = int(queue["vacant"]) + len(queue["jobs"])
-        down = sum(Packet.of(vector, "whole").nbytes for vector in state.vectors.values())
+        channels = self.algorithm.channels.items()
+        wholes = [Broadcast.whole(state.vectors[name], version, channel.downlink) for name, channel in channels]
+        down = sum(whole.packets[0].nbytes for whole in wholes)
         self._bytes = {"down_bytes": down, "up_bytes": upload_bytes(self.algorithm, state.vectors)}
         current = {"base": fingerprint(state.vectors[MODEL]).hex(), "vectors": dict(state.vectors)}
         self.versions = {**queue.get("versions", {}), str(version): current}
@@ -550,7 +553,10 @@ def upload_bytes(algorithm: Algorithm, vectors: Vectors) -> int:
     total = 0
     for name, channel in algorithm.channels.items():
         if channel.follows is None:
-            vector, compressor = vectors[name], getattr(channel.uplink, "compressor", None)
+            link, vector = channel.uplink, vectors[name]
+            if isinstance(link, partial):
+                link, vector = link.link, vector[: link.entries]
+            compressor = getattr(link, "compressor", None)
             bound = None if compressor is None else int(compressor.max_nbytes(vector.numel(), vector.dtype))
             total += Packet.of(vector).nbytes if bound is None else bound
     return total
