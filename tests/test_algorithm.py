@@ -328,6 +328,10 @@ test_wrong_runs_are_refused = refused(
     ({"dtype": torch.float16}, "dtype=torch.float16"),
     ({"workers": 0}, "workers=0"),
     ({"quorum": 0}, "quorum=0"),
+    ({"callbacks": len}, "callbacks=<built-in function len>.: expected a list of functions"),
+    ({"callbacks": [lambda run: None]}, r"callbacks=<lambda>.: expected a function of .run, record.: too many"),
+    ({"measures": [3]}, r"measures=3.: expected a function of .probe.: not a function"),
+    ({"faults": 3}, "faults=3.: expected a plan of faults"),
     ({"algorithm": presets.fedavg().on("model", aggregate=krum(byzantine=3))}, "needs at least 6 updates.*has 4"),
     by=lambda words: hansa.run(**{"algorithm": presets.fedavg(steps=1), "task": lab(), "rounds": 1, **words}),
 )
@@ -346,6 +350,9 @@ test_wrong_tasks_are_refused = refused(
     (lambda: hansa.Task(nn.Linear, cross_entropy, pairs()), "missing a required argument: 'in_features'"),
     (lambda: hansa.Task(Turned, cross_entropy, pairs()), r"complex64: only real .*view_as_real"),
     (lambda: hansa.Task(Affine, cross_entropy, pairs(), metric=nn.Linear), "expected an .* a function of .outputs"),
+    (lambda: hansa.Task(Affine, cross_entropy, pairs(), metrics=[cross_entropy]), "expected metrics by name"),
+    (lambda: hansa.Task(Affine, cross_entropy, pairs(), metric=lambda output: 1.0), "function of .outputs, targets."),
+    (lambda: hansa.Task(Affine, cross_entropy, pairs(), augment=lambda batch: batch), "function of .batch, generator."),
     (lambda: hansa.Task(Affine, cross_entropy, DataLoader([])), "Task.data=DataLoader.: expected federated"),
 )
 

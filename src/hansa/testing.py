@@ -181,8 +181,8 @@ def _check_aggregator(component: Aggregator, dim: int = 29) -> None:
     """Independent of arrival order, with correct declarations."""
     declared = with_defaults(component, BaseAggregator)
     minimum, rows = declared.min_updates, declared.momentum_storage
-    valid = isinstance(minimum, int) and minimum >= 1
-    _expect(valid, f"declares min_updates = {minimum!r}, expected a whole number >= 1")
+    valid = isinstance(minimum, int) and minimum >= 0
+    _expect(valid, f"declares min_updates = {minimum!r}, expected a whole number >= 0")
     _expect(rows in ("ram", "disk"), f"declares momentum_storage = {rows!r}, expected 'ram' or 'disk'")
     rule_or_numbers(type(component).__name__, "weights", declared.weights, "uniform", "samples", "clusters")
     for dtype in _DTYPES:
@@ -203,7 +203,8 @@ def _check_aggregator(component: Aggregator, dim: int = 29) -> None:
             _expect(
                 isinstance(combined, Combined), f"combine gives a {type(combined).__name__}, expected Combined(...)"
             )
-            _check_vector("combine", combined.vector, dim, dtype)
+            vector = combined.vector if updates else combined.vector.to(dtype)  # without updates it has no dtype
+            _check_vector("combine", vector, dim, dtype)
             for shuffled in (updates[::-1], [*updates[1::2], *updates[::2]]):
                 reordered = component.combine(shuffled, state, ctx)
                 equal = _same_bits((reordered.vector, reordered.state), (combined.vector, combined.state))

@@ -184,7 +184,7 @@ BROKEN: list[tuple[Any, str]] = [
     (update(lambda delta: delta + 0 * torch.rand(())), "draws from a global generator"),
     (update(lambda delta: delta.double() if delta.dtype == torch.float32 else delta.float()), "gives torch.float64"),
     (update(lambda delta: delta * torch.nan), "NaN or infinity"),
-    (broken(mean(), min_updates=0), "declares min_updates = 0"),
+    (broken(mean(), min_updates=-1), "declares min_updates = -1"),
     (broken(mean(), momentum_storage="tape"), "declares momentum_storage = 'tape'"),
     (broken(median(), weights="sizes"), "expected 'uniform'"),
     (combine(lambda updates: updates[0].vector * torch.nan), "NaN or infinity"),

@@ -14,12 +14,14 @@ import hansa
 from contracts.small import NAMES, small
 from hansa import presets
 from hansa.aggregate import Combined
+from hansa.core.types import in_client_order
 from hansa.core.vectors import allocator
 from hansa.engine import Serial
 from hansa.engine.pool import _block_size
 from hansa.rounds import open_round
 from hansa.runs.driver import Run
 from hansa.runs.store import DiskStore, RamStore
+from hansa.testing import check
 
 SIZES = (3, 11, 5, 8, 2)
 
@@ -148,8 +150,8 @@ class noisy_sum:
 
     def combine(self, updates, state, ctx):
         noise = torch.randn(state["dim"], generator=ctx.key.child("noise", ctx.round).torch("cpu"))
-        total = sum((update.vector for update in updates), torch.zeros(state["dim"]))
-        return Combined((total + noise).double(), {**state, "rounds": state["rounds"] + 1}, {})
+        total = sum((update.vector for update in in_client_order(updates)), torch.zeros(state["dim"]))
+        return Combined(total + noise.to(total), {**state, "rounds": state["rounds"] + 1}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,7 @@ def noisy(seed, **options):
 
 
 def test_noise_of_an_aggregator_differs_by_seed_and_round_and_a_round_of_nobody_is_aggregated():
+    check(noisy_sum())
     run = noisy(1)
     assert torch.equal(run.trajectory, noisy(1, workers=2).trajectory)
     assert not torch.equal(run.trajectory[0], noisy(2).trajectory[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import reprlib
 import sys
@@ -59,6 +60,28 @@ def argument_error(component: str, argument: str, value: object, problem: str) -
     """
     message = f"{component}({argument}={short_repr(value)}): {problem}"
     return HansaError(message, component=component, argument=argument, value=value)
+
+
+def check_function(component: str, argument: str, value: object, *parameters: str) -> None:
+    """Raise unless the value is a function that can be called with these arguments.
+
+    >>> check_function("run", "callbacks", lambda run: None, "run", "record")
+    Traceback (most recent call last):
+    ...
+    hansa.core.errors.HansaError: run(callbacks=<lambda>): expected a function of (run, record): too many positional...
+    """
+    try:
+        if isinstance(value, type):
+            raise TypeError(f"a class; {value.__name__}() makes one")
+        if not callable(value):
+            raise TypeError("not a function")
+        inspect.signature(value).bind(*parameters)
+    except ValueError:  # a built-in function without a signature
+        return
+    except TypeError as error:
+        name = getattr(value, "__name__", None) or short_repr(value)
+        message = f"{component}({argument}={name}): expected a function of ({', '.join(parameters)}): {error}."
+        raise HansaError(message, component=component, argument=argument, value=value) from error
 
 
 def short_repr(value: object) -> str:

@@ -21,7 +21,7 @@ from torch import nn
 from hansa.aggregate import BaseAggregator, mean
 from hansa.algorithm import Algorithm
 from hansa.core.devices import Device, check_dtype, device_name, resolve_devices, resolve_server_device
-from hansa.core.errors import HansaError, check_integer, check_positive, invalid_argument
+from hansa.core.errors import HansaError, check_function, check_integer, check_positive, invalid_argument
 from hansa.core.keys import Key
 from hansa.core.protocols import with_defaults
 from hansa.core.types import BUFFERS, MODEL, State, Vector, Vectors
@@ -110,7 +110,15 @@ class RunOptions:
             raise invalid_argument("run", "dtype", self.dtype, "torch.float32 or torch.float64")
         if self.deterministic not in (None, False, True):
             raise invalid_argument("run", "deterministic", self.deterministic, "True or False")
-        object.__setattr__(self, "measures", tuple(self.measures))
+        for name, parameters in (("callbacks", ("run", "record")), ("measures", ("probe",))):
+            functions = getattr(self, name)
+            if not isinstance(functions, Iterable):
+                raise invalid_argument("run", name, functions, "a list of functions")
+            object.__setattr__(self, name, tuple(functions))
+            for function in getattr(self, name):
+                check_function("run", name, function, *parameters)
+        if not hasattr(self.faults, "apply_to_orders") and self.faults is not None:
+            raise invalid_argument("run", "faults", self.faults, "a plan of faults", "hansa.faults(before=0.1) is one.")
         if self.profile is not None:
             require_profile("run", "profile", self.profile)
         object.__setattr__(self, "personalise", _as_personalise(self.personalise))

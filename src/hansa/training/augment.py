@@ -12,7 +12,7 @@ import torch
 
 from hansa.core.bounds import Checked, bound
 from hansa.core.devices import copy_to_device
-from hansa.core.errors import HansaError, check_finite, check_fraction, check_integer, invalid_argument, short_repr
+from hansa.core.errors import HansaError, check_finite, check_fraction, check_function, check_integer, invalid_argument
 from hansa.core.keys import Key
 
 __all__ = ["Augmentation", "Pipeline", "as_pipeline", "crop", "flip", "normalize"]
@@ -77,9 +77,7 @@ def as_pipeline(parts: Sequence[Augment] | Augment) -> Pipeline:
     """
     augments = tuple(parts) if isinstance(parts, (list, tuple)) else (parts,)
     for part in augments:
-        if isinstance(part, type) or not callable(part):
-            call = f"{part.__name__}()" if isinstance(part, type) else "augment=[hansa.augment.flip()]"
-            raise HansaError(f"augment: {short_repr(part)}: expected functions of (batch, generator), such as {call}.")
+        check_function("Task", "augment", part, "batch", "generator")
     return Pipeline(augments)
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 import torch
 
 from hansa.core import trees
-from hansa.core.errors import HansaError, short_repr
+from hansa.core.errors import HansaError, check_function, invalid_argument, short_repr
 from hansa.training.batch_sources import count_rows, describe_shapes
 from hansa.training.losses import LossFunction, counted_labels, torch_form
 from hansa.training.metric_direction import DirectedMetric, is_metric_object, is_of_sklearn, unwrapped
@@ -178,6 +178,8 @@ def is_row_metric(metric: Any, output: Any, target: Any) -> bool:
 
 def check_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics of a task; raise if one is no metric or its name is taken."""
+    if not isinstance(metrics, Mapping):
+        raise invalid_argument("Task", "metrics", metrics, "metrics by name", "{'auc': hansa.metrics.roc_auc()}.")
     for name, metric in metrics.items():
         valid, function = isinstance(name, str) and name.isidentifier() and name != "loss", unwrapped(metric)
         if not valid or isinstance(function, type) or not (callable(function) or is_metric_object(function)):
@@ -185,6 +187,8 @@ def check_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
                 f"Task(metrics={{{short_repr(name)}: {short_repr(metric)}}}): expected an identifier other than loss, "
                 "and a function of (outputs, targets) or an object with update() and compute()."
             )
+        if not is_metric_object(function):
+            check_function("Task", f"metrics[{name!r}]", function, "outputs", "targets")
     return dict(metrics)
 
 
