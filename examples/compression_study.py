@@ -19,7 +19,8 @@ compressors = {
     "top 1/64": compress.top_k(1 / 64),
 }
 methods = {"none": hansa.presets.fedams(**common)}
-methods |= {name: hansa.presets.fedcams(compressor=one, **common) for name, one in compressors.items()}
+for name, compressor in compressors.items():
+    methods[name] = hansa.presets.fedcams(compressor=compressor, **common)
 
 result = hansa.compare(methods, task, rounds=rounds)
 print("compressor  megabytes up  accuracy")

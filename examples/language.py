@@ -18,14 +18,14 @@ mask = (torch.arange(12) < torch.randint(6, 13, (len(x), 1), generator=torch.Gen
 class LanguageModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.place = nn.Embedding(len(words), 32), nn.Parameter(torch.zeros(12, 32))
+        self.embed, self.position = nn.Embedding(len(words), 32), nn.Parameter(torch.zeros(12, 32))
         self.layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)
         self.head = nn.Linear(32, len(words), bias=False)
         self.head.weight = self.embed.weight  # tied
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         causal = torch.ones(12, 12, device=input_ids.device).triu(1).bool()
-        h = self.layer(self.embed(input_ids) + self.place, src_mask=causal, src_key_padding_mask=attention_mask == 0)
+        h = self.layer(self.embed(input_ids) + self.position, src_mask=causal, src_key_padding_mask=attention_mask == 0)
         logits: Tensor = self.head(h)
         return logits
 

@@ -34,11 +34,12 @@ def seconds(record: dict[str, Any], links: LinkModel) -> float:
 
 
 result = hansa.compare(methods, task, rounds=rounds)
-for place, links in LINKS.items():
+for setting, links in LINKS.items():
     times = {}
     for name, runs in result.items():
-        done = runs.rounds_to(target, "test_accuracy")
-        times[name] = sum(seconds(r, links) for r in runs[0].history[: int(done.mean)]) if done else float("inf")
-    print(f"seconds to {target:.0%} on the links of {place}:")
+        reached = runs.rounds_to(target, "test_accuracy")
+        history = runs[0].history[: int(reached.mean)] if reached else []
+        times[name] = sum(seconds(record, links) for record in history) if reached else float("inf")
+    print(f"seconds to {target:.0%} on the links of {setting}:")
     for name in sorted(times, key=times.__getitem__):
         print(f"  {name:18}{times[name]:8.1f}")

@@ -16,7 +16,7 @@ configs = {
     cell.label: from_yaml(yaml.safe_dump(cell.document)) for cell in recipe.cells(os.environ.get("SCALE", "cpu"))
 }
 first = next(iter(configs.values()))  # the methods differ; data and model are the same
-assert all((one.data, one.model, one.rounds) == (first.data, first.model, first.rounds) for one in configs.values())
+assert all((c.data, c.model, c.rounds) == (first.data, first.model, first.rounds) for c in configs.values())
 task = build.build_task(first, build.load_data(first))
 methods = {label: build_algorithm(config) for label, config in configs.items()}
 result = hansa.compare(methods, task, rounds=first.rounds, seeds=first.seeds or 1, progress=True)

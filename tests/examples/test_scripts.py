@@ -200,7 +200,7 @@ def test_the_notebook_of_a_study_runs_cell_by_cell(tmp_path):
     pytest.importorskip("matplotlib")
     (tmp_path / "kernel.py").write_text(NOTEBOOK)
     study = str(EXAMPLES / "study.ipynb")
-    output = run(tmp_path, tmp_path / "kernel.py", study, "found", "run", "clients", ROUNDS="2")
+    output = run(tmp_path, tmp_path / "kernel.py", study, "comparison", "run", "clients", ROUNDS="2")
     assert "ring() 0.805" in output
     assert "exponential() 0.5" in output
     assert "shown <table <table <div><" in output
