@@ -83,8 +83,8 @@ CASES: dict[str, Case] = {}
 
 
 def add(name: str, method: Callable[[], Any], *tasks: str, **facts: Any) -> None:
-    """A case for each of the tasks."""
-    for task in tasks:
+    """A case for each of the tasks, one of a native and one of an eager model where none is named."""
+    for task in tasks or ("mlp", "norm"):
         key = f"{name} / {task}"
         assert key not in CASES, key
         CASES[key] = Case(method, task, **facts)
@@ -92,21 +92,21 @@ def add(name: str, method: Callable[[], Any], *tasks: str, **facts: Any) -> None
 
 def every_preset() -> None:
     for name in CATALOGUE:
-        add(name, partial(preset, name), "mlp", "norm", own=name in SERVERLESS)
+        add(name, partial(preset, name), own=name in SERVERLESS)
     for name in ("fedavg", "scaffold", "fedcams", "fedaware", "ha_fed", "cafga", "dsgd", "choco_sgd"):
         add(name, partial(preset, name), "cnn", "cnn, eager", own=name in SERVERLESS)
 
 
 def local_options() -> None:
-    add("momentum", lambda: preset("fedavg", local_momentum=0.8), "mlp", "norm")
-    add("weight decay", lambda: preset("fedavg", weight_decay=0.05), "mlp", "norm")
-    add("clip", lambda: preset("fedavg").with_local(max_grad_norm=DESCENT["max_grad_norm"]), "mlp", "norm")
+    add("momentum", lambda: preset("fedavg", local_momentum=0.8))
+    add("weight decay", lambda: preset("fedavg", weight_decay=0.05))
+    add("clip", lambda: preset("fedavg").with_local(max_grad_norm=DESCENT["max_grad_norm"]))
     add("momentum, decay, clip", lambda: preset("fedavg").with_local(**DESCENT), "mlp", "cnn", "norm")
-    add("prox, momentum, decay, clip", lambda: preset("fedprox", mu=0.3).with_local(**DESCENT), "mlp", "norm")
-    add("nova with momentum", lambda: preset("fednova", local_momentum=0.8, weights="samples"), "mlp", "norm")
-    add("dyn with decay", lambda: preset("feddyn", weight_decay=0.05), "mlp", "norm")
-    add("all samples a step", lambda: preset("fedavg", batch_size=None), "mlp", "norm")
-    add("one pass", lambda: presets.fedavg(local_lr=0.1, epochs=1, batch_size=6, participation=0.4), "mlp", "norm")
+    add("prox, momentum, decay, clip", lambda: preset("fedprox", mu=0.3).with_local(**DESCENT))
+    add("nova with momentum", lambda: preset("fednova", local_momentum=0.8, weights="samples"))
+    add("dyn with decay", lambda: preset("feddyn", weight_decay=0.05))
+    add("all samples a step", lambda: preset("fedavg", batch_size=None))
+    add("one pass", lambda: presets.fedavg(local_lr=0.1, epochs=1, batch_size=6, participation=0.4))
     for name, work in {
         "steps by client": lambda: [1 + i % 5 for i in range(len(problems.SIZES))],
         "random steps": lambda: local.random_steps(1, 5),
@@ -114,7 +114,7 @@ def local_options() -> None:
         "hybrid work": lambda: local.hybrid_plus(epochs=(1, 3), min_batch=3),
         "deadline": lambda: local.deadline(2.0, speed=local.lognormal(3.0), jitter=0.2),
     }.items():
-        add(name, lambda work=work: preset("fednova", steps=work(), weights="samples"), "mlp", "norm")
+        add(name, lambda work=work: preset("fednova", steps=work(), weights="samples"))
     for name, rate in {
         "cosine": lambda: local.cosine(0.1, rounds=5),
         "step decay": lambda: local.step_decay(0.1, every=2, factor=0.5),
@@ -127,46 +127,31 @@ def local_options() -> None:
 
 def solvers_and_optimizers() -> None:
     few = {"local_lr": 0.02}
-    add("sam", lambda: preset("fedavg").with_local(solver=local.sam(0.1)), "mlp", "norm")
-    add("sam, momentum", lambda: preset("fedavg").with_local(solver=local.sam(0.1), **DESCENT), "mlp", "norm")
-    add("local adam", lambda: preset("fedavg", **few).with_local(optimizer=local_adam()), "mlp", "norm")
+    add("sam", lambda: preset("fedavg").with_local(solver=local.sam(0.1)))
+    add("sam, momentum", lambda: preset("fedavg").with_local(solver=local.sam(0.1), **DESCENT))
+    add("local adam", lambda: preset("fedavg", **few).with_local(optimizer=local_adam()))
     add(
         "local adam, kept, decoupled decay",
         lambda: preset("fedavg", **few, weight_decay=0.1).with_local(
             optimizer=local_adam(), optimizer_state="kept", decoupled_weight_decay=True
         ),
-        "mlp",
-        "norm",
     )
-    add(
-        "local momentum, kept",
-        lambda: preset("fedavg").with_local(momentum=0.8, optimizer_state="kept"),
-        "mlp",
-        "norm",
-    )
-    add("local adam, first moment received", received_moment, "mlp", "norm")
-    add("local yogi in gossip", lambda: preset("ha_fed", **few).with_local(optimizer=server.yogi()), "mlp", "norm")
-    add(
-        "private head",
-        lambda: preset("fedavg").with_local(private_blocks=local.blocks("head.*")),
-        "mlp",
-        "norm",
-        own=True,
-    )
+    add("local momentum, kept", lambda: preset("fedavg").with_local(momentum=0.8, optimizer_state="kept"))
+    add("local adam, first moment received", received_moment)
+    add("local yogi in gossip", lambda: preset("ha_fed", **few).with_local(optimizer=server.yogi()))
+    add("private head", lambda: preset("fedavg").with_local(private_blocks=local.blocks("head.*")), own=True)
     add(
         "private batch norm",
         lambda: preset("fedadam").with_local(private_blocks=local.blocks("bn.*")),
         "batch",
         own=True,
     )
-    add("frozen layer", lambda: preset("fedavg").with_local(frozen_blocks=local.blocks("first.*")), "mlp", "norm")
+    add("frozen layer", lambda: preset("fedavg").with_local(frozen_blocks=local.blocks("first.*")))
     add(
         "private head, frozen layer, momentum",
         lambda: preset("fedavg").with_local(
             private_blocks=local.blocks("head.*"), frozen_blocks=local.blocks("first.bias"), **DESCENT
         ),
-        "mlp",
-        "norm",
         own=True,
     )
 
@@ -209,18 +194,16 @@ def servers_and_aggregators() -> None:
         "mgda near uniform": lambda: aggregate.mgda(0.1),
         "aware, half precision rows": lambda: aggregate.aware(0.4, momentum_dtype="bfloat16"),
     }.items():
-        add(f"aggregate: {name}", lambda rule=rule: preset("fedavg").on("model", aggregate=rule()), "mlp", "norm")
+        add(f"aggregate: {name}", lambda rule=rule: preset("fedavg").on("model", aggregate=rule()))
     add("aware on disk", lambda: preset("fedaware", momentum_storage="disk"), "mlp", "norm", "digits", "long")
-    add("aware, explore, normalize", lambda: preset("fedaware", explore=True, normalize=True), "mlp", "norm", rounds=5)
-    add("aware, startup, by samples", lambda: preset("fedaware", startup=True, weights="samples"), "mlp", "norm")
+    add("aware, explore, normalize", lambda: preset("fedaware", explore=True, normalize=True), rounds=5)
+    add("aware, startup, by samples", lambda: preset("fedaware", startup=True, weights="samples"))
     add(
         "aware as its authors",
         lambda: preset("fedaware", explore=True, normalize=True, from_zero=True, min_norm="authors", weights="samples"),
-        "mlp",
-        "norm",
         rounds=5,
     )
-    add("aware yogi on disk", lambda: preset("fedaware_yogi", momentum_storage="disk", explore=True), "mlp", "norm")
+    add("aware yogi on disk", lambda: preset("fedaware_yogi", momentum_storage="disk", explore=True))
 
 
 def samplers() -> None:
@@ -260,20 +243,16 @@ def compression() -> None:
         add(f"both ways: {name}", lambda made=made: preset("fedams", compressor=made(), two_way=True), "mlp", "digits")
     for name, made in {"sign": COMPRESSORS["sign"], "grid": COMPRESSORS["grid"]}.items():
         add(f"fedcams both ways: {name}", lambda made=made: preset("fedcams", compressor=made(), two_way=True), "norm")
-        add(f"scaffold compressed: {name}", lambda made=made: preset("scaffold", compressor=made()), "mlp", "norm")
-    add("fedcams, grid down", lambda: preset("fedcams", two_way=compress.grid()), "mlp", "norm")
+        add(f"scaffold compressed: {name}", lambda made=made: preset("scaffold", compressor=made()))
+    add("fedcams, grid down", lambda: preset("fedcams", two_way=compress.grid()))
     add(
         "fedcams, a rare private replica",
         lambda: preset("fedcams", two_way=compress.replica(compress.sign(), public_start=False, every=2)),
-        "mlp",
-        "norm",
         rounds=5,
     )
     add(
         "uplink without memory",
         lambda: preset("fedavg").on("model", uplink=compress.memoryless(compress.quantize(16, 128))),
-        "mlp",
-        "norm",
     )
     add("compressed buffers and model", compressed_buffers, "batch")
 
@@ -299,7 +278,7 @@ def gossiping() -> None:
         "uniform weights": lambda: presets.ha_fed(**SERVED, weights="uniform"),
     }
     for name, method in turns.items():
-        add(f"gossip: {name}", method, "mlp", "norm")
+        add(f"gossip: {name}", method)
     for name, topology in {
         "complete": lambda: gossip.complete(),
         "unbalanced": lambda: gossip.unbalanced_complete(seed=1, spread=0.5),
@@ -308,13 +287,13 @@ def gossiping() -> None:
         "exponential": lambda: gossip.exponential(),
         "isolated": lambda: gossip.isolated(),
     }.items():
-        add(f"graph: {name}", lambda topology=topology: presets.ha_fed(**SERVED, topology=topology()), "mlp", "norm")
+        add(f"graph: {name}", lambda topology=topology: presets.ha_fed(**SERVED, topology=topology()))
     one = {**SERVED, "clusters": [list(range(8)), list(range(8, 14))], "reporters": 2}
     add("graph: torus", lambda: presets.ha_fed(**{**SERVED, "clusters": 1}, topology=gossip.torus(rows=2)), "mlp")
     hypercube = {**SERVED, "clusters": [list(range(8)), [8, 9, 10, 11], [12, 13]], "reporters": 1}
     add("graph: hypercube", lambda: presets.ha_fed(**hypercube, topology=gossip.hypercube()), "mlp")
     add("graph: matrix", lambda: presets.dsgd(**STEPS, topology=matrix()), "mlp", own=True)
-    add("graph: edges", lambda: presets.dsgd(**STEPS, topology=edges()), "mlp", "norm", own=True)
+    add("graph: edges", lambda: presets.dsgd(**STEPS, topology=edges()), own=True)
     add("graph: two rings", lambda: presets.ha_fed(**one), "mlp", "cnn")
     for name, clusters in {
         "equal": lambda: gossip.equal(3),
@@ -330,15 +309,15 @@ def gossiping() -> None:
         "quantize": (COMPRESSORS["quantize"], 0.4),
     }.items():
         heard = partial(compressed_gossip, made, rate)
-        add(f"compressed gossip: {name}", lambda heard=heard: presets.ha_fed(**SERVED, **heard()), "mlp", "norm")
-        add(f"choco: {name}", lambda heard=heard: presets.choco_sgd(**STEPS, **heard()), "mlp", "norm", own=True)
+        add(f"compressed gossip: {name}", lambda heard=heard: presets.ha_fed(**SERVED, **heard()))
+        add(f"choco: {name}", lambda heard=heard: presets.choco_sgd(**STEPS, **heard()), own=True)
     signs = partial(compressed_gossip, COMPRESSORS["sign"], 0.3)
     add(
         "compressed gossip: all hear all",
         lambda: presets.ha_fed(**SERVED, **signs(), topology=gossip.complete()),
         "mlp",
     )
-    add("compressed gossip: momentum", lambda: presets.ha_fed(**SERVED, **signs()).with_local(**DESCENT), "mlp", "norm")
+    add("compressed gossip: momentum", lambda: presets.ha_fed(**SERVED, **signs()).with_local(**DESCENT))
     lazy = {
         "one of all": lambda: presets.cafga(**IDLE),
         "momentum, decay, clip": lambda: presets.cafga(**IDLE).with_local(**DESCENT),
@@ -353,7 +332,7 @@ def gossiping() -> None:
         ),
     }
     for name, method in lazy.items():
-        add(f"idle: {name}", method, "mlp", "norm")
+        add(f"idle: {name}", method)
     add("idle: one of all", lazy["one of all"], "cnn", "batch", "dropping", "long")
     alone = {
         "adapt first": lambda: presets.dsgd(**STEPS, order="adapt-then-combine"),
@@ -369,10 +348,10 @@ def gossiping() -> None:
         "own amsgrad": lambda: presets.d_amsgrad(**{**STEPS, "local_lr": 0.01}, second_moment="local"),
     }
     for name, method in alone.items():
-        add(f"serverless: {name}", method, "mlp", "norm", own=True)
+        add(f"serverless: {name}", method, own=True)
     plain = partial(preset, "fedavg")
-    add("fedavg in gossip", lambda: plain().with_local(mixing=hansa.Mixing(gossip.ring(), UNEVEN)), "mlp", "norm")
-    add("adam server in gossip, two-way sign", two_way_gossip, "mlp", "norm")
+    add("fedavg in gossip", lambda: plain().with_local(mixing=hansa.Mixing(gossip.ring(), UNEVEN)))
+    add("adam server in gossip, two-way sign", two_way_gossip)
 
 
 def compressed_gossip(made: Callable[[], Any], rate: float) -> dict[str, Any]:
@@ -425,7 +404,7 @@ def models_and_tasks() -> None:
     add("fedcams", one_large_step, "resnet18", rounds=1, options={"evaluate_every": 0})
     for name in ("fedavg", "fedcams", "scaffold", "cafga", "fedaware", "fedyogi", "dadam"):
         wide = {"options": {"dtype": torch.float64}, "own": name in SERVERLESS}
-        add(f"{name} in float64", partial(preset, name), "mlp", "norm", **wide)
+        add(f"{name} in float64", partial(preset, name), **wide)
 
 
 def one_large_step() -> Any:
@@ -473,14 +452,14 @@ def options_of_runs() -> None:
     lost = {"options": lambda task: {"faults": hansa.faults(before=0.1, after=0.1, upload=0.1, nan=0.1, stale=0.1)}}
     bad = {"options": lambda task: {"faults": hansa.faults(scaled=0.2, flipped=0.1), "max_norm": 50.0, "quorum": 3}}
     for name in ("fedavg", "fedcams", "scaffold", "ha_fed", "cafga", "fedaware"):
-        add(f"{name}, clients lost", partial(preset, name), "mlp", "norm", **lost)
+        add(f"{name}, clients lost", partial(preset, name), **lost)
     for name in ("fedavg", "fedadam", "cafga"):
         add(f"{name}, bad updates", partial(preset, name), "mlp", **bad)
     add("median, bad updates", lambda: preset("fedavg").on("model", aggregate=aggregate.median()), "mlp", **bad)
     add("fedavg, rare evaluation", partial(preset, "fedavg"), "mlp", options={"evaluate_every": 3})
-    add("fedavg, another seed", partial(preset, "fedavg"), "mlp", "norm", options={"seed": 7})
-    add("fedcams, measured", lambda: preset("fedcams", two_way=True), "mlp", "norm", options=measured)
-    add("ha_fed, measured", partial(preset, "ha_fed"), "mlp", "norm", options=measured)
+    add("fedavg, another seed", partial(preset, "fedavg"), options={"seed": 7})
+    add("fedcams, measured", lambda: preset("fedcams", two_way=True), options=measured)
+    add("ha_fed, measured", partial(preset, "ha_fed"), options=measured)
     tuned = {"options": {"per_client": 2, "personalise": {"steps": 3, "lr": 0.05}}}
     tested = ("mlp, tested by client", "norm, tested by client")
     add("fedavg, personalised", partial(preset, "fedavg"), *tested, **tuned)
@@ -490,7 +469,7 @@ def options_of_runs() -> None:
     for name in kept:
         add(f"{name}, rows in a folder", partial(preset, name), "mlp", rows=True, own=name in SERVERLESS)
     for name in (*kept, "cafga"):
-        add(f"{name}, stopped and resumed", partial(preset, name), "mlp", "norm", stop=2, own=name in SERVERLESS)
+        add(f"{name}, stopped and resumed", partial(preset, name), stop=2, own=name in SERVERLESS)
 
 
 def measured(task: Any) -> dict[str, Any]:

@@ -53,21 +53,12 @@ def no_pool() -> nn.Sequential:
     return Sequential(*first, Flatten(), Linear(24 * 36, 4))
 
 
-def colour_5x5() -> nn.Sequential:
-    first = [Conv(3, 6, 5), ReLU(), pool(), Conv(6, 16, 5), ReLU(), pool(), Flatten()]
-    return Sequential(*first, Linear(16, 12), ReLU(), Linear(12, 10))
-
-
 def many_channels() -> nn.Sequential:
     return Sequential(Conv(17, 18, 3, padding=1), ReLU(), pool(), Flatten(), Linear(18 * 6, 4))
 
 
 def grey_3x3() -> nn.Sequential:
     return Sequential(Conv(1, 33, 3), ReLU(), pool(), Conv(33, 8, 3), pool(), Flatten(), Linear(32, 3))
-
-
-def no_relu_at_the_end() -> nn.Sequential:
-    return Sequential(Conv(1, 8, 3), ReLU(), pool(), Conv(8, 5, 3), pool(), Flatten(), Linear(45, 3))
 
 
 def mean_pools() -> nn.Sequential:
@@ -101,34 +92,11 @@ class Residual(nn.Sequential):
         return x + super().forward(x)
 
 
-def activations() -> nn.Sequential:
-    """Every activation, at widths that fill no vector, and one on the logits."""
-    first = [
-        Linear(19, 34),
-        nn.SiLU(),
-        Linear(34, 33),
-        nn.GELU(),
-        Linear(33, 21),
-        nn.Tanh(),
-        Linear(21, 40),
-        nn.ELU(0.7),
-    ]
-    then = [Linear(40, 9), nn.LeakyReLU(0.2), Linear(9, 18), nn.GELU("tanh"), nn.ELU(), Linear(18, 5), nn.Sigmoid()]
-    return Sequential(*first, *then)
-
-
 def image_activations() -> nn.Sequential:
     """Without a pool, before and after maxima and means, with the fast pool and others, at odd numbers of channels."""
     first = [Conv(3, 9, 3, padding=1), nn.SiLU(), Conv(9, 20, 3, padding=1), nn.Tanh(), pool(), Conv(20, 18, 3), pool()]
     then = [nn.GELU(), Conv(18, 7, 2), nn.ELU(0.5), nn.AvgPool2d(2, 1), Conv(7, 33, 1, bias=False), nn.AvgPool2d(2)]
     return Sequential(*first, *then, nn.Sigmoid(), Flatten(), nn.LeakyReLU(0.3), Linear(33, 5))
-
-
-def bent_before_pools() -> nn.Sequential:
-    """Activations that fall somewhere, before a maximum; slopes below 0."""
-    first = [Conv(1, 8, 5, padding=2), nn.GELU("tanh"), pool(), Conv(8, 17, 3), nn.SiLU(), nn.MaxPool2d(3, stride=2)]
-    last = [Conv(17, 6, 3, stride=2), nn.LeakyReLU(-0.4), nn.MaxPool2d((1, 2)), nn.Dropout(0.0), Flatten()]
-    return Sequential(*first, *last, Linear(12, 4))
 
 
 def layer_norms() -> nn.Sequential:
@@ -186,7 +154,6 @@ def embedding_bag() -> nn.Sequential:
 
 
 STACKS: dict[str, tuple[Callable[[], nn.Module], Shape]] = {
-    "logistic regression": (lambda: Sequential(Flatten(), Linear(784, 10)), (1, 28, 28)),
     "single linear layer": (lambda: Linear(37, 3), (37,)),
     "MLP": (lambda: Sequential(Flatten(), Linear(784, 200), ReLU(), Linear(200, 10)), (1, 28, 28)),
     "MLP on colour": (lambda: Sequential(Flatten(), Linear(60, 21), ReLU(), Linear(21, 2)), (3, 5, 4)),
@@ -195,17 +162,13 @@ STACKS: dict[str, tuple[Callable[[], nn.Module], Shape]] = {
     "odd sides": (odd_sides, (3, 19, 18)),
     "large kernels": (large_kernels, (4, 16, 16)),
     "no pool": (no_pool, (2, 10, 10)),
-    "colour, 5x5": (colour_5x5, (3, 16, 17)),
     "many channels": (many_channels, (17, 4, 6)),
     "grey, 3x3": (grey_3x3, (1, 14, 14)),
-    "no ReLU at the end": (no_relu_at_the_end, (1, 20, 20)),
     "mean pools": (mean_pools, (1, 24, 24)),
     "strides": (strides, (3, 32, 35)),
     "wide strides": (wide_strides, (2, 21, 25)),
     "other pools": (other_pools, (3, 19, 22)),
-    "activations": (activations, (19,)),
     "activations of images": (image_activations, (3, 26, 27)),
-    "activations before maxima": (bent_before_pools, (1, 32, 34)),
     "layer norms": (layer_norms, (2, 3, 4)),
     "residuals": (residuals, (23,)),
     "images, group norms": (group_norms, (3, 13, 14)),

@@ -107,22 +107,6 @@ class OwnWeights(nn.Module):
         return F.linear(x, self.weight, bias=self.bias)
 
 
-class LeNet5Mean(nn.Module):
-    """LeNet-5 with the average pooling of 1998: once ReLU before the mean, once after it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(1, 6, 5, padding=2), nn.Conv2d(6, 16, 5)
-        self.pool = nn.AvgPool2d(2, 2)
-        self.fc1, self.fc2, self.fc3 = nn.Linear(400, 120), nn.Linear(120, 84), nn.Linear(84, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.pool(F.relu(self.conv1(x)))
-        x = F.relu(F.avg_pool2d(self.conv2(x), kernel_size=2))
-        x = F.relu(self.fc1(x.flatten(1)))
-        return self.fc3(F.relu(self.fc2(x)))
-
-
 class AllConvolutional(nn.Module):
     """Strides in place of pools, a mean over the image at the end (Springenberg et al. 2015), made small."""
 
@@ -192,30 +176,6 @@ class LeNet5Tanh(nn.Module):
         return self.fc3(torch.tanh(self.fc2(x)))
 
 
-class SiluConvolutions(nn.Module):
-    """SiLU and LeakyReLU on images, with channels that are dropped, strides and a mean at the end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(3, 10, 3), nn.Conv2d(10, 20, 3, stride=2, padding=1)
-        self.drop, self.head = nn.Dropout2d(0.2), nn.Linear(20, 7)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(self.drop(F.silu(self.conv1(x))), 2)
-        return self.head(F.leaky_relu(self.conv2(x), 0.2).mean((2, 3)))
-
-
-class FluteRegression(nn.Module):
-    """FLUTE's logistic regression, whose outputs pass a sigmoid before cross-entropy."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(784, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.sigmoid(self.linear(x.reshape(-1, 784)))
-
-
 class TabularResidual(nn.Module):
     """A tabular network with LayerNorm, SiLU, a residual sum and dropout."""
 
@@ -245,19 +205,6 @@ class PreActivation(nn.Module):
         block = self.fc3(F.relu(self.norm2(x)))
         block += x
         return self.last(F.leaky_relu(block, 0.1)).log_softmax(-1)
-
-
-class ConvResidual(nn.Module):
-    """A residual block on the features of a convolution, tanh as in LeNet's dense layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.fc1, self.fc2 = nn.Conv2d(1, 6, 5), nn.Linear(150, 150), nn.Linear(150, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.conv(x)), 2).flatten(1)
-        x = torch.relu(x + torch.tanh(self.fc1(x)))
-        return self.fc2(x)
 
 
 class WordAverages(nn.Module):
@@ -366,17 +313,13 @@ WRITTEN: dict[str, Case] = {
     "McMahan's CIFAR CNN": (McMahanCifar, own_loss, (3, 32, 32), 10),
     "LEAF's FEMNIST CNN": (LeafFemnist, F.cross_entropy, (784,), 62),
     "LeNet-5": (LeNet5, nn.CrossEntropyLoss(), (3, 32, 32), 10),
-    "LeNet-5 with means": (LeNet5Mean, nn.CrossEntropyLoss(), (1, 28, 28), 10),
     "all convolutional": (AllConvolutional, F.cross_entropy, (3, 16, 16), 10),
     "the old MNIST example": (OldMnist, F.nll_loss, (1, 28, 28), 10),
     "drops everywhere": (DropsEverywhere, F.cross_entropy, (3, 12, 12), 4),
     "drops and views": (DropsAndViews, own_loss, (3, 12, 12), 4),
     "LeNet-5 with tanh": (LeNet5Tanh, F.cross_entropy, (1, 28, 28), 10),
-    "convolutions with SiLU": (SiluConvolutions, F.cross_entropy, (3, 14, 14), 7),
-    "FLUTE's logistic regression": (FluteRegression, F.cross_entropy, (28, 28), 10),
     "tabular residual network": (TabularResidual, F.cross_entropy, (32,), 5),
     "pre-activation blocks": (PreActivation, F.nll_loss, (21,), 4),
-    "residual block behind a convolution": (ConvResidual, own_loss, (1, 14, 14), 10),
     "small ResNet": (SmallResNet, F.cross_entropy, (3, 8, 8), 4),
     "ResNet with group norms": (GroupNormResNet, nn.CrossEntropyLoss(), (3, 16, 16), 10),
     "pre-activation of images": (PreActivationImages, own_loss, (1, 16, 16), 5),
