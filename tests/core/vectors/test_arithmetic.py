@@ -21,13 +21,13 @@ CTX = RoundContext(0, Population((1,)), (0,))
 needs_native = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
 
 
-@pytest.fixture(params=["native", "torch"])
+SIZES = [0, 1, 2, 15, 16, 17, 31, 4095, 4096, 4097, 20_001]
+
+
+@pytest.fixture(params=[*native.instruction_sets(), "off"])
 def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each test below holds with native code and without."""
-    if request.param == "torch":
-        monkeypatch.setenv("HANSA_NATIVE", "off")
-    elif not native.available():
-        pytest.skip(f"no native kernels: {native.unavailable_reason()}")
+    """Each test below holds with every instruction set and with plain torch."""
+    monkeypatch.setenv("HANSA_NATIVE", request.param)
     return str(request.param)
 
 
@@ -36,34 +36,39 @@ def vector(size: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torc
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_norms_are_exact_to_rounding(either: str, dtype: torch.dtype) -> None:
-    x = vector(10_001, dtype=dtype)
-    assert arithmetic.norm(x) == pytest.approx(math.sqrt(math.fsum(float(v) ** 2 for v in x)), rel=1e-13)
+def test_norms_are_exact_to_rounding_and_large_entries_are_not_bad(either: str, dtype: torch.dtype) -> None:
+    for size in SIZES:
+        x = vector(size, dtype=dtype)
+        assert arithmetic.norm(x) == pytest.approx(math.sqrt(math.fsum(float(v) ** 2 for v in x)), rel=1e-13)
     assert arithmetic.norm(torch.full((100,), 3e38)) == pytest.approx(3e39)  # float32 squares would overflow
     assert arithmetic.norm(x[::2]) == pytest.approx(arithmetic.norm(x[::2].clone()), rel=1e-13)
-    for bad in (math.nan, math.inf):
-        x[77] = bad
-        assert not math.isfinite(arithmetic.norm(x))
+    assert arithmetic.all_finite(torch.full((1000,), torch.finfo(dtype).max, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_one_bad_entry_is_found_anywhere_and_large_ones_are_not_bad(either: str, dtype: torch.dtype) -> None:
-    large = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype)
-    assert arithmetic.all_finite(large)
-    for place in (0, 500, 999):
-        for bad in (math.nan, math.inf, -math.inf):
-            wrong = vector(1000, dtype=dtype)
-            wrong[place] = bad
-            assert not arithmetic.all_finite(wrong)
+def test_one_bad_entry_is_found_anywhere(either: str, dtype: torch.dtype) -> None:
+    for size in SIZES[1:]:
+        for place in {0, size // 2, size - 1}:
+            for bad in (math.nan, math.inf, -math.inf):
+                wrong = vector(size, dtype=dtype)
+                wrong[place] = bad
+                assert not arithmetic.all_finite(wrong)
+                assert not math.isfinite(arithmetic.norm(wrong))
 
 
-def test_weighted_sums_take_rows_apart_and_strided(either: str) -> None:
-    rows = [vector(5003, k) for k in range(6)]
-    weights = [0.1, 0.3, 0.05, 0.25, 0.2, 0.1]
-    true = sum(w * row.double() for w, row in zip(weights, rows, strict=True))
-    torch.testing.assert_close(arithmetic.weighted_sum(rows, weights).double(), true, rtol=1e-5, atol=1e-6)
-    strided = [torch.stack([row, row], dim=1)[:, 0] for row in rows]
-    torch.testing.assert_close(arithmetic.weighted_sum(strided, weights).double(), true, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weighted_sums_fold_left_to_right_and_take_rows_apart_and_strided(either: str, dtype: torch.dtype) -> None:
+    weights, tight = [0.1, 0.3, 0.05, 0.25, 0.2, 0.1], 8 * torch.finfo(dtype).eps
+    for size in SIZES[1:]:
+        rows = [vector(size, k, dtype) for k in range(6)]
+        true = sum(w * row.double() for w, row in zip(weights, rows, strict=True))
+        total = rows[0] * weights[0]
+        for row, weight in zip(rows[1:], weights[1:], strict=True):
+            total.add_(row, alpha=weight)
+        for given in (rows, [torch.stack([row, row], dim=1)[:, 0] for row in rows]):
+            found = arithmetic.weighted_sum(given, weights)
+            torch.testing.assert_close(found, total, rtol=tight, atol=tight)
+            torch.testing.assert_close(found.double(), true, rtol=tight, atol=tight)
 
 
 @needs_native
@@ -108,9 +113,6 @@ def test_inner_products_do_not_depend_on_the_threads_that_share_them(monkeypatch
     assert torch.equal(arithmetic.inner_products(rows, vectors), one)
     monkeypatch.setenv("HANSA_NATIVE", "off")
     assert torch.allclose(arithmetic.inner_products(rows, vectors), one, rtol=1e-12, atol=1e-9)
-
-
-SIZES = [0, 1, 2, 15, 16, 17, 4095, 4096, 4097, 20_001]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

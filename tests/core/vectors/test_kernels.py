@@ -20,7 +20,6 @@ from hansa.core.vectors.kernels import ServerStep
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"no native kernels: {native.unavailable_reason()}")
 KINDS = ("momentum", "adagrad", "adam", "yogi", "amsgrad", "ams")
-SIZES = (1, 15, 16, 31, 1000, 5003)
 Array = np.ndarray[Any, Any]
 
 
@@ -96,48 +95,6 @@ def test_without_eps_what_never_moved_does_not_move_and_nan_shows(kind: str) -> 
     assert torch.equal(found.step[::3], zeros[::3])
     assert found.step[1::3].isfinite().all()
     assert found.step[2::3].isnan().all()
-
-
-@in_each_set
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("size", SIZES)
-def test_weighted_sums_fold_left_to_right(size: int, dtype: torch.dtype) -> None:
-    rows = torch.tensor(draw(7 * size).reshape(7, size), dtype=dtype)
-    weights = [0.1, 0.25, 0.05, 0.2, 0.15, 0.125, 0.125]
-    total = rows[0] * weights[0]
-    for row, weight in zip(rows[1:], weights[1:], strict=True):
-        total.add_(row, alpha=weight)
-    tight = 4 * torch.finfo(dtype).eps
-    for given_rows in (rows, list(rows.clone())):
-        torch.testing.assert_close(kernels.native_weighted_sum(given_rows, weights), total, rtol=tight, atol=tight)
-    true = (rows.double() * torch.tensor(weights, dtype=torch.float64)[:, None]).sum(0)
-    torch.testing.assert_close(kernels.native_weighted_sum(rows, weights).double(), true, rtol=8 * tight, atol=tight)
-
-
-@in_each_set
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("size", SIZES)
-def test_squared_norms_and_the_finite_check(size: int, dtype: Any) -> None:
-    x = draw(size).astype(dtype)
-    total, finite = kernels.squared_norm(x)
-    assert total == pytest.approx(math.fsum(float(v) ** 2 for v in x), rel=1e-14)
-    assert finite
-    for place in {0, size // 2, size - 1}:
-        for bad in (math.nan, math.inf, -math.inf):
-            wrong = x.copy()
-            wrong[place] = bad
-            assert not kernels.squared_norm(torch.from_numpy(wrong))[1]
-
-
-@in_each_set
-def test_the_finite_check_is_not_fooled_by_squares_that_overflow() -> None:
-    largest = np.finfo(np.float32).max
-    total, finite = kernels.squared_norm(np.full(100, largest, np.float32))
-    assert finite
-    assert total == pytest.approx(100 * float(largest) ** 2)
-    total, finite = kernels.squared_norm(np.full(100, 1e200))
-    assert finite
-    assert total == math.inf
 
 
 def test_wrong_arguments_are_named() -> None:
