@@ -40,12 +40,6 @@ def test_packed_codes_are_whole_low_bytes_then_the_high_bits_in_order(data, widt
     assert coding.unpack_codes(packed, width, count).tolist() == codes
 
 
-@pytest.mark.parametrize("width", [1, 3, 6, 7, 8, 12])
-def test_packing_more_codes_than_one_chunk_gives_them_back(width):
-    codes = np.random.default_rng(width).integers(0, 2**width, 8 * coding.CHUNK + 1003)
-    assert np.array_equal(coding.unpack_codes(coding.pack_codes(codes, width), width, codes.size), codes)
-
-
 @relaxed
 @given(numbers)
 def test_varints_are_base_128_with_the_high_bit_for_more(values):

@@ -85,27 +85,3 @@ def test_a_single_bad_entry_is_found_wherever_it_is(monkeypatch, bad, d):
         with pytest.raises(HansaError, match=f"1 of {d} entries are NaN or infinite, the first at {place}"):
             chunked.top_k_indices(x, 2, "test")
         assert math.isnan(chunked.absolute_sum(x))
-
-
-@settings(deadline=None, max_examples=50)
-@given(hnp.arrays(np.float32, st.integers(1, 5000), elements=st.floats(-1e6, 1e6, width=32)))
-def test_the_absolute_sum_is_the_exact_one_to_a_few_units_of_float64(x):
-    exact = math.fsum(abs(float(v)) for v in x)
-    assert math.isclose(chunked.absolute_sum(x), exact, rel_tol=1e-14)
-
-
-@pytest.mark.parametrize("d", [1, 7, 8, 9, 1023, 65_536, 65_545, 200_003])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_signs_written_and_added_are_the_entries_signs(d, dtype):
-    x = np.random.default_rng(d).standard_normal(d).astype(dtype)
-    x[::5] = 0
-    bits = chunked.pack_signs(x)
-    assert bits.size == -(-d // 8)
-    signs = np.where(x < 0, -1, 1).astype(dtype)
-    out = np.empty(d, dtype)
-    chunked.write_signs(bits, dtype(0.3), out)
-    assert np.array_equal(out, dtype(0.3) * signs)
-    base = np.random.default_rng(1).standard_normal(d).astype(dtype)
-    summed = base.copy()
-    chunked.add_signs(bits, dtype(0.3), summed)
-    assert np.array_equal(summed, base + dtype(0.3) * signs)

@@ -112,17 +112,6 @@ def test_a_client_is_sent_the_increments_it_missed_or_the_whole_whichever_is_sho
     assert after["held"] == {"0": 20, "1": 10, "2": 6}
 
 
-@settings(deadline=None, max_examples=25)
-@given(st.integers(1, 60))
-def test_the_server_keeps_no_more_increments_than_are_worth_sending(rounds) -> None:
-    link = replica(top_k(1 / 8))
-    _, state = walk(link, rounds)
-    kept = sum(len(entry) for entry in state["log"])
-    assert kept < 24 + 4 * DIM
-    if len(state["log"]) < rounds:
-        assert kept + 24 + 11 + 25 * 5 + 25 >= 24 + 4 * DIM
-
-
 def test_a_known_start_costs_nothing_and_an_unknown_one_the_whole() -> None:
     for known, cost in ((True, 0), (False, 824)):
         link = replica(sign(), public_start=known)

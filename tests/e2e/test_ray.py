@@ -115,37 +115,6 @@ def test_a_node_that_is_lost_in_mid_round_costs_time_only(caplog):
         cluster.shutdown()
 
 
-def test_actors_reserve_fractions_of_a_gpu_and_the_run_ends_where_torch_finds_none(monkeypatch):
-    """Ray counts a GPU that does not exist."""
-
-    class Reserving:
-        def __init__(self, *setup) -> None: ...
-
-        def pid(self) -> list[int]:
-            import ray
-
-            return ray.get_gpu_ids()
-
-        def device(self) -> str:
-            return "cuda"
-
-    if torch.accelerator.is_available():
-        pytest.skip("torch finds an accelerator here")
-    ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
-    try:
-        engine = partial(RayPool, workers=2, gpus=0.25)
-        with monkeypatch.context() as patch:
-            patch.setattr("hansa.engine.ray_pool._ActorWorker", Reserving)
-            pool = engine(METHODS["fedavg"], task(tested=20), torch.float32, torch.device("cpu"))
-            assert ray.get([actor.handle.pid.remote() for actor in pool._actors.workers]) == [[0], [0]]
-            assert ray.available_resources()["GPU"] == 0.5
-            pool.close()
-        with pytest.raises(hansa.HansaError, match=r"could not start: .*engine\.gpus=0\.25: .* torch finds none there"):
-            Run(METHODS["fedavg"], task(tested=20), engine=engine).advance(1)
-    finally:
-        ray.shutdown()
-
-
 def test_the_task_lies_once_on_a_node_however_many_actors_it_has(local):
     """Actors look at the object store: 64 MB of rows make none of them larger by as much."""
     draw = torch.Generator().manual_seed(0)

@@ -27,10 +27,6 @@ def perceptron() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def plain_convolution() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))
-
-
 def convolution() -> nn.Module:
     """With BatchNorm, so that buffers travel."""
     return nn.Sequential(

@@ -32,6 +32,8 @@ def test_clusters_may_differ_in_size_and_graph() -> None:
     assert found["cluster_rho"] == pytest.approx([0.805, 0.911], abs=5e-4)
     mixed = gossip.describe(gossip.by_cluster([gossip.ring(), gossip.complete()]), 16, 2)
     assert (mixed["edges"], mixed["messages_per_step"]) == (8 + 28, 16 + 56)
+    one_way = gossip.describe(gossip.exponential(), 8)  # 1 and 2 ahead are one way, 4 ahead is mutual
+    assert (one_way["edges"], one_way["messages_per_step"]) == (20, 24)
     assert gossip.describe(gossip.isolated(), 4)["drift_limit"] is None
 
 

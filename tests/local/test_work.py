@@ -37,12 +37,6 @@ def test_the_works_of_many_clients_are_those_of_each(steps, batches):
     assert len({id(work) for work in works}) == len(set(works))
 
 
-def test_random_work_is_a_function_of_its_address_and_covers_its_range():
-    draws = [local.random_steps(2, 5).draw(0, 9, 3, Key(0).child(r)).steps for r in range(200)]
-    assert set(draws) == {2, 3, 4, 5}
-    assert draws == [local.random_steps(2, 5).draw(0, 9, 3, Key(0).child(r)).steps for r in range(200)]
-
-
 def test_hybrid_plus_draws_epochs_and_batch_as_published():
     seen = collections.Counter()
     for r in range(500):
@@ -103,12 +97,6 @@ def test_drawn_work_follows_its_distributions():
     part = local.drawn(epochs=local.one_of([1, 3]), batch=local.between(5, 7))
     seen = {part.draw(0, 30, None, Key(r)) for r in range(200)}
     assert seen == {(max(1, e * 30 // b), b) for e in (1, 3) for b in (5, 6, 7)}
-
-
-def test_chances_are_followed():
-    part = local.one_of([1.0, 2.0], chances=[0.25, 0.75])
-    draws = [part.draw(Key(r).numpy(), 1) for r in range(2000)]
-    assert abs(draws.count(2.0) / 2000 - 0.75) < 0.04
 
 
 def test_a_device_keeps_its_speed_and_is_stopped_by_the_deadline_or_its_epochs():

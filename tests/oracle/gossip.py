@@ -30,11 +30,6 @@ def ring(n: int) -> Array:
     return W
 
 
-def rho(W: Array) -> float:
-    """||W - 11'/n||_2."""
-    return float(np.linalg.norm(W - 1.0 / len(W), ord=2))
-
-
 def amsgrad(
     x: Array,
     rounds: int,

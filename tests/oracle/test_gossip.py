@@ -18,21 +18,6 @@ class TestGossip:
     start = np.zeros(5)
     halves: tuple[list[int], list[int]] = ([0, 1, 2, 3, 4], [5, 6, 7])
 
-    @pytest.mark.parametrize(("n", "published"), [(8, 0.805), (10, 0.873), (50, 0.995), (1, 0.0), (2, 0.0), (3, 0.0)])
-    def test_rho_of_the_ring(self, n: int, published: float) -> None:
-        W = gossip.ring(n)
-        assert gossip.rho(W) == pytest.approx(published, abs=5e-4)
-        assert np.allclose(W.sum(axis=0), 1.0)
-        assert np.allclose(W.sum(axis=1), 1.0)
-
-    def test_ring_contracts_by_rho_and_keeps_the_mean(self) -> None:
-        W, X = gossip.ring(8), np.random.default_rng(0).normal(size=(8, 3))
-        before, after = X - X.mean(axis=0), W @ X - X.mean(axis=0)
-        assert np.allclose((W @ X).mean(axis=0), X.mean(axis=0), atol=1e-15)
-        assert np.linalg.norm(after) <= gossip.rho(W) * np.linalg.norm(before)
-        slowest = np.cos(2 * np.pi * np.arange(8) / 8)
-        assert np.linalg.norm(W @ slowest) == pytest.approx(gossip.rho(W) * np.linalg.norm(slowest), rel=1e-12)
-
     def test_ha_fed_by_hand(self) -> None:
         # one step to 0.1 and -0.4, both become -0.15; v = 0.0225, sqrt(0.0225 + 0.0175) = 0.2
         settings: dict[str, Any] = {"b1": 0.0, "b2": 0.0, "eps": 0.0175, "eta": 0.4}

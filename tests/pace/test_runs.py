@@ -128,23 +128,6 @@ def test_refused_updates_leave_the_memory_of_their_clients():
     assert max(record["versions"] for record in found.history) <= 2, "older versions are of no use"
 
 
-def test_an_aborted_step_changes_nothing():
-    class Failing(Serial):
-        def run(self, orders, load_memory=None):
-            yield from super().run(orders[:1], load_memory)
-            raise RuntimeError("pulled the plug")
-
-    method = METHODS["ca2fl, sign, rows on disk"]()
-    whole = run(method, 6)
-    half = run(method, 3)
-    half._engine = Failing
-    with pytest.raises(RuntimeError, match="plug"):
-        half.advance(3)
-    half._engine = Serial
-    half.advance(3)
-    assert_same_run(whole, half)
-
-
 test_what_cannot_work_is_refused_with_the_reason = refused(
     (lambda: presets.fedcams(two_way=True).with_pace(pace.buffered(2)), "all clients share one replica"),
     (lambda: presets.cafga(clusters=2, reporters=1).with_pace(pace.buffered(1)), "finish together"),

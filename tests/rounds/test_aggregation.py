@@ -199,18 +199,6 @@ def test_an_aggregator_replaces_the_vectors_of_updates(uplink):
     torch.testing.assert_close(found.params, expected.params)
 
 
-def test_a_channel_that_follows_takes_the_step_as_its_vector():
-    """FedCM's momentum by a transform of the library: clients receive the step of the round before."""
-    plain = presets.fedavg(local_lr=0.5, steps=1, participation=1.0)
-    follower = hansa.Channel(follows="model", server=hansa.server.momentum(0.5))
-    channels = {**plain.channels, "push": follower}
-    local = replace(plain.local, optimizer=hansa.server.momentum(0.5), optimizer_state={"m": "push"})
-    method = hansa.Algorithm("pushed", plain.sampler, local, channels)
-    run = hansa.run(method, bowls(), rounds=2, keep_params=True, dtype=torch.float64)
-    first, second = run.trajectory[0], run.trajectory[1] - run.trajectory[0]
-    torch.testing.assert_close(run.state.vectors["push"], 0.5 * first + second)
-
-
 def test_a_model_that_follows_another_channel_is_refused_when_composed():
     channels = {"model": hansa.Channel(follows="buffers"), "buffers": hansa.Channel()}
     with pytest.raises(hansa.core.errors.HansaError, match=r"'model' follows 'buffers'.*Omit follows"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
@@ -18,8 +17,6 @@ from hansa.compress import sign
 from hansa.config import from_preset
 from hansa.core.keys import Key
 from hansa.engine import Serial
-from hansa.gossip import hypercube, matrix, ring
-from hansa.rounds import ServerState, client_round, open_round
 from hansa.runs.driver import Run
 from hansa.runs.experiment import open_run
 from hansa.runs.folder import RunFolder
@@ -128,56 +125,6 @@ def test_who_is_lost_before_training_does_not_train_and_who_is_lost_later_does()
     plan = faults(before=0.3, after=0.3)
     run(plan, engine=Watching)
     assert set(trained) == {at for at, kind in struck(plan, 5).items() if kind != "before"}
-
-
-def cohort(topology, clusters=((0, 1, 2, 3), (4, 5))):
-    """The order of the first cluster of a method that gossips, all of whose clients report."""
-    algorithm = presets.ha_fed(clusters=clusters, reporters=2, topology=topology, steps=3, local_lr=0.05)
-    task = problems.bowls()
-    algorithm = algorithm.bind(CLIENTS, Key(0))
-    state = ServerState.start(algorithm, task.start(Key(0), torch.float64), CLIENTS)
-    order = open_round(algorithm, state, task.population, "run", Key(0)).orders[0]
-    shell = task.trainer(torch.float64, torch.device("cpu"))
-    return replace(order, reporters=order.clients), lambda order: client_round(
-        algorithm, [order], shell, task.population
-    )[0]
-
-
-def changes(report):
-    return {client: report.packets(place)["model"].content for place, client in enumerate(report.clients)}
-
-
-def test_a_cluster_goes_on_without_a_client_lost_before_training_as_if_it_were_smaller():
-    order, train = cohort(ring())
-    missed = changes(train(replace(order, absent=(2,), reporters=(0, 1, 3))))
-    smaller = changes(train(replace(order, clients=(0, 1, 3), works=order.works[:3], reporters=(0, 1, 3))))
-    assert missed.keys() == smaller.keys() == {0, 1, 3}
-    for client in missed:
-        torch.testing.assert_close(missed[client], smaller[client], rtol=1e-12, atol=1e-14)
-        assert not torch.allclose(missed[client], changes(train(order))[client])
-
-
-@pytest.mark.parametrize("topology", [hypercube(), matrix(hypercube()(4).tolist())])
-def test_a_graph_that_comes_in_one_size_only_closes_up_around_the_lost(topology):
-    order, train = cohort(topology)
-    left = changes(train(replace(order, absent=(2,), reporters=(0, 1, 3))))
-    assert left.keys() == {0, 1, 3}
-    algorithm = presets.dsgd(topology=hypercube(), steps=2)
-    eight = hansa.training.function(
-        lambda i, x: ((x - i) ** 2).sum(), clients=8, x0=torch.zeros(2, dtype=torch.float64)
-    )
-    assert len(hansa.run(algorithm, eight, rounds=4, faults=faults(before=0.4)).dropped_clients) > 3
-
-
-def test_a_cluster_all_of_whose_reporters_are_lost_is_not_asked():
-    plan = faults(before=0.6)
-    algorithm = presets.ha_fed(clusters=[[0, 1, 2], [3, 4, 5]], reporters=1, steps=1)
-    found = run(plan, algorithm, rounds=8)
-    bound = found.algorithm
-    for record in found.history:
-        asked = bound.sampler.select(record["round"] - 1, found.task.population, Key(0))
-        assert record["clients"] == [c for c in asked if not plan.draw(Key(0), record["round"] - 1, c)]
-    assert any(not record["moved"] for record in found.history)
 
 
 @pytest.mark.parametrize("aggregate", [krum(byzantine=1), clipped(krum(byzantine=1), 10.0)])

@@ -15,7 +15,6 @@ from hansa import presets
 from hansa.compress import grid, sign, top_k
 from hansa.core.keys import Key
 from hansa.engine import Loopback, Serial
-from hansa.local.work import Work
 from hansa.rounds import wire_format
 from hansa.rounds.messages import Broadcast, DroppedClient, Report, WorkOrder
 from hansa.runs.driver import Run
@@ -81,19 +80,6 @@ def test_a_report_keeps_every_bit():
     assert torch.equal(found.memory[7]["uplink/model/residual"], sent.memory[7]["uplink/model/residual"])
     assert found.memory[7]["n"].dtype == torch.int64
     assert found.to_bytes() == sent.to_bytes()
-
-
-def test_an_order_keeps_every_bit():
-    memory = {4: {"solver/control": torch.randn(3, dtype=torch.float64)}}
-    mail = {"model": Broadcast(3, None, Broadcast.whole(torch.randn(3)).packets), "control": Broadcast(3, 2, ())}
-    works = (Work(3, 8), Work(3, 5))
-    order = WorkOrder("r", 5, (4, 6), works, b"\0\xff", mail, Key(2, ("a", 3)), 1, (4,), memory, (6,))
-    found = WorkOrder.from_bytes(order.to_bytes())
-    assert (found.run, found.round, found.cohort, found.clients, found.reporters) == ("r", 5, 1, (4, 6), (4,))
-    assert (found.works, found.base, found.key, found.absent) == (works, b"\0\xff", Key(2, ("a", 3)), (6,))
-    assert found.broadcasts["control"] == Broadcast(3, 2, ())
-    assert torch.equal(found.memory[4]["solver/control"], memory[4]["solver/control"])
-    assert found.to_bytes() == order.to_bytes()
 
 
 HEAD = wire_format.unpack(Report("r", 1, b"").to_bytes(), "report").head

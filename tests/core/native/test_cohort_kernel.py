@@ -115,17 +115,6 @@ def test_signs_are_the_compressors_own_to_the_bit(name):
         run(kernel, turns((abi.SIGNS, None)), RING, copies, 0.3)
 
 
-@in_each_set
-def test_a_step_that_leaves_the_numbers_ends_the_call_and_says_whose_it_was():
-    clients, rows, index = laboratory("single linear layer")
-    rows[1, 0] = torch.inf
-    kernel = CohortKernel(clients, rows, AffineStep(0.05))
-    before = rows.clone()
-    _, done = run(kernel, turns((0, index[0][0]), (1, index[1][0]), (2, index[2][0]), (abi.MIX, None)), RING)
-    assert (done, kernel.dropped) == (2, 1)
-    assert torch.equal(rows[2:], before[2:])
-
-
 def test_what_does_not_fit_is_refused_before_anything_moves():
     clients, rows, index = laboratory("single linear layer")
     kernel = CohortKernel(clients, rows, AffineStep(0.05))
@@ -317,17 +306,6 @@ def test_steps_from_sums_of_changes(settings, name):
     assert losses[made["row"] >= 0].tolist() == pytest.approx(expected, rel=1e-6)
     for client, velocity in velocities.items():
         torch.testing.assert_close(velocity, kept[client], rtol=1e-4, atol=1e-6)
-
-
-@in_each_set
-def test_a_step_that_leaves_the_numbers_ends_the_walk_without_its_change():
-    clients, rows, index = laboratory("MLP")
-    start = rows[0].clone()
-    made = plan(index, [[0, 1], [2]])
-    terms = ChangeSums.of([np.zeros((1, 0)), np.zeros((2, 0)), np.zeros((1, 0)), np.array([[1.0, 0.0]])])
-    kernel = LazyCohortKernel(clients, start, AffineStep(3e38))
-    _, done = kernel.run(torch.empty(3, len(start)), 0, made, terms)
-    assert (done, kernel.dropped) == (2, 0)
 
 
 @in_each_set
