@@ -233,13 +233,6 @@ def test_equations_are_converted_and_code_is_left_alone() -> None:
     assert "rate <inline O(1/\\sqrt{T})>, cost $5, `$x$`" in result
     assert "echo $HOME $y$" in result
     assert "<block a_i>" in result
-    pages_with_equations = {page.name for page in (ROOT / "docs").glob("*.md")
-                            if equations.equations_of(page.read_text(encoding="utf-8"))}  # fmt: skip
-    assert {"compression.md", "gossip.md", "methods.md"} <= pages_with_equations
-    for page in (ROOT / "docs").glob("*.md"):
-        for latex in equations.equations_of(page.read_text(encoding="utf-8")):
-            assert latex.count("{") == latex.count("}"), (page.name, latex)
-            assert "|" not in latex, (page.name, latex)  # would end a cell of a table
 
 
 NEEDS_AN_EXTRA = {"hansa.search"}

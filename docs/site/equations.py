@@ -29,18 +29,6 @@ def with_equations(markdown: str, convert: Callable[[str, str], str] | None = No
     return "".join(pieces)
 
 
-def equations_of(markdown: str) -> list[str]:
-    """Return the LaTeX of all equations of a page."""
-    equations: list[str] = []
-
-    def collect(latex: str, display: str) -> str:
-        equations.append(latex)
-        return ""
-
-    with_equations(markdown, collect)
-    return equations
-
-
 def _to_mathml(latex: str, display: str) -> str:
     from latex2mathml.converter import convert
 
