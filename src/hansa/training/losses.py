@@ -36,9 +36,6 @@ ClassAxis: TypeAlias = Literal["auto", "second", "last"]
 Reduction: TypeAlias = Literal["mean", "sum", "labels"]
 """What a loss of one batch is: a mean over its rows, a sum over its rows, or a mean over its labels that count."""
 
-LossSums: TypeAlias = "Callable[[Any, Any], tuple[float | torch.Tensor, float | torch.Tensor]]"
-"""A function of (output, target) that returns a sum of losses and the weight to divide it by."""
-
 __all__ = ["Loss", "WeightedTargets", "bce", "cross_entropy", "huber", "l1", "mse", "nll"]
 
 
@@ -231,9 +228,9 @@ def _classes_second(output: torch.Tensor, target: torch.Tensor, class_axis: str)
 
 
 def label_weights(
-    weights: Sequence[float] | torch.Tensor | None, target: torch.Tensor, ignore_index: int, losses: torch.Tensor
+    weights: Sequence[float] | torch.Tensor | None, target: torch.Tensor, ignored: int, losses: torch.Tensor
 ) -> torch.Tensor:
-    mask = target != ignore_index
+    mask = target != ignored
     if weights is None:
         return mask.to(losses.dtype)
     table = torch.as_tensor(weights, dtype=losses.dtype, device=losses.device)
@@ -266,41 +263,89 @@ def _torch_losses() -> dict[Any, Callable[..., torch.Tensor]]:
     }
 
 
-class TorchForm(NamedTuple):
-    """One of torch's losses: the function and its settings, of which ``reduction`` is "mean", "sum" or "batchmean"."""
+@dataclass(frozen=True, slots=True, eq=False)
+class FunctionLoss(Loss):
+    """A loss that is a function: one of torch's, or a user's of which the task states the reduction.
+
+    Args:
+        function: The function. With row weights, a user's returns one value per row.
+        settings: The settings of torch's function without the reduction; None for a user's.
+        reduction: "mean", "sum" or "batchmean" as in torch, or "labels" for the mean over labels that count.
+        ignored: The label that does not count.
+    """
 
     function: Callable[..., torch.Tensor]
-    settings: dict[str, Any]
-
-    @property
-    def reduction(self) -> str:
-        return str(self.settings.get("reduction", "mean"))
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The settings without the reduction."""
-        return {name: value for name, value in self.settings.items() if name != "reduction"}
+    settings: dict[str, Any] | None
+    reduction: str
+    ignored: int = IGNORED
 
     @property
     def of_classes(self) -> bool:
-        """Whether targets are class numbers."""
+        """Whether it is one of torch's whose targets are class numbers."""
         return self.function in (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss)
 
     @property
-    def ignored(self) -> int:
-        return int(self.settings.get("ignore_index", IGNORED))
+    def class_weights(self) -> torch.Tensor | None:
+        return None if self.settings is None else self.settings.get("weight")
+
+    @property
+    def by_labels(self) -> bool:
+        """Whether it is a mean over labels that count."""
+        return self.reduction == "labels" or (self.reduction == "mean" and self.of_classes)
+
+    def terms(self, output: Any, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loss of every entry, class weights included, and its share of the divisor."""
+        function, rows = self.function, count_rows(target)
+        if self.settings is not None:
+            function = partial(self.function, reduction="none", **self.settings)
+            if getattr(output, "shape", None) == (rows, 1) and target.ndim == 1:
+                output = output[:, 0]  # a column against a vector: one output per row
+        losses = function(output, target)
+        if not isinstance(losses, torch.Tensor) or losses.ndim < 1 or len(losses) != rows:
+            name = getattr(self.function, "__name__", type(self.function).__name__)
+            returned = f"shape {list(losses.shape)}" if isinstance(losses, torch.Tensor) else type(losses).__name__
+            raise HansaError(
+                f"{name} returned {returned} for {rows} weighted rows: expected one value per row, as with "
+                "functools.partial(loss, reduction='none'), which Hansa multiplies by the weights."
+            )
+        if self.reduction != "mean":
+            losses = losses.flatten(1).sum(1) if losses.ndim > 1 else losses
+        elif self.of_classes and not target.is_floating_point():
+            return losses, label_weights(self.class_weights, target, self.ignored, losses)
+        return losses, torch.ones_like(losses)
+
+    def sums(self, output: Any, target: Any) -> tuple[Any, Any]:
+        """Return a sum of losses and its divisor. Of a summed loss, the divisor is the number of rows."""
+        if isinstance(target, WeightedTargets):
+            return row_weighted(*self.terms(output, target.target), target)
+        if not self.by_labels or (self.of_classes and target.is_floating_point()):  # class probabilities: by rows
+            value, rows = float(self(output, target)), float(count_rows(target))
+            return (value if self.reduction == "sum" else value * rows), rows
+        mask, weights = counted_labels(target, self.ignored), self.class_weights
+        labels = float(mask.sum())
+        if self.settings is None or (weights is None and labels == target.numel()):
+            return (float(self(output, target)) * labels, labels) if labels else (0.0, 0.0)
+        divisor = labels if weights is None else float(weights.to(output.device)[target[mask]].double().sum())
+        return float(self.function(output, target, reduction="sum", **self.settings)), divisor
+
+    def __call__(self, output: Any, target: Any) -> torch.Tensor:
+        if not isinstance(target, WeightedTargets):
+            settings = {} if self.settings is None else {"reduction": self.reduction, **self.settings}
+            return self.function(output, target, **settings)
+        total, weight = row_weighted(*self.terms(output, target.target), target)
+        return total if self.reduction == "sum" else total / weight.clamp(min=torch.finfo(weight.dtype).tiny)
 
 
-def torch_form(loss: Any) -> TorchForm | None:
-    """Return the form of a loss that is torch's: a function, a partial of one with keywords, or an object of torch's
-    class itself; None for any other.
+def torch_form(loss: Any) -> FunctionLoss | None:
+    """Return a loss that is torch's: a function, a partial of one with keywords, or an object of torch's class itself;
+    None for any other.
 
     >>> torch_form(torch.nn.CrossEntropyLoss(label_smoothing=0.1)).settings["label_smoothing"]
     0.1
     """
     function, settings = loss, {}
-    if isinstance(loss, row_loss):
-        return loss.form
+    if isinstance(loss, FunctionLoss):
+        return None if loss.settings is None else loss
     if isinstance(loss, partial) and not loss.args:
         function, settings = loss.func, dict(loss.keywords)
     elif type(loss) in _torch_losses():
@@ -309,9 +354,37 @@ def torch_form(loss: Any) -> TorchForm | None:
             name: value for name, value in vars(loss).items() if not name.startswith("_") and name != "training"
         }
         settings |= dict(loss.named_buffers())
-    deprecated, per_entry = settings.keys() & {"size_average", "reduce"}, settings.get("reduction") == "none"
-    known = function in _torch_losses().values()
-    return TorchForm(function, settings) if known and not deprecated and not per_entry else None
+    reduction = settings.pop("reduction", "mean")
+    if function not in _torch_losses().values() or settings.keys() & {"size_average", "reduce"} or reduction == "none":
+        return None
+    return FunctionLoss(function, settings, str(reduction), int(settings.get("ignore_index", IGNORED)))
+
+
+def known_loss(loss: Any, reduction: Reduction | None, ignored: int | None) -> Loss | None:
+    """Return a loss with its sums over a batch, of which the test loss is the quotient: Hansa's, torch's, and any other
+    if the task states its reduction; None for a loss that is given all rows at once.
+
+    >>> weighted = WeightedTargets(torch.ones(2), torch.ones(2))
+    >>> float(known_loss(torch.nn.functional.l1_loss, None, None)(torch.zeros(2), weighted))
+    1.0
+    """
+    if hasattr(loss, "sums"):
+        return loss  # type: ignore[no-any-return]
+    form = torch_form(loss)
+    if form is not None or reduction is None:
+        return form
+    return FunctionLoss(loss, None, reduction, IGNORED if ignored is None else ignored)
+
+
+def is_row_mean(loss: Loss | None, targets: Any, ignored: int | None) -> bool:
+    """Return whether a loss is surely the mean or the sum of its rows, given all targets."""
+    if isinstance(targets, WeightedTargets) or not isinstance(loss, (FunctionLoss, cross_entropy, nll)):
+        return isinstance(loss, _Elementwise) and not isinstance(targets, WeightedTargets)
+    if isinstance(loss, FunctionLoss) and not loss.by_labels:
+        return True
+    if loss.class_weights is not None or not isinstance(targets, torch.Tensor):
+        return False
+    return targets.is_floating_point() or bool(counted_labels(targets, ignored).all())
 
 
 def ignored_label(loss: Any) -> int | None:
@@ -320,12 +393,9 @@ def ignored_label(loss: Any) -> int | None:
     >>> ignored_label(partial(torch.nn.functional.cross_entropy, ignore_index=0)), ignored_label(mse())
     (0, None)
     """
-    for candidate in (loss, getattr(loss, "function", None)):
-        bound = candidate.keywords.get("ignore_index") if isinstance(candidate, partial) else None
-        ignored = getattr(candidate, "ignore_index", bound)
-        if isinstance(ignored, int):
-            return ignored
-    return None
+    bound = loss.keywords.get("ignore_index") if isinstance(loss, partial) else None
+    ignored = getattr(loss, "ignore_index", bound)
+    return ignored if isinstance(ignored, int) else None
 
 
 def check_classes(loss: LossFunction, output: Any, targets: Any) -> None:
@@ -351,121 +421,3 @@ def counted_labels(target: Any, ignored: int | None) -> torch.Tensor:
     if not isinstance(target, torch.Tensor) or target.is_floating_point() or target.is_complex():
         raise HansaError("Task(reduction='labels'): targets are no labels. Use 'mean' for a mean over rows.")
     return target >= 0 if ignored is None else (target >= 0) & (target != ignored)
-
-
-class LossForm(NamedTuple):
-    """What is known of a task's loss: its sums over a batch, of which the test loss is the quotient (None for a loss
-    that is given all rows at once), whether it is a sum over rows, and whether surely the mean or sum of its rows."""
-
-    sums: LossSums | None
-    is_sum: bool
-    is_row_mean: bool
-
-
-def loss_form(loss: Any, reduction: Reduction | None, ignored: int | None, targets: Any) -> LossForm:
-    """Return what is known of a loss, given all targets and what the task states of one that is not torch's or Hansa's.
-
-    A mean over n rows has weight n, and a mean over labels the number of labels that count. A sum is divided by the
-    number of rows too, so that test losses are comparable. Cross-entropy with class weights is sum w_i l_i / sum w_i,
-    as torch computes it for one batch, and so are the losses of `hansa.losses`.
-    """
-    if hasattr(loss, "sums"):
-        of_classes = isinstance(loss, (cross_entropy, nll)) and loss.class_weights is None
-        plain = isinstance(loss, _Elementwise) or (of_classes and _all_count(targets, ignored))
-        is_sum = getattr(loss, "reduction", "") == "sum"
-        return LossForm(loss.sums, is_sum, plain and not isinstance(targets, WeightedTargets))
-    form = torch_form(loss)
-    if form is None and reduction is None:
-        return LossForm(None, False, False)
-    if form is None and reduction == "labels":
-        return LossForm(partial(_counted_sums, loss, ignored), False, _all_count(targets, ignored))
-    is_sum = (reduction if form is None else form.reduction) == "sum"
-    if form is None or is_sum or not form.of_classes:
-        return LossForm(partial(_row_sums, loss, is_sum), is_sum, True)
-    is_row_mean = form.settings.get("weight") is None and _all_count(targets, ignored)
-    return LossForm(partial(_class_sums, loss, form), False, is_row_mean)
-
-
-def _all_count(targets: Any, ignored: int | None) -> bool:
-    """Return whether every label counts, or targets are class probabilities."""
-    if not isinstance(targets, torch.Tensor):
-        return False
-    return targets.is_floating_point() or bool(counted_labels(targets, ignored).all())
-
-
-def _row_sums(loss: LossFunction, is_sum: bool, output: Any, target: Any) -> tuple[float, float]:
-    value, rows = float(loss(output, target)), count_rows(target)
-    return (value if is_sum else value * rows), float(rows)
-
-
-def _counted_sums(loss: LossFunction, ignored: int | None, output: Any, target: Any) -> tuple[float, float]:
-    labels = float(counted_labels(target, ignored).sum())
-    return (float(loss(output, target)) * labels, labels) if labels else (0.0, 0.0)
-
-
-def _class_sums(loss: LossFunction, form: TorchForm, output: Any, target: torch.Tensor) -> tuple[float, float]:
-    if target.is_floating_point():  # class probabilities: torch divides by the rows
-        return _row_sums(loss, False, output, target)
-    mask, weights = target != form.ignored, form.settings.get("weight")
-    if weights is None and (labels := int(mask.sum())) == target.numel():
-        return float(loss(output, target)) * labels, float(labels)
-    divisor = mask.sum() if weights is None else weights.to(output.device)[target[mask]].double().sum()
-    return float(form.function(output, target, reduction="sum", **form.options)), float(divisor)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class row_loss(Loss):
-    """A loss with row weights, from a function that returns one value per row or per entry. ``form`` is the loss of
-    torch that it is, if it is one: a mean over entries with its class weights, or a sum or "batchmean" over rows."""
-
-    function: Callable[[Any, Any], torch.Tensor]
-    form: TorchForm | None = None
-
-    @property
-    def reduction(self) -> str:
-        return "mean" if self.form is None else self.form.reduction
-
-    def terms(self, output: Any, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss of every entry, class weights included, and its share of the divisor."""
-        if getattr(output, "shape", None) == (count_rows(target), 1) and target.ndim == 1 and self.form is not None:
-            output = output[:, 0]  # a column against a vector: one output per row
-        losses = _values_per_row(self.function, output, target)
-        if self.reduction != "mean":
-            losses = losses.flatten(1).sum(1) if losses.ndim > 1 else losses
-        elif self.form is not None and self.form.of_classes and not target.is_floating_point():
-            return losses, label_weights(self.form.settings.get("weight"), target, self.form.ignored, losses)
-        return losses, torch.ones_like(losses)
-
-    def sums(self, output: Any, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the weighted sum of the losses and its divisor."""
-        return row_weighted(*self.terms(output, strip_weights(target)), target)
-
-    def __call__(self, output: Any, target: Any) -> torch.Tensor:
-        total, weight = self.sums(output, target)
-        return total if self.reduction == "sum" else total / weight.clamp(min=torch.finfo(weight.dtype).tiny)
-
-
-def with_row_weights(loss: Any) -> Loss:
-    """Return a loss that takes row weights: Hansa's unchanged, torch's by its values per entry, any other by its values
-    per row.
-
-    >>> weighted = WeightedTargets(torch.ones(2), torch.ones(2))
-    >>> float(with_row_weights(torch.nn.functional.l1_loss)(torch.zeros(2), weighted))
-    1.0
-    """
-    if hasattr(loss, "sums"):
-        return loss  # type: ignore[no-any-return]
-    form = torch_form(loss)
-    return row_loss(loss) if form is None else row_loss(partial(form.function, reduction="none", **form.options), form)
-
-
-def _values_per_row(function: Callable[[Any, Any], torch.Tensor], output: Any, target: Any) -> torch.Tensor:
-    losses, rows = function(output, target), count_rows(target)
-    if not isinstance(losses, torch.Tensor) or losses.ndim < 1 or len(losses) != rows:
-        name = getattr(function, "__name__", type(function).__name__)
-        returned = f"shape {list(losses.shape)}" if isinstance(losses, torch.Tensor) else type(losses).__name__
-        raise HansaError(
-            f"{name} returned {returned} for {rows} weighted rows: expected one value per row, as with "
-            "functools.partial(loss, reduction='none'), which Hansa multiplies by the weights."
-        )
-    return losses

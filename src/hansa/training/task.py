@@ -45,9 +45,9 @@ from hansa.training.losses import (
     WeightedTargets,
     check_classes,
     ignored_label,
-    loss_form,
+    is_row_mean,
+    known_loss,
     strip_weights,
-    with_row_weights,
 )
 from hansa.training.metric_direction import metric_directions, stated_direction
 from hansa.training.metrics import (
@@ -195,8 +195,9 @@ class Task:
             raise HansaError(f"client {empty} has no samples: give it some, or remove it from the data.")
         self.name = name if name is not None else type(self.example_model()).__name__
         self.example = self._example_batch()  # a few rows as in training
-        self.loss = with_row_weights(loss) if isinstance(self.example.targets, WeightedTargets) else loss
-        label = ignored_label(self.loss) if ignored is None else ignored
+        weighted = isinstance(self.example.targets, WeightedTargets)
+        self.loss = (known_loss(loss, "mean", None) or loss) if weighted else loss
+        label = ignored_label(loss) if ignored is None else ignored
         self.ignored = None if label is None or label < 0 else label
         self.test_sets = self._test_sets(test)
         self._client_test_rows = rows_by_owner(getattr(data, "test_owners", None))
@@ -246,7 +247,9 @@ class Task:
         """Set the scores of test rows: the sums of the loss, accuracy, and metrics of all rows."""
         targets, output, target = getattr(self.data, "targets", self.example.targets), facts.output, facts.target
         reduction = self.reduction if self.network is None else "labels"  # the native loss is cross-entropy
-        self.loss_sums, self.sums_rows, self.is_row_mean = loss_form(self.loss, reduction, self.ignored, targets)
+        known = known_loss(self.loss, reduction, self.ignored)
+        self.loss_sums, self.sums_rows = getattr(known, "sums", None), getattr(known, "reduction", "") == "sum"
+        self.is_row_mean = is_row_mean(known, targets, self.ignored)
         self.metric: Accuracy | RowMetric | None = None
         self.metrics = metrics
         target = strip_weights(target)
