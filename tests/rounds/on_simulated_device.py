@@ -478,7 +478,7 @@ def test_data_on_the_host_is_asked_for_rows_there_and_copied_from_pinned_memory(
     TRAFFIC.reset()
     rows = trainer.batches(0, hansa.local.Work(4, 5), hansa.Key(0))
     batches = [trainer.batch(0, rows[step]) for step in range(4)]
-    trainer.evaluate({name: vector.to(device) for name, vector in vectors.items()}, 0, 40)
+    trainer.evaluate({name: vector.to(device) for name, vector in vectors.items()}, *made.test_chunks()[0])
     assert data.asked == {torch.device("cpu")}
     assert {leaf.device for batch in batches for leaf in batch} == {device}
     batches_sent = [memory for memory, _ in TRAFFIC.staged if memory.ndim == 4]

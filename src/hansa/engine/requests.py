@@ -21,7 +21,7 @@ from hansa.local import BaseTrainer
 from hansa.rounds import client_round
 from hansa.rounds.messages import WorkOrder, joined_reports
 from hansa.training import TaskLike
-from hansa.training.evaluation import EvaluationJob, run_evaluation
+from hansa.training.evaluation import EvaluationJob, TestChunk, run_evaluation
 from hansa.training.execution_mode import MODELS
 
 log = logging.getLogger("hansa")
@@ -36,7 +36,7 @@ class EvaluationRequest:
     """Evaluate vectors on one range of the test rows, or, without a range, with the task's own evaluation."""
 
     vectors: Vectors
-    piece: tuple[int, int] | None = None
+    piece: TestChunk | None = None
 
 
 Request: TypeAlias = WorkOrder | EvaluationRequest | EvaluationJob
@@ -69,7 +69,7 @@ def estimated_cost(request: Request) -> float:
         tuning = request.personalisation
         steps = 0 if tuning is None else tuning.steps * (tuning.batch_size or 32)
         return float(len(request.clients) * (10 + steps))
-    return 0.0 if request.piece is None else (request.piece[1] - request.piece[0]) / 3
+    return 0.0 if request.piece is None else (request.piece.stop - request.piece.start) / 3
 
 
 class RequestFailed(HansaError):
@@ -134,7 +134,7 @@ def describe_request(request: Request) -> str:
         return f"the evaluation of clients {request.clients[0]} to {request.clients[-1]}"
     if request.piece is None:
         return "the evaluation"
-    return f"the evaluation of test rows {request.piece[0]} to {request.piece[1] - 1}"
+    return f"the evaluation of test rows {request.piece.start} to {request.piece.stop - 1}"
 
 
 class BatchSizer:

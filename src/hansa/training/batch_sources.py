@@ -77,6 +77,11 @@ Batches: TypeAlias = "Rows | KeyedBatches"
 """The batches of a client, with a key where they are augmented."""
 
 
+def row_numbers(batches: Batches) -> Rows:
+    """Return the row numbers of batches."""
+    return batches.rows if isinstance(batches, KeyedBatches) else batches
+
+
 class SampleStore:
     """A tensor of samples on a worker's device.
 
@@ -88,12 +93,9 @@ class SampleStore:
         self.dtype, self.device = dtype if inputs.dtype.is_floating_point else inputs.dtype, device
         self.image = inputs.ndim == 4 and channels_last
         self.values: Any = inputs
-        if not isinstance(inputs, torch.Tensor):
-            return
-        inputs = inputs.to(self.dtype)
-        if self.image:
-            inputs = inputs.permute(0, 2, 3, 1)
-        self.values = inputs.contiguous().to(device)
+        if isinstance(inputs, torch.Tensor):
+            inputs = inputs.to(self.dtype)
+            self.values = (inputs.permute(0, 2, 3, 1) if self.image else inputs).contiguous().to(device)
 
     @property
     def logical(self) -> torch.Tensor:
@@ -112,21 +114,37 @@ class SampleStore:
         return to_device_layout(batch, self.dtype, self.device, self.image)
 
 
-class TensorSource:
-    """Samples that are in memory or in mapped files. Row numbers on ``index_device`` are read without a copy."""
+class BatchSource:
+    """The samples of a worker: in memory, in mapped files, or loaded by the data batch by batch on the host.
+
+    Args:
+        data: The data.
+        dtype: The dtype of real numbers.
+        device: The device of batches.
+        channels_last: Whether images are stored channels-last.
+        test: Whether these are the test rows.
+    """
+
+    native_inputs: SampleStore | None = None
+    """The inputs if inputs and targets are one tensor each, which native code reads directly."""
 
     def __init__(
-        self, inputs: Tree, targets: Tree, dtype: torch.dtype, device: torch.device, channels_last: bool
+        self, data: Any, dtype: torch.dtype, device: torch.device, channels_last: bool, *, test: bool = False
     ) -> None:
+        self._fetch: Callable[..., Any] | None = getattr(data, "fetch_test" if test else "fetch", None)
+        self._form = dtype, device, channels_last
+        self.index_device = torch.device("cpu")  # from which row numbers are read without a copy
+        if self._fetch is not None:
+            return
+        inputs, targets = (data.test_inputs, data.test_targets) if test else (data.inputs, data.targets)
         self._stores = Batch(
             trees.tree_map(lambda leaf: SampleStore(leaf, dtype, device, channels_last), inputs),
             trees.tree_map(lambda leaf: SampleStore(leaf, dtype, device, False), targets),
         )
-        single = isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor)
-        self.native_inputs: SampleStore | None = self._stores.inputs if single else None
-        """The inputs if inputs and targets are one tensor each, which native code reads directly."""
-        in_memory = all(isinstance(store.values, torch.Tensor) for store in trees.tree_leaves(self._stores))
-        self.index_device = device if in_memory else torch.device("cpu")
+        if isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor):
+            self.native_inputs = self._stores.inputs
+        if all(isinstance(store.values, torch.Tensor) for store in trees.tree_leaves(self._stores)):
+            self.index_device = device
 
     @property
     def labels(self) -> torch.Tensor:
@@ -135,30 +153,14 @@ class TensorSource:
         return targets
 
     def batch(self, client: int | None, rows: torch.Tensor) -> Batch:
-        """Return some rows as a batch."""
+        """Return some rows of a client, or test rows, as a batch."""
         if self.native_inputs is not None:
             return Batch(self.native_inputs[rows], self.labels.index_select(0, rows))
+        if self._fetch is not None:
+            fetched = self._fetch(rows) if client is None else self._fetch(client, rows)
+            return convert_batch(Batch(*fetched), *self._form)
         batch: Batch = trees.tree_map(lambda store: store[rows], self._stores)
         return batch
-
-
-class FetchSource:
-    """Samples that the data loads batch by batch, on the host."""
-
-    native_inputs: SampleStore | None = None
-
-    def __init__(
-        self, fetch: Callable[[Any, torch.Tensor], Any], dtype: torch.dtype, device: torch.device, channels_last: bool
-    ) -> None:
-        self._fetch, self._dtype, self._device, self._channels_last = fetch, dtype, device, channels_last
-        self.index_device = torch.device("cpu")
-
-    def batch(self, client: int | None, rows: torch.Tensor) -> Batch:
-        """Return some rows of a client as a batch."""
-        return convert_batch(Batch(*self._fetch(client, rows)), self._dtype, self._device, self._channels_last)
-
-
-BatchSource: TypeAlias = TensorSource | FetchSource
 
 
 def to_device_layout(batch: torch.Tensor, dtype: torch.dtype, device: torch.device, image: bool) -> torch.Tensor:
@@ -178,20 +180,6 @@ def convert_batch(batch: Batch, dtype: torch.dtype, device: torch.device, channe
 
     inputs = trees.tree_map(lambda leaf: convert(leaf, True), batch.inputs)
     return Batch(inputs, trees.tree_map(lambda leaf: convert(leaf, False), batch.targets))
-
-
-def train_source(data: Any, dtype: torch.dtype, device: torch.device, channels_last: bool) -> BatchSource:
-    """Return the source of training batches."""
-    if hasattr(data, "fetch"):
-        return FetchSource(data.fetch, dtype, device, channels_last)
-    return TensorSource(data.inputs, data.targets, dtype, device, channels_last)
-
-
-def test_source(data: Any, dtype: torch.dtype, device: torch.device, channels_last: bool) -> BatchSource:
-    """Return the source of test rows."""
-    if hasattr(data, "fetch_test"):
-        return FetchSource(lambda _, rows: data.fetch_test(rows), dtype, device, channels_last)
-    return TensorSource(data.test_inputs, data.test_targets, dtype, device, channels_last)
 
 
 def count_test_rows(data: Any) -> int:

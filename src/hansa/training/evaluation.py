@@ -27,13 +27,11 @@ from hansa.local.trainer import ClientJobs, LocalStep, train
 from hansa.training.batch_sources import (
     Batch,
     BatchSource,
-    TensorSource,
     count_rows,
     count_test_rows,
     describe_shapes,
     has_rows,
     take_rows,
-    test_source,
 )
 from hansa.training.losses import LossFunction, strip_weights
 from hansa.training.metric_direction import unwrapped
@@ -56,6 +54,15 @@ ClientMetrics: TypeAlias = dict[str, float]
 """Metrics of one client: test_loss, test_accuracy, personal_loss, ..."""
 
 
+class TestChunk(NamedTuple):
+    """A range of the rows of a test set, and the number that seeds the random numbers of its evaluation."""
+
+    start: int
+    stop: int
+    name: str
+    seed: int
+
+
 class PartialScore(NamedTuple):
     """Sums over a range of test rows: the loss and its weight, and the ``correct`` among the ``labels`` that count; and
     outputs and targets, if the loss or a metric needs all rows at once."""
@@ -64,28 +71,30 @@ class PartialScore(NamedTuple):
     weight: float
     correct: float | None = None
     labels: float = 0.0
-    outputs: tuple[tuple[Any, torch.Tensor], ...] = ()
+    outputs: tuple[Any, Any] | None = None
 
 
-def total_score(scores: Sequence[PartialScore], rows: int = 0, loss: LossFunction | None = None) -> PartialScore:
-    """Add the scores of several batches or chunks, in order. A ``loss`` that needs all ``rows`` at once is computed."""
+def total_score(scores: Sequence[PartialScore], loss: LossFunction | None = None) -> PartialScore:
+    """Add the scores of several batches or chunks, in order. A ``loss`` that needs all rows at once is computed."""
     correct = [score.correct for score in scores if score.correct is not None]
+    kept = [score.outputs for score in scores if score.outputs is not None]
     total = PartialScore(
         math.fsum(score.loss_sum for score in scores),
         math.fsum(score.weight for score in scores),
         math.fsum(correct) if correct else None,
         math.fsum(score.labels for score in scores),
-        tuple(outputs for score in scores for outputs in score.outputs),
+        (concatenate_outputs([each[0] for each in kept]), concatenate_outputs([each[1] for each in kept]))
+        if kept
+        else None,
     )
-    if loss is None:
+    if loss is None or total.outputs is None:
         return total
     with torch.no_grad():
-        return total._replace(loss_sum=float(loss(*_all_rows(total))) * rows, weight=float(rows))
+        return total._replace(loss_sum=float(loss(*total.outputs)) * total.weight)
 
 
 def compute_metrics(
     scores: Sequence[PartialScore],
-    rows: int,
     metrics: Mapping[str, Metric],
     loss: LossFunction | None = None,
     *,
@@ -95,14 +104,13 @@ def compute_metrics(
 
     With ``may_be_undefined``, a metric that raises ValueError, such as an AUC of a single class, is NaN.
     """
-    score = total_score(scores, rows, loss)
+    score = total_score(scores, loss)
     results = {"loss": score.loss_sum / score.weight if score.weight else math.nan}
     if score.correct is not None:
         results["accuracy"] = score.correct / max(1.0, score.labels)
-    output, target = _all_rows(score) if metrics else (None, None)
     for name, metric in metrics.items():
         try:
-            results[name] = compute_metric(name, metric, output, target)
+            results[name] = compute_metric(name, metric, *(score.outputs or (None, None)))
         except ValueError as error:
             if not may_be_undefined or isinstance(error, HansaError):
                 raise
@@ -126,9 +134,7 @@ def compute_site_metrics(score: PartialScore, metrics: Mapping[str, Metric], few
     left out, and ``kept_back`` says why.
     """
     results = SiteMetrics({}, {}, {})
-    if not metrics:
-        return results
-    output, target = _all_rows(score)
+    output, target = score.outputs or (None, None)
     for name, metric in metrics.items():
         function = unwrapped(metric)
         try:
@@ -146,12 +152,6 @@ def compute_site_metrics(score: PartialScore, metrics: Mapping[str, Metric], few
             results.kept_back[name] = f"{type(error).__name__}: {error}"
             log.warning("metric %s is left out: %s", name, results.kept_back[name])
     return results
-
-
-def _all_rows(score: PartialScore) -> tuple[Any, Any]:
-    """Return the outputs and the targets of all rows."""
-    outputs, targets = zip(*score.outputs, strict=True)
-    return concatenate_outputs(outputs), concatenate_outputs(targets)
 
 
 def concatenate_outputs(outputs: Sequence[Any]) -> Any:
@@ -173,24 +173,23 @@ def check_outputs(facts: ModelFacts, test_rows: int, for_loss: bool, metrics: Ma
     """Raise if the loss or a metric needs the outputs of all test rows, and these have no rows or are too large."""
     if facts.output is None or not test_rows or not (for_loss or metrics):
         return
-    size = facts.output_bytes * test_rows
+    size, problem = facts.output_bytes * test_rows, ""
     if not has_rows(facts.output, count_rows(facts.target)):
         returned = type(facts.output).__name__
         problem = f"but the model returns {returned} with values that are not tensors of one entry per row"
     elif for_loss and size > _OUTPUT_BYTES:
         problem = f"which take {size / 2**30:.1f} GiB for {test_rows:,} rows"
-    else:
-        return
-    if not for_loss:
+    if problem and not for_loss:
         raise HansaError(
             f"Task(metrics) needs the outputs of all test rows at once, {problem}. Return a tensor, or tuples or dicts "
             "of such tensors."
         )
-    raise HansaError(
-        "Task(loss): a loss that is neither torch's nor of hansa.losses is computed from the outputs of all test rows "
-        f"at once, {problem}. State how it reduces a batch: Task(reduction='mean') over rows, 'sum', or 'labels' for a "
-        "mean over labels that count."
-    )
+    if problem:
+        raise HansaError(
+            "Task(loss): a loss that is neither torch's nor of hansa.losses is computed from the outputs of all test "
+            f"rows at once, {problem}. State how it reduces a batch: Task(reduction='mean') over rows, 'sum', or "
+            "'labels' for a mean over labels that count."
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,19 +245,18 @@ def score_rows(trainer: ModuleTrainer, name: str, rows: torch.Tensor, seed: int)
             source = _prepare(trainer, trainer.task.test_sets[name])
             trainer.test_sources[name] = source, _is_native(trainer, source)
         source, is_native = trainer.test_sources[name]
-    network = trainer.network
-    if is_native and network is not None:
-        start, count = int(rows[0]), len(rows)
-        if isinstance(source, TensorSource) and source.native_inputs is not None and _consecutive(rows):
-            inputs = source.native_inputs.logical, source.labels
-            loss, hits = network.evaluate(trainer.y, *inputs, start, start + count)
+    if is_native and trainer.network is not None:
+        start, count, inputs = int(rows[0]), len(rows), source.native_inputs
+        if inputs is not None and int(rows[-1]) - start == count - 1 and bool((rows.diff() == 1).all()):
+            loss, hits = trainer.network.evaluate(trainer.y, inputs.logical, source.labels, start, start + count)
         else:
-            loss, hits = network.evaluate(trainer.y, *source.batch(None, rows))
+            loss, hits = trainer.network.evaluate(trainer.y, *source.batch(None, rows))
         return PartialScore(loss, count, math.nan if math.isnan(loss) else hits, labels=count)
     trainer.seed(Key(0).child("evaluation", seed))
     trainer.module.eval()
     try:
-        return total_score([_score_batch(trainer, batch) for batch in _test_batches(trainer, source, rows)])
+        score = total_score([_score_batch(trainer, batch) for batch in _test_batches(trainer, source, rows)])
+        return score if trainer.task.loss_sums is not None else score._replace(weight=float(len(rows)))
     finally:
         trainer.module.train()
 
@@ -291,7 +289,7 @@ def _score_batch(trainer: ModuleTrainer, batch: Batch) -> PartialScore:
     if not task.needs_all_outputs:
         return score
     to_cpu = trees.tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, (output, target))
-    return score._replace(outputs=(to_cpu,))
+    return score._replace(outputs=to_cpu)
 
 
 def _is_native(trainer: ModuleTrainer, source: BatchSource) -> bool:
@@ -301,23 +299,18 @@ def _is_native(trainer: ModuleTrainer, source: BatchSource) -> bool:
         return False
     if network.takes_tokens and (inputs.dtype != torch.int64 or inputs.logical.shape[1:] != network.input_shape):
         return False
-    labels = getattr(source, "labels", None)
-    return labels is None or not labels.numel() or int(labels.min()) >= 0
+    return not source.labels.numel() or int(source.labels.min()) >= 0
 
 
 def _prepare(trainer: ModuleTrainer, data: Any) -> BatchSource:
     """Return the source of test rows; a single tensor is prepared once, others batch by batch."""
     form = (trainer.dtype, trainer.device, trainer.layout.channels_last)
-    source = test_source(data, *form)
-    if not isinstance(source, TensorSource) or source.native_inputs is None or not trainer.task.augment.test_pipeline():
+    source = BatchSource(data, *form, test=True)
+    if source.native_inputs is None or not trainer.task.augment.test_pipeline():
         return source
     chunks = torch.split(torch.arange(count_test_rows(data), device=trainer.device), EVALUATION_BATCH)
     inputs = [trainer.prepare_test_batch(source.batch(None, chunk)).inputs for chunk in chunks]
-    return TensorSource(torch.cat(inputs), source.labels, *form)
-
-
-def _consecutive(rows: torch.Tensor) -> bool:
-    return len(rows) == 1 or (int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((rows.diff() == 1).all()))
+    return BatchSource(EvaluationRows(torch.cat(inputs), source.labels), *form, test=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,15 +365,19 @@ def split_job(test_sizes: Mapping[int, int], job: EvaluationJob) -> Iterator[Eva
 
 def run_evaluation(algorithm: Algorithm, task: Any, trainer: Any, job: EvaluationJob) -> list[ClientMetrics]:
     """Return the metrics of each client of a job; they depend only on the vectors, the client's memory and the key."""
-    results = []
+    phase, tuning, results = algorithm.local, job.personalisation, []
     for client in job.clients:
-        model, buffers = client_model(algorithm.local, job.vectors, job.memory.get(client, {}))
+        model, buffers = client_model(phase, job.vectors, job.memory.get(client, {}))
         trainer.load(model, buffers)
-        metrics = {f"test_{name}": value for name, value in task.evaluate_client(trainer, client).items()}
-        if job.personalisation is not None:
-            _fine_tune(algorithm.local, task, trainer, client, model, buffers, job)
-            metrics |= {f"personal_{name}": value for name, value in task.evaluate_client(trainer, client).items()}
-        results.append(metrics)
+        results.append({f"test_{name}": value for name, value in task.evaluate_client(trainer, client).items()})
+        if tuning is None:
+            continue
+        model, work = model.to(trainer.y.device), tuning.work(task.population.samples[client])
+        step = LocalStep(tuning.lr, model, max_grad_norm=phase.max_grad_norm, frozen_blocks=phase.frozen_blocks)
+        key, starts = job.key.child("personalise", job.round), None if buffers is None else (buffers,)
+        trained = train(trainer, ClientJobs.of(model, client, work, step, key, keep_models=True, buffers=starts))
+        trainer.load(trained.models[0], trained.buffers[0] if trained.buffers else None)
+        results[-1] |= {f"personal_{name}": value for name, value in task.evaluate_client(trainer, client).items()}
     return results
 
 
@@ -395,19 +392,6 @@ def client_model(phase: LocalPhase, vectors: Vectors, memory: Mapping[str, Vecto
         return row[: model.numel()], None if buffers is None else row[model.numel() :]
     model = phase.client_start(model, memory)
     return model, None if buffers is None else phase.client_start(buffers, memory, of_buffers=True)
-
-
-def _fine_tune(
-    phase: LocalPhase, task: Any, trainer: Any, client: int, model: Vector, buffers: Vector | None, job: EvaluationJob
-) -> None:
-    assert job.personalisation is not None
-    model, rate = model.to(trainer.y.device), job.personalisation.lr
-    step = LocalStep(rate, model, max_grad_norm=phase.max_grad_norm, frozen_blocks=phase.frozen_blocks)
-    work = job.personalisation.work(task.population.samples[client])
-    columns = {} if buffers is None else {"buffers": (buffers,)}
-    key = job.key.child("personalise", job.round)
-    trained = train(trainer, ClientJobs.of(model, client, work, step, key, keep_models=True, **columns))
-    trainer.load(trained.models[0], trained.buffers[0] if trained.buffers else None)
 
 
 def rows_by_owner(owners: torch.Tensor | None) -> dict[int, torch.Tensor]:

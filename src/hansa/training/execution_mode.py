@@ -1,15 +1,13 @@
 """Execution modes of a task's clients: native code, ``torch.compile``, or several clients in one ``torch.func.vmap``.
 
-Native code is selected once, when the task is created, so that all workers agree, and only if its results match eager
-PyTorch. Compiled code has one graph per batch signature (shapes, types and strides). The graph depends only on the
-signature, and its comparison with eager only on the task's example rows, never on earlier clients: any number of
-workers gives the same bits. Dynamic shapes are off, since their code would depend on the first shape.
+All are compared with eager PyTorch on the task's example rows, never on earlier clients, so that workers agree: native
+code when the task is created, ``vmap`` before a run, and compiled code for each batch signature (shapes, types and
+strides), since it has one graph for each. Dynamic shapes are off: their code would depend on the first shape.
 
 ``vmap`` trains clients in one program over stacked parameters. The bits of a client's result do not depend on the other
 clients or their number. Torch may use different kernels for one model and for several, and different functions (exp,
 tanh, ...) for full vectors and for the tail of a tensor: so a program always has 32 models, which leave no tail. Unused
-models are copies. Before a run, losses and gradients of example batches are compared with those of single steps. Models
-that draw random numbers, such as dropout, are refused.
+models are copies. Models that draw random numbers, such as dropout, are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -41,18 +39,16 @@ from hansa.core.protocols import with_defaults
 from hansa.core.types import Vector
 from hansa.core.vectors.layout import Layout
 from hansa.local.solvers import BaseSolver
-from hansa.local.trainer import ClientJobs, LocalResults, LocalStep, train_by_steps
-from hansa.local.work import Work
+from hansa.local.trainer import ClientJobs, LocalResults, train_by_steps
 from hansa.training import random_state
 from hansa.training.batch_sources import (
     Batch,
-    KeyedBatches,
-    TensorSource,
     convert_batch,
     count_rows,
+    row_numbers,
     take_rows,
 )
-from hansa.training.modules import CPU, ModelLoss, ModuleState, Trial, model_caller, model_loss
+from hansa.training.modules import CPU, ModelLoss, ModuleState, Trial, model_loss
 
 if TYPE_CHECKING:
     from hansa.training.task import Task, TaskLike
@@ -147,19 +143,33 @@ def _compare_native(network: Network, trial: Trial, inputs: torch.Tensor, target
     for step, batch in enumerate(rows):
         x, labels = native_inputs(inputs[batch]), targets[batch].contiguous()
         eager_batch = convert_batch(Batch(x, labels), torch.float32, CPU, trial.layout.channels_last)
-        eager_loss, expected = trial.gradient(eager_batch, Key(step))
-        keep = _dropout_mask(network, Key(step))
-        native_loss, gradient = network.gradient(trial.y, x, labels, torch.arange(_ROWS), keep=keep)
-        if not abs(native_loss - eager_loss) <= 1e-4 * (1 + abs(eager_loss)):
-            raise NotEligible(f"its native loss is {native_loss:.6g}, its eager loss {eager_loss:.6g}")
-        distances.append(_distance(gradient, expected))
+        eager, keep = trial.gradient(eager_batch, Key(step)), _dropout_mask(network, Key(step))
+        found = network.gradient(trial.y, x, labels, torch.arange(_ROWS), keep=keep)
+        distances.append(_compare("native", found, eager, 1e-4, 2e-2))
         keep = None if keep is None else keep[None]
         ClientKernel(network, x, labels).steps(native_y, torch.arange(_ROWS)[None], AffineStep(_LR), keep)
         with torch.no_grad():
-            trial.y.sub_(expected, alpha=_LR)
+            trial.y.sub_(eager[1], alpha=_LR)
     change = _distance(native_y - start, trial.y - start)
-    if not (sorted(distances)[1] < 1e-4 and max(*distances, change) < 2e-2):
-        raise NotEligible(f"its native gradient differs by {max(distances):.2g}, three steps by {change:.2g}")
+    if not (sorted(distances)[1] < 1e-4 and change < 2e-2):
+        raise NotEligible(f"the native gradient differs by {max(distances):.2g}, three steps by {change:.2g}")
+
+
+def _compare(
+    kind: str, found: tuple[float, torch.Tensor], eager: tuple[float, torch.Tensor], of_loss: float, of_gradient: float
+) -> float:
+    """Return the relative distance of a flat gradient from that of eager PyTorch; raise `NotEligible` if it, or that of
+    the loss, exceeds a tolerance."""
+    if not abs(found[0] - eager[0]) <= of_loss * (1 + abs(eager[0])):
+        raise NotEligible(f"the {kind} loss is {found[0]:.6g}, the eager loss {eager[0]:.6g}")
+    if not (distance := _distance(found[1], eager[1])) <= of_gradient:
+        raise NotEligible(f"the {kind} gradient differs by {distance:.2g}")
+    return distance
+
+
+def impossible(execution: Execution, problem: str, reason: object) -> HansaError:
+    """Return the error for a requested execution that a task does not allow."""
+    return HansaError(f"Task(execution={execution!r}): {problem}: {reason}. Omit execution to train it otherwise.")
 
 
 def _dropout_mask(network: Network, key: Key) -> torch.Tensor | None:
@@ -191,62 +201,58 @@ def missing_compiler() -> str | None:
 
 def check_compiled(task: Task) -> None:
     """Trace forward, loss and backward on example rows; raise if the task's model cannot be compiled."""
+    _require_compiler(task)
     if task.autocast is not None:
         raise _not_compiled(task, f"it uses autocast={task.autocast!r}")
-    if (reason := missing_compiler()) is not None:
-        raise _not_compiled(task, reason)
     if not all(isinstance(leaf, torch.Tensor) for leaf in trees.tree_leaves(tuple(task.example))):
         raise _not_compiled(task, "its batches have values that are not tensors")
     _compare_compiled(task, task.dtype, CPU, _signature(task.example), "aot_eager")
 
 
-def _not_compiled(task: Task, reason: str) -> HansaError:
-    return HansaError(
-        f"Task(execution='compiled'): {task.name} cannot be compiled: {reason}. Omit execution to train it as it is."
-    )
+def _not_compiled(task: Task, reason: object) -> HansaError:
+    return impossible("compiled", f"{task.name} cannot be compiled", reason)
+
+
+def _require_compiler(task: Task) -> None:
+    if (reason := missing_compiler()) is not None:
+        raise _not_compiled(task, reason)
 
 
 class CompiledLoss:
     """The compiled loss of a trainer's module. Each batch signature is compared with eager before its first use."""
 
-    def __init__(self, task: Task, module: nn.Module, parameters: list[torch.Tensor]) -> None:
-        if (reason := missing_compiler()) is not None:
-            raise HansaError(f"execution='compiled': {reason}, as on the machine that created the run.")
-        self.task, self._parameters = task, parameters
-        self._loss = _compile(model_loss(model_caller(module, task.example[0]), task.loss), BACKEND)
-        self._compared: set[Any] = set()
+    def __init__(self, trainer: ModuleTrainer) -> None:
+        _require_compiler(trainer.task)
+        self._trainer, self._compared = trainer, set[Any]()
+        self._loss = _compile(model_loss(trainer.call_model, trainer.task.loss), BACKEND)
 
-    def gradient(self, inputs: Any, targets: Any) -> LossAndGradients:
+    def gradient(self, batch: Batch) -> LossAndGradients:
         """Return loss and gradient of a batch; raise if compiled code and eager differ."""
-        signature = _signature((inputs, targets))
+        trainer, signature = self._trainer, _signature(batch)
         with nullcontext() if signature in self._compared else _compilation_settings():
             if signature not in self._compared:
-                form = self._parameters[0]
-                _compare_compiled(self.task, form.dtype, form.device, signature, BACKEND)
+                _compare_compiled(trainer.task, trainer.dtype, trainer.device, signature, BACKEND)
                 self._compared.add(signature)
             with torch.enable_grad():
-                loss = self._loss(inputs, targets)
-                gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
-        return loss.detach(), gradients
+                loss = self._loss(*batch)
+                return loss.detach(), trainer.gradients_of(loss)
 
 
 def _compare_compiled(task: Task, dtype: torch.dtype, device: torch.device, signature: Any, backend: str) -> None:
     """Raise if loss, gradient or buffers of compiled and eager code differ on two batches with a signature."""
     compiled, eager = task.trial(dtype, device), task.trial(dtype, device)
     with _compilation_settings(), random_state.preserve_rng():
-        program = _compile(model_loss(compiled.call, compiled.loss), backend)
+        program = _compile(model_loss(compiled.call_model, task.loss), backend)
         for step in range(2):
             try:
                 batch = _batch_like(signature, task.example, step)
-                loss, gradient = compiled.gradient(batch, Key(step), program)
-                eager_loss, eager_gradient = eager.gradient(batch, Key(step), model_loss(eager.call, eager.loss))
+                found = compiled.gradient(batch, Key(step), program)
+                _compare("compiled", found, eager.gradient(batch, Key(step)), 1e-4, 1e-3)
+            except NotEligible as reason:
+                raise _not_compiled(task, reason) from reason
             except Exception as error:
                 message = str(error).strip().splitlines()[0] if str(error) else ""
                 raise _not_compiled(task, f"{type(error).__name__}: {message}") from error
-            if not abs(loss - eager_loss) <= 1e-4 * (1 + abs(eager_loss)):
-                raise _not_compiled(task, f"the compiled loss is {loss:.6g}, the eager loss {eager_loss:.6g}")
-            if not (distance := _distance(gradient, eager_gradient)) < 1e-3:
-                raise _not_compiled(task, f"the compiled gradient differs by {distance:.2g}")
             for a, b in zip(compiled.module.buffers(), eager.module.buffers(), strict=True):
                 if not a.is_complex() and not torch.allclose(a.double(), b.double(), 1e-3, 1e-5, equal_nan=True):
                     raise _not_compiled(task, "the compiled code changes buffers differently")
@@ -316,37 +322,29 @@ def with_vmap(task: TaskLike, algorithm: Algorithm, dtype: torch.dtype, device: 
     """Return the task with ``vmap_batch_size`` for a method if its execution is "vmap"; otherwise the task itself."""
     if getattr(task, "execution", "") != "vmap":
         return task
-    task, batch_size = copy.copy(cast("Task", task)), algorithm.local.batch_size
+    task, phase = copy.copy(cast("Task", task)), algorithm.local
+    batch_size = phase.batch_size
     if batch_size is None:
         sizes = Counter(task.population.samples)
         batch_size = max(sizes, key=lambda size: (sizes[size], size))
+    two_gradients = with_defaults(phase.solver, BaseSolver).ascent_offset is not None
     try:
-        _check(task, algorithm)
+        _refuse({
+            "its clients gossip between the steps": phase.mixing is not None,
+            f"{phase.solver!r} takes two gradients a step": two_gradients,
+            "its clients keep blocks of the model": phase.private_blocks is not None,
+            f"it uses autocast={task.autocast!r}": task.autocast is not None,
+            "its model has buffers that training changes (BatchNorm? spectral norm?)": task.layout.buffer_dim,
+            "its data is loaded batch by batch": hasattr(task.data, "fetch"),
+            "a user-defined augmentation may draw random numbers": task.augment.has_user_code,
+        })  # fmt: skip
         _compare_vmap(task, dtype, device, batch_size)
     except NotEligible as reason:
-        raise HansaError(
-            f"Task(execution='vmap'): {task.name} with {algorithm.name}: clients cannot be trained together: {reason}. "
-            "Omit execution to train them one after the other."
-        ) from reason
+        problem = f"{task.name} with {algorithm.name}: clients cannot be trained together"
+        raise impossible("vmap", problem, reason) from reason
     log.info("%s: trained by torch.func.vmap, up to %d clients in one program", task.name, MODELS)
     task.vmap_batch_size = batch_size
     return task
-
-
-def _check(task: Task, algorithm: Algorithm) -> None:
-    """Raise `NotEligible` if a task or a method needs sequential clients."""
-    phase = algorithm.local
-    offset = with_defaults(phase.solver, BaseSolver).ascent_offset
-    reasons = {
-        "its clients gossip between the steps": phase.mixing is not None,
-        f"{phase.solver!r} takes two gradients a step": offset is not None,
-        "its clients keep blocks of the model": phase.private_blocks is not None,
-        f"it uses autocast={task.autocast!r}": task.autocast is not None,
-        "its model has buffers that training changes (BatchNorm? spectral norm?)": task.layout.buffer_dim,
-        "its data is loaded batch by batch": hasattr(task.data, "fetch"),
-        "a user-defined augmentation may draw random numbers": task.augment.has_user_code,
-    }
-    _refuse(reasons)
 
 
 class BatchedTraining:
@@ -365,101 +363,68 @@ class BatchedTraining:
     def train(self, jobs: ClientJobs) -> LocalResults:
         """Train clients whose batches have the planned size together, the others one by one."""
         results: dict[int, LocalResults] = {}
-        groups: dict[object, list[_Client]] = {}
-        for index in range(len(jobs)):
-            client = self._client(jobs, index)
-            if client is None:
-                results[index] = train_by_steps(self.trainer, jobs.part([index]))
+        groups: dict[object, list[int]] = {}
+        batches = jobs.batches or [
+            self.trainer.batches(client, work, jobs.key_of(index).child("batch"))
+            for index, (client, work) in enumerate(zip(jobs.clients, jobs.works, strict=True))
+        ]
+        jobs = replace(jobs, batches=batches)
+        for index, (work, step) in enumerate(zip(jobs.works, jobs.steps, strict=True)):
+            rows = row_numbers(batches[index])
+            if isinstance(rows, torch.Tensor) and work.batch_size == rows.shape[1] == self.batch_size:
+                groups.setdefault((step.numbers, step.shift is None, step.is_affine), []).append(index)
             else:
-                step = client.step
-                groups.setdefault((step.numbers, step.shift is None, step.is_affine), []).append(client)
-        for clients in groups.values():
-            clients.sort(key=lambda client: -client.work.steps)
-            for start in range(0, len(clients), MODELS):
-                group = clients[start : start + MODELS]
-                results.update(zip([client.position for client in group], self._train(jobs, group), strict=True))
+                results[index] = train_by_steps(self.trainer, jobs.part([index]))
+        for members in groups.values():
+            members.sort(key=lambda index: -jobs.works[index].steps)
+            for start in range(0, len(members), MODELS):
+                group = members[start : start + MODELS]
+                results.update(zip(group, self._train(jobs.part(group)), strict=True))
         self.trainer.read_buffers()  # checks what training must not change
         joined = LocalResults()
         for index in range(len(jobs)):
             joined.extend(results[index])
         return joined
 
-    def _client(self, jobs: ClientJobs, index: int) -> _Client | None:
-        """Return a client with its batches; None if their size is not the planned one."""
-        client, work, batches = jobs.clients[index], jobs.works[index], jobs.batches_of(index)
-        if work.batch_size != self.batch_size:
-            return None
-        if batches is None:
-            batches = self.trainer.batches(client, work, jobs.key_of(index).child("batch"))
-        rows = batches.rows if isinstance(batches, KeyedBatches) else batches
-        if not isinstance(rows, torch.Tensor) or rows.shape[1] != work.batch_size:
-            return None
-        return _Client(index, jobs.models[index], client, work, jobs.steps[index], batches)
-
-    def _train(self, jobs: ClientJobs, clients: Sequence[_Client]) -> list[LocalResults]:
-        """Train a group. If it fails, train each client separately, so that the error names its client and step and the
-        other clients are not affected."""
+    def _train(self, jobs: ClientJobs) -> list[LocalResults]:
+        """Train a group. If it fails, the error is that of a single client, which names the client and the step."""
         try:
-            return self._train_group(clients, jobs.keep_models)
-        except Exception as error:
-            if len(clients) == 1:
-                log.debug("client %d is trained by single steps: %s", clients[0].client, error)
-                return [train_by_steps(self.trainer, jobs.part([clients[0].position]))]
-        return [self._train(jobs, [client])[0] for client in clients]
+            return self._train_group(jobs)
+        except Exception:
+            train_by_steps(self.trainer, jobs)
+            raise
 
-    def _train_group(self, jobs: Sequence[_Client], keep_models: bool) -> list[LocalResults]:
+    def _train_group(self, jobs: ClientJobs) -> list[LocalResults]:
         """Train clients with the same arithmetic, sorted by descending number of steps."""
-        trainer, steps = self.trainer, [job.work.steps for job in jobs]
+        trainer, steps = self.trainer, [work.steps for work in jobs.works]
         trainer.module_state.restore()
-        group = _Group(trainer, jobs)
-        source = _GroupBatches(trainer, jobs)
+        group, rows = _Group(trainer, jobs), None
+        if not trainer.task.augment:
+            own: list[Any] = [row_numbers(batches) for batches in jobs.batches or ()]
+            rows = nn.utils.rnn.pad_sequence(own, batch_first=True)
         losses = torch.zeros(steps[0], len(jobs), dtype=trainer.dtype, device=trainer.device)
         for t in range(steps[0]):
             active = sum(count > t for count in steps)
-            values, gradients = self._loss.gradients(group.views, source[t, active])
+            values, gradients = self._loss.gradients(group.views, self._batch(jobs, rows, t, active))
             group.step(active, gradients)
             losses[t, :active] = values[:active]
-        group.keep_state()
-        results = []
-        for index, job in enumerate(jobs):
-            results.append(result := LocalResults())
-            result.add_model(job.x, group.row(index), losses[: steps[index], index].tolist(), keep_model=keep_models)
+        group.keep_velocities()
+        results = [LocalResults() for _ in steps]
+        for index, (x, result) in enumerate(zip(jobs.models, results, strict=True)):
+            values = losses[: steps[index], index]
+            result.add_model(x, group.row(index), values.tolist(), keep_model=jobs.keep_models)
         return results
 
-
-class _Client(NamedTuple):
-    """A client of a group, with its position among the jobs and its batches."""
-
-    position: int
-    x: torch.Tensor
-    client: int
-    work: Work
-    step: LocalStep
-    batches: torch.Tensor | KeyedBatches
-
-
-class _GroupBatches:
-    """The batches of a group: ``batches[t, active]`` has one for each model in step t. Models beyond the active clients
-    repeat the batch of the last one."""
-
-    def __init__(self, trainer: ModuleTrainer, jobs: Sequence[_Client]) -> None:
-        self._trainer, self._jobs = trainer, jobs
-        self._rows: torch.Tensor | None = None
-        if isinstance(trainer.source, TensorSource) and not trainer.task.augment:
-            rows: list[Any] = [
-                job.batches.rows if isinstance(job.batches, KeyedBatches) else job.batches for job in jobs
-            ]
-            self._rows = nn.utils.rnn.pad_sequence(rows, batch_first=True)
-
-    def __getitem__(self, position: tuple[int, int]) -> Batch:
-        t, active = position
+    def _batch(self, jobs: ClientJobs, rows: torch.Tensor | None, t: int, active: int) -> Batch:
+        """Return a batch for each model in step t, gathered at once from the ``rows`` of all clients if they are given.
+        Models beyond the active clients repeat the batch of the last one."""
         models = torch.arange(MODELS).clamp(max=active - 1)
-        if self._rows is None:
-            batches = [self._trainer.batch(job.client, job.batches[t]) for job in self._jobs[:active]]
+        if rows is None:
+            of_clients = zip(jobs.clients[:active], jobs.batches or (), strict=False)
+            batches = [self.trainer.batch(client, batches[t]) for client, batches in of_clients]
             return stack_batches([batches[model] for model in models.tolist()])
-        batch: Batch = self._trainer.source.batch(None, self._rows[models, t].reshape(-1))
-        batch = trees.tree_map(lambda leaf: leaf.view(MODELS, -1, *leaf.shape[1:]), batch)
-        return batch
+        batch: Batch = self.trainer.source.batch(None, rows[models, t].reshape(-1))
+        return trees.tree_map(lambda leaf: leaf.view(MODELS, -1, *leaf.shape[1:]), batch)  # type: ignore[no-any-return]
 
 
 class _Group:
@@ -468,40 +433,36 @@ class _Group:
     ``views`` are the parameters of all models, [models, ...] each.
     """
 
-    def __init__(self, trainer: ModuleTrainer, jobs: Sequence[_Client]) -> None:
-        self._dim, self._jobs = trainer.y.numel(), jobs
-        self._y = stacked_rows([job.x for job in jobs], MODELS, trainer.y)
+    def __init__(self, trainer: ModuleTrainer, jobs: ClientJobs) -> None:
+        self._dim, self._steps = trainer.y.numel(), jobs.steps
+        self._y = stacked_rows(jobs.models, MODELS, trainer.y)
         self.views = stacked_views(trainer.layout, self._y)
-        step, steps = jobs[0].step, [job.step for job in jobs]
-        self._affine = step.is_affine
-        if not self._affine:
+        step = jobs.steps[0]
+        self._max_norm, self._step = step.max_grad_norm, replace(step, max_grad_norm=None) if step.is_affine else None
+        if self._step is None:
             self._rows = [[view[index] for view in self.views] for index in range(len(jobs))]
-            self._steps = [copy.deepcopy(step, {id(step.anchor): step.anchor}) for step in steps]
             return
-        self._max_norm, self._step = step.max_grad_norm, replace(step, max_grad_norm=None)
         stack = partial(stacked_rows, count=len(jobs), like=trainer.y)
         self._vectors = {
-            "anchor": stack([step.anchor for step in steps]) if step.prox_weight else self._y,
-            "shift": None if step.shift is None else stack([cast("Vector", step.shift) for step in steps]),
-            "velocity": stack([step.init_velocity() for step in steps]) if step.momentum else None,
+            "anchor": stack([step.anchor for step in jobs.steps]) if step.prox_weight else self._y,
+            "shift": None if step.shift is None else stack([cast("Vector", step.shift) for step in jobs.steps]),
+            "velocity": stack([step.init_velocity() for step in jobs.steps]) if step.momentum else None,
         }
 
     def row(self, index: int) -> torch.Tensor:
         """Return a client's model."""
         return self._y[index, : self._dim]
 
-    def keep_state(self) -> None:
-        """Store velocities and optimizer states in the clients' steps, after all steps succeeded."""
-        for index, job in enumerate(self._jobs):
-            if not self._affine:
-                job.step.state, job.step.velocity = self._steps[index].state, self._steps[index].velocity
-            elif (velocity := self._vectors["velocity"]) is not None:
-                job.step.velocity = velocity[index, : self._dim]
+    def keep_velocities(self) -> None:
+        """Store the rows of velocities in the clients' steps."""
+        if self._step is not None and (velocity := self._vectors["velocity"]) is not None:
+            for index, step in enumerate(self._steps):
+                step.velocity = velocity[index, : self._dim]
 
     def step(self, active: int, gradients: Sequence[torch.Tensor]) -> None:
         """Take a step of the first ``active`` clients."""
         gradients = [gradient[:active] for gradient in gradients]
-        if not self._affine:
+        if self._step is None:
             for index, step in enumerate(self._steps[:active]):
                 step.step(self.row(index), self._rows[index], [gradient[index] for gradient in gradients])
             return
@@ -523,7 +484,7 @@ def _clip(gradients: Sequence[torch.Tensor], max_norm: float) -> list[torch.Tens
 def _compare_vmap(task: Task, dtype: torch.dtype, device: torch.device, batch_size: int) -> None:
     """Compare steps of three models on example rows, single and in one program; raise `NotEligible` if joint results
     differ from single ones, or depend on the other models."""
-    trial = task.trial(dtype, device)
+    trial, layout = task.trial(dtype, device), task.layout
     trial.module.train()
     for module in trial.module.modules():
         for name in ("padding_idx", "max_norm", "sparse"):
@@ -532,53 +493,38 @@ def _compare_vmap(task: Task, dtype: torch.dtype, device: torch.device, batch_si
                 raise NotEligible(f"an embedding has {name}")
     if ModuleState(trial.module).generators:
         raise NotEligible("its model has a random generator of its own")
-    loss_of = model_loss(trial.call, task.loss)
-    program = BatchedLoss(trial.module, loss_of, task.layout)
+    program = BatchedLoss(trial.module, model_loss(trial.call_model, task.loss), layout)
     vectors, batches = [], []
     for model in range(3):
         noise = torch.from_numpy(Key(0).child("batched", model).numpy().standard_normal(trial.y.numel()))
         vectors.append(trial.y + 0.02 * noise.to(trial.y))
         rows = (torch.arange(batch_size) + 5 * model) % count_rows(task.example.targets)
-        batches.append(convert_batch(take_rows(task.example, rows), dtype, device, task.layout.channels_last))
+        batches.append(convert_batch(take_rows(task.example, rows), dtype, device, layout.channels_last))
     with random_state.fixed_arithmetic(), torch.no_grad():
-        single = []
+        single, joint = [], list[tuple[int, float, torch.Tensor]]()
         for model in range(3):
             trial.y.copy_(vectors[model])
-            single.append(trial.gradient(batches[model], Key(0).child("noise", model), loss_of))
-        rng_before, joint = random_state.rng_state(device), list[tuple[int, float, torch.Tensor]]()
+            single.append(trial.gradient(batches[model], Key(0).child("noise", model)))
+        rng_before = random_state.rng_state(device)
         for shift in range(3):
             models = [(index + shift) % 3 for index in range(MODELS)]
-            chosen = [vectors[model] for model in models], [batches[model] for model in models]
-            found = _joint_gradients(program, task.layout, *chosen)
-            joint += zip(models, *found, strict=True)
+            rows = stacked_rows([vectors[model] for model in models], MODELS, trial.y)
+            batch, flat = stack_batches([batches[model] for model in models]), torch.zeros_like(rows)
+            try:
+                losses, gradients = program.gradients(stacked_views(layout, rows), batch)
+            except Exception as error:
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                raise NotEligible(f"torch.func.vmap does not support it: {reason}") from error
+            for view, gradient in zip(stacked_views(layout, flat), gradients, strict=True):
+                view.copy_(gradient)
+            joint += zip(models, losses.tolist(), flat[:, : trial.y.numel()], strict=True)
         if random_state.rng_state(device) != rng_before:
             raise NotEligible("its model draws random numbers")
     tolerance = 1e-4 if dtype == torch.float32 else 1e-9
-    for model, joint_loss, gradient in joint:
-        loss, flat = single[model]
-        if not abs(joint_loss - loss) <= tolerance * (1 + abs(loss)):
-            raise NotEligible(f"the joint loss is {joint_loss:.6g}, the single loss {loss:.6g}")
-        if not (distance := _distance(gradient, flat)) <= tolerance:
-            raise NotEligible(f"the joint gradient differs from the single one by {distance:.2g}")
-        if not bitwise_equal(gradient, joint[model][2]):
+    for model, loss, flat in joint:
+        _compare("joint", (loss, flat), single[model], tolerance, tolerance)
+        if not bitwise_equal(flat, joint[model][2]):
             raise NotEligible("the last bits of a gradient depend on the other clients")
-
-
-def _joint_gradients(
-    program: BatchedLoss, layout: Layout, vectors: Sequence[torch.Tensor], batches: Sequence[Batch]
-) -> tuple[list[float], list[torch.Tensor]]:
-    """Return loss and flat gradient of each model, computed in one program."""
-    dim = len(vectors[0])
-    rows = stacked_rows(vectors, len(vectors), vectors[0])
-    try:
-        losses, gradients = program.gradients(stacked_views(layout, rows), stack_batches(batches))
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise NotEligible(f"torch.func.vmap does not support it: {reason}") from error
-    flat = torch.zeros_like(rows)
-    for view, gradient in zip(stacked_views(layout, flat), gradients, strict=True):
-        view.copy_(gradient)
-    return losses.tolist(), [row[:dim] for row in flat]
 
 
 class BatchedLoss(nn.Module):

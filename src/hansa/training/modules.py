@@ -19,8 +19,9 @@ import inspect
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import Parameter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -31,9 +32,9 @@ from hansa.core import trees
 from hansa.core.errors import HansaError
 from hansa.core.keys import Key
 from hansa.core.object_state import GENERATOR_TYPES, ObjectState, bitwise_equal
-from hansa.core.types import BUFFERS, MODEL, Vectors
+from hansa.core.types import BUFFERS, MODEL
 from hansa.core.vectors.layout import Layout, convert_module
-from hansa.local.trainer import LocalStep, take_steps
+from hansa.local.trainer import ClientJobs, LocalStep, train_by_steps
 from hansa.local.work import Work
 from hansa.training import random_state
 from hansa.training.batch_sources import Batch, convert_batch, count_rows, describe_shapes, has_rows, spread_rows
@@ -145,35 +146,46 @@ def model_loss(call: Callable[[Any], Any], loss: LossFunction) -> ModelLoss:
     return lambda inputs, targets: loss(call(inputs), targets)
 
 
-class Trial:
-    """A separate model for eager gradients of example rows. The module is converted in place; ``keep`` are the frozen
-    weights that keep their dtype, by default those of the layout."""
+class BoundModel:
+    """A module, converted in place, whose parameters are views of one flat vector ``y``. ``keep`` names the frozen
+    weights that keep their dtype."""
 
     def __init__(
         self,
         module: nn.Module,
-        loss: LossFunction,
         layout: Layout,
         dtype: torch.dtype,
+        device: torch.device,
         inputs: Any,
         *,
-        device: torch.device = CPU,
+        keep: Collection[str],
         autocast: str | None = None,
-        keep: Collection[str] | None = None,
     ) -> None:
-        self.module = convert_module(module, dtype, device, layout.own_dtypes if keep is None else keep)
-        self.loss, self.layout = loss, layout
+        self.module = convert_module(module, dtype, device, keep)
+        self.layout, self.dtype, self.device = layout, dtype, device
         self.y = layout.pack(self.module, dtype)[0].to(device)
         self.parameters: list[torch.Tensor] = [*layout.bind(self.module, self.y)]
-        self.call = autocast_caller(model_caller(self.module, inputs), autocast, dtype, device)
+        self.call_model = autocast_caller(model_caller(self.module, inputs), autocast, dtype, device)
+
+    def gradients_of(self, loss: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the gradient of each parameter."""
+        return torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
+
+
+class Trial(BoundModel):
+    """A separate model for eager gradients of example rows."""
+
+    def __init__(self, loss: LossFunction, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.loss = loss
 
     def gradient(self, batch: Batch, key: Key, value_of: ModelLoss | None = None) -> tuple[float, torch.Tensor]:
         """Return the loss of a batch and its gradient as a vector. The key seeds the model's random numbers;
         ``value_of`` replaces the function that computes the loss."""
-        random_state.seed_all(key, self.y.device)
+        random_state.seed_all(key, self.device)
         with torch.enable_grad():
             value = (self.value if value_of is None else value_of)(*batch)
-            gradients = torch.autograd.grad(value, self.parameters, allow_unused=True, materialize_grads=True)
+            gradients = self.gradients_of(value)
         flat = torch.empty_like(self.y)
         for entry, gradient in zip(self.layout.parameters, gradients, strict=True):
             entry.view(flat).copy_(gradient.to_dense() if gradient.is_sparse else gradient)
@@ -184,7 +196,7 @@ class Trial:
         name = getattr(self.loss, "__name__", type(self.loss).__name__)
         shapes = f"inputs {describe_shapes(x)}"
         with naming(f"{type(self.module).__name__} cannot take a batch of the data, {shapes}"):
-            output = self.call(x)
+            output = self.call_model(x)
         shapes = f"outputs {describe_shapes(output)} and targets {describe_shapes(target)} (of {shapes})"
         with naming(f"the loss {name} cannot take {shapes}"):
             value: Any = self.loss(output, target)
@@ -230,27 +242,23 @@ def naming(prefix: str) -> Iterator[None]:
         raise HansaError(f"{prefix}: {type(error).__name__}: {error}") from error
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ModelFacts:
-    """The properties of a model that a step on a few rows shows.
-
-    Args:
-        layout: The positions of its parameters, and of the buffers that are sent, in the vectors.
-        dtype: The dtype of the vectors: float64 if a parameter is, else float32.
-        constant: Names of averaged buffers that training does not change and that are equal for every seed.
-        frozen: The weights that trainers share: frozen parameters and large constant buffers.
-        output: The output for the rows; None if the model fails in evaluation mode, which evaluation reports.
-        target: The targets of the rows.
-        output_bytes: The bytes of a row of the output.
-    """
+class ModelFacts(NamedTuple):
+    """The properties of a model that a step on a few rows shows."""
 
     layout: Layout
+    """The positions of its parameters, and of the buffers that are sent, in the vectors."""
     dtype: torch.dtype
+    """The dtype of the vectors: float64 if a parameter is, else float32."""
     constant: frozenset[str]
+    """Names of averaged buffers that training does not change and that are equal for every seed."""
     frozen: dict[str, torch.Tensor]
+    """The weights that trainers share: frozen parameters and large constant buffers."""
     output: Any
+    """The output for the rows; None if the model fails in evaluation mode, which evaluation reports."""
     target: Any
+    """The targets of the rows."""
     output_bytes: int
+    """The bytes of a row of the output."""
 
 
 def describe_model(
@@ -299,7 +307,8 @@ def _take_step(
     batch = convert_batch(batch, dtype, CPU, layout.channels_last)
     with random_state.preserve_rng():
         mixed = autocast if layout.own_dtypes else None  # narrow weights may need it
-        trial = Trial(fresh(model, Key(0)), loss, layout, dtype, batch.inputs, autocast=mixed)
+        options = {"keep": layout.own_dtypes, "autocast": mixed}
+        trial = Trial(loss, fresh(model, Key(0)), layout, dtype, CPU, batch.inputs, **options)
         initial = {name: buffer.clone() for name, buffer in trial.module.named_buffers()}
         trial.gradient(batch, Key(0))
         buffers = {name: buffer.detach().clone() for name, buffer in trial.module.named_buffers()}
@@ -307,7 +316,7 @@ def _take_step(
         trial.module.eval()
         output = None
         with suppress(Exception), torch.no_grad():  # evaluation will report it
-            output = trial.call(batch.inputs)
+            output = trial.call_model(batch.inputs)
     persistent, other = set(module.state_dict(keep_vars=True)), dict(fresh(model, Key(1)).named_buffers())
     saved = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
     layout = layout.sending(module, _counters(module, saved, changed))
@@ -353,30 +362,12 @@ def _counters(module: nn.Module, saved: Mapping[str, torch.Tensor], changed: Map
     return counters
 
 
-class _Constant(NamedTuple):
-    """A tensor that training must not change: the dict of its module that contains it, its version, and a copy of a
-    small one."""
-
-    name: str
-    owner: dict[str, Any]
-    tensor: torch.Tensor
-    version: int
-    saved: torch.Tensor | None
-
-    @property
-    def changed(self) -> bool:
-        """Whether the module has written to the tensor or replaced it."""
-        current = self.owner.get(self.name.rpartition(".")[2])
-        if current is None or not (current is self.tensor or bitwise_equal(current, self.tensor)):
-            return True
-        return self.tensor._version != self.version if self.saved is None else not bitwise_equal(current, self.saved)
-
-
 class ModuleState:
     """A snapshot of a module's state, except its parameters and the buffers that are ``sent``.
 
     Weights in ``frozen`` are replaced by the shared ones, or by those of ``like``, the state of a trainer with the same
-    dtype and device. Training does not change the buffers in ``constant``.
+    dtype and device. Training must not change them, nor the buffers in ``constant``: of each, the dict of its module
+    that contains it, its version, and a copy of a small one are kept.
     """
 
     def __init__(
@@ -384,27 +375,26 @@ class ModuleState:
         module: nn.Module,
         sent: Collection[str] = (),
         constant: Collection[str] = (),
-        frozen: Mapping[str, torch.Tensor] | None = None,
+        frozen: Mapping[str, torch.Tensor] = MappingProxyType({}),
         like: ModuleState | None = None,
     ) -> None:
-        frozen = dict(frozen or {})
-        shared = frozen if like is None else frozen | {constant.name: constant.tensor for constant in like._constants}
-        self._constants: list[_Constant] = []
+        self._constants: dict[str, tuple[dict[str, Any], torch.Tensor, int, torch.Tensor | None]] = {}
         for prefix, submodule in module.named_modules():
             for owner in (submodule._parameters, submodule._buffers):
                 for key, tensor in owner.items():
                     name = f"{prefix}.{key}" if prefix else key
                     if tensor is None or not (name in frozen or name in constant):
                         continue
-                    common = shared[name].detach() if name in frozen else tensor
-                    if common.dtype == tensor.dtype and common.device == tensor.device and common is not tensor:
-                        if owner is submodule._parameters:
-                            tensor.data = common
-                        else:
-                            owner[key] = tensor = common
+                    if name in frozen:
+                        common = (frozen[name] if like is None else like._constants[name][1]).detach()
+                        if common.dtype == tensor.dtype and common.device == tensor.device:
+                            if owner is submodule._parameters:
+                                tensor.data = common
+                            else:
+                                owner[key] = tensor = common
                     saved = tensor.detach().clone() if tensor.nbytes < SHARED_BYTES else None
-                    self._constants.append(_Constant(name, owner, tensor, tensor._version, saved))
-        large = {item.name for item in self._constants if item.saved is None}
+                    self._constants[name] = owner, tensor, tensor._version, saved
+        large = {name for name, (_, _, _, saved) in self._constants.items() if saved is None}
         excluded = [buffer for name, buffer in module.named_buffers() if name in {*sent, *large}]
         self._state = ObjectState(module, map(id, [*module.parameters(), *excluded]))
         attributes = [value for submodule in module.modules() for value in vars(submodule).values()]
@@ -419,10 +409,12 @@ class ModuleState:
 
     def check(self) -> None:
         """Raise if training has changed a weight that all clients share and that is neither sent nor restored."""
-        for constant in self._constants:
-            if constant.changed:
+        for name, (owner, tensor, version, saved) in self._constants.items():
+            current = owner.get(name.rpartition(".")[2])
+            same = current is tensor or bitwise_equal(tensor, current)
+            if not same or not (tensor._version == version if saved is None else bitwise_equal(saved, current)):
                 raise HansaError(
-                    f"{constant.name} was left unchanged by the first batch, or is frozen, and a later one changed it: "
+                    f"{name} was left unchanged by the first batch, or is frozen, and a later one changed it: "
                     "it is not averaged, and workers share it. Make it a buffer that every training step writes to, or "
                     "one with persistent=False if it belongs to the client."
                 )
@@ -439,14 +431,19 @@ def check_repeatable(task: Task, used: ModuleTrainer, unused: ModuleTrainer) -> 
     Client B is trained after client A on one trainer, and alone on another, from the same vectors with the same key.
     Both results must have equal bits. Otherwise results depend on the number of workers and on resumes.
     """
-    samples = task.population.samples
-    client_a, client_b = 0, len(samples) - 1
+    samples, key = task.population.samples, Key(0).child("purity")
     vectors = task.start(Key(0), used.dtype)
+    x, buffers = vectors[MODEL], None if BUFFERS not in vectors else [vectors[BUFFERS]]
+
+    def train(trainer: ModuleTrainer, client: int) -> tuple[torch.Tensor, ...]:
+        work, options = Work(1, min(4, samples[client])), {"buffers": buffers, "keep_models": True}
+        results = train_by_steps(trainer, ClientJobs.of(x, client, work, LocalStep(0.01, x), key, **options))
+        return (*results.models, torch.tensor(results.losses), *results.buffers)
+
     try:
         with random_state.preserve_rng():
-            _train_one_step(used, client_a, samples[client_a], vectors)
-            second = _train_one_step(used, client_b, samples[client_b], vectors)
-            single = _train_one_step(unused, client_b, samples[client_b], vectors)
+            train(used, 0)
+            second, single = (train(trainer, len(samples) - 1) for trainer in (used, unused))
     except Exception as error:  # the first round reports it with more context
         log.debug("%s: not compared on two trainers: %s", task.name, error)
         return
@@ -462,12 +459,3 @@ def check_repeatable(task: Task, used: ModuleTrainer, unused: ModuleTrainer) -> 
         "resumes. Keep such state in buffers or attributes of the module, and draw from torch's, NumPy's or Python's "
         "generators."
     )
-
-
-@torch.no_grad()
-def _train_one_step(trainer: ModuleTrainer, client: int, samples: int, vectors: Vectors) -> tuple[torch.Tensor, ...]:
-    x = vectors[MODEL]
-    trainer.load(x, vectors.get(BUFFERS))
-    losses = take_steps(trainer, client, Work(1, min(4, samples)), LocalStep(0.01, x), Key(0).child("purity", client))
-    buffers = trainer.read_buffers()
-    return (trainer.y.clone(), losses) if buffers is None else (trainer.y.clone(), losses, buffers.clone())

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any, Protocol, get_args
-from weakref import WeakKeyDictionary, WeakValueDictionary, ref
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import nn
@@ -32,13 +30,14 @@ from hansa.training.evaluation import (
     EVALUATION_BATCH,
     EvaluationRows,
     PartialScore,
+    TestChunk,
     check_outputs,
     compute_metrics,
     named_test_sets,
     rows_by_owner,
     total_score,
 )
-from hansa.training.execution_mode import CompiledLoss, Execution, check_compiled, find_network
+from hansa.training.execution_mode import CompiledLoss, Execution, check_compiled, find_network, impossible
 from hansa.training.losses import (
     LossFunction,
     Reduction,
@@ -68,7 +67,7 @@ VALIDATION = "validation"
 """The name of the test set of validation rows."""
 _PROBE_ROWS = 24
 _tasks_by_seed: WeakKeyDictionary[Any, WeakValueDictionary[int, Task]] = WeakKeyDictionary()
-_trainers: WeakKeyDictionary[Any, dict[Any, ref[ModuleTrainer]]] = WeakKeyDictionary()
+_trainers: WeakKeyDictionary[Any, WeakValueDictionary[Any, ModuleTrainer]] = WeakKeyDictionary()
 """The trainers in use in this process, by task, dtype and device: later ones share their data and frozen weights."""
 
 
@@ -235,10 +234,7 @@ class Task:
         except NotEligible as reason:
             self.eager_reason = str(reason)
         if self.execution == "native":
-            raise HansaError(
-                f"Task(execution='native'): {self.name} has no native form: {self.eager_reason}. Omit execution to "
-                "train it by PyTorch."
-            )
+            raise impossible("native", f"{self.name} has no native form", self.eager_reason)
         if self.execution == "auto":
             log.info("%s: trained by eager PyTorch: %s", self.name, self.eager_reason)
         return None
@@ -307,20 +303,18 @@ class Task:
 
     def trial(self, dtype: torch.dtype, device: torch.device) -> Trial:
         """Return a new, separate model for gradients of example rows."""
-        arguments = self.example_model(), self.loss, self.layout, dtype, self.example.inputs
-        return Trial(*arguments, device=device, keep=self.kept_weights(dtype))
+        arguments = self.example_model(), self.layout, dtype, device, self.example.inputs
+        return Trial(self.loss, *arguments, keep=self.kept_weights(dtype))
 
     def trainer(self, dtype: torch.dtype, device: torch.device) -> ModuleTrainer:
         """Return a worker's trainer of the model."""
-        in_use = _trainers.setdefault(self, {})
-        existing = in_use.get((dtype, device))
-        trainer = ModuleTrainer(self, dtype, device, like=None if existing is None else existing())
-        in_use[dtype, device] = ref(trainer)
+        in_use = _trainers.setdefault(self, WeakValueDictionary())
+        in_use[dtype, device] = trainer = ModuleTrainer(self, dtype, device, like=in_use.get((dtype, device)))
         if not self._checked_for_state and trainer.network is None and device.type == "cpu":
             self._checked_for_state = True  # once, not in every worker
             check_repeatable(self, trainer, ModuleTrainer(self, dtype, device, like=trainer))
         if self.execution == "compiled":
-            trainer.compiled = CompiledLoss(self, trainer.module, trainer.parameters)
+            trainer.compiled = CompiledLoss(trainer)
         return trainer
 
     @property
@@ -343,29 +337,22 @@ class Task:
         """Whether a collate function gets all test rows at once, so that outputs have one shape."""
         return self.needs_all_outputs and any(hasattr(data, "fetch_test") for data in self.test_sets.values())
 
-    def test_chunks(self) -> list[tuple[int, int]]:
+    def test_chunks(self) -> list[TestChunk]:
         """Return fixed ranges of the rows of all test sets, one set after the other; workers divide them."""
         chunks, offset = [], 0
-        for data in self.test_sets.values():
+        for name, data in self.test_sets.items():
             rows = count_test_rows(data)
             step = rows if self.collates_all_test_rows else max(CHUNK_ROWS, self.evaluation_batch_size)
-            ranges = [(start, min(start + step, rows)) for start in range(0, rows, max(1, step))]
-            chunks += [(offset + start, offset + stop) for start, stop in ranges]
+            for start in range(0, rows, max(1, step)):
+                chunks.append(TestChunk(start, min(start + step, rows), name, offset + start))
             offset += rows
         return chunks
-
-    def locate_test_rows(self, row: int) -> tuple[str, int]:
-        """Return the test set of a row, numbered as in `test_chunks`, and the number of the set's first row."""
-        starts = [0, *accumulate(map(count_test_rows, self.test_sets.values()))]
-        index = bisect_right(starts, row) - 1
-        return list(self.test_sets)[index], starts[index]
 
     def compute_metrics(self, scores: Sequence[PartialScore]) -> dict[str, float]:
         """Return loss, accuracy and metrics of the test sets from one score per chunk; empty without scores."""
         results: dict[str, float] = {}
         for name, set_scores in self._scores_by_set(scores).items():
-            rows = count_test_rows(self.test_sets[name])
-            values = compute_metrics(set_scores, rows, self.metrics, self._loss_of_all_rows)
+            values = compute_metrics(set_scores, self.metrics, self._loss_of_all_rows)
             metrics = {f"test_{metric}": value for metric, value in values.items()}
             results |= metrics if name == self.main_test_set else {}
             results |= {f"{name}/{metric}": value for metric, value in metrics.items()} if name else {}
@@ -373,13 +360,12 @@ class Task:
 
     def sum_scores(self, scores: Sequence[PartialScore]) -> PartialScore:
         """Return the sums over the main test set, from one score per chunk of `test_chunks`."""
-        set_scores = self._scores_by_set(scores)[self.main_test_set]
-        return total_score(set_scores, self.main_test_rows, self._loss_of_all_rows)
+        return total_score(self._scores_by_set(scores)[self.main_test_set], self._loss_of_all_rows)
 
     def _scores_by_set(self, scores: Sequence[PartialScore]) -> dict[str, list[PartialScore]]:
         by_set: dict[str, list[PartialScore]] = {}
-        for (start, _), score in zip(self.test_chunks() if scores else (), scores, strict=True):
-            by_set.setdefault(self.locate_test_rows(start)[0], []).append(score)
+        for chunk, score in zip(self.test_chunks() if scores else (), scores, strict=True):
+            by_set.setdefault(chunk.name, []).append(score)
         return by_set
 
     @property
@@ -399,8 +385,8 @@ class Task:
     def evaluate_client(self, trainer: ModuleTrainer, client: int) -> dict[str, float]:
         """Return loss, accuracy and metrics of the trainer's model on a client's own test rows."""
         rows = self._client_test_rows[client]
-        scores = [trainer.score(rows)]
-        return compute_metrics(scores, len(rows), self.metrics, self._loss_of_all_rows, may_be_undefined=True)
+        scores = [trainer.score(self.main_test_set, rows, int(rows[0]))]
+        return compute_metrics(scores, self.metrics, self._loss_of_all_rows, may_be_undefined=True)
 
     def for_seed(self, seed: int) -> Task:
         """Return the task with the clients, or validation rows, drawn from the seed of a run; itself if they are fixed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
@@ -21,23 +21,22 @@ from hansa.core.native.random_draws import draws_like_numpy, shuffled_rows
 from hansa.core.types import BUFFERS, MODEL, Vector, Vectors
 from hansa.core.vectors import allocator
 from hansa.core.vectors.arithmetic import native_fits
-from hansa.core.vectors.layout import convert_module
 from hansa.local.loops import ClientLoop, LoopResult
 from hansa.local.trainer import BaseTrainer, ClientJobs, LocalResults, LocalStep, NativeSteps
 from hansa.local.work import Positions, Work
 from hansa.training import random_state
+from hansa.training.augment import Pipeline
 from hansa.training.batch_sources import (
     Batch,
     Batches,
     BatchSource,
     KeyedBatches,
-    TensorSource,
     client_row_index,
-    train_source,
+    row_numbers,
 )
 from hansa.training.evaluation import PartialScore, score_rows
 from hansa.training.execution_mode import MODELS, BatchedTraining, CompiledLoss, native_inputs
-from hansa.training.modules import ModuleState, autocast_caller, fresh, model_caller
+from hansa.training.modules import BoundModel, ModuleState, fresh
 
 if TYPE_CHECKING:
     from hansa.training.task import Task
@@ -46,32 +45,27 @@ _BATCH_NUMBERS = 1 << 22  # numbers copied for native code at a time if batches 
 _DROPOUT_NUMBERS = 1 << 20  # numbers drawn for dropout at a time
 
 
-class ModuleTrainer(BaseTrainer):
+class ModuleTrainer(BoundModel, BaseTrainer):
     """A model whose parameters are views of one flat vector."""
 
     def __init__(
         self, task: Task, dtype: torch.dtype, device: torch.device, *, like: ModuleTrainer | None = None
     ) -> None:
         """Share data and frozen weights with ``like``, a trainer of the same task, dtype and device."""
-        self.task, self.layout, self.device = task, task.layout, device
-        self.module = convert_module(fresh(task.model, Key(0)), dtype, device, task.kept_weights(dtype))
-        self.y = torch.zeros(self.layout.dim, dtype=dtype, device=device)
-        self.parameters: list[torch.Tensor] = [*self.layout.bind(self.module, self.y)]
+        if task.autocast is not None and dtype != torch.float32:
+            raise HansaError(f"Task(autocast={task.autocast!r}): the run is in {dtype}. This needs torch.float32.")
+        kept, module = task.kept_weights(dtype), fresh(task.model, Key(0))
+        super().__init__(module, task.layout, dtype, device, task.example.inputs, keep=kept, autocast=task.autocast)
+        self.task = task
         self._addresses = [parameter.data_ptr() for parameter in self.parameters]
         self.buffers = (
             torch.zeros(self.layout.buffer_dim, dtype=dtype, device=device) if self.layout.buffer_dim else None
         )
-        self.dtype = dtype
-        self.source: BatchSource = (
-            train_source(task.data, dtype, device, self.layout.channels_last) if like is None else like.source
-        )
+        form = dtype, device, task.layout.channels_last
+        self.source: BatchSource = BatchSource(task.data, *form) if like is None else like.source
         self.test_sources: dict[str, tuple[BatchSource, bool]] = {} if like is None else like.test_sources
         """The test sets by name as batches, and whether native code evaluates them."""
         self._generator = torch.Generator()
-        if task.autocast is not None and dtype != torch.float32:
-            raise HansaError(f"Task(autocast={task.autocast!r}): the run is in {dtype}. This needs torch.float32.")
-        call = model_caller(self.module, task.example[0])
-        self.call_model: Callable[[Any], Any] = autocast_caller(call, task.autocast, dtype, device)
         self.module.train()
         sent, shared = [entry.name for entry in self.layout.buffers], None if like is None else like.module_state
         self.module_state: ModuleState = ModuleState(self.module, sent, task.constant_buffers, task.frozen, shared)
@@ -98,7 +92,7 @@ class ModuleTrainer(BaseTrainer):
 
     def _examples(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the examples for native code: the data itself, or a few rows as a placeholder for batches."""
-        if self._direct and isinstance(self.source, TensorSource) and self.source.native_inputs is not None:
+        if self._direct and self.source.native_inputs is not None:
             return self.source.native_inputs.logical, self.source.labels
         inputs, targets = self.task.example
         return native_inputs(inputs), targets
@@ -164,18 +158,16 @@ class ModuleTrainer(BaseTrainer):
             batch = self.source.batch(client, rows)
             return batch if self._direct else self.prepare_test_batch(batch)
         assert isinstance(rows.rows, torch.Tensor)
-        batch = self.source.batch(client, rows.rows)
-        if not self.task.augment:
-            return batch
-        return Batch(self._to_layout(self.task.augment(batch.inputs, rows.address(), self._generator)), batch.targets)
+        return self._apply(self.task.augment, self.source.batch(client, rows.rows), rows.address())
 
     def prepare_test_batch(self, batch: Batch) -> Batch:
         """Apply the test pipeline to a batch."""
-        pipeline = self.task.augment.test_pipeline()
+        return self._apply(self.task.augment.test_pipeline(), batch, Key(0).child("evaluation"))
+
+    def _apply(self, pipeline: Pipeline, batch: Batch, key: Key) -> Batch:
         if not pipeline:
             return batch
-        inputs = pipeline(batch.inputs, Key(0).child("evaluation"), self._generator)
-        return Batch(self._to_layout(inputs), batch.targets)
+        return Batch(self._to_layout(pipeline(batch.inputs, key, self._generator)), batch.targets)
 
     def _to_layout(self, inputs: Any) -> Any:
         """Convert images to the model's memory layout after augmentation."""
@@ -215,51 +207,45 @@ class ModuleTrainer(BaseTrainer):
             if step.momentum:
                 step.init_velocity()
             self.y.copy_(x)
-            key, rows, losses = jobs.key_of(index), jobs.batches_of(index), list[torch.Tensor]()
-            if rows is None:
-                rows = self.batches(jobs.clients[index], jobs.works[index], key.child("batch"))
-            step_number = jobs.first_step
-            for chunk in self._batch_groups(kernel, rows):
-                losses.append(self._take_steps(kernel, chunk, step, key, step_number))
-                step_number += len(chunk)
+            key, batches = jobs.key_of(index), jobs.batches_of(index)
+            if batches is None:
+                batches = self.batches(jobs.clients[index], jobs.works[index], key.child("batch"))
+            losses = [
+                self._take_steps(kernel, batches[steps], step, key, jobs.first_step + steps.start)
+                for steps in self._groups(kernel.network.dropout_numbers, batches)
+            ]
             results.add_model(x, self.y, torch.cat(losses).tolist(), keep_model=jobs.keep_models)
         return results
 
-    def _batch_groups(self, kernel: ClientKernel, batches: Batches) -> Iterator[Batches]:
-        """Yield groups of consecutive batches of one size that fit into memory with dropout or augmentation."""
-        rows, start = batches.rows if isinstance(batches, KeyedBatches) else batches, 0
-        if isinstance(rows, torch.Tensor):
-            groups = [(rows.shape[1], len(rows))]
-        else:
-            groups = [(width, len(list(group))) for width, group in groupby(map(len, rows))]
-        for width, count in groups:
-            length = count
-            if kernel.network.dropout_numbers:
-                length = min(length, max(1, _DROPOUT_NUMBERS // (width * kernel.network.dropout_numbers)))
+    def _groups(self, dropout_numbers: int, batches: Batches) -> Iterator[slice]:
+        """Yield ranges of consecutive batches of one size that fit into memory with dropout or augmentation."""
+        rows, stop = row_numbers(batches), 0
+        for width, group in groupby([rows.shape[1]] * len(rows) if isinstance(rows, torch.Tensor) else map(len, rows)):
+            start, stop = stop, stop + len(list(group))
+            length = stop - start
+            if dropout_numbers:
+                length = min(length, max(1, _DROPOUT_NUMBERS // (width * dropout_numbers)))
             if isinstance(batches, KeyedBatches):
                 length = min(length, max(1, _BATCH_NUMBERS // max(1, width * self.task.example[0][0].numel())))
-            for i in range(start, start + count, length):
-                yield batches[i : min(i + length, start + count)]
-            start += count
+            yield from (slice(first, min(first + length, stop)) for first in range(start, stop, length))
 
     def _take_steps(self, kernel: ClientKernel, rows: Batches, step: LocalStep, key: Key, first: int) -> torch.Tensor:
         """Take steps on batches of one size, numbered from ``first``; return the losses."""
         keep, numbers = None, kernel.network.dropout_numbers
         if numbers:
-            width = len((rows.rows if isinstance(rows, KeyedBatches) else rows)[0])
+            width = len(row_numbers(rows)[0])
             keep = torch.empty(len(rows), width * numbers)
             for t in range(len(rows)):
                 self.seed(key.child("noise", first + t))
                 kernel.network.draw(width, self._noise, keep[t])
         if not isinstance(rows, KeyedBatches):
             return kernel.steps(self.y, torch.stack(rows) if isinstance(rows, list) else rows, step, keep)
-        batches = []
+        batches, losses = [], []
         for step_rows in (rows[t] for t in range(len(rows))):
             if self.task.augment.has_user_code:
                 self.seed(step_rows.address())
             batches.append(self.batch(rows.client, step_rows))
-        if any(_has_ignored_labels(batch) for batch in batches):
-            losses = []
+        if any(map(_has_ignored_labels, batches)):
             for batch in batches:
                 loss, gradients = self._eager_gradient(batch)
                 step.step(self.y, self.parameters, gradients)
@@ -302,20 +288,19 @@ class ModuleTrainer(BaseTrainer):
         self, client: int, rows: torch.Tensor | KeyedBatches | None
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         assert rows is not None
-        if self.network is not None:
-            if isinstance(rows, torch.Tensor) and self._direct:
-                examples = self._examples()
-            else:
-                examples = self.batch(client, rows)
-                if _has_ignored_labels(examples):
-                    return self._eager_gradient(examples)
-                rows = torch.arange(len(examples[1]))
-            mean, _ = self.network.gradient(
-                self.y, *examples, rows, out=self._gradient, keep=self._draw_dropout(len(rows))
-            )
-            return torch.tensor(mean), self._gradients
-        batch = self.batch(client, rows)
-        return self._eager_gradient(batch) if self.compiled is None else self.compiled.gradient(*batch)
+        if self.network is None:
+            batch = self.batch(client, rows)
+            return self._eager_gradient(batch) if self.compiled is None else self.compiled.gradient(batch)
+        if isinstance(rows, torch.Tensor) and self._direct:
+            examples = self._examples()
+        else:
+            examples = batch = self.batch(client, rows)
+            if _has_ignored_labels(batch):
+                return self._eager_gradient(batch)
+            rows = torch.arange(len(batch.targets))
+        keep = self._draw_dropout(len(rows))
+        mean, _ = self.network.gradient(self.y, *examples, rows, out=self._gradient, keep=keep)
+        return torch.tensor(mean), self._gradients
 
     def _eager_gradient(self, batch: Batch) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         if self.network is not None and self.network.dropout_numbers and self.module.training:
@@ -330,7 +315,7 @@ class ModuleTrainer(BaseTrainer):
         """Return the output and the loss of a batch, and the gradients."""
         output = self.call_model(batch.inputs)
         loss = self.task.loss(output, batch.targets)
-        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
+        gradients = self.gradients_of(loss)
         self._restore_views()
         return output, loss.detach(), gradients
 
@@ -363,16 +348,14 @@ class ModuleTrainer(BaseTrainer):
         return weight, gradients
 
     @torch.no_grad()
-    def score(self, rows: torch.Tensor) -> PartialScore:
-        """Return the current model's score on some rows of the main test set."""
-        return score_rows(self, self.task.main_test_set, rows, int(rows[0]))
+    def score(self, name: str, rows: torch.Tensor, seed: int) -> PartialScore:
+        """Return the current model's score on some rows of a test set."""
+        return score_rows(self, name, rows, seed)
 
-    @torch.no_grad()
-    def evaluate(self, vectors: Vectors, start: int, stop: int) -> PartialScore:
-        """Return the score of the given vectors on a range of test rows."""
+    def evaluate(self, vectors: Vectors, start: int, stop: int, name: str, seed: int) -> PartialScore:
+        """Return the score of the given vectors on a chunk of test rows."""
         self.load(vectors[MODEL], vectors.get(BUFFERS))
-        name, offset = self.task.locate_test_rows(start)
-        return score_rows(self, name, torch.arange(start - offset, stop - offset), start)
+        return self.score(name, torch.arange(start, stop), seed)
 
 
 def batch_stream(samples: int, length: int, key: Key) -> np.ndarray[Any, np.dtype[np.int64]]:
