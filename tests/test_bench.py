@@ -6,6 +6,7 @@ The peers are not installed here; `make bench` checks them in the same way befor
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from hansa import data
+from hansa import data, presets
 from hansa.core import native
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -141,3 +142,32 @@ def test_every_table_that_is_measured_is_on_the_page(bench: SimpleNamespace, tmp
     timed = bench.vectors.operations(torch.linspace(-1, 1, 128))
     for name in ("sign", "top_k(1/64)", "random_k(1/64)", "quantize(16)", "cast(bfloat16)", "grid(0.5)", "identity"):
         assert {f"{name} {way}" for way in ("encode", "decode", "accumulate")} <= set(timed)
+
+
+SPEC = importlib.util.spec_from_file_location("defaults", BENCHMARKS / "studies" / "defaults.py")
+assert SPEC is not None
+assert SPEC.loader is not None
+defaults: Any = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(defaults)
+RECORDED = json.loads(defaults.RESULTS.read_text())
+
+
+def test_every_preset_was_measured() -> None:
+    assert RECORDED.keys() == defaults.GRIDS.keys() == presets.catalogue().keys()
+
+
+@pytest.mark.parametrize("name", presets.catalogue())
+def test_a_default_is_the_measured_one_and_close_to_the_best(name: str) -> None:
+    table = RECORDED[name]
+    default = defaults.label(defaults.defaults_of(name))
+    assert list(table[default]) == defaults.settings_of(name)
+    assert len(table) >= 3
+    points = defaults.shortfall(table, default)
+    assert points <= defaults.EXCEPTIONS.get(name, defaults.POINTS)
+    assert points > defaults.POINTS or name not in defaults.EXCEPTIONS
+
+
+def test_the_shortfall_is_that_of_the_worst_setting() -> None:
+    table = {"rate=0.1": {"a": 70.0, "b": 50.0}, "rate=0.3": {"a": 60.0, "b": 58.0}}
+    assert defaults.shortfall(table, "rate=0.1") == 8.0
+    assert defaults.shortfall(table, "rate=0.3") == 10.0

@@ -20,6 +20,8 @@ import pytest
 import yaml
 
 import warm
+from command_line import run_command
+from hansa.federation.policy import Policy
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
@@ -74,12 +76,8 @@ def quick(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_and_block_of_the_page_runs(page, quick):
-    from hansa.cli.app import app  # isort: skip  (before typer: it silences what typer's import warns of)
-    from command_line import CliRunner
-    from hansa.federation.policy import Policy
-
     for command in commands(page):
-        call(CliRunner(), app, command)
+        call(command)
     for block in blocks(page, "yaml"):
         if "kind: RayJob" in block:
             for document in yaml.safe_load_all(block):
@@ -93,7 +91,7 @@ def test_every_command_and_block_of_the_page_runs(page, quick):
         simulated = " --engine pool" if re.search("kind: (flower|ray)", block) else ""
         recipes = "\nrecipes:" in block
         words = "reproduce block.yaml --quiet" if recipes else f"run block.yaml --out runs/block --overwrite{simulated}"
-        call(CliRunner(), app, f"hansa {words}")
+        call(f"hansa {words}")
     programs = [checked(block) for block in blocks(page, "python")]
     if programs:
         Path("blocks.json").write_text(json.dumps(programs), encoding="utf-8")
@@ -135,7 +133,7 @@ def test_the_first_lines_of_python_need_no_extra():
     assert done.stdout.split()[:3] == ["round", "test_accuracy", "up_bytes"]
 
 
-def call(runner, app, command):
+def call(command):
     """Run one command line of a page."""
     if command in INSTEAD:
         words = INSTEAD[command]
@@ -148,7 +146,7 @@ def call(runner, app, command):
         if "config.yaml" in words and not Path("config.yaml").exists():  # the reader's own
             Path("config.yaml").write_text("rounds: 2\n", encoding="utf-8")
         words = [*words, *ADDED.get(words[0], [])]
-    result = runner.invoke(app, words)
+    result = run_command(*words)
     assert result.exit_code == 0, f"{command}: {result.output}"
     if command not in INSTEAD and target:
         Path(target).write_text(result.stdout, encoding="utf-8")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from command_line import run_well
-from federation.local_sites import LocalSites, server
+from federation.problems import LocalSites, server
 from federation.test_serve import refused
 from hansa import __version__
 from hansa.compress import decode

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import hansa
-from federation.local_sites import LocalSites
+from federation.problems import LocalSites
 from hansa.config import allow_code, build, from_yaml
 from hansa.core.errors import HansaError
 from hansa.data import Schema, TableColumn

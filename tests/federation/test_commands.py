@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from command_line import run_command, run_well
-from federation.local_sites import TEXT, LocalSites
+from federation.problems import TEXT, LocalSites
 from hansa.config import load
 from hansa.core.errors import HansaError
 from hansa.data import Schema, TableColumn

@@ -8,8 +8,7 @@ from torch import nn
 
 import hansa
 from contracts.five import OWNERS, SIZES, Net
-from federation.local_sites import LocalSites, server
-from federation.problems import CLUSTERS, SITES, FaultyTransport, Federations, evaluated
+from federation.problems import CLUSTERS, SITES, FaultyTransport, Federations, LocalSites, evaluated, server
 from hansa import presets
 from hansa.core.errors import HansaError
 from hansa.core.vectors.arithmetic import fingerprint

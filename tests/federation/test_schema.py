@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 import hansa
 from data.tables import TRIALS, Tables, tables
-from federation.local_sites import LocalSites, server
+from federation.problems import LocalSites, server
 from hansa.config import build, from_yaml
 from hansa.core.errors import HansaError
 from hansa.data import Schema, TableColumn

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from command_line import run_well
-from federation.local_sites import TEXT, LocalSites, server
-from federation.problems import same
+from federation.problems import TEXT, LocalSites, same, server
 from hansa import __version__
 from hansa.config import build, from_yaml
 from hansa.core.errors import HansaError

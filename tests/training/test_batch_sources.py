@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hansa
-from hansa import HansaError, Key, presets
+from hansa import HansaError, presets
 from hansa.data import from_arrays
 from hansa.training.losses import cross_entropy
 from mistakes import refused
@@ -43,53 +43,6 @@ def test_a_language_model_on_what_a_tokenizer_gives(make):
     assert one.history[-1]["test_loss"] == pytest.approx(float(loss), rel=1e-5)
     hits = int((output.argmax(-1) == labels)[counted].sum())
     assert one.history[-1]["test_accuracy"] == pytest.approx(hits / int(counted.sum()), rel=1e-12)
-
-
-def test_the_steps_of_a_dict_are_those_of_plain_torch():
-    """One client, one round, against a loop written by hand; without dropout nothing is drawn."""
-    x, y = language_models.sentences(10)
-    data = from_arrays(x, y, clients=1)
-
-    class Still(language_models.Talker):
-        def __init__(self):
-            super().__init__()
-            self.attend.dropout = 0.0
-
-    task = hansa.Task(Still, cross_entropy(class_axis="last"), data)
-    run = hansa.run(presets.fedavg(local_lr=0.2, steps=2, batch_size=10), task, rounds=1, workers=1)
-    module = task.module(task.start(Key(0), torch.float32))
-    order = data.inputs["input_ids"], data.inputs["attention_mask"], data.targets
-    for _ in range(2):
-        output = module(order[0], order[1])
-        loss = F.cross_entropy(output.flatten(0, 1), order[2].flatten(), ignore_index=-100)
-        gradients = torch.autograd.grad(loss, list(module.parameters()))
-        with torch.no_grad():
-            for parameter, gradient in zip(module.parameters(), gradients, strict=True):
-                parameter -= 0.2 * gradient
-    flat, _ = task.layout.pack(module, torch.float32)
-    assert torch.allclose(run.params, flat, atol=1e-6)
-
-
-class Pair(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 1)
-
-    def forward(self, left, right):
-        return self.layer(left) - self.layer(right)
-
-
-class Whole(Pair):
-    def forward(self, both):
-        return super().forward(*both)
-
-
-def test_tuples_go_by_place_or_as_one():
-    draw = np.random.default_rng(2)
-    x = draw.normal(size=(14, 3)), draw.normal(size=(14, 3))
-    data = from_arrays(x, (x[0] - x[1])[:, :1], clients=[0] * 4 + [1] * 10)
-    found = [trained(hansa.Task(make, F.mse_loss, data)).params for make in (Pair, Whole)]
-    assert torch.equal(*found)
 
 
 def test_targets_may_be_several():

@@ -51,39 +51,13 @@ def test_what_people_write_is_recognised_and_native_equals_eager_to_rounding(nam
     assert float((ours.params - eager.params).norm()) < 1e-3 * scale
     assert ours.history[-1]["test_loss"] == pytest.approx(eager.history[-1]["test_loss"], rel=1e-4)
     assert ours.history[-1]["train_loss"] == pytest.approx(eager.history[-1]["train_loss"], rel=1e-4)
-
-
-@WITH_NATIVE
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("layers in a loop", "LeNet-5", "LEAF's FEMNIST CNN", "weights of its own"),
-        *("all convolutional", "the old MNIST example", "drops everywhere"),
-        *("averages of words", "bag of words"),
-        *("small ResNet", "ResNet with group norms", "pre-activation of images"),
-    ],
-)
-def test_a_recognised_model_gives_the_same_bits_with_any_number_of_workers(name):
-    one, two, three = (hansa.run(ALGORITHM, made(name, execution="native"), rounds=2, workers=w) for w in (1, 2, 3))
-    assert torch.equal(one.params, two.params)
-    assert torch.equal(one.params, three.params)
+    assert torch.equal(ours.params, hansa.run(ALGORITHM, task, rounds=2, workers=2).params)
 
 
 @WITH_NATIVE
 def test_worker_processes_use_the_form_that_the_task_found():
     run = Run(ALGORITHM, made("LeNet-5"), engine=auto_engine(2, 2, "process"))
     assert torch.equal(run.advance(2).params, hansa.run(ALGORITHM, made("LeNet-5"), rounds=2, workers=1).params)
-
-
-@WITH_NATIVE
-@pytest.mark.parametrize("name", ["LeNet-5", "all convolutional", "drops everywhere", "bag of words", "small ResNet"])
-def test_a_recognised_model_trains_on_after_a_resume_as_if_nothing_had_been(name):
-    whole = hansa.run(ALGORITHM, made(name, execution="native"), rounds=4, workers=1)
-    begun = hansa.run(ALGORITHM, made(name, execution="native"), rounds=2, workers=1)
-    resumed = Run(ALGORITHM, made(name, execution="native"), store=begun.store, engine=auto_engine(2, 2))
-    resumed.restore(begun.checkpoint_state(), begun.history)
-    assert torch.equal(resumed.advance(2).params, whole.params)
-    assert not torch.equal(begun.params, whole.params)
 
 
 class Net(nn.Module):

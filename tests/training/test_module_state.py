@@ -119,28 +119,6 @@ def test_a_round_does_not_depend_on_who_trained_before(model, caplog):
     assert not warnings_of(caplog)
 
 
-class Everything(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.parts = nn.ModuleList([Remembering(), Drawing(), Own()])
-
-    def forward(self, x):
-        return sum(part(x) for part in self.parts)
-
-
-def largest(output, target):
-    return output.max()
-
-
-def test_workers_agree_with_the_serial_engine_bit_for_bit():
-    algorithm = presets.fedavg(participation=1.0, **OPTIONS)
-    task = hansa.Task(Everything, cross_entropy, DATA, metrics={"largest": hansa.higher(largest)})
-    runs = [hansa.run(algorithm, task, rounds=2, seed=3, workers=workers) for workers in (1, 2)]
-    assert torch.equal(runs[0].params, runs[1].params)
-    for name in ("test_loss", "test_accuracy", "test_largest"):
-        assert runs[0].history[-1][name] == runs[1].history[-1][name]
-
-
 def test_a_run_leaves_every_generator_as_it_was():
     task = hansa.Task(Drawing, cross_entropy, DATA)
 
