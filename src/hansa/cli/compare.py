@@ -213,7 +213,6 @@ def sweep(
     With --search optuna, points are proposed from ranges such as local.lr=1e-3..1:log or from the given values.
     """
     from hansa.runs.columns import facts_of, scores_test_rows
-    from hansa.runs.experiment import hold_folder
     from hansa.runs.search import DONE, grid_points, parse_axes
 
     if search not in (None, "optuna"):
@@ -238,9 +237,8 @@ def sweep(
     metric = (facts_of(entries[0].histories[0]).tuning or None) if metric is None else metric
     page = folder / "report.html" if report is None else report
     ranked: dict[str, Any] = {"metric": metric, "window": window, "target": target, "latex": latex}
-    with hold_folder(folder):
-        ranking = print_and_write(entries, page, title=f"Sweep of {config}", as_json=as_json, **ranked)
-        _write_results(folder, ranking, values_of)
+    ranking = print_and_write(entries, page, title=f"Sweep of {config}", as_json=as_json, **ranked)
+    _write_results(folder, ranking, values_of)
     if warning := scores_test_rows(ranking.metric):
         note(warning, "yellow")
     best = "  ".join(f"--set {change}" for change in _point_changes(values_of[ranking[0].entry.name]))

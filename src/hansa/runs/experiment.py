@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
@@ -30,7 +30,6 @@ from hansa.runs.driver import Callback, Record, Run, RunOptions, device_names
 from hansa.runs.folder import (
     FAILED,
     FINISHED,
-    LOCK,
     METRICS,
     PARTITION,
     STOPPED,
@@ -47,7 +46,6 @@ from hansa.runs.folder import (
 from hansa.runs.provenance import Provenance, changed_kinds, parse_accepted_changes, provenance_of, stable_repr
 from hansa.runs.record import Meta, RunRecord, to_line
 from hansa.runs.store import ClientStore, DamagedFileError, io
-from hansa.runs.store.io import FileLock, InUseError
 from hansa.runs.trackers import flatten
 from hansa.training import Task, TaskLike
 
@@ -506,22 +504,6 @@ def refuse_other_settings(folder: Path, saved: Config, requested: Config) -> Non
             f"{folder}: holds a different run: {'; '.join(changed[:LISTED_CHANGES])}{suffix}. Use the settings of that "
             "run, choose another folder, or replace it with --overwrite (in Python, overwrite=True)."
         )
-
-
-@contextmanager
-def hold_folder(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder of several runs, whose common files the caller may write; wait for it if necessary."""
-    io.make_folder(folder.absolute())
-    while True:
-        try:
-            lock = FileLock(folder / LOCK)
-            break
-        except InUseError:
-            time.sleep(0.02)
-    try:
-        yield
-    finally:
-        lock.close()
 
 
 def digest_name(name: str, config: Config, *, extend: bool = True) -> str:

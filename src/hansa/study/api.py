@@ -272,7 +272,7 @@ def search(
         title = ", ".join(f"{name}={value!r}" for name, value in point.items())
         config = python.describe(rounds, seeds=all_seeds, name=title, checkpoint_every=checkpoint_every)
         folder = None if out is None else Path(out) / slug(title)
-        return plan_jobs(config, folder, "resume", python=python, shared=True, rounds=rounds)
+        return plan_jobs(config, folder, "resume", python=python, rounds=rounds)
 
     with Session(progress, saved=out is not None) as session:
         session.run_trials(study, trials, plan, parallel)

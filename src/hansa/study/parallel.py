@@ -48,7 +48,6 @@ from hansa.engine import workers as worker_block
 from hansa.engine.processes import current_workers
 from hansa.engine.shared_memory import CodeChecker, PackedObject, Packer, SharedMemory, unpack_object
 from hansa.runs import provenance
-from hansa.runs.store.io import InUseError
 from hansa.study.report.progress import ProgressDisplay, RunProgress
 from hansa.training.random_state import NumericSettings
 
@@ -107,7 +106,7 @@ class StudyScheduler:
     """Executes the runs of a study.
 
     If a run fails, later runs stop after their current round or are not started, and earlier ones are finished, as in
-    sequential execution. Then its error is raised. A shared run that another process executes is put last.
+    sequential execution. Then its error is raised.
 
     Args:
         session: Shows progress and receives signals.
@@ -210,12 +209,8 @@ class StudyScheduler:
             getattr(display, kind)(*content)
 
     def _handle_failure(self, index: int, error: Exception) -> None:
-        """Requeue a run that another process executes; otherwise stop the jobs after the first one that failed."""
-        if index >= self._end:
-            return
-        if isinstance(error, InUseError) and self.jobs[index].shared:
-            self._queue.append(index)
-        else:
+        """Stop the jobs after the first one that failed."""
+        if index < self._end:
             self._error = error
             self._stop_after(index)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -27,7 +26,6 @@ from hansa.runs.experiment import (
     PythonRun,
     digest_name,
     find_folder,
-    hold_folder,
     open_run,
     refuse_other_settings,
 )
@@ -36,7 +34,7 @@ from hansa.runs.search import RunningTrial, Search
 from hansa.runs.store import DamagedFileError, io
 from hansa.runs.store.io import InUseError
 from hansa.runs.trackers import build_trackers
-from hansa.study.parallel import SHOW_SECONDS, StudyScheduler, choose_parallel
+from hansa.study.parallel import StudyScheduler, choose_parallel
 from hansa.study.report.entries import ReportEntry
 from hansa.study.report.progress import InterruptHandler, ProgressDisplay, progress_display
 from hansa.training.execution_mode import describe_kernels
@@ -64,7 +62,6 @@ class Job:
         options: Further arguments of `hansa.runs.experiment.open_run`.
         python: The algorithm and the task of a run started in Python.
         callbacks: Called after each round, before its record is written.
-        shared: Whether other studies may plan the same run: while one executes it, the others wait.
         group: The folder of all seeds, if the run is one of several.
         opened: The run, once opened in this process; None if its folder holds the finished one.
     """
@@ -76,7 +73,6 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     python: PythonRun | None = None
     callbacks: Sequence[Callback] = ()
-    shared: bool = False
     group: Path | None = None
     opened: Experiment | None = None
 
@@ -98,7 +94,7 @@ class Job:
     def open(self) -> Experiment | None:
         """Open the run before its next round, unless its folder holds the finished one.
 
-        Raises `InUseError`, after a moment, while another process executes the run.
+        Raises `InUseError` while another process executes the run.
         """
         if self.opened is not None:
             return self.opened
@@ -112,11 +108,7 @@ class Job:
             if saved.rounds >= self.config.rounds and run_folder.summary["status"] == FINISHED:
                 refuse_other_settings(run_folder.path, saved, self.config)
                 return None
-        try:
-            self.opened = open_run(self.config, self.folder, self.if_exists, run_factory=self.python, **self.options)
-        except InUseError:
-            time.sleep(SHOW_SECONDS * self.shared)  # until it is tried again
-            raise
+        self.opened = open_run(self.config, self.folder, self.if_exists, run_factory=self.python, **self.options)
         return self.opened
 
     def execute(self, display: ProgressDisplay, callbacks: Sequence[Callback] = (), *, stopped: bool = False) -> None:
@@ -177,7 +169,6 @@ def plan_jobs(
     *,
     python: PythonRun | None = None,
     callbacks: Sequence[Callback] = (),
-    shared: bool = False,
     **options: Any,
 ) -> list[Job]:
     """Plan a run, or the runs of all its seeds in a common folder.
@@ -189,7 +180,6 @@ def plan_jobs(
         if_exists: What happens if the folder holds runs already.
         python: The algorithm and the task of a run started in Python.
         callbacks: Called after each round, before its record is written; with ``python``, its callbacks are used.
-        shared: Whether other studies may plan the same runs.
         options: Further arguments of `hansa.runs.experiment.open_run`, or the ``store`` of a run in memory.
     """
     callbacks = callbacks if python is None else python.options.callbacks
@@ -221,7 +211,7 @@ def plan_jobs(
         title = f"{config.title}, seed {seed_config.seed}" if len(configs) > 1 else config.title
         path = None if folder is None else Path(folder) if group is None else group.run(seed_config.seed).path
         group_path = None if group is None else group.path
-        jobs.append(Job(seed_config, title, path, if_exists, options, python, callbacks, shared, group_path))
+        jobs.append(Job(seed_config, title, path, if_exists, options, python, callbacks, group_path))
     return jobs
 
 
@@ -234,9 +224,8 @@ def plan_reusable(config: Config, parent: Path | str, name: str, *, extend: bool
         name: The title of the run; the names of folders begin with it.
         extend: Whether a run of fewer rounds is continued; otherwise a new run is started.
     """
-    with hold_folder(Path(parent)):
-        folder = find_folder(config, parent, name, extend=extend)
-        return plan_jobs(config, folder, "resume", shared=True, rounds=config.rounds)
+    folder = find_folder(config, parent, name, extend=extend)
+    return plan_jobs(config, folder, "resume", rounds=config.rounds)
 
 
 def opened_job(experiment: Experiment, callbacks: Sequence[Callback] = ()) -> Job:
@@ -373,7 +362,7 @@ class Session(ExitStack):
                         self._run([job], 1, trial)
                     if trial.report(job.history):
                         break
-            except DamagedFileError:
+            except (DamagedFileError, InUseError):
                 raise
             except HansaError as error:  # such as a learning rate at which every update is non-finite
                 log.warning("trial %d, %s: %s", trial.number, jobs[0].title, error)
