@@ -7,17 +7,21 @@ import json
 import pytest
 
 from hansa.config import from_yaml
-from hansa.runs.experiment import digest_name
+from hansa.runs.experiment import digest_name, find_folder
 from hansa.runs.folder import RunFolder, SeedGroupFolder
 from hansa.runs.store.io import InUseError
-from hansa.study.session import plan_reusable
+from hansa.study.session import plan_jobs
+
+
+def plan(config, folder):
+    return plan_jobs(config, find_folder(config, folder, "x"), "resume")
 
 
 def test_a_point_under_way_in_another_process_is_not_started_again(folder):
     config = from_yaml((folder / "small.yaml").read_text())
-    (planned,) = plan_reusable(config, folder / "out", "x")
+    (planned,) = plan(config, folder / "out")
     first = planned.open()
-    (other,) = plan_reusable(config, folder / "out", "x")
+    (other,) = plan(config, folder / "out")
     with pytest.raises(InUseError, match="in use by process"):
         other.open()
     first.execute()
@@ -41,10 +45,10 @@ def test_a_start_that_was_killed_leaves_no_half_folder_beside_the_run(folder, mo
             patch.setattr(RunFolder if seeds is None else SeedGroupFolder, "write_config", die)
             patch.setattr("hansa.runs.folder.RunFolder.roll_back", lambda self: self.release())
             with pytest.raises(Killed):
-                plan_reusable(asked, folder / str(seeds), "x")[0].open()
+                plan(asked, folder / str(seeds))[0].open()
         if seeds is not None:
             SeedGroupFolder(folder / str(seeds) / digest_name("x", config)).path.mkdir(parents=True)
-        for planned in plan_reusable(asked, folder / str(seeds), "x"):
+        for planned in plan(asked, folder / str(seeds)):
             planned.open().execute()
         assert [path.name for path in (folder / str(seeds)).iterdir() if path.is_dir()] == [digest_name("x", config)]
 

@@ -24,12 +24,12 @@ from hansa.rounds.faults import faults
 from hansa.runs import metrics
 from hansa.runs.client_columns import encode_clients, join_rounds
 from hansa.runs.driver import MAX_DROPPED_IN_CHECKPOINT, Run
-from hansa.runs.experiment import digest_name, open_run
+from hansa.runs.experiment import digest_name, find_folder, open_run
 from hansa.runs.folder import RunFolder
 from hansa.runs.record import RunRecord
 from hansa.runs.store import DamagedFileError, database, io
 from hansa.runs.store.database import DATABASE, ROWS
-from hansa.study.session import plan_reusable
+from hansa.study.session import plan_jobs
 from runs.people import task_of
 from torture.disks import Counting
 from torture.kill import sha
@@ -300,11 +300,10 @@ def test_a_run_of_an_older_version_is_refused_by_its_version(done: RunFolder) ->
     config = from_preset("fedavg", SMALL)
     parent = done.path.parent / "below"
     open_run(config, tmp := parent / digest_name("fresh", config)).execute()
-    (planned,) = plan_reusable(config, parent, "fresh")
+    (planned,) = plan_jobs(config, find_folder(config, parent, "fresh"), "resume")
     assert (planned.folder, planned.open()) == (tmp, None)  # finished
     rewrite_marker(RunFolder(tmp), 1, "0.2.0")
-    (other,) = plan_reusable(config, parent, "fresh")
-    assert other.folder != tmp  # not reused, not overwritten
+    assert find_folder(config, parent, "fresh") != tmp  # not reused, not overwritten
 
 
 def edited(statement: str) -> Any:

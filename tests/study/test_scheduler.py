@@ -22,7 +22,7 @@ from hansa.runs.folder import RunFolder
 from hansa.study import parallel
 from hansa.study import parallel as scheduler
 from hansa.study.parallel import Worker, can_fork, start_process
-from hansa.study.session import plan_jobs, plan_reusable
+from hansa.study.session import plan_jobs
 from same_runs import assert_same_run
 
 MAIN, MARK, DEATHS = "HANSA_TEST_MAIN", "HANSA_TEST_MARK", "HANSA_TEST_DEATHS"
@@ -176,7 +176,7 @@ def test_every_planned_run_can_be_sent_to_a_process(tmp_path, seeds):
     from hansa.study.report.progress import ProgressDisplay
 
     config = from_yaml(CONFIG.replace('{factory: "my_model:Net"}', "logistic")).model_copy(update={"seeds": seeds})
-    jobs = plan_reusable(config, tmp_path, "x")
+    jobs = plan_jobs(config, tmp_path / "x")
     memory = SharedMemory()
     last = unpack_object(Packer(memory).pack(jobs), [memory], copy=False)[-1]
     assert last.work(ProgressDisplay(), lambda *_: False) is None

@@ -152,10 +152,10 @@ def _run_search(
     ``configure`` returns the configuration of a point, and for ``{}`` that of the base.
     """
     from hansa.config import build
-    from hansa.runs.experiment import digest_name
+    from hansa.runs.experiment import digest_name, find_folder
     from hansa.runs.folder import expand_seeds
     from hansa.runs.search import Search
-    from hansa.study.session import plan_reusable
+    from hansa.study.session import plan_jobs
 
     base = configure({})
     configs = expand_seeds(base)
@@ -165,7 +165,8 @@ def _run_search(
 
     def plan(point: Mapping[str, Any]) -> list[Job]:
         name = " ".join(_point_changes(point))
-        return plan_reusable(configure(point).model_copy(update={"name": name}), folder, name)
+        config = configure(point).model_copy(update={"name": name})
+        return plan_jobs(config, find_folder(config, folder, name), "resume", rounds=config.rounds)
 
     running.run_trials(search, trials, plan, parallel)
     return search

@@ -215,19 +215,6 @@ def plan_jobs(
     return jobs
 
 
-def plan_reusable(config: Config, parent: Path | str, name: str, *, extend: bool = True) -> list[Job]:
-    """Plan for every seed its run below ``parent``: the finished one, one to resume, or a new one.
-
-    Args:
-        config: A configuration, with one seed or several.
-        parent: The folder of the runs.
-        name: The title of the run; the names of folders begin with it.
-        extend: Whether a run of fewer rounds is continued; otherwise a new run is started.
-    """
-    folder = find_folder(config, parent, name, extend=extend)
-    return plan_jobs(config, folder, "resume", rounds=config.rounds)
-
-
 def opened_job(experiment: Experiment, callbacks: Sequence[Callback] = ()) -> Job:
     """Return an opened run in a folder as a job."""
     config = experiment.config
@@ -329,7 +316,8 @@ class Session(ExitStack):
             jobs = {}
             for name in by_folder.values():
                 config = pending.pop(name).model_copy(update={"name": name})
-                jobs[name] = plan_reusable(config, parent, name, extend=extend)
+                folder = find_folder(config, parent, name, extend=extend)
+                jobs[name] = plan_jobs(config, folder, "resume", rounds=config.rounds)
             self._run([job for seed_jobs in jobs.values() for job in seed_jobs], parallel)
             for name, seed_jobs in jobs.items():  # before others continue these runs
                 entries[name] = ReportEntry.from_seeds(name, [ReportEntry.from_folder(job.path) for job in seed_jobs])
