@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from rich.table import Table
 
+import hansa
 import warm
 from cli.conftest import SMALL
 from hansa.core.terminal import Terminal, printable
@@ -113,6 +118,26 @@ def test_names_and_devices_of_a_run_of_others_are_printed_without_them(cli, fold
     for command in (["show", "out"], ["show", "out", "--clients"], ["report", "out"], ["cite", "out"]):
         output = cli(*command).output
         assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(output), command
+
+
+RAW_PRINTS = {"f'hansa {__version__}'", "json.dumps(json_schema(), indent=2, allow_nan=False)", "EXAMPLE"}
+"""What is printed as it is: all of it is Hansa's own."""
+
+
+def test_no_text_goes_round_the_function_for_all_text():
+    """In errors, in the log, and by every print of the package."""
+    assert str(hansa.HansaError(EVIL)) == printable(EVIL)
+    record = logging.makeLogRecord({"msg": "%s", "args": (EVIL,)})
+    assert logging.getLogger("hansa").filter(record)
+    assert record.getMessage() == printable(EVIL)
+    for path in sorted(Path(hansa.__file__).parent.rglob("*.py")):
+        for call in (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)):
+            name, given = ast.unparse(call.func), [ast.unparse(argument) for argument in call.args]
+            if name == "print":
+                assert all(text in RAW_PRINTS or text.startswith("printable(") for text in given), (path, given)
+            if name == "logging.getLogger":  # a logger below "hansa" would not be filtered
+                assert given[0] in ("'hansa'", "'flwr'") or given[0].endswith(".name"), (path, given)
+            assert not re.fullmatch(r"sys\.std(out|err)\.write|.*\bs?echo|(rich\.)?Console|warnings\.warn", name), path
 
 
 COMMANDS = """\

@@ -13,7 +13,7 @@ import typer
 from hansa.cli import options as opt
 from hansa.cli.console import note, print_table, say, say_json
 from hansa.config.import_path import may_import
-from hansa.core.errors import HansaError, suggestion
+from hansa.core.errors import HansaError, printable, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -267,7 +267,7 @@ def config_show(
         read = opt.read_config(path, None, opt.changes(sets))
         code = [] if may_import() else code_names(read)
         comments = [f"{NOT_LOADED}: {', '.join(code)}"] if code else [f"composition: {build_algorithm(read)!r}"]
-    print(to_yaml(read, comments), end="")
+    print(printable(to_yaml(read, comments)), end="")
 
 
 def config_example() -> None:

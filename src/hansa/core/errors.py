@@ -4,11 +4,33 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import logging
 import math
 import reprlib
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+
+
+def printable(text: str) -> str:
+    r"""Return text without control characters: escape sequences and marks of writing direction. Line ends and tabs
+    stay. Text of others reaches the terminal through it, in errors, in the log and in what commands print.
+
+    >>> printable("a\x1b[2Jb\x9b31m\u202ec\n")
+    'a[2Jb31mc\n'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(letter for letter in text if letter in "\n\t" or unicodedata.category(letter) not in ("Cc", "Cf"))
+
+
+def _print_safely(record: logging.LogRecord) -> bool:
+    record.msg, record.args = printable(record.getMessage()), ()
+    return True
+
+
+logging.getLogger("hansa").addFilter(_print_safely)
 
 
 class HansaError(ValueError):
@@ -23,7 +45,7 @@ class HansaError(ValueError):
     """
 
     def __init__(self, *args: object, component: str = "", argument: str = "", value: object = None) -> None:
-        super().__init__(*args)
+        super().__init__(*(printable(each) if isinstance(each, str) else each for each in args))
         self.component, self.argument, self.value = component, argument, value
 
     def __reduce__(self) -> tuple[object, ...]:

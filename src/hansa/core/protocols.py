@@ -16,7 +16,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, TypeVar, cast
 
-from hansa.core.errors import HansaError, suggestion
+from hansa.core.errors import HansaError, printable, suggestion
 
 Base = TypeVar("Base")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -183,5 +183,5 @@ def cite(algorithm: Any) -> str:
     '@inproceedings{mcmahan2017,'
     """
     text = bibtex_entries(citations(algorithm))
-    print(text)
+    print(printable(text))
     return text

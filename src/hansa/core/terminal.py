@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-
-def printable(text: str) -> str:
-    r"""Return text without control characters: escape sequences and marks of writing direction. Line ends and tabs
-    stay.
-
-    >>> printable("a\x1b[2Jb\x9b31m\u202ec\n")
-    'a[2Jb31mc\n'
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(letter for letter in text if letter in "\n\t" or unicodedata.category(letter) not in ("Cc", "Cf"))
+from hansa.core.errors import printable
 
 
 class Terminal(Console):
