@@ -25,9 +25,9 @@ from hansa.aggregate.base import Combined, sum_updates
 from hansa.algorithm import Mixing
 from hansa.compress import direct, error_feedback, replica, sign
 from hansa.core.protocols import bibliography, bibtex_entries, citations, with_defaults
-from hansa.gossip import everyone, ring
-from hansa.local import Correction, SolverResult, Work, fixed, sgd
-from hansa.sample import BaseSampler, Sampler, per_cluster, startup, uniform
+from hansa.gossip import ring
+from hansa.local import fixed, sgd
+from hansa.sample import BaseSampler, Sampler, startup, uniform
 from hansa.server import BaseServerTransform, chain, scale
 from mistakes import refused
 
@@ -76,77 +76,6 @@ class plain_mean:
 
     def combine(self, updates, state, ctx):
         return Combined(sum_updates(updates, [1 / len(updates)] * len(updates)), state, {})
-
-
-class whole_link:
-    def send(self, x, memory, key):
-        return direct().send(x, memory, key)
-
-    def receive(self, packet, *, dim, dtype):
-        return direct().receive(packet, dim=dim, dtype=dtype)
-
-
-class first_two:
-    def select(self, round, population, key):
-        return (0, 1 + round % 2)
-
-
-class three_steps:
-    def draw(self, client, samples, batch_size, key):
-        return Work(3, min(samples, batch_size or samples))
-
-
-class plain_sgd:
-    def correction(self, got, memory):
-        return Correction()
-
-    def finish(self, change, steps, lr, got, memory):
-        return SolverResult({}, {})
-
-
-class all_compute:
-    def draw(self, round, step, clients, key):
-        return sorted(clients)
-
-
-class halves:
-    def assign(self, population, key, labels):
-        return [list(range(0, population, 2)), list(range(1, population, 2))]
-
-
-def test_parts_with_their_methods_alone_run_as_the_built_in_ones_do() -> None:
-    own = Algorithm(
-        "own",
-        first_two(),
-        LocalPhase(plain_sgd(), three_steps(), lr=0.05, batch_size=7),
-        {"model": Channel(uplink=whole_link(), aggregate=plain_mean(), server=scale(0.5))},
-    )
-    theirs = Algorithm(
-        "own",
-        hansa.sample.replay([[0, 1], [0, 2]]),
-        LocalPhase(sgd(), fixed(3), lr=0.05, batch_size=7),
-        {"model": Channel(server=scale(0.5))},
-    )
-    found, expected = (
-        hansa.run(a, problems.task(problems.convolution), rounds=3, workers=1, seed=3) for a in (own, theirs)
-    )
-    assert torch.equal(found.params, expected.params)
-    moved = hansa.run(own.with_server(lion()), problems.task(), rounds=3, workers=1)
-    assert citations(own.with_server(lion())) == []
-    assert float(moved.params.abs().max()) > 0
-
-
-def test_a_rule_of_activity_and_of_clusters_needs_one_method() -> None:
-    def gossiping(active, clusters) -> hansa.Run:
-        mixing = Mixing(ring(), clusters, active)
-        phase = LocalPhase(sgd(), fixed(2), lr=0.05, batch_size=7, mixing=mixing)
-        return hansa.run(Algorithm("own", per_cluster(1), phase), problems.task(), rounds=2, workers=1)
-
-    found = gossiping(all_compute(), halves())
-    expected = gossiping(everyone(), [[0, 2, 4], [1, 3, 5]])
-    assert torch.equal(found.params, expected.params)
-    with pytest.raises(HansaError, match="expected one number of steps for all"):
-        LocalPhase(steps=three_steps(), mixing=Mixing(ring()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 
 import pytest
@@ -71,16 +70,11 @@ def test_a_group_is_not_overwritten_unasked(cli, folder):
     assert "local.lr" in other.stderr
 
 
-def test_show_and_report_take_a_group(cli, folder):
+def test_show_takes_a_group(cli, folder):
     cli.ok("run", "small.yaml", "--seeds", "2", "-o", "g", "-q")
     output = json.loads(cli("show", "g", "--json").stdout)
     assert output["over_seeds"]["test_accuracy"]["mean"] == pytest.approx(statistics.fmean(scores(folder / "g")))
     cli.ok("show", "g")
-    cli.ok("report", "g", "-o", "page.html")
-    page = (folder / "page.html").read_text("utf-8")
-    (run,) = json.loads(re.search(r'id="data">(.*?)</script>', page).group(1))["runs"]
-    assert run["seeds"] == [0, 1]
-    assert "seeds: [0, 1]" in page
 
 
 def test_code_that_changed_since_is_run_anew(cli, folder, monkeypatch):

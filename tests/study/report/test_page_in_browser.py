@@ -10,8 +10,7 @@ from browser import Browser
 from hansa.study import report
 from hansa.study.report import ReportEntry
 
-from .test_client_view import asynchronous_run
-from .test_page import history
+from .test_page import asynchronous_run, history
 
 MAIN = "report.charts.get('main-0')"
 NASTY = "</script><img src=x onerror=alert(1)>&<b>"
