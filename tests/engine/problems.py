@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import hansa
+from contracts.small import bowls as small_bowls
 from hansa.data.federated import FederatedData
 from hansa.engine.requests import single_orders
 from hansa.rounds import ServerState, open_round
@@ -59,13 +60,8 @@ def task(model=perceptron, execution: Any = "auto") -> hansa.Task:
     return hansa.Task(model, nn.functional.cross_entropy, data(), execution=execution)
 
 
-def bowls(dtype: torch.dtype = torch.float64) -> quadratic:
-    draw = np.random.default_rng(3)
-    rows = [5, 9, 4, 7, 6, 8]
-    return quadratic(
-        [torch.from_numpy(draw.normal(size=(n, 4))).to(dtype) for n in rows],
-        [torch.from_numpy(draw.normal(size=n)).to(dtype) for n in rows],
-    )
+def bowls() -> quadratic:
+    return small_bowls(CLIENTS, 4)
 
 
 def with_accident(loss, client: int) -> hansa.training.function:

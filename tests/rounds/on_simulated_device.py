@@ -394,25 +394,9 @@ def pinned(monkeypatch) -> None:
     monkeypatch.setattr(places, "empty_pinned", empty_pinned)
 
 
-class Smooth(nn.Module):
-    """Without buffers and draws, whose comparison reads bits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.head = nn.LayerNorm(36), nn.Linear(36, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(torch.tanh(self.norm(x.flatten(1))))
-
-
-@cache
-def smooth() -> hansa.Task:
-    return hansa.Task(Smooth, nn.functional.cross_entropy, problems.data(), execution="eager")
-
-
 def trained(method: hansa.Algorithm, device: torch.device, **words: Any) -> tuple[Any, Traffic]:
     """Return the result of an order of the first round with a number of steps or other words, and its traffic."""
-    run = Run(method, smooth())
+    run = Run(method, golden.task("norm"))
     opened = round.open_round(run.algorithm, run.state, run.task.population, "run", run.key)
     order = single_orders(opened.orders[0])[0]
     if steps := words.pop("steps", None):
@@ -473,7 +457,7 @@ class OnDemand:
 @pytest.mark.usefixtures("pinned")
 def test_data_on_the_host_is_asked_for_rows_there_and_copied_from_pinned_memory(device):
     data = OnDemand()
-    made = hansa.Task(Smooth, nn.functional.cross_entropy, data, execution="eager")
+    made = hansa.Task(problems.perceptron, nn.functional.cross_entropy, data, execution="eager")
     vectors, trainer = made.start(hansa.Key(0), torch.float32), made.trainer(torch.float32, device)
     TRAFFIC.reset()
     rows = trainer.batches(0, hansa.local.Work(4, 5), hansa.Key(0))

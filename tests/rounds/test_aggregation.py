@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 import hansa
 from contracts.small import NAMES, small
+from contracts.small import bowls as small_bowls
 from hansa import presets
 from hansa.aggregate import Combined
 from hansa.core.types import in_client_order
@@ -23,16 +25,7 @@ from hansa.runs.driver import Run
 from hansa.runs.store import DiskStore, RamStore
 from hansa.testing import check
 
-SIZES = (3, 11, 5, 8, 2)
-
-
-def task(clients: int = 5, dim: int = 4):
-    draw = torch.Generator().manual_seed(1)
-    sizes = [SIZES[i % len(SIZES)] for i in range(clients)]
-    matrices = [torch.randn(size, dim, generator=draw, dtype=torch.float64) for size in sizes]
-    return hansa.training.quadratic(
-        matrices, [torch.randn(size, generator=draw, dtype=torch.float64) for size in sizes]
-    )
+task = partial(small_bowls, dim=4)
 
 
 class Watched(np.ndarray):

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 import hansa
+from contracts.small import bowls as small_bowls
 from engine import problems
 from hansa import presets
 from hansa.compress import Packet, cast, memoryless, quantize, random_k, top_k
@@ -92,12 +93,7 @@ class Bad(NamedTuple):
 def task(name: str) -> Any:
     if name == BUFFERS:
         return problems.task(problems.convolution)
-    draw = np.random.default_rng(11)
-    rows = [4, 7, 5, 9, 6, 8]
-    return hansa.training.quadratic(
-        [torch.from_numpy(draw.normal(size=(n, 9))) for n in rows],
-        [torch.from_numpy(draw.normal(size=n)) for n in rows],
-    )
+    return small_bowls(CLIENTS, 9)
 
 
 @dataclass(frozen=True)
