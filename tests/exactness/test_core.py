@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 import hansa
-from exactness.laboratory import DIM, LOCAL_LR, ROUNDS, STEPS, followed, participants, problem, task, words
+from exactness.laboratory import ROUNDS, followed
 from hansa import presets
 from oracle import local, server
 
@@ -80,12 +79,3 @@ def test_a_learning_rate_schedule_follows_the_reference():
     schedule = hansa.local.step_decay(0.08, every=10, factor=0.5)
     rates = [0.08 * 0.5 ** (t // 10) for t in range(ROUNDS)]
     followed(presets.fedavg, server.fedavg, {"local_lr": schedule}, {"local_lr": rates})
-
-
-def test_float32_runs_in_float32_throughout_and_near_the_float64_run():
-    lab = problem()
-    run = hansa.run(presets.scaffold(**words()), task(lab), rounds=20, dtype=torch.float32, keep_params=True)
-    expected, _ = local.scaffold(lab, np.zeros(DIM), participants()[:20], STEPS, LOCAL_LR)
-    assert run.trajectory.dtype == torch.float32
-    assert all(row.dtype == torch.float32 for row in run.store.read(0).values())
-    np.testing.assert_allclose(run.trajectory.numpy(), expected, rtol=1e-3, atol=1e-4)

@@ -29,19 +29,6 @@ def run(method, rounds=3):
     return hansa.run(method, task, rounds=rounds, **options)
 
 
-@pytest.mark.parametrize("clusters", [1, GROUPS, [[2, 1, 0], [3]]], ids=str)
-@pytest.mark.parametrize("batch_size", [None, 6, 32])
-@pytest.mark.parametrize("preset", [presets.ha_fed, presets.dsgd], ids=["ha_fed", "dsgd"])
-def test_every_client_draws_batches_of_its_own_size(preset, batch_size, clusters):
-    if preset is presets.dsgd:
-        mixing = Mixing(ring(), clusters, keep_local_models=True)
-        run(preset(local_lr=0.05, steps=3, batch_size=batch_size).with_local(mixing=mixing))
-    else:
-        run(preset(clusters=clusters, reporters=1, batch_size=batch_size, **WORDS))
-    expected = {(client, min(batch_size or size, size)) for client, size in enumerate(SIZES)}
-    assert set(owners_and_sizes(RecordedLeastSquares.log)) == expected
-
-
 def computing(method):
     """How many clients computed at each step of a round of three steps."""
     run(method, rounds=1)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hansa
+from golden import problems as golden
 from hansa import HansaError, Key, local, presets
 from hansa.config import build_algorithm, from_yaml
 from hansa.core import native
@@ -188,17 +189,6 @@ def test_results_do_not_depend_on_engine_or_stop(name: str, tmp_path: Any) -> No
     assert torch.equal(resumed.state.vectors["model"], whole)
 
 
-def classes() -> Any:
-    draw = np.random.default_rng(1)
-    owners = np.repeat(np.arange(len(SIZES)), SIZES)
-    x = draw.standard_normal((len(owners), 6)).astype(np.float32)
-    return hansa.data.from_arrays(x, (x[:, 0] > 0).astype(np.int64) + owners % 2, clients=owners, test=(x, owners % 2))
-
-
-def layers() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
-
-
 @pytest.mark.parametrize("batches", ["short", "continued", "drop"])
 @pytest.mark.parametrize("preset", ["fedavg", "scaffold", "dsgd", "cafga"])
 def test_native_steps_equal_pytorchs(batches: str, preset: str) -> None:
@@ -208,9 +198,9 @@ def test_native_steps_equal_pytorchs(batches: str, preset: str) -> None:
         return
     method = getattr(presets, preset)(**STEPS, batches=batches, **({"clusters": 2} if preset == "cafga" else {}))
     models = []
-    for execution in ("auto", "eager"):
-        problem = hansa.training.Task(layers, nn.functional.cross_entropy, classes(), execution=execution)
-        assert (problem.network is not None) == (execution == "auto" and native.available())
+    for name in ("mlp", "mlp, eager"):
+        problem = golden.task(name)
+        assert (problem.network is not None) == (name == "mlp" and native.available())
         models.append(runs(method, problem).state.vectors["model"])
     assert torch.allclose(*models, atol=2e-5)
 

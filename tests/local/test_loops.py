@@ -76,31 +76,6 @@ class plain(BaseClientLoop):
 
 
 @dataclass(frozen=True)
-class phases(BaseClientLoop):
-    """First the head, then the body; the head's momentum is kept (FedRep, Collins 2021, with a shared head)."""
-
-    def train(self, model, batches, lr, received, memory, key):
-        losses = []
-        for part, some in ((model.head, batches[:2]), (model.body, batches[2:])):
-            model.requires_grad_(False)
-            part.requires_grad_(True)
-            optimizer = torch.optim.SGD(part.parameters(), lr, momentum=0.5)
-            if part is model.head and memory:
-                for parameter, row in zip(part.parameters(), memory.values(), strict=True):
-                    optimizer.state[parameter]["momentum_buffer"] = row
-            for x, y in some:
-                optimizer.zero_grad()
-                loss = F.cross_entropy(model(x), y)
-                loss.backward()
-                optimizer.step()
-                losses.append(loss.item())
-            if part is model.head:
-                kept = {f"momentum.{place}": optimizer.state[each]["momentum_buffer"] for place, each in
-                        enumerate(part.parameters())}  # fmt: skip
-        return LoopResult(sum(losses) / len(losses), kept)
-
-
-@dataclass(frozen=True)
 class mutual(BaseClientLoop):
     """A network that travels and one that stays teach each other; noise by the key, and a report."""
 
@@ -174,30 +149,6 @@ def test_plain_sgd_as_a_loop_is_fedavg_bit_for_bit(model, more):
     )
 
 
-def test_phases_over_different_blocks_equal_plain_pytorch():
-    def step(model, batches, memory, key):
-        state = None if memory is None else [row.clone() for row in memory]
-        for part, some, held in (("head", batches[:2], state), ("body", batches[2:], None)):
-            for x, y in some:
-                wanted = list(getattr(model, part).parameters())
-                gradients = torch.autograd.grad(F.cross_entropy(model(x), y), wanted)
-                held = (
-                    [g.clone() for g in gradients]
-                    if held is None
-                    else [0.5 * m + g for m, g in zip(held, gradients, strict=True)]
-                )
-                with torch.no_grad():
-                    for parameter, m in zip(wanted, held, strict=True):
-                        parameter -= 0.1 * m
-            if part == "head":
-                memory = held
-        return memory
-
-    found = run_of(presets.fedavg(**WORDS).with_local(loop=phases()), dtype=torch.float64)
-    torch.testing.assert_close(found.params, reference(step), rtol=0, atol=1e-12)
-    assert set(found.store.read(2)) == {"loop/momentum.0", "loop/momentum.1"}
-
-
 def test_two_networks_equal_plain_pytorch():
     def step(model, batches, memory, key):
         own, chance = copy.deepcopy(model) if memory is None else memory, key.torch()
@@ -222,10 +173,8 @@ def test_two_networks_equal_plain_pytorch():
     torch.testing.assert_close(found.state.vectors["extra"], torch.full_like(found.params, extra))
 
 
-@pytest.mark.parametrize("loop", [phases(), "mutual"], ids=["phases", "mutual"])
-def test_workers_and_a_resume_change_nothing(tmp_path, loop):
-    method = presets.fedavg(**WORDS, compressor=compress.top_k(1 / 4))
-    method = with_extra(method) if loop == "mutual" else method.with_local(loop=loop)
+def test_workers_and_a_resume_change_nothing(tmp_path):
+    method = with_extra(presets.fedavg(**WORDS, compressor=compress.top_k(1 / 4)))
     whole = run_of(method, Noisy, out=tmp_path / "whole", workers=1)
     two = run_of(method, Noisy, workers=2)
     carried = Run(method, task(Noisy), seed=0, engine=Loopback).advance(4)
@@ -327,7 +276,7 @@ class one_channel(plain):
 
 
 def test_check_accepts_loops_and_names_what_is_wrong():
-    for loop in (plain(), phases(), mutual()):
+    for loop in (plain(), mutual()):
         check(loop)
     with pytest.raises(ContractError, match="channels = 'extra', expected a tuple"):
         check(one_channel())

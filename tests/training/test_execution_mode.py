@@ -225,7 +225,7 @@ def test_a_wide_residual_network_stays_eager_bit_for_bit_and_says_why(caplog, mo
     runs = [hansa.run(ALGORITHM, one, rounds=2, workers=1).params for one in tasks]
     assert torch.equal(*runs)
     assert made("small ResNet", execution="native").network is not None
-    assert made("LeNet-5 with tanh").network is not None  # a chain of convolutions is native at any width
+    assert made("LeNet-5").network is not None  # a chain of convolutions is native at any width
 
 
 @WITH_NATIVE

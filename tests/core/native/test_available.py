@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from core.native import sanitize
 from core.native.models import compile_network
 from hansa.core import native
 from hansa.core.errors import HansaError
@@ -91,15 +90,6 @@ def test_structures_of_another_size_are_refused_before_any_call(
         told = native.unavailable_reason()
         assert told is None if complaint is None else complaint in str(told)
         assert told is None or "Install again" in told
-
-
-@pytest.mark.skipif(COMPILER is None, reason="there is no C compiler here, so nothing can be sanitized")
-def test_the_sanitizers_notice(tmp_path: Path) -> None:
-    try:
-        preload = sanitize.runtime(sanitize.compiler())
-    except SystemExit as problem:
-        pytest.skip(str(problem))
-    assert sanitize.notices(sanitize.compiler(), preload, tmp_path) == dict.fromkeys(sanitize.CANARIES, True)
 
 
 def test_a_build_without_a_compiler_succeeds_and_builds_nothing(tmp_path: Path) -> None:

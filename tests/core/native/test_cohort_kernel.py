@@ -222,43 +222,6 @@ def test_any_graph_is_the_product_with_the_same_bits_beside_a_row_that_hears_nob
     torch.testing.assert_close(mixed.double(), expected, rtol=0, atol=2e-6)
 
 
-@in_each_set
-@pytest.mark.parametrize("start", [False, True], ids=["rows", "start"])
-@pytest.mark.parametrize("kind", [abi.MIX, abi.AVERAGE, abi.SIGNS, abi.SETTLE, None])
-@pytest.mark.parametrize("topology", [ring(), complete(), star()])
-def test_the_last_turn_also_computes_changes_and_spread_with_the_same_bits(topology, kind, start):
-    """The third row hears nobody: it takes no part in the spread. None: the turns end with a step."""
-    weights = np.zeros((N, N))
-    others = [0, 1, 3, 4]
-    weights[np.ix_(others, others)] = topology.sparse(N - 1).toarray()
-    for used in (weights, np.asarray(topology.sparse(N).toarray())):
-        found = []
-        for ends in (False, True):
-            clients, rows, index = laboratory()
-            begin, copies = rows.mean(dim=0), rows + 0.01 * torch.sin(torch.arange(float(rows.shape[1])))
-            kernel = CohortKernel(
-                clients, rows, AffineStep(0.05), after_exchange=kind == abi.SETTLE, start=begin if start else None
-            )
-            deltas = {row: torch.full_like(begin, 7.0) for row in (0, 4)}
-            if ends:
-                kernel.set_deltas(begin, deltas)
-            plan = [(0, index[0][0]), (1, index[1][0]), (kind, None)]
-            made = turns(*(plan if kind is not None else plan[:2]))
-            run(kernel, made, used, *([copies, 0.3] if kind == abi.SIGNS else []))
-            found.append((rows.clone(), copies.clone(), deltas, kernel.spread))
-        (plain, plain_copies, _, _), (rows, copies, deltas, spread) = found
-        assert torch.equal(plain, rows)
-        assert kind != abi.SIGNS or torch.equal(plain_copies, copies)
-        chosen = [row for row in range(N) if used[row].any()]
-        expected = {row: torch.empty_like(begin) for row in deltas}
-        total = squared_spread(rows, chosen, rows.shape[1], start=begin, deltas=expected)
-        assert spread == total
-        assert total > 0 or kind in (abi.AVERAGE, abi.MIX)
-        for row, delta in deltas.items():
-            assert torch.equal(delta, expected[row])
-            assert torch.equal(delta, rows[row] - begin)
-
-
 PLAIN, MORE = AffineStep(0.05), AffineStep(0.05, prox_weight=0.1, weight_decay=0.01, momentum=0.9, max_grad_norm=0.5)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from core.native.models import STACKS, Residual, cnn_29k, distance, parameters_of, words_of
+from core.native.models import Residual, cnn_29k, distance, parameters_of
 from hansa.core.native.network import Network
 from hansa.core.native.tracing import NotEligible, stages_of
 
@@ -273,14 +273,6 @@ def test_tokens_may_be_flattened_and_embedded_by_a_function(shape: tuple[int, ..
     assert (table.out, table.words, table.skip, table.shape) == (6, 9, 7, (1, 1, 6))
     with pytest.raises(NotEligible):
         stages_of(module, shape)  # real numbers
-
-
-@pytest.mark.parametrize("name", STACKS)
-def test_stacks_are_recognised_with_as_many_parameters_as_the_module_has(name: str) -> None:
-    make, shape = STACKS[name]
-    module = make()
-    stages = stages_of(module, shape, tokens=words_of(module) > 0)
-    assert sum(stage.dim for stage in stages) == sum(p.numel() for p in module.parameters())
 
 
 def test_layers_that_do_nothing_are_skipped_and_relu_twice_is_relu() -> None:

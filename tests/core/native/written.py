@@ -39,23 +39,6 @@ class LayersInALoop(nn.Module):
         return self.last(x)
 
 
-class McMahanCifar(nn.Module):
-    """The CIFAR-10 CNN that federated papers take from McMahan et al.: 797,962 parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Sequential(
-            nn.Conv2d(3, 64, 5), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Conv2d(64, 64, 5), nn.ReLU(inplace=True)
-        )
-        self.pool = nn.MaxPool2d(kernel_size=2, stride=2)
-        self.classifier = nn.Sequential(nn.Linear(1600, 384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU())
-        self.head = nn.Linear(192, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.pool(self.features(x))
-        return self.head(self.classifier(x.reshape(len(x), -1)))
-
-
 class LeafFemnist(nn.Module):
     """LEAF's CNN for FEMNIST, on flat rows of pixels; its dense layer narrowed from 2,048 to 128."""
 
@@ -107,20 +90,6 @@ class OwnWeights(nn.Module):
         return F.linear(x, self.weight, bias=self.bias)
 
 
-class AllConvolutional(nn.Module):
-    """Strides in place of pools, a mean over the image at the end (Springenberg et al. 2015), made small."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 12, 3, stride=2, padding=1)
-        self.down = nn.Conv2d(12, 20, 3, stride=(2, 2), padding=1, bias=False)
-        self.last, self.head = nn.Conv2d(20, 24, 1), nn.Linear(24, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.down(F.relu(self.stem(x))))
-        return self.head(F.relu(self.last(x)).mean(dim=(2, 3)))
-
-
 class OldMnist(nn.Module):
     """PyTorch's MNIST example as it long was: channels dropped before pool and ReLU, a dropout called by its flag."""
 
@@ -159,21 +128,6 @@ class DropsAndViews(DropsEverywhere):
 
     def flat(self, x: Tensor) -> Tensor:
         return x.view(x.size(0), -1)
-
-
-class LeNet5Tanh(nn.Module):
-    """LeNet-5 with tanh throughout: before a mean, after it, and in its dense layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Sequential(
-            nn.Conv2d(1, 6, 5, padding=2), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.AvgPool2d(2), nn.Tanh()
-        )
-        self.fc1, self.fc2, self.fc3 = nn.Linear(400, 120), nn.Linear(120, 84), nn.Linear(84, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.tanh(self.fc1(self.features(x).flatten(1)))
-        return self.fc3(torch.tanh(self.fc2(x)))
 
 
 class TabularResidual(nn.Module):
@@ -310,14 +264,11 @@ Case = tuple[Callable[[], nn.Module], Callable[[Tensor, Tensor], Tensor], Shape,
 WRITTEN: dict[str, Case] = {
     "2NN": (TwoNN, nn.CrossEntropyLoss(), (1, 28, 28), 10),
     "layers in a loop": (LayersInALoop, own_loss, (3, 5, 5), 5),
-    "McMahan's CIFAR CNN": (McMahanCifar, own_loss, (3, 32, 32), 10),
     "LEAF's FEMNIST CNN": (LeafFemnist, F.cross_entropy, (784,), 62),
     "LeNet-5": (LeNet5, nn.CrossEntropyLoss(), (3, 32, 32), 10),
-    "all convolutional": (AllConvolutional, F.cross_entropy, (3, 16, 16), 10),
     "the old MNIST example": (OldMnist, F.nll_loss, (1, 28, 28), 10),
     "drops everywhere": (DropsEverywhere, F.cross_entropy, (3, 12, 12), 4),
     "drops and views": (DropsAndViews, own_loss, (3, 12, 12), 4),
-    "LeNet-5 with tanh": (LeNet5Tanh, F.cross_entropy, (1, 28, 28), 10),
     "tabular residual network": (TabularResidual, F.cross_entropy, (32,), 5),
     "pre-activation blocks": (PreActivation, F.nll_loss, (21,), 4),
     "small ResNet": (SmallResNet, F.cross_entropy, (3, 8, 8), 4),
