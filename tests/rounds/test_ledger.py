@@ -49,6 +49,15 @@ def test_totals_are_the_sums_of_the_rounds() -> None:
     assert (entry.round, entry.up_bytes, entry.down_bytes, entry.peer_bytes, entry.seconds) == (2, 4, 40, 15, 2.0)
 
 
+def test_the_ledger_goes_through_json_and_on() -> None:
+    one = Ledger(links=LinkModel(latency=2.0))
+    one.record(1, up={0: 1}, down={0: 10}, peer={0: 7})
+    two = Ledger.restore(json.loads(json.dumps(one.state())), links=one.links)
+    for ledger in (one, two):
+        ledger.record(2, up={0: 3}, down={0: 5})
+    assert one == two
+
+
 def test_its_state_stays_small_and_its_totals_exact_however_many_rounds() -> None:
     links = LinkModel(up_bandwidth=7.0, latency=0.1)
     ledger, seconds, sizes = Ledger(links=links), [], []
