@@ -1,8 +1,17 @@
-"""`hansa data schema`: a schema of files, and whether files fit one."""
+"""Schemas of files on the command line; after a run its model loaded, asked, exported."""
 
 from __future__ import annotations
 
+import csv
+
+import numpy as np
+import pytest
+import torch
+
+import hansa
+from hansa.config import build
 from hansa.data import Schema
+from hansa.runs.folder import RunFolder
 
 
 def test_a_schema_is_inferred_written_and_checked(cli, folder):
@@ -69,3 +78,73 @@ def test_cells_that_a_spreadsheet_would_run_are_texts(cli, folder):
     assert "preprocessing: model.safetensors.preprocessing.json (schema " in exported.stdout.replace("\n", "")
     cli.ok("predict", "model.safetensors", "new.csv", "-o", "again.csv")
     assert (folder / "again.csv").read_bytes() == (folder / "predictions.csv").read_bytes()
+
+
+@pytest.fixture
+def done(cli, folder):
+    cli.ok("run", "small.yaml", "-o", "x", "-q")
+    return folder / "x"
+
+
+def test_predictions_of_the_test_data_and_of_files(cli, folder, done):
+    result = cli.ok("predict", "x")
+    with open(folder / "predictions.csv") as file:
+        rows = list(csv.DictReader(file))
+    right = sum(row["prediction"] == row["target"] for row in rows) / len(rows)
+    assert right == pytest.approx(RunFolder(done).history[-1]["test_accuracy"])
+    assert f"accuracy {100 * right:.1f}% of {len(rows)} rows" in result.stdout
+    inputs = build.load_data(RunFolder(done).config).test_inputs[:4].numpy()
+    np.save(folder / "some.npy", inputs)
+    np.savetxt(
+        folder / "some.csv", inputs, delimiter=",", header=",".join(map(str, ["a"] * inputs.shape[1])), comments=""
+    )
+    model = hansa.load_model(done)
+    assert not model.training
+    expected = hansa.predict(model, torch.from_numpy(inputs)).numpy()
+    assert np.allclose(hansa.predict(model, torch.from_numpy(inputs), batch_size=3), expected, atol=1e-6)
+    for name in ("some.npy", "some.csv"):
+        cli.ok("predict", "x", name, "-o", "raw.npy")
+        assert np.allclose(np.load(folder / "raw.npy"), expected, atol=1e-5)
+    np.save(folder / "wide.npy", np.zeros((2, 7), np.float32))
+    wrong = cli.refused("predict", "x", "wide.npy")
+    assert "inputs of shape (7,): the model takes (60,)" in wrong.stderr
+
+
+def test_exports_hold_the_same_model(cli, folder, done):
+    for name in ("model.pt", "model.safetensors"):
+        cli.ok("export", "x", "-o", name)
+    assert (folder / "model.safetensors").read_bytes() == (done / "model.safetensors").read_bytes()
+    state = torch.load(folder / "model.pt", weights_only=True)
+    model = hansa.load_model(done)
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.module.state_dict().items())
+    cli.refused("export", "x", "-o", "model.tar")
+
+
+def test_what_has_no_model_says_so(cli, folder):
+    cli.ok("run", "small.yaml", "-o", "g", "--seeds", "2", "-q")
+    with pytest.raises(hansa.HansaError, match="seed-0"):
+        hansa.load_model(folder / "g")
+    (folder / "g" / "seed-1" / "model.safetensors").unlink()
+    cli.refused("predict", "g/seed-1")
+
+
+def test_a_client_predicts_with_its_own_model_on_its_own_rows(cli, folder):
+    (folder / "sites").mkdir()
+    for site, shift in (("a", 0.0), ("b", 3.0), ("c", -2.0)):
+        rows = [f"{at % 7},{at % 5 + shift},{int(at % 7 > 3)}" for at in range(30 + int(shift))]
+        (folder / "sites" / f"{site}.csv").write_text("p,q,y\n" + "\n".join(rows))
+    (folder / "own.yaml").write_text(
+        "rounds: 2\nworkers: 1\nmodel: logistic\nalgorithm: dsgd\nlocal: {lr: 0.05, steps: 2, batch_size: 4}\n"
+        "data: {name: csv-folder, folder: sites, options: {target: y, test: 0.2}}\n"
+    )
+    cli.ok("run", "own.yaml", "-o", "x", "-q")
+    cli.ok("predict", "x", "--client", "1", "-o", "one.npy")
+    federated = build.load_data(RunFolder(folder / "x").config)
+    outputs = torch.from_numpy(np.load(folder / "one.npy"))
+    assert len(outputs) == 6  # a fifth of 33
+    mine = hansa.load_model(folder / "x", client=1)
+    assert torch.equal(outputs, hansa.predict(mine, federated.test_inputs[federated.test_owners == 1]))
+    assert not torch.equal(
+        outputs, hansa.predict(hansa.load_model(folder / "x"), federated.test_inputs[federated.test_owners == 1])
+    )
+    assert "from 0 to 2" in cli("predict", "x", "--client", "7").output
