@@ -28,6 +28,31 @@ def test_evaluation_is_as_often_as_asked_and_always_at_the_end():
     assert ["loss" in record for record in run.history] == [False, False, True, False, False, True, True]
 
 
+def test_the_best_model_is_kept_in_memory_in_the_folder_and_across_a_resume(tmp_path):
+    draw = torch.Generator().manual_seed(0)
+    inputs, owners = torch.randn(30, 4, generator=draw), [0] * 4 + [1] * 15 + [2] * 11
+    rows = hansa.data.from_arrays(
+        inputs, inputs @ torch.ones(4, 1), clients=owners, test=(inputs, inputs.sum(1)[:, None])
+    )
+    task, make = hansa.Task(lambda: torch.nn.Linear(4, 1), torch.nn.functional.mse_loss, rows), torch.nn.Linear
+    rate = hansa.local.piecewise((0.1, 0.1, 0.1, 0.9, 0.9, 0.9))
+    method = presets.fedavg(local_lr=rate, steps=2, batch_size=4, participation=1.0)
+    whole = hansa.run(method, task, rounds=6, keep_params=True, keep_best="test_loss")
+    losses = [record["test_loss"] for record in whole.history]
+    kept = losses.index(min(losses))
+    assert 1 < kept < 5
+    folder = tmp_path / "run"
+    hansa.run(method, task, rounds=6, keep_best="test_loss", out=folder, checkpoint_every=1,
+              callbacks=[lambda run, record: run.state.round == kept + 2])  # fmt: skip
+    parts = hansa.run(method, task, rounds=6, keep_best="test_loss", out=folder)
+    for model in (whole.model, parts.model, hansa.load_model(folder, model=lambda: make(4, 1)).module):
+        found = torch.cat([parameter.flatten() for parameter in model.parameters()])
+        assert torch.equal(found, whole.trajectory[kept])
+    assert torch.equal(parts.params, whole.params)
+    with pytest.raises(hansa.HansaError, match=r"no metric 'test_los'\. Did you mean test_loss"):
+        hansa.run(method, task, rounds=1, keep_best="test_los")
+
+
 def test_cite_names_exactly_the_parts_in_use(capsys):
     assert citations(presets.fedavg()) == ["mcmahan2017"]
     assert set(citations(presets.scaffold())) == {"karimireddy2020", "mcmahan2017"}

@@ -305,6 +305,8 @@ class EvaluateSection(ConfigSection):
     evaluation if test rows have owners (data.test_clients)."""
     personalise: PersonaliseSection | None = None
     """Evaluate every client also after steps on its own training rows: {steps: 5, lr: 0.01}."""
+    keep_best: str | None = None
+    """A metric, such as validation/test_accuracy: the saved model is that of the round in which it was best."""
     target: float | None = None
     """A target test accuracy; the summary has the number of rounds to reach it."""
 

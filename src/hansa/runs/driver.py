@@ -46,7 +46,7 @@ from hansa.rounds.messages import DroppedClient, Report, WorkOrder, joined_order
 from hansa.rounds.round import check_profile
 from hansa.runs.client_columns import Array, ClientColumns, encode_clients, join_rounds
 from hansa.runs.columns import MetricFacts, RunHistory, main_metric
-from hansa.runs.metrics import drop_reasons, text_table
+from hansa.runs.metrics import best, drop_reasons, text_table
 from hansa.runs.per_client import (
     ClientEvaluationPlan,
     aggregate_client_metrics,
@@ -93,6 +93,7 @@ class RunOptions:
     workers: int | None = None
     quorum: int = 1
     keep_params: bool = False
+    keep_best: str | None = None
     evaluate_every: int = 1
     callbacks: Sequence[Callback] = ()
     faults: faults | None = None
@@ -143,6 +144,7 @@ class RunOptionsDict(TypedDict, total=False):
     workers: int | None
     quorum: int
     keep_params: bool
+    keep_best: str | None
     evaluate_every: int
     callbacks: Sequence[Callback]
     faults: faults | None
@@ -222,6 +224,7 @@ class Run:
         self.id = self.key.child("run", repr(algorithm), task.name, *profile).digest(8).hex()
         self.history = RunHistory(facts=MetricFacts.of_task(task))
         self.record: RunRecord | None = None  # set if the run has a folder
+        self.best: State = {}  # with keep_best: the round, the value and the vectors of the best model
         self.client_blocks: list[tuple[int, bytes]] = []  # the client record of a run without a folder
         self.dropped_clients: list[tuple[int, DroppedClient]] = []
         self.site_of: Mapping[int, str] = {}  # the site of each client, in a federation
@@ -312,8 +315,8 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The trained model as a new module."""
-        return self._module(self.host_vectors, "run.params")
+        """The trained model as a new module: that of the last round, or with ``keep_best`` that of the best one."""
+        return self._module(self.best.get("vectors") or self.host_vectors, "run.params")
 
     def client_model(self, client: int) -> nn.Module:
         """Return a client's model: its own in decentralized runs, otherwise the server's with its private blocks."""
@@ -424,7 +427,8 @@ class Run:
             params = self.params
             self._trajectory.append(params.clone() if params is self.state.vectors[MODEL] else params)
         record = {**self._record(opened, closed), **diagnostics}
-        if final or (self.options.evaluate_every and self.state.round % self.options.evaluate_every == 0):
+        evaluated = final or (self.options.evaluate_every and self.state.round % self.options.evaluate_every == 0)
+        if evaluated:
             record.update(engine.evaluate(self.state.vectors))
         client_metrics = self._evaluate_clients(engine) if self.per_client.is_due(self.state.round, final) else {}
         record.update(aggregate_client_metrics(client_metrics, self.history.facts.better))
@@ -436,6 +440,10 @@ class Run:
         if self.ledger.links is not None and self.ledger.last is not None:
             record["simulated_seconds"] = self.ledger.last.seconds
         self.history.append(record)
+        if evaluated and self.options.keep_best is not None:
+            value = best(self.history, self.options.keep_best)
+            if value is not None and value != self.best.get("value"):
+                self.best = {"round": self.state.round, "value": value, "vectors": self.host_vectors}
         return record
 
     def _record_devices(self, names: Sequence[str]) -> None:
@@ -492,6 +500,7 @@ class Run:
             "ledger": self.ledger.state(),
             "lost": [[round, drop.client, drop.reason, drop.detail] for round, drop in recent],
             "forgotten": sorted(self.forgotten_clients),
+            **({"best": self.best} if self.best else {}),
         }
 
     def restore(self, tree: State, history: Sequence[Record], trajectory: Sequence[Vector] | None = None) -> None:
@@ -514,6 +523,7 @@ class Run:
             (int(round), DroppedClient(int(client), reason, detail)) for round, client, reason, detail in tree["lost"]
         ]
         self.forgotten_clients = {int(client) for client in tree.get("forgotten", ())}
+        self.best = tree.get("best", {})
         self.history = RunHistory(history, self.history.facts)
         if trajectory is not None:
             self._trajectory = list(trajectory)

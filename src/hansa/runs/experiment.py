@@ -448,6 +448,7 @@ def build_run(
         server_device=config.server_device,
         quorum=config.quorum,
         evaluate_every=config.evaluate.every,
+        keep_best=config.evaluate.keep_best,
         faults=FAULTS.build(config.faults),
         max_norm=config.max_norm,
         measures=measures,

@@ -93,6 +93,7 @@ def run(
         workers: The number of workers; None uses all cores when that is faster.
         quorum: The minimum number of accepted updates; with fewer a round does not change the model.
         keep_params: Whether to keep the model of every round, for ``Run.trajectory``.
+        keep_best: A metric: ``Run.model`` and the model that is saved are those of the round in which it was best.
         evaluate_every: Rounds between evaluations; 0 evaluates after the last round only.
         callbacks: Functions of (run, record), called after every round; a true result stops the run.
         faults: A plan of clients that drop out or misbehave, `hansa.faults`.
