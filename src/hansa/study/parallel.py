@@ -129,15 +129,11 @@ class StudyScheduler:
                 self._start_workers()
             while self._queue or self._busy:
                 if self._session.interrupt.received is not None:
-                    raise self._error or KeyboardInterrupt
+                    raise KeyboardInterrupt
                 if self._workers:
                     self._serve_workers()
-                    continue
-                index = self._queue.popleft()
-                try:
-                    self._run_here(self.jobs[index])
-                except Exception as error:
-                    self._handle_failure(index, error)
+                else:  # none were started, or all have died
+                    self._run_here(self.jobs[self._queue.popleft()])
             if self._error is not None:
                 raise self._error
         except BaseException:
@@ -197,7 +193,9 @@ class StudyScheduler:
             worker.job = None
             if worker.progress is not None:
                 worker.progress.close()
-            self._handle_failure(index, *content)
+            if index < self._end:
+                (self._error,) = content
+                self._stop_after(index)
         elif kind == "dead":
             self._workers.remove(worker)
             worker.end()
@@ -207,12 +205,6 @@ class StudyScheduler:
                 self._queue.extendleft([index] * (index < self._end))
         else:  # skip, print_once
             getattr(display, kind)(*content)
-
-    def _handle_failure(self, index: int, error: Exception) -> None:
-        """Stop the jobs after the first one that failed."""
-        if index < self._end:
-            self._error = error
-            self._stop_after(index)
 
     def _stop_after(self, last: int) -> None:
         """Stop the jobs after one, and start no others after it."""
