@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 import hansa
+from cli.conftest import SMALL
 from command_line import app, run_command
 from hansa import HansaError, config
 from hansa.config.fields import ComponentField
@@ -32,14 +33,6 @@ from hansa.runs.folder import RunFolder, SeedGroupFolder
 from hansa.study import report
 from hansa.study.report.entries import read_runs
 
-SMALL = """\
-name: small
-rounds: 2
-workers: 1
-data: {name: synthetic, clients: 6, options: {largest: 60}}
-model: logistic
-local: {lr: 0.05, steps: 2, batch_size: 10}
-"""
 TRAP = """\
 import hansa
 open({mark!r}, "a").close()
@@ -157,7 +150,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from hansa.runs.experiment import open_run
 
     folder = tmp_path_factory.mktemp("finished") / "run"
-    open_run(config.from_yaml(SMALL), folder).execute()
+    open_run(config.from_yaml(SMALL, ["rounds=2"]), folder).execute()
     return folder
 
 
@@ -322,7 +315,8 @@ def mine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "looked_at.py").write_text(MINE)
-    (tmp_path / "small.yaml").write_text(SMALL.replace("model: logistic", "model: {factory: 'looked_at:Net'}"))
+    small = SMALL.replace("model: logistic", "model: {factory: 'looked_at:Net'}").replace("rounds: 3", "rounds: 2")
+    (tmp_path / "small.yaml").write_text(small)
     yield tmp_path
     sys.modules.pop("looked_at", None)
 

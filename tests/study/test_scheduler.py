@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import hansa
+from cli.conftest import SLOW
 from command_line import run_well
 from hansa.config import from_yaml
 from hansa.runs.folder import RunFolder
@@ -29,13 +30,8 @@ from same_runs import assert_same_run
 MAIN, MARK, DEATHS = "HANSA_TEST_MAIN", "HANSA_TEST_MARK", "HANSA_TEST_DEATHS"
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.drop, self.second = nn.Linear(5, 8), nn.Dropout(0.2), nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.second(self.drop(torch.tanh(self.first(x))))
+def net():
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3))
 
 
 def fragile(output, target):
@@ -55,7 +51,7 @@ def make_task(loss=nn.functional.cross_entropy):
     partition = hansa.data.dirichlet(0.5)
     data = hansa.data.from_arrays(inputs, targets, clients=6, partition=partition, test=(inputs[:60], targets[:60]))
     return hansa.Task(
-        Net, loss, hansa.data.with_validation(data, 0.2), execution="eager"
+        net, loss, hansa.data.with_validation(data, 0.2), execution="eager"
     )  # the loss is called every step
 
 
@@ -134,15 +130,6 @@ data: {name: synthetic, clients: 6, options: {largest: 60}}
 model: {factory: "my_model:Net"}
 local: {lr: 0.05, steps: 2, batch_size: 10}
 """
-MODEL = """\
-import torch
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(60, 10)
-    def forward(self, x):
-        return self.layer(torch.tanh(x))
-"""
 
 
 def sweep(*arguments):
@@ -153,7 +140,7 @@ def test_a_sweep_side_by_side_writes_the_same_tables(start, tmp_path, monkeypatc
     """Points that differ in rounds continue one run: their order stays that of the grid."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.yaml").write_text(CONFIG)
-    (tmp_path / "my_model.py").write_text(MODEL)
+    (tmp_path / "my_model.py").write_text(SLOW)
     sweep("--parallel", 2, "-o", "both")
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
