@@ -1,4 +1,4 @@
-"""Commands that look: presets, parts, cite, topology, config, data, doctor and models; options named as in Python."""
+"""Commands that look: presets, parts, cite, topology, config, data, doctor, models; options are named as in Python."""
 
 from __future__ import annotations
 
