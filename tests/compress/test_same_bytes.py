@@ -68,39 +68,6 @@ def test_decoded_vectors_do_not_depend_on_native_code(monkeypatch, coder, isa) -
 
 
 @in_each_set
-def test_every_level_is_the_rounded_quotient() -> None:
-    norms = np.float32([0.7]).view(np.uint8)
-    for levels in range(1, 128):
-        codes = np.arange(2 * levels + 1).repeat(3)
-        packed = np.frombuffer(pack_codes(codes, (2 * levels).bit_length()), np.uint8).copy()
-        out = np.empty(codes.size, np.float32)
-        assert kernels.levels_within(packed, codes.size, levels)
-        kernels.quantize_unpack(packed, norms, 1024, levels, out)
-        wanted = ((codes - levels) / levels).astype(np.float32) * np.float32(0.7)
-        assert out.tobytes() == wanted.tobytes(), levels
-
-
-@in_each_set
-@pytest.mark.parametrize("brain", [False, True])
-def test_every_half_below_one_is_its_value(brain) -> None:
-    one = 0x3F80 if brain else 0x3C00
-    codes = np.arange(one, dtype=np.uint16)
-    codes = np.concatenate([codes, codes | 0x8000])
-    half = torch.bfloat16 if brain else torch.float16
-    units = torch.from_numpy(codes.view(np.int16)).view(half).to(torch.float32).numpy()
-    for exponent in (-149, -140, -127, -126, -3, 0, 126, 127, 128):
-        out = np.empty(codes.size, np.float32)
-        kernels.half_unpack(codes.view(np.uint8), exponent, out, brain=brain)
-        assert out.tobytes() == np.ldexp(units, exponent).tobytes(), exponent
-    assert kernels.halves_below_one(codes.view(np.uint8), brain)
-    for place in (0, 17, codes.size - 1):
-        for bad in (one, one | 0x8000, 0x7F80, 0x7FFF, 0xFFFF):
-            wrong = codes.copy()
-            wrong[place] = bad
-            assert not kernels.halves_below_one(wrong.view(np.uint8), brain), (place, bad)
-
-
-@in_each_set
 def test_truncated_and_padded_codes_are_refused() -> None:
     draw = np.random.default_rng(5)
     numbers = np.rint(draw.standard_normal(400) * np.exp(draw.standard_normal(400))).astype(np.int64) * 5

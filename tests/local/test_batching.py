@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -162,31 +161,6 @@ def runs(method: Any, problem: Any = None, **options: Any) -> hansa.Run:
     run = hansa.Run(method, problem or task(), seed=2, **options)
     run.advance(4)
     return run
-
-
-METHODS = {
-    "short": presets.fedavg(**STEPS, batches="short", participation=0.5),
-    "drop": presets.fedprox(**{**STEPS, "steps": local.random_steps(1, 5)}, batches="drop"),
-    "continued": presets.fedavgm(**STEPS, batches="continued", participation=0.5, local_momentum=0.5),
-    "continued, full": presets.fedavg(**STEPS, batches=local.batching(continued=True)),
-    "epochs": presets.fednova(local_lr=0.05, epochs=2, batch_size=4, batches="short"),
-    "gossip": presets.dsgd(**STEPS, batches="continued"),
-    "gossip, idle": presets.dsgd(**STEPS, batches="continued").with_local(
-        mixing=hansa.Mixing(hansa.gossip.ring(), active=hansa.gossip.bernoulli(0.5), keep_local_models=True)
-    ),
-    "gossip with a server": presets.cafga(**STEPS, clusters=2, reporters=1, batches="short", eps=1e-2),
-}
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_results_do_not_depend_on_engine_or_stop(name: str, tmp_path: Any) -> None:
-    method = METHODS[name]
-    whole = runs(method).state.vectors["model"]
-    for engine in (partial(hansa.engine.Pool, workers=2, kind="thread"), hansa.engine.Loopback):
-        assert torch.equal(runs(method, engine=engine).state.vectors["model"], whole)
-    hansa.run(method, task(), rounds=2, seed=2, out=tmp_path / "run")
-    resumed = hansa.resume(tmp_path / "run", method, task(), rounds=4)
-    assert torch.equal(resumed.state.vectors["model"], whole)
 
 
 @pytest.mark.parametrize("batches", ["short", "continued", "drop"])

@@ -275,20 +275,3 @@ def test_a_token_outside_of_the_table_is_named_and_nothing_is_read_or_changed(ba
     assert torch.equal(y, before)
     with pytest.raises(HansaError, match=r"inputs is torch.float32 .*expected contiguous torch.int64"):
         stack.gradient(y, inputs.float(), labels, index[0])
-
-
-@in_each_set
-def test_rows_of_a_table_that_no_token_names_have_a_zero_gradient_and_stay() -> None:
-    stack, _, y, inputs, labels = case("embeddings", smooth)
-    inputs[0, 0] = 3  # the row without a gradient, which is part of the mean
-    table = slice(0, 200 * 37)
-    _, gradient = stack.gradient(y, inputs, labels, torch.arange(2), out=torch.full_like(y, 7.0))
-    used = torch.zeros(200, dtype=torch.bool).index_fill(0, inputs[:2].flatten(), True)
-    used[3] = False
-    rows = gradient[table].view(200, 37)
-    assert torch.equal((rows != 0).any(1), used)
-    assert not rows[~used].any()
-    trained = y.clone()
-    train(stack, trained, inputs, labels, torch.tensor([[0, 1]] * 3), AffineStep(0.1))
-    moved = (trained != y)[table].view(200, 37)
-    assert torch.equal(moved.any(1), used)
