@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 import hansa
 from exactness.laboratory import followed
@@ -48,22 +47,3 @@ def test_compression_composes_with_both_channels_of_scaffold(mine, theirs):
 def test_identity_compression_is_no_compression():
     identity = {"compressor": compress.identity(), "two_way": True}
     followed(presets.fedcams, server.fedams, {**identity, "server_lr": 0.3}, {"eta": 0.3})
-
-
-def test_a_refused_upload_leaves_the_residual_as_it_was():
-    calls = []
-
-    def loss(client, x):
-        calls.append(client)
-        return (x - client).square().sum() * (np.nan if client == 1 and len(calls) > 12 else 1.0)
-
-    function = hansa.training.function(loss, clients=2, x0=torch.zeros(3, dtype=torch.float64))
-    kept = []
-
-    def keep(run, record):
-        kept.append(run.store.read(1)["uplink/model/residual"].clone())
-
-    run = hansa.run(presets.fedcams(steps=2), function, rounds=5, evaluate_every=0, callbacks=[keep])
-    assert run.history[-1]["lost"] == 1
-    assert torch.equal(kept[-1], kept[-2])
-    assert not torch.equal(kept[0], kept[1])
