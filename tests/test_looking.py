@@ -31,7 +31,7 @@ from hansa.runs import trust
 from hansa.runs.export import predict_from_folder
 from hansa.runs.folder import RunFolder, SeedGroupFolder
 from hansa.study import report
-from hansa.study.report.entries import read_runs
+from hansa.study.report.entries import read_entries
 
 TRAP = """\
 import hansa
@@ -112,7 +112,7 @@ NEEDS_CODE: dict[str, list[list[str]]] = {
 
 
 def _page(folder: Path) -> None:
-    entries, _ = read_runs([folder])
+    entries, _ = read_entries([folder])
     report.write_page(folder.parent / "page.html", entries)
 
 

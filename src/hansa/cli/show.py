@@ -234,14 +234,14 @@ def read_entries(folders: Sequence[Path | str], alone: bool = True) -> tuple[dic
 
     It is an error if none can be read and nothing else is shown (``alone``).
     """
-    from hansa.study.report.entries import read_runs
+    from hansa.study.report import entries as reader
 
-    entries, problems = read_runs([Path(folder) for folder in folders])
+    entries, problems = reader.read_entries([Path(folder) for folder in folders])
     if problems and not entries and alone:
         raise HansaError(problems[0])
     for problem in problems:
         err().print(f"[yellow]skipped:[/] {escape(problem)}", soft_wrap=True)
-    return {entry.name: entry for entry in entries}, problems
+    return {entry.name: entry for entry in reader.merge_seeds(entries)}, problems
 
 
 def print_and_write(

@@ -154,11 +154,11 @@ def test_an_entry_that_cannot_be_drawn_is_left_out_and_named(tmp_path, monkeypat
     for name in ("bad", "good"):
         GrowingRun(tmp_path / "runs" / name, name).grow(2)
 
-    def refuse(entry):
-        if entry.name == "bad":
+    def refuse(entries):
+        if any(entry.name == "bad" for entry in entries):
             raise MemoryError("too many clients")
 
-    monkeypatch.setattr(page, "clients_of", refuse)
+    monkeypatch.setattr(page, "differences", refuse)
     watch = RunWatcher([tmp_path / "runs"])
     watch.refresh()
     assert [run["name"] for run in watch.content["data"]["runs"]] == ["good"]

@@ -35,7 +35,7 @@ def entries():
         record.update(diversity=1.5, gamma=0.25, q=0.5, consensus=0.1, aggregate_norm=2.0, update_norm=1.0)
     return [
         ReportEntry.from_seeds("group", group),
-        ReportEntry(NASTY, lone, f"name: {json.dumps(NASTY)}\n", labels=counts),
+        ReportEntry(NASTY, lone, f"name: {json.dumps(NASTY)}\n", labels=lambda: counts),
     ]
 
 

@@ -5,19 +5,24 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hansa.config import from_yaml, to_yaml
 from hansa.core.errors import HansaError
+from hansa.data.partitions import read_label_counts
+from hansa.data.sources import DATASETS
+from hansa.runs.client_columns import ClientColumns
 from hansa.runs.folder import (
     CONFIG,
     GROUP,
     METRICS,
+    PARTITION,
     RunFolder,
     SeedGroupFolder,
     check_readable,
@@ -25,13 +30,12 @@ from hansa.runs.folder import (
     subfolders,
 )
 
-if TYPE_CHECKING:
-    from hansa.runs.client_columns import ClientColumns
-
 log = logging.getLogger("hansa")
 
 MAX_DEPTH = 4
 """Levels below a folder that are searched for runs."""
+MAX_JOBS = 3_000_000
+"""Client records with more jobs are not read for a timeline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +70,10 @@ class ReportEntry:
         composition: The algorithm in Python, for runs without a configuration.
         folder: The run folder, from which values not passed below are read.
         planned_rounds: The number of rounds that the run will have.
-        clients: The totals of each client.
-        labels: The samples of each label that each client holds.
-        client_names: The names of the clients by number, if any.
+        clients: Reads the totals of each client.
+        jobs: Reads the client record with the times of jobs, for the timeline.
+        labels: Reads the samples of each label that each client holds.
         data: The name of the data, and digests of its rows (``data``) and of its ``partition``.
-        jobs: The client record with the times of jobs, for the timeline.
         cites: The citations of its components: keys, or BibTeX entries.
         notes: Warnings about damaged or missing files, for the top of the page.
 
@@ -88,11 +91,10 @@ class ReportEntry:
     composition: str = ""
     folder: str = ""
     planned_rounds: int | None = None
-    clients: ClientColumns | None = field(default=None, compare=False, repr=False)
-    labels: LabelCounts | None = field(default=None, compare=False, repr=False)
-    client_names: Sequence[str] = ()
+    clients: Callable[[], ClientColumns] = field(default=ClientColumns, compare=False, repr=False)
+    jobs: Callable[[], ClientColumns] = field(default=ClientColumns, compare=False, repr=False)
+    labels: Callable[[], LabelCounts | None] = field(default=lambda: None, compare=False, repr=False)
     data: Mapping[str, str] = field(default_factory=dict)
-    jobs: ClientColumns | None = field(default=None, compare=False, repr=False)
     cites: Sequence[str] = ()
     notes: tuple[str, ...] = ()
 
@@ -103,7 +105,9 @@ class ReportEntry:
             return cls.from_seeds(group.config.title, [cls.from_folder(run.path) for run in group.runs])
         run = RunFolder.containing(folder)
         with _collected_warnings() as notes:
-            config, history = run.config, run.metrics
+            config, history, data = run.config, run.metrics, run.data_facts
+            updates = sum(int(record.get("participants") or 0) + int(record.get("lost") or 0) for record in history)
+            timed = bool(history) and "utilisation" in history[-1] and updates <= MAX_JOBS
             return cls(
                 config.title,
                 history,
@@ -113,8 +117,10 @@ class ReportEntry:
                 config.seed,
                 folder=str(run.path),
                 planned_rounds=config.rounds,
-                client_names=run.client_names,
-                data=run.data_facts,
+                clients=partial(_read_clients, str(run.path), len(history), str(run.environment.get("started"))),
+                jobs=run.clients if timed else ClientColumns,
+                labels=partial(_read_labels, run / PARTITION, data.get("name", "")),
+                data=data,
                 cites=run.marker.cites,
                 notes=tuple(notes),
             )
@@ -152,6 +158,21 @@ class ReportEntry:
         return f"{status}, {rounds} of {planned} rounds" if status and planned > rounds else status
 
 
+@lru_cache(maxsize=64)
+def _read_clients(folder: str, rounds: int, started: str) -> ClientColumns:
+    """Read the clients of a folder once for each number of rounds."""
+    return RunFolder(folder).by_client()
+
+
+def _read_labels(partition: Path, data: str) -> LabelCounts | None:
+    """Read the label counts of a partition, with the names of the labels of the data set."""
+    if (stored := read_label_counts(partition)) is None:
+        return None
+    (clients, counts), names = stored, DATASETS[data].class_names if data in DATASETS else ()
+    classes = len(counts[0]) if counts else 0
+    return LabelCounts(counts, names if len(names) == classes else list(map(str, range(classes))), clients)
+
+
 @contextmanager
 def _collected_warnings() -> Iterator[list[str]]:
     """Collect the warnings of this thread, such as files that contradict each other."""
@@ -163,12 +184,6 @@ def _collected_warnings() -> Iterator[list[str]]:
         yield messages
     finally:
         log.removeHandler(handler)
-
-
-def read_runs(folders: Sequence[Path]) -> tuple[list[ReportEntry], list[str]]:
-    """Return an entry with a unique name for each method, with its seeds, and a message for each unreadable folder."""
-    entries, problems = read_entries(folders)
-    return merge_seeds(entries), problems
 
 
 def read_entries(folders: Sequence[Path]) -> tuple[list[ReportEntry], list[str]]:

@@ -52,8 +52,10 @@ class RunWatcher:
             time.sleep(POLL_SECONDS / 4)
             self.look()
         answer: dict[str, Any] = {"version": self.version, "status": self.status, "lost": self.lost}
-        content = None if self.version == version else self.content
-        return answer if content is None else {**answer, "parts": render_parts(content), "content": content["data"]}
+        if self.version != version:
+            content = self.content  # which another request may replace
+            answer |= {"parts": render_parts(content), "content": content["data"]}
+        return answer
 
     def look(self) -> None:
         """Read changed runs if the last read was long enough ago."""
@@ -78,8 +80,9 @@ class RunWatcher:
         read = [_read_run(*pair) for pair in stamp[0]]
         problems = [problem for _, messages in read for problem in messages] + problems
         entries = merge_seeds([entry for run_entries, _ in read for entry in run_entries])
-        waiting = f"No run in {', '.join(map(str, self.folders))} yet. Runs appear here when they start."
-        self.content = _content(entries, problems) if entries else empty_content(problems or [waiting])
+        if not entries and not problems:
+            problems = [f"No run in {', '.join(map(str, self.folders))} yet. Runs appear here when they start."]
+        self.content = _content(entries, problems)
         rounds = sum(len(history) for entry in entries for history in entry.histories)
         self.status, self.lost = f"live \u00b7 {rounds} rounds \u00b7 {time.strftime('%H:%M:%S')}", False
         self.version, self._stamp = secrets.token_hex(8), stamp
@@ -102,18 +105,17 @@ def _read_run(run: Path, stamp: object) -> tuple[list[ReportEntry], list[str]]:
 def _content(entries: Sequence[ReportEntry], problems: Sequence[str]) -> dict[str, Any]:
     """Return the content of the page; entries that cannot be shown become problems."""
     try:
-        return page_content(entries, problems=problems)
+        return page_content(entries, problems=problems) if entries else empty_content(problems)
     except Exception:
-        showable, messages = [], list(problems)
+        failures: dict[str, str] = {}
         for entry in entries:
             try:
                 page_content([entry])
-                showable.append(entry)
             except Exception as error:
-                messages.append(f"{entry.name}: cannot be shown ({error!r:.200}).")
-        if len(showable) == len(entries):
+                failures[entry.name] = f"{entry.name}: cannot be shown ({error!r:.200})."
+        if not failures:
             raise
-        return page_content(showable, problems=messages) if showable else empty_content(messages)
+        return _content([entry for entry in entries if entry.name not in failures], [*problems, *failures.values()])
 
 
 class ReportServer(ThreadingHTTPServer):

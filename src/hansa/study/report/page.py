@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import cache, lru_cache
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -19,8 +18,6 @@ from hansa import __version__
 from hansa.config import parse_document
 from hansa.core.errors import HansaError
 from hansa.core.protocols import bibtex_entries
-from hansa.data.partitions import read_label_counts
-from hansa.data.sources import DATASETS
 from hansa.runs.client_columns import Array, ClientColumns, summarize_clients
 from hansa.runs.columns import (
     ACCURACY,
@@ -33,7 +30,6 @@ from hansa.runs.columns import (
     evaluated_metrics,
     lower_is_better,
 )
-from hansa.runs.folder import PARTITION, RunFolder
 from hansa.runs.metrics import (
     column_names,
     combined_by,
@@ -48,13 +44,11 @@ from hansa.runs.store import io
 from hansa.runs.trackers import flatten
 from hansa.study.report.entries import LabelCounts, ReportEntry
 from hansa.study.report.formats import format_number, format_value
-from hansa.study.report.ranking import RankedEntry, Ranking, common_target, format_target, has_column, rank
+from hansa.study.report.ranking import RankedEntry, Ranking, common_target, format_target, rank
 from hansa.training.metric_direction import Direction
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-
-T = TypeVar("T")
 
 log = logging.getLogger("hansa")
 
@@ -73,8 +67,6 @@ VERDICTS = {"agrees": "good", "holds": "good", "same order": "fair", "differs": 
 """Styles of table cells that are verdicts."""
 CLIENT_METRICS = ("test_accuracy", "test_loss", "loss")
 """If the ranking metric was not measured for clients, they are ordered by the first of these that was."""
-MAX_READ_JOBS = 3_000_000
-"""Client records with more jobs are not read for a timeline."""
 
 
 class ReportTable(NamedTuple):
@@ -193,9 +185,9 @@ def page_content(
     ranking = rank(entries, common_target(entries, metric) if target is None else target, metric=metric, window=window)
     targets = ranking.targets()
     damages = [f"{entry.name}: {note}" for entry in entries for run in entry.runs for note in run.notes]
-    read = _read_first_runs("clients", clients_of, ranking, damages)
+    read = _read_first_runs("clients", ranking, damages)
     clients = [table for ranked, columns in read if (table := _client_table(ranked, columns, ranking)) is not None]
-    jobs = _read_first_runs("timeline", jobs_of, ranking, damages)
+    jobs = [each for each in _read_first_runs("jobs", ranking, damages) if "start_seconds" in each[1]]
     timelines = [_timeline(ranked, columns, MAX_JOBS // len(jobs)) for ranked, columns in jobs]
     partitions = partitions_of([ranked.entry for ranked in ranking])[:MAX_PARTITIONS]
     sites = ((r, site_table(r.entry.histories[0], r.numbers, ranking.metric, ranking.better)) for r in ranking)
@@ -284,19 +276,18 @@ def _number(value: Any) -> float | None:
     return (value if isinstance(value, int) else float(f"{value:.6g}")) if is_finite(value) else None
 
 
-def _read_first_runs(
-    subject: str, read: Callable[[ReportEntry], T | None], ranking: Ranking, damages: list[str]
-) -> list[tuple[RankedEntry, T]]:
-    """Read a value of the first run of each method, if it has one; list damaged folders in ``damages``."""
-    values = []
+def _read_first_runs(name: str, ranking: Ranking, damages: list[str]) -> list[tuple[RankedEntry, ClientColumns]]:
+    """Read the clients or jobs of the first run of each method, if it has some; list damaged folders in ``damages``."""
+    read = []
     for ranked in ranking:
         try:
-            if (value := read(ranked.entry.runs[0])) is not None:
-                values.append((ranked, value))
+            columns = getattr(ranked.entry.runs[0], name)()
         except (HansaError, OSError, ValueError) as error:
             log.warning("%s", error)
-            damages.append(f"{ranked.entry.name}: {subject} left out: {error}")
-    return values
+            damages.append(f"{ranked.entry.name}: {name} left out: {error}")
+        else:
+            read += [(ranked, columns)] * bool(columns.rows)
+    return read
 
 
 def _client_table(ranked: RankedEntry, columns: ClientColumns, ranking: Ranking) -> dict[str, Any] | None:
@@ -311,7 +302,7 @@ def _client_table(ranked: RankedEntry, columns: ClientColumns, ranking: Ranking)
     more = ordered.rows > MAX_ROWS
     listed = ordered.take([*range(min(ordered.rows, MAX_ROWS)), *[-1] * more])
     headings, cells = client_rows(listed)
-    labels = labels_of(ranked.entry.runs[0])
+    labels = ranked.entry.runs[0].labels()
     held = [_labels_held(labels, client) for client in listed["client"].tolist()]
     bars = np.array_split(ordered[metric].astype(np.float64), min(MAX_BARS, ordered.rows))  # of neighbours
     return {
@@ -340,9 +331,9 @@ def _labels_held(labels: LabelCounts | None, client: int) -> list[tuple[str, int
     """Return name, samples and share of each label of a client, the largest first."""
     if labels is None or client >= len(labels.counts):
         return []
-    counts = labels.counts[client]
-    shares = [(name, count, count / sum(counts)) for name, count in zip(labels.labels, counts, strict=True) if count]
-    return sorted(shares, key=lambda label: -label[1])
+    held = dict(zip(labels.labels, labels.counts[client], strict=True))
+    order = sorted((name for name in held if held[name]), key=lambda name: -held[name])
+    return [(name, held[name], held[name] / sum(held.values())) for name in order]
 
 
 def _timeline(ranked: RankedEntry, columns: Mapping[str, Array], max_jobs: int) -> dict[str, Any]:
@@ -382,27 +373,24 @@ def timeline_data(columns: Mapping[str, Array], max_jobs: int = MAX_JOBS) -> dic
 
 def differences(entries: Sequence[ReportEntry]) -> list[tuple[str, list[str]]]:
     """Return the dotted keys in which the configurations differ, with the YAML value of each entry."""
-    tables = [flatten(_config_data(entry)) for entry in entries]
     if len(entries) < 2 or not all(entry.config for entry in entries):
         return []
+    tables = [_flat_config(entry) for entry in entries]
     keys = {key: None for table in tables for key in table if key.split(".")[0] not in ("name", "seed", "seeds")}
-    differing = [key for key in keys if len({repr(table.get(key, ...)) for table in tables}) > 1]
-    return [(key, [_yaml_value(table.get(key, ...)) for table in tables]) for key in differing]
+    rows = [(key, [table.get(key, "–") for table in tables]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]
 
 
-def _config_data(entry: ReportEntry) -> Mapping[str, Any]:
+def _flat_config(entry: ReportEntry) -> dict[str, str]:
+    """Return the YAML text of each value of a configuration, by dotted key."""
     try:
-        data = parse_document(entry.config).data if entry.config else {}
+        data = parse_document(entry.config).data
     except HansaError:
         return {}
-    return data if isinstance(data, Mapping) else {}
-
-
-def _yaml_value(value: Any) -> str:
-    if value is ...:
-        return "–"
-    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, sort_keys=False).strip()
-    return text.removesuffix("\n...").strip()[:200]
+    values = flatten(data) if isinstance(data, Mapping) else {}
+    options: dict[str, Any] = {"default_flow_style": True, "width": 10_000, "sort_keys": False}
+    texts = {key: yaml.safe_dump(value, **options).strip() for key, value in values.items()}
+    return {key: text.removesuffix("\n...").strip()[:200] for key, text in texts.items()}
 
 
 def _environments(entries: Sequence[ReportEntry]) -> list[tuple[str, str]]:
@@ -422,10 +410,10 @@ def comparability_warnings(entries: Sequence[ReportEntry], metric: str = ACCURAC
         entries: The methods to compare.
         metric: The column that they are ranked by.
     """
-    warnings = _data_warnings(entries)
-    label = metric.replace("_", " ")
-    unmeasured = [entry.name for entry in entries if not any(has_column(h, metric) for h in entry.histories)]
-    if metric not in TOTALS and unmeasured and len(unmeasured) < len(entries):
+    warnings, label = _data_warnings(entries), metric.replace("_", " ")
+    columns = {entry.name: [{*column_names(history)} for history in entry.histories] for entry in entries}
+    unmeasured = [name for name, measured in columns.items() if not any(metric in names for names in measured)]
+    if metric not in TOTALS and 0 < len(unmeasured) < len(entries):
         they_are = "they are" if len(unmeasured) > 1 else "it is"
         warnings.append(f"{', '.join(unmeasured)} measured no {label}: {they_are} ranked after those that did.")
     for entry in entries:
@@ -433,8 +421,10 @@ def comparability_warnings(entries: Sequence[ReportEntry], metric: str = ACCURAC
         seeds = [f"{f'seed {seed} ' if entry.members else ''}from round {round} on" for seed, round in rounds if round]
         if seeds:
             warnings.append(f"{entry.name} diverged: its {label} is not finite {', '.join(seeds)}. It is ranked last.")
-        columns = [{*OUTCOMES, *evaluated_metrics(column_names(h))} & {*column_names(h)} for h in entry.histories]
-        if len(set(map(frozenset, columns))) > 1:
+        if (
+            len({(*evaluated_metrics(names), *sorted(names.intersection(OUTCOMES))) for names in columns[entry.name]})
+            > 1
+        ):
             warnings.append(f"{entry.name}: its seeds measured different metrics; only common ones are averaged.")
     return warnings
 
@@ -442,39 +432,24 @@ def comparability_warnings(entries: Sequence[ReportEntry], metric: str = ACCURAC
 def _data_warnings(entries: Sequence[ReportEntry]) -> list[str]:
     """Return warnings about different data, or different clients of the same data.
 
-    Compares digests of runs with the same seed if they were recorded, otherwise the names of the data.
+    Compares digests of the first seed for which all runs recorded one, otherwise the names of the data.
     """
-    names = {entry.name: _data_name(entry) for entry in entries}
-    groups = _grouped(_digests(entries, "data") or names.values(), entries)
-    if len(groups) > 1:
-        listed = "; ".join(f"{names[members[0]] or 'data'}: {', '.join(members)}" for members in groups)
-        return [f"These runs use different data ({listed}): accuracies and losses are not comparable."]
-    groups = _grouped(_digests(entries, "partition"), entries)
-    listed = "; ".join(", ".join(members) for members in groups)
-    return [f"These runs divide the data differently over clients ({listed})."] if len(groups) > 1 else []
-
-
-def _digests(entries: Sequence[ReportEntry], kind: str) -> list[str]:
-    """Return a digest of each entry, of the first seed for which all recorded one, if there is one."""
-    tables = [{run.seed: run.data[kind] for run in entry.runs if kind in run.data} for entry in entries]
-    common = [seed for seed in tables[0] if all(seed in table for table in tables)]
-    return [table[common[0]] for table in tables] if common else []
-
-
-def _grouped(labels: Iterable[str], entries: Sequence[ReportEntry]) -> list[list[str]]:
-    """Group the names of entries by label; entries without a label are omitted."""
-    groups: dict[str, list[str]] = {}
-    for label, entry in zip(labels, entries, strict=False):
-        if label:
-            groups.setdefault(label, []).append(entry.name)
-    return list(groups.values())
-
-
-def _data_name(entry: ReportEntry) -> str:
-    """Return the name of an entry's data, "" if it is unknown."""
-    section = _config_data(entry).get("data") if entry.config else None
-    in_file = str(section.get("factory") or section.get("name") or "") if isinstance(section, Mapping) else ""
-    return in_file or entry.runs[0].data.get("name", "") or ("fashion-mini" if isinstance(section, Mapping) else "")
+    names = {entry.name: entry.runs[0].data.get("name", "") for entry in entries}
+    for kind, labels in (("data", list(names.values())), ("partition", [""] * len(entries))):
+        digests = [{run.seed: run.data[kind] for run in entry.runs if kind in run.data} for entry in entries]
+        if common := [seed for seed in digests[0] if all(seed in of_entry for of_entry in digests)]:
+            labels = [of_entry[common[0]] for of_entry in digests]
+        groups: dict[str, list[str]] = {}
+        for label, name in zip(labels, names, strict=True):
+            groups.setdefault(label, []).append(name)
+        groups.pop("", None)
+        listed = {", ".join(members): names[members[0]] or "data" for members in groups.values()}
+        if len(groups) > 1 and kind == "data":
+            different = "; ".join(f"{data}: {members}" for members, data in listed.items())
+            return [f"These runs use different data ({different}): accuracies and losses are not comparable."]
+        if len(groups) > 1:
+            return [f"These runs divide the data differently over clients ({'; '.join(listed)})."]
+    return []
 
 
 def client_metric(columns: Mapping[str, Array], main: str = "") -> str | None:
@@ -507,57 +482,22 @@ def describe_spread(columns: Mapping[str, Any], name: str, better: Mapping[str, 
     return ", ".join(f"{each} {format_value(name, number)}" for each, number in zip(statistics, numbers, strict=False))
 
 
-def clients_of(run: ReportEntry) -> ClientColumns | None:
-    """Return one row for each client of a run, read from its folder if it has one."""
-    if run.clients is not None or not run.folder:
-        return run.clients
-    columns = _by_client(run.folder, len(run.history), str(run.environment.get("started")))
-    return columns.named(run.client_names) if columns.rows else None
-
-
-@lru_cache(maxsize=64)
-def _by_client(folder: str, rounds: int, started: str) -> ClientColumns:
-    """Read the clients of a folder once for each number of rounds."""
-    return RunFolder(folder).by_client()
-
-
-def jobs_of(run: ReportEntry) -> ClientColumns | None:
-    """Return the jobs of a run, one per row, read from its folder if it has one; None without a virtual clock."""
-    columns, history = run.jobs, run.history
-    if columns is None and run.folder and "utilisation" in history[-1]:
-        updates = sum(int(record.get("participants") or 0) + int(record.get("lost") or 0) for record in history)
-        columns = RunFolder(run.folder).clients() if updates <= MAX_READ_JOBS else None
-    return columns if columns is not None and "start_seconds" in columns else None
-
-
-def labels_of(run: ReportEntry) -> LabelCounts | None:
-    """Return the label counts of the clients of a run, read from its folder if it has one."""
-    stored = read_label_counts(Path(run.folder) / PARTITION) if run.folder and run.labels is None else None
-    if stored is None:
-        return run.labels
-    clients, counts = stored
-    classes = len(counts[0]) if counts else 0
-    dataset = DATASETS.get(_data_name(run))
-    names = () if dataset is None else dataset.class_names
-    return LabelCounts(counts, names if len(names) == classes else list(map(str, range(classes))), population=clients)
-
-
 def partitions_of(entries: Sequence[ReportEntry]) -> list[dict[str, Any]]:
     """Return the distinct partitions of runs, with a note and the methods that train on each."""
     users: dict[str, tuple[LabelCounts, list[ReportEntry]]] = {}
     for entry in entries:  # every seed has its own partition; the page shows the first
-        counts = labels_of(entry.runs[0])
-        if counts is not None and len(counts.counts) and len(counts.labels):
-            users.setdefault(repr(counts.counts), (counts, []))[1].append(entry)
+        held = entry.runs[0].labels()
+        if held is not None and len(held.counts) and len(held.labels):
+            users.setdefault(repr(held.counts), (held, []))[1].append(entry)
     partitions = []
     for held, methods in users.values():
         seeds = [entry.members[0].seed for entry in methods if entry.members]
         rows = held.counts[: min(MAX_CLIENTS, MAX_CELLS // len(held.labels))]
-        total = held.population or len(held.counts)
+        counts = [list(map(int, row)) for row in rows]
         partitions.append({
             "note": f"for seed {seeds[0]}; every seed has its own partition" if seeds else "",
             "methods": ", ".join(entry.name for entry in methods) if len(users) > 1 else "",
-            "data": {"labels": held.labels, "counts": [list(map(int, row)) for row in rows], "clients": total},
+            "data": {"labels": held.labels, "counts": counts, "clients": held.population or len(held.counts)},
         })  # fmt: skip
     return partitions
 
@@ -578,25 +518,22 @@ def site_table(
         main: The ranking metric, which is the first column and orders the sites.
         better: The directions that the run recorded.
     """
-    sites = site_names(history)
-    if not sites:
+    if not (sites := site_names(history)):
         return None
-    totals, last = site_totals(history), {name: value for record in history for name, value in record.items()}
-    measured = {name.partition("/")[2] for name in numbers if name.partition("/")[0] in sites}
-    main_column = f"test_{base_metric(main)}"
-    columns = [name for name in dict.fromkeys([main_column, *sorted(measured)]) if name in measured]
+    measured = sorted({name.partition("/")[2] for name in numbers if name.partition("/")[0] in sites})
+    columns = sorted(measured, key=lambda name: name != f"test_{base_metric(main)}")
+    totals = site_totals(history)
     spent = {"up_bytes": "sent", "down_bytes": "received", "work_seconds": "work"}
     spent = {name: heading for name, heading in spent.items() if any(name in costs for costs in totals.values())}
-    order = columns[0] if columns else main_column
-    if direction := column_of(order, better).better:
+    if columns and (direction := column_of(columns[0], better).better):
+        values = {site: numbers.get(f"{site}/{columns[0]}") for site in sites}
         sign = 1.0 if direction == "higher" else -1.0
-        values_of = {site: numbers.get(f"{site}/{order}") for site in sites}
-        sites.sort(key=lambda site: (values_of[site] is None, sign * float(values_of[site] or 0.0)))
+        sites.sort(key=lambda site: (values[site] is None, sign * float(values[site] or 0.0)))
+    last = {name: value for record in history for name, value in record.items()}
     rows = []
     for site in sites:
-        values = [(name, numbers.get(f"{site}/{name}")) for name in columns]
-        values += [(name, totals.get(site, Counter()).get(name)) for name in spent]
-        cells = [format_value(name, value) for name, value in values]
+        cells = [format_value(name, numbers.get(f"{site}/{name}")) for name in columns]
+        cells += [format_value(name, totals[site].get(name) if site in totals else None) for name in spent]
         rows.append([site, format_number(last.get(f"{site}/test_rows"), "count"), *cells])
     headings = ["site", "test rows", *(column_of(name, better).label for name in columns), *spent.values()]
     return headings, rows, list(_site_notes(history, numbers, f"sites_test_{base_metric(main)}", sites[0]))

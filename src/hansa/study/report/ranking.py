@@ -438,7 +438,7 @@ def common_target(entries: Sequence[ReportEntry], metric: str | None = None) -> 
         return None
     best = []
     for entry in entries:
-        values = [metrics.best(h, f"{name}:higher") for h in entry.histories if has_column(h, name)]
+        values = [metrics.best(h, f"{name}:higher") for h in entry.histories if name in metrics.column_names(h)]
         measured = [value for value in values if value is not None]
         if len(measured) == len(entry.histories):
             best.append(min(measured))
@@ -452,11 +452,6 @@ def common_target(entries: Sequence[ReportEntry], metric: str | None = None) -> 
 def chance_level(entries: Sequence[ReportEntry]) -> float:
     """Return the accuracy of always predicting the most frequent test label, of the task where it is largest."""
     return max(facts_of(history).chance or 0.0 for entry in entries for history in entry.histories)
-
-
-def has_column(history: Sequence[Mapping[str, Any]], name: str) -> bool:
-    """Return whether a column was ever measured."""
-    return any(name in record for record in history)
 
 
 def format_target(target: float, metric: str = ACCURACY) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hansa.core.errors import HansaError, suggestion
 from hansa.core.protocols import citations
 from hansa.runs import metrics
+from hansa.runs.client_columns import ClientColumns
 from hansa.runs.columns import WINDOW, column_of, evaluated_metrics, main_metric, plain_name
 from hansa.runs.driver import Run
 from hansa.runs.folder import environment
@@ -28,27 +29,25 @@ MAX_LABELLED_CLIENTS = 20_000
 
 def entry_from_run(run: Run, name: str, digests: bool = False) -> ReportEntry:
     """Return a run in memory as an entry of a report, with the digests of its data if asked for."""
-    clients = run.clients().by_client()
     data: Any = getattr(run.task, "data", None)
-    facts = {}
-    if digests:
-        facts = {name: value for name, value in data_digests(run.task).items() if name in ("data", "partition")}
-        facts["name"] = str(getattr(data, "name", ""))
-    labels = None
-    labelled = getattr(data, "classes", None) is not None and getattr(data.targets, "ndim", 0) == 1
-    if labelled and data.population <= MAX_LABELLED_CLIENTS:
-        labels = LabelCounts(data.label_counts().tolist(), list(map(str, range(data.classes))))
+
+    def labels() -> LabelCounts | None:
+        labelled = getattr(data, "classes", None) is not None and getattr(data.targets, "ndim", 0) == 1
+        if not labelled or data.population > MAX_LABELLED_CLIENTS:
+            return None
+        return LabelCounts(data.label_counts().tolist(), list(map(str, range(data.classes))))
+
+    facts = {"name": str(getattr(data, "name", "")), **data_digests(run.task)} if digests else {}
     return ReportEntry(
         name,
         run.history,
         environment=environment(),
         seed=run.key.seed,
         composition=repr(run.algorithm),
-        clients=clients if clients.rows else None,
+        clients=lambda: run.clients().by_client(),
+        jobs=ClientColumns if run.clock is None else run.clients,
         labels=labels,
-        client_names=getattr(data, "client_names", ()),
         data=facts,
-        jobs=None if run.clock is None else run.clients(),
         cites=citations(run.algorithm),
     )
 
