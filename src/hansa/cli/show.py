@@ -143,7 +143,7 @@ def show_clients(
     better: Mapping[str, Direction] | None = None,
 ) -> None:
     """Show one row for each client, the worst first by the metric of the run; as JSON, all clients."""
-    from hansa.study.report.page import client_metric, client_rows, describe_spread, worst_first
+    from hansa.study.report.page import client_rows, describe_spread, worst_first
 
     if not columns.rows:
         raise HansaError(f"{title}: no client record: no round has been completed.")
@@ -154,12 +154,13 @@ def show_clients(
     for name in (*columns.evaluated, "loss"):
         say(f"  {name.replace('_', ' ')}: {describe_spread(columns, name, better)}")
     personal = f"personal_{(main or 'test_accuracy').removeprefix('test_')}"
-    metric = client_metric(columns, personal if personal in columns else main) or "loss"
-    headings, cells = client_rows(columns.take(worst_first(columns, metric, better)))
+    metric, ordered = worst_first(columns, personal if personal in columns else main, better)
+    headings, cells = client_rows(ordered)
     if len(cells) > MAX_CLIENTS:
         half = MAX_CLIENTS // 2
         cells = [*cells[:half], ["..." for _ in headings], *cells[-half:]]
     print_table(headings, cells, right=headings[1:], keep=3)
+    metric = metric or "loss"
     extreme = "highest" if lower_is_better(metric, better) else "lowest"
     say(f"\nsorted by {metric.replace('_', ' ')}, {extreme} first. All rounds: hansa export RUN -o clients.csv", "dim")
 

@@ -113,13 +113,12 @@ class ClientColumns(dict[str, Array]):
 
 def merge_tables(*tables: Mapping[str, Array]) -> dict[str, Array]:
     """Return tables of one round as columns of all their clients, in ascending order; unmeasured values are NaN."""
-    if tables and DTYPES_BY_COLUMN.keys() - {"round"} <= tables[0].keys() and not any(tables[1:]):
+    dtypes = {name: dtype for name, dtype in DTYPES_BY_COLUMN.items() if name != "round"}
+    if tables and dtypes.keys() <= tables[0].keys() and not any(tables[1:]):
         return dict(tables[0])  # nothing to merge
     clients = np.unique(np.concatenate([np.empty(0, np.int64), *(table["client"] for table in tables if table)]))
-    columns: dict[str, Array] = {
-        name: np.full(len(clients), np.nan if np.dtype(dtype).kind == "f" else 0, dtype)
-        for name, dtype in DTYPES_BY_COLUMN.items()
-        if name != "round"
+    columns = {
+        name: np.full(len(clients), np.nan if dtype == "float32" else 0, dtype) for name, dtype in dtypes.items()
     }
     columns["client"][:] = clients
     for table in tables:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -375,7 +376,7 @@ class MeanInterval(NamedTuple):
         >>> MeanInterval(0.5, 0.2, 3).sign, MeanInterval(-0.5, 0.2, 3).sign, MeanInterval(0.1, 0.2, 3).sign
         (1, -1, 0)
         """
-        return 1 if self.mean - self.half > 0 else -1 if self.mean + self.half < 0 else 0
+        return (self.mean > self.half) - (-self.mean > self.half)
 
 
 def excludes_zero(
@@ -397,13 +398,11 @@ def excludes_zero(
     """
     if correction is None:
         return [each.sign != 0 for each in intervals]
-    excluded = [False] * len(intervals)
-    ordered = sorted((each.p_value, index) for index, each in enumerate(intervals))
-    for rank, (p_value, index) in enumerate(ordered):
-        if p_value > (1 - confidence) / (len(ordered) - rank):
-            break
-        excluded[index] = True
-    return excluded
+    p_values = sorted(each.p_value for each in intervals)
+    limits = [(1 - confidence) / (len(p_values) - rank) for rank in range(len(p_values))]
+    passed = takewhile(lambda pair: pair[0] <= pair[1], zip(p_values, limits, strict=True))
+    greatest = max((p_value for p_value, _ in passed), default=-1.0)
+    return [each.p_value <= greatest for each in intervals]
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> MeanInterval:
@@ -487,10 +486,10 @@ def round_seconds(history: Iterable[Record]) -> dict[str, float]:
     >>> round_seconds([first, {**first, "seconds": 4.0, "work_seconds": 1.5}])
     {'seconds': 4.0, 'work_seconds': 1.5, 'transport_seconds': 2.0, 'server_seconds': 0.5}
     """
-    rounds = [record for record in history if all(name in record for name in ("seconds", *PARTS))]
-    parts = {name: [record[name] for record in rounds[1:] or rounds] for name in ("seconds", *PARTS)}
-    parts["server_seconds"] = [max(0.0, all - sum(of)) for all, *of in zip(*parts.values(), strict=True)]
-    return {name: float(median(values)) for name, values in parts.items() if values}
+    names = ("seconds", *PARTS)
+    rounds = [[float(record[name]) for name in names] for record in history if record.keys() >= {*names}]
+    parts = [(*of, max(0.0, of[0] - sum(of[1:]))) for of in rounds[1:] or rounds]
+    return {name: median(of) for name, of in zip((*names, "server_seconds"), zip(*parts, strict=True), strict=False)}
 
 
 def describe_seconds(history: Iterable[Record]) -> str:
@@ -499,12 +498,11 @@ def describe_seconds(history: Iterable[Record]) -> str:
     >>> describe_seconds([{"round": 1, "seconds": 4.0, "work_seconds": 1.5, "transport_seconds": 2.0}])
     'a round takes 4.0 s: 1.5 work at the slowest site, 2.0 transport, 0.5 server (median)'
     """
-    if not (parts := round_seconds(history)):
-        return ""
-    return (
+    text = (
         "a round takes {seconds:.1f} s: {work_seconds:.1f} work at the slowest site, {transport_seconds:.1f} "
         "transport, {server_seconds:.1f} server (median)"
-    ).format(**parts)
+    )
+    return text.format(**parts) if (parts := round_seconds(history)) else ""
 
 
 def federation_summary(run: Run, history: Sequence[Record]) -> dict[str, Any]:

@@ -292,12 +292,11 @@ def _read_first_runs(name: str, ranking: Ranking, damages: list[str]) -> list[tu
 
 def _client_table(ranked: RankedEntry, columns: ClientColumns, ranking: Ranking) -> dict[str, Any] | None:
     """Return the clients of a method from worst to best; None if no client metric was measured."""
-    metric = client_metric(columns, ranking.metric)
-    if metric is None:
+    metric, ordered = worst_first(columns, ranking.metric, ranking.better)
+    if not metric:
         return None
     described = [name for name in (metric, f"personal_{metric.removeprefix('test_')}") if name in columns]
     notes = [f"{name.replace('_', ' ')}: {describe_spread(columns, name, ranking.better)}" for name in described]
-    ordered = columns.take(worst_first(columns, metric, ranking.better))
     ordered = ordered.take(np.isfinite(ordered[metric]))
     more = ordered.rows > MAX_ROWS
     listed = ordered.take([*range(min(ordered.rows, MAX_ROWS)), *[-1] * more])
@@ -452,16 +451,16 @@ def _data_warnings(entries: Sequence[ReportEntry]) -> list[str]:
     return []
 
 
-def client_metric(columns: Mapping[str, Array], main: str = "") -> str | None:
-    """Return the column that orders clients: the first measured one of the main metric and `CLIENT_METRICS`."""
-    return next((n for n in (main, *CLIENT_METRICS) if n in columns and np.isfinite(columns[n]).any()), None)
-
-
-def worst_first(columns: Mapping[str, Array], metric: str, better: Mapping[str, Direction] | None = None) -> list[int]:
-    """Return the rows of clients from worst to best; those without a value come last."""
+def worst_first(
+    columns: ClientColumns, main: str, better: Mapping[str, Direction] | None = None
+) -> tuple[str, ClientColumns]:
+    """Return the metric that orders clients, the first measured one of the main metric and `CLIENT_METRICS`, or "";
+    and the clients from worst to best, those without a value last."""
+    metric = next((n for n in (main, *CLIENT_METRICS) if n in columns and np.isfinite(columns[n]).any()), "")
+    if not metric:
+        return "", columns
     sign = -1.0 if lower_is_better(metric, better) else 1.0
-    order: list[int] = np.argsort(sign * columns[metric].astype(np.float64), kind="stable").tolist()
-    return order
+    return metric, columns.take(np.argsort(sign * columns[metric].astype(np.float64), kind="stable"))
 
 
 def client_rows(columns: ClientColumns) -> tuple[list[str], list[list[str]]]:

@@ -6,6 +6,7 @@ import math
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from hansa.runs.driver import Run
 
 REFRESH_SECONDS = 0.1
+SUMMED = ("up_bytes", "down_bytes", "peer_bytes", "lost")
 MAX_LINES = 20
 """Maximum number of plain lines that are printed for a run."""
 
@@ -35,7 +37,7 @@ class LatestNumbers:
     def __init__(self) -> None:
         self._latest: dict[str, Any] = {}
         self._loss: float | None = None
-        self._bits = self._peer_bits = self._dropped = 0
+        self._totals: Counter[str] = Counter()
 
     def add(self, record: Mapping[str, Any], facts: MetricFacts = NO_FACTS) -> str:
         """Add the record of a round, and return all numbers as text.
@@ -43,25 +45,26 @@ class LatestNumbers:
         >>> LatestNumbers().add({"round": 1, "test_accuracy": 0.5, "test_loss": 0.25, "up_bytes": 1000})
         'accuracy 50.0%  loss 0.25  sent 8 kbit'
         """
-        self._latest |= record
+        latest = self._latest
+        latest |= record
         self._loss = next((record[name] for name in LOSSES if name in record), self._loss)
-        self._bits += 8 * (int(record.get("up_bytes") or 0) + int(record.get("down_bytes") or 0))
-        self._peer_bits += 8 * int(record.get("peer_bytes") or 0)
-        self._dropped += int(record.get("lost") or 0)
-        metric = main_metric(self._latest, facts)
+        self._totals.update({name: int(record.get(name) or 0) for name in SUMMED})
+        metric = main_metric(latest, facts)
         texts = []
-        if metric in self._latest and metric not in LOSSES:
-            texts.append(f"{column_of(metric).label} {format_value(metric, self._latest[metric])}")
-        base = base_metric(metric)
-        columns = {site: f"{site}/test_{base}" for site in self._latest.get("sites") or ()}
-        sites = {site: self._latest[name] for site, name in columns.items() if self._latest.get(name) is not None}
-        if sites and (worst := self._latest.get(f"sites_test_{base}_worst")) is not None:
+        if metric in latest and metric not in LOSSES:
+            texts.append(f"{column_of(metric).label} {format_value(metric, latest[metric])}")
+        own = f"test_{base_metric(metric)}"
+        values = {site: latest.get(f"{site}/{own}") for site in latest.get("sites") or ()}
+        sites = {site: value for site, value in values.items() if value is not None}
+        if sites and (worst := latest.get(f"sites_{own}_worst")) is not None:
             site = min(sites, key=lambda name: abs(sites[name] - worst))
-            texts.append(f"worst site {site} {format_value(f'test_{base}', sites[site])}")
+            texts.append(f"worst site {site} {format_value(own, sites[site])}")
         texts.append(f"loss {format_number(self._loss)}")
-        texts += [f"dropped {self._dropped}"] * bool(self._dropped)
-        peers = f" + {format_number(self._peer_bits, 'bits')} to peers" if self._peer_bits else ""
-        return "  ".join([*texts, f"sent {format_number(self._bits, 'bits')}{peers}"])
+        if dropped := self._totals["lost"]:
+            texts.append(f"dropped {dropped}")
+        texts.append(f"sent {format_number(self._totals['up_bytes'] + self._totals['down_bytes'], 'bytes')}")
+        peers = self._totals["peer_bytes"]
+        return "  ".join(texts) + (f" + {format_number(peers, 'bytes')} to peers" if peers else "")
 
 
 class RunProgress:

@@ -433,16 +433,12 @@ def common_target(entries: Sequence[ReportEntry], metric: str | None = None) -> 
     >>> common_target(entries)
     0.7
     """
-    name, better = choose_metric(entries, metric)
-    if column_of(name).unit != "fraction" or column_of(name, better).better != "higher":
+    ranking = rank(entries, metric=metric)
+    if column_of(ranking.metric).unit != "fraction" or ranking.falls:
         return None
-    best = []
-    for entry in entries:
-        values = [metrics.best(h, f"{name}:higher") for h in entry.histories if name in metrics.column_names(h)]
-        measured = [value for value in values if value is not None]
-        if len(measured) == len(entry.histories):
-            best.append(min(measured))
-    best.sort(reverse=True)
+    key = f"best_{ranking.metric}"
+    values: list[list[Any]] = [[summary.get(key) for summary in ranked.summaries] for ranked in ranking]
+    best = sorted((min(of_seeds) for of_seeds in values if None not in of_seeds), reverse=True)
     if not best:
         return None
     target = round(math.floor(min(best[(len(best) - 1) // 2], 1.0) * 20 + 1e-9) / 20, 2)
