@@ -254,10 +254,7 @@ def test_the_spread_and_the_bars_are_those_of_the_clients() -> None:
 def test_ten_thousand_clients_stay_small() -> None:
     many = np.random.default_rng(1).random(10_000).tolist()
     counts = report.LabelCounts([[5] * 10] * 10_000, list("abcdefghij"))
-    entries = [
-        replace(entry(many, labels=lambda: counts), name=f"m{n}")
-        for n in range(20)
-    ]
+    entries = [replace(entry(many, labels=lambda: counts), name=f"m{n}") for n in range(20)]
     text = report.render_page(entries)
     assert len(text) < 600_000
     assert len(embedded(text)["clients"][0]["values"]) == MAX_BARS

@@ -195,7 +195,6 @@ def page_content(
         "notices": [*problems, *dict.fromkeys(damages), *comparability_warnings(entries, ranking.metric)],
         "tiles": ranking.tiles(),
         "ranking": ranking,
-        "places": {entry.name: index for index, entry in enumerate(entries)},
         "tables": published,
         "sites": [(ranked, table) for ranked, table in sites if table is not None],
         "targets": targets and {
@@ -231,23 +230,20 @@ def _charts(entries: Sequence[ReportEntry], ranking: Ranking) -> dict[str, Any]:
     charted = charted_columns(names)
     numbers = (2 + len(names.intersection(charted))) * sum(len(entry.runs) for entry in entries)
     max_points = max(60, min(MAX_POINTS, MAX_NUMBERS // numbers))
-    lengths = [min(map(len, entry.histories)) for entry in entries]
-    colours = {ranked.entry.name: ranked.colour for ranked in ranking}
+    longest, runs = 0, []
+    for ranked in sorted(ranking, key=lambda ranked: ranked.place):
+        entry, length = ranked.entry, min(map(len, ranked.entry.histories))
+        series = [_curve(history[:length], charted, max_points) for history in entry.histories]
+        seeds = [run.seed for run in entry.members] or [None]
+        runs.append({"name": entry.name, "colour": ranked.colour, "seeds": seeds, "series": series})
+        longest = max(longest, length)
     return {
         "target": ranking.target,
         "metric": ranking.metric,
         "window": ranking.window,
-        "stride": max(1, math.ceil(max(lengths) / max_points)),
+        "stride": max(1, math.ceil(longest / max_points)),
         "columns": {name: asdict(column_of(name)) for name in sorted(charted, key=lambda name: name != ranking.metric)},
-        "runs": [
-            {
-                "name": entry.name,
-                "colour": colours[entry.name],
-                "seeds": [run.seed for run in entry.members] or [None],
-                "series": [_curve(history[:length], charted, max_points) for history in entry.histories],
-            }
-            for entry, length in zip(entries, lengths, strict=True)
-        ],
+        "runs": runs,
     }
 
 

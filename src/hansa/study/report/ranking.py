@@ -62,7 +62,7 @@ class RankedEntry(NamedTuple):
         spreads: The spread of each number over several seeds.
         numbers: The summary of a single run; means over seeds if there are several.
         diverged: The seeds whose ranking metric is not finite at its last measurement, and since which round.
-        colour: Its colour in charts.
+        place: Its place among the entries before they were ranked.
     """
 
     entry: ReportEntry
@@ -70,7 +70,12 @@ class RankedEntry(NamedTuple):
     spreads: Mapping[str, SeedStatistics]
     numbers: Mapping[str, Any]
     diverged: Mapping[int | None, int]
-    colour: str
+    place: int
+
+    @property
+    def colour(self) -> str:
+        """Its colour in charts."""
+        return PALETTE[self.place % len(PALETTE)]
 
     @property
     def seeds(self) -> list[tuple[ReportEntry, Mapping[str, Any]]]:
@@ -377,7 +382,7 @@ def rank(
     falls = lower_is_better(column, better)
     directed = f"{column}:{'lower' if falls else 'higher'}"
     ranked = []
-    for index, entry in enumerate(entries):
+    for place, entry in enumerate(entries):
         summaries = [metrics.summarize(h, target, metric=directed, window=window) for h in entry.histories]
         numbers, spreads = summaries[0], metrics.over_seeds(summaries) if entry.members else {}
         if entry.members:
@@ -387,7 +392,7 @@ def rank(
             numbers["reached"] = sum(summary["rounds_to_target"] is not None for summary in summaries)
         rounds = {run.seed: metrics.diverged_at(run.history, column) for run in entry.runs}
         diverged = {seed: round for seed, round in rounds.items() if round is not None}
-        ranked.append(RankedEntry(entry, summaries, spreads, numbers, diverged, PALETTE[index % len(PALETTE)]))
+        ranked.append(RankedEntry(entry, summaries, spreads, numbers, diverged, place))
     score = metrics.score_key([row.numbers for row in ranked], column, window)
 
     def order(ranked: RankedEntry) -> tuple[bool, bool, float]:
